@@ -45,7 +45,7 @@ bind = ranks.addresses(settings.server)
 if "WEB_CONCURRENCY" not in os.environ:  # else gunicorn takes it, and `take_charge` says what becomes of it
     workers = ranks.count(settings.server)
 worker_class = "app.server.worker.Worker"
-worker_connections = settings.server.worker_connections
+worker_connections = 16_384  # or as many as open files allow
 backlog = 4096
 keepalive = math.ceil(settings.server.keep_alive_timeout)
 graceful_timeout = math.ceil(settings.server.graceful_timeout)

@@ -31,7 +31,7 @@ from config.validation import suggestion
 
 if TYPE_CHECKING:
     from app.fleet.routing import PolicyMaker
-    from app.plugins.offline import PluggedCosts
+    from app.plugins.command import PluggedCosts
     from config.profile import Profile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -102,7 +102,7 @@ def _start_fleet(argv: Sequence[str]) -> int:
 def _plugged_policies(settings: Settings) -> Mapping[str, PolicyMaker]:
     if not settings.PLUGINS:
         return {}
-    from app.plugins.offline import registry_of  # and pluggy
+    from app.plugins.registry import registry_of  # and pluggy
 
     return registry_of(settings).policies()
 
@@ -150,7 +150,7 @@ def _simulate(argv: Sequence[str]) -> int:
 
 
 def _plugged_costs(settings: Settings, profile: Profile) -> tuple[str, PluggedCosts] | None:
-    from app.plugins.offline import plugged_costs  # and pluggy
+    from app.plugins.command import plugged_costs  # and pluggy
 
     return plugged_costs(settings, profile)
 

@@ -59,7 +59,7 @@ def engine_options(settings: Settings) -> EngineProcessOptions:
     return EngineProcessOptions(
         endpoint="",
         model=os.path.abspath(name) if os.path.exists(name) else name,
-        device=cast(Device, settings.steps.device or "auto"),  # as `check_real` has seen
+        device=cast(Device, settings.steps.device or "auto"),  # as `config.validation` has seen
         dtype=DTYPES[settings.engine.dtype],
         num_blocks=cache.kv_cache_size,
         block_size=cache.block_size,

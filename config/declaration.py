@@ -59,6 +59,8 @@ class About(Struct, frozen=True):
     unit: str = ""
     env: tuple[str, ...] = ()
     """Further environment variables, looked at after ``SIM_<NAME>``."""
+    also: tuple[str, ...] = ()
+    """Other names, that other programs have for it: flags, YAML keys and ``SIM_`` variables as well."""
     live: bool = False
     """May change while the server runs."""
     secret: bool = False

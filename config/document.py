@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from config.settings import SECTIONS, TABLE, Setting
-from config.sources import IGNORED
+from config.sources import IGNORED, RETIRED
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 
@@ -41,7 +41,8 @@ integer counts milliseconds. A switch is `true`, `yes`, `on`, `1` or `false`, `n
 flag (`--access-log=false`). In the environment, a list whose items have commas is written as a JSON array, an
 empty variable counts as not set, and `""` (two quotes) stands for an empty value. The YAML file is one flat
 mapping; its keys may be written with underscores. What is given again replaces what was there before: lists
-are never merged.
+are never merged. Some settings have other names, too, that vLLM or an earlier program has for them
+(`--num-blocks`); one place that gives different values by two names of one setting stops the start.
 
 `-v N` is understood as klog's verbosity: 0 and 1 log warnings, 2 and 3 info, 4 debug, 5 and more trace.
 Other flags of klog, of simulators and of vLLM are accepted and change nothing: {ignored}.
@@ -49,18 +50,28 @@ Other flags of klog, of simulators and of vLLM are accepted and change nothing: 
 Settings marked *live* may change while the server runs. [Plugins](plugins.md) add settings of their own;
 `python -m app --plugin FILE --help` tells those, too.
 """
+_RETIRED = """\
+## Retired settings
+
+Flags, variables and YAML keys of these names still start the server, with a line of warning, until version
+0.3. They change nothing:
+
+| setting | what holds instead |
+|---|---|
+"""
 _HEAD = "| setting | type | default | environment | live | meaning |\n|---|---|---|---|---|---|\n"
 
 
 def render() -> str:
     """The whole page."""
-    ignored = ", ".join(f"`--{name}`" for name in sorted(IGNORED))
+    ignored = ", ".join(f"`--{name}`" for name in sorted(IGNORED - RETIRED.keys()))
+    retired = "".join(f"| `{name}` | {reason} |\n" for name, reason in RETIRED.items())
     sections = [
         f"## {group.capitalize()}\n\n{section.__doc__}\n\n{_HEAD}"
         + "".join(_line(row) for row in TABLE if row.group == group)
         for group, section in SECTIONS.items()
     ]
-    return "\n".join([_INTRODUCTION.format(ignored=ignored), *sections])
+    return "\n".join([_INTRODUCTION.format(ignored=ignored), *sections, _RETIRED + retired])
 
 
 def _line(row: Setting) -> str:
@@ -68,9 +79,10 @@ def _line(row: Setting) -> str:
     default = row.write(row.default)
     shown = "empty" if default in ("", "[]", "{}") else f"`{default}`"
     rules = "; ".join(filter(None, (row.limits, *(rule.text for rule in row.rules))))
+    also = f" Also `{'`, `'.join(row.also)}`." if row.also else ""
     meaning = row.help + (f" The value {rules}." if rules else "") + (" Never shown." if row.secret else "")
     variables = " ".join(f"`{name}`" for name in row.env)
-    cells = (f"`{row.name}`", kind, shown, variables, "live" if row.live else "", meaning)
+    cells = (f"`{row.name}`", kind, shown, variables, "live" if row.live else "", meaning + also)
     return "| " + " | ".join(cells) + " |\n"
 
 

@@ -17,7 +17,7 @@ from config.installation import COMMAND
 from config.kinds import LIST, SWITCH
 from config.plugins import kind_named_by
 from config.settings import BY_NAME, Setting, Settings, Table, table_of
-from config.sources import IGNORED, IGNORED_SWITCHES, Flags
+from config.sources import IGNORED, IGNORED_SWITCHES, Flags, ignored
 from config.validation import suggestion
 
 ABOUT = """\
@@ -270,22 +270,25 @@ def add_section(parser: argparse.ArgumentParser, table: Table, name: str) -> Non
 
 
 def _add(group: argparse._ActionsContainer, row: Setting) -> None:
-    default = row.write(row.default).replace("%", "%%")
-    kind = row.kind.name
-    metavar = _METAVARS.get(kind) or kind.removeprefix("one of ").replace(", ", "|")
-    help = row.help.replace("%", "%%")
+    others = f" Also {', '.join(f'--{name}' for name in row.also)}." if row.also else ""
+    kind, default = row.kind.name, row.write(row.default)
+    options: dict[str, Any] = {
+        "metavar": _METAVARS.get(kind) or kind.removeprefix("one of ").replace(", ", "|"),
+        "help": row.help + others,
+    }
     if kind in ("list", OBJECTS):
-        action = "extend" if row.name == REPEATED else "store"
-        flag = f"--{row.name}"
-        group.add_argument(flag, dest=row.name, metavar=metavar, nargs="*", action=action, help=help)
-        return
-    help += f" [{default}]" if default else ""
-    if kind != "switch":
-        group.add_argument(f"--{row.name}", dest=row.name, metavar=metavar, help=help)
-        return
-    group.add_argument(f"--{row.name}", dest=row.name, metavar=metavar, nargs="?", const="true", help=help)
-    no = f"--no-{row.name}"
-    group.add_argument(no, dest=row.name, action="store_const", const="false", help=argparse.SUPPRESS)
+        options |= {"nargs": "*", "action": "extend" if row.name == REPEATED else "store"}
+    elif default:
+        options["help"] += f" [{default}]"
+    if kind == "switch":
+        options |= {"nargs": "?", "const": "true"}
+    options["help"] = options["help"].replace("%", "%%")
+    for name in row.names:
+        group.add_argument(f"--{name}", dest=name, **options)
+        options["help"] = argparse.SUPPRESS
+        if kind == "switch":
+            no, hidden = f"--no-{name}", argparse.SUPPRESS
+            group.add_argument(no, dest=name, action="store_const", const="false", help=hidden)
 
 
 def _add_ignored(parser: SettingsParser, name: str) -> None:
@@ -314,7 +317,8 @@ class _Ignored(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        warnings = [*getattr(namespace, self.dest, []), f"flag {option_string} is accepted and ignored"]
+        name = str(option_string).lstrip("-").removeprefix("no-")
+        warnings = [*getattr(namespace, self.dest, []), ignored(name, f"flag {option_string}")]
         setattr(namespace, self.dest, warnings)
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 
 from config.declaration import ConfigError
-from config.real_engine import check_real
 from config.settings import Settings
 from config.validation import check, read, suggestion
 
@@ -52,5 +51,4 @@ class LiveSettings:
             found[name] = read(row, raw, SOURCE)
         changed = self.current.changed(found)
         check(changed, dict.fromkeys(values, SOURCE))
-        check_real(changed, dict.fromkeys(values, SOURCE))
         return changed

@@ -9,21 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from config.declaration import ConfigError
 from config.installation import check_installed
 from config.plugins import settings_kind
-from config.real_engine import check_real, real_defaults
+from config.sections.model import OWN_LENGTH
 from config.settings import BY_NAME, Settings, Table, table_of
-from config.sources import DEFAULT, Flags, config_path, given, strangers
-from config.validation import check, in_order, read, suggestion, wrong
+from config.sources import DEFAULT, Flags, config_path, given, retired, strangers
+from config.validation import check, in_order, read, suggestion
 
-STRENGTH = {DEFAULT: 0, "YAML": 1, "environment": 2, "flag": 3}
-"""Of a source, by the first word of its name."""
-OTHER_NAMES = {
-    "enable-prefix-caching": "enable-kvcache",
-    "num-gpu-blocks-override": "kv-cache-size",
-    "num-blocks": "kv-cache-size",
-    "max-seq-length": "max-model-len",
-    "max-queue-size": "max-waiting-queue-length",
+REAL_DEFAULTS: Mapping[str, object] = {
+    "max-model-len": OWN_LENGTH,
+    "max-num-seqs": 16,
+    "max-num-batched-tokens": 512,
+    "enable-kvcache": True,
+    "kv-cache-size": 1024,
+    "block-size": 16,
 }
-"""Names that vLLM and nano-qwen3-serving have for settings of the simulators."""
+"""Defaults of a model that computes (`engine: llm`); those of `EngineProcessOptions`."""
 Warn = Callable[[str], None]
 
 
@@ -55,6 +54,8 @@ def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn) -> Settings:
     kind = flags.kind or settings_kind(flags, environ, document, path)
     table = table_of(kind)
     _check_names(document, path, table)
+    for warning in retired(environ):
+        warn(warning)
     if unknown := strangers(environ, table):
         warn(f"not a setting, ignored: environment variable {', '.join(unknown)}")
     values: dict[str, object] = {}
@@ -63,12 +64,10 @@ def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn) -> Settings:
         if (found := given(row, flags, environ, document, f"YAML file {path}")) is not None:
             raw, sources[row.name] = found
             values[row.name] = read(row, raw, sources[row.name])
-    _take_other_names(values, sources)
     _take_profile(values, sources)
     _take_real_defaults(values, sources)
     settings = kind().changed(values)
     check(settings, sources)
-    check_real(settings, sources)
     return settings
 
 
@@ -80,23 +79,6 @@ def check_extras(settings: Settings) -> None:
         check_installed("tracing", "setting otlp-traces-endpoint")
     if settings.engine.is_real:
         check_installed("engine", "setting engine: 'llm'")
-
-
-def _take_other_names(values: dict[str, object], sources: dict[str, str]) -> None:
-    """A setting that has two names has one value, that of the stronger source.
-
-    ConfigError when sources of one kind say different things.
-    """
-    for name, other in OTHER_NAMES.items():
-        value = values.get(name)
-        if value is None:
-            continue
-        strength, others = (STRENGTH[sources.get(it, DEFAULT).split()[0]] for it in (name, other))
-        if strength == others and values[other] != value:
-            rule = f"must not differ from {other}, which is the same"
-            raise wrong(BY_NAME[name], BY_NAME[name].write(value), sources[name], rule)
-        if strength >= others:
-            values[other], sources[other] = value, sources[name]
 
 
 def _take_profile(values: dict[str, object], sources: dict[str, str]) -> None:
@@ -117,9 +99,9 @@ def _take_profile(values: dict[str, object], sources: dict[str, str]) -> None:
 
 def _take_real_defaults(values: dict[str, object], sources: dict[str, str]) -> None:
     """A real engine has other limits than a simulated one, where nothing else is said."""
-    for name, value in real_defaults(str(values.get("engine", ""))).items():
-        if sources.get(name, DEFAULT) == DEFAULT:
-            values[name] = value
+    if values.get("engine") == "llm":
+        named = {name for name, source in sources.items() if source != DEFAULT}
+        values |= {name: value for name, value in REAL_DEFAULTS.items() if name not in named}
 
 
 def _parsed(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:

@@ -6,7 +6,8 @@ What their hooks are is no matter of the settings: `app.plugins` looks at that.
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
@@ -117,9 +118,9 @@ def _check_rows(kind: type[Settings], plugins: Sequence[Plugin]) -> None:
     by_group = {plugin.group: plugin for plugin in plugins}
     seen = RESERVED | IGNORED | {f"no-{name}" for name in IGNORED_SWITCHES}
     for row in table_of(kind).rows:
-        names = {row.name, *row.env}
+        names = {*row.names, *row.env}
         if row.kind is SWITCH:
-            names.add(f"no-{row.name}")
+            names |= {f"no-{name}" for name in row.names}
         if row.group in by_group and (twice := sorted(names & seen)):
             plugin = by_group[row.group]
             raise ConfigError(f"plugin {plugin.name} ({plugin.origin}): setting {twice[-1]} is there already")
@@ -170,25 +171,17 @@ def _bytes_of(path: str) -> bytes:
 
 
 def _of_package(entry: "EntryPoint") -> Plugin:
-    origin = f"entry point {entry.name}"
+    origin, version = f"entry point {entry.name}", ""
     if entry.dist is not None:
-        origin = f"package {entry.dist.name}"
-    try:
-        hooks = entry.load()
-    except (Exception, SystemExit) as error:
-        raise _not_imported(entry.name, origin, error) from None
-    return _plugin(hooks, entry.name, origin, "" if entry.dist is None else entry.dist.version)
+        origin, version = f"package {entry.dist.name}", entry.dist.version
+    return _plugin(entry.load, entry.name, origin, version)
 
 
 def _named(item: str) -> Plugin:
     """The plugin of an item of the setting."""
-    is_file = item.endswith(".py")
-    name = os.path.basename(item).removesuffix(".py") if is_file else item.rpartition(".")[2]
-    try:
-        hooks = _file(item) if is_file else import_module(item)
-    except (Exception, SystemExit) as error:
-        raise _not_imported(name, item, error) from None
-    return _plugin(hooks, name, item)
+    if item.endswith(".py"):
+        return _plugin(partial(_file, item), os.path.basename(item).removesuffix(".py"), item)
+    return _plugin(partial(import_module, item), item.rpartition(".")[2], item)
 
 
 def _file(path: str) -> ModuleType:
@@ -204,8 +197,12 @@ def _file(path: str) -> ModuleType:
     return module
 
 
-def _plugin(hooks: Any, name: str, origin: str, version: str = "") -> Plugin:
-    """What the module says about itself. ConfigError where that makes no sense, or is of another API."""
+def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") -> Plugin:
+    """What a module, once it is loaded, says about itself. ConfigError where that makes no sense."""
+    try:
+        hooks = load()
+    except (Exception, SystemExit) as error:
+        raise _not_imported(name, origin, error) from None
     name = str(getattr(hooks, "NAME", name.replace("_", "-").lower()))
     if not _NAME.fullmatch(name):
         raise ConfigError(f"plugin {name!r} ({origin}): a name is made of a-z, digits and single dashes")

@@ -37,40 +37,6 @@ from config.sections.reply import (
 )
 from config.sections.server import AccessSettings, ServerSettings, TlsSettings
 
-__all__ = [
-    "BY_NAME",
-    "SECTIONS",
-    "TABLE",
-    "AccessSettings",
-    "ApiSettings",
-    "DatasetSettings",
-    "EngineSettings",
-    "FailureSettings",
-    "KVCacheSettings",
-    "KVIndexSettings",
-    "LatencySettings",
-    "LogSettings",
-    "LoraSettings",
-    "MetricsSettings",
-    "ModelSettings",
-    "Plugin",
-    "PluginSettings",
-    "ReplaySettings",
-    "ReplySettings",
-    "SchedulingSettings",
-    "ScriptSettings",
-    "ServerSettings",
-    "Setting",
-    "Settings",
-    "StepSettings",
-    "Table",
-    "TlsSettings",
-    "TokenizerSettings",
-    "ToolSettings",
-    "TracingSettings",
-    "table_of",
-]
-
 MASK = "***"
 
 
@@ -140,6 +106,8 @@ class Setting(Struct, frozen=True, kw_only=True):
     default: object
     env: tuple[str, ...]
     """Environment variables, the strongest first."""
+    also: tuple[str, ...]
+    """Other names, with dashes."""
     help: str
     unit: str
     live: bool
@@ -150,6 +118,11 @@ class Setting(Struct, frozen=True, kw_only=True):
     limits: str
     """What msgspec checks, as the end of the sentence "the value ..."; empty where any value will do."""
     rules: tuple[Rule, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, its own first."""
+        return (self.name, *self.also)
 
     def read(self, raw: object) -> object:
         """The value of a text, or of what YAML or JSON have. ValueError says which rule it breaks."""
@@ -184,7 +157,8 @@ class Table:
         self.sections: dict[str, type[Section]] = {field.name: field.type for field in fields(kind)}
         """By group."""
         self.rows = tuple(row for group, section in self.sections.items() for row in rows(group, section))
-        self.by_name = {row.name: row for row in self.rows}
+        self.by_name = {name: row for row in self.rows for name in row.names}
+        """By each of its names."""
 
 
 @lru_cache(maxsize=8)
@@ -215,8 +189,13 @@ def _row(group: str, field: FieldInfo, name: str) -> Setting:
         default=field.default,
         limits=limits(kind, [extra for extra in extras if isinstance(extra, Meta)]),
         rules=tuple(extra for extra in extras if isinstance(extra, Rule)),
-        **asdict(about) | {"env": (f"SIM_{name.upper()}", *about.env)},
+        **asdict(about) | {"env": (*map(variable, (name, *about.also)), *about.env)},
     )
+
+
+def variable(name: str) -> str:
+    """Returns the environment variable of a setting of this name."""
+    return f"SIM_{name.replace('-', '_').upper()}"
 
 
 def _taken_apart(annotation: Any) -> tuple[object, list[object], bool]:

@@ -1,11 +1,12 @@
 """What the command line and the environment said, and how a command line is handed over as environment."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from config.settings import Setting, Settings, Table
+from config.declaration import ConfigError
+from config.settings import Setting, Settings, Table, variable
 
 PREFIX = "SIM_"
 CONFIG = "SIM_CONFIG"
@@ -17,11 +18,23 @@ IGNORED_SWITCHES = frozenset(
     {"enforce-eager"}
     | {"add-dir-header", "alsologtostderr", "logtostderr", "one-output", "skip-headers", "skip-log-headers"}
 )
-IGNORED = IGNORED_SWITCHES | frozenset(
-    {"mm-processor-kwargs", "ec-transfer-config", "zmq-max-connect-attempts"}
-    | {"vmodule", "log-backtrace-at", "log-dir", "log-file", "log-file-max-size", "stderrthreshold"}
+RETIRED = {
+    "kv-index-redis-timeout": "Redis has 1 s to answer",
+    "kv-index-shards": "there are four queues, and answers do not depend on that",
+    "kv-index-tokenizer-timeout": "a prompt has 10 s to be tokenized, with loading the tokenizer",
+    "kv-index-tokenizer-workers": "five prompts are tokenized at the same time",
+    "worker-connections": "16,384 connections are served, or as many as open files allow",
+}
+"""Settings of version 0.1 that are gone, and what holds instead. They are accepted until version 0.3."""
+IGNORED = (
+    frozenset(RETIRED)
+    | IGNORED_SWITCHES
+    | frozenset(
+        {"mm-processor-kwargs", "ec-transfer-config", "zmq-max-connect-attempts"}
+        | {"vmodule", "log-backtrace-at", "log-dir", "log-file", "log-file-max-size", "stderrthreshold"}
+    )
 )
-"""Flags of vLLM, of simulators and of klog that are accepted and change nothing."""
+"""Flags of vLLM, of simulators and of klog, and retired settings, that are accepted and change nothing."""
 
 
 class Flags(Struct):
@@ -41,33 +54,73 @@ class Flags(Struct):
     warnings: list[str] = []
 
 
-def found(row: Setting, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Name and text of the strongest variable that sets `row`."""
-    for name in row.env:
-        text = _text(environ, name)
-        if text is not None:
-            return name, text
-    return None
+def ignored(name: str, written: str) -> str:
+    """Returns the warning about a name of `IGNORED`, `written` in this way."""
+    reason = f": {RETIRED[name]}" if name in RETIRED else ""
+    return f"{written} is accepted and ignored{reason}"
 
 
 def given(
     row: Setting, flags: Flags, environ: Mapping[str, str], document: Mapping[str, object], file: str
 ) -> tuple[object, str] | None:
-    """Raw value and source of a setting, from the strongest source that has it."""
-    if row.name in flags.values:
-        return flags.values[row.name], f"flag --{flags.names.get(row.name, row.name)}"
-    if variable := found(row, environ):
-        name, text = variable
-        return text, f"environment variable {name}"
-    if row.name in document:
-        return document[row.name], file
+    """Raw value and source of a setting, from the strongest source that has it.
+
+    ConfigError where one source says different things by two names of the setting.
+    """
+    for source in (_flags(row, flags), _variables(row, environ), _keys(row, document, file)):
+        if found := [*source]:
+            _check_same(row, found)
+            return found[0]
     return (flags.fallbacks[row.name], DEFAULT) if row.name in flags.fallbacks else None
+
+
+Raw = tuple[object, str]
+"""A value as it was given, and its source."""
+
+
+def _flags(row: Setting, flags: Flags) -> Iterator[Raw]:
+    for name in row.names:
+        if name in flags.values:
+            yield flags.values[name], f"flag --{flags.names.get(name, name)}"
+
+
+def _variables(row: Setting, environ: Mapping[str, str]) -> Iterator[Raw]:
+    for name in row.env:
+        if (text := _text(environ, name)) is not None:
+            yield text, f"environment variable {name}"
+
+
+def _keys(row: Setting, document: Mapping[str, object], file: str) -> Iterator[Raw]:
+    for name in row.names:
+        if name in document and not (name in row.also and document[name] is None):
+            yield document[name], file if name == row.name else f"{file}, {name}"
+
+
+def _check_same(row: Setting, found: Sequence[Raw]) -> None:
+    if not row.also or len(found) == 1:
+        return
+    try:
+        values = {row.read(raw) for raw, _ in found}
+    except ValueError:  # which is told when the strongest is read
+        return
+    if len(values) > 1:
+        (first, other), (raw, source) = found[0], found[-1]
+        rule = f"must not differ from {first!r} ({other}), which sets the same"
+        raise ConfigError(f"setting {row.name}: {raw!r} ({source}) {rule}")
 
 
 def strangers(environ: Mapping[str, str], table: Table) -> list[str]:
     """Variables that look like ours and are not."""
     known = {name for row in table.rows for name in row.env} | {CONFIG}
+    known |= {variable(name) for name in RETIRED}
     return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+
+
+def retired(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yields a warning for each variable of a setting that is gone."""
+    for name in RETIRED:
+        if environ.get(variable(name)):
+            yield ignored(name, f"environment variable {variable(name)}")
 
 
 def config_path(flags: Flags, environ: Mapping[str, str]) -> str | None:
@@ -88,8 +141,9 @@ def as_environment(flags: Flags, settings: Settings, environ: Mapping[str, str])
         moved = value
         if row.path and value is not None:
             moved = _moved_files(value) if row.name == "plugin" else _moved(value)
-        if moved != value or row.name in flags.values or row.name in flags.fallbacks:
+        if moved != value or row.name in flags.fallbacks or any(name in flags.values for name in row.names):
             variables[row.env[0]] = row.write(moved) or EMPTY
+            variables |= {name: "" for name in map(variable, row.also) if name in environ}
     return variables
 
 

@@ -5,25 +5,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from msgspec import Struct
 
 from config.declaration import ConfigError
-from config.settings import BY_NAME, MASK, Setting, Settings, Table
+from config.settings import BY_NAME, MASK, SECTIONS, Setting, Settings, Table
 
 FIRST = (
-    "model",
-    "mode",
-    "port",
-    "inter-token-latency",
-    "inter-token-latency-std-dev",
-    "time-to-first-token",
-    "time-to-first-token-std-dev",
-    "prefill-overhead",
-    "prefill-time-per-token",
-    "prefill-time-std-dev",
-    "time-factor-under-load",
-    "max-model-len",
-    "max-num-seqs",
-    "max-waiting-queue-length",
+    *("model", "mode", "port"),
+    *("inter-token-latency", "inter-token-latency-std-dev"),
+    *("time-to-first-token", "time-to-first-token-std-dev"),
+    *("prefill-overhead", "prefill-time-per-token", "prefill-time-std-dev"),
+    *("time-factor-under-load", "max-model-len", "max-num-seqs", "max-waiting-queue-length"),
 )
-"""The reference simulator's order (specification, section 1.3); all others follow in the table's order."""
+"""Order of the reference simulator, whose first refusal is the one that users know; all others come later."""
 
 
 class Agreement(Struct, frozen=True):
@@ -117,6 +108,53 @@ AGREEMENTS = (
         lambda at: at.server.fast_path or not at.server.speaks_grpc,
     ),
 )
+OF_A_SIMULATION = (
+    *("mode", "task", "embeddings-with-chat", "mm-encoder-only", "omni", "image-emission-rate"),
+    *("reasoning-tokens", "timing", "profile", "model-config", "long-prefill-token-threshold"),
+    *("script", "dataset-path", "dataset-url", "dataset-in-memory"),
+    *("lora-modules", "enable-lora", "allow-runtime-lora-updating", "lora-residency-metrics"),
+    *("kv-cache-full", "global-cache-hit-threshold", "kv-cache-metrics"),
+    *("render-url", "force-dummy-tokenizer", "role", "fake-metrics"),
+    *(name.replace("_", "-") for name in SECTIONS["latency"].__struct_fields__),
+)
+"""Settings of what a simulation plays; a model that computes (`engine: llm`) takes their defaults only."""
+
+
+def _is_default(name: str) -> Callable[[Settings], bool]:
+    row = BY_NAME[name]
+    return lambda at: bool(row.value(at) == row.default)
+
+
+SIMULATED = "is for the simulated engine alone: engine is llm"
+OF_A_MODEL = (
+    *(Agreement(name, SIMULATED, _is_default(name)) for name in OF_A_SIMULATION),
+    Agreement(
+        "device",
+        "must be auto, cuda, mps or cpu: engine is llm",
+        lambda at: at.steps.device in ("", "auto", "cuda", "mps", "cpu"),
+    ),
+    Agreement(
+        "tool-call-parser",
+        "must be hermes or llama3_json: engine is llm",
+        lambda at: at.tools.tool_call_parser in ("", "hermes", "llama3_json"),
+    ),
+    Agreement(
+        "kv-connector",
+        "must be none: engine is llm, which has no connector",
+        lambda at: at.kvcache.kv_connector in ("", "none"),
+    ),
+    Agreement(
+        "enable-chunked-prefill",
+        "must be true: engine is llm, which computes long prompts in several steps",
+        lambda at: at.steps.enable_chunked_prefill,
+    ),
+    Agreement(
+        "tensor-parallel-size",
+        "must be 1: engine is llm, which computes on one device",
+        lambda at: at.model.tensor_parallel_size == 1,
+    ),
+)
+"""Rules that hold beside `AGREEMENTS` where a model computes."""
 
 
 def in_order(table: Table) -> Iterator[Setting]:
@@ -140,7 +178,7 @@ def check(settings: Settings, sources: Mapping[str, str]) -> None:
         flaws = (rule.flaw(value, getattr(settings, row.group)) for rule in row.rules if value is not None)
         if flaw := next(filter(None, flaws), ""):
             raise wrong(row, row.write(value), sources.get(row.name, "default"), flaw)
-    for agreement in AGREEMENTS:
+    for agreement in (*AGREEMENTS, *(OF_A_MODEL if settings.engine.is_real else ())):
         if not agreement.holds(settings):
             row = BY_NAME[agreement.name]
             text = row.write(row.value(settings))

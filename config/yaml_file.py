@@ -7,7 +7,7 @@ from typing import NoReturn
 import yaml
 
 from config.declaration import ConfigError
-from config.sources import IGNORED
+from config.sources import IGNORED, ignored
 
 MOST_VALUES = 500_000
 """Of a file, with those that aliases stand for."""
@@ -27,7 +27,7 @@ def read_yaml(path: str, warn: Callable[[str], None]) -> dict[str, object]:
     for key, value in document.items():
         name = str(key).replace("_", "-")
         if name in IGNORED:
-            warn(f"YAML file {path}: {key} is accepted and ignored")
+            warn(ignored(name, f"YAML file {path}: {key}"))
             continue
         if name in values:
             raise ConfigError(f"YAML file {path}: {name} is given twice")

@@ -37,6 +37,8 @@ DEFAULT_BIND = "tcp://*:5557"
 RETRY_S = 1.0
 GENERATION: Mapping[str, Generation] = {name.lower(): name for name in GENERATIONS}
 
+TOKENIZER_TIMEOUT_S = 10.0
+"""Seconds that a request waits for its tokenizer to be loaded, and then for its prompt's tokens."""
 log = logging.getLogger(__name__)
 
 
@@ -52,7 +54,7 @@ def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
         sources=tokenizer_sources(at.kv_index_tokenizers),
         discovery=Discovery(Path(folder).expanduser(), time.monotonic) if folder else None,
         hub=at.kv_index_fetch_tokenizers,
-        timeout_s=at.kv_index_tokenizer_timeout,
+        timeout_s=TOKENIZER_TIMEOUT_S,
     )
     try:
         return KvIndex(_service_settings(settings), library.get, caches={"index tokenizers": library})
@@ -87,7 +89,6 @@ def _service_settings(settings: Settings) -> KvIndexSettings:
             url=at.kv_index_redis_url,
             namespace=at.kv_index_redis_prefix,
             ttl_s=math.ceil(at.kv_index_ttl),
-            timeout_s=at.kv_index_redis_timeout,
             count_repeats=counts,
         ),
         index=IndexSettings(
@@ -96,12 +97,10 @@ def _service_settings(settings: Settings) -> KvIndexSettings:
             seed=at.kv_index_hash_seed,
             weights=Weights(tier_weights(at.kv_index_tier_weights), at.kv_index_unknown_tier_weight),
         ),
-        pool=PoolSettings(shards=at.kv_index_shards, most_payload_bytes=at.kv_index_max_message_mb << 20),
+        pool=PoolSettings(most_payload_bytes=at.kv_index_max_message_mb << 20),
         subscriber=_subscriber_settings(at, settings.model.model),
         targets=at.kv_index_pods,
-        tokenization=TokenizationSettings(
-            workers=at.kv_index_tokenizer_workers, timeout_s=at.kv_index_tokenizer_timeout
-        ),
+        tokenization=TokenizationSettings(timeout_s=TOKENIZER_TIMEOUT_S),
     )
 
 

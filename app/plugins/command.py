@@ -1,19 +1,25 @@
-"""`python -m app plugins`: which plugins a server with these settings has, their hooks and their settings."""
+"""Plugins in commands: `python -m app plugins`, which lists them, and the step costs of `simulate`."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from app.plugins.offline import registry_of
+from msgspec import Struct
+
+from app.engine.step_cost import CostModel, StepCost
+from app.plugins.registry import registry_of
 from config import ConfigError, Settings
 from config.loader import load
+from config.plugins import from_plain, to_plain
+from config.profile import Profile
 from config.settings import Plugin
 
 
 def run(argv: Sequence[str]) -> int:
-    """Exit status. `argv` are a server's flags."""
+    """Prints the plugins of a server with the flags `argv`; returns the exit status."""
     try:
         settings = load(argv, os.environ, warn=lambda text: None)
         implemented = registry_of(settings).implemented()
@@ -21,13 +27,13 @@ def run(argv: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.status
     for plugin in settings.PLUGINS:
-        print("\n".join(_told(plugin, implemented[plugin.name], settings)))
+        print("\n".join(_lines(plugin, implemented[plugin.name], settings)))
     if not settings.PLUGINS:
         print("no plugins")
     return 0
 
 
-def _told(plugin: Plugin, implemented: Sequence[str], settings: Settings) -> Iterator[str]:
+def _lines(plugin: Plugin, implemented: Sequence[str], settings: Settings) -> Iterator[str]:
     about = (getattr(plugin.hooks, "__doc__", None) or "").strip().partition("\n")[0]
     yield f"{plugin.name} {plugin.version}".rstrip() + f" ({plugin.origin}): {about}"
     yield f"  hooks: {', '.join(implemented) or 'none'}"
@@ -36,3 +42,19 @@ def _told(plugin: Plugin, implemented: Sequence[str], settings: Settings) -> Ite
             rules = f" The value {row.limits}." if row.limits else ""
             value = row.write(row.value(settings)) if not row.secret else "***"
             yield f"  --{row.name} ({row.kind.name}, {row.env[0]}; now {value!r}): {row.help}{rules}"
+
+
+class PluggedCosts(Struct, frozen=True):
+    """Makes the step costs of an engine by the plugins of `settings`, in any process it is pickled to."""
+
+    settings: dict[str, Any]
+
+    def __call__(self, profile: Profile) -> CostModel:
+        found = registry_of(from_plain(self.settings)).offline_step_cost(profile)
+        return StepCost(profile.cost) if found is None else found[1]
+
+
+def plugged_costs(settings: Settings, profile: Profile) -> tuple[str, PluggedCosts] | None:
+    """The plugin that decides what the steps of this engine cost, and its costs; None without one."""
+    found = registry_of(settings).offline_step_cost(profile)
+    return None if found is None else (found[0], PluggedCosts(to_plain(settings)))

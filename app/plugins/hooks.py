@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import Protocol
 
 from pluggy import HookspecMarker
 
@@ -27,23 +26,13 @@ PROJECT = "understudy"
 hookspec = HookspecMarker(PROJECT)
 
 
-class ReplyHook(Protocol):
-    """Decides what is said. Its errors leave the reply to the next plugin, at last to the server's mode."""
+ReplyHook = Callable[[EngineRequest, Random], str | ScriptedReply | None]
+"""Decides the reply: a text, or a text with thoughts, tool calls and pace; None leaves it to the next plugin.
 
-    def __call__(self, request: EngineRequest, rng: Random) -> str | ScriptedReply | None:
-        """A text, or a text with thoughts, tool calls and pace; None leaves it to the next.
-
-        `rng` repeats itself with the request's seed. An ApiError refuses the request.
-        """
-
-
-class LengthHook(Protocol):
-    """Decides how long replies of mode `random` are. Its errors leave that to the next."""
-
-    def __call__(self, request: EngineRequest, rng: Random) -> int | None:
-        """Tokens, within what the request allows: 1 at least, `max_tokens` at the most. None: the next."""
-
-
+`rng` repeats itself with the request's seed. An ApiError refuses the request; another error counts as None.
+"""
+LengthHook = Callable[[EngineRequest, Random], int | None]
+"""Decides the length of replies of mode `random`, in tokens; None leaves it to the next plugin."""
 FaultHook = Callable[[RequestFacts], Fault | None]
 """What goes wrong with a request on purpose; None leaves it to the next plugin, then to rules and chance."""
 MetricsHook = Callable[[], str]

@@ -2,55 +2,40 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from random import Random
-from types import MappingProxyType
 from typing import Any
 
 from pluggy import HookCaller, HookImpl, PluginManager, PluginValidationError
 
+from app.clock.streams import Streams
+from app.engine.batch import Batch
 from app.engine.request import EngineRequest
-from app.engine.step_cost import CostModel
+from app.engine.step_cost import CostModel, StepCost
 from app.faults.injector import FaultSource
-from app.fleet.routing import PolicyMaker
+from app.fleet.routing import Incoming, Policy, PolicyMaker, Scores
+from app.http.context import RequestContext
+from app.http.errors import internal
+from app.http.response import Response
 from app.http.route import Route
+from app.kvcache.memo import Bounded
 from app.load.policies import POLICIES
 from app.metrics.exposition import Families
 from app.middleware.stack import Middleware
+from app.plugins import checks
 from app.plugins import hooks as specifications
-from app.plugins.costs import CheckedCost, GuardedCost
-from app.plugins.guard import Guard
+from app.plugins.guard import Guard, nothing, start_fails
 from app.plugins.hooks import HOOKS, PROJECT
 from app.plugins.host import PluginHost
-from app.plugins.replies import Worded, length_source, reply_source
-from app.plugins.routing import guarded_policy
-from app.plugins.serving import GuardedMiddleware, check_free, fault_source, guarded_families, guarded_route
 from app.simulated.modes import LengthSource, ReplySource
 from config.declaration import ConfigError
 from config.plugins import API
 from config.profile import Profile
 from config.settings import Plugin, Settings
 from config.validation import suggestion
-
-
-def _is_list_of(kind: type) -> Callable[[object], bool]:
-    return lambda given: isinstance(given, Sequence) and all(isinstance(one, kind) for one in given)
-
-
-FORMS: Mapping[str, tuple[str, Callable[[object], bool]]] = MappingProxyType(
-    {
-        **dict.fromkeys(("reply", "length", "fault", "metrics"), ("a function", callable)),
-        "step_cost": ("a CostModel", lambda given: callable(getattr(given, "seconds", None))),
-        "middleware": (
-            "a Middleware, or a list of some",
-            lambda given: isinstance(given, Middleware) or _is_list_of(Middleware)(given),
-        ),
-        "routes": ("a list of Routes", _is_list_of(Route)),
-        "routing": ("a mapping of policies", lambda given: isinstance(given, Mapping)),
-    }
-)
-"""What each hook may give besides None, in words, and whether something is that."""
 
 
 class PluginRegistry:
@@ -83,17 +68,22 @@ class PluginRegistry:
         """Name of each plugin to its hooks."""
         by_hook = {name: {found.plugin_name for found in self._implementations(name)} for name in HOOKS}
         return {
-            plugin.name: [name for name, whose in by_hook.items() if plugin.name in whose]
+            plugin.name: [name for name, plugins in by_hook.items() if plugin.name in plugins]
             for plugin in self._plugins
         }
 
-    def replies(self, worded: Worded) -> list[ReplySource]:
-        """Who is asked, one after the other, what is said."""
-        return [reply_source(hook, guard, worded) for hook, guard in self._given("reply")]
+    def replies(self, worded: checks.Worded) -> list[ReplySource]:
+        """Sources of replies, in the order in which they are asked."""
+        return [
+            guard.wrap(checks.reply(hook, worded), nothing, may_refuse=True)
+            for hook, guard in self._given("reply")
+        ]
 
     def length(self) -> LengthSource | None:
-        """Who is asked how long a reply is; None where nobody is."""
-        sources = [length_source(hook, guard) for hook, guard in self._given("length")]
+        """The first length that a plugin gives; None where no plugin has the hook."""
+        sources = [
+            guard.wrap(checks.length(hook), nothing, may_refuse=True) for hook, guard in self._given("length")
+        ]
 
         def first(request: EngineRequest, rng: Random) -> int | None:
             lengths = (source(request, rng) for source in sources)
@@ -102,23 +92,30 @@ class PluginRegistry:
         return first if sources else None
 
     def faults(self) -> list[FaultSource]:
-        """Who is asked what goes wrong."""
-        return [fault_source(hook, guard) for hook, guard in self._given("fault")]
+        """Sources of faults, in the order in which they are asked."""
+        return [
+            guard.wrap(checks.fault(hook, guard.plugin), nothing, may_refuse=True)
+            for hook, guard in self._given("fault")
+        ]
 
     def step_cost(self, profile: Profile) -> CostModel | None:
-        """What a live step costs; None where no plugin says. The first plugin that does decides alone."""
+        """Cost of a live step, by the first plugin that has the hook; None without one.
+
+        The profile's cost replaces that of a step in which the plugin fails.
+        """
         for cost, guard in self._given("step_cost", profile=profile):
-            return GuardedCost(cost, guard, profile)
+            usual = StepCost(profile.cost).seconds
+            return PluginCost(guard.wrap(checks.step_seconds(cost), usual))
         return None
 
-    def offline_step_cost(self, profile: Profile) -> CheckedCost | None:
-        """The same off line."""
+    def offline_step_cost(self, profile: Profile) -> tuple[str, CostModel] | None:
+        """The same off line, with the plugin's name. A step in which the plugin fails is a ConfigError."""
         for cost, guard in self._given("step_cost", profile=profile):
-            return CheckedCost(cost, guard.plugin)
+            return guard.plugin, PluginCost(_failing_seconds(guard.plugin, checks.step_seconds(cost)))
         return None
 
     def middleware(self) -> list[Middleware]:
-        """What is done around requests, the outermost first."""
+        """Middleware around requests, the outermost first."""
         made: list[Middleware] = []
         for given, guard in self._given("middleware"):
             many = given if isinstance(given, Sequence) else (given,)
@@ -128,13 +125,15 @@ class PluginRegistry:
     def routes(self, taken: Callable[[], Iterator[Route]]) -> Iterator[tuple[str, list[Route]]]:
         """Name of a blueprint and its routes. ConfigError for a route that is among those `taken`."""
         for given, guard in self._given("routes"):
-            added = [guarded_route(route, guard) for route in given]
-            check_free(added, taken(), guard.plugin)
+            added = [_guarded_route(route, guard) for route in given]
+            _check_free(added, taken(), guard.plugin)
             yield f"plugin_{guard.plugin}", added
 
     def families(self) -> list[Families]:
         """Texts of metric families."""
-        return [guarded_families(hook, guard) for hook, guard in self._given("metrics")]
+        return [
+            guard.wrap(checks.families(hook, guard.plugin), str) for hook, guard in self._given("metrics")
+        ]
 
     def policies(self) -> dict[str, PolicyMaker]:
         """Routing policies of a fleet, by name. ConfigError for a name that is taken."""
@@ -143,16 +142,18 @@ class PluginRegistry:
             for name, make in given.items():
                 if name in found or name in POLICIES:
                     raise ConfigError(f"plugin {guard.plugin}: routing policy {name} is there already")
-                found[name] = partial(guarded_policy, make, guard)
+                found[name] = partial(GuardedPolicy, make, guard)
         return found
 
     def report(self) -> dict[str, object]:
-        """What GET /admin/plugins tells."""
-        return {"api": API, "plugins": [self._report_of(plugin) for plugin in self._plugins]}
+        """Body of GET /admin/plugins."""
+        implemented = self.implemented()
+        return {"api": API, "plugins": [self._report(each, implemented[each.name]) for each in self._plugins]}
 
-    def _report_of(self, plugin: Plugin) -> dict[str, object]:
+    def _report(self, plugin: Plugin, hooks: Sequence[str]) -> dict[str, object]:
         settings = self._current()
         own = [row for row in settings.table.rows if row.group == plugin.group]
+        used = {name: self._guards.get((plugin.name, name)) for name in hooks}
         idle = Guard(plugin.name, "")
         return {
             "name": plugin.name,
@@ -160,9 +161,8 @@ class PluginRegistry:
             "api": API,
             "origin": plugin.origin,
             "hooks": {
-                name: {"in_use": (plugin.name, name) in self._guards}
-                | self._guards.get((plugin.name, name), idle).report()
-                for name in self.implemented()[plugin.name]
+                name: {"in_use": guard is not None, **(guard or idle).report()}
+                for name, guard in used.items()
             },
             "settings": {row.name: row.shown(row.value(settings)) for row in own},
         }
@@ -173,30 +173,140 @@ class PluginRegistry:
         return caller.get_hookimpls()[::-1]
 
     def _given(self, name: str, **more: object) -> Iterator[tuple[Any, Guard]]:
-        """What the hooks of this name give for this start. ConfigError for one that raises."""
+        """What the hooks of this name give for this start, and their guards. ConfigError for a failure."""
+        wanted, fits = checks.FORMS[name]
         for found in self._implementations(name):
             plugin = found.plugin_name
             known = {"host": self._hosts[plugin], **more}
-            try:
+            with start_fails(plugin, name):
                 given = found.function(*(known[argument] for argument in found.argnames))
-            except ConfigError:
-                raise
-            except (Exception, SystemExit) as error:
-                reason = f"{type(error).__name__}: {error}"
-                raise ConfigError(f"plugin {plugin}: hook {name} failed at the start: {reason}") from None
-            wanted, fits = FORMS[name]
-            if given is not None and not fits(given):
+            if given is None:
+                continue
+            if not fits(given):
                 gave = type(given).__name__
                 raise ConfigError(f"plugin {plugin}: hook {name} gave {gave}, which is not {wanted}")
-            if given is not None:
-                yield given, self._guards.setdefault((plugin, name), Guard(plugin, name))
+            yield given, self._guards.setdefault((plugin, name), Guard(plugin, name))
+
+
+def registry_of(settings: Settings) -> PluginRegistry:
+    """The plugins of a command. ConfigError as `PluginRegistry`."""
+    streams = Streams(settings.reply.seed, 0)
+    return PluginRegistry(settings.PLUGINS, lambda: settings, streams, time.monotonic)
+
+
+StepSeconds = Callable[[Batch[Any], float, bool], float]
+
+
+class PluginCost:
+    """What a step costs by a plugin."""
+
+    def __init__(self, seconds: StepSeconds) -> None:
+        self._seconds = seconds
+
+    def seconds(self, batch: Batch[Any], start_s: float, idle: bool) -> float:
+        return self._seconds(batch, start_s, idle)
+
+
+def _failing_seconds(plugin: str, checked: StepSeconds) -> StepSeconds:
+    def seconds(batch: Batch[Any], start_s: float, idle: bool) -> float:
+        with start_fails(plugin, "step_cost", when=""):
+            return checked(batch, start_s, idle)
+
+    return seconds
+
+
+class GuardedMiddleware(Middleware):
+    """A plugin's middleware. A request whose `begin` fails is refused: what it checks was not checked."""
+
+    def __init__(self, inner: Middleware, guard: Guard) -> None:
+        self._inner = inner
+        self._begin = guard.wrap(checks.beginning(inner), partial(_refuse, guard), may_refuse=True)
+        self._end = guard.wrap(checks.ending(inner), nothing)
+
+    @property
+    def active(self) -> bool:  # type: ignore[override]
+        return bool(self._inner.active)
+
+    @property
+    def most_plain_bytes(self) -> int:  # type: ignore[override]
+        return int(self._inner.most_plain_bytes)
+
+    @property
+    def caches(self) -> Mapping[str, Bounded]:  # type: ignore[override]
+        return self._inner.caches
+
+    def begin(self, context: RequestContext) -> Response | None:
+        return self._begin(context)
+
+    def end(self, context: RequestContext, response: Response) -> None:
+        self._end(context, response)
+
+
+def _refuse(guard: Guard, context: RequestContext) -> Response:
+    """Raises the answer to the one request that a plugin has spoilt."""
+    raise internal(f"The plugin {guard.plugin} failed to handle the request.")
+
+
+def _guarded_route(route: Route, guard: Guard) -> Route:
+    """A plugin's route; it is never on the fast path. ConfigError for a path that is none."""
+    if not route.path.startswith("/"):
+        raise ConfigError(f"plugin {guard.plugin}: path {route.path!r} of a route must begin with a slash")
+    handle = guard.wrap(checks.handler(route.handle), partial(_refuse, guard), may_refuse=True)
+    handle.__doc__ = route.handle.__doc__
+    return replace(route, handle=handle, plain=None)
+
+
+def _check_free(added: Sequence[Route], taken: Iterator[Route], plugin: str) -> None:
+    """ConfigError for a route that is there already, whatever its variable parts are called."""
+    seen = {pair for route in taken for pair in _answered(route)}
+    for route in added:
+        for method, path in _answered(route):
+            if (method, path) in seen:
+                raise ConfigError(f"plugin {plugin}: route {method} {route.path} is there already")
+            seen.add((method, path))
+
+
+def _answered(route: Route) -> list[tuple[str, str]]:
+    parts = ["{}" if part.startswith("{") else part for part in route.path.split("/")]
+    return [(method, "/".join(parts)) for method in route.methods]
+
+
+class GuardedPolicy:
+    """A plugin's routing policy. A request for which it fails goes to any pod, by chance."""
+
+    def __init__(self, make: PolicyMaker, guard: Guard, scores: Scores, rng: Random) -> None:
+        """ConfigError where the policy cannot be made."""
+        with start_fails(guard.plugin, "routing"):
+            self._inner: Policy = make(scores, rng)
+        self._rng = rng
+        self._failures = 0
+        self._choose = guard.wrap(self._chosen, self._by_chance)
+
+    @property
+    def fallbacks(self) -> int:
+        """Requests that its own policy counts as fallbacks, and those for which it failed."""
+        return self._failures + int(getattr(self._inner, "fallbacks", 0))
+
+    def choose(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
+        """Returns the pod that the plugin chooses."""
+        return self._choose(incoming, pods, in_flight)
+
+    def _chosen(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
+        pod = self._inner.choose(incoming, pods, in_flight)
+        if pod not in pods:
+            raise ValueError(f"chose {pod!r}, which is none of the pods")
+        return pod
+
+    def _by_chance(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
+        self._failures += 1
+        return self._rng.choice(pods)
 
 
 def manager_of(plugins: Sequence[Plugin]) -> PluginManager:
     """pluggy's manager of these plugins. ConfigError for a hook that there is not, or of other arguments."""
     manager = PluginManager(PROJECT)
     manager.add_hookspecs(specifications)
-    for plugin in reversed(plugins):  # who is registered last is called first
+    for plugin in reversed(plugins):  # the one that is registered last is called first
         named = f"plugin {plugin.name} ({plugin.origin})"
         try:
             manager.register(plugin.hooks, plugin.name)
@@ -207,9 +317,8 @@ def manager_of(plugins: Sequence[Plugin]) -> PluginManager:
             raise ConfigError(f"{named}: has no hooks: no function of it is marked with @hookimpl")
         for caller in callers:
             if not caller.has_spec():
-                raise ConfigError(
-                    f"{named}: unknown hook {caller.name!r}{suggestion(caller.name, names=HOOKS)}"
-                )
+                hint = suggestion(caller.name, names=HOOKS)
+                raise ConfigError(f"{named}: unknown hook {caller.name!r}{hint}")
             if any(found.wrapper or found.hookwrapper for found in caller.get_hookimpls()):
                 raise ConfigError(f"{named}: hook {caller.name}: wrappers are not called")
     return manager

@@ -80,6 +80,7 @@ class SchedulingSettings(Section, frozen=True, kw_only=True):
         About(
             "Requests that may wait for a place; beyond it the answer is 429. 0 lets none wait.",
             unit="requests",
+            also=("max-queue-size",),
         ),
     ] = 1000
     max_num_queued_reqs: Annotated[
@@ -137,21 +138,6 @@ class StepSettings(Section, frozen=True, kw_only=True):
     async_scheduling: Annotated[
         bool, About("The next step is made while the last one runs (timing steps).")
     ] = True
-    enable_prefix_caching: Annotated[bool | None, About("vLLM's name of enable-kvcache.")] = None
-    num_gpu_blocks_override: Annotated[
-        Annotated[int, Meta(ge=2)] | None, About("vLLM's name of kv-cache-size.", unit="blocks")
-    ] = None
-    num_blocks: Annotated[
-        Annotated[int, Meta(ge=2)] | None,
-        About("nano-qwen3-serving's name of kv-cache-size.", unit="blocks"),
-    ] = None
-    max_seq_length: Annotated[
-        Count | None, About("nano-qwen3-serving's name of max-model-len.", unit="tokens")
-    ] = None
-    max_queue_size: Annotated[
-        NotNegative | None,
-        About("nano-qwen3-serving's name of max-waiting-queue-length.", unit="requests"),
-    ] = None
 
     @property
     def shared(self) -> bool:
@@ -236,11 +222,20 @@ class LatencySettings(Section, frozen=True, kw_only=True):
 class KVCacheSettings(Section, frozen=True, kw_only=True):
     """The KV cache that is played, and the events that tell of it."""
 
-    enable_kvcache: Annotated[bool, About("Play vLLM's prefix cache; without it nothing is ever cached.")] = (
-        False
-    )
+    enable_kvcache: Annotated[
+        bool,
+        About(
+            "Play vLLM's prefix cache; without it nothing is ever cached.", also=("enable-prefix-caching",)
+        ),
+    ] = False
     kv_cache_size: Annotated[
-        int, Meta(ge=2), About("Blocks of the cache, one of which is vLLM's null block.", unit="blocks")
+        int,
+        Meta(ge=2),
+        About(
+            "Blocks of the cache, one of which is vLLM's null block.",
+            unit="blocks",
+            also=("num-gpu-blocks-override", "num-blocks"),
+        ),
     ] = 4096
     block_size: Annotated[int, Meta(ge=1, le=1024), About("Tokens of a block.", unit="tokens")] = 16
     kv_cache_full: Annotated[

@@ -9,29 +9,31 @@ from config.declaration import About, Count, Duration, Port, PositiveDuration, S
 from config.zmq_addresses import ZMQ_ADDRESS
 
 
+def pairs(items: Sequence[str], form: str) -> dict[str, str]:
+    """Returns name -> value, of items such as `gpu=1.0`. ValueError for an item of another `form`."""
+    found = [(item, *map(str.strip, item.partition("=")[::2])) for item in items]
+    for item, name, value in found:
+        if not name or not value:
+            raise ValueError(f"{item!r} is not {form}")
+    return {name: value for _, name, value in found}
+
+
 def tier_weights(items: Sequence[str]) -> dict[str, float]:
-    """Tier -> weight, from items such as `gpu=1.0`. ValueError for another form or a weight below 0."""
+    """Returns tier -> weight. ValueError for a weight that is no number of at least 0."""
     weights: dict[str, float] = {}
-    for item in items:
-        tier, _, weight = item.partition("=")
+    for tier, text in pairs(items, "tier=weight").items():
         try:
-            weights[tier.strip().lower()] = float(weight)
+            weights[tier.lower()] = weight = float(text)
         except ValueError:
-            raise ValueError(f"{item!r} is not tier=weight") from None
-        if not tier.strip() or not 0 <= float(weight) < float("inf"):
-            raise ValueError(f"{item!r} is not a tier and a weight of 0 or more")
+            raise ValueError(f"{tier}={text} is not tier=weight") from None
+        if not 0 <= weight < float("inf"):
+            raise ValueError(f"{tier}={text} is not a tier and a weight of 0 or more")
     return weights
 
 
 def tokenizer_sources(items: Sequence[str]) -> dict[str, str]:
-    """Model -> where its tokenizer is, from items such as `model=folder`. ValueError for another form."""
-    sources: dict[str, str] = {}
-    for item in items:
-        model, _, source = item.partition("=")
-        if not model.strip() or not source.strip():
-            raise ValueError(f"{item!r} is not model=source")
-        sources[model.strip()] = source.strip()
-    return sources
+    """Returns model -> folder, file or name of its tokenizer. ValueError for another form."""
+    return pairs(items, "model=source")
 
 
 class KVIndexSettings(Section, frozen=True, kw_only=True):
@@ -95,7 +97,6 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
             secret=True,
         ),
     ] = "redis://127.0.0.1:6379"
-    kv_index_redis_timeout: Annotated[PositiveDuration, About("Time that Redis may take to answer.")] = 1.0
     kv_index_redis_prefix: Annotated[
         str, About("What the keys of backend redis begin with; indexers that share it agree on it.")
     ] = "understudy"
@@ -130,9 +131,6 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index_unknown_tier_weight: Annotated[
         float, Meta(ge=0), About("What a block in another tier counts.")
     ] = 0.5
-    kv_index_shards: Annotated[
-        int, Meta(ge=1, le=1024), About("Queues of events; the events of a pod stay in one.", unit="queues")
-    ] = 4
     kv_index_tokenizers: Annotated[
         tuple[str, ...],
         About("Tokenizers of models that pods serve, as model=folder, file or name on the hub.", path=True),
@@ -148,12 +146,6 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index_fetch_tokenizers: Annotated[
         bool, About("Fetch the tokenizers of all other models from the hub.")
     ] = False
-    kv_index_tokenizer_workers: Annotated[
-        int, Meta(ge=1, le=64), About("Prompts that are tokenized at the same time.", unit="threads")
-    ] = 5
-    kv_index_tokenizer_timeout: Annotated[
-        PositiveDuration, About("Time that a prompt may take to be tokenized, with loading the tokenizer.")
-    ] = 10.0
     kv_index_chat_answer: Annotated[
         Literal["scores", "templated"],
         About(

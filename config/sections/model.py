@@ -33,6 +33,7 @@ class ModelSettings(Section, frozen=True, kw_only=True):
             "Length of the context: prompt and completion together. With engine llm the model's own when it "
             "is not given.",
             unit="tokens",
+            also=("max-seq-length",),
         ),
     ] = 32_768
     task: Annotated[

@@ -76,9 +76,6 @@ class ServerSettings(Section, frozen=True, kw_only=True):
             "same. Off, all go the one way that other workers have, too."
         ),
     ] = True
-    worker_connections: Annotated[
-        Count, About("Connections served at the same time.", unit="connections")
-    ] = 16384
     data_parallel_size: Annotated[
         int,
         Meta(ge=1, le=8),

@@ -8,21 +8,19 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 
+from config.declaration import ConfigError
 from config.settings import BY_NAME
 from config.sources import Flags
+from config.validation import suggestion
 from config.vllm.command_line import OBSOLETE, Line, Value
-from config.vllm.configs import (
-    KVEventsConfig,
-    KVTransferConfig,
-    ProfilerConfig,
-    WeightTransferConfig,
-    read_config,
-)
 from config.vllm.options import options
 
+T = TypeVar("T", bound=Struct)
 Given = Mapping[str, Value]
 Values = Mapping[str, str | list[str]]
 
@@ -56,6 +54,67 @@ class Meaning(Struct, frozen=True):
     told: str
     act: Callable[[Given], Values]
     """The settings that it sets, given the whole line."""
+
+
+class KVEventsConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`--kv-events-config`, with vLLM's defaults."""
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["null", "zmq"] | None = None
+    """`zmq` where events are enabled."""
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: Annotated[int, Meta(ge=1)] = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+
+    @property
+    def publishes(self) -> bool:
+        """Events are told to somebody."""
+        return self.enable_kv_cache_events and self.publisher != "null"
+
+
+class KVTransferConfig(Struct, kw_only=True):
+    """`--kv-transfer-config`; each connector has further fields of its own."""
+
+    kv_connector: str | None = None
+    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
+    engine_id: str | None = None
+    kv_connector_extra_config: dict[str, Any] = {}
+
+    @property
+    def connectors(self) -> list[str | None]:
+        """Its name, or those that a MultiConnector has."""
+        inner = self.kv_connector_extra_config.get("connectors")
+        several = inner if self.kv_connector == "MultiConnector" and isinstance(inner, list) else []
+        return [self.kv_connector, *(one.get("kv_connector") for one in several if isinstance(one, dict))]
+
+
+class ProfilerConfig(Struct, kw_only=True):
+    """`--profiler-config`: that there is one at all."""
+
+    profiler: str | None = None
+
+
+class WeightTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`--weight-transfer-config`."""
+
+    backend: str = "nccl"
+
+
+def read_config(option: str, given: Given, kind: type[T]) -> T:
+    """Returns an option's JSON object. ConfigError in one line, with the field that is wrong."""
+    text = str(given[option])
+    try:
+        return msgspec.convert(msgspec.json.decode(text), kind, strict=False)
+    except msgspec.ValidationError as error:
+        fields = kind.__struct_fields__
+        unknown = str(error).rpartition("unknown field `")[2].partition("`")[0]
+        close = suggestion(unknown, names=fields) if "unknown field" in str(error) else ""
+        raise ConfigError(f"flag --{option}: {error}{close}") from None
+    except (msgspec.DecodeError, RecursionError):
+        raise ConfigError(f"flag --{option}: {text[:80]!r} must be a JSON object") from None
 
 
 def settings_of(line: Line, environ: Mapping[str, str] = os.environ) -> Flags:
@@ -127,14 +186,16 @@ def _remarks(given: Given) -> list[str]:
     return remarks
 
 
-def _same(setting: str, told: str = "") -> Meaning:
+def _same(option: str, told: str = "") -> Meaning:
     """An option whose value is the setting's; a switch, its list or its text."""
 
-    def act(given: Given) -> Values:
-        value = given[setting]
-        return {setting: "true" if value is True else "false" if value is False else value}
+    row = BY_NAME[option]
 
-    return Meaning(told or f"Setting `{setting}`: {BY_NAME[setting].help}", act)
+    def act(given: Given) -> Values:
+        value = given[option]
+        return {row.name: "true" if value is True else "false" if value is False else value}
+
+    return Meaning(told or f"Setting `{row.name}`: {row.help}", act)
 
 
 def _as(option: str, setting: str, told: str, words: Mapping[str, str] | None = None) -> Meaning:
@@ -147,17 +208,13 @@ def _as(option: str, setting: str, told: str, words: Mapping[str, str] | None = 
     return Meaning(f"Setting `{setting}`: {told}", act)
 
 
-def _length(given: Given) -> Values:
-    length = str(given["max-model-len"])
-    return {} if length == "-1" else {"max-model-len": length}
+def _without(word: str, option: str, given: Given) -> Values:
+    """The setting of an option, unless its value is `word`."""
+    return {} if given[option] == word else {option: str(given[option])}
 
 
 def _ranks(given: Given) -> int:
     return int(str(given.get("data-parallel-size", "1")))
-
-
-def _rank(given: Given) -> Values:
-    return {"data-parallel-rank": str(min(int(str(given["data-parallel-rank"])), MOST_RANKS - 1))}
 
 
 def _task(given: Given) -> Values:
@@ -173,17 +230,13 @@ def _is_example(given: Given) -> bool:
     return bool(_EXAMPLE.fullmatch(path)) and not Path(path).exists()
 
 
-def _template(given: Given) -> Values:
-    return {} if _is_example(given) else {"chat-template": str(given["chat-template"])}
-
-
 def _traces(given: Given) -> Values:
     url = str(given["otlp-traces-endpoint"])
     return {"otlp-traces-endpoint": url} if url.startswith(("http://", "https://")) else {}
 
 
 def _events(given: Given) -> Values:
-    config = read_config("kv-events-config", str(given["kv-events-config"]), KVEventsConfig)
+    config = read_config("kv-events-config", given, KVEventsConfig)
     if not config.publishes:
         return {"zmq-endpoint": ""}
     return {
@@ -206,24 +259,14 @@ CONNECTORS = {
 
 
 def _transfer(given: Given) -> Values:
-    config = read_config("kv-transfer-config", str(given["kv-transfer-config"]), KVTransferConfig)
+    config = read_config("kv-transfer-config", given, KVTransferConfig)
     played = [CONNECTORS[name] for name in config.connectors if name in CONNECTORS]
     return {"kv-connector": played[0] if played else ""}
 
 
-def _profiler(given: Given) -> Values:
-    config = read_config("profiler-config", str(given["profiler-config"]), ProfilerConfig)
-    return {"profiling": "true" if config.profiler else "false"}
-
-
 def _weight_transfer(given: Given) -> Values:
-    read_config("weight-transfer-config", str(given["weight-transfer-config"]), WeightTransferConfig)
+    read_config("weight-transfer-config", given, WeightTransferConfig)
     return {"weight-transfer": "true"}
-
-
-def _server_log(given: Given) -> Values:
-    level = str(given["uvicorn-log-level"])
-    return {"log-level": "debug" if level == "trace" else level}
 
 
 _INVERSE = {"true": "false", "false": "true"}
@@ -232,17 +275,19 @@ _SPECIAL = {
     "max-model-len": Meaning(
         f"Setting `max-model-len`. Without it, or with `auto`, what the model's config.json says, if the "
         f"model is a folder, else {CONTEXT_LENGTH:,} tokens.",
-        _length,
+        lambda given: _without("-1", "max-model-len", given),
     ),
     "chat-template": Meaning(
         "Setting `chat-template`. One of vLLM's `examples/` that is not here is told of and not used.",
-        _template,
+        lambda given: {} if _is_example(given) else {"chat-template": str(given["chat-template"])},
     ),
     "data-parallel-size": Meaning(
         f"Setting `data-parallel-size`: each rank has a port of its own; at most {MOST_RANKS} are played.",
         lambda given: {"data-parallel-size": str(min(_ranks(given), MOST_RANKS))},
     ),
-    "data-parallel-rank": Meaning("Setting `data-parallel-rank`: plays this one rank, on its port.", _rank),
+    "data-parallel-rank": Meaning("Setting `data-parallel-rank`: plays this one rank, on its port.",
+        lambda given: {"data-parallel-rank": str(min(int(str(given["data-parallel-rank"])), MOST_RANKS - 1))},
+    ),
     "otlp-traces-endpoint": Meaning(
         "Setting `otlp-traces-endpoint`: spans are sent by HTTP; another address than http:// is told of and "
         "not used.",
@@ -258,7 +303,9 @@ _OTHERS = {
         lambda given: {"multimodal": "false"} if given["language-model-only"] is True else {},
     ),
     "tokens-only": _as("tokens-only", "enable-scale-out", "opens the same routes."),
-    "uvicorn-log-level": Meaning("Setting `log-level`, where `log-level` is not given.", _server_log),
+    "uvicorn-log-level": _as(
+        "uvicorn-log-level", "log-level", "where `log-level` is not given.", {"trace": "debug"}
+    ),
     "disable-uvicorn-access-log": _as(
         "disable-uvicorn-access-log",
         "access-log",
@@ -283,9 +330,15 @@ _OTHERS = {
         "Setting `kv-connector`: `offloading`, whatever the size.",
         lambda given: {"kv-connector": "offloading"},
     ),
-    "profiler-config": Meaning("Setting `profiling`: on with a `profiler`.", _profiler),
+    "profiler-config": Meaning(
+        "Setting `profiling`: on with a `profiler`.",
+        lambda given: {
+            "profiling": str(bool(read_config("profiler-config", given, ProfilerConfig).profiler))
+        },
+    ),
     "weight-transfer-config": Meaning(
-        "Setting `weight-transfer`: on; every backend is played.", _weight_transfer
+        "Setting `weight-transfer`: on; every backend is played.",
+        _weight_transfer,
     ),
     "shutdown-timeout": Meaning(
         "Setting `graceful-timeout`, in seconds.",

@@ -96,20 +96,6 @@ def test_the_help_tells_what_a_duration_is() -> None:
     assert parse_duration("7") == 0.007 and line.endswith("a whole number without a unit is milliseconds.")
 
 
-@pytest.mark.parametrize("command", [(), ("serve",), ("dataset",), ("fleet",)])
-def test_help_for_a_reader_who_leaves_is_no_error(command: tuple[str, ...]) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "app", *command, "--help"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None and process.stderr is not None
-        process.stdout.close()
-        assert process.stderr.read() == ""
-
-
 @pytest.mark.parametrize("argv", [["--help"], ["help"]])
 def test_the_help_begins_with_the_commands_a_line_each(
     argv: list[str], capsys: pytest.CaptureFixture[str]
@@ -168,19 +154,15 @@ def test_zsh_gets_the_script_of_bash_and_fish_one_of_its_own() -> None:
     assert line.startswith("complete -c understudy -n") and " --rate " in line
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
-    "argv",
+    ("argv", "unbuffered"),
     [
-        ["--help"],
-        ["serve", "--help"],
-        ["dataset", "--help"],
-        ["fleet", "--help"],
-        ["record", "--help"],
-        ["record", "--proxy", "--help"],
-        ["drift", "--help"],
-        ["calibrate", "--help"],
-        ["rehearse", "--help"],
+        (["--help"], ""),
+        (["--help"], "1"),
+        (["serve", "--help"], ""),
+        (["dataset", "--help"], "1"),
+        (["record", "--proxy", "--help"], ""),
+        (["calibrate", "--help"], ""),
     ],
 )
 def test_a_reader_that_goes_early_gets_no_traceback(argv: list[str], unbuffered: str) -> None:

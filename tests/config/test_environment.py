@@ -47,6 +47,11 @@ def test_flags_stay_stronger_than_variables_and_yaml(tmp_path: Path) -> None:
     assert load((), handed_over(argv, environ)) == load(argv, environ)
 
 
+def test_another_name_in_the_environment_does_not_contradict_a_flag() -> None:
+    argv, environ = ["--kv-cache-size", "9"], {"SIM_NUM_BLOCKS": "8"}
+    assert load((), handed_over(argv, environ)) == load(argv, environ)
+
+
 def test_relative_paths_that_exist_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tokenizer.json").touch()

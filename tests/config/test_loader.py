@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
-from config import Settings
+from config import ConfigError, Settings
+from config.document import render
 from config.loader import load
-from config.settings import TABLE
+from config.settings import BY_NAME, TABLE
+from config.sources import RETIRED
 
 Write = Callable[[str], str]
 
@@ -171,6 +173,30 @@ def test_yaml_syntaxes(yaml_file: Write, text: str, group: str, expected: Any) -
 def test_flags_of_vllm_and_klog_are_ignored_with_one_warning(argv: list[str]) -> None:
     (warning,) = warnings([*argv, "--port", "1"])
     assert warning.endswith("is accepted and ignored")
+
+
+@pytest.mark.parametrize(("name", "reason"), RETIRED.items())
+def test_a_retired_setting_starts_the_server_with_a_warning(yaml_file: Write, name: str, reason: str) -> None:
+    variable = "SIM_" + name.replace("-", "_").upper()
+    for argv, environ in (
+        ([f"--{name}", "1"], {}),
+        (["--config", yaml_file(f"{name}: 1")], {}),
+        ([], {variable: "1"}),
+    ):
+        (warning,) = warnings(argv, environ)
+        assert warning.endswith(f"is accepted and ignored: {reason}")
+    assert f"| `{name}` | {reason} |" in render() and name not in BY_NAME
+
+
+def test_a_setting_has_one_value_by_whichever_name(yaml_file: Write) -> None:
+    file = yaml_file("num_blocks: 7\nmax-seq-length: null")
+    assert load(["--config", file], {}).kvcache.kv_cache_size == 7
+    assert load(["--config", file], {"SIM_NUM_BLOCKS": "8"}).kvcache.kv_cache_size == 8
+    assert load(["--kv-cache-size", "9"], {"SIM_NUM_BLOCKS": "8"}).kvcache.kv_cache_size == 9
+    assert load(["--num-blocks", "9", "--kv-cache-size=9"], {}).kvcache.kv_cache_size == 9
+    assert load(["--enable-kvcache=1", "--enable-prefix-caching"], {}).kvcache.enable_kvcache
+    with pytest.raises(ConfigError, match=r"num-blocks\) must not differ from 8 \(YAML file .*same"):
+        load(["--config", yaml_file("kv-cache-size: 8\nnum-blocks: 9")], {})
 
 
 def test_ignored_keys_and_unknown_variables_cause_one_warning_each(yaml_file: Write) -> None:

@@ -88,11 +88,20 @@ def test_names_of_the_small_engine_are_those_of_the_simulators() -> None:
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
-        (["--num-gpu-blocks-override", "9", "--num-blocks", "8"], "setting num-blocks"),
-        (["--max-model-len", "9", "--max-seq-length", "8"], "setting max-seq-length"),
-        (["--max-queue-size", "-1"], "setting max-queue-size"),
-        (["--enable-kvcache", "--no-enable-prefix-caching"], "setting enable-prefix-caching"),
-        (["--kv-cache-size", "9", "--num-gpu-blocks-override", "8"], "setting num-gpu-blocks-override"),
+        (
+            ["--num-gpu-blocks-override", "9", "--num-blocks", "8"],
+            "flag --num-blocks.* must not differ from '9'",
+        ),
+        (["--max-model-len", "9", "--max-seq-length", "8"], "flag --max-seq-length.* must not differ"),
+        (["--max-queue-size", "-1"], "flag --max-queue-size.* must be at least 0"),
+        (
+            ["--enable-kvcache", "--no-enable-prefix-caching"],
+            "flag --enable-prefix-caching.* must not differ",
+        ),
+        (
+            ["--kv-cache-size", "9", "--num-gpu-blocks-override", "8"],
+            "flag --num-gpu-blocks-override.* must not differ",
+        ),
         (["--profile", "nobody"], "profile nobody"),
         (["--profile", NAME, "--max-num-batched-tokens", "255"], "setting max-num-batched-tokens"),
         (["--profile", NAME, "--kv-cache-size", "100"], "setting kv-cache-size"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ from config.sources import Flags, as_environment
 from config.vllm.command_line import names_of, read
 from config.vllm.document import PAGE, UNPLAYED, WHY, render
 from config.vllm.meanings import CONTEXT_LENGTH, MEANINGS, NO_LONGER, settings_of
-from config.vllm.options import groups, options
+from config.vllm.options import Option, groups, options
 
 Write = Callable[[str], str]
 ISSUE = [
@@ -82,19 +84,26 @@ def test_a_connector_that_fetches_is_known(config: str, connector: str) -> None:
     assert value(served("m", "--kv-transfer-config", config), "kv-connector") == connector
 
 
-@pytest.mark.parametrize("name", sorted(options()))
-def test_every_option_is_taken_with_a_value_of_its_kind(name: str) -> None:
-    facts = options()[name]
-    values = {"text": "x", "int": "8", "float": "0.5", "JSON": "{}", "size": "4k", "size or auto": "auto"}
-    special = {"config": None, "ssl-keyfile": None, "ssl-certfile": None, "root-path": "/x"}
-    word = special.get(name, facts.choices[-1] if facts.choices else values.get(facts.kind, ""))
-    if word is None:
-        return
-    for form in names_of(name):
-        if form.startswith("--"):
-            served("m", form, *([] if facts.kind == "switch" else [word]))
-        elif facts.kind != "switch":
-            read(["m", form, word])
+SAMPLES = {"text": "x", "int": "8", "float": "0.5", "JSON": "{}", "size": "4k", "size or auto": "auto"}
+"""A value for each kind of option."""
+
+
+def sample(name: str, facts: Option) -> list[str]:
+    """A value as it follows the option; empty for a switch."""
+    if facts.kind == "switch":
+        return []
+    return ["/x" if name == "root-path" else facts.choices[-1] if facts.choices else SAMPLES[facts.kind]]
+
+
+def test_every_option_is_taken_with_a_value_of_its_kind() -> None:
+    elsewhere = ("config", "ssl-keyfile", "ssl-certfile")  # files that have to be there
+    words = {name: sample(name, facts) for name, facts in options().items() if name not in elsewhere}
+    for forms in zip_longest(*map(names_of, words)):
+        line = [[form, *value] for form, value in zip(forms, words.values(), strict=True) if form]
+        given = read(["m", *chain(*line)]).given
+        assert {name for name, form in zip(words, forms, strict=True) if form} <= set(given)
+    for name in set(words) & set(MEANINGS):
+        served("m", f"--{name}", *words[name])
 
 
 @pytest.mark.shared
@@ -319,6 +328,7 @@ def test_sizes_are_those_of_the_units(number: int, unit: str) -> None:
 
 
 @pytest.mark.slow
+@hypothesis.settings(deadline=None)
 @given(
     st.dictionaries(
         st.from_regex(r"\A[a-z_]{1,8}\Z"),

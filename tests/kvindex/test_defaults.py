@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.kvindex.assembly import GENERATION
+from app.kvindex.assembly import GENERATION, TOKENIZER_TIMEOUT_S
 from app.kvindex.scorer import Weights
 from app.kvindex.service import KvIndexSettings
 from config.sections.kvindex import tier_weights
@@ -23,29 +23,24 @@ def test_blocks_have_the_same_keys_and_weights() -> None:
     assert Weights(tier_weights(AT.kv_index_tier_weights), AT.kv_index_unknown_tier_weight) == Weights()
 
 
-def test_messages_are_taken_and_shared_out_alike() -> None:
-    pool, subscriber = OURS.pool, OURS.subscriber
-    assert (pool.shards, pool.most_payload_bytes) == (AT.kv_index_shards, AT.kv_index_max_message_mb << 20)
+def test_messages_are_taken_alike() -> None:
+    subscriber = OURS.subscriber
+    assert OURS.pool.most_payload_bytes == AT.kv_index_max_message_mb << 20
     assert (subscriber.topic, subscriber.replay_port) == (AT.kv_index_topic, AT.kv_index_replay_port)
-    assert (subscriber.grace_s, subscriber.look_again_s) == (
-        AT.kv_index_pod_grace,
-        AT.kv_index_refresh_interval,
-    )
+    paces = AT.kv_index_pod_grace, AT.kv_index_refresh_interval
+    assert (subscriber.grace_s, subscriber.look_again_s) == paces
 
 
 def test_others_are_waited_for_as_long() -> None:
-    redis, tokenization = OURS.redis, OURS.tokenization
-    assert (redis.url, redis.ttl_s) == (AT.kv_index_redis_url, AT.kv_index_ttl)
-    assert redis.timeout_s == AT.kv_index_redis_timeout
-    assert (tokenization.workers, tokenization.timeout_s) == (
-        AT.kv_index_tokenizer_workers,
-        AT.kv_index_tokenizer_timeout,
-    )
+    assert (OURS.redis.url, OURS.redis.ttl_s) == (AT.kv_index_redis_url, AT.kv_index_ttl)
 
 
 def test_bounds_without_a_setting_are_those_that_the_docs_tell() -> None:
     told = " ".join((ROOT / "docs/kv-index.md").read_text().split())
     pool, subscriber, replays = OURS.pool, OURS.subscriber, OURS.replays
+    redis, tokenization = OURS.redis, OURS.tokenization
+    assert (pool.shards, redis.timeout_s) == (4, 1.0)  # as `RETIRED` says
+    assert (tokenization.workers, tokenization.timeout_s) == (5, TOKENIZER_TIMEOUT_S)
     queue = f"({pool.most_messages:,} messages or {(pool.most_bytes // pool.shards) >> 20} MiB each)"
     assert queue in told and f"there are {pool.most_engines:,} engines already" in told
     assert f"above {subscriber.most_bytes >> 20} MiB the connection is closed" in told

@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from app.plugins.hooks import HOOKS
-from app.plugins.offline import registry_of
+from app.plugins.registry import registry_of
 from config.loader import load
 from tests.running_server import ROOT, RunningServer, running_server
 

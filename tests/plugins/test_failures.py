@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from app.engine.reply import STOP, Reply
 from app.engine.request import EngineRequest, ScriptedReply
-from app.plugins.guard import Guard
-from app.plugins.replies import length_source, reply_source
+from app.plugins import checks
+from app.plugins.guard import Guard, nothing
 from tests.running_server import RunningServer, running_server
 
 WRONG = """
@@ -259,9 +259,11 @@ ANYTHING = st.recursive(
 @given(ANYTHING)
 def test_whatever_a_plugin_gives_a_source_gives_a_reply_or_none(given: Any) -> None:
     guard, made = Guard("any", "reply"), Reply((), (), STOP)
-    reply = reply_source(lambda request, rng: given, guard, lambda request, script: made)
+    hook = checks.reply(lambda request, rng: given, lambda request, script: made)
+    reply = guard.wrap(hook, nothing, may_refuse=True)
     assert reply(REQUEST, Random(1)) is (None if given is None or guard.errors else made)
-    length = length_source(lambda request, rng: given, Guard("any", "length"))(REQUEST, Random(1))
+    lengths = Guard("any", "length").wrap(checks.length(lambda request, rng: given), nothing)
+    length = lengths(REQUEST, Random(1))
     assert length is None or type(length) is int
 
 
