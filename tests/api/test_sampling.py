@@ -71,12 +71,17 @@ def test_tokens_are_named_by_their_numbers() -> None:
 )
 def test_what_the_engine_cannot_do_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(ApiError) as caught:
-        check_real(asked(**{field: value}))
+        check_real(asked(**{field: value}), has_media=False)
     assert (caught.value.status, caught.value.param) == (400, field)
+
+
+def test_media_for_an_engine_of_text_are_refused() -> None:
+    with pytest.raises(ApiError, match="not a multimodal model"):
+        check_real(asked(), has_media=True)
 
 
 @pytest.mark.parametrize(
     "fields", [{}, {"use_beam_search": False}, {"kv_transfer_params": {"do_remote_prefill": False}}]
 )
 def test_what_asks_for_nothing_of_the_kind_is_taken(fields: dict[str, Any]) -> None:
-    check_real(asked(**fields))
+    check_real(asked(**fields), has_media=False)
