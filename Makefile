@@ -5,7 +5,7 @@
 # make test-general  conformance and hostile clients once more, with servers that do without the fast path
 # make test-steps    conformance once more, with requests that share the steps of an engine
 # make test-image    run the tests of the image, and those that start no process, with the Python that the image has
-# make lint       ruff and mypy
+# make lint       ruff, mypy and plain words
 # make bench      run the benchmarks
 # make mutants    change the code a little and see whether tests notice: N=80 SEED=1 ROOMS="kvcache schema"
 # make image      build the container image
@@ -96,6 +96,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict app config vllm_understudy benchmarks wsgi.py examples/plugins
+	$(BIN)/python scripts/plain_words.py
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
