@@ -7,7 +7,7 @@ prompt goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import TypeAlias
 
@@ -35,8 +35,8 @@ MOST_MODELS = 1024
 MOST_SIZES = 8
 """How many for each."""
 
-Known: TypeAlias = Callable[[int], Owned | None]
-"""The request keys of an engine's block, None where it is not known."""
+Known: TypeAlias = Mapping[tuple[int, int], Owned | None]
+"""Group and engine key -> the request keys of an engine's block, None where the block is not known."""
 
 
 class Refused(Exception):
@@ -126,7 +126,7 @@ class BlockAligner:
         tail = self.tails.get((source, run.group), parent) if len(self.tails) else None
         if tail is not None:
             return tail
-        owned = known(parent)
+        owned = known[run.group, parent]
         if owned is None:
             raise Refused("unknown_parent")
         last = owned if isinstance(owned, int) else owned[-1] if owned else UNALIGNED

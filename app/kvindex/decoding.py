@@ -60,15 +60,13 @@ class TooLarge(Unreadable):
 class Batch(Struct, frozen=True):
     """A batch of a data parallel `rank`, published at `ts` (seconds since 1970).
 
-    `events` are those that can be used, in their order; `losses` has a reason for each of the others. The
-    batch took `size_bytes` on the wire.
+    `events` are those that can be used, in their order; `losses` has a reason for each of the others.
     """
 
     ts: float
     rank: int
     events: Sequence[KVEvent]
     losses: Sequence[str] = ()
-    size_bytes: int = 0
 
 
 class ArrayStored(BlockStored, gc=False, frozen=True, array_like=True, tag="BlockStored"):
@@ -137,7 +135,7 @@ def decode(payload: Data) -> Batch:
     """
     whole = _whole(payload)
     if whole is not None and isfinite(whole.ts):
-        return Batch(whole.ts, whole.data_parallel_rank or 0, whole.events, (), len(payload))
+        return Batch(whole.ts, whole.data_parallel_rank or 0, whole.events)
     return _taken_apart(payload)
 
 
@@ -164,7 +162,7 @@ def _taken_apart(payload: Data) -> Batch:
             events.append(found)
         if number % EVENTS_A_TURN == 0:
             pause_if_possible()
-    return Batch(ts or 0.0, rank, events, losses, len(payload))
+    return Batch(ts or 0.0, rank, events, losses)
 
 
 def _time(packed: Raw) -> float | None:

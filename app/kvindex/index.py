@@ -23,6 +23,8 @@ from app.kvindex.scorer import PodScore, Weights, score_prefixes
 from config.sections.observability import TRACE
 
 DEFAULT_BLOCK_SIZE = 16
+EVENTS_A_TURN = 1024
+"""Events that are applied, in about 3 ms, before other greenlets have their turn."""
 log = logging.getLogger(__name__)
 
 
@@ -85,10 +87,11 @@ class Index:
             batch = Batch(batch.ts, batch.data_parallel_rank or 0, batch.events)
         source, total, lost = Source(pod, model, batch.rank), Outcome(), [*batch.losses]
         try:
-            for part, events in enumerate(self._ingest.slices(batch)):
-                stamp = None
+            for part, start in enumerate(range(0, len(batch.events) or 1, EVENTS_A_TURN)):
                 if part:
                     pause_if_possible()
+                events = batch.events[start : start + EVENTS_A_TURN]
+                stamp = None
                 if sequence is not None:
                     stamp = Stamp(sequence, batch.ts, restart and not part, part)
                 operations = self._ingest.operations(source, events, lost)

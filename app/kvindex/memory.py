@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from sys import getsizeof
@@ -43,7 +42,7 @@ BLOCK_BYTES = 240
 """What a block takes in the table: its key, its places in two dictionaries."""
 COPY_BYTES = 180
 """What a holder's map takes for a block: two keys and their place in the dictionary."""
-SHARE_BYTES = 1024
+SHARE_BYTES = 1040
 """What a copy may take where copies are the bound: a block that takes more counts as several."""
 MASK_SHIFT = 12
 """A mask of so many binary digits, as a power of 2, takes half of that."""
@@ -77,7 +76,7 @@ class MemoryBackend(Backend):
     """Bounded by the sum of what its blocks weigh: `bound` block copies, or whatever `weigh` measures.
 
     Beyond the bound blocks make room as `BlockTable` has it, whoever holds them. A holder's map may keep a
-    quarter more entries than blocks are left (entries of blocks that made room). Threads may share it.
+    quarter more entries than blocks are left (entries of blocks that made room). Greenlets may share it.
     `count_repeats`: see `docs/kv-index.md`.
     """
 
@@ -100,7 +99,6 @@ class MemoryBackend(Backend):
         self._due: dict[int, None] = {}
         self._alone: Memo[tuple[int, int], Copies] = Memo(ALONE_BYTES)
         self._copies = self._evicted = self._repeats = 0
-        self._lock = threading.Lock()
 
     @property
     def size_bytes(self) -> int:
@@ -117,7 +115,7 @@ class MemoryBackend(Backend):
         found = []
         for group, key in engine:
             number = numbers.get(group)
-            found.append(None if number is None else self._maps[number].get(key))
+            found.append(None if number is None else self._maps[number].owned.get(key))
         return found
 
     def apply(self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
@@ -127,14 +125,11 @@ class MemoryBackend(Backend):
         left = iter(operations)
         while self._apply_until_clear(source, left, outcome):
             outcome.removed += self._clear(source)
-        while self._due:
-            self._sweep()
-            pause_if_possible()
+        self._sweep()
         return outcome
 
     def lookup(self, keys: Sequence[int]) -> Found:
-        with self._lock:
-            return Found(self.table.prefix(keys), self.holders, self.tiers)
+        return Found(self.table.prefix(keys), self.holders, self.tiers)
 
     def position(self, source: Source) -> Stamp | None:
         return None
@@ -155,22 +150,21 @@ class MemoryBackend(Backend):
         return weight if self.table.weigh is weigh_bytes else weight * SHARE_BYTES
 
     def _apply_until_clear(self, source: Source, operations: Iterator[Operation], outcome: Outcome) -> bool:
-        """Do some operations in one go; whether a clear is to be done before the next one."""
-        with self._lock:
-            try:
-                for operation in operations:
-                    match operation:
-                        case Store():
-                            self._store(source, operation, outcome)
-                        case Remove():
-                            self._remove(source, operation, outcome)
-                        case Offload():
-                            self._offload(source, operation, outcome)
-                        case Clear():
-                            return True
-                return False
-            finally:
-                self.table.settle()
+        """Applies operations without a pause; returns whether a clear is due before the next one."""
+        try:
+            for operation in operations:
+                match operation:
+                    case Store():
+                        self._store(source, operation, outcome)
+                    case Remove():
+                        self._remove(source, operation, outcome)
+                    case Offload():
+                        self._offload(source, operation, outcome)
+                    case Clear():
+                        return True
+            return False
+        finally:
+            self.table.settle()
 
     def _store(self, source: Source, store: Store, outcome: Outcome) -> None:
         number = self.holders.number(source, store.group, store.scored)
@@ -180,17 +174,18 @@ class MemoryBackend(Backend):
         if store.adapter is not None:
             self.holders.serves(store.adapter, number)
         tier = self._tier(store.tier)
-        if mapping.has_any(store.engine):
+        known = mapping.owned
+        if not known.keys().isdisjoint(store.engine):
             self._meet_again(number, tier, mapping, store, outcome)
-        mapping.update(zip(store.engine, store.owned, strict=True))
+        known.update(zip(store.engine, store.owned, strict=True))
         if store.remapped:
-            mapping.update([pair for pair in store.remapped if mapping.get(pair[0]) is not None])
+            known.update([pair for pair in store.remapped if pair[0] in known])
         outcome.added += self._add(store.keys, tier, number)
 
     def _meet_again(self, number: int, tier: int, mapping: EngineMap, store: Store, outcome: Outcome) -> None:
         """Some blocks of a store are known: they are held once more, or their key now means other tokens."""
         for key, owned in zip(store.engine, store.owned, strict=True):
-            before = mapping.get(key)
+            before = mapping.owned.get(key)
             if before is None:
                 continue
             if before != owned:
@@ -206,8 +201,8 @@ class MemoryBackend(Backend):
 
     def _offload(self, source: Source, offload: Offload, outcome: Outcome) -> None:
         number, tier = self.holders.find(source, offload.group), self._tier(offload.tier)
-        mapping = EngineMap() if number is None else self._maps[number]
-        known = [owned for key in offload.engine if (owned := mapping.get(key)) is not None]
+        mapping = {} if number is None else self._maps[number].owned
+        known = [mapping[key] for key in offload.engine if key in mapping]
         outcome.unknown += len(offload.engine) - len(known)
         if number is not None:
             keys = list(dict.fromkeys(chain.from_iterable(map(keys_of, known))))
@@ -220,7 +215,7 @@ class MemoryBackend(Backend):
             return
         mapping, tier = self._maps[number], self.tiers.index(remove.tier)
         for key in remove.engine:
-            owned = mapping.get(key)
+            owned = mapping.owned.get(key)
             if owned is None:
                 outcome.unknown += 1
             elif (tier, key) in mapping.repeats:
@@ -236,17 +231,15 @@ class MemoryBackend(Backend):
         removed = 0
         for number in list(self.holders.groups(source).values()):
             mapping = self._maps[number]
-            while len(mapping):
-                with self._lock:
-                    some = mapping.take(SLICE)
-                    removed += self._take(chain.from_iterable(map(keys_of, some)), number)
-                    self.table.settle()
-                if len(mapping):
+            while mapping.owned:
+                some = [mapping.owned.popitem()[1] for _ in range(min(SLICE, len(mapping.owned)))]
+                removed += self._take(chain.from_iterable(map(keys_of, some)), number)
+                self.table.settle()
+                if mapping.owned:
                     pause_if_possible()
-            with self._lock:
-                self._repeats -= len(mapping.repeats)
-                del self._maps[number]
-                self.holders.release(number)
+            self._repeats -= len(mapping.repeats)
+            del self._maps[number]
+            self.holders.release(number)
         return removed
 
     def _add(self, keys: Sequence[int], tier: int, number: int) -> int:
@@ -322,18 +315,20 @@ class MemoryBackend(Backend):
             for number in bits(anywhere(copies)):
                 mapping = self._maps[number]
                 mapping.stale += count
-                if mapping.stale > len(mapping) // 4 + SPARE:
+                if mapping.stale > len(mapping.owned) // 4 + SPARE:
                     self._due[number] = None
 
     def _sweep(self) -> None:
-        """Forgets some entries of maps that lead to blocks that made room."""
-        with self._lock:
+        """Forgets the entries of maps that lead to blocks that made room."""
+        while self._due:
             number, _ = self._due.popitem()
-            mapping = self._maps.get(number)
-            if mapping is not None:
-                self._repeats -= mapping.sweep(self._is_held, SLICE)
-                if mapping.sweeping:
-                    self._due[number] = None
+            mapping = self._maps.get(number, EngineMap())
+            mapping.stale, keys = 0, list(mapping.owned)
+            for start in range(0, len(keys), SLICE):
+                for key in keys[start : start + SLICE]:
+                    if key in mapping.owned and not self._is_held(mapping.owned[key]):
+                        self._repeats -= mapping.forget(key)
+                pause_if_possible()
 
     def _is_held(self, owned: Owned) -> bool:
         """Whether any of the blocks is still there; True for no blocks."""

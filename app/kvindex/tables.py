@@ -21,7 +21,6 @@ from app.kvindex.holders import Copies
 PLACES = 256
 PLACE = PLACES - 1
 """One of so many dictionaries tells where a block is: one for all would take a tenth of a second to grow."""
-MAP_ENTRIES = 1 << 16
 SEGMENT_BLOCKS = 1365
 """As many as a dictionary of 2,048 places takes before it grows."""
 UNSETTLED = 64
@@ -275,93 +274,28 @@ def _equal(values: Sequence[object]) -> Iterator[tuple[int, int]]:
 
 
 class EngineMap:
-    """Engine key -> request keys of one holder, and which blocks it holds more than once.
+    """Engine key -> request keys of one holder, and the blocks that the holder has more than once."""
 
-    No dictionary has more than `MAP_ENTRIES` entries: `young` takes new ones, and is full in the end. The map
-    is swept without standing still: what is still held goes from the dictionaries in `swept` to the others.
-    """
-
-    __slots__ = ("_full", "_swept", "repeats", "stale", "young")
+    __slots__ = ("owned", "repeats", "stale")
 
     def __init__(self) -> None:
-        self.young: dict[int, Owned] = {}
+        self.owned: dict[int, Owned] = {}
         self.repeats: dict[tuple[int, int], int] = {}
         """Tier and engine key -> further copies."""
         self.stale = 0
         """About how many entries are for blocks that made room."""
-        self._full: list[dict[int, Owned]] = []
-        self._swept: list[dict[int, Owned]] = []
-
-    def __len__(self) -> int:
-        return sum(map(len, self._all()))
-
-    @property
-    def sweeping(self) -> bool:
-        """Whether there is something left to look at."""
-        return bool(self._swept)
-
-    def get(self, key: int) -> Owned | None:
-        owned = self.young.get(key)
-        if owned is None and (self._full or self._swept):
-            return next((found for each in self._all() if (found := each.get(key)) is not None), None)
-        return owned
-
-    def has_any(self, keys: Sequence[int]) -> bool:
-        if not self._full and not self._swept:
-            return not self.young.keys().isdisjoint(keys)
-        return any(not each.keys().isdisjoint(keys) for each in self._all())
-
-    def update(self, entries: Iterable[tuple[int, Owned]]) -> None:
-        """Remember what blocks are; the latest word counts."""
-        self.young.update(entries)
-        if len(self.young) >= MAP_ENTRIES:
-            self._full.append(self.young)
-            self.young = {}
 
     def forget(self, key: int) -> int:
-        """Forget a block; how many repeats it had."""
-        for each in self._all():
-            each.pop(key, None)
+        """Forgets a block; returns how many repeats it had."""
+        del self.owned[key]
         tiers = range(MOST_TIERS) if self.repeats else ()
         return sum(self.repeats.pop((tier, key), 0) > 0 for tier in tiers)
 
     def repeat(self, tier: int, key: int, count: int = 1) -> bool:
-        """A block is held once more in a tier, or once less; whether it is the first or the last repeat."""
+        """Counts one copy more in a tier, or one less; returns whether it is the first or the last repeat."""
         repeats = self.repeats.get((tier, key), 0)
         if repeats + count:
             self.repeats[tier, key] = repeats + count
         else:
             del self.repeats[tier, key]
         return not repeats or not repeats + count
-
-    def take(self, most: int) -> list[Owned]:
-        """Some of the entries, no longer here."""
-        taken: list[Owned] = []
-        for entries in self._all():
-            while entries and len(taken) < most:
-                taken.append(entries.popitem()[1])
-        return taken
-
-    def sweep(self, is_held: Callable[[Owned], bool], most: int) -> int:
-        """Look at some entries, and forget those not held; how many repeats they had."""
-        if not self._swept:
-            self._swept, self._full = [*self._full, self.young], []
-            self.young, self.stale = {}, 0
-        repeats, entries = 0, self._swept[0]  # the oldest first: what is known besides is a later word
-        for _ in range(min(most, len(entries))):
-            key, owned = entries.popitem()
-            if self.get(key) is not None:
-                continue
-            if is_held(owned):
-                self.update(((key, owned),))
-            else:
-                repeats += self.forget(key)
-        if not entries:
-            self._swept.pop(0)
-        return repeats
-
-    def _all(self) -> Iterator[dict[int, Owned]]:
-        """The dictionaries, those with the latest word first."""
-        yield self.young
-        yield from reversed(self._full)
-        yield from reversed(self._swept)

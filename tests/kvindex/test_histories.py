@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import pytest
@@ -196,7 +195,7 @@ def test_any_history_leaves_what_a_plain_model_of_it_leaves(make_backend: MakeBa
 def recount(backend: MemoryBackend) -> None:
     """What the backend reckons is what it holds, and whoever has a block has a name for it."""
     held = dict(backend.table)
-    maps = {number: [*chain(*each._all())] for number, each in backend._maps.items()}
+    maps = {number: list(each.owned) for number, each in backend._maps.items()}
     assert backend._copies == sum(map(count_copies, held.values())) == backend.size().copies
     assert backend._repeats == sum(len(each.repeats) for each in backend._maps.values())
     assert all(tier < len(backend.tiers) for each in backend._maps.values() for tier, _ in each.repeats)
@@ -204,7 +203,7 @@ def recount(backend: MemoryBackend) -> None:
     beside = backend.holders.size_bytes + backend._alone.size_bytes
     assert backend.size_bytes == SHARE_BYTES * backend.table.weight + REPEAT_BYTES * backend._repeats + beside
     named = {
-        number: {key for name in names for key in keys_of(backend._maps[number].get(name) or ())}
+        number: {key for name in names for key in keys_of(backend._maps[number].owned[name])}
         for number, names in maps.items()
     }
     assert all(key in named[number] for key, masks in held.items() for mask in masks for number in bits(mask))
@@ -218,7 +217,7 @@ def test_what_is_reckoned_is_what_is_held_also_where_blocks_make_room(
     backend, model = MemoryBackend(bound), Model()
     total = Outcome()
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("memory.SLICE", a_slice), ("memory.SPARE", 0), ("tables.MAP_ENTRIES", 3)):
+        for name, value in (("memory.SLICE", a_slice), ("memory.SPARE", 0)):
             patch.setattr(f"app.kvindex.{name}", value)
         for pod, some in history:
             operations = []

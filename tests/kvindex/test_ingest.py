@@ -1,136 +1,113 @@
-"""The events of a batch are used a few at a time: in their order, with nothing lost between the slices."""
+"""How a batch is applied: some events at a time, each part with a stamp of its own and a pause before."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from app.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from app.kvcache.events import KVEvent
 from app.kvindex import ingest
+from app.kvindex.backend import Outcome, Stamp
 from app.kvindex.decoding import Batch
+from app.kvindex.holders import Source
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.ingest import Ingest
 from app.kvindex.keys import request_keys
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import PROMPT, batch, block, offloaded, removed, stored
 
-NAMES = range(1, 10_000)
+
+class Noting(MemoryBackend):
+    """Remembers the stamps of what it applies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stamps: list[Stamp | None] = []
+
+    def apply(self, source: Source, operations: Any, stamp: Stamp | None = None) -> Outcome:
+        self.stamps.append(stamp)
+        return super().apply(source, operations, stamp)
 
 
-def slices(events: Sequence[KVEvent], most: int, size_bytes: int = 0) -> list[list[KVEvent]]:
-    made = Ingest(MemoryBackend(), request_keys("E", 4))
-    made.slice_blocks = most
-    return [list(each) for each in made.slices(Batch(1.0, 0, events, (), size_bytes))]
+def make() -> tuple[Index, Noting]:
+    backend = Noting()
+    return Index(backend, IndexSettings(block_size=4)), backend
 
 
-def work(event: KVEvent) -> int:
-    """An event counts as one, and so do each of its blocks and every 16 of its tokens."""
-    tokens = len(event.token_ids) if isinstance(event, BlockStored) else 0
-    return 1 + len(event.block_hashes) + tokens // 16
+def apply(index: Index, *events: KVEvent, losses: Sequence[str] = (), **more: Any) -> Outcome | None:
+    return index.ingest(Batch(7.5, 0, events, losses), "a", "m", **more)
 
 
-@st.composite
-def well_formed(draw: st.DrawFn) -> list[KVEvent]:
-    """Events whose blocks all have names of their own."""
-    names, found = iter(NAMES), list[KVEvent]()
-    for blocks in draw(st.lists(st.integers(0, 40), max_size=12)):
-        own = [next(names) for _ in range(blocks)]
-        size = draw(st.sampled_from([0, 1, 4, 16, 100]))
-        kind = draw(st.sampled_from(["store", "store", "remove", "clear"]))
-        if kind == "store":
-            tokens = range(own[0] if own else 0, (own[0] if own else 0) + size * blocks)
-            keys = draw(st.sampled_from([None, [[str(name)] for name in own]]))
-            more = {"medium": "CPU", "lora_name": "x", "group_idx": 1, "kv_cache_spec_kind": "mamba"}
-            found.append(stored(own, tokens, 77, size, lora_id=5, extra_keys=keys, **more))
-        else:
-            found.append(removed(own, "CPU", group_idx=2) if kind == "remove" else AllBlocksCleared())
-    return found
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One item for each pause."""
+    made: list[None] = []
+    for module in ("index", "keys"):
+        monkeypatch.setattr(f"app.kvindex.{module}.pause_if_possible", lambda: made.append(None))
+    return made
 
 
-def rejoined(events: Sequence[KVEvent], pieces: Iterator[KVEvent]) -> Iterator[KVEvent]:
-    """The pieces as the events that they are of; each piece of a store has to continue the one before it."""
-    for event in events:
-        parts = [next(pieces)]
-        while sum(len(part.block_hashes) for part in parts) < len(event.block_hashes):
-            parts.append(next(pieces))
-        yield joined(parts)
-    assert list(pieces) == []
+def test_parts_of_a_batch_are_numbered_and_only_the_first_begins_anew(
+    turns: list[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, backend = make()
+    monkeypatch.setattr("app.kvindex.index.EVENTS_A_TURN", 2)
+    apply(index, block(0), sequence=4)
+    lost = ["unknown_event"] * 2
+    found = apply(index, block(0), block(1), block(2), losses=lost, sequence=5, restart=True)
+    assert found == Outcome(3, 1) and len(turns) == 1
+    assert backend.stamps[1:] == [Stamp(5, 7.5, True, 0), Stamp(5, 7.5, False, 1)]
+    assert index.losses.events == {"unknown_event": 2}
 
 
-def joined(parts: Sequence[KVEvent]) -> KVEvent:
-    first = parts[0]
-    hashes = [name for part in parts for name in part.block_hashes]
-    if isinstance(first, BlockRemoved):
-        return removed(hashes, first.medium, group_idx=first.group_idx)
-    if not isinstance(first, BlockStored):
-        return first
-    stores = [part for part in parts if isinstance(part, BlockStored)]
-    follows = [store.parent_block_hash for store in stores[1:]]
-    assert follows == [store.block_hashes[-1] for store in stores[:-1]]
-    tokens = [token for store in stores for token in store.token_ids]
-    keys = [key for store in stores for key in store.extra_keys or ()] or first.extra_keys
-    size, parent = first.block_size, first.parent_block_hash
-    names = ("lora_id", "lora_name", "medium", "group_idx", "kv_cache_spec_kind")
-    same = {name: getattr(first, name) for name in names}
-    return stored(hashes, tokens, parent, size, extra_keys=keys, **same)
+def test_a_batch_of_nothing_is_applied_too() -> None:
+    index, backend = make()
+    assert apply(index, sequence=5) == Outcome() and backend.stamps == [Stamp(5, 7.5)]
 
 
-@given(well_formed(), st.integers(3, 60))
-def test_slices_are_small_and_together_all_events(events: list[KVEvent], most: int) -> None:
-    found = slices(events, most)
-    pieces = [event for some in found for event in some]
-    assert list(rejoined(events, iter(pieces))) == events
-    for some in found:
-        assert sum(map(work, some)) <= most or len(some) == 1
-    for some, following in zip(found, found[1:], strict=False):
-        assert sum(map(work, some)) + work(following[0]) > most
-    for piece in pieces:
-        whole = len(piece.block_hashes) < 2 or work(piece) <= most
-        assert whole or isinstance(piece, BlockRemoved) or piece.token_ids  # type: ignore[union-attr]
+def test_only_what_has_a_number_has_a_stamp() -> None:
+    index, backend = make()
+    index.ingest(batch(block(0)), "a", "m")
+    index.ingest(batch(block(1), ts=2.0), "a", "m", 5)
+    assert backend.stamps == [None, Stamp(5, 2.0)] and index.size().copies == 2
 
 
-@pytest.mark.parametrize(
-    ("event", "blocks"),
-    [
-        (removed(range(1, 101)), [50, 50]),
-        (removed(range(1, 50)), [49]),
-        (offloaded(range(1, 51)), [49, 1]),
-        (stored(range(1, 91), range(360)), [49, 41]),
-        (stored(range(1, 21), range(16 * 20), size=16), [20]),
-        (stored(range(1, 27), range(16 * 26), size=16), [24, 2]),
-        (stored(range(1, 4), range(300), size=100), [3]),
-        (stored(range(1, 11), range(1000), size=100), [6, 4]),
-        (stored(range(1, 4), range(3000), size=1000), [1, 1, 1]),
-        (stored([1], range(4000), size=4000), [1]),
-    ],
-)
-def test_an_event_is_cut_into_as_many_blocks_as_go_into_a_slice(event: KVEvent, blocks: list[int]) -> None:
-    assert [len(piece.block_hashes) for (piece,) in slices([event], 50)] == blocks
+def test_blocks_that_come_and_go_are_counted_and_those_that_nobody_has() -> None:
+    index, _ = make()
+    apply(index, block(0), block(1), block(2), removed([2, 7, 8]), removed([9]))
+    index.clear("a")
+    lines = index.metrics.render({}, {}, {}).splitlines()
+    for name, value in (("admissions", 3), ("evictions", 3)):
+        assert f"kvcache_index_{name}_total {value}.0" in lines
+    assert index.losses.events == {"unknown_block": 3}
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        stored(range(1, 61), range(239)),
-        stored(range(1, 61), range(240), size=5),
-        stored(range(1, 61), range(240), extra_keys=[["x"]] * 59),
-    ],
-)
-def test_what_will_be_refused_is_not_cut(event: KVEvent) -> None:
-    assert slices([event], 50) == [[event]]
+@pytest.mark.parametrize(("blocks", "pauses"), [(0, 0), (4, 0), (5, 1), (8, 1), (9, 2)])
+def test_others_have_a_turn_while_a_long_prompt_with_a_salt_is_keyed(
+    blocks: int, pauses: int, turns: list[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, _ = make()
+    whole = index.block_keys("m", PROMPT[: 4 * blocks], salt="salt")
+    monkeypatch.setattr(type(index._keys), "slice_blocks", 4)
+    assert index.block_keys("m", [*PROMPT[: 4 * blocks], 1, 2], salt="salt") == whole
+    assert len(whole) == blocks and len(turns) == pauses
 
 
-def test_a_batch_of_few_bytes_is_one_slice_without_a_look_at_its_events() -> None:
-    events = [stored([1, 2, 3], range(120), size=40), removed([4, 5, 6])]
-    assert slices(events, 8, size_bytes=128) == [events]
-    assert len(slices(events, 8, size_bytes=129)) == len(slices(events, 8)) == 2
+def test_a_prompt_of_an_adapter_has_other_keys_than_one_of_its_base() -> None:
+    index, _ = make()
+    index.ingest(batch(stored([1], PROMPT[:4], lora_name="alice")), "a", "m")
+    keys = [index.block_keys(*asked) for asked in (("m", PROMPT), ("alice", PROMPT))]
+    assert keys[0] != keys[1] == index.block_keys("m", PROMPT, lora="alice")
+    assert [score.pod for score in index.score("m", keys=keys[1])] == ["a"]
+    assert (index.base_model("alice"), index.base_model("bob")) == ("m", "bob")
 
 
 @pytest.mark.parametrize("most", [2, 3, 7])
-def test_slices_leave_what_the_whole_batch_leaves(most: int) -> None:
+def test_parts_of_a_batch_leave_what_the_whole_batch_leaves(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events = [
         *map(block, range(4)),
         stored([5, 6, 7, 8, 9, 10], PROMPT[16:], 4),
@@ -140,9 +117,9 @@ def test_slices_leave_what_the_whole_batch_leaves(most: int) -> None:
         stored([30], [7] * 4, 99),
     ]
     outcomes = []
-    for slice_blocks in (1000, most):
+    for events_a_turn in (1000, most):
+        monkeypatch.setattr("app.kvindex.index.EVENTS_A_TURN", events_a_turn)
         index = Index(MemoryBackend(), IndexSettings(block_size=4))
-        index._ingest.slice_blocks = slice_blocks
         outcome = index.ingest(batch(*events), "a", "m")
         (best,) = index.score("m", PROMPT)
         outcomes.append((outcome, index.size(), index.losses.events, best))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.kvcache.events import AllBlocksCleared, BlockHash, KVEvent
 from app.kvindex import ingest
 from app.kvindex.index import Index, IndexSettings
-from app.kvindex.ingest import runs
+from app.kvindex.ingest import event_groups
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import batch, offloaded, removed, stored
 
@@ -19,13 +19,13 @@ FIRST, SECOND = stored([1], range(4)), stored([2], range(4), 1)
 
 
 def lengths(*events: KVEvent, block_size: int = 4) -> list[int]:
-    return [len(run) for run in runs(events, block_size)]
+    return [len(run) for run in event_groups(events, block_size)]
 
 
 def test_stores_and_removals_in_a_row_go_together() -> None:
     events = [FIRST, SECOND, stored([3, 4], range(8)), removed([1]), removed([2, 3]), AllBlocksCleared()]
-    assert list(runs(events, 4)) == [events[:3], events[3:5], events[5:]]
-    assert list(runs([], 4)) == []
+    assert list(event_groups(events, 4)) == [events[:3], events[3:5], events[5:]]
+    assert list(event_groups([], 4)) == []
 
 
 def test_blocks_without_features_are_plain() -> None:
@@ -119,7 +119,7 @@ events = st.one_of(
 def test_together_they_leave_what_they_leave_one_by_one(batches: list[list[KVEvent]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         together = state(batches)
-        patch.setattr(ingest, "runs", lambda events, block_size: [[event] for event in events])
+        patch.setattr(ingest, "event_groups", lambda events, block_size: [[event] for event in events])
         assert together == state(batches)
 
 
@@ -128,6 +128,6 @@ def state(batches: list[list[KVEvent]]) -> tuple[Any, ...]:
     backend = MemoryBackend()
     index = Index(backend, IndexSettings(block_size=2))
     outcomes = [index.ingest(batch(*each), "a", "m") for each in batches]
-    maps = {number: (map_.young, map_.repeats) for number, map_ in backend._maps.items()}
+    maps = {number: (map_.owned, map_.repeats) for number, map_ in backend._maps.items()}
     held = dict(backend.table), maps, index.size()
     return outcomes, held, index.losses.events, index._ingest.stores.block_sizes

@@ -35,7 +35,8 @@ def run_of(*events: BlockStored, adapter: str | None = None) -> StoreGroup:
 def operation(
     stores: BlockAligner, run: StoreGroup, known: Mapping[int, Owned] | None = None, model: str = "m"
 ) -> Store:
-    return stores.operation(source(model=model), run, (known or {}).get)
+    blocks = {(run.group, key): (known or {}).get(key) for key in (*run.parents, *run.engine) if key}
+    return stores.operation(source(model=model), run, blocks)
 
 
 KNOWN: dict[int, Owned] = {21: 1234, 22: (55, 1235), 23: (55, UNALIGNED), 24: ()}
