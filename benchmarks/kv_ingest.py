@@ -14,7 +14,7 @@ from app.kvcache.events import BlockStored, EventBatch
 from app.kvindex.event_pool import Pool, PoolSettings
 from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.pods import FixedTargets, Target
+from app.kvindex.pods import FixedTargets, PodEndpoint
 from app.kvindex.streams import Replays
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
 from benchmarks.kv_naive import MODEL, Fleet, Naive
@@ -66,7 +66,7 @@ def into_index(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, messages:
     index = Index(MemoryBackend())
     pool = Pool(index, Replays(None), PoolSettings(most_messages=1 << 30, most_bytes=1 << 40))
     settings = SubscriberSettings(bind=None, hwm=0)
-    targets = FixedTargets([Target(endpoint)])
+    targets = FixedTargets([PodEndpoint(endpoint)])
     subscriber = Subscriber(pool, index.losses, context, settings, [targets])
     took = _until_all(lambda: subscriber.step(0.0) | pool.step(0.0), lambda: _applied(pool), messages)
     subscriber.close()

@@ -19,13 +19,12 @@ from app.kvindex.backend import RedisSettings
 from app.kvindex.event_pool import PoolSettings
 from app.kvindex.index import IndexSettings
 from app.kvindex.keys import GENERATIONS, Generation
-from app.kvindex.library import Discovery, TokenizerLibrary
 from app.kvindex.pods import parse_topic
 from app.kvindex.scorer import Weights
 from app.kvindex.service import KvIndex, KvIndexSettings
 from app.kvindex.streams import Message
 from app.kvindex.subscriber import SubscriberSettings
-from app.kvindex.tokenizers import TokenizationSettings
+from app.kvindex.tokenizers import Discovery, TokenizationSettings, TokenizerLibrary
 from app.lora.adapters import adapters_of
 from app.tokenization import Tokenizer, load_tokenizer
 from config import ConfigError, Settings

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import TypeAlias
 
+from gevent.event import Event
 from msgspec import Struct
 
 from app.clock.pause import Pace, pause_if_possible
@@ -17,7 +17,7 @@ from app.kvindex.decoding import Unreadable, decode
 from app.kvindex.holders import Source
 from app.kvindex.index import Index
 from app.kvindex.keys import fnv1a_32
-from app.kvindex.streams import STREAM_BYTES, EngineStream, Message, Replays, SequenceTracker
+from app.kvindex.streams import EngineStream, Message, Replays, SequenceTracker
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +27,6 @@ MOST_A_STEP = 64
 """Messages between two looks at replays."""
 MOST_PODS = 10_240
 """More than one process keeps up with: each is 3 KB here and in the index."""
-POD_BYTES = 2200
-"""What is remembered of a pod, with the longest name that a topic may have."""
 BACK_OFF_S = 0.1, 5.0
 """Between two attempts while the backend does not answer: the first time, and at most."""
 
@@ -79,7 +77,7 @@ class Position(Struct, frozen=True, rename={"sequence": "last_sequence", "lag_s"
 
 
 class Shard:
-    """One queue, worked off by one thread or greenlet."""
+    """One queue, worked off by one greenlet."""
 
     def __init__(
         self,
@@ -89,7 +87,7 @@ class Shard:
         wall: Callable[[], float],
         clock: Callable[[], float],
     ) -> None:
-        self.wake = threading.Event()
+        self.wake = Event()
         """Set when there is something to do."""
         self.size_bytes = 0
         self.limit_bytes = settings.most_bytes // settings.shards
@@ -115,11 +113,6 @@ class Shard:
     def waiting(self) -> bool:
         """Whether there is something to do later: a replay runs, or the backend is away."""
         return bool(self._queue or self._busy)
-
-    @property
-    def engines(self) -> int:
-        """How many engines' streams are followed."""
-        return len(self._streams)
 
     def put(self, task: Task) -> None:
         """Queue a message; the caller has looked whether there is room."""
@@ -265,16 +258,12 @@ class Pool:
 
     @property
     def size_bytes(self) -> int:
-        """What waits, here and for replays, and what is remembered of pods and engines."""
-        waits = sum(shard.size_bytes for shard in self.shards) + self.replays.size_bytes
-        engines = sum(shard.engines for shard in self.shards)
-        return waits + POD_BYTES * len(self._pods) + STREAM_BYTES * engines
+        """Memory of the messages that wait, here and for replays."""
+        return sum(shard.size_bytes for shard in self.shards) + self.replays.size_bytes
 
     @property
     def limit_bytes(self) -> int:
-        settings = self._settings
-        known = POD_BYTES * settings.most_pods + STREAM_BYTES * settings.most_engines
-        return settings.most_bytes + self.replays.limit_bytes + known
+        return self._settings.most_bytes + self.replays.limit_bytes
 
     @property
     def full(self) -> bool:

@@ -6,21 +6,17 @@ A mask is such a set. The copies of a block are its masks, tier by tier; no func
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, MutableMapping
 from typing import TypeAlias
 
+from cachetools import LRUCache
 from msgspec import Struct
 
 Copies: TypeAlias = tuple[int, ...]
 """Of one block, the holders as a mask, tier by tier, in the order of the backend's tiers."""
 
-HOLDER_BYTES = 2000
-"""What a holder takes in memory, with names of a usual length."""
 MOST_ADAPTERS = 4096
 """Adapters whose holders are known, those used last."""
-ADAPTER_BYTES = 8 << 10
-"""Memory of an adapter at most: a mask of 65,536 holders. Names are of 512 letters at most."""
 
 
 class Source(Struct, frozen=True, gc=False):
@@ -57,18 +53,10 @@ class Holders:
         self._groups: dict[Source, dict[int, int]] = {}
         self._pods: dict[str, tuple[int, ...]] = {}
         self._models: dict[str, int] = {}
-        self._adapters = AdapterMasks()
+        self._adapters: LRUCache[str, int] = LRUCache(MOST_ADAPTERS)
 
     def __len__(self) -> int:
         return len(self._holders) - len(self._free)
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self) * HOLDER_BYTES + self._adapters.size_bytes
-
-    @property
-    def limit_bytes(self) -> int:
-        return self._most * HOLDER_BYTES + self._adapters.limit_bytes
 
     @property
     def one_group_each(self) -> bool:
@@ -142,15 +130,17 @@ class Holders:
         else:
             del self._pods[source.pod]
         _drop(self._models, source.model, number)
-        self._adapters.release(number)
+        for adapter, mask in list(self._adapters.items()):
+            if mask >> number & 1:
+                _drop(self._adapters, adapter, number)
 
     def serves(self, adapter: str, number: int) -> None:
-        """A holder has blocks of this adapter."""
-        self._adapters.add(adapter, number)
+        """Notes that a holder has blocks of an adapter. Adapters used last are known."""
+        self._adapters[adapter] = self._adapters.get(adapter, 0) | 1 << number
 
     def mask(self, model: str, pods: Collection[str] = ()) -> int:
         """The scored holders that serve a model, or else an adapter of that name; without pods, of all."""
-        serving = self._models.get(model) or self._adapters.mask(model)
+        serving = self._models.get(model) or self._adapters.get(model, 0)
         wanted = 0
         for pod in pods:
             for number in self._pods.get(pod, ()):
@@ -187,40 +177,7 @@ class Holders:
             self._models[source.model] = self._models.get(source.model, 0) | 1 << number
 
 
-class AdapterMasks:
-    """Which holders have blocks of an adapter. Names of adapters come from outside: the latest ones stay."""
-
-    def __init__(self, most: int = MOST_ADAPTERS) -> None:
-        self._most = most
-        self._masks: OrderedDict[str, int] = OrderedDict()
-
-    @property
-    def size_bytes(self) -> int:
-        return ADAPTER_BYTES * len(self._masks)
-
-    @property
-    def limit_bytes(self) -> int:
-        return ADAPTER_BYTES * self._most
-
-    def mask(self, adapter: str) -> int:
-        return self._masks.get(adapter, 0)
-
-    def add(self, adapter: str, number: int) -> None:
-        """Notes that a holder has blocks of an adapter."""
-        self._masks[adapter] = self._masks.get(adapter, 0) | 1 << number
-        self._masks.move_to_end(adapter)
-        if len(self._masks) > self._most:
-            self._masks.popitem(last=False)
-
-    def release(self, number: int) -> None:
-        """Forgets a holder."""
-        bit = 1 << number
-        for adapter, mask in list(self._masks.items()):
-            if mask & bit:
-                _drop(self._masks, adapter, number)
-
-
-def _drop(masks: dict[str, int], name: str, number: int) -> None:
+def _drop(masks: MutableMapping[str, int], name: str, number: int) -> None:
     """Take a bit out of the mask of `name`, and the mask away when it is empty."""
     left = masks.get(name, 0) & ~(1 << number)
     if left:

@@ -102,8 +102,18 @@ class Link:
         ]
         """For each block: where its key goes, and what is hashed for it."""
 
-    def keys(self, parent: int, data: bytes, blocks: int) -> list[int]:
-        """Those of at most `LINK_BLOCKS` blocks behind a key."""
+    def chain(self, parent: int, data: bytes) -> list[int]:
+        """The keys of the full blocks of packed tokens that follow the key `parent`."""
+        keys: list[int] = []
+        most = LINK_BLOCKS * self._step * KEY_BYTES
+        for start in range(0, len(data), most):
+            part = data[start : start + most]
+            keys += self._keys(parent, part, len(part) // (self._step * KEY_BYTES))
+            parent = keys[-1]
+        return keys
+
+    def _keys(self, parent: int, data: bytes, blocks: int) -> list[int]:
+        """The keys of at most `LINK_BLOCKS` blocks."""
         words, digest, step = self._words, xxh64_intdigest, self._step
         self._bytes[KEY_BYTES : KEY_BYTES + len(data)] = data
         words[0] = parent
@@ -122,10 +132,7 @@ class Xxh64Keys:
 
     def __init__(self, block_size: int, seed: str = "") -> None:
         self.block_size = block_size
-        self._links: list[Link] = []
-        """Those that nobody uses now: threads may share this."""
-        self._linked = LEAST_LINKED * block_size if block_size % TOKENS_A_KEY == 0 else 0
-        """So many tokens or more are hashed in place; 0 if none are."""
+        self._place = Link(block_size * TOKEN_BYTES) if block_size % TOKENS_A_KEY == 0 else None
         self._block = struct.Struct(f"{4 * block_size}s")
         self._link = struct.Struct(f"=Q{4 * block_size}s")
         self._whole = struct.Struct(f"=Q{block_size}I")
@@ -146,8 +153,8 @@ class Xxh64Keys:
             return [self._single(parent, tokens)]
         packed, pack, digest = packed_ids(tokens), self._link.pack, xxh64_intdigest
         data = packed.tobytes()
-        if features is None and self._linked and len(packed) >= self._linked:
-            return self._in_place(parent, data)
+        if features is None and self._place and len(packed) >= LEAST_LINKED * self.block_size:
+            return self._place.chain(parent, data)
         rest = len(data) % self._block.size
         blocks = self._block.iter_unpack(data[:-rest] if rest else data)
         if features is None:
@@ -161,17 +168,6 @@ class Xxh64Keys:
             return xxh64_intdigest(self._whole.pack(parent, *tokens))
         except struct.error:
             raise ValueError("a token id is not a number of 32 bits") from None
-
-    def _in_place(self, parent: int, data: bytes) -> list[int]:
-        link = self._links.pop() if self._links else Link(self._block.size)
-        keys: list[int] = []
-        most = LINK_BLOCKS * self._block.size
-        for start in range(0, len(data), most):
-            part = data[start : start + most]
-            keys += link.keys(parent, part, len(part) // self._block.size)
-            parent = keys[-1]
-        self._links.append(link)
-        return keys
 
 
 class FnvKeys:

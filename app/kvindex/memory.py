@@ -102,13 +102,13 @@ class MemoryBackend(Backend):
 
     @property
     def size_bytes(self) -> int:
-        """What all of it takes, reckoned as `weigh_bytes` and `SHARE_BYTES` say: more than is used."""
+        """What all blocks take, reckoned as `weigh_bytes` and `SHARE_BYTES` say: more than is used."""
         held = self._bytes(self.table.weight) + REPEAT_BYTES * self._repeats
-        return held + self.holders.size_bytes + self._alone.size_bytes
+        return held + self._alone.size_bytes
 
     @property
     def limit_bytes(self) -> int:
-        return self._bytes(self.table.bound) + REPEATS_BYTES + self.holders.limit_bytes + ALONE_BYTES
+        return self._bytes(self.table.bound) + REPEATS_BYTES + ALONE_BYTES
 
     def owned(self, source: Source, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
         numbers = self.holders.groups(source)

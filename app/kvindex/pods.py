@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from gevent.socket import getaddrinfo
 from msgspec import Struct
 
 from config.zmq_addresses import port_of
@@ -17,14 +17,10 @@ from config.zmq_addresses import port_of
 log = logging.getLogger(__name__)
 
 Resolve = Callable[[str], Sequence[str]]
-"""A host name -> its addresses, none if there are none. OSError when nobody can tell now."""
+"""A host name -> its addresses, none if there are none, which may take long. OSError without an answer."""
 
 
-class NotToldYet(OSError):
-    """Somebody was asked just now for the addresses of a name."""
-
-
-class Target(Struct, frozen=True):
+class PodEndpoint(Struct, frozen=True):
     """A publisher's address, that of its own replay socket, and name and model where topics do not tell them.
 
     Without a `replay` it may be asked at a port that all have in common. Without a name the pod is called by
@@ -45,12 +41,12 @@ class Target(Struct, frozen=True):
         """Where it runs; None if it has no address of IP."""
         return host_of(self.endpoint) if self.endpoint.startswith("tcp://") else None
 
-    def at(self, address: str) -> Target:
+    def at(self, address: str) -> PodEndpoint:
         """The same at one of the addresses of its host, also for replays if the same host answers them."""
         replay = self.replay
         if replay is not None and host_of(replay) in (self.host, ANY_HOST):
             replay = _moved(replay, address)
-        return Target(_moved(self.endpoint, address), replay, self.pod, self.model)
+        return PodEndpoint(_moved(self.endpoint, address), replay, self.pod, self.model)
 
 
 ANY_HOST = "*"
@@ -66,13 +62,16 @@ def _moved(endpoint: str, address: str) -> str:
 
 
 class TargetSource(Protocol):
-    """Something that knows targets."""
+    """Something that knows endpoints of pods."""
 
-    def targets(self) -> Sequence[Target]:
-        """The targets of now; those of before when they cannot be told."""
+    targets: Sequence[PodEndpoint]
+    """The endpoints by the latest answer."""
+
+    def refresh(self) -> None:
+        """Looks again, which may take long while other greenlets run; without an answer nothing changes."""
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str) -> PodEndpoint:
     """`tcp://host:port`, then options after semicolons: `replay=tcp://host:port`, `pod=name`, `model=name`.
 
     ValueError for anything else.
@@ -89,7 +88,7 @@ def parse_target(text: str) -> Target:
         known[name] = value
     if "replay" in known:
         _check_endpoint(known["replay"])
-    return Target(endpoint, known.get("replay"), known.get("pod"), known.get("model"))
+    return PodEndpoint(endpoint, known.get("replay"), known.get("pod"), known.get("model"))
 
 
 def _check_endpoint(endpoint: str) -> None:
@@ -100,38 +99,37 @@ def _check_endpoint(endpoint: str) -> None:
 class FixedTargets:
     """A list that stays as it is."""
 
-    def __init__(self, targets: Iterable[Target]) -> None:
-        self._targets = list(targets)
+    def __init__(self, targets: Sequence[PodEndpoint]) -> None:
+        self.targets = targets
 
-    def targets(self) -> Sequence[Target]:
-        return self._targets
+    def refresh(self) -> None:
+        pass
 
 
 class FileTargets:
-    """A file with one target a line, read again when it has changed; `#` begins a comment.
+    """A file with one endpoint a line, read again when it has changed; `#` begins a comment.
 
-    Lines that are no target are left out and logged; without the file the last list stays.
+    Other lines are left out and logged; without the file the last list stays.
     """
 
     def __init__(self, path: Path) -> None:
+        self.targets: Sequence[PodEndpoint] = ()
         self._path = path
         self._seen: tuple[int, int, int] | None = None
-        self._targets: list[Target] = []
 
-    def targets(self) -> Sequence[Target]:
+    def refresh(self) -> None:
         try:
             status = self._path.stat()
             seen = status.st_mtime_ns, status.st_size, status.st_ino
             if seen != self._seen:
-                self._targets = self._parse(self._path.read_text("utf-8"))
+                self.targets = self._parse(self._path.read_text("utf-8"))
                 self._seen = seen
         except (OSError, UnicodeDecodeError) as error:
             if self._seen != (0, 0, 0):
                 log.warning("KV event sources: %s cannot be read, the last list stays: %s", self._path, error)
                 self._seen = 0, 0, 0
-        return self._targets
 
-    def _parse(self, text: str) -> list[Target]:
+    def _parse(self, text: str) -> list[PodEndpoint]:
         targets = []
         for number, line in enumerate(text.splitlines(), 1):
             entry = line.partition("#")[0].strip()
@@ -144,9 +142,9 @@ class FileTargets:
 
 
 def resolve_host(host: str) -> Sequence[str]:
-    """The addresses of a name by the system's resolver."""
+    """The addresses of a name by the system's resolver; other greenlets run meanwhile."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        found = getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)):
             return []
@@ -154,69 +152,30 @@ def resolve_host(host: str) -> Sequence[str]:
     return sorted({str(address[4][0]) for address in found})
 
 
-class Names:
-    """Answers with what `resolve` said last, and asks it again in a thread (a greenlet, under gevent)."""
-
-    def __init__(self, resolve: Resolve = resolve_host) -> None:
-        self._resolve = resolve
-        self._answers: dict[str, Sequence[str] | OSError] = {}
-        self._asked: set[str] = set()
-        self._has_news = False
-
-    def __call__(self, host: str) -> Sequence[str]:
-        """See `Resolve`. NotToldYet before there is an answer."""
-        if host not in self._asked:
-            self._asked.add(host)
-            threading.Thread(target=self._ask, args=(host,), name="kvindex-names", daemon=True).start()
-        answer = self._answers.get(host)
-        if answer is None:
-            raise NotToldYet(f"nobody has told the addresses of {host} yet")
-        if isinstance(answer, OSError):
-            raise OSError(*answer.args)
-        return answer
-
-    def take_news(self) -> bool:
-        """Whether some answer is another one than before; told once."""
-        news, self._has_news = self._has_news, False
-        return news
-
-    def _ask(self, host: str) -> None:
-        """Thread."""
-        before = self._answers.get(host)
-        try:
-            self._answers[host] = self._resolve(host)
-        except OSError as error:
-            self._answers[host] = error
-        self._has_news |= before is None or before != self._answers[host] and not isinstance(before, OSError)
-        self._asked.discard(host)
-
-
 class DnsTargets:
     """Every address of a host name, such as that of a headless service, with the same port and options."""
 
-    def __init__(self, target: Target, resolve: Resolve = resolve_host) -> None:
+    def __init__(self, target: PodEndpoint, resolve: Resolve = resolve_host) -> None:
         """`target` names the host."""
+        self.targets: Sequence[PodEndpoint] = ()
         self._target, self._resolve = target, resolve
-        self._addresses: Sequence[str] = ()
         self._complaint = ""
 
-    def targets(self) -> Sequence[Target]:
-        complaint = ""
+    def refresh(self) -> None:
+        host, complaint = self._target.host or "", ""
         try:
-            self._addresses = self._resolve(self._target.host or "")
-        except NotToldYet:
-            complaint = self._complaint
+            addresses = self._resolve(host)
         except OSError as error:
-            complaint = f"nobody can tell the addresses of {self._target.host}, the last ones stay: {error}"
+            complaint = f"nobody can tell the addresses of {host}, the last ones stay: {error}"
         else:
-            if not self._addresses:
-                complaint = f"{self._target.host} has no addresses, or nobody knows it"
-            elif self._target.pod and len(self._addresses) > 1:
-                complaint = f"{self._target.host} is several pods, all of them called {self._target.pod}"
+            self.targets = [self._target.at(address) for address in addresses]
+            if not addresses:
+                complaint = f"{host} has no addresses, or nobody knows it"
+            elif self._target.pod and len(addresses) > 1:
+                complaint = f"{host} is several pods, all of them called {self._target.pod}"
         if complaint and complaint != self._complaint:
             log.warning("KV event sources: %s", complaint)
         self._complaint = complaint
-        return [self._target.at(address) for address in self._addresses]
 
 
 def target_sources(entries: Sequence[str], resolve: Resolve = resolve_host) -> list[TargetSource]:
@@ -224,7 +183,7 @@ def target_sources(entries: Sequence[str], resolve: Resolve = resolve_host) -> l
 
     ValueError for others.
     """
-    fixed: list[Target] = []
+    fixed: list[PodEndpoint] = []
     sources: list[TargetSource] = []
     for entry in entries:
         if entry.startswith("file:"):
@@ -239,8 +198,6 @@ def target_sources(entries: Sequence[str], resolve: Resolve = resolve_host) -> l
 PREFIX = "kv@"
 MOST_NAME_BYTES = 512
 MOST_PODS = 1 << 16
-POD_BYTES = 3000
-"""What is remembered of a pod, with the longest name that there may be."""
 MOST_A_STEP = 64
 """Pods that are found to be gone in one go."""
 
@@ -287,14 +244,6 @@ class PodTracker:
         self._closed: set[Hashable] = set()
         self._due: OrderedDict[str, float] = OrderedDict()
         """When pods will be gone; the earliest is first, as all have the same time."""
-
-    @property
-    def size_bytes(self) -> int:
-        return POD_BYTES * len(self._connections)
-
-    @property
-    def limit_bytes(self) -> int:
-        return POD_BYTES * self._most_pods
 
     def seen(self, pod: str, connection: Hashable, now: float) -> None:
         """A message of the pod came over the connection; it may have been closed since."""

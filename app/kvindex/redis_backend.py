@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import gevent
 import msgspec
 import redis
-from gevent import monkey
 from msgspec import Struct
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from app.clock.pause import wait_off_hub
 from app.kvindex.backend import (
     CPU,
     GPU,
@@ -132,7 +132,7 @@ class HolderSnapshot(Struct, frozen=True):
 
 
 class RedisBackend(Backend):
-    """See `Backend`; `redis.lua` describes the layout of the data. Threads may share it.
+    """See `Backend`; `redis.lua` describes the layout of the data. Greenlets may share it.
 
     Nothing is connected before the first call.
     """
@@ -281,11 +281,10 @@ class RedisBackend(Backend):
 
     def _answer(self, ask: Callable[[], T]) -> T:
         """An answer of Redis. BackendUnavailable when there is none, or not in time."""
-        # Redis's own time-outs are not about its name, which somebody may take half a minute to look up.
-        limit_s = CALL_TIMEOUTS * self._settings.timeout_s if monkey.is_module_patched("socket") else None
-        with gevent.Timeout(limit_s) as late:
+        # Redis's own time-outs are not about the lookup of its name, which may take half a minute.
+        with gevent.Timeout(CALL_TIMEOUTS * self._settings.timeout_s) as late:
             try:
-                return ask()
+                return wait_off_hub(ask)
             except UNAVAILABLE as error:
                 raise BackendUnavailable(f"Redis does not answer: {error}") from error
             except gevent.Timeout as error:

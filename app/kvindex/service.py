@@ -1,17 +1,17 @@
-"""The index as a service: everything that it is made of, its threads, and what others ask of it."""
+"""The index as a service: its parts, its greenlets, its figures."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
+import gevent
 import zmq
+from gevent.event import Event
 from msgspec import Struct
 
 from app.clock.pause import PAUSE_S
@@ -22,7 +22,7 @@ from app.kvindex.backend import Backend, BackendUnavailable, RedisSettings, Size
 from app.kvindex.event_pool import Pool, PoolSettings, Position, Shard
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MOST_COPIES, MemoryBackend, weigh_bytes
-from app.kvindex.pods import Names, target_sources
+from app.kvindex.pods import TargetSource, target_sources
 from app.kvindex.scorer import PodScore
 from app.kvindex.streams import Message, ReplayLimits, Replays
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
@@ -89,7 +89,7 @@ def open_backend(settings: KvIndexSettings) -> Backend:
 
 
 class KvIndex:
-    """An index with its subscriber. Sockets and threads (greenlets, under gevent) begin with `start`.
+    """An index with its subscriber. Sockets and greenlets begin with `start`.
 
     `find` finds tokenizers for prompts that come as text. `now` is monotonic, `wall` since 1970, in seconds.
     `caches` are further ones to tell of, by name, such as that of the tokenizers.
@@ -106,15 +106,14 @@ class KvIndex:
         """ValueError for settings that cannot be."""
         self._further_caches = caches
         self._settings, self._now, self._wall = settings, now, wall
-        self._names = Names()
-        self._sources = target_sources(settings.targets, self._names)
+        self._sources = target_sources(settings.targets)
         self.index = Index(open_backend(settings), settings.index)
         self.tokenization = Tokenization(find, settings.tokenization, self.index.metrics)
         self._context: Context | None = None
         self._pool: Pool | None = None
         self._subscriber: Subscriber | None = None
-        self._threads: list[threading.Thread] = []
-        self._end = threading.Event()
+        self._greenlets: list[gevent.Greenlet[..., None]] = []
+        self._end = Event()
 
     @property
     def address(self) -> str | None:
@@ -129,11 +128,11 @@ class KvIndex:
     @property
     def caches(self) -> Mapping[str, Bounded]:
         """What is kept in memory, by name; that of a database is not ours."""
-        kept = {**self._further_caches, **self.tokenization.caches, **self.index.caches}
+        kept = {**self._further_caches, "prompt tokens": self.tokenization.prompts, **self.index.caches}
         if isinstance(self.index.backend, MemoryBackend):
             kept["index blocks"] = self.index.backend
         if self._pool is not None and self._subscriber is not None:
-            kept |= {"index messages": self._pool, "index topics": self._subscriber}
+            kept |= {"index messages": self._pool, "index topics": self._subscriber.topics}
         return kept
 
     @property
@@ -142,8 +141,8 @@ class KvIndex:
         return 0 if self._pool is None else len(self._pool)
 
     def start(self) -> None:
-        """Listen, in the process that calls this. ZMQError when the address is taken or none."""
-        if self._threads:
+        """Listens, in the process that calls this. ZMQError when the address is taken or none."""
+        if self._greenlets:
             return
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MOST_SOCKETS)
@@ -157,32 +156,28 @@ class KvIndex:
             self._context,
             self._settings.subscriber,
             self._sources,
-            self._names,
-            self._names.take_news,
         )
         try:
             subscriber.open()
         except zmq.ZMQError:
             self._context.destroy(linger=0)
             raise
-        self._run("subscriber", lambda: self._subscribe(subscriber))
-        for number, shard in enumerate(pool.shards):
-            self._run(f"shard-{number}", partial(self._work, shard))
+        self._greenlets = [gevent.spawn(self._refresh, source) for source in self._sources]
+        self._greenlets += [gevent.spawn(self._work, shard) for shard in pool.shards]
+        self._greenlets.append(gevent.spawn(self._subscribe))
 
     def close(self) -> None:
-        """Stop listening. What is in a shared backend stays there."""
+        """Stops listening. What is in a shared backend stays there."""
         self._end.set()
         for shard in self._pool.shards if self._pool is not None else ():
             shard.wake.set()
-        for thread in self._threads:
-            thread.join(JOIN_S)
+        gevent.joinall(self._greenlets, JOIN_S)
         if self._subscriber is not None:
             self._subscriber.close()
         if self._pool is not None:
             self._pool.close()
         if self._context is not None:
             end_context(self._context)
-        self.tokenization.close()
         self.index.close()
 
     def receive(self, message: Message) -> None:
@@ -231,22 +226,26 @@ class KvIndex:
             gauges |= {"index_blocks": size.blocks, "index_copies": size.copies, "events_pods": len(pods)}
         return self.index.metrics.render(gauges, losses.messages, losses.events, backend.times_lost)
 
-    def _run(self, name: str, work: Callable[[], None]) -> None:
-        thread = threading.Thread(target=work, name=f"kvindex-{name}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+    def _refresh(self, source: TargetSource) -> None:
+        """Looks for the endpoints of a source, again and again; a slow one delays no other."""
+        while not self._end.is_set() and self._subscriber is not None:
+            before = source.targets
+            source.refresh()
+            if source.targets != before:
+                self._subscriber.look()
+            self._end.wait(self._settings.subscriber.look_again_s)
 
-    def _subscribe(self, subscriber: Subscriber) -> None:
-        while not self._end.is_set():
-            if self._step(subscriber.step):
-                time.sleep(PAUSE_S)
+    def _subscribe(self) -> None:
+        while not self._end.is_set() and self._subscriber is not None:
+            if self._step(self._subscriber.step):
+                gevent.sleep(PAUSE_S)
             else:
-                subscriber.wait(LISTEN_S)
+                self._subscriber.wait(LISTEN_S)
 
     def _work(self, shard: Shard) -> None:
         while not self._end.is_set():
             if self._step(shard.step):
-                time.sleep(PAUSE_S)
+                gevent.sleep(PAUSE_S)
             else:
                 shard.wake.wait(WAITING_S if shard.waiting else IDLE_S)
 

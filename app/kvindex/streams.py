@@ -30,8 +30,6 @@ HELD_BYTES = 256 << 20
 """Bytes of messages of all engines that wait for the ends of replays."""
 MESSAGE_BYTES = 400
 """Memory of a message besides its payload, with a topic of usual length."""
-STREAM_BYTES = 2500
-"""Memory of an engine's stream that awaits no replay."""
 MOST_A_STEP, MOST_BYTES_A_STEP = 256, 1 << 20
 """Batches of a replay, and bytes of them, that are read in one go."""
 _MISSING = float("nan")

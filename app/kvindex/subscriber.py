@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import logging
-import select
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from ipaddress import ip_address
 from typing import TypeAlias
 
+import gevent
 import zmq
+from gevent.select import POLLIN, poll
 from msgspec import Struct
 from zmq.utils.monitor import parse_monitor_message
 
-from app.kvcache.endpoints import is_ipv6
+from app.kvcache.endpoints import is_ipv6, is_name
 from app.kvcache.memo import Memo
 from app.kvcache.sockets import address_of, affinity
 from app.kvindex.event_pool import Pool
 from app.kvindex.metrics import Losses
 from app.kvindex.pods import (
     PREFIX,
-    NotToldYet,
+    PodEndpoint,
     PodTracker,
     Resolve,
-    Target,
     TargetSource,
     Topic,
     parse_topic,
@@ -74,7 +74,7 @@ class Line(Struct):
 
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
-    target: Target | None
+    target: PodEndpoint | None
     frames: list[Frame] = []
 
 
@@ -94,30 +94,17 @@ class Subscriber:
         settings: SubscriberSettings = SubscriberSettings(),  # noqa: B008 (immutable)
         sources: Sequence[TargetSource] = (),
         resolve: Resolve = resolve_host,
-        has_news: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`has_news` tells that it is worth while to ask the `sources` now."""
-        self._resolve, self._has_news = resolve, has_news
+        self.topics: Memo[bytes, Topic] = Memo(TOPICS_BYTES)
+        self._resolve = resolve
         self._pool, self._losses = pool, losses
         self._context, self._settings, self._sources = context, settings, sources
         self._presence = PodTracker(settings.grace_s)
         self._bound: Line | None = None
-        self._lines: dict[Target, Line] = {}
-        self._unheard: list[Target] = []
-        """Those of whose hosts it is not known whether anybody knows them."""
-        self._topics: Memo[bytes, Topic] = Memo(TOPICS_BYTES)
+        self._lines: dict[PodEndpoint, Line] = {}
         self._poller = zmq.Poller()
         self._look_at = float("-inf")
         self._turn = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """What is remembered of topics and connections."""
-        return self._topics.size_bytes + self._presence.size_bytes
-
-    @property
-    def limit_bytes(self) -> int:
-        return self._topics.limit_bytes + self._presence.limit_bytes
 
     @property
     def address(self) -> str | None:
@@ -125,7 +112,7 @@ class Subscriber:
         return None if self._bound is None else address_of(self._bound.socket)
 
     @property
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[PodEndpoint]:
         """Those that are connected to, reachable or not."""
         return list(self._lines)
 
@@ -140,7 +127,7 @@ class Subscriber:
         `now` is monotonic, in seconds.
         """
         self.open()
-        if now >= self._look_at or self._has_news():
+        if now >= self._look_at:
             self._look_at = now + self._settings.look_again_s
             self._follow(now)
         lines = self._all_lines()
@@ -154,11 +141,15 @@ class Subscriber:
             self._pool.gone(pod)
         return done + len(gone) > 0
 
+    def look(self) -> None:
+        """Has the next step look at the targets of the sources."""
+        self._look_at = float("-inf")
+
     def wait(self, timeout_s: float) -> None:
-        """Until there may be something to read. Greenlets and threads go on meanwhile."""
-        waiting = select.poll()
+        """Returns when there may be something to read. Other greenlets go on meanwhile."""
+        waiting = poll()
         for socket, _ in self._poller.sockets:
-            waiting.register(socket.fileno(), select.POLLIN)
+            waiting.register(socket.fileno(), POLLIN)
         # Sockets that are not read while the queues are full do not tell again that there is something.
         waiting.poll(1e3 * (min(timeout_s, FULL_S) if self._pool.full else timeout_s))
 
@@ -171,7 +162,7 @@ class Subscriber:
     def _all_lines(self) -> list[Line]:
         return [*([self._bound] if self._bound else []), *self._lines.values()]
 
-    def _line(self, endpoint: str, target: Target | None, topic: str) -> Line:
+    def _line(self, endpoint: str, target: PodEndpoint | None, topic: str) -> Line:
         socket = self._context.socket(zmq.SUB)
         monitor = None
         try:
@@ -205,7 +196,7 @@ class Subscriber:
 
     def _follow(self, now: float) -> None:
         """Connect to new targets, and leave those that are no more."""
-        wanted = {target: None for source in self._sources for target in source.targets()}
+        wanted = {target: None for source in self._sources for target in source.targets}
         for target in [target for target in self._lines if target not in wanted]:
             self._read(self._lines[target], now)
             self._shut(self._lines.pop(target))
@@ -213,28 +204,25 @@ class Subscriber:
         for target in wanted:
             if target not in self._lines:
                 self._connect(target)
-        self._unheard = [target for target in self._unheard if not self._is_told(target)]
 
-    def _connect(self, target: Target) -> None:
+    def _connect(self, target: PodEndpoint) -> None:
         # A publisher with vLLM's default topic, which is none, is told by its address.
         try:
             self._lines[target] = self._line(target.endpoint, target, "")
         except zmq.ZMQError as error:
             log.warning("KV event sources: no connection to %s: %s", target.endpoint, error)
             return
-        self._unheard.append(target)
+        if is_name(target.endpoint):
+            gevent.spawn(self._warn_of_unknown, target)
 
-    def _is_told(self, target: Target) -> bool:
-        """Whether its host is known to have an address, or to have none, which is logged."""
+    def _warn_of_unknown(self, target: PodEndpoint) -> None:
+        """Logs that a host has no address: ZMQ looks for it again and again, and says nothing."""
         try:
-            known = target.host is None or bool(self._resolve(target.host.strip("[]")))
-        except NotToldYet:
-            return target not in self._lines
+            known = bool(self._resolve(target.host or ""))
         except OSError:
             known = False
-        if not known:  # ZMQ asks for it again and again, and says nothing
+        if not known:
             log.warning("KV event sources: nobody knows the host of %s, trying on", target.endpoint)
-        return True
 
     def _read_some(self, lines: Sequence[Line], now: float) -> int:
         """Read from these sockets, another one first every time; how many messages."""
@@ -260,7 +248,7 @@ class Subscriber:
                 self._take(frames, line.target, now)
         return read
 
-    def _take(self, frames: Sequence[Frame], target: Target | None, now: float) -> None:
+    def _take(self, frames: Sequence[Frame], target: PodEndpoint | None, now: float) -> None:
         if len(frames) != 3 or len(frames[1]) != SEQUENCE_BYTES:
             self._losses.message("bad_frames")
             return
@@ -274,7 +262,9 @@ class Subscriber:
         if crowded_out is not None:
             self._presence.forget(crowded_out)
 
-    def _message(self, frames: Sequence[Frame], target: Target | None, peer: str | None) -> Message | None:
+    def _message(
+        self, frames: Sequence[Frame], target: PodEndpoint | None, peer: str | None
+    ) -> Message | None:
         name, number, content = frames[0].bytes, frames[1], frames[2]
         topic = self._topic(name)
         if topic is None and (target is None or name):
@@ -295,9 +285,9 @@ class Subscriber:
         return Message(pod, model, sequence, payload, replay, shared, name)
 
     def _topic(self, topic: bytes) -> Topic | None:
-        known = self._topics.get(topic)
+        known = self.topics.get(topic)
         if known is None and (known := parse_topic(topic)) is not None:
-            self._topics.put(topic, known, 6 * len(topic))
+            self.topics.put(topic, known, 6 * len(topic))
         return known
 
     def _watch(self, line: Line, now: float) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from threading import Thread
 
+import gevent
 import zmq
 
 from app.kvcache.events import KVEvent, LayoutName, encoder
@@ -118,11 +118,13 @@ class Station:
         self.replays = Replays(context, ReplayLimits())
         self.pool = Pool(self.index, self.replays, PoolSettings(), wall=lambda: 2000.0, clock=lambda: 0.0)
         self.subscriber: Subscriber | None = None
+        self.sources: Sequence[TargetSource] = ()
         self.engines: list[Engine] = []
 
     def listen(self, *sources: TargetSource, **settings: object) -> Subscriber:
         settings.setdefault("bind", f"{LOCAL}:*")
         made = SubscriberSettings(**settings)  # type: ignore[arg-type]
+        self.sources = sources
         self.subscriber = Subscriber(self.pool, self.index.losses, self.context, made, sources)
         self.subscriber.open()
         return self.subscriber
@@ -137,17 +139,19 @@ class Station:
     def step(self) -> None:
         for engine in self.engines:
             engine.serve()
+        for source in self.sources:
+            source.refresh()
         if self.subscriber is not None:
             self.subscriber.step(self.now)
         self.pool.step(self.now)
 
-    def until(self, done: Callable[[], bool], each: Callable[[], object] | None = None) -> None:
+    def until(self, done: Callable[[], object], each: Callable[[], object] | None = None) -> None:
         """Go on until something is so; the time limit of tests ends what never is."""
         while not done():
             if each is not None:
                 each()
             self.step()
-            time.sleep(0)
+            gevent.sleep(0)
 
     def settle(self, steps: int = 50) -> None:
         """Go on for a while in which nothing more should happen."""
@@ -186,6 +190,12 @@ class Station:
         if self.subscriber is not None:
             self.subscriber.close()
         self.pool.close()
+
+
+def until(done: Callable[[], object]) -> None:
+    """Let greenlets run until something is so; the time limit of tests ends what never is."""
+    while not done():
+        gevent.sleep(0.001)
 
 
 def ends(context: Context) -> bool:

@@ -17,9 +17,9 @@ from app.tokenization import default_tokenizer
 from app.tokenization.base import TokenizerError
 from config import ConfigError
 from config.settings import KVIndexSettings, ModelSettings, Settings
-from tests.hostile.wire import wait_until
 from tests.kvindex.engines import stored
 from tests.kvindex.held import source, store
+from tests.kvindex.publisher import until
 
 PROMPT = list(range(100, 120))
 MODEL = ModelSettings(model="org/m", served_model_name=("m", "n"))
@@ -98,7 +98,7 @@ def test_what_our_own_publisher_publishes_is_taken(topic: str, pod: str) -> None
     index = made(kv_index_block_size=4)
     index.start()
     fed(index, "org/m")(topic, 0, EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
-    wait_until(lambda: [score.pod for score in index.score_tokens("org/m", PROMPT)] == [pod])
+    until(lambda: [score.pod for score in index.score_tokens("org/m", PROMPT)] == [pod])
     index.close()
 
 
@@ -110,9 +110,9 @@ def test_it_listens_as_soon_as_its_address_is_free(caplog: pytest.LogCaptureFixt
     listening = Listening(second, retry_s=0.01)
     listening.start()
     gevent.sleep(0.1)
-    assert second._threads == [] and caplog.text.count("it cannot listen yet, trying on") == 1
+    assert second._greenlets == [] and caplog.text.count("it cannot listen yet, trying on") == 1
     first.close()
-    wait_until(lambda: gevent.sleep(0.01) is None and second._threads != [])  # type: ignore[func-returns-value]
+    until(lambda: second._greenlets)
     assert second.address is not None and len(caplog.records) == 1
     listening.close()
 
@@ -128,4 +128,4 @@ def test_one_that_is_closed_tries_no_more() -> None:
     listening.close()
     context.destroy(linger=0)
     gevent.sleep(0.1)
-    assert index._threads == []
+    assert index._greenlets == []

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-
+import gevent
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -243,20 +242,19 @@ def test_large_numbers_are_numbers(backend: Backend) -> None:
     assert _plain(backend.owned(A, [(0, largest)])[0]) == (largest - 1,)
 
 
-def test_threads_do_not_race(backend: Backend) -> None:
-    def work(number: int) -> None:
-        mine = source(f"pod{number % 10}")
-        for step in range(10):
-            backend.apply(mine, [store([number * 100 + step], [step])])
-            backend.lookup(list(range(10)))
-            backend.apply(mine, [Remove(0, "gpu", [number * 100 + step])])
+def test_greenlets_do_not_race(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.kvindex.memory.SLICE", 1)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert content(backend, range(10)) == {}
+    def work(number: int) -> None:
+        mine = source(f"pod{number}")
+        for step in range(10):
+            backend.apply(mine, [store([number * 100 + key], [key]) for key in range(step, step + 3)])
+            backend.lookup(list(range(10)))
+            gevent.sleep(0)
+            backend.apply(mine, [Clear()])
+
+    gevent.joinall([gevent.spawn(work, number) for number in range(10)], raise_error=True)
+    assert content(backend, range(20)) == {}
     assert backend.size().copies == 0
 
 

@@ -200,7 +200,7 @@ def recount(backend: MemoryBackend) -> None:
     assert backend._repeats == sum(len(each.repeats) for each in backend._maps.values())
     assert all(tier < len(backend.tiers) for each in backend._maps.values() for tier, _ in each.repeats)
     assert backend.table.weight == sum(map(weigh_copies, held.values()))
-    beside = backend.holders.size_bytes + backend._alone.size_bytes
+    beside = backend._alone.size_bytes
     assert backend.size_bytes == SHARE_BYTES * backend.table.weight + REPEAT_BYTES * backend._repeats + beside
     named = {
         number: {key for name in names for key in keys_of(backend._maps[number].owned[name])}

@@ -7,9 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.kvindex.holders import (
-    ADAPTER_BYTES,
-    HOLDER_BYTES,
-    AdapterMasks,
     Copies,
     Holder,
     Holders,
@@ -105,31 +102,18 @@ def test_what_is_scored_of_a_model_and_of_pods() -> None:
     assert (holders.mask("m"), set(holders.pods), holders.sources("a")) == (0b0100, {"b"}, [])
 
 
-def test_holders_take_memory_and_give_it_back() -> None:
+def test_adapters_are_known_by_the_holders_that_have_blocks_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.kvindex.holders.MOST_ADAPTERS", 3)
     holders = Holders(3)
-    assert holders.size_bytes == 0
-    holders.number(A, 0)
-    holders.number(B, 0)
-    assert holders.size_bytes == 2 * HOLDER_BYTES
-    holders.serves("alice", 1)
-    assert holders.size_bytes == 2 * HOLDER_BYTES + ADAPTER_BYTES
-    assert holders.mask("alice") == 0b10
-    assert holders.limit_bytes == 3 * HOLDER_BYTES + AdapterMasks().limit_bytes
-    holders.release(1)
-    assert (holders.size_bytes, holders.mask("alice")) == (HOLDER_BYTES, 0)
-
-
-def test_the_adapters_that_were_told_last_are_known() -> None:
-    adapters = AdapterMasks(most=3)
-    for name, number in (("a", 0), ("b", 0), ("a", 1), ("a", 1), ("c", 1), ("d", 1)):
-        adapters.add(name, number)
-        assert adapters.size_bytes <= adapters.limit_bytes == 3 * ADAPTER_BYTES
-    assert [adapters.mask(name) for name in "abcd"] == [0b11, 0, 0b10, 0b10]
-    adapters.add("b", 0)
-    assert [adapters.mask(name) for name in "abcd"] == [0, 0b01, 0b10, 0b10]
-    for number in (0, 1):
-        adapters.release(number)
-    assert ([adapters.mask(name) for name in "abcd"], adapters.size_bytes) == ([0] * 4, 0)
+    for each in (A, B):
+        holders.number(each, 0)
+    for name, number in (("a", 0), ("b", 0), ("a", 1), ("c", 1), ("a", 1), ("d", 1)):
+        holders.serves(name, number)
+    assert [holders.mask(name) for name in "abcd"] == [0b11, 0, 0b10, 0b10]  # b was used longest ago
+    for number, left in ((1, [0b01, 0, 0, 0]), (0, [0] * 4)):
+        holders.release(number)
+        assert [holders.mask(name) for name in "abcd"] == left
+    assert len(holders._adapters) == 0
 
 
 Step = tuple[str, int, int, int]
@@ -200,7 +184,7 @@ def agree(holders: Holders, model: Seats) -> None:
     taken = model.taken()
     assert [holders[number] for number in range(9)] == [*model.seats, None, None, None]
     assert dict(enumerate(holders.seats())).items() >= taken.items() and list(holders) == list(taken.values())
-    assert len(holders) == len(taken) and holders.size_bytes == HOLDER_BYTES * len(taken)
+    assert len(holders) == len(taken)
     sources = {holder.source for holder in taken.values()}
     assert set(holders.pods) == {each.pod for each in sources}
     assert holders.one_group_each == (len(sources) == len(taken))

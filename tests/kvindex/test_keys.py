@@ -18,7 +18,6 @@ from app.kvindex.keys import (
     LINK_BLOCKS,
     Generation,
     RequestKeys,
-    Xxh64Keys,
     fnv1a_64,
     packed_ids,
     request_keys,
@@ -173,23 +172,6 @@ def test_a_prompt_of_any_length_has_the_keys_of_its_blocks_one_by_one(size: int,
         expected.append(parent)
     for rest in range(size):
         assert keys.keys(5, tokens + [9] * rest) == expected
-
-
-@pytest.mark.parametrize("size", [2, 4, 6, 16])
-def test_from_eight_blocks_on_of_whole_words_a_prompt_is_hashed_in_one_place(size: int) -> None:
-    keys = Xxh64Keys(size)
-    keys.keys(1, range(8 * size - 1))
-    assert len(keys._links) == 0
-    for blocks in (8, 200, 9):
-        keys.keys(1, range(blocks * size))
-        assert len(keys._links) == 1
-
-
-@pytest.mark.parametrize("size", [1, 3, 15])
-def test_blocks_of_half_words_are_packed_one_by_one(size: int) -> None:
-    keys = Xxh64Keys(size)
-    keys.keys(1, range(200 * size))
-    assert keys._links == []
 
 
 def test_a_block_without_its_features_is_a_mistake() -> None:

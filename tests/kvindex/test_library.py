@@ -1,23 +1,25 @@
 """Tokenizers by the name of their model: loaded once, and never waited for without end."""
 
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import gevent
 import pytest
 
 from app.clock.clock import VirtualClock
-from app.kvindex.library import (
+from app.kvindex.tokenizers import (
     FAILURE_BYTES,
     LONGEST_NAME,
     Discovery,
     TokenizerLibrary,
     UnknownModelError,
+    discover,
     tokenizer_bytes,
 )
 from app.tokenization import (
@@ -50,7 +52,9 @@ class Loader:
 
 
 @pytest.fixture
-def loader(embedded: LocalTokenizer) -> Iterator[Loader]:
+def loader(embedded: LocalTokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loader]:
+    """Called in native threads, as beside a loop that serves requests."""
+    monkeypatch.setattr(gevent.get_hub(), "is_shared", True, raising=False)
     loader = Loader(embedded)
     yield loader
     for gate in loader.gates.values():
@@ -63,14 +67,13 @@ def library(loader: Loader, models: str = "a b c bad", **settings: Any) -> Token
 
 
 def outcomes(library: TokenizerLibrary, model: str, requests: int = 16) -> list[Tokenizer | TokenizerError]:
-    def ask(_: int) -> Tokenizer | TokenizerError:
+    def ask() -> Tokenizer | TokenizerError:
         try:
             return library.get(model)
         except TokenizerError as error:
             return error
 
-    with ThreadPoolExecutor(requests) as pool:
-        return list(pool.map(ask, range(requests)))
+    return [each.value for each in gevent.joinall([gevent.spawn(ask) for _ in range(requests)])]
 
 
 def test_many_who_ask_at_once_share_one_load(loader: Loader, embedded: LocalTokenizer) -> None:
@@ -165,8 +168,6 @@ def test_a_load_out_of_time_is_an_error_and_its_tokenizer_is_there_later(
     for _ in range(2):
         with pytest.raises(TokenizerServiceError, match="`a` was not loaded within 0.05 s"):
             models.get("a")
-    loads = [thread for thread in threading.enumerate() if thread.name == "tokenizer"]
-    assert loads and all(load.daemon for load in loads)  # one that hangs keeps no process from ending
     loader.gates["a"].set()
     assert eventually(lambda: models.get("a")) is embedded
     assert loader.calls == ["a"]
@@ -218,15 +219,17 @@ def test_a_discovered_model_is_loaded_from_its_file(tmp_path: Path, loader: Load
 
 
 HANGING = """
-import sys, threading, time
+import sys, time
 from pathlib import Path
 from gevent import monkey
 if sys.argv[1] == "patched":
     monkey.patch_all()
-from concurrent.futures import ThreadPoolExecutor
+import gevent
+from app.clock.pause import share_loop
 from app.tokenization import TokenizerError, default_tokenizer
-from app.kvindex.library import Discovery
-from app.kvindex.library import TokenizerLibrary
+from app.kvindex.tokenizers import Discovery, TokenizerLibrary
+
+share_loop()
 
 hang = monkey.get_original("threading", "Lock")()
 hang.acquire()
@@ -244,9 +247,10 @@ def ask(model):
     except TokenizerError as error:
         return str(error)
 
-with ThreadPoolExecutor(4) as pool:
-    for answer in pool.map(ask, ["hangs", "hangs", "nobody", "good"]):
-        print(answer)
+asked = [gevent.spawn(ask, name) for name in ("hangs", "hangs", "nobody", "good")]
+gevent.joinall(asked)
+for each in asked:
+    print(each.value)
 """
 
 
@@ -258,3 +262,83 @@ def test_a_load_that_hangs_keeps_neither_requests_nor_the_event_loop_nor_the_pro
     lost = "There is no tokenizer for the model `nobody`."
     assert done.stdout.splitlines() == [late, late, lost, "embedded"], done.stderr
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def put(directory: Path, *folders: str) -> None:
+    for folder in folders:
+        (directory / folder).mkdir(parents=True, exist_ok=True)
+        (directory / folder / "tokenizer.json").write_text("{}")
+
+
+def test_tokenizers_are_discovered_under_the_names_of_their_models(tmp_path: Path) -> None:
+    cached = "hub/models--Qwen--Qwen3-0.6B/snapshots/0123abc"
+    put(tmp_path, cached, "mine/tuned", "models--flat/other", "models--org--a--b/snapshots/x")
+    (tmp_path / "mine/empty").mkdir()
+    assert dict(discover(tmp_path)) == {
+        "Qwen/Qwen3-0.6B": tmp_path / cached / "tokenizer.json",
+        "mine/tuned": tmp_path / "mine/tuned/tokenizer.json",
+        "models--flat/other": tmp_path / "models--flat/other/tokenizer.json",
+        "org/a--b": tmp_path / "models--org--a--b/snapshots/x/tokenizer.json",
+    }
+    assert list(dict(discover(tmp_path / "mine/tuned"))) == ["tuned"]
+    assert dict(discover(tmp_path / "missing")) == {}
+
+
+def test_of_several_snapshots_the_current_one_counts(tmp_path: Path) -> None:
+    repository = tmp_path / "models--org--name"
+    put(repository, "snapshots/old", "snapshots/main", "snapshots/new")
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("main\n")
+    assert dict(discover(tmp_path)) == {"org/name": repository / "snapshots/main/tokenizer.json"}
+
+
+def test_only_snapshots_of_repositories_have_names_of_their_own(tmp_path: Path) -> None:
+    put(tmp_path, "models--org--name/files/x", "org--name/snapshots/x", "models--org--name/snapshots/x/deep")
+    assert set(dict(discover(tmp_path))) == {
+        "models--org--name/files/x",
+        "org--name/snapshots/x",
+        "models--org--name/snapshots/x/deep",
+    }
+
+
+def test_what_a_repository_points_to_goes_before_what_was_written_later(tmp_path: Path) -> None:
+    current = tmp_path / "models--org--name/snapshots/main/tokenizer.json"
+    put(tmp_path, "models--org--name/snapshots/main", "models--org--name/refs", "org/name")
+    (tmp_path / "models--org--name/refs/main").write_text("main")
+    os.utime(current, (1000, 1000))
+    assert dict(discover(tmp_path))["org/name"] == current
+
+
+def test_without_a_word_on_which_is_current_what_was_written_last_counts(tmp_path: Path) -> None:
+    snapshots = tmp_path / "models--org--name/snapshots"
+    for name, written_s in (("a", 3000), ("b", 1000), ("c", 2000)):
+        put(snapshots, name)
+        os.utime(snapshots / name / "tokenizer.json", (written_s, written_s))
+    assert dict(discover(tmp_path)) == {"org/name": snapshots / "a/tokenizer.json"}
+
+
+def test_a_link_to_nowhere_goes_behind_every_file(tmp_path: Path) -> None:
+    snapshots = tmp_path / "models--org--name/snapshots"
+    put(snapshots, "a")
+    os.utime(snapshots / "a/tokenizer.json", (0.5, 0.5))
+    (snapshots / "b").mkdir()
+    (snapshots / "b/tokenizer.json").symlink_to("lost")
+    assert dict(discover(tmp_path)) == {"org/name": snapshots / "a/tokenizer.json"}
+
+
+def test_a_model_that_is_mounted_later_is_found_but_the_disk_is_not_read_for_every_unknown_name(
+    tmp_path: Path,
+) -> None:
+    now_s = [0.0]
+    discovery = Discovery(tmp_path, lambda: now_s[0])
+    assert discovery.find("late") is None
+    put(tmp_path, "late")
+    now_s[0] = 9.9  # not yet ten seconds later
+    assert discovery.find("late") is None
+    now_s[0] = 10.0
+    assert discovery.find("late") == tmp_path / "late/tokenizer.json"
+    put(tmp_path, "later")
+    now_s[0] = 19.9
+    assert discovery.find("later") is None
+    now_s[0] = 20.0
+    assert discovery.find("later") == tmp_path / "later/tokenizer.json"

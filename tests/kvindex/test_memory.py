@@ -148,11 +148,11 @@ def test_what_it_may_take_is_told_in_bytes() -> None:
         (MemoryBackend(7, most_holders=3), 7 * SHARE_BYTES),
         (MemoryBackend(5_000, weigh_bytes, most_holders=3), 5_000),
     ):
-        beside = backend.holders.limit_bytes + ALONE_BYTES + REPEATS_BYTES
+        beside = ALONE_BYTES + REPEATS_BYTES
         assert (backend.size_bytes, backend.limit_bytes) == (0, most + beside)
         backend.apply(A, [store([1, 2], [11, 12]), store([1], [11])])
         held = backend.table.weight * (SHARE_BYTES if most == 7 * SHARE_BYTES else 1)
-        beside = backend.holders.size_bytes + backend._alone.size_bytes
+        beside = backend._alone.size_bytes
         assert beside > 0 and backend.size_bytes == held + beside + REPEAT_BYTES
 
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from app.kvcache.events import encoder
 from app.kvindex.backend import BackendUnavailable, Operation, Outcome, Stamp
-from app.kvindex.event_pool import POD_BYTES, Pool, PoolSettings
+from app.kvindex.event_pool import Pool, PoolSettings
 from app.kvindex.holders import Source
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.streams import REMEMBERED, STREAM_BYTES, Message, Replays
+from app.kvindex.streams import REMEMBERED, Message, Replays
 from tests.kvindex.engines import PROMPT, batch, removed, stored
 from tests.kvindex.held import matched
 from tests.kvindex.publisher import station
@@ -115,24 +115,6 @@ def test_what_waits_is_bounded_in_messages_and_bytes() -> None:
     assert pool.full
     run(pool)
     assert not pool.full
-
-
-def test_what_is_remembered_of_pods_and_engines_is_reckoned() -> None:
-    _, few = make(most_pods=1, most_engines=1)
-    _, pods = make(most_pods=11, most_engines=1)
-    _, engines = make(most_pods=1, most_engines=11)
-    assert pods.limit_bytes - few.limit_bytes == 10 * POD_BYTES
-    assert engines.limit_bytes - few.limit_bytes == 10 * STREAM_BYTES
-    _, pool = make(shards=2)
-    assert pool.size_bytes == 0
-    for pod in ("a", "b"):
-        pool.put(message(pod, 0, stored([1], PROMPT[:4])))
-    assert pool.size_bytes > 2 * POD_BYTES
-    run(pool)
-    assert pool.size_bytes == 2 * (POD_BYTES + STREAM_BYTES)
-    pool.gone("a")
-    run(pool)
-    assert pool.size_bytes == POD_BYTES + STREAM_BYTES
 
 
 def test_messages_wait_for_a_backend_that_is_away_and_it_is_asked_ever_less_often() -> None:

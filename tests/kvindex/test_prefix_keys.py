@@ -6,7 +6,6 @@ import tracemalloc
 from array import array
 from collections.abc import Sequence
 from itertools import pairwise
-from threading import Thread
 
 import pytest
 from hypothesis import given
@@ -103,23 +102,6 @@ def test_what_is_no_token_is_refused(tokens: list[int]) -> None:
     for generation in GENERATIONS:
         with pytest.raises(ValueError):
             PrefixKeyCache(request_keys(generation, 1)).keys(1, tokens)
-
-
-def test_threads_may_share_them() -> None:
-    keys = request_keys("E", 16)
-    prompts = [[number] * 16 * 100 for number in range(8)]
-    expected = [request_keys("E", 16).keys(1, prompt) for prompt in prompts]
-    wrong: list[int] = []
-
-    def work(number: int) -> None:
-        wrong.extend(1 for _ in range(200) if keys.keys(1, prompts[number]) != expected[number])
-
-    threads = [Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
 
 
 @pytest.mark.parametrize("known", [0, PART_BLOCKS, 2 * PART_BLOCKS])

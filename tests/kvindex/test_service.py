@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import gevent
 import pytest
 import zmq
+from gevent.event import Event
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.kvcache.events import EventBatch, encoder
@@ -20,6 +20,7 @@ from app.kvindex.event_pool import Pool, PoolSettings, Shard
 from app.kvindex.index import IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.metrics import EVENT_LOSSES, MESSAGE_LOSSES
+from app.kvindex.pods import PodEndpoint
 from app.kvindex.redis_backend import RedisBackend
 from app.kvindex.service import KvIndex, KvIndexSettings, open_backend
 from app.kvindex.streams import Message
@@ -27,10 +28,9 @@ from app.kvindex.subscriber import Subscriber, SubscriberSettings
 from app.tokenization import LocalTokenizer, default_tokenizer
 from app.tokenization.base import TokenizerLoadError
 from app.tokenization.files import TokenizerFolder
-from tests.hostile.wire import wait_until
 from tests.kvindex.engines import stored
 from tests.kvindex.kinds import llama_3
-from tests.kvindex.publisher import LOCAL, Engine
+from tests.kvindex.publisher import LOCAL, Engine, until
 
 PROMPT = list(range(100, 120))
 SUBSCRIBER = SubscriberSettings(bind=f"{LOCAL}:*", model="m")
@@ -68,13 +68,13 @@ def meet(index: KvIndex, engine: Engine) -> None:
     """Until messages arrive."""
     while not index.stats().skipped_messages.get("bad_frames"):
         engine.send_frames(engine.topic, b"?")
-        time.sleep(0.001)
+        gevent.sleep(0.001)
 
 
 def test_events_come_in_and_scores_go_out(index: KvIndex, engine: Engine) -> None:
     meet(index, engine)
     engine.publish(stored([1, 2], PROMPT[:8]))
-    wait_until(lambda: bool(index.score_tokens("m", PROMPT)))
+    until(lambda: bool(index.score_tokens("m", PROMPT)))
     assert index.score_tokens("m", PROMPT)[0].matched == 2
     stats = index.stats()
     assert stats.pods == ["a"] and stats.size is not None and stats.size.copies == 2
@@ -82,15 +82,10 @@ def test_events_come_in_and_scores_go_out(index: KvIndex, engine: Engine) -> Non
     assert stats.queued == 0
 
 
-def test_its_threads_do_not_keep_the_process_from_ending(index: KvIndex) -> None:
-    ours = [thread for thread in threading.enumerate() if thread.name.startswith("kvindex-")]
-    assert len(ours) > 1 and all(thread.daemon for thread in ours)
-
-
 def test_messages_may_come_without_a_socket(index: KvIndex) -> None:
     payload = encoder()(EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
     index.receive(Message("b", "m", 0, payload))
-    wait_until(lambda: bool(index.score_tokens("m", PROMPT)))
+    until(lambda: bool(index.score_tokens("m", PROMPT)))
 
 
 def test_a_message_for_which_there_is_no_room_is_left(
@@ -106,9 +101,9 @@ def test_a_message_for_which_there_is_no_room_is_left(
 
 
 def test_it_begins_once(index: KvIndex) -> None:
-    address, threads = index.address, threading.active_count()
+    address, greenlets = index.address, list(index._greenlets)
     index.start()
-    assert address is not None and index.address == address and threading.active_count() == threads
+    assert address is not None and index.address == address and index._greenlets == greenlets
 
 
 def test_what_it_keeps_has_names(index: KvIndex) -> None:
@@ -135,7 +130,7 @@ def test_texts_are_scored_by_their_tokens(index: KvIndex) -> None:
     tokens = index.tokenization.encode("m", "The sea is deep, and so is the sky.")
     payload = encoder()(EventBatch(1.0, [stored([1], tokens[:4])], 0))
     index.receive(Message("b", "m", 0, payload))
-    wait_until(lambda: bool(index.score_tokens("m", tokens)))
+    until(lambda: bool(index.score_tokens("m", tokens)))
     messages = [{"role": "user", "content": "hello"}]
     assert index.tokenization.encode_chat("m", messages) == default_tokenizer().encode_chat(messages)
     assert index.tokenization.render_chat("m", messages) == default_tokenizer().render_chat(messages)
@@ -146,7 +141,7 @@ def test_texts_are_scored_by_their_tokens(index: KvIndex) -> None:
 def test_metrics_are_valid_and_name_every_loss(index: KvIndex, engine: Engine) -> None:
     meet(index, engine)
     engine.publish(stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 99))
-    wait_until(lambda: bool(index.score_tokens("m", PROMPT)))
+    until(lambda: bool(index.score_tokens("m", PROMPT)))
     families = {family.name: family for family in text_string_to_metric_families(index.metrics_text())}
     assert all(name.startswith("kvcache_") for name in families)
     samples = {
@@ -173,7 +168,7 @@ def test_an_address_that_is_taken_is_an_error_and_can_be_tried_again(index: KvIn
         with pytest.raises(zmq.ZMQError):
             other.start()
     index.close()
-    wait_until(lambda: _starts(other))
+    until(lambda: _starts(other))
     other.close()
 
 
@@ -214,7 +209,7 @@ def test_messages_that_wait_for_the_backend_are_taken_up_without_another_one(
     monkeypatch.setattr(index.index.backend, "apply", flaky)
     payload = encoder()(EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
     index.receive(Message("b", "m", 0, payload))
-    wait_until(lambda: bool(index.score_tokens("m", PROMPT)))
+    until(lambda: bool(index.score_tokens("m", PROMPT)))
 
 
 def test_after_an_error_a_thread_waits_and_goes_on(
@@ -237,7 +232,7 @@ def test_after_an_error_a_thread_waits_and_goes_on(
     monkeypatch.setattr(Subscriber, "wait", noted)
     made = KvIndex(settings(), load)
     made.start()
-    wait_until(lambda: len(done) > 5)
+    until(lambda: len(done) > 5)
     made.close()
     assert done[:5] == ["step", "wait", "step", "wait", "step"]
     assert caplog.text.count("RuntimeError: a fault") == 2
@@ -251,10 +246,10 @@ def test_a_queue_with_more_to_do_goes_on_and_others_wait(
     more = iter([True, True, False, False, True])
     init = Shard.__init__
 
-    class Noting(threading.Event):
+    class Noting(Event):
         def wait(self, timeout: float | None = None) -> bool:
             done.append(timeout)
-            return super().wait(0.001)
+            return bool(super().wait(0.001))
 
     def noted(shard: Shard, *given: Any) -> None:
         init(shard, *given)
@@ -265,7 +260,7 @@ def test_a_queue_with_more_to_do_goes_on_and_others_wait(
     monkeypatch.setattr(Shard, "step", lambda shard, now: done.append("step") or next(more, False))
     made = KvIndex(settings(pool=PoolSettings(shards=1)), load)
     made.start()
-    wait_until(lambda: len(done) > 8)
+    until(lambda: len(done) > 8)
     made.close()
     assert done[:8] == ["step", "step", "step", pause_s, "step", pause_s, "step", "step"]
 
@@ -280,3 +275,23 @@ def test_backends_are_chosen_by_name() -> None:
         open_backend(KvIndexSettings(backend="other"))  # type: ignore[arg-type]
     with pytest.raises(ValueError):
         KvIndex(settings(targets=["nonsense"]), load)
+
+
+def test_a_source_that_is_slow_delays_no_other(index: KvIndex, engine: Engine) -> None:
+    class Slow:
+        targets: list[PodEndpoint] = []
+        asked = 0
+
+        def refresh(self) -> None:
+            self.asked += 1
+            gevent.sleep(0.3)
+            self.targets = [PodEndpoint("inproc://slow")]
+
+    slow = Slow()
+    made = KvIndex(settings(targets=["127.0.0.1:1"]), load)
+    made._sources = [slow, *made._sources]
+    made.start()
+    until(lambda: made.stats().targets)
+    assert made.stats().targets == ["tcp://127.0.0.1:1"] and slow.asked == 1
+    until(lambda: len(made.stats().targets) == 2)
+    made.close()

@@ -9,11 +9,11 @@ import pytest
 
 from app.kvindex import event_pool
 from app.kvindex.backend import Operation, Outcome, Stamp
-from app.kvindex.event_pool import POD_BYTES, Pool, PoolSettings
+from app.kvindex.event_pool import Pool, PoolSettings
 from app.kvindex.holders import Source
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.streams import MESSAGE_BYTES, STREAM_BYTES, Message, Replays
+from app.kvindex.streams import MESSAGE_BYTES, Message, Replays
 from tests.kvindex.engines import PROMPT, block, removed, stored
 from tests.kvindex.held import matched
 from tests.kvindex.test_pool import Flaky, batch, encode, make, message, run
@@ -103,7 +103,7 @@ def test_what_waits_in_a_queue_is_reckoned_to_the_byte() -> None:
         pool.put(each)
     (shard,) = [each for each in pool.shards if len(each)]
     assert shard.size_bytes == size == shard.limit_bytes
-    assert pool.full and pool.size_bytes == size + POD_BYTES
+    assert pool.full and pool.size_bytes == size
     pool.put(Message("a", "m", 3, sent[0].payload + b"\0"))
     pool.gone("a")
     assert len(pool) == 5 and shard.size_bytes == size
@@ -118,7 +118,7 @@ def test_what_waits_in_a_queue_is_reckoned_to_the_byte() -> None:
 def test_what_a_pool_may_hold_is_told_to_the_byte() -> None:
     _, pool = make(most_bytes=1000, most_pods=3, most_engines=5)
     pool.replays.limit_bytes = 30
-    assert pool.limit_bytes == 1000 + 30 + 3 * POD_BYTES + 5 * STREAM_BYTES
+    assert pool.limit_bytes == 1000 + 30
 
 
 def test_every_queue_follows_its_share_of_the_engines() -> None:
@@ -126,7 +126,7 @@ def test_every_queue_follows_its_share_of_the_engines() -> None:
     for number in range(100):
         pool.put(message(f"pod{number}", 0, block(0)))
     run(pool)
-    assert [shard.engines for shard in pool.shards] == [2, 2, 2, 2]
+    assert [len(shard.positions()) for shard in pool.shards] == [2, 2, 2, 2]
     assert index.losses.messages == {"too_many_pods": 92}
 
 

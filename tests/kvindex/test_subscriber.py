@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from app.kvindex.event_pool import Pool, PoolSettings
-from app.kvindex.pods import POD_BYTES, FileTargets, FixedTargets, PodTracker, Target
+from app.kvindex.pods import FileTargets, FixedTargets, PodEndpoint
 from tests.kvindex.engines import stored
 from tests.kvindex.publisher import LOCAL, Engine, Station, station
 from tests.running_server import free_port
@@ -57,9 +57,9 @@ def test_pods_of_a_list_are_connected_to_and_may_have_any_topic(place: Station) 
     named = place.engine("", connect=False)
     llmd = place.engine("kv@c@m", connect=False)
     targets = [
-        Target(plain.endpoint, model="m"),
-        Target(named.endpoint, pod="b", model="m"),
-        Target(llmd.endpoint),
+        PodEndpoint(plain.endpoint, model="m"),
+        PodEndpoint(named.endpoint, pod="b", model="m"),
+        PodEndpoint(llmd.endpoint),
     ]
     place.listen(FixedTargets(targets), bind=None)
     for engine in (plain, named, llmd):
@@ -120,7 +120,7 @@ def test_a_pod_that_comes_back_in_time_keeps_its_blocks(place: Station) -> None:
 
 def test_a_target_that_cannot_be_reached_for_a_while_is_forgotten(place: Station) -> None:
     a = place.engine("kv@a@m", connect=False)
-    place.listen(FixedTargets([Target(a.endpoint)]), bind=None, grace_s=30.0)
+    place.listen(FixedTargets([PodEndpoint(a.endpoint)]), bind=None, grace_s=30.0)
     place.meet(a)
     a.publish(FIRST)
     place.until(lambda: place.matched(PROMPT) == {"a": 1})
@@ -201,7 +201,7 @@ def test_a_subscriber_that_stops_reading_finds_the_gap_and_fills_it(place: Stati
     """What neither side has room for is lost on the way, and asked for again."""
     place.pool = type(place.pool)(place.index, place.replays, PoolSettings(most_messages=5))
     a = place.engine("kv@a@m", connect=False, hwm=2)
-    place.listen(FixedTargets([Target(a.endpoint, a.replay)]), bind=None, hwm=2)
+    place.listen(FixedTargets([PodEndpoint(a.endpoint, a.replay)]), bind=None, hwm=2)
     place.meet(a)
     assert place.subscriber is not None
     tokens = list(range(4 * 20_000))
@@ -230,7 +230,7 @@ def test_an_address_that_is_taken_or_none_is_an_error(place: Station) -> None:
 
 def test_a_target_with_an_address_that_zmq_refuses_is_left_out(place: Station) -> None:
     a = place.engine("kv@a@m", connect=False)
-    place.listen(FixedTargets([Target("tcp://no such host:1"), Target(a.endpoint)]), bind=None)
+    place.listen(FixedTargets([PodEndpoint("tcp://no such host:1"), PodEndpoint(a.endpoint)]), bind=None)
     place.meet(a)
     assert place.subscriber is not None
     assert [target.endpoint for target in place.subscriber.targets] == [a.endpoint]
@@ -239,24 +239,14 @@ def test_a_target_with_an_address_that_zmq_refuses_is_left_out(place: Station) -
 def test_a_target_whose_host_nobody_knows_is_told_of_once(
     place: Station, caplog: pytest.LogCaptureFixture
 ) -> None:
-    place.listen(FixedTargets([Target("tcp://nobody.invalid:1"), Target(f"{LOCAL}:1")]), bind=None)
-    place.settle()
+    targets = [PodEndpoint("tcp://nobody.invalid:1"), PodEndpoint(f"{LOCAL}:1")]
+    place.listen(FixedTargets(targets), bind=None)
+    place.until(lambda: caplog.records)
     place.now += 100
     place.settle()
     assert [record.getMessage() for record in caplog.records] == [
         "KV event sources: nobody knows the host of tcp://nobody.invalid:1, trying on"
     ]
-
-
-def test_what_is_remembered_of_topics_and_connections_is_reckoned(place: Station) -> None:
-    subscriber = place.listen()
-    assert subscriber.size_bytes == 0
-    engine = place.engine("kv@a@m")
-    place.meet(engine)
-    engine.publish(FIRST)
-    place.until(lambda: place.matched(PROMPT) == {"a": 1})
-    assert POD_BYTES < subscriber.size_bytes < 2 * POD_BYTES < subscriber.limit_bytes
-    assert PodTracker(30, most_pods=7).limit_bytes == 7 * POD_BYTES
 
 
 def test_a_pod_that_is_crowded_out_is_not_followed_any_more(place: Station) -> None:
@@ -267,7 +257,7 @@ def test_a_pod_that_is_crowded_out_is_not_followed_any_more(place: Station) -> N
         place.meet(engine)
         engine.publish(FIRST)
         place.until(lambda pod=pod: place.matched(PROMPT) == {pod: 1})  # type: ignore[misc]
-        assert POD_BYTES < subscriber.size_bytes < 2 * POD_BYTES
+        assert list(subscriber._presence._connections) == [pod]
 
 
 def test_a_wait_is_short_while_the_queues_are_full(place: Station, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +272,7 @@ def test_a_wait_is_short_while_the_queues_are_full(place: Station, monkeypatch: 
             waited_ms.append(timeout_ms)
 
     with monkeypatch.context() as patch:
-        patch.setattr("app.kvindex.subscriber.select.poll", Waits)
+        patch.setattr("app.kvindex.subscriber.poll", Waits)
         subscriber.wait(0.5)
         patch.setattr(Pool, "full", True)
         subscriber.wait(0.5)

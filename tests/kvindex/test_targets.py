@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from app.kvindex.pods import DnsTargets, FileTargets, Target, parse_target, resolve_host, target_sources
+from app.kvcache.endpoints import is_name
+from app.kvindex.pods import (
+    DnsTargets,
+    FileTargets,
+    PodEndpoint,
+    TargetSource,
+    parse_target,
+    resolve_host,
+    target_sources,
+)
+
+
+def now(source: TargetSource) -> Sequence[PodEndpoint]:
+    """The endpoints after another look."""
+    source.refresh()
+    return source.targets
 
 
 @pytest.mark.parametrize(
     ("text", "target"),
     [
-        ("tcp://10.0.0.1:5557", Target("tcp://10.0.0.1:5557")),
-        ("10.0.0.1:5557", Target("tcp://10.0.0.1:5557")),
-        (" [::1]:5557 ", Target("tcp://[::1]:5557")),
-        ("ipc:///tmp/events", Target("ipc:///tmp/events")),
+        ("tcp://10.0.0.1:5557", PodEndpoint("tcp://10.0.0.1:5557")),
+        ("10.0.0.1:5557", PodEndpoint("tcp://10.0.0.1:5557")),
+        (" [::1]:5557 ", PodEndpoint("tcp://[::1]:5557")),
+        ("ipc:///tmp/events", PodEndpoint("ipc:///tmp/events")),
         (
             "pod:1;replay=tcp://pod:2;pod=a;model=org/m",
-            Target("tcp://pod:1", "tcp://pod:2", "a", "org/m"),
+            PodEndpoint("tcp://pod:1", "tcp://pod:2", "a", "org/m"),
         ),
     ],
 )
-def test_targets_are_addresses_with_options(text: str, target: Target) -> None:
+def test_targets_are_addresses_with_options(text: str, target: PodEndpoint) -> None:
     assert parse_target(text) == target
 
 
@@ -41,28 +57,28 @@ def test_what_is_no_target_is_refused(text: str) -> None:
 
 
 def test_a_pod_without_a_name_is_called_by_its_address() -> None:
-    assert Target("tcp://10.0.0.1:5557").name == "10.0.0.1:5557"
-    assert Target("tcp://10.0.0.1:5557", pod="a").name == "a"
+    assert PodEndpoint("tcp://10.0.0.1:5557").name == "10.0.0.1:5557"
+    assert PodEndpoint("tcp://10.0.0.1:5557", pod="a").name == "a"
 
 
 def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "pods"
     source = FileTargets(path)
-    assert source.targets() == [] == source.targets()
+    assert now(source) == () == now(source)
     assert len(caplog.records) == 1
     path.write_text("# pods\nh:1   # the first\n\nbad line\nh:2;pod=b\n")
-    assert source.targets() == [
-        Target("tcp://h:1"),
-        Target("tcp://h:2", pod="b"),
+    assert now(source) == [
+        PodEndpoint("tcp://h:1"),
+        PodEndpoint("tcp://h:2", pod="b"),
     ]
     assert "line 4" in caplog.text
     path.write_text("h:3\n")
     os.utime(path, ns=(1, 1))
-    assert [target.endpoint for target in source.targets()] == ["tcp://h:3"]
+    assert [target.endpoint for target in now(source)] == ["tcp://h:3"]
     path.unlink()
-    assert [target.endpoint for target in source.targets()] == ["tcp://h:3"]
+    assert [target.endpoint for target in now(source)] == ["tcp://h:3"]
     path.write_bytes(b"\xff")
-    assert [target.endpoint for target in source.targets()] == ["tcp://h:3"]
+    assert [target.endpoint for target in now(source)] == ["tcp://h:3"]
 
 
 def test_a_name_stands_for_all_its_addresses(caplog: pytest.LogCaptureFixture) -> None:
@@ -83,13 +99,13 @@ def test_a_name_stands_for_all_its_addresses(caplog: pytest.LogCaptureFixture) -
 
     source = DnsTargets(parse_target("pods.example:5557;replay=tcp://pods.example:5558"), resolve)
     both = [
-        Target("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558"),
-        Target("tcp://[fd00::1]:5557", "tcp://[fd00::1]:5558"),
+        PodEndpoint("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558"),
+        PodEndpoint("tcp://[fd00::1]:5557", "tcp://[fd00::1]:5558"),
     ]
-    assert source.targets() == both == source.targets() == source.targets()
+    assert now(source) == both == now(source) == now(source)
     assert len(caplog.records) == 1
-    assert [target.endpoint for target in source.targets()] == ["tcp://10.0.0.2:5557"]
-    assert source.targets() == []
+    assert [target.endpoint for target in now(source)] == ["tcp://10.0.0.2:5557"]
+    assert now(source) == []
     assert "pods.example has no addresses, or nobody knows it" in caplog.text
 
 
@@ -107,7 +123,7 @@ def test_a_name_has_the_options_of_a_target(
     options: str, replay: str | None, pod: str | None, model: str | None
 ) -> None:
     (source,) = target_sources([f"dns://127.0.0.1:7{options}"])
-    assert source.targets() == [Target("tcp://127.0.0.1:7", replay, pod, model)]
+    assert now(source) == [PodEndpoint("tcp://127.0.0.1:7", replay, pod, model)]
 
 
 @pytest.mark.parametrize(
@@ -120,10 +136,10 @@ def test_what_is_no_name_with_a_port_is_refused(text: str) -> None:
 
 def test_several_pods_under_one_name_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
     source = DnsTargets(parse_target("pods.example:1;pod=a"), lambda host: ["10.0.0.1", "10.0.0.2"])
-    assert [target.name for target in source.targets()] == ["a", "a"] and source.targets()
+    assert [target.name for target in now(source)] == ["a", "a"] and now(source)
     assert len(caplog.records) == 1 and "all of them called a" in caplog.text
     source = DnsTargets(parse_target("pods.example:1;pod=a"), lambda host: ["10.0.0.1"])
-    assert [target.name for target in source.targets()] == ["a"] and len(caplog.records) == 1
+    assert [target.name for target in now(source)] == ["a"] and len(caplog.records) == 1
 
 
 def test_the_systems_resolver_tells_nobody_from_not_now(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +149,7 @@ def test_the_systems_resolver_tells_nobody_from_not_now(monkeypatch: pytest.Monk
         def fail(*args: object, code: int = error, **more: object) -> None:
             raise socket.gaierror(code, "no")
 
-        monkeypatch.setattr(socket, "getaddrinfo", fail)
+        monkeypatch.setattr("app.kvindex.pods.getaddrinfo", fail)
         if known:
             assert resolve_host("x") == []
         else:
@@ -145,7 +161,7 @@ def test_a_list_may_name_all_kinds_of_sources(tmp_path: Path) -> None:
     path = tmp_path / "pods"
     path.write_text("h:1")
     sources = target_sources(["a:1", f"file:{path}", f"file://{path}", "dns://127.0.0.1:7", "b:2"])
-    assert [[target.endpoint for target in source.targets()] for source in sources] == [
+    assert [[target.endpoint for target in now(source)] for source in sources] == [
         ["tcp://a:1", "tcp://b:2"],
         ["tcp://h:1"],
         ["tcp://h:1"],
@@ -153,3 +169,20 @@ def test_a_list_may_name_all_kinds_of_sources(tmp_path: Path) -> None:
     ]
     with pytest.raises(ValueError):
         target_sources(["dns://name"])
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [
+        ("tcp://127.0.0.1:5557", False),
+        ("tcp://[::1]:5557", False),
+        ("tcp://*:5557", False),
+        ("tcp://:::5557", False),
+        ("ipc:///tmp/a", False),
+        ("inproc://a", False),
+        ("tcp://vllm-0.vllm:5557", True),
+        ("tcp://cafe:5557", True),
+    ],
+)
+def test_what_has_to_be_looked_up(endpoint: str, expected: bool) -> None:
+    assert is_name(endpoint) is expected

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+import gevent
 import pytest
+from gevent.event import Event
 
 from app.kvindex.metrics import IndexMetrics
 from app.kvindex.tokenizers import (
-    PromptCache,
     Tokenization,
     TokenizationBusy,
     TokenizationSettings,
@@ -37,7 +37,7 @@ class Stuck:
     """A tokenizer that does not answer before it is let."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self.let = tokenizer, threading.Event()
+        self._tokenizer, self.let = tokenizer, Event()
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._tokenizer, name)
@@ -55,7 +55,6 @@ def test_prompts_are_what_the_tokenizer_says(tokenizer: LocalTokenizer) -> None:
     for options in (ChatOptions(), ChatOptions(add_generation_prompt=False)):
         assert made.render_chat("m", CHAT, options) == tokenizer.render_chat(CHAT, options)
         assert made.encode_chat("m", CHAT, options) == tokenizer.encode_chat(CHAT, options)
-    made.close()
 
 
 def test_special_tokens_are_put_around_prompts_and_around_conversations_that_ask_for_them() -> None:
@@ -68,7 +67,6 @@ def test_special_tokens_are_put_around_prompts_and_around_conversations_that_ask
     asked = ChatOptions(add_special_tokens=True, chat_template="{{ messages[0].content }}")
     assert made.encode_chat("m", CHAT, asked) == [1, *tokenizer.encode(TEXT)]
     assert made.encode_chat("m", CHAT, replace(asked, add_special_tokens=False)) == tokenizer.encode(TEXT)
-    made.close()
 
 
 def test_a_remote_tokenizer_makes_tokens_of_conversations_itself() -> None:
@@ -80,7 +78,6 @@ def test_a_remote_tokenizer_makes_tokens_of_conversations_itself() -> None:
     made = Tokenization(lambda model: remote)
     assert made.encode_chat("m", CHAT) == [1, 1]
     assert made.encode_chat("m", CHAT, ChatOptions(add_generation_prompt=False)) == [1, 0]
-    made.close()
 
 
 def test_a_prompt_is_encoded_once_for_each_tokenizer_and_each_choice_of_special_tokens() -> None:
@@ -93,22 +90,23 @@ def test_a_prompt_is_encoded_once_for_each_tokenizer_and_each_choice_of_special_
 
     folder = TokenizerFolder(tokenizer_file=Path("tokenizer.json"))
     one, other = (Counting(llama_3(), folder, "llama") for _ in range(2))
-    cache = PromptCache()
-    for tokenizer in (one, other) * 2:
+    models: dict[str, Tokenizer] = {"one": one, "other": other}
+    made = Tokenization(models.__getitem__)
+    for name in ("one", "other") * 2:
         for special in (True, False):
-            ids = cache.encode(tokenizer, TEXT, special)
-            assert ids == LocalTokenizer.encode(tokenizer, TEXT, special)
+            ids = made.encode(name, TEXT, special)
+            assert ids == LocalTokenizer.encode(one, TEXT, special)
             ids.clear()  # what was handed out is the caller's own
     assert calls == [(TEXT, True), (TEXT, False)] * 2
 
 
 def test_prompts_are_remembered_up_to_a_bound(tokenizer: LocalTokenizer) -> None:
-    cache = PromptCache(limit_bytes=40_000)
+    made = Tokenization(lambda model: tokenizer, TokenizationSettings(prompts_bytes=40_000))
     for number in range(100):
         text = f"{number} {TEXT}"
-        assert cache.encode(tokenizer, text, False) == tokenizer.encode(text)
-        assert cache.prompts.size_bytes <= 40_000
-    assert cache.prompts.size_bytes > 10_000
+        assert made.encode("m", text, False) == tokenizer.encode(text)
+        assert made.prompts.size_bytes <= 40_000
+    assert made.prompts.size_bytes > 10_000
 
 
 def test_an_unknown_model_is_a_clear_error() -> None:
@@ -119,29 +117,44 @@ def test_an_unknown_model_is_a_clear_error() -> None:
     for ask in (lambda: made.encode("unknown", "hello"), lambda: made.encode_chat("unknown", CHAT)):
         with pytest.raises(TokenizerLoadError, match="There is no model unknown"):
             ask()
-    made.close()
 
 
-def test_what_takes_too_long_is_an_error_in_time(tokenizer: LocalTokenizer) -> None:
+def test_what_takes_too_long_is_an_error_in_time_and_what_is_too_much_one_at_once(
+    tokenizer: LocalTokenizer,
+) -> None:
     stuck = Stuck(tokenizer)
-    made = Tokenization(
-        lambda model: stuck,  # type: ignore[arg-type,return-value]
-        TokenizationSettings(timeout_s=0.05, workers=2, most_waiting=1),
-    )
-    for _ in range(3):
-        with pytest.raises(TokenizationTimeout, match=r"0\.05 seconds"):
-            made.encode("m", "hello")
-    with pytest.raises(TokenizationBusy):
-        made.encode("m", "hello")
+    limits = TokenizationSettings(timeout_s=0.05, workers=2, most_waiting=1)
+    made = Tokenization(lambda model: stuck, limits)  # type: ignore[arg-type,return-value]
+    asked = [gevent.spawn(made.encode, "m", "hello") for _ in range(4)]
+    gevent.joinall(asked)
+    assert [type(each.exception) for each in asked] == [TokenizationTimeout] * 3 + [TokenizationBusy]
+    assert "0.05 seconds" in str(asked[0].exception)
     stuck.let.set()
-    made.close()
+    assert made.encode("m", "hello") == tokenizer.encode("hello", True)
+
+
+def test_so_many_prompts_are_tokenized_at_a_time(tokenizer: LocalTokenizer) -> None:
+    running, most = [0], [0]
+
+    class Slow(Stuck):
+        def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+            gevent.sleep(0.002)
+            running[0] -= 1
+            return [1]
+
+    slow = Slow(tokenizer)
+    made = Tokenization(lambda model: slow, TokenizationSettings(workers=3))  # type: ignore[arg-type,return-value]
+    asked = [gevent.spawn(made.encode, "m", "hello") for _ in range(10)]
+    gevent.joinall(asked)
+    assert [each.value for each in asked] == [[1]] * 10 and most == [3]
 
 
 def test_errors_of_the_tokenizer_are_told(tokenizer: LocalTokenizer) -> None:
     made = Tokenization(lambda model: tokenizer)
     with pytest.raises(ValueError):
         made.encode("m", TEXT + "\ud800")
-    made.close()
 
 
 def test_what_is_done_is_counted(tokenizer: LocalTokenizer) -> None:
@@ -152,7 +165,6 @@ def test_what_is_done_is_counted(tokenizer: LocalTokenizer) -> None:
     assert f'kvcache_tokenization_tokenized_tokens_total{{tokenizer="embedded"}} {count}.0' in text
     for name in ("tokenization", "render_chat_template"):
         assert f'kvcache_tokenization_{name}_latency_seconds_count{{tokenizer="embedded"}} 1.0' in text
-    made.close()
 
 
 def test_how_long_it_took_is_counted_by_the_clock(tokenizer: LocalTokenizer) -> None:
@@ -162,4 +174,3 @@ def test_how_long_it_took_is_counted_by_the_clock(tokenizer: LocalTokenizer) -> 
     made.render_chat("m", [{"role": "user", "content": "hello"}])
     sums = [line for line in metrics.render({}, {}, {}).splitlines() if "_seconds_sum{" in line]
     assert len(sums) == 2 and all(line.endswith(" 1.0") for line in sums)
-    made.close()

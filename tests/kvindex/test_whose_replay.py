@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from app.kvcache.events import BlockStored
-from app.kvindex.pods import FixedTargets, Target
+from app.kvindex.pods import FixedTargets, PodEndpoint
 from app.kvindex.streams import Message
 from tests.kvindex.engines import PROMPT, block, stored
 from tests.kvindex.publisher import Engine, Station
@@ -44,7 +44,9 @@ def test_each_rank_answers_at_a_port_of_its_own(place: Station, connect: bool) -
     for rank in range(2):
         ranks.append(place.engine("kv@a@m", connect=connect, replay_port=port + rank))
     if not connect:
-        place.listen(FixedTargets([Target(each.endpoint) for each in ranks]), bind=None, replay_port=port)
+        place.listen(
+            FixedTargets([PodEndpoint(each.endpoint) for each in ranks]), bind=None, replay_port=port
+        )
     for engine in ranks:
         place.meet(engine)
     for rank, engine in enumerate(ranks):
@@ -56,7 +58,7 @@ def test_each_rank_answers_at_a_port_of_its_own(place: Station, connect: bool) -
 
 def test_a_target_with_an_address_for_replays_is_asked_there_whatever_its_rank(place: Station) -> None:
     engine = place.engine("kv@a@m", connect=False)
-    place.listen(FixedTargets([Target(engine.endpoint, engine.replay)]), bind=None, replay_port=1)
+    place.listen(FixedTargets([PodEndpoint(engine.endpoint, engine.replay)]), bind=None, replay_port=1)
     place.meet(engine)
     publish(engine, range(3), lost=range(2), rank=3)
     place.until(lambda: ranks_have(place, OTHER) == {3: 3})

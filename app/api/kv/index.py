@@ -17,10 +17,9 @@ from app.http.response import Response, json_response
 from app.http.route import Route, get, post
 from app.kvcache.prompt import Placeholder
 from app.kvindex.backend import BackendUnavailable
-from app.kvindex.library import UnknownModelError
 from app.kvindex.scorer import PodScore
 from app.kvindex.service import KvIndex, Stats
-from app.kvindex.tokenizers import TokenizationBusy, TokenizationTimeout
+from app.kvindex.tokenizers import TokenizationBusy, TokenizationTimeout, UnknownModelError
 from app.protocol.decoding import decode
 from app.protocol.tokenize import ScoreChatRequest, ScoreTextRequest, ScoreTokensRequest
 from app.tokenization import TokenizerLoadError
