@@ -105,17 +105,17 @@ class Fleet:
         """Wait until all that was published is applied. RuntimeError when it takes minutes."""
         metrics = self.index.index.metrics
         with gevent.Timeout(300, RuntimeError("the index is not done")):
-            while metrics.messages < self._published or self.index.queued:
+            while metrics.received.value < self._published or self.index.queued:
                 gevent.sleep(0.02)
 
     def meet(self) -> None:
         """Publish until the index has heard of it."""
         metrics = self.index.index.metrics
-        while not metrics.messages:
+        while not metrics.received.value:
             self.publish("hello", packed([stored([1], range(BLOCK))]))
             gevent.sleep(0.05)
         gevent.sleep(0.2)
-        self._published = metrics.messages
+        self._published = int(metrics.received.value)
         self.until_applied()
 
 

@@ -17,9 +17,8 @@ from msgspec import Struct
 from app.kvcache.events import BlockHash, BlockStored
 from app.kvindex.backend import UNALIGNED, Owned, Store
 from app.kvindex.decoding import LOW_64, engine_keys
-from app.kvindex.features import Features, fold_features, published_features
 from app.kvindex.holders import Source
-from app.kvindex.keys import RequestKeys
+from app.kvindex.keys import Features, RequestKeys, fold_features, published_features
 
 TAILS_BYTES = 64 << 20
 TAIL_BYTES = 900

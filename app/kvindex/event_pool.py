@@ -272,7 +272,7 @@ class Pool:
 
     def put(self, message: Message) -> str | None:
         """Queue a message; the pod that is forgotten to make room for this one, if any."""
-        self._metrics.received()
+        self._metrics.received.inc()
         pods, pod = self._pods, message.pod
         shard = pods.get(pod)
         if shard is not None:
@@ -285,7 +285,7 @@ class Pool:
             return None
         longest_silent, its_shard = pods.popitem(last=False)
         its_shard.put(Gone(longest_silent))
-        self._metrics.crowded_out()
+        self._metrics.crowded_out.inc()
         return longest_silent
 
     def gone(self, pod: str) -> None:

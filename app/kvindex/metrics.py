@@ -9,11 +9,9 @@ import time
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import Literal, TypeAlias, get_args
 
 from app.metrics.instruments import Counter, Family, Gauge, Histogram
-
-A = TypeVar("A", Counter, Gauge, Histogram)
 
 MessageLoss: TypeAlias = Literal[
     "bad_frames",
@@ -67,15 +65,15 @@ class Losses:
     """Counts of messages and of events that were not used."""
 
     def __init__(self) -> None:
-        self._messages: Counts[str] = Counts()
-        self._events: Counts[str] = Counts()
+        self.messages: Counts[str] = Counts()
+        self.events: Counts[str] = Counts()
 
     def message(self, reason: MessageLoss, count: int = 1) -> None:
-        self._messages[reason] += count
+        self.messages[reason] += count
 
     def event(self, reason: str, count: int = 1) -> None:
         """`reason` is an `EventLoss`, or `bad_` and the name of a field."""
-        self._events[reason] += count
+        self.events[reason] += count
 
     def count(self, lost: Iterable[str], unknown_blocks: int) -> None:
         """Counts what of a batch was not used: events by their reasons, and blocks that are not known."""
@@ -84,75 +82,64 @@ class Losses:
         if unknown_blocks:
             self.event("unknown_block", unknown_blocks)
 
-    @property
-    def messages(self) -> Mapping[str, int]:
-        return self._messages
-
-    @property
-    def events(self) -> Mapping[str, int]:
-        return self._events
-
 
 class IndexMetrics:
     """Counts what the index does. `now` gives Unix seconds for the `_created` samples."""
 
     def __init__(self, now: Callable[[], float] = time.time, reasons: Iterable[str] = ()) -> None:
         """`reasons` are those of events that are counted from 0 on, besides `EventLoss`."""
-
-        def family(name: str, help: str, create: Callable[[], A], kind: str) -> Family[A]:
-            return Family(f"kvcache_{name}", help, create, kind, now)
+        self._families: list[Family[Counter] | Family[Gauge] | Family[Histogram]] = []
 
         def counter(name: str, help: str) -> Family[Counter]:
-            return family(name, help, Counter, "counter")
+            family = Family(f"kvcache_{name}_total", help, Counter, "counter", now)
+            self._families.append(family)
+            return family
 
         def latency(name: str, help: str, buckets: Sequence[float] = SECONDS) -> Family[Histogram]:
-            return family(f"{name}_latency_seconds", help, partial(Histogram, buckets), "histogram")
+            create = partial(Histogram, buckets)
+            family = Family(f"kvcache_{name}_latency_seconds", help, create, "histogram", now)
+            self._families.append(family)
+            return family
 
-        self._admissions = counter("index_admissions_total", "Copies of blocks that were added.")
-        self._evictions = counter("index_evictions_total", "Copies of blocks that were removed.")
-        self._lookups = counter("index_lookup_requests_total", "Prompts that were scored.")
-        self._hits = counter("index_lookup_hits_total", "Blocks that the best pod had, over all prompts.")
-        self._best = counter("index_max_pod_hit_count_total", "Other name of kvcache_index_lookup_hits.")
-        self._latency = latency("index_lookup", "Time to score a prompt.", FAST_SECONDS)
+        def gauge(name: str, help: str) -> Family[Gauge]:
+            family = Family(f"kvcache_{name}", help, Gauge, "gauge", now)
+            self._families.append(family)
+            return family
+
+        self._added = counter("index_admissions", "Copies of blocks that were added.").labels()
+        self._removed = counter("index_evictions", "Copies of blocks that were removed.").labels()
+        self._lookups = counter("index_lookup_requests", "Prompts that were scored.").labels()
+        hits = counter("index_lookup_hits", "Blocks that the best pod had, over all prompts.")
+        self._hits = hits.labels()
+        best = counter("index_max_pod_hit_count", "Other name of kvcache_index_lookup_hits.")
+        best.add(self._hits, {})
+        self._seconds = latency("index_lookup", "Time to score a prompt.", FAST_SECONDS).labels()
         self._rendering = latency("tokenization_render_chat_template", "Time to render a conversation.")
         self._tokenizing = latency("tokenization_tokenization", "Time to turn a prompt into token ids.")
-        self._tokenized = counter(
-            "tokenization_tokenized_tokens_total", "Tokens of prompts that came as text."
-        )
-        self._messages = counter("events_messages_total", "Messages received.")
-        self._lost_messages = counter("events_messages_skipped_total", "Messages not used, by reason.")
-        self._lost_events = counter(
-            "events_skipped_total", "Events not used (blocks, for unknown_block), by reason."
-        )
-        self._restarts = counter("events_pod_restarts_total", "Pods that began anew.")
-        self._crowded_out = counter(
-            "events_pods_evicted_total", "Pods forgotten as there were too many: the longest silent ones."
-        )
+        self._tokenized = counter("tokenization_tokenized_tokens", "Tokens of prompts that came as text.")
         self._backend_losses = counter(
-            "index_backend_losses_total", "Times that the backend had lost all it held."
+            "index_backend_losses", "Times that the backend had lost all it held."
+        ).labels()
+        self.received = counter("events_messages", "Messages received.").labels()
+        self._lost_messages = counter("events_messages_skipped", "Messages not used, by reason.")
+        self._lost_events = counter(
+            "events_skipped", "Events not used (blocks, for unknown_block), by reason."
         )
-        self._replays = counter("events_replays_total", "Replays asked for, by result.")
+        self.restarts = counter("events_pod_restarts", "Pods that began anew.").labels()
+        self._replays = counter("events_replays", "Replays asked for, by result.")
+        self.crowded_out = counter(
+            "events_pods_evicted", "Pods forgotten as there were too many: the longest silent ones."
+        ).labels()
         self._gauges = {
-            name: family(name, help, Gauge, "gauge")
-            for name, help in (
-                ("index_blocks", "Blocks in the index."),
-                ("index_copies", "Copies of blocks in the index: each holder and tier counts."),
-                ("events_pods", "Pods in the index."),
-                ("events_queue_depth", "Messages that wait to be applied."),
-            )
+            "index_blocks": gauge("index_blocks", "Blocks in the index."),
+            "index_copies": gauge(
+                "index_copies", "Copies of blocks in the index: each holder and tier counts."
+            ),
+            "events_pods": gauge("events_pods", "Pods in the index."),
+            "events_queue_depth": gauge("events_queue_depth", "Messages that wait to be applied."),
         }
-        self._added, self._removed = self._admissions.labels(), self._evictions.labels()
-        self._asked, self._found = self._lookups.labels(), self._hits.labels()
-        self._seconds = self._latency.labels()
-        self._best.add(self._found, {})
-        self._received = self._messages.labels()
-        for reason in MESSAGE_LOSSES:
-            self._lost_messages.labels(reason=reason)
-        for event_reason in (*EVENT_LOSSES, *reasons):
-            self._lost_events.labels(reason=event_reason)
-        self._restarts.labels()
-        self._crowded_out.labels()
-        self._backend_losses.labels()
+        _set(self._lost_messages, dict.fromkeys(MESSAGE_LOSSES, 0))
+        _set(self._lost_events, dict.fromkeys((*EVENT_LOSSES, *reasons), 0))
 
     def changed(self, added: int, removed: int) -> None:
         """Copies of blocks came and went."""
@@ -161,8 +148,8 @@ class IndexMetrics:
 
     def looked_up(self, seconds: float, matched: int) -> None:
         """A prompt was scored; the best pod has `matched` of its blocks."""
-        self._asked.inc()
-        self._found.inc(matched)
+        self._lookups.inc()
+        self._hits.inc(matched)
         self._seconds.observe(seconds)
 
     def tokenized(self, tokenizer: str, seconds: float, tokens: int) -> None:
@@ -171,21 +158,6 @@ class IndexMetrics:
 
     def rendered(self, tokenizer: str, seconds: float) -> None:
         self._rendering.labels(tokenizer=tokenizer).observe(seconds)
-
-    def received(self) -> None:
-        self._received.inc()
-
-    @property
-    def messages(self) -> int:
-        """How many were received."""
-        return int(self._received.value)
-
-    def restarted(self) -> None:
-        self._restarts.labels().inc()
-
-    def crowded_out(self) -> None:
-        """A pod was forgotten to make room for another one."""
-        self._crowded_out.labels().inc()
 
     def replayed(self, result: Literal["complete", "failed"]) -> None:
         self._replays.labels(result=result).inc()
@@ -200,18 +172,10 @@ class IndexMetrics:
         """The text of all families, with the present values of gauges and the losses by reason."""
         for name, value in gauges.items():
             self._gauges[name].labels().set(value)
-        self._backend_losses.labels().value = times_lost
+        self._backend_losses.value = times_lost
         _set(self._lost_messages, messages)
         _set(self._lost_events, events)
-        return "".join(family.render() for family in self._families())
-
-    def _families(self) -> Iterable[Family[Counter] | Family[Gauge] | Family[Histogram]]:
-        yield from (self._admissions, self._evictions, self._lookups, self._hits, self._best, self._latency)
-        yield from (self._rendering, self._tokenizing, self._tokenized)
-        yield self._backend_losses
-        yield from (self._messages, self._lost_messages, self._lost_events, self._restarts, self._replays)
-        yield self._crowded_out
-        yield from self._gauges.values()
+        return "".join(family.render() for family in self._families)
 
 
 def _set(family: Family[Counter], counts: Mapping[str, int]) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
 
-from app.clock.pause import pause
 from app.kvindex.backend import CPU, GPU, with_pauses
 from app.kvindex.holders import Copies, Holder, Holders, Source, bits
 
@@ -14,8 +13,6 @@ DEFAULT_WEIGHTS: Mapping[str, float] = {GPU: 1.0, CPU: 0.8}
 """What a block in a tier is worth (llm-d's defaults)."""
 DEFAULT_WEIGHT = 0.5
 """What a block in any other tier is worth."""
-BLOCKS_A_SLICE = 1024
-"""Blocks with copies of their own that are looked at in one go."""
 
 
 class PodScore(Struct, gc=False, frozen=True):
@@ -137,13 +134,10 @@ def longest_prefixes(found: Sequence[Copies], candidates: int, order: Sequence[i
     tallies: dict[int, Tally] = {}
     before: Copies | None = None
     below: list[tuple[int, int]] = []
-    begun, pause_at = 0, BLOCKS_A_SLICE
+    begun = 0
     for at, copies in enumerate(found):
         if copies is before:
             continue
-        if at >= pause_at:
-            pause()
-            pause_at = at + BLOCKS_A_SLICE
         _count(tallies, below, at - begun)
         begun, before = at, copies
         present = 0

@@ -260,25 +260,6 @@ class EngineStream:
     Every method may raise BackendUnavailable and can then be called again: no batch is applied twice or lost.
     """
 
-    __slots__ = (
-        "_asked",
-        "_cool_until",
-        "_held",
-        "_held_bytes",
-        "_index",
-        "_most_payload_bytes",
-        "_pace",
-        "_replay",
-        "_replayed",
-        "_replays",
-        "_restarting",
-        "_source",
-        "_wall",
-        "_wanted",
-        "lag_s",
-        "tracker",
-    )
-
     def __init__(
         self,
         index: Index,
@@ -377,7 +358,7 @@ class EngineStream:
         self._replays.size_bytes += size
 
     def _begin_anew(self) -> None:
-        self._index.metrics.restarted()
+        self._index.metrics.restarts.inc()
         self.tracker.restart()
         self._restarting = True
 

@@ -15,7 +15,7 @@ from app.http.body import BodyLimits
 from app.http.context import RequestContext
 from app.http.errors import unavailable
 from app.kvcache.publisher import Publisher
-from app.kvindex.assembly import Listening, aliases, fed, fed_encoded, index_of
+from app.kvindex.service import Listening, aliases, fed, fed_encoded, index_of
 from app.metrics.exposition import Exposition, Families
 from app.middleware.api_keys import ApiKeys
 from app.middleware.cors import Cors

@@ -165,7 +165,7 @@ class Station:
         lost = self.index.losses.messages
         last_hello = self._now_and_then(engine, b"kv@", bytes(8), b"that was the last hello")
         self.until(lambda: lost.get("bad_topic", 0) > 0, last_hello)
-        self.index.losses._messages.clear()
+        self.index.losses.messages.clear()
 
     def _now_and_then(self, engine: Engine, *frames: bytes) -> Callable[[], object]:
         """Sends these frames at first and then rarely, so that they do not pile up."""

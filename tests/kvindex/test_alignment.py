@@ -14,9 +14,8 @@ from app.kvcache.prompt import Placeholder
 from app.kvindex import alignment
 from app.kvindex.alignment import Aligned, PartialBlocks, Span, Tail, align
 from app.kvindex.backend import UNALIGNED
-from app.kvindex.features import Features
 from app.kvindex.index import Index, IndexSettings
-from app.kvindex.keys import request_keys
+from app.kvindex.keys import Features, request_keys
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import batch, removed, stored
 from tests.kvindex.held import matched, source

@@ -10,9 +10,8 @@ import pytest
 import zmq
 
 from app.kvcache.events import EventBatch
-from app.kvindex.assembly import Listening, aliases, fed, index_of
 from app.kvindex.backend import Remove
-from app.kvindex.service import KvIndex
+from app.kvindex.service import KvIndex, Listening, aliases, fed, index_of
 from app.tokenization import default_tokenizer
 from app.tokenization.base import TokenizerError
 from config import ConfigError

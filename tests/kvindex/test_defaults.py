@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from app.kvindex.assembly import GENERATION, TOKENIZER_TIMEOUT_S
 from app.kvindex.scorer import Weights
-from app.kvindex.service import KvIndexSettings
+from app.kvindex.service import GENERATION, TOKENIZER_TIMEOUT_S, KvIndexSettings
 from config.sections.kvindex import tier_weights
 from config.settings import Settings
 from tests.running_server import ROOT

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.kvcache.prompt import Adapter, ExtraKeys, Placeholder
-from app.kvindex.features import (
+from app.kvindex.keys import (
     Features,
     fold_features,
     granularities,

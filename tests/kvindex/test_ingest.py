@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from app.kvcache.events import KVEvent
-from app.kvindex import ingest
+from app.kvindex import index as module
 from app.kvindex.backend import Outcome, Stamp
 from app.kvindex.decoding import Batch
 from app.kvindex.holders import Source
-from app.kvindex.index import Index, IndexSettings
-from app.kvindex.ingest import Ingest
+from app.kvindex.index import Index, IndexSettings, Ingest
 from app.kvindex.keys import request_keys
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import PROMPT, batch, block, offloaded, removed, stored
@@ -44,8 +43,8 @@ def apply(index: Index, *events: KVEvent, losses: Sequence[str] = (), **more: An
 def turns(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """One item for each pause."""
     made: list[None] = []
-    for module in ("index", "keys"):
-        monkeypatch.setattr(f"app.kvindex.{module}.pause_if_possible", lambda: made.append(None))
+    for name in ("index", "keys"):
+        monkeypatch.setattr(f"app.kvindex.{name}.pause_if_possible", lambda: made.append(None))
     return made
 
 
@@ -129,7 +128,7 @@ def test_parts_of_a_batch_leave_what_the_whole_batch_leaves(
 
 
 def test_spellings_of_a_medium_are_one_tier_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest, "MOST_MEDIA", 3)
+    monkeypatch.setattr(module, "MOST_MEDIA", 3)
     made = Ingest(MemoryBackend(), request_keys("E", 4))
     for _ in range(2):
         for medium in (None, "", "GPU", "gpu", "Gpu"):

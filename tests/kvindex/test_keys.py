@@ -12,10 +12,10 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvindex.features import Features
 from app.kvindex.keys import (
     GENERATIONS,
     LINK_BLOCKS,
+    Features,
     Generation,
     RequestKeys,
     fnv1a_64,

@@ -50,12 +50,12 @@ def test_everything_is_counted_as_often_as_it_happens() -> None:
     for _ in range(3):
         metrics.changed(10, 4)
         metrics.looked_up(0.1, 7)
-        metrics.received()
-        metrics.restarted()
-        metrics.crowded_out()
+        metrics.received.inc()
+        metrics.restarts.inc()
+        metrics.crowded_out.inc()
         metrics.replayed("failed")
     samples = samples_of(metrics, times_lost=2, gauges={"index_blocks": 5})
-    assert metrics.messages == 3
+    assert metrics.received.value == 3
     assert {name: value for (name, *_), value in samples.items() if value and name.endswith("_total")} == {
         "index_admissions_total": 30,
         "index_evictions_total": 12,

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvindex.features import Features
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.keys import (
     GENERATIONS,
     PART_BLOCKS,
+    Features,
     Generation,
     PrefixKeyCache,
     RequestKeys,

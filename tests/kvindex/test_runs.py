@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.kvcache.events import AllBlocksCleared, BlockHash, KVEvent
-from app.kvindex import ingest
-from app.kvindex.index import Index, IndexSettings
-from app.kvindex.ingest import event_groups
+from app.kvindex import index as module
+from app.kvindex.index import Index, IndexSettings, event_groups
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import batch, offloaded, removed, stored
 
@@ -119,7 +118,7 @@ events = st.one_of(
 def test_together_they_leave_what_they_leave_one_by_one(batches: list[list[KVEvent]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         together = state(batches)
-        patch.setattr(ingest, "event_groups", lambda events, block_size: [[event] for event in events])
+        patch.setattr(module, "event_groups", lambda events, block_size: [[event] for event in events])
         assert together == state(batches)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -131,17 +130,3 @@ def alone(found: list[tuple[int, ...]], number: int) -> tuple[int, float]:
             break
         matched, worth = matched + 1, worth + max(here)
     return matched, worth
-
-
-@pytest.mark.parametrize(("blocks", "pauses"), [(1, 0), (4, 0), (5, 1), (8, 1), (9, 2), (13, 3)])
-def test_others_have_a_turn_after_so_many_blocks_with_copies_of_their_own(
-    blocks: int, pauses: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turns: list[None] = []
-    monkeypatch.setattr("app.kvindex.scorer.BLOCKS_A_SLICE", 4)
-    monkeypatch.setattr("app.kvindex.scorer.pause", lambda: turns.append(None))
-    found = [(1 << 20 | 1 << number,) for number in range(blocks)]
-    assert longest_prefixes(found, 1 << 20, [0, 1])[20].matched == blocks
-    assert len(turns) == pauses
-    longest_prefixes([found[0]] * 20, 1 << 20, [0, 1])
-    assert len(turns) == pauses

@@ -201,7 +201,7 @@ def test_a_number_that_cannot_be_read_is_that_of_one_engine_that_awaits_it(unrea
     pool.put(Message("a", "m", 4, unread))
     pool.put(Message("b", "m", 4, unread))
     run(pool)
-    index.losses._messages.pop("gap")
+    index.losses.messages.pop("gap")
     for sequence, rank in ((5, 0), (5, 1), (5, 2)):
         put(sequence, rank, 2)
     run(pool)
