@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gevent
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.kvindex.backend import (
@@ -12,16 +11,13 @@ from app.kvindex.backend import (
     Backend,
     Clear,
     Offload,
-    Operation,
     Outcome,
     Remove,
     Stamp,
     Store,
-    with_pauses,
 )
 from app.kvindex.holders import Source
 from app.kvindex.index import Index
-from tests.kvindex.conftest import MakeBackend
 from tests.kvindex.held import content, holders_of, source, store
 
 A, B = source("a"), source("b")
@@ -34,16 +30,6 @@ def test_what_is_stored_is_found(backend: Backend) -> None:
     assert content(backend, [11, 12, 13]) == {11: {("a", "gpu")}, 12: {("a", "gpu")}}
     assert (backend.size().blocks, backend.size().copies, backend.size().evicted) == (2, 2, 0)
     assert backend.pods() == ["a"]
-
-
-@pytest.mark.parametrize(("count", "turns"), [(0, 0), (4, 0), (5, 1), (7, 1), (8, 2), (9, 2)])
-def test_others_have_a_turn_after_so_many_items(
-    count: int, turns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pauses: list[None] = []
-    monkeypatch.setattr("app.kvindex.backend.pause", lambda: pauses.append(None))
-    assert list(with_pauses(range(count), 4)) == list(range(count))
-    assert len(pauses) == turns
 
 
 def test_outcomes_of_parts_add_up_and_the_last_says_whether_somebody_else_was_first() -> None:
@@ -265,50 +251,6 @@ operations = st.lists(
     ),
     max_size=30,
 )
-
-
-@given(operations)
-@settings(
-    max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-def test_any_history_leaves_what_a_simple_model_leaves(
-    make_backend: MakeBackend, history: list[tuple[str, int, int, bool]]
-) -> None:
-    """The model: pod and tier -> engine key -> how often it is held there."""
-    backend = make_backend()
-    held: dict[str, dict[int, int]] = {}
-    for what, key, pods, cpu in history:
-        pod, tier = source(f"pod{pods % 2}"), "cpu" if cpu else "gpu"
-        mine = held.setdefault(f"{pod.pod} {tier}", {})
-        known = any(key in held.get(f"{pod.pod} {each}", {}) for each in ("gpu", "cpu"))
-        operation: Operation
-        match what:
-            case "store":
-                operation = store([key], [key + 10], tier)
-                mine[key] = mine.get(key, 0) + 1
-            case "remove":
-                operation = Remove(0, tier, [key])
-                if mine.get(key, 0) > 1:
-                    mine[key] -= 1
-                else:
-                    mine.pop(key, None)
-            case "offload":
-                operation = Offload(0, tier, [key])
-                if known:
-                    mine.setdefault(key, 1)
-            case _:
-                operation = Clear()
-                held[f"{pod.pod} gpu"], held[f"{pod.pod} cpu"] = {}, {}
-        backend.apply(pod, [operation])
-    expected = {
-        key + 10: copies
-        for key in KEYS
-        if (copies := {tuple(name.split()) for name, mine in held.items() if key in mine})
-    }
-    assert content(backend, range(10, 20)) == expected
-    assert backend.size().copies == sum(map(len, expected.values()))
 
 
 def test_every_backend_has_an_epoch(backend: Backend) -> None:

@@ -34,11 +34,6 @@ def members(copies: Copies) -> set[tuple[int, int]]:
     return {(tier, number) for tier, mask in enumerate(copies) for number in range(80) if mask >> number & 1}
 
 
-@given(masks)
-def test_bits_are_those_that_are_set_lowest_first(mask: int) -> None:
-    assert bits(mask) == [number for number in range(80) if mask >> number & 1]
-
-
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(0, 5)), max_size=30))
 def test_copies_are_a_set_of_holders_in_tiers(changes: list[tuple[bool, int, int]]) -> None:
     copies: Copies = ()
@@ -58,48 +53,6 @@ def test_copies_are_a_set_of_holders_in_tiers(changes: list[tuple[bool, int, int
         copies = without_holder(copies, None, 1 << number)
         assert number not in bits(anywhere(copies))
     assert copies == ()
-
-
-def test_the_lowest_bit_that_nobody_has_is_given_and_no_more_than_there_may_be() -> None:
-    holders = Holders(3)
-    assert [holders.number(each, 0) for each in (A, B, C)] == [0, 1, 2]
-    assert holders.number(B, 0) == 1
-    with pytest.raises(TooManyHolders):
-        holders.number(A, 1)
-    holders.release(1)
-    holders.release(0)
-    holders.release(0)
-    assert len(holders) == 1 and [holder.source for holder in holders] == [C]
-    assert [holders.number(B, 0), holders.number(A, 0)] == [0, 1]
-
-
-def test_bits_that_somebody_else_gave_are_known_and_those_between_are_free() -> None:
-    holders = Holders(4)
-    holders.assign(2, first(A))
-    assert (len(holders), holders[2], holders[1], holders[3], holders[9]) == (1, first(A), None, None, None)
-    assert holders.seats() == [None, None, first(A)]
-    holders.assign(2, first(B))
-    assert (holders.find(A, 0), holders.find(B, 0), set(holders.pods)) == (None, 2, {"b"})
-    assert [holders.number(each, 1) for each in (A, B, C)] == [0, 1, 3]
-    with pytest.raises(TooManyHolders):
-        holders.number(C, 2)
-    assert not holders.one_group_each and holders.groups(B) == {0: 2, 1: 1}
-
-
-def test_what_is_scored_of_a_model_and_of_pods() -> None:
-    holders = Holders(9)
-    for each, group in ((A, 0), (A, 1), (B, 0), (source("b", "other"), 0)):
-        holders.number(each, group)
-    assert [holders[number] for number in (0, 1)] == [first(A), Holder(A, 1, False)]
-    assert (holders.mask("m"), holders.mask("other"), holders.mask("none")) == (0b0101, 0b1000, 0)
-    assert (holders.mask("m", ["a"]), holders.mask("m", ["b", "c"]), holders.mask("m", ["c"])) == (1, 4, 0)
-    assert holders.number(A, 1, scored=True) == 1 and holders.mask("m") == 0b0111
-    assert holders.number(A, 1) == 1 and holders.mask("m") == 0b0111
-    assert [number for number, _ in holders.of(0b1010)] == [1, 3]
-    assert holders.sources("a") == [A] and holders.sources("c") == []
-    holders.release(0)
-    holders.release(1)
-    assert (holders.mask("m"), set(holders.pods), holders.sources("a")) == (0b0100, {"b"}, [])
 
 
 def test_adapters_are_known_by_the_holders_that_have_blocks_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,3 +151,8 @@ def agree(holders: Holders, model: Seats) -> None:
         groups = {it.group: number for number, it in taken.items() if it.source == who}
         assert holders.groups(who) == groups
         assert [holders.find(who, group) for group in (0, 1)] == [groups.get(group) for group in (0, 1)]
+
+
+@given(masks)
+def test_bits_are_those_that_are_set_lowest_first(mask: int) -> None:
+    assert bits(mask) == [number for number in range(80) if mask >> number & 1]

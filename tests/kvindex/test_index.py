@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import count
 from typing import Any
 
@@ -14,7 +13,6 @@ from app.kvindex.backend import Backend
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.keys import GENERATIONS
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.metrics import IndexMetrics
 from app.kvindex.scorer import Weights
 from tests.kvindex.engines import batch, offloaded, removed, stored
 from tests.kvindex.held import matched
@@ -103,15 +101,6 @@ def test_removals_and_clears_are_followed(index: Index) -> None:
     assert matched(index, PROMPT) == {"b": 1}
 
 
-def test_models_do_not_meet_though_their_hashes_do(index: Index) -> None:
-    tell(index, "a", stored([1, 2], PROMPT[:8]))
-    tell(index, "b", stored([1, 2], PROMPT[:8]), model="other")
-    assert matched(index, PROMPT) == {"a": 2}
-    assert matched(index, PROMPT, model="other") == {"b": 2}
-    tell(index, "b", removed([1]), model="other")
-    assert matched(index, PROMPT) == {"a": 2}
-
-
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_models_do_not_meet_in_any_generation(backend: Backend, generation: str) -> None:
     index = make_index(backend, generation=generation)
@@ -191,21 +180,6 @@ def test_a_long_prompt_with_a_salt_is_found_to_its_end(generation: str) -> None:
         assert matched(index, tokens[: 4 * asked + 3], salt="salt") == {"a": asked}
 
 
-def test_times_are_told_in_the_buckets_of_llm_d_and_those_of_lookups_in_shorter_ones_too() -> None:
-    metrics = IndexMetrics()
-    metrics.rendered("t", 1.0)
-    bounds = ["0.005", "0.01", "0.025", "0.05", "0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "10.0", "+Inf"]
-    shorter = ["0.0001", "0.00025", "0.0005", "0.001", "0.0025"]
-    told: dict[str, list[str]] = {}
-    for line in metrics.render({}, {}, {}).splitlines():
-        if found := re.match(r'(\w+)_latency_seconds_bucket\{.*le="([^"]*)"', line):
-            told.setdefault(found[1], []).append(found[2])
-    assert told == {
-        "kvcache_tokenization_render_chat_template": bounds,
-        "kvcache_index_lookup": shorter + bounds,
-    }
-
-
 def test_images_change_the_blocks_from_the_first_that_they_touch_on(index: Index) -> None:
     for pod, image in (("a", "one"), ("b", "two")):
         extra_keys = [None, [[image, 1]], [[image, -3]], None]
@@ -268,12 +242,6 @@ def test_the_last_that_is_taken_and_the_first_that_is_not(
     assert losses(index) == {} and index.size().copies == 1
     tell(index, "a", stored([2], PROMPT[4:8], **beyond))
     assert losses(index) == {loss: 1} and index.size().copies == 1
-
-
-@pytest.mark.parametrize(("length", "taken"), [(64, 1), (65, 0)])
-def test_a_block_hash_has_up_to_64_bytes(index: Index, length: int, taken: int) -> None:
-    tell(index, "a", stored([bytes(length)], PROMPT[:4]))
-    assert index.size().copies == taken
 
 
 @pytest.mark.parametrize(

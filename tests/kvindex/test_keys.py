@@ -1,10 +1,12 @@
-"""Request keys: the vectors of the specifications (7.2 and 13.2), and the formulas written out."""
+"""Keys of prompts: the vectors of the specifications (7.2 and 13.2), the formulas written out, features."""
 
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from array import array
-from sys import getsizeof
+from collections.abc import Sequence
+from itertools import pairwise
 
 import cbor2
 import pytest
@@ -12,15 +14,21 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.kvcache.prompt import Adapter, ExtraKeys, Placeholder
 from app.kvindex.keys import (
     GENERATIONS,
     LINK_BLOCKS,
+    PART_BLOCKS,
     Features,
     Generation,
+    PrefixKeyCache,
     RequestKeys,
     fnv1a_64,
-    packed_ids,
+    fold_features,
+    granularities,
+    published_features,
     request_keys,
+    requested_features,
 )
 
 MODEL = "test-model"
@@ -153,11 +161,6 @@ def test_generation_d_is_fnv_of_cbor(tokens: list[int], size: int, data: st.Data
     assert request_keys("D", size, "seed").keys(77, tokens, features) == expected
 
 
-def test_half_of_a_surrogate_pair_is_a_text_like_any_other() -> None:
-    keys = request_keys("E", 1)
-    assert keys.keys(1, [1], [("\ud800",)]) != keys.keys(1, [1])
-
-
 AROUND_LINKS = [times * LINK_BLOCKS + more for times in (1, 2) for more in (-1, 0, 1)]
 
 
@@ -181,17 +184,189 @@ def test_a_block_without_its_features_is_a_mistake() -> None:
             request_keys("E", 2).keys(1, [1, 2, 3, 4], wrong)
 
 
-def test_packed_ids_stay_as_they_are() -> None:
-    packed = packed_ids([1, 2])
-    assert packed_ids(packed) is packed == array("I", [1, 2])
-    for other in (array("Q", [1, 2]), (1, 2), range(1, 3)):
-        assert packed_ids(other) == packed
+SIZE = 2
+PART = PART_BLOCKS * SIZE
+prompts = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(1, 2 * PART + 3)).map(lambda it: [it[0]] * it[1]), max_size=4
+).map(lambda parts: [token for part in parts for token in part])
 
 
+class Counting:
+    """Request keys that count the blocks they are made for."""
+
+    def __init__(self, keys: RequestKeys) -> None:
+        self.block_size, self.slice_blocks, self.roots = keys.block_size, keys.slice_blocks, keys.roots
+        self.root, self._keys, self.blocks = keys.root, keys.keys, 0
+
+    def keys(
+        self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
+    ) -> list[int]:
+        made = self._keys(parent, tokens, features)
+        self.blocks += len(made)
+        return made
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("generation", GENERATIONS)
-def test_names_of_models_take_no_more_memory_than_is_reckoned(generation: Generation) -> None:
-    keys = request_keys(generation, 16)
-    for model in ("🎉" * 5_000, "東" * 5_000 + "🎉"):
-        before = keys.roots.size_bytes
-        keys.root(model)
-        assert getsizeof(model) <= keys.roots.size_bytes - before < 1.1 * getsizeof(model)
+@given(asked=st.lists(prompts, max_size=8))
+def test_the_keys_are_those_of_hashing(generation: Generation, asked: list[list[int]]) -> None:
+    keys = request_keys(generation, SIZE)
+    cache = PrefixKeyCache(keys, limit_bytes=20_000)
+    for prompt in asked:
+        assert cache.keys(5, prompt) == keys.keys(5, prompt)
+        assert cache.keys(6, array("I", prompt)) == keys.keys(6, prompt)
+        assert cache.parts.size_bytes <= cache.parts.limit_bytes
+
+
+def test_only_what_is_new_is_hashed() -> None:
+    counting = Counting(request_keys("E", SIZE))
+    cache = PrefixKeyCache(counting)
+    prompt = list(range(3 * PART + 5))
+    cache.keys(1, prompt)
+    assert counting.blocks == 3 * PART_BLOCKS + 2
+    counting.blocks = 0
+    cache.keys(1, [*prompt[: 2 * PART], 7, *prompt[2 * PART :]])
+    assert counting.blocks == PART_BLOCKS + 3
+    counting.blocks = 0
+    cache.keys(2, prompt)  # of another model
+    assert counting.blocks == 3 * PART_BLOCKS + 2
+
+
+def test_two_parts_with_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.kvindex.keys.xxh3_64_intdigest", lambda data, seed: 1)
+    keys = request_keys("E", SIZE)
+    cache = PrefixKeyCache(keys)
+    for parent, first in ((1, 0), (1, 9), (2, 0), (1, 0)):
+        prompt = [first] * 2 * PART
+        assert cache.keys(parent, prompt) == keys.keys(parent, prompt)
+
+
+@pytest.mark.parametrize("known", [0, PART_BLOCKS, 2 * PART_BLOCKS])
+@pytest.mark.parametrize("blocks", [0, 1, 9, 10, 11, 20, 21])
+def test_what_is_hashed_is_so_a_slice_at_a_time(
+    known: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = Counting(request_keys("E", SIZE))
+    keys.slice_blocks = 10
+    cache, prompt = PrefixKeyCache(keys), list(range((known + blocks) * SIZE + 1))
+    cache.keys(1, prompt[: known * SIZE])
+    slices = [keys.blocks]
+    monkeypatch.setattr("app.kvindex.keys.pause_if_possible", lambda: slices.append(keys.blocks))
+    assert cache.keys(1, prompt) == request_keys("E", SIZE).keys(1, prompt)
+    ends = [*slices, keys.blocks]
+    assert [after - before for before, after in pairwise(ends)] == [
+        min(10, blocks - start) for start in range(0, max(blocks, 1), 10)
+    ]
+
+
+def test_parts_take_no_more_memory_than_is_reckoned() -> None:
+    cache = PrefixKeyCache(request_keys("E", 16))
+    tracemalloc.start()
+    try:
+        empty, _ = tracemalloc.get_traced_memory()
+        for first in range(20):
+            cache.keys(1, [first] * 5 * PART_BLOCKS * 16)
+        taken = tracemalloc.get_traced_memory()[0] - empty
+    finally:
+        tracemalloc.stop()
+    assert len(cache.parts) == 100
+    assert taken <= cache.parts.size_bytes < 1.1 * taken
+
+
+@pytest.mark.parametrize(
+    ("keys", "adapter", "features"),
+    [
+        (["alice"], None, ("alice",)),
+        (["alice"], "alice", None),
+        (["alice", "alice"], "alice", ("alice",)),  # a salt of the same name
+        (["bob"], "alice", ("bob",)),
+        (["img", "alice"], "alice", ("img", "alice")),
+        ([["img", 4], "salt"], None, ("img", "salt")),
+        ([["img", 4], ["img", 90]], None, ("img",)),
+        ([b"\x01\xff"], None, ("01ff",)),
+        ([[b"\x01\xff", 3]], None, ("01ff",)),
+        ([[], None, 5, [5], 1.5, "salt"], None, ("salt",)),
+        ([[]], None, None),
+        ([], "alice", None),
+        (None, "alice", None),
+    ],
+)
+def test_what_is_published_of_a_block_are_identifiers_and_a_salt(
+    keys: list[object] | None, adapter: str | None, features: Features
+) -> None:
+    assert published_features([["before"], keys, None], adapter) == [("before",), features, None]
+
+
+identifiers = st.sampled_from(["a", "b", "c"])
+images = st.lists(st.tuples(identifiers, st.integers(0, 40), st.integers(1, 20)), max_size=4)
+sizes = st.integers(1, 9)
+
+
+def image(identifier: str, offset: int, length: int) -> Placeholder:
+    return Placeholder(identifier, offset, length)
+
+
+def plain_features(
+    blocks: int, size: int, media: list[Placeholder], salt: str | None, engine_size: int
+) -> list[Features]:
+    """Token by token: an engine's block has the images of its tokens, and belongs to where it begins."""
+    texts: list[list[str]] = [[] for _ in range(blocks)]
+    for start in range(0, blocks * size, engine_size):
+        for item in sorted(media, key=lambda item: item.offset):
+            if set(range(start, start + engine_size)) & set(range(item.offset, item.offset + item.length)):
+                texts[start // size].append(item.identifier)
+        if salt and not start:
+            texts[0].append(salt)
+    return [tuple(dict.fromkeys(block)) or None for block in texts]
+
+
+@given(st.integers(0, 12), sizes, images, st.none() | st.sampled_from(["", "salt"]), sizes)
+def test_a_block_is_asked_for_with_what_engines_publish_of_it(
+    blocks: int, size: int, shown: list[tuple[str, int, int]], salt: str | None, engine_size: int
+) -> None:
+    media = [image(*each) for each in shown]
+    expected = plain_features(blocks, size, media, salt, engine_size)
+    found = requested_features(blocks, size, media, salt, engine_size)
+    assert found == (expected if any(expected) else None)
+
+
+@given(st.integers(1, 12), sizes, images, st.none() | st.just("salt"), st.booleans())
+def test_requests_and_engines_with_blocks_of_one_size_say_the_same(
+    blocks: int, size: int, shown: list[tuple[str, int, int]], salt: str | None, adapted: bool
+) -> None:
+    media, adapter = [image(*each) for each in shown], Adapter("alice") if adapted else None
+    published = ExtraKeys(size, adapter, salt, media).published(0, blocks)
+    assert requested_features(blocks, size, media, salt, size) == published_features(
+        published, "alice" if adapted else None
+    )
+
+
+@given(
+    st.lists(st.tuples(st.integers(-9, 60), st.none() | st.lists(identifiers, max_size=3).map(tuple))),
+    st.integers(0, 6),
+    sizes,
+)
+def test_features_belong_to_the_block_in_which_they_begin(
+    placed: list[tuple[int, Features]], blocks: int, size: int
+) -> None:
+    expected = []
+    for block in range(blocks):
+        inside = [text for start, texts in placed if start // size == block for text in texts or ()]
+        expected.append(tuple(dict.fromkeys(inside)) or None)
+    assert fold_features(placed, blocks, size) == expected
+
+
+@pytest.mark.parametrize(
+    ("engine_sizes", "size", "keyed"),
+    [
+        ([], 16, {16}),
+        ([16], 16, {16}),
+        ([1, 2, 4, 8], 16, {16}),
+        ([32], 16, {32}),
+        ([3, 8, 32, 48], 16, {3, 16, 32, 48}),
+    ],
+)
+def test_a_request_is_keyed_once_for_all_engines_whose_blocks_fit_into_its_own(
+    engine_sizes: list[int], size: int, keyed: set[int]
+) -> None:
+    assert granularities(engine_sizes, size) == keyed

@@ -1,24 +1,28 @@
-"""The event pool: many pods side by side, and whatever they send."""
+"""The event pool: many pods side by side, what its queues hold, and how long they work and rest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count, pairwise
 from random import Random
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.kvcache.events import encoder
+from app.kvcache.events import AllBlocksCleared, KVEvent, encoder
+from app.kvindex import event_pool
 from app.kvindex.backend import BackendUnavailable, Operation, Outcome, Stamp
-from app.kvindex.event_pool import Pool, PoolSettings
+from app.kvindex.event_pool import MOST_PODS, Pool, PoolSettings
 from app.kvindex.holders import Source
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.streams import REMEMBERED, Message, Replays
-from tests.kvindex.engines import PROMPT, batch, removed, stored
+from app.kvindex.streams import MESSAGE_BYTES, REMEMBERED, Message, Replays
+from tests.kvindex.engines import PROMPT, batch, block, removed, stored
 from tests.kvindex.held import matched
-from tests.kvindex.publisher import station
+from tests.kvindex.publisher import Station, station
 
 encode = encoder()
 
@@ -35,8 +39,10 @@ class Flaky(MemoryBackend):
 
 
 def make(backend: MemoryBackend | None = None, **more: object) -> tuple[Index, Pool]:
+    """With one queue, which shows the order of things."""
     index = Index(backend or MemoryBackend(), IndexSettings(block_size=4))
-    return index, Pool(index, Replays(None), PoolSettings(**more), clock=lambda: 0.0)  # type: ignore[arg-type]
+    limits = PoolSettings(**({"shards": 1} | more))  # type: ignore[arg-type]
+    return index, Pool(index, Replays(None), limits, clock=lambda: 0.0)
 
 
 def message(pod: str, sequence: int, *events: object, model: str = "m") -> Message:
@@ -102,41 +108,9 @@ def test_models_whose_hashes_collide_do_not_disturb_each_other() -> None:
     assert index.size().copies == 2 + 2 + 2
 
 
-def test_what_waits_is_bounded_in_messages_and_bytes() -> None:
-    _, pool = make(most_messages=3, most_bytes=1 << 30, shards=1)
-    for sequence in range(3):
-        assert not pool.full
-        pool.put(message("a", sequence))
-    assert pool.full and len(pool) == 3
-    run(pool)
-    assert not pool.full and len(pool) == 0
-    _, pool = make(most_messages=100, most_bytes=1000, shards=1)
-    pool.put(Message("a", "m", 0, bytes(1000)))
-    assert pool.full
-    run(pool)
-    assert not pool.full
-
-
-def test_messages_wait_for_a_backend_that_is_away_and_it_is_asked_ever_less_often() -> None:
-    backend = Flaky()
-    index, pool = make(backend, shards=1)
-    backend.away = True
-    pool.put(message("a", 0, stored([1], PROMPT[:4])))
-    asked = []
-    apply = backend.apply
-    backend.apply = lambda *a, **k: (asked.append(now), apply(*a, **k))[1]  # type: ignore[method-assign]
-    for tick in range(300):
-        now = tick / 10
-        assert not pool.step(now)
-    assert len(pool) == 1 and 5 < len(asked) < 12
-    backend.away = False
-    pool.step(100.0)
-    assert matched(index, PROMPT) == {"a": 1} and len(pool) == 0
-
-
 def test_a_restart_is_counted_once_though_the_backend_is_away() -> None:
     backend = Flaky()
-    index, pool = make(backend, shards=1)
+    index, pool = make(backend)
     for sequence in (5, 6):
         pool.put(message("a", sequence, stored([sequence], PROMPT[:4])))
     run(pool)
@@ -151,7 +125,7 @@ def test_a_restart_is_counted_once_though_the_backend_is_away() -> None:
 
 
 def test_an_engine_that_begins_anew_with_its_clock_set_back_is_noticed() -> None:
-    index, pool = make(shards=1)
+    index, pool = make()
     for sequence in range(REMEMBERED + 6):
         pool.put(message("a", sequence, stored([sequence + 1], PROMPT[:4])))
     run(pool)
@@ -162,7 +136,7 @@ def test_an_engine_that_begins_anew_with_its_clock_set_back_is_noticed() -> None
 
 
 def test_an_error_of_the_index_itself_costs_one_message(caplog: pytest.LogCaptureFixture) -> None:
-    index, pool = make(shards=1)
+    index, pool = make()
     ingest = index.ingest
 
     def fail(batch_: object, pod: str, *more: object, **named: object) -> object:
@@ -176,11 +150,6 @@ def test_an_error_of_the_index_itself_costs_one_message(caplog: pytest.LogCaptur
     run(pool)
     assert matched(index, PROMPT) == {"a": 1}
     assert index.losses.messages == {"failed": 1} and "a fault" in caplog.text
-
-
-def test_a_pool_without_queues_is_refused() -> None:
-    with pytest.raises(ValueError):
-        make(shards=0)
 
 
 frames = st.lists(st.binary(max_size=40), max_size=5)
@@ -207,3 +176,291 @@ def test_no_frames_do_harm(sent: list[list[bytes]], seed: int) -> None:
         place.until(lambda: matched(place.index, PROMPT).get("a") == 1)
         assert "failed" not in place.index.losses.messages
         assert "gap" not in place.index.losses.messages
+
+
+class Noting(MemoryBackend):
+    """Notes which batches are said to begin an engine anew, and knows how far others have come."""
+
+    known: Stamp | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.restarts: list[bool] = []
+
+    def apply(self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
+        assert stamp is not None
+        self.restarts.append(stamp.restart)
+        return super().apply(source, operations, stamp)
+
+    def position(self, source: Source) -> Stamp | None:
+        return self.known
+
+
+def test_a_queue_rests_twice_as_long_every_time_and_at_most_five_seconds() -> None:
+    backend = Flaky()
+    _, pool = make(backend)
+    (shard,) = pool.shards
+    for begin in (0.0, 1000.0):
+        backend.away = True
+        pool.put(message("a", int(begin), block(0)))
+        rests, now = [], begin
+        for _ in range(9):
+            assert not shard.step(now) and shard.waiting
+            rests.append(shard._rest_until - now)
+            now = shard._rest_until
+            assert not shard.step(now - 0.01) and shard._rest_until == now
+        assert rests == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0])
+        backend.away = False
+        run(pool, now)
+        assert len(pool) == 0 and not shard.waiting
+
+
+def test_others_have_a_turn_when_a_message_has_taken_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick passes with every look at the clock: two of them are more than two milliseconds."""
+    turns: list[None] = []
+    monkeypatch.setattr(event_pool, "pause_if_possible", lambda: turns.append(None))
+    clock = count().__next__
+    index = Index(MemoryBackend(), IndexSettings(block_size=4))
+    pool = Pool(index, Replays(None), PoolSettings(shards=1), clock=lambda: 0.0011 * clock())
+    for number in range(6):
+        pool.put(message("a", number, block(number)))
+    assert not pool.step(0.0) and matched(index, PROMPT) == {"a": 6}
+    assert len(turns) == 3
+
+
+def test_what_waits_in_a_queue_is_reckoned_to_the_byte() -> None:
+    sent = [message("a", number, block(number)) for number in range(3)]
+    size = sum(len(each.payload) + MESSAGE_BYTES for each in sent)
+    _, pool = make(most_bytes=2 * size, most_payload_bytes=len(sent[0].payload), shards=2)
+    for each in sent:
+        assert not pool.full
+        pool.put(each)
+    (shard,) = [each for each in pool.shards if len(each)]
+    assert shard.size_bytes == size == shard.limit_bytes
+    assert pool.full and pool.size_bytes == size
+    pool.put(Message("a", "m", 3, sent[0].payload + b"\0"))
+    pool.gone("a")
+    assert len(pool) == 5 and shard.size_bytes == size
+    assert pool.size_bytes == size
+    pool.replays.size_bytes = 7
+    assert pool.size_bytes == size + 7
+    pool.replays.size_bytes = 0
+    run(pool)
+    assert pool.size_bytes == shard.size_bytes == 0 and not pool.full
+
+
+def test_every_queue_follows_its_share_of_the_engines() -> None:
+    index, pool = make(most_engines=8, shards=4)
+    for number in range(100):
+        pool.put(message(f"pod{number}", 0, block(0)))
+    run(pool)
+    assert [len(shard.positions()) for shard in pool.shards] == [2, 2, 2, 2]
+    assert index.losses.messages == {"too_many_pods": 92}
+
+
+def test_only_the_first_batch_after_a_restart_says_so() -> None:
+    backend = Noting()
+    _, pool = make(backend)
+    for sequence, ts in ((0, 1.0), (1, 2.0), (0, 9.0), (1, 10.0)):
+        pool.put(Message("a", "m", sequence, encode(batch(block(sequence), ts=ts))))
+    run(pool)
+    assert backend.restarts == [False, False, True, False]
+
+
+def test_an_engine_goes_on_where_another_indexer_has_seen_it() -> None:
+    backend = Noting()
+    index, pool = make(backend)
+    backend.known = Stamp(6, 1006.0)
+    for sequence in (6, 7, 9):
+        pool.put(message("a", sequence, block(sequence - 6)))
+    run(pool)
+    assert index.losses.messages == {"duplicate": 1, "gap": 1}
+
+
+def test_a_backend_that_tells_its_epoch_late_has_lost_nothing() -> None:
+    backend = MemoryBackend()
+    index, pool = make(backend)
+    for epoch, sequence in (("", 0), ("first", 1), ("first", 1), ("second", 2)):
+        backend.epoch = epoch
+        pool.put(message("a", sequence, block(sequence)))
+        run(pool)
+    assert index.losses.messages == {"duplicate": 1, "gap": 2}
+
+
+def test_a_loss_is_noticed_between_two_messages() -> None:
+    """What comes behind the message that found it is the first of what the backend has."""
+    backend = Noting()
+    backend.epoch = "first"
+    index, pool = make(backend)
+    apply = backend.apply
+
+    def loses(source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
+        assert stamp is not None
+        if stamp.sequence == 1:
+            backend.epoch = "second"
+        return apply(source, operations, stamp)
+
+    backend.apply = loses  # type: ignore[method-assign]
+    for sequence in range(3):
+        pool.put(message("a", sequence, block(sequence)))
+    pool.step(0.0)
+    assert len(pool) == 0 and index.losses.messages == {"gap": 2}
+
+
+@pytest.mark.parametrize("unread", [b"garbage", bytes(2000)], ids=["unreadable", "too large"])
+def test_a_number_that_cannot_be_read_is_that_of_one_engine_that_awaits_it(unread: bytes) -> None:
+    index, pool = make(most_payload_bytes=1000)
+
+    def put(sequence: int, rank: int, number: int) -> None:
+        payload = encode(batch(stored([number], [number] * 4), ts=1000.0 + sequence, rank=rank))
+        pool.put(Message("a", "m", sequence, payload))
+
+    for sequence, rank in ((3, 0), (3, 1), (3, 2), (4, 0)):
+        put(sequence, rank, 1)
+    pool.put(Message("a", "m", 4, unread))
+    pool.put(Message("b", "m", 4, unread))
+    run(pool)
+    index.losses.messages.pop("gap")
+    for sequence, rank in ((5, 0), (5, 1), (5, 2)):
+        put(sequence, rank, 2)
+    run(pool)
+    assert {each.rank: each.sequence for each in pool.positions()} == {0: 5, 1: 5, 2: 5}
+    assert index.losses.messages["gap"] == 1
+    assert sum(index.losses.messages.values()) == 1 + 2
+
+
+def test_a_pod_that_is_gone_takes_its_engines_with_it() -> None:
+    index, pool = make()
+    for model in ("m", "n"):
+        pool.put(message("a", 0, block(0), model=model))
+        pool.put(message("b", 0, block(0), model=model))
+    pool.gone("a")
+    pool.gone("nobody")
+    run(pool)
+    assert [(each.pod, each.model, each.sequence) for each in pool.positions()] == [
+        ("b", "m", 0),
+        ("b", "n", 0),
+    ]
+    assert matched(index, PROMPT) == {"b": 1}
+    pool.put(message("a", 1, block(0), removed([1])))
+    run(pool)
+    assert index.losses.messages == {"gap": 1}
+    pool.close()
+
+
+pack = msgspec.msgpack.encode
+
+
+def events_of(events: bytes, count: int) -> bytes:
+    """A batch of events that are packed."""
+    return b"\x93" + pack(1000.0) + b"\xdd" + count.to_bytes(4, "big") + events + b"\x00"
+
+
+def test_a_batch_of_too_many_events_is_refused_by_name() -> None:
+    index, pool = make()
+    pool.put(Message("a", "m", 0, encode(batch(stored([1], PROMPT[:4]), ts=1000.0))))
+    pool.put(Message("a", "m", 1, events_of(b"\xc0" * 65_537, 65_537)))
+    pool.put(Message("a", "m", 2, encode(batch(stored([2], PROMPT[4:8], 1), ts=1002.0))))
+    run(pool)
+    assert index.losses.events == {} and index.losses.messages == {"too_large": 1}
+    assert matched(index, PROMPT) == {"a": 2}
+
+
+@pytest.mark.parametrize("junk", [b"\xc0", b"\x05", b"\xff", b"\x80", b"\x90", b"\xa0", b"\xc3"])
+def test_values_that_are_no_events_are_malformed_events(junk: bytes) -> None:
+    index, pool = make()
+    pool.put(Message("a", "m", 0, events_of(junk * 5_000, 5_000)))
+    pool.put(Message("a", "m", 1, encode(batch(stored([1], PROMPT[:4]), ts=1001.0))))
+    run(pool)
+    assert index.losses.events == {"malformed_event": 5_000} and index.losses.messages == {}
+    assert matched(index, PROMPT) == {"a": 1}
+
+
+def test_others_have_a_turn_after_some_thousand_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, pool = make()
+    copies = [0]
+    for module in ("index", "memory", "event_pool"):
+        monkeypatch.setattr(
+            f"app.kvindex.{module}.pause_if_possible", lambda: copies.append(index.size().copies)
+        )
+    stores = [stored([number], [number] * 4) for number in range(1, 5_001)]
+    for sequence, events in enumerate((stores, [AllBlocksCleared()])):
+        pool.put(Message("a", "m", sequence, encode(batch(*events, ts=1000.0 + sequence))))
+    run(pool)
+    most = max(abs(after - before) for before, after in pairwise([*copies, index.size().copies]))
+    assert max(copies) > 4_000 and index.size().copies == 0 and most <= 2048
+    assert index.losses.events == {}
+
+
+def test_of_too_many_pods_the_longest_silent_are_forgotten() -> None:
+    index, pool = make(most_pods=3)
+    for sequence, pod in enumerate("abcade"):  # when d comes, a is not the longest silent
+        pool.put(Message(pod, "m", sequence, encode(batch(stored([1], PROMPT[:4]), ts=1000.0 + sequence))))
+    run(pool)
+    assert set(matched(index, PROMPT)) == {"a", "d", "e"}
+    assert "kvcache_events_pods_evicted_total 2.0" in index.metrics.render({}, {}, {})
+
+
+@pytest.mark.slow
+def test_thirty_eight_thousand_pods_leave_the_latest_ones() -> None:
+    pods, (index, pool) = 38_000, make(most_messages=40_000)
+    payload = encode(batch(stored([1, 2], PROMPT[:8]), ts=1000.0))
+    for number in range(pods):
+        pool.put(Message(f"pod{number}", "m", 0, payload))
+    run(pool)
+    kept = {f"pod{number}" for number in range(pods - MOST_PODS, pods)}
+    assert matched(index, PROMPT) == dict.fromkeys(kept, 2)
+    assert set(index.backend.pods()) == kept and len(pool.positions()) == MOST_PODS
+    assert index.size().copies == 2 * MOST_PODS and index.losses.messages == {}
+    text = index.metrics.render({}, {}, {})
+    assert f"kvcache_events_pods_evicted_total {pods - MOST_PODS}.0" in text
+    assert pool.size_bytes <= pool.limit_bytes
+
+
+def test_a_message_too_large_is_not_kept() -> None:
+    index, pool = make(most_payload_bytes=1000)
+    pool.put(Message("a", "m", 0, encode(batch(stored([1], PROMPT[:4]), ts=1000.0))))
+    pool.put(Message("a", "m", 1, bytes(1001)))
+    assert pool.shards[0].size_bytes < 1000
+    pool.put(Message("a", "m", 2, encode(batch(stored([2], PROMPT[4:8], 1), ts=1002.0))))
+    run(pool)
+    assert matched(index, PROMPT) == {"a": 2} and index.losses.messages == {"too_large": 1}
+
+
+def test_a_large_message_comes_through_a_socket(place: Station) -> None:
+    place.listen()
+    engine = place.engine("kv@a@m")
+    place.meet(engine)
+    tokens = [number % 50_000 + 70_000 for number in range(150_000)]
+    payload = engine.pack(stored(range(1, 37_501), tokens))
+    assert 800_000 < len(payload) < 1 << 20
+    engine.send(payload)
+    place.until(lambda: place.pool.positions() != [])
+    place.until(lambda: place.matched(tokens) == {"a": 37_500})
+    assert place.index.losses.events == {}
+
+
+class Failing(MemoryBackend):
+    """Does not answer the n-th call."""
+
+    calls, fails_at = 0, 0
+
+    def apply(self, source: Source, operations: Any, stamp: Stamp | None = None) -> Outcome:
+        self.calls += 1
+        if self.calls == self.fails_at:
+            raise BackendUnavailable("away")
+        return super().apply(source, operations, stamp)
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 5])
+def test_what_is_lost_is_counted_once_though_the_backend_fails_halfway(fails_at: int) -> None:
+    backend = Failing()
+    backend.fails_at = fails_at
+    index, pool = make(backend)
+    stores = [stored([number], [number] * 4) for number in range(2, 6_002)]
+    events: list[KVEvent] = [stored([1], PROMPT[:3]), *stores, removed([9**9])]
+    pool.put(Message("a", "m", 0, encode(batch(*events, ts=1000.0))))
+    for now in range(100):
+        pool.step(float(now))
+    assert backend.calls > 5 and index.size().copies == 6_000
+    assert index.losses.events == {"token_count": 1, "unknown_block": 1}

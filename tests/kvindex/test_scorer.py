@@ -30,11 +30,6 @@ def test_the_example_of_llm_d() -> None:
     assert (score.score, score.tiers, score.match_ratio) == (2.5, {"gpu": 2, "cpu": 1}, 0.5)
 
 
-def test_nobody_has_nothing() -> None:
-    assert score_prefixes([], 3, 0b1, holders("a"), TIERS, Weights()) == []
-    assert score_prefixes([(0b10,)], 3, 0b1, holders("a", "b"), TIERS, Weights()) == []
-
-
 def test_the_best_comes_first() -> None:
     found = [(0b111,), (0b110,), (0b100,)]
     scores = score_prefixes(found, 3, 0b111, holders("a", "b", "c"), TIERS, Weights())
@@ -86,11 +81,6 @@ def test_prefixes_of_ten_thousand_pods_are_counted() -> None:
     assert len(prefixes) == 10_000
     assert prefixes[5].matched == 3 and prefixes[6].matched == 2
     assert prefixes[9_999].lower == {1: 1}
-
-
-@given(masks)
-def test_bits_are_listed(mask: int) -> None:
-    assert sum(1 << number for number in bits(mask)) == mask
 
 
 EXACT = Weights({"gpu": 1.0, "cpu": 0.75}, unknown=0.5)

@@ -1,4 +1,4 @@
-"""The index as a service, with its threads and real sockets."""
+"""The index as a service, with its greenlets and real sockets, as the settings ask for it."""
 
 from __future__ import annotations
 
@@ -10,27 +10,39 @@ from typing import Any
 import gevent
 import pytest
 import zmq
-from gevent.event import Event
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.kvcache.events import EventBatch, encoder
 from app.kvcache.memo import Memo
-from app.kvindex.backend import BackendUnavailable, RedisSettings
-from app.kvindex.event_pool import Pool, PoolSettings, Shard
+from app.kvindex.backend import BackendUnavailable, RedisSettings, Remove
 from app.kvindex.index import IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.metrics import EVENT_LOSSES, MESSAGE_LOSSES
 from app.kvindex.pods import PodEndpoint
 from app.kvindex.redis_backend import RedisBackend
-from app.kvindex.service import KvIndex, KvIndexSettings, open_backend
+from app.kvindex.scorer import Weights
+from app.kvindex.service import (
+    GENERATION,
+    TOKENIZER_TIMEOUT_S,
+    KvIndex,
+    KvIndexSettings,
+    Listening,
+    aliases,
+    fed,
+    index_of,
+    open_backend,
+)
 from app.kvindex.streams import Message
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
 from app.tokenization import LocalTokenizer, default_tokenizer
-from app.tokenization.base import TokenizerLoadError
-from app.tokenization.files import TokenizerFolder
+from app.tokenization.base import TokenizerError, TokenizerLoadError
+from config import ConfigError
+from config.sections.kvindex import tier_weights
+from config.settings import KVIndexSettings, ModelSettings, Settings
 from tests.kvindex.engines import stored
-from tests.kvindex.kinds import llama_3
+from tests.kvindex.held import source, store
 from tests.kvindex.publisher import LOCAL, Engine, until
+from tests.running_server import ROOT
 
 PROMPT = list(range(100, 120))
 SUBSCRIBER = SubscriberSettings(bind=f"{LOCAL}:*", model="m")
@@ -88,18 +100,6 @@ def test_messages_may_come_without_a_socket(index: KvIndex) -> None:
     until(lambda: bool(index.score_tokens("m", PROMPT)))
 
 
-def test_a_message_for_which_there_is_no_room_is_left(
-    index: KvIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put = list[Message]()
-    monkeypatch.setattr(Pool, "put", lambda pool, message: put.append(message))
-    sent = Message("b", "m", 0, b"")
-    index.receive(sent)
-    monkeypatch.setattr(Pool, "full", True)
-    index.receive(sent)
-    assert put == [sent]
-
-
 def test_it_begins_once(index: KvIndex) -> None:
     address, greenlets = index.address, list(index._greenlets)
     index.start()
@@ -113,16 +113,6 @@ def test_what_it_keeps_has_names(index: KvIndex) -> None:
     started = {"index messages", "index topics"}
     assert not started & made.caches.keys() and started < index.caches.keys()
     assert all(cache.size_bytes <= cache.limit_bytes for cache in index.caches.values())
-    made.close()
-
-
-def test_special_tokens_are_those_that_are_asked_for() -> None:
-    folder = TokenizerFolder(tokenizer_file=Path("tokenizer.json"))
-    tokenizer = LocalTokenizer(llama_3(), folder, "test")
-    made = KvIndex(settings(), lambda model: tokenizer)
-    text = "The capital of France"
-    plain = made.tokenization.encode("m", text, add_special_tokens=False)
-    assert made.tokenization.encode("m", text) == made.tokenization.encode("m", text, True) == [1, *plain]
     made.close()
 
 
@@ -238,33 +228,6 @@ def test_after_an_error_a_thread_waits_and_goes_on(
     assert caplog.text.count("RuntimeError: a fault") == 2
 
 
-@pytest.mark.parametrize(("waiting", "pause_s"), [(False, 1.0), (True, 0.02)])
-def test_a_queue_with_more_to_do_goes_on_and_others_wait(
-    waiting: bool, pause_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[object] = []
-    more = iter([True, True, False, False, True])
-    init = Shard.__init__
-
-    class Noting(Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            done.append(timeout)
-            return bool(super().wait(0.001))
-
-    def noted(shard: Shard, *given: Any) -> None:
-        init(shard, *given)
-        shard.wake = Noting()
-
-    monkeypatch.setattr(Shard, "__init__", noted)
-    monkeypatch.setattr(Shard, "waiting", waiting)
-    monkeypatch.setattr(Shard, "step", lambda shard, now: done.append("step") or next(more, False))
-    made = KvIndex(settings(pool=PoolSettings(shards=1)), load)
-    made.start()
-    until(lambda: len(done) > 8)
-    made.close()
-    assert done[:8] == ["step", "step", "step", pause_s, "step", pause_s, "step", "step"]
-
-
 def test_backends_are_chosen_by_name() -> None:
     assert isinstance(open_backend(KvIndexSettings()), MemoryBackend)
     costly = open_backend(KvIndexSettings(backend="cost-aware", most_bytes=1 << 20))
@@ -295,3 +258,150 @@ def test_a_source_that_is_slow_delays_no_other(index: KvIndex, engine: Engine) -
     assert made.stats().targets == ["tcp://127.0.0.1:1"] and slow.asked == 1
     until(lambda: len(made.stats().targets) == 2)
     made.close()
+
+
+MODEL = ModelSettings(model="org/m", served_model_name=("m", "n"))
+
+
+def made(**asked: Any) -> KvIndex:
+    """An index of these settings, which does not listen."""
+    return index_of(Settings(model=MODEL, kvindex=KVIndexSettings(**asked)), default_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("asked", "bind"),
+    [
+        ({}, None),
+        ({"role": "indexer"}, "tcp://*:5557"),
+        ({"role": "indexer", "kv_index_pods": ("h:1",)}, None),
+        ({"kv_index_pods": ("h:1",)}, None),
+        ({"kv_index_bind": "tcp://*:7"}, "tcp://*:7"),
+        ({"role": "indexer", "kv_index_pods": ("h:1",), "kv_index_bind": "tcp://*:7"}, "tcp://*:7"),
+    ],
+)
+def test_an_indexer_listens_unless_it_is_given_pods(asked: dict[str, Any], bind: str | None) -> None:
+    index = made(**asked)
+    assert index._settings.subscriber.bind == bind
+    index.close()
+
+
+@pytest.mark.parametrize(("repeats", "copies"), [("copies", 1), ("reports", 0)])
+def test_repeats_are_what_the_settings_say(repeats: str, copies: int) -> None:
+    index = made(kv_index_repeats=repeats)
+    backend = index.index.backend
+    backend.apply(source(), [store([1], [11]), store([1], [11]), Remove(0, "gpu", [1])])
+    assert backend.size().copies == copies
+    assert index._settings.redis.count_repeats == bool(copies)
+    index.close()
+
+
+def test_sizes_are_what_the_settings_say() -> None:
+    index = made(
+        kv_index_backend="cost-aware", kv_index_memory_mb=3, kv_index_max_message_mb=2, kv_index_ttl=1.5
+    )
+    assert index.index.backend.size().bound == 3 << 20
+    assert (index._settings.pool.most_payload_bytes, index._settings.redis.ttl_s) == (2 << 20, 2)
+    index.close()
+
+
+def test_models_and_folders_that_are_named_have_tokenizers_and_no_others(
+    tmp_path: Path,
+) -> None:
+    index = made()
+    for name in ("org/m", "m", "n"):
+        assert index.tokenization.encode(name, "hello") == default_tokenizer().encode("hello", True)
+    with pytest.raises(TokenizerError, match="There is no tokenizer for the model `other/name`"):
+        index.tokenization.encode("other/name", "hello")
+    index.close()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/tokenizer.json").write_text("{}")
+    index = made(kv_index_tokenizer_dir=str(tmp_path))
+    with pytest.raises(TokenizerError, match="`mine` cannot be loaded"):
+        index.tokenization.encode("mine", "hello")
+    index.close()
+
+
+def test_names_of_the_model_are_those_that_its_pods_publish() -> None:
+    assert aliases(Settings(model=MODEL)) == {"m": "org/m", "n": "org/m"}
+
+
+@pytest.mark.parametrize("asked", [{"kv_index_pods": ("nonsense",)}, {"kv_index_redis_url": "http://h:1"}])
+def test_an_address_that_is_none_is_told_by_its_setting(asked: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="setting kv-index-pods or kv-index-redis-url: "):
+        made(kv_index_backend="redis", **asked)
+
+
+@pytest.mark.parametrize(("topic", "pod"), [("kv@a@org/m", "a"), ("", ""), ("events", "events")])
+def test_what_our_own_publisher_publishes_is_taken(topic: str, pod: str) -> None:
+    index = made(kv_index_block_size=4)
+    index.start()
+    fed(index, "org/m")(topic, 0, EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
+    until(lambda: [score.pod for score in index.score_tokens("org/m", PROMPT)] == [pod])
+    index.close()
+
+
+@pytest.mark.slow
+def test_it_listens_as_soon_as_its_address_is_free(caplog: pytest.LogCaptureFixture) -> None:
+    first = made(kv_index_bind="tcp://127.0.0.1:*")
+    first.start()
+    second = made(kv_index_bind=str(first.address))
+    listening = Listening(second, retry_s=0.01)
+    listening.start()
+    gevent.sleep(0.1)
+    assert second._greenlets == [] and caplog.text.count("it cannot listen yet, trying on") == 1
+    first.close()
+    until(lambda: second._greenlets)
+    assert second.address is not None and len(caplog.records) == 1
+    listening.close()
+
+
+def test_one_that_is_closed_tries_no_more() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.SUB)
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+    index = made(kv_index_bind=f"tcp://127.0.0.1:{port}")
+    listening = Listening(index, retry_s=0.01)
+    listening.start()
+    gevent.sleep(0.03)
+    listening.close()
+    context.destroy(linger=0)
+    gevent.sleep(0.1)
+    assert index._greenlets == []
+
+
+OURS, AT = KvIndexSettings(), Settings().kvindex
+
+
+def test_as_much_is_held() -> None:
+    assert (OURS.most_copies, OURS.most_bytes) == (AT.kv_index_size, AT.kv_index_memory_mb << 20)
+    assert OURS.count_repeats == OURS.redis.count_repeats == (AT.kv_index_repeats == "copies")
+
+
+def test_blocks_have_the_same_keys_and_weights() -> None:
+    assert (OURS.index.block_size, OURS.index.seed) == (AT.kv_index_block_size, AT.kv_index_hash_seed)
+    assert OURS.index.generation == GENERATION[AT.kv_index_hash]
+    assert Weights(tier_weights(AT.kv_index_tier_weights), AT.kv_index_unknown_tier_weight) == Weights()
+
+
+def test_messages_are_taken_alike() -> None:
+    subscriber = OURS.subscriber
+    assert OURS.pool.most_payload_bytes == AT.kv_index_max_message_mb << 20
+    assert (subscriber.topic, subscriber.replay_port) == (AT.kv_index_topic, AT.kv_index_replay_port)
+    paces = AT.kv_index_pod_grace, AT.kv_index_refresh_interval
+    assert (subscriber.grace_s, subscriber.look_again_s) == paces
+
+
+def test_others_are_waited_for_as_long() -> None:
+    assert (OURS.redis.url, OURS.redis.ttl_s) == (AT.kv_index_redis_url, AT.kv_index_ttl)
+
+
+def test_bounds_without_a_setting_are_those_that_the_docs_tell() -> None:
+    told = " ".join((ROOT / "docs/kv-index.md").read_text().split())
+    pool, subscriber, replays = OURS.pool, OURS.subscriber, OURS.replays
+    redis, tokenization = OURS.redis, OURS.tokenization
+    assert (pool.shards, redis.timeout_s) == (4, 1.0)  # as `RETIRED` says
+    assert (tokenization.workers, tokenization.timeout_s) == (5, TOKENIZER_TIMEOUT_S)
+    queue = f"({pool.most_messages:,} messages or {(pool.most_bytes // pool.shards) >> 20} MiB each)"
+    assert queue in told and f"there are {pool.most_engines:,} engines already" in told
+    assert f"above {subscriber.most_bytes >> 20} MiB the connection is closed" in told
+    assert subscriber.most_bytes == replays.most_bytes

@@ -2,13 +2,137 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Literal
 
-from app.kvcache.events import AllBlocksCleared, KVEvent
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.kvcache.events import KVEvent
+from app.kvindex import streams
 from app.kvindex.keys import fnv1a_32
-from app.kvindex.streams import Message
+from app.kvindex.streams import Message, SequenceTracker, Verdict
 from tests.kvindex.engines import PROMPT, block, removed, stored
 from tests.kvindex.publisher import Engine, Station
+
+
+def stream(*applied: int) -> SequenceTracker:
+    """One that has applied these numbers, each published at 100 seconds and its number."""
+    made = SequenceTracker()
+    for number in applied:
+        made.apply(number, 100.0 + number)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("applied", "sequence", "ts", "verdict"),
+    [
+        ([], 7, 1.0, Verdict.FIRST),
+        ([7], 8, 108.0, Verdict.NEXT),
+        ([7], 8, 1.0, Verdict.NEXT),  # clocks may be set back
+        ([7], 9, 109.0, Verdict.GAP),
+        ([7], 7, 107.0, Verdict.DUPLICATE),
+        ([5, 6, 7], 5, 105.0, Verdict.DUPLICATE),
+        ([5, 7], 6, 106.0, Verdict.LATE),
+        ([5, 6, 7], 5, 300.0, Verdict.RESTART),
+        ([5, 6, 7], 0, 300.0, Verdict.RESTART),
+        ([5, 6, 7], 0, 1.0, Verdict.RESTART),
+        ([0], 0, 300.0, Verdict.RESTART),
+        ([0, 1 << 63], 1, 300.0, Verdict.RESTART),  # too long ago to be known
+        ([7], (1 << 64) - 1, 300.0, Verdict.GAP),
+    ],
+)
+def test_numbers_tell_what_a_batch_is(applied: list[int], sequence: int, ts: float, verdict: Verdict) -> None:
+    assert stream(*applied).judge(sequence, ts) is verdict
+
+
+def test_a_stream_can_be_taken_up_where_another_left_it() -> None:
+    made = SequenceTracker(10, 110.0)
+    assert made.judge(11, 111.0) is Verdict.NEXT
+    assert made.judge(14, 114.0) is Verdict.GAP and made.missing(14) == 3
+    assert made.judge(9, 109.0) is Verdict.DUPLICATE
+    assert made.judge(0, 200.0) is Verdict.RESTART
+
+
+def test_the_latest_64_batches_are_known_again() -> None:
+    made = stream(*range(1000))
+    assert made.judge(936, 1036.0) is Verdict.DUPLICATE
+    assert made.judge(935, 1035.0) is Verdict.RESTART
+
+
+class History:
+    """What `SequenceTracker` says, from the list of all batches that were applied since the last restart."""
+
+    def __init__(self, remembered: int) -> None:
+        self.remembered = remembered
+        self.forget()
+
+    def forget(self) -> None:
+        self.applied: list[tuple[int, float]] = []
+        self.received = -1
+
+    def apply(self, sequence: int, ts: float, replayed: bool) -> None:
+        self.applied.append((sequence, ts))
+        if not replayed:
+            self.received = max(self.received, sequence)
+
+    def last(self) -> int:
+        return max(sequence for sequence, _ in self.applied)
+
+    def skip(self, sequence: int) -> None:
+        if self.applied and sequence == self.last() + 1:
+            self.apply(sequence, max(ts for _, ts in self.applied), False)
+
+    def missing(self, sequence: int) -> int:
+        return len(range(self.last() + 1, sequence)) if self.applied else sequence
+
+    def judge(self, sequence: int, ts: float) -> Verdict:
+        if not self.applied:
+            return Verdict.FIRST
+        ahead = sequence - self.last()
+        if ahead > 0:
+            return Verdict.NEXT if ahead == 1 else Verdict.GAP
+        times = dict(self.applied)
+        if sequence >= self.applied[0][0] and -ahead < self.remembered:
+            if sequence not in times:
+                return Verdict.LATE
+            if times[sequence] == ts:
+                return Verdict.DUPLICATE
+        came_in_a_replay = sequence > self.received and ts <= max(ts for _, ts in self.applied)
+        return Verdict.DUPLICATE if came_in_a_replay else Verdict.RESTART
+
+
+Deed = tuple[Literal["apply", "replay", "skip", "restart"], int, float]
+deeds = st.lists(
+    st.tuples(
+        st.sampled_from(["apply", "apply", "apply", "replay", "replay", "skip", "restart"]),
+        st.integers(0, 12),
+        st.sampled_from([0.5, 1.0, 2.0, 3.0]),
+    ),
+    max_size=12,
+)
+
+
+@given(deeds, st.integers(1, 6))
+def test_a_stream_says_what_the_whole_history_says(done: list[Deed], remembered: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "REMEMBERED", remembered)
+        made, history = SequenceTracker(), History(remembered)
+        for deed, sequence, ts in done:
+            match deed:
+                case "skip":
+                    made.skip(sequence)
+                    history.skip(sequence)
+                case "restart":
+                    made.restart()
+                    history.forget()
+                case _:
+                    made.apply(sequence, ts, replayed=deed == "replay")
+                    history.apply(sequence, ts, deed == "replay")
+            for number in range(14):
+                assert made.missing(number) == history.missing(number)
+                for ts in (0.5, 1.0, 2.0, 3.0, 4.0):
+                    assert made.judge(number, ts) is history.judge(number, ts)
 
 
 def put(
@@ -42,15 +166,6 @@ def test_batches_out_of_order_are_all_applied(place: Station) -> None:
     assert losses(place) == {"gap": 3 + 1}
 
 
-def test_a_gap_without_replay_is_counted_in_messages(place: Station) -> None:
-    engine = place.engine(connect=False)
-    put(place, engine, 3, block(0))
-    put(place, engine, 10, block(1))
-    place.settle()
-    assert place.matched(PROMPT) == {"a": 2}
-    assert losses(place) == {"gap": 3 + 6}
-
-
 def test_a_pod_that_is_first_heard_late_has_lost_what_came_before(place: Station) -> None:
     engine = place.engine(connect=False)
     put(place, engine, 41, block(0))
@@ -76,15 +191,6 @@ def test_a_gap_is_filled_by_a_replay_before_what_comes_after_it(place: Station, 
     place.until(lambda: complete in place.index.metrics.render({}, {}, {}))  # its end comes after its batches
 
 
-def test_the_first_message_asks_for_all_that_was_before(place: Station) -> None:
-    engine = place.engine(connect=False)
-    for number in range(4):
-        engine.publish(block(number), lose=True)
-    place.pool.put(Message("a", "m", 3, engine.kept[3], engine.replay))
-    place.until(lambda: place.matched(PROMPT) == {"a": 4})
-    assert engine.asked == [0] and losses(place) == {}
-
-
 def test_a_gap_that_shows_while_a_replay_runs_is_filled_by_another(place: Station) -> None:
     engine = place.engine(connect=False)
     for number in range(2):
@@ -107,23 +213,6 @@ def test_what_a_replay_no_longer_has_is_a_gap(place: Station) -> None:
     put(place, engine, 9, block(2), replay=engine.replay)
     place.until(lambda: place.matched(PROMPT) == {"a": 3})
     assert losses(place) == {"gap": 1 + 5 + 1}
-
-
-def test_a_replay_that_nobody_answers_fails_in_time_and_is_left_alone_for_a_while(place: Station) -> None:
-    engine = place.engine(connect=False)
-    silent = place.engine(connect=False)
-    place.engines.remove(silent)
-    put(place, engine, 3, block(0), replay=silent.replay)
-    place.settle()
-    assert place.matched(PROMPT) == {}
-    place.now += 2.0
-    place.settle()
-    assert place.matched(PROMPT) == {"a": 1}
-    put(place, engine, 5, block(1), replay=silent.replay)
-    place.settle()
-    assert place.matched(PROMPT) == {"a": 2}
-    assert losses(place) == {"gap": 3 + 1}
-    silent.close()
 
 
 def test_an_address_that_is_none_fails_at_once(place: Station) -> None:
@@ -190,23 +279,6 @@ def test_ranks_count_their_batches_apart(place: Station) -> None:
     assert [score.matched for score in place.index.score("m", PROMPT)] == [2, 2]
     assert losses(place) == {}
     assert {(p.rank, p.sequence) for p in place.pool.positions()} == {(0, 1), (1, 1)}
-
-
-def test_an_unreadable_message_takes_its_number_with_it(place: Station) -> None:
-    engine = place.engine(connect=False)
-    put(place, engine, 3, block(0))
-    place.pool.put(Message("a", "m", 4, b"garbage"))
-    put(place, engine, 5, block(1))
-    place.settle()
-    assert place.matched(PROMPT) == {"a": 2}
-    assert losses(place) == {"gap": 3, "unreadable": 1}
-
-
-def test_a_clear_is_an_event_like_others(place: Station) -> None:
-    engine = place.engine(connect=False)
-    put(place, engine, 0, block(0), AllBlocksCleared(), block(0))
-    place.settle()
-    assert place.matched(PROMPT) == {"a": 1}
 
 
 def test_positions_tell_how_old_the_latest_batch_was(place: Station) -> None:

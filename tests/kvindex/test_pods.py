@@ -1,4 +1,4 @@
-"""Where pods publish: lists, files that change, and names."""
+"""Where pods publish, what their topics call them, and which of them are still there."""
 
 from __future__ import annotations
 
@@ -8,17 +8,47 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.kvcache.endpoints import is_name
 from app.kvindex.pods import (
+    MOST_NAME_BYTES,
     DnsTargets,
     FileTargets,
     PodEndpoint,
+    PodTracker,
     TargetSource,
+    Topic,
     parse_target,
+    parse_topic,
     resolve_host,
     target_sources,
 )
+
+
+@pytest.mark.parametrize(
+    ("topic", "named"),
+    [
+        ("kv@a@org/m", Topic("a", "org/m", True)),
+        ("kv@10.0.0.1:8000@m@x", Topic("10.0.0.1:8000", "m@x", True)),
+        ("kv@a@", Topic("a", "", True)),
+        ("kv@a", Topic("a", None, True)),
+        ("events", Topic("events", None, False)),
+        ("a@kv@m", Topic("a@kv@m", None, False)),
+        ("x", Topic("x", None, False)),
+        ("é" * (MOST_NAME_BYTES // 2), Topic("é" * (MOST_NAME_BYTES // 2), None, False)),
+    ],
+)
+def test_a_topic_names_a_pod_and_perhaps_its_model(topic: str, named: Topic) -> None:
+    assert parse_topic(topic.encode()) == named
+
+
+@pytest.mark.parametrize(
+    "topic", [b"", b"kv@", b"kv@@m", b"\xff", b"a\nb", b"kv@a\0@m", b"x" * (MOST_NAME_BYTES + 1)]
+)
+def test_what_is_no_name_names_nobody(topic: bytes) -> None:
+    assert parse_topic(topic) is None
 
 
 def now(source: TargetSource) -> Sequence[PodEndpoint]:
@@ -186,3 +216,91 @@ def test_a_list_may_name_all_kinds_of_sources(tmp_path: Path) -> None:
 )
 def test_what_has_to_be_looked_up(endpoint: str, expected: bool) -> None:
     assert is_name(endpoint) is expected
+
+
+def test_a_pod_is_gone_some_time_after_its_connection() -> None:
+    presence = PodTracker(30)
+    presence.seen("a", 1, 0)
+    presence.seen("b", 2, 0)
+    presence.closed(1, 100)
+    assert presence.step(129) == []
+    assert presence.step(130) == ["a"]
+    assert presence.step(1e9) == []
+
+
+def test_only_some_pods_at_a_time_are_found_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.kvindex.pods.MOST_A_STEP", 2)
+    presence = PodTracker(30)
+    for pod in "abc":
+        presence.seen(pod, 1, 0)
+    presence.closed(1, 0)
+    gone = [presence.step(30) for _ in range(3)]
+    assert list(map(len, gone)) == [2, 1, 0] and sorted(sum(gone, [])) == ["a", "b", "c"]
+
+
+class Diary:
+    """What `PodTracker` should know, in the plainest words: pod -> connection, and when it will be gone."""
+
+    def __init__(self, grace_s: float, most: int) -> None:
+        self.grace_s, self.most = grace_s, most
+        self.heard_on: dict[str, int | None] = {}
+        self.closed: set[int] = set()
+        self.due: dict[str, float] = {}
+
+    def on(self, connection: int) -> list[str]:
+        return [pod for pod, other in self.heard_on.items() if other == connection]
+
+    def write(self, what: str, pod: str, connection: int, now: float) -> None:
+        match what:
+            case "seen" if pod in self.heard_on or len(self.heard_on) < self.most:
+                self.heard_on[pod] = connection
+                if connection in self.closed:
+                    self.due.setdefault(pod, now + self.grace_s)
+                else:
+                    self.due.pop(pod, None)
+            case "closed":
+                self.closed.add(connection)
+                self.due |= {each: now + self.grace_s for each in self.on(connection) if each not in self.due}
+            case "opened":
+                self.closed.discard(connection)
+                for each in self.on(connection):
+                    self.due.pop(each, None)
+            case "replaced":
+                self.closed.discard(connection)
+                self.heard_on |= dict.fromkeys(self.on(connection))
+            case "forget":
+                self.strike(pod)
+
+    def strike(self, pod: str) -> None:
+        self.heard_on.pop(pod, None)
+        self.due.pop(pod, None)
+
+    def gone(self, now: float) -> set[str]:
+        return {pod for pod, due in self.due.items() if due <= now}
+
+
+whats = st.sampled_from(["seen", "seen", "seen", "closed", "opened", "replaced", "forget"])
+
+
+@given(st.lists(st.tuples(whats, st.sampled_from("abcd"), st.integers(1, 3), st.integers(0, 9)), max_size=40))
+def test_whatever_connections_do_it_is_known_who_is_there(history: list[tuple[str, str, int, int]]) -> None:
+    presence, diary, now = PodTracker(10, most_pods=3), Diary(10, 3), 0
+    for what, pod, connection, later in history:
+        now += later
+        match what:
+            case "seen":
+                presence.seen(pod, connection, now)
+            case "closed":
+                presence.closed(connection, now)
+            case "opened":
+                presence.opened(connection)
+            case "replaced":
+                presence.replaced(connection)
+            case _:
+                presence.forget(pod)
+        diary.write(what, pod, connection, now)
+        gone = diary.gone(now)
+        assert set(presence.step(now)) == gone
+        for each in gone:
+            diary.strike(each)
+        assert presence._pods == {number: set(pods) for number in (1, 2, 3) if (pods := diary.on(number))}
