@@ -6,12 +6,11 @@ engine gave it. Scores ask by request keys; engines take blocks away by engine k
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from app.clock.pause import pause
 from app.kvindex.holders import Copies, Holders, Source
 
 GPU, CPU = "gpu", "cpu"
@@ -19,8 +18,6 @@ MOST_TIERS = 16
 """Storage tiers that the index tells apart."""
 MOST_HOLDERS = 65_536
 """KV cache groups of engines that there may be at once."""
-
-PAUSE_EVERY = 1024
 
 Owned: TypeAlias = int | tuple[int, ...]
 """The request keys that an engine's block has a part in, in their order.
@@ -31,20 +28,6 @@ block of the index.
 
 UNALIGNED = 0
 """No block has this request key."""
-
-T = TypeVar("T")
-
-
-def with_pauses(items: Collection[T], every: int = PAUSE_EVERY) -> Iterable[T]:
-    """The items; between so many of them others may run."""
-    return items if len(items) <= every else _with_pauses(items, every)
-
-
-def _with_pauses(items: Iterable[T], every: int) -> Iterator[T]:
-    for number, item in enumerate(items, 1):
-        yield item
-        if number % every == 0:
-            pause()
 
 
 def keys_of(owned: Owned) -> tuple[int, ...]:

@@ -133,10 +133,17 @@ def decode(payload: Data) -> Batch:
 
     A batch without a time has the time 0, and one loss for it.
     """
-    whole = _whole(payload)
-    if whole is not None and isfinite(whole.ts):
-        return Batch(whole.ts, whole.data_parallel_rank or 0, whole.events)
-    return _taken_apart(payload)
+    whole: EventBatch | ArrayBatch
+    try:
+        whole = _MAP_BATCH.decode(payload)
+    except BROKEN:
+        try:
+            whole = _ARRAY_BATCH.decode(payload)
+        except BROKEN:
+            return _taken_apart(payload)
+    if not isfinite(whole.ts):
+        return _taken_apart(payload)
+    return Batch(whole.ts, whole.data_parallel_rank or 0, whole.events)
 
 
 def _taken_apart(payload: Data) -> Batch:
@@ -171,19 +178,6 @@ def _time(packed: Raw) -> float | None:
     except BROKEN:
         return None
     return ts if isfinite(ts) else None
-
-
-def _whole(payload: Data) -> EventBatch | None:
-    """A batch whose events are all well-formed, maps or arrays; None for anything else."""
-    try:
-        return _MAP_BATCH.decode(payload)
-    except BROKEN:
-        pass
-    try:
-        batch = _ARRAY_BATCH.decode(payload)
-        return EventBatch(batch.ts, [*batch.events], batch.data_parallel_rank)
-    except BROKEN:
-        return None
 
 
 def engine_keys(values: Sequence[BlockHash]) -> list[int]:

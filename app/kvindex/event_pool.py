@@ -12,7 +12,7 @@ from gevent.event import Event
 from msgspec import Struct
 
 from app.clock.pause import Pace, pause_if_possible
-from app.kvindex.backend import BackendUnavailable, with_pauses
+from app.kvindex.backend import BackendUnavailable
 from app.kvindex.decoding import Unreadable, decode
 from app.kvindex.holders import Source
 from app.kvindex.index import Index
@@ -131,7 +131,7 @@ class Shard:
         if now < self._rest_until:
             return False
         try:
-            replayed = self._replay(now)
+            replayed = self._replay(now) if self._busy else 0
             for _ in range(min(len(self._queue), MOST_A_STEP)):
                 self._notice_loss()
                 self._work(self._queue[0], now)
@@ -149,7 +149,7 @@ class Shard:
     def positions(self) -> list[Position]:
         return [
             Position(source.pod, source.model, source.rank, stream.tracker.applied, stream.lag_s)
-            for source, stream in with_pauses(list(self._streams.items()))
+            for source, stream in self._streams.items()
         ]
 
     def close(self) -> None:

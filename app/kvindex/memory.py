@@ -125,7 +125,8 @@ class MemoryBackend(Backend):
         left = iter(operations)
         while self._apply_until_clear(source, left, outcome):
             outcome.removed += self._clear(source)
-        self._sweep()
+        if self._due:
+            self._sweep()
         return outcome
 
     def lookup(self, keys: Sequence[int]) -> Found:

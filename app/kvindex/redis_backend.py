@@ -16,7 +16,7 @@ from msgspec import Struct
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from app.clock.pause import wait_off_hub
+from app.clock.pause import pause_if_possible, wait_off_hub
 from app.kvindex.backend import (
     CPU,
     GPU,
@@ -33,7 +33,6 @@ from app.kvindex.backend import (
     Size,
     Stamp,
     Store,
-    with_pauses,
 )
 from app.kvindex.holders import Copies, Holder, Holders, Source, TooManyHolders
 
@@ -250,10 +249,12 @@ class RedisBackend(Backend):
         pipeline.smembers(self._key("tiers"))
         version, described, adapters, tiers = self._answer(pipeline.execute)
         holders = Holders(self._settings.most_holders)
-        for number, description in with_pauses(sorted(described.items(), key=_number), LEARN_HOLDERS):
+        for at, (number, description) in enumerate(sorted(described.items(), key=_number), 1):
             pod, model, rank, group, scored = msgspec.json.decode(description)
             holders.assign(int(number), Holder(Source(pod, model, rank), group, scored))
-        for entry in with_pauses(adapters, LEARN_HOLDERS):
+            if at % LEARN_HOLDERS == 0:
+                pause_if_possible()
+        for entry in adapters:
             number, _, adapter = entry.decode().partition(" ")
             holders.serves(adapter, int(number))
         known = [tier.decode() for tier in tiers]

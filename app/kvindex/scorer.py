@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
 
-from app.kvindex.backend import CPU, GPU, with_pauses
+from app.kvindex.backend import CPU, GPU
 from app.kvindex.holders import Copies, Holder, Holders, Source, bits
 
 DEFAULT_WEIGHTS: Mapping[str, float] = {GPU: 1.0, CPU: 0.8}
@@ -74,7 +74,7 @@ def score_prefixes(
     values, best = [weights.of(tier) for tier in tiers], order[0]
     worths: dict[int, tuple[float, float, dict[str, int]]] = {}
     scores = []
-    for source, prefix in with_pauses(_engines(prefixes, seats, holders)):
+    for source, prefix in _engines(prefixes, seats, holders):
         matched, worth = prefix.matched, worths.get(id(prefix))
         if worth is None:  # engines that have the same share one prefix
             counts = {best: matched}
@@ -102,7 +102,7 @@ def _engines(
         ]
     engines: dict[Source, Prefix] = {}
     groups: dict[Source, int] = {}
-    for number, prefix in with_pauses(prefixes.items()):
+    for number, prefix in prefixes.items():
         holder = seats[number]
         if holder is None:
             continue
@@ -114,7 +114,7 @@ def _engines(
     # A hit needs every group: an engine one of whose groups lacks the first block has nothing.
     return [
         (source, prefix)
-        for source, prefix in with_pauses(engines.items())
+        for source, prefix in engines.items()
         if groups[source] == _scored_groups(holders, source)
     ]
 
@@ -157,7 +157,7 @@ def longest_prefixes(found: Sequence[Copies], candidates: int, order: Sequence[i
     for mask, matched in ended:
         numbers = bits(mask) if matched else []
         if tallies:
-            for number in with_pauses(numbers):
+            for number in numbers:
                 lower = {tier: n for tier, tally in tallies.items() if (n := tally.of(number))}
                 prefixes[number] = Prefix(matched, lower)
         else:

@@ -1,18 +1,19 @@
 """The tables of the index in memory: blocks with their copies, and what one holder calls them.
 
-Blocks are in segments, of which a cachetools cache bounds the sum. A segment is a dictionary of blocks that
-were stored around the same time. An `LRUCache` over segments weighs them, and decides which goes: an entry of
-its own for every block was measured to cost five to seven times as much (benchmarks/kv_index.py). So blocks
-make room by the segment: first the one of which no block was stored or asked for for longest. A segment holds
-at most `SEGMENT_BLOCKS` blocks and weighs at most a 1024th of the bound, unless it is a single block.
+Blocks are in segments, whose order of use a cachetools cache keeps. A segment is a dictionary of blocks that
+were stored around the same time: an entry of the cache for every block was measured to cost five to seven
+times as much (benchmarks/kv_index.py). So blocks make room by the segment: first the one of which no block
+was stored or asked for for longest. A segment holds at most `SEGMENT_BLOCKS` blocks and weighs at most a
+1024th of the bound, unless it is a single block.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from cachetools import Cache, LRUCache
+from cachetools import LRUCache
 from msgspec import Struct
 
 from app.kvindex.backend import MOST_TIERS, Owned
@@ -23,36 +24,15 @@ PLACE = PLACES - 1
 """One of so many dictionaries tells where a block is: one for all would take a tenth of a second to grow."""
 SEGMENT_BLOCKS = 1365
 """As many as a dictionary of 2,048 places takes before it grows."""
-UNSETTLED = 64
-"""Segments that have changed since they were weighed; in a table with room there is no hurry."""
 SEGMENTS = 1024
 """At least so many share the bound."""
 
 
 class Segment(Struct, gc=False, eq=False):
-    """Some blocks, and what they weigh together; `weighed` is what they did when the cache was told."""
+    """Some blocks, and what they weigh together."""
 
     blocks: dict[int, Copies]
     weight: int = 0
-    weighed: int = 0
-
-
-class SegmentCache(LRUCache[Segment, Segment]):
-    """Segments by their use; what makes room is told to `on_evict`."""
-
-    def __init__(self, bound: int, on_evict: Callable[[Segment], None]) -> None:
-        super().__init__(bound, getsizeof=lambda segment: segment.weight)
-        self._on_evict = on_evict
-
-    def popitem(self) -> tuple[Segment, Segment]:
-        segment, _ = super().popitem()
-        self._on_evict(segment)
-        return segment, segment
-
-    def shrink(self, segment: Segment) -> None:
-        """A segment weighs less than before; that is no use of it."""
-        Cache.__setitem__(self, segment, segment)
-        segment.weighed = segment.weight
 
 
 class BlockTable:
@@ -74,11 +54,12 @@ class BlockTable:
         self.weigh = weigh
         self._on_evict = on_evict
         self._grain = max(1, bound // SEGMENTS)
-        self._cache = SegmentCache(bound, self._evicted)
+        self._cache: LRUCache[Segment, None] = LRUCache(math.inf)
+        """The segments by their use."""
         self._segment_of: list[dict[int, Segment]] = [{} for _ in range(PLACES)]
         self._open = Segment({})
-        self._used: dict[Segment, None] = {}
-        self._shrunk: dict[Segment, None] = {}
+        self._heavy: dict[Segment, None] = {}
+        """Segments that may weigh too much for one."""
 
     def __len__(self) -> int:
         return sum(map(len, self._segment_of))
@@ -109,7 +90,8 @@ class BlockTable:
             self._prefix(keys[len(found) :], found, used)
         # In a table less than half full nothing is about to make room.
         if self.weight * 2 > self.bound:
-            self._touch(used)
+            for segment in used:
+                self._cache[segment] = None
         return found
 
     def runs(self, keys: Sequence[int]) -> Iterable[tuple[Segment | None, Copies, Sequence[int]]]:
@@ -158,30 +140,19 @@ class BlockTable:
         self.weight -= loss
         if left:
             segment.blocks[key] = left
-        else:
-            del segment.blocks[key], self._segment_of[key & PLACE][key]
-        self._shrunk[segment] = None
+            return
+        del segment.blocks[key], self._segment_of[key & PLACE][key]
+        if not segment.blocks:
+            self._cache.pop(segment, None)
 
     def settle(self) -> None:
-        """Let segments make room if all together weigh too much."""
-        if self.weight > self.bound or len(self._used) + len(self._shrunk) > UNSETTLED:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Weigh again what has changed."""
-        used, self._used = self._used, {}
-        shrunk, self._shrunk = self._shrunk, {}
-        for segment in (*shrunk, *used):
-            if segment.weight >= segment.weighed:
-                continue
-            if segment.blocks:
-                self._cache.shrink(segment)
-            else:
-                self._cache.pop(segment)
-                segment.weighed = 0
-        self._touch(used)
-        for segment in used:
-            self._weigh_again(segment)
+        """Lets segments make room if all together weigh too much."""
+        while self._heavy:
+            segment, _ = self._heavy.popitem()
+            if segment.weight > self._grain and len(segment.blocks) > 1:
+                self._split(segment)
+        while self.weight > self.bound:
+            self._evict(self._cache.popitem()[0])
 
     def _append(self, keys: Sequence[int], copies: Copies) -> None:
         """New blocks, in the segment that is being filled, or in a new one."""
@@ -210,50 +181,27 @@ class BlockTable:
     def _grow(self, segment: Segment, gain: int) -> None:
         segment.weight += gain
         self.weight += gain
-        self._used.pop(segment, None)  # the latest use counts
-        self._used[segment] = None
+        self._cache[segment] = None
+        if segment.weight > self._grain:
+            self._heavy[segment] = None
 
-    def _touch(self, segments: Mapping[Segment, None]) -> None:
-        for segment in segments:
-            if segment in self._used:  # the cache is told of it later
-                del self._used[segment]
-                self._used[segment] = None
-            else:
-                self._cache.get(segment)
-
-    def _weigh_again(self, segment: Segment) -> None:
-        """Put a segment into the cache by its present weight, in two if it is too large for one."""
-        if not segment.blocks:
-            return  # it has made room for another one
-        if segment.weight > self._grain and len(segment.blocks) > 1:
-            upper = self._split(segment)
-            self._weigh_again(segment)
-            self._weigh_again(upper)
-        elif segment.weight > self.bound:
-            self._cache.pop(segment, None)
-            self._evicted(segment)
-        else:
-            self._cache.get(segment)  # the last one to make room, also for itself
-            self._cache[segment] = segment
-            segment.weighed = segment.weight
-
-    def _split(self, segment: Segment) -> Segment:
-        """Take the newer half of a segment's blocks out of it; they are a segment of their own."""
+    def _split(self, segment: Segment) -> None:
+        """Takes the newer half of a segment's blocks out of it; they are a segment of their own."""
         items = list(segment.blocks.items())
         lower, upper = items[: len(items) // 2], Segment(dict(items[len(items) // 2 :]))
         segment.blocks = dict(lower)
-        upper.weight = sum(map(self.weigh, upper.blocks.values()))
-        segment.weight -= upper.weight
+        weight = sum(map(self.weigh, upper.blocks.values()))
+        for each, gain in ((segment, -weight), (upper, weight)):
+            self.weight -= gain
+            self._grow(each, gain)
         for key in upper.blocks:
             self._segment_of[key & PLACE][key] = upper
         if segment is self._open:
             self._open = upper
-        return upper
 
-    def _evicted(self, segment: Segment) -> None:
+    def _evict(self, segment: Segment) -> None:
         self.weight -= segment.weight
-        blocks, segment.blocks = segment.blocks, {}
-        segment.weight = segment.weighed = 0
+        blocks, segment.blocks, segment.weight = segment.blocks, {}, 0
         for key in blocks:
             del self._segment_of[key & PLACE][key]
         self._on_evict(blocks)
