@@ -17,7 +17,7 @@ from msgspec import Struct
 from app.kvcache.events import BlockHash, BlockStored
 from app.kvindex.backend import UNALIGNED, Owned, Store
 from app.kvindex.decoding import LOW_64, engine_keys
-from app.kvindex.holders import Source
+from app.kvindex.holders import Engine
 from app.kvindex.keys import Features, RequestKeys, fold_features, published_features
 
 TAILS_BYTES = 64 << 20
@@ -75,14 +75,14 @@ class BlockAligner:
         self.block_sizes: dict[str, set[int]] = {}
         """Model -> sizes of the blocks of its engines."""
 
-    def operation(self, source: Source, run: StoreGroup, known: Known) -> Store:
+    def operation(self, source: Engine, run: StoreGroup, known: Known) -> Store:
         """The operation of a run. Refused when its event cannot be used, or several not as one."""
         try:
             return (self._one if len(run.events) == 1 else self._several)(source, run, known)
         except ValueError:
             raise Refused("bad_token_ids") from None
 
-    def _one(self, source: Source, run: StoreGroup, known: Known) -> Store:
+    def _one(self, source: Engine, run: StoreGroup, known: Known) -> Store:
         [event], [parent], engine = run.events, run.parents, run.engine
         before = self._before(source, run, parent, known)
         _check(event)
@@ -96,7 +96,7 @@ class BlockAligner:
         self.tails.put((source, run.group), aligned.tails)
         return _store(run, aligned.owned, aligned.keys, aligned.remapped)
 
-    def _several(self, source: Source, run: StoreGroup, known: Known) -> Store:
+    def _several(self, source: Engine, run: StoreGroup, known: Known) -> Store:
         place = dict(zip(run.engine, count(), strict=False))
         root, keys_after = self._request_keys.root(run.adapter or source.model), self._request_keys.keys
         keys: list[int] = []
@@ -110,7 +110,7 @@ class BlockAligner:
                 before = follows
             ids, extra, blocks = event.token_ids, event.extra_keys, len(event.block_hashes)
             if len(ids) != blocks * self._size or extra and len(extra) != blocks:
-                raise Refused  # one by one they tell what is wrong
+                raise Refused  # each event alone is refused with its reason
             keys += keys_after(before, ids)
         # A block that is stored again is a further copy of it, which has to be seen as such.
         if len(place) < len(keys) or len(set(keys)) < len(keys):
@@ -118,7 +118,7 @@ class BlockAligner:
         self._note_size(source.model, run, self._size)
         return _store(run, keys, keys)
 
-    def _before(self, source: Source, run: StoreGroup, parent: int | None, known: Known) -> int | Tail:
+    def _before(self, source: Engine, run: StoreGroup, parent: int | None, known: Known) -> int | Tail:
         """What the blocks of an event follow: a request key, or a tail."""
         if parent is None:
             return self._request_keys.root(run.adapter or source.model)
@@ -220,7 +220,7 @@ class Aligned(Struct, frozen=True):
 
 
 class PartialBlocks:
-    """The latest tails, by whose they are and the engine key that they follow."""
+    """The latest tails, by KV cache group of an engine and the engine key that they follow."""
 
     def __init__(self, limit_bytes: int = TAILS_BYTES) -> None:
         self._tails: LRUCache[Hashable, Tail] = LRUCache(limit_bytes, getsizeof=_tail_bytes)

@@ -11,11 +11,11 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from app.kvindex.holders import Copies, Holders, Source
+from app.kvindex.holders import Copies, Engine, Holders
 
 GPU, CPU = "gpu", "cpu"
 MOST_TIERS = 16
-"""Storage tiers that the index tells apart."""
+"""Storage tiers of the index."""
 MOST_HOLDERS = 65_536
 """KV cache groups of engines that there may be at once."""
 
@@ -80,7 +80,7 @@ Operation: TypeAlias = Store | Offload | Remove | Clear
 class Stamp(Struct, frozen=True, gc=False):
     """Which batch of an engine it is, and which part of it: indexers that share a backend apply it once.
 
-    `restart` says that it is the first that was seen of an engine which has begun anew.
+    `restart` marks the first batch of an engine that has begun anew.
     """
 
     sequence: int
@@ -128,7 +128,7 @@ class BackendUnavailable(Exception):
 
 
 class Found(NamedTuple):
-    """The copies of a prompt's first blocks, whose the bits of their masks are, and the tiers in order."""
+    """The copies of a prompt's first blocks, the holders of their bits, and the tiers in order."""
 
     copies: list[Copies]
     holders: Holders
@@ -145,20 +145,20 @@ class Backend(Protocol):
     times_lost: int
     """How often that was."""
 
-    def owned(self, source: Source, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
+    def owned(self, source: Engine, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
         """What each engine key of a source, given as (group, key), has a part in; None for unknown ones."""
 
-    def apply(self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
+    def apply(self, source: Engine, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
         """Applies the operations in order; where several indexers share the backend, all of them or none.
 
         Long work pauses. Raises TooManyHolders when there is no room for the source.
         """
 
     def lookup(self, keys: Sequence[int]) -> Found:
-        """Who holds the blocks, up to the first that nobody holds."""
+        """The holders of blocks, up to the first block without any."""
 
-    def position(self, source: Source) -> Stamp | None:
-        """The latest batch of an engine that was applied, by whichever indexer; None if nobody knows."""
+    def position(self, source: Engine) -> Stamp | None:
+        """The latest batch of an engine that any indexer has applied; None if it is not known."""
 
     def clear(self, pod: str) -> int:
         """Forgets a pod; returns how many copies it had. Long work pauses."""
@@ -169,7 +169,7 @@ class Backend(Protocol):
     def size(self) -> Size: ...
 
     def close(self) -> None:
-        """Give up connections. Nothing is forgotten that others can use."""
+        """Closes connections. Shared data stays."""
 
 
 class RedisSettings(Struct, frozen=True, kw_only=True):
@@ -177,7 +177,7 @@ class RedisSettings(Struct, frozen=True, kw_only=True):
 
     `url` is of redis, rediss, valkey, valkeys or unix, or only host and port.
 
-    All keys begin with `namespace`. A block that nobody has stored for `ttl_s` seconds is forgotten, with 0
+    All keys begin with `namespace`. A block that was not stored for `ttl_s` seconds is forgotten, with 0
     never; `size` then tells what was stored and not removed. `timeout_s` is for one call.
     """
 

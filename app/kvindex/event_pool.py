@@ -14,7 +14,7 @@ from msgspec import Struct
 from app.clock.pause import Pace, pause_if_possible
 from app.kvindex.backend import BackendUnavailable
 from app.kvindex.decoding import Unreadable, decode
-from app.kvindex.holders import Source
+from app.kvindex.holders import Engine
 from app.kvindex.index import Index
 from app.kvindex.keys import fnv1a_32
 from app.kvindex.streams import EngineStream, Message, Replays, SequenceTracker
@@ -26,7 +26,7 @@ SLICE_S = 0.002
 MOST_A_STEP = 64
 """Messages between two looks at replays."""
 MOST_PODS = 10_240
-"""More than one process keeps up with: each is 3 KB here and in the index."""
+"""More than one process keeps up with."""
 BACK_OFF_S = 0.1, 5.0
 """Between two attempts while the backend does not answer: the first time, and at most."""
 
@@ -94,9 +94,9 @@ class Shard:
         self._index, self._replays, self._settings = index, replays, settings
         self._wall = wall
         self._queue: deque[Task] = deque()
-        self._streams: dict[Source, EngineStream] = {}
-        self._by_pod: dict[str, dict[Source, EngineStream]] = {}
-        self._busy: dict[Source, EngineStream] = {}
+        self._streams: dict[Engine, EngineStream] = {}
+        self._by_pod: dict[str, dict[Engine, EngineStream]] = {}
+        self._busy: dict[Engine, EngineStream] = {}
         self._pace = Pace(clock, SLICE_S, pause_if_possible)
         self._epoch = index.backend.epoch
         self._rest_until = float("-inf")
@@ -186,10 +186,10 @@ class Shard:
         self._epoch = epoch
 
     def _message(self, message: Message, now: float) -> None:
-        """Applies a message. One that cannot be dealt with must not keep the others from theirs."""
+        """Applies a message. An error costs this message only."""
         try:
             batch = decode(message.payload)
-            source = Source(message.pod, message.model, batch.rank)
+            source = Engine(message.pod, message.model, batch.rank)
             stream = self._stream(source)
             if stream is not None:
                 stream.receive(message, batch, now)
@@ -204,7 +204,7 @@ class Shard:
             log.exception("a message of pod %s is left out", message.pod)
             self._index.losses.message("failed")
 
-    def _stream(self, source: Source) -> EngineStream | None:
+    def _stream(self, source: Engine) -> EngineStream | None:
         """The stream of an engine; None when there are too many, which is counted."""
         stream = self._streams.get(source)
         if stream is None and len(self._streams) >= self._settings.most_engines // self._settings.shards:
@@ -219,7 +219,7 @@ class Shard:
         return stream
 
     def _skip(self, message: Message | UnreadMessage) -> None:
-        """Passes the number of a message that does not tell its rank, for the engine that awaits it."""
+        """Passes the number of a message without a rank, for the engine that awaits that number."""
         for stream in self._by_pod.get(message.pod, {}).values():
             if not stream.busy and stream.tracker.next == message.sequence:
                 stream.tracker.skip(message.sequence)

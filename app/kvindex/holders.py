@@ -1,4 +1,4 @@
-"""Who holds blocks, as bits: a set of holders is one integer, and sets meet in one instruction.
+"""Holders of blocks as bits: a set of holders is one integer, and sets meet in one instruction.
 
 A mask is such a set. The copies of a block are its masks, tier by tier; no function here changes any.
 """
@@ -19,7 +19,7 @@ MOST_ADAPTERS = 4096
 """Adapters whose holders are known, those used last."""
 
 
-class Source(Struct, frozen=True, gc=False):
+class Engine(Struct, frozen=True, gc=False):
     """One engine: a data parallel `rank` of a pod, and the base model that it serves."""
 
     pod: str
@@ -27,10 +27,10 @@ class Source(Struct, frozen=True, gc=False):
     rank: int
 
 
-class Holder(Struct, frozen=True, gc=False):
+class EngineGroup(Struct, frozen=True, gc=False):
     """One KV cache group of an engine. Blocks of groups that are not `scored` are known but count nothing."""
 
-    source: Source
+    source: Engine
     group: int
     scored: bool
 
@@ -48,9 +48,9 @@ class Holders:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._holders: list[Holder | None] = []
+        self._holders: list[EngineGroup | None] = []
         self._free: list[int] = []
-        self._groups: dict[Source, dict[int, int]] = {}
+        self._groups: dict[Engine, dict[int, int]] = {}
         self._pods: dict[str, tuple[int, ...]] = {}
         self._models: dict[str, int] = {}
         self._adapters: LRUCache[str, int] = LRUCache(MOST_ADAPTERS)
@@ -68,14 +68,14 @@ class Holders:
         """The names of all pods."""
         return self._pods.keys()
 
-    def __iter__(self) -> Iterator[Holder]:
+    def __iter__(self) -> Iterator[EngineGroup]:
         return (holder for holder in self._holders if holder is not None)
 
-    def __getitem__(self, number: int) -> Holder | None:
-        """Who has bit `number`, if anybody."""
+    def __getitem__(self, number: int) -> EngineGroup | None:
+        """The holder of bit `number`, if there is one."""
         return self._holders[number] if number < len(self._holders) else None
 
-    def number(self, source: Source, group: int, scored: bool | None = None) -> int:
+    def number(self, source: Engine, group: int, scored: bool | None = None) -> int:
         """The bit of a group, given now if it has none. `scored` is None where the caller does not know.
 
         TooManyHolders when there is none to give.
@@ -83,27 +83,27 @@ class Holders:
         known = self._groups.get(source, {}).get(group)
         if known is None:
             number = self._next()
-            self._place(number, Holder(source, group, group == 0 if scored is None else scored))
+            self._place(number, EngineGroup(source, group, group == 0 if scored is None else scored))
             return number
         holder = self._holders[known]
         if holder is not None and scored is not None and holder.scored != scored:
-            self.assign(known, Holder(source, group, scored))
+            self.assign(known, EngineGroup(source, group, scored))
         return known
 
-    def find(self, source: Source, group: int) -> int | None:
+    def find(self, source: Engine, group: int) -> int | None:
         """The bit of a group that has one."""
         return self._groups.get(source, {}).get(group)
 
-    def groups(self, source: Source) -> dict[int, int]:
+    def groups(self, source: Engine) -> dict[int, int]:
         """Group -> bit of a source."""
         return self._groups.get(source, {})
 
-    def sources(self, pod: str) -> list[Source]:
+    def sources(self, pod: str) -> list[Engine]:
         """The sources of a pod."""
         return list({holder.source for _, holder in self.among(self._pods.get(pod, ()))})
 
-    def assign(self, number: int, holder: Holder) -> None:
-        """Say who has bit `number`, as somebody else has decided."""
+    def assign(self, number: int, holder: EngineGroup) -> None:
+        """Gives bit `number` to a holder, as a shared backend has decided."""
         self.release(number)
         for unused in range(len(self._holders), number + 1):
             self._holders.append(None)
@@ -113,7 +113,7 @@ class Holders:
         self._place(number, holder)
 
     def release(self, number: int) -> None:
-        """Nobody has bit `number` any more."""
+        """Takes bit `number` back."""
         holder = self[number]
         if holder is None:
             return
@@ -147,16 +147,16 @@ class Holders:
                 wanted |= 1 << number
         return serving & wanted if pods else serving
 
-    def seats(self) -> list[Holder | None]:
-        """Who has which bit now, by its number."""
+    def seats(self) -> list[EngineGroup | None]:
+        """The holders by their bits; None for a free bit."""
         return self._holders.copy()
 
-    def of(self, mask: int) -> list[tuple[int, Holder]]:
+    def of(self, mask: int) -> list[tuple[int, EngineGroup]]:
         """The holders of a mask with their bits, lowest first."""
         return self.among(bits(mask))
 
-    def among(self, numbers: Iterable[int]) -> list[tuple[int, Holder]]:
-        """The bits that are somebody's, and whose."""
+    def among(self, numbers: Iterable[int]) -> list[tuple[int, EngineGroup]]:
+        """The bits that are given, with their holders."""
         holders = self._holders
         return [(number, holder) for number in numbers if (holder := holders[number]) is not None]
 
@@ -168,7 +168,7 @@ class Holders:
         self._holders.append(None)
         return len(self._holders) - 1
 
-    def _place(self, number: int, holder: Holder) -> None:
+    def _place(self, number: int, holder: EngineGroup) -> None:
         source = holder.source
         self._holders[number] = holder
         self._groups.setdefault(source, {})[holder.group] = number
@@ -223,7 +223,7 @@ def without_holder(copies: Copies, tier: int | None, bit: int) -> Copies:
 
 
 def anywhere(copies: Copies) -> int:
-    """Who has a block in any tier."""
+    """The mask of the holders that have a block in any tier."""
     mask = 0
     for one in copies:
         mask |= one

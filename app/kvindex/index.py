@@ -34,7 +34,7 @@ from app.kvindex.backend import (
     Store,
 )
 from app.kvindex.decoding import Batch, field_losses
-from app.kvindex.holders import Source, TooManyHolders
+from app.kvindex.holders import Engine, TooManyHolders
 from app.kvindex.keys import (
     DEFAULT_GENERATION,
     Generation,
@@ -72,7 +72,7 @@ class Ingest:
         self._block_size = request_keys.block_size
         self.stores = BlockAligner(request_keys)
 
-    def operations(self, source: Source, events: Sequence[KVEvent], losses: list[str]) -> list[Operation]:
+    def operations(self, source: Engine, events: Sequence[KVEvent], losses: list[str]) -> list[Operation]:
         """Returns what some events of a batch do; the reasons why events are lost go to `losses`.
 
         The operations are to be applied before the next events are given. May raise BackendUnavailable.
@@ -140,7 +140,7 @@ class Ingest:
         engine = engine_keys_of("block_hashes", _hashes(events))
         return Remove(_group_of(events[0].group_idx), self.tier(events[0].medium), engine)
 
-    def _stores(self, source: Source, run: StoreGroup, known: Known, losses: list[str]) -> list[Operation]:
+    def _stores(self, source: Engine, run: StoreGroup, known: Known, losses: list[str]) -> list[Operation]:
         """Returns the operations of a group of stores."""
         try:
             return [self.stores.operation(source, run, known)]
@@ -268,7 +268,7 @@ class Index:
         """
         if isinstance(batch, EventBatch):
             batch = Batch(batch.ts, batch.data_parallel_rank or 0, batch.events)
-        source, total, lost = Source(pod, model, batch.rank), Outcome(), [*batch.losses]
+        source, total, lost = Engine(pod, model, batch.rank), Outcome(), [*batch.losses]
         try:
             for part, start in enumerate(range(0, len(batch.events) or 1, EVENTS_A_TURN)):
                 if part:
@@ -318,7 +318,7 @@ class Index:
         salt: str | None = None,
         media: Sequence[Placeholder] = (),
     ) -> list[PodScore]:
-        """The engines that have the start of a prompt, the best first; nobody for less than a block.
+        """The engines that have the start of a prompt, the best first; none for less than a block.
 
         The prompt is given as token ids, or as request keys that `block_keys` has made of them. `model` is
         the base model or an adapter's name, `lora` the adapter; `pods` are those to choose from, () for all.

@@ -27,8 +27,8 @@ from app.kvindex.backend import (
 )
 from app.kvindex.holders import (
     Copies,
+    Engine,
     Holders,
-    Source,
     anywhere,
     bits,
     count_copies,
@@ -102,7 +102,7 @@ class MemoryBackend(Backend):
 
     @property
     def size_bytes(self) -> int:
-        """What all blocks take, reckoned as `weigh_bytes` and `SHARE_BYTES` say: more than is used."""
+        """What all blocks take, by `weigh_bytes` and `SHARE_BYTES`: more than is used."""
         held = self._bytes(self.table.weight) + REPEAT_BYTES * self._repeats
         return held + self._alone.size_bytes
 
@@ -110,7 +110,7 @@ class MemoryBackend(Backend):
     def limit_bytes(self) -> int:
         return self._bytes(self.table.bound) + REPEATS_BYTES + ALONE_BYTES
 
-    def owned(self, source: Source, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
+    def owned(self, source: Engine, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
         numbers = self.holders.groups(source)
         found = []
         for group, key in engine:
@@ -118,7 +118,7 @@ class MemoryBackend(Backend):
             found.append(None if number is None else self._maps[number].owned.get(key))
         return found
 
-    def apply(self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
+    def apply(self, source: Engine, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
         outcome = Outcome()
         if stamp is not None and stamp.restart:
             outcome.removed += self._clear(source)
@@ -132,7 +132,7 @@ class MemoryBackend(Backend):
     def lookup(self, keys: Sequence[int]) -> Found:
         return Found(self.table.prefix(keys), self.holders, self.tiers)
 
-    def position(self, source: Source) -> Stamp | None:
+    def position(self, source: Engine) -> Stamp | None:
         return None
 
     def clear(self, pod: str) -> int:
@@ -150,7 +150,7 @@ class MemoryBackend(Backend):
     def _bytes(self, weight: int) -> int:
         return weight if self.table.weigh is weigh_bytes else weight * SHARE_BYTES
 
-    def _apply_until_clear(self, source: Source, operations: Iterator[Operation], outcome: Outcome) -> bool:
+    def _apply_until_clear(self, source: Engine, operations: Iterator[Operation], outcome: Outcome) -> bool:
         """Applies operations without a pause; returns whether a clear is due before the next one."""
         try:
             for operation in operations:
@@ -167,7 +167,7 @@ class MemoryBackend(Backend):
         finally:
             self.table.settle()
 
-    def _store(self, source: Source, store: Store, outcome: Outcome) -> None:
+    def _store(self, source: Engine, store: Store, outcome: Outcome) -> None:
         number = self.holders.number(source, store.group, store.scored)
         mapping = self._maps.get(number)
         if mapping is None:
@@ -200,7 +200,7 @@ class MemoryBackend(Backend):
     def _may_repeat(self) -> bool:
         return self._count_repeats and REPEAT_BYTES * self._repeats < REPEATS_BYTES
 
-    def _offload(self, source: Source, offload: Offload, outcome: Outcome) -> None:
+    def _offload(self, source: Engine, offload: Offload, outcome: Outcome) -> None:
         number, tier = self.holders.find(source, offload.group), self._tier(offload.tier)
         mapping = {} if number is None else self._maps[number].owned
         known = [mapping[key] for key in offload.engine if key in mapping]
@@ -209,7 +209,7 @@ class MemoryBackend(Backend):
             keys = list(dict.fromkeys(chain.from_iterable(map(keys_of, known))))
             outcome.added += self._add(keys, tier, number)
 
-    def _remove(self, source: Source, remove: Remove, outcome: Outcome) -> None:
+    def _remove(self, source: Engine, remove: Remove, outcome: Outcome) -> None:
         number = self.holders.find(source, remove.group)
         if number is None or remove.tier not in self.tiers:
             outcome.unknown += len(remove.engine)
@@ -227,7 +227,7 @@ class MemoryBackend(Backend):
                 if not any(self._has(other, number) for other in keys):
                     self._repeats -= mapping.forget(key)
 
-    def _clear(self, source: Source) -> int:
+    def _clear(self, source: Engine) -> int:
         """Forgets all groups of a source, some blocks at a time; returns how many copies they had."""
         removed = 0
         for number in list(self.holders.groups(source).values()):

@@ -21,9 +21,9 @@ Resolve = Callable[[str], Sequence[str]]
 
 
 class PodEndpoint(Struct, frozen=True):
-    """A publisher's address, that of its own replay socket, and name and model where topics do not tell them.
+    """A publisher's address, that of its own replay socket, and name and model where topics lack them.
 
-    Without a `replay` it may be asked at a port that all have in common. Without a name the pod is called by
+    Without a `replay`, a port that all pods have in common may answer. Without a name the pod is called by
     host and port of `endpoint`.
     """
 
@@ -203,7 +203,7 @@ MOST_A_STEP = 64
 
 
 class Topic(Struct, frozen=True):
-    """A pod, the base model that it serves if the topic tells, and whether the topic is of llm-d's form."""
+    """A pod, the base model that it serves if the topic has one, and whether the topic is of llm-d's form."""
 
     pod: str
     model: str | None
@@ -214,7 +214,7 @@ def parse_topic(topic: bytes) -> Topic | None:
     """The pod of a topic; None where it names none.
 
     A model may contain `@`, a pod may not. A topic of another form names the pod as a whole. Bytes that are
-    no text, control characters and more than `MOST_NAME_BYTES` name nobody.
+    no text, control characters and more than `MOST_NAME_BYTES` name no pod.
     """
     if not 0 < len(topic) <= MOST_NAME_BYTES:
         return None
@@ -231,10 +231,10 @@ def parse_topic(topic: bytes) -> Topic | None:
 
 
 class PodTracker:
-    """Pods by the connection that they were last heard on.
+    """Pods by the connection of their latest message.
 
-    A pod is gone when its connection has been closed for `grace_s` seconds and it was not heard on another.
-    More than `most_pods` are not followed.
+    A pod is gone when its connection has been closed for `grace_s` seconds and no other
+    has brought a message. More than `most_pods` are not followed.
     """
 
     def __init__(self, grace_s: float, most_pods: int = MOST_PODS) -> None:
@@ -274,7 +274,7 @@ class PodTracker:
             self._due.pop(pod, None)
 
     def replaced(self, connection: Hashable) -> None:
-        """Somebody else has the connection now: those who were heard on it stay closed."""
+        """A number stands for a new connection now: pods of the former one stay closed."""
         self._closed.discard(connection)
         for pod in self._pods.pop(connection, set()):
             self._connections[pod] = None

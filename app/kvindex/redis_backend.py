@@ -34,14 +34,14 @@ from app.kvindex.backend import (
     Stamp,
     Store,
 )
-from app.kvindex.holders import Copies, Holder, Holders, Source, TooManyHolders
+from app.kvindex.holders import Copies, Engine, EngineGroup, Holders, TooManyHolders
 
 
-def name_of(source: Source) -> str:
+def name_of(source: Engine) -> str:
     return msgspec.json.encode((source.pod, source.model, source.rank)).decode()
 
 
-def written(operation: Operation, source: Source) -> dict[str, object]:
+def written(operation: Operation, source: Engine) -> dict[str, object]:
     """An operation as the script reads it."""
     match operation:
         case Store():
@@ -70,7 +70,7 @@ def written(operation: Operation, source: Source) -> dict[str, object]:
     return {"kind": "c"}
 
 
-def described(source: Source, group: int, scored: bool) -> str:
+def described(source: Engine, group: int, scored: bool) -> str:
     return msgspec.json.encode((source.pod, source.model, source.rank, group, scored)).decode()
 
 
@@ -92,7 +92,7 @@ def unpacked(value: bytes) -> tuple[int, ...]:
 
 
 def copies_of(rows: Sequence[Sequence[bytes | None]]) -> list[Copies]:
-    """Masks from bitmaps, up to the first block that nobody has. Equal neighbours share one tuple."""
+    """Masks from bitmaps, up to the first block without a holder. Equal neighbours share one tuple."""
     found: list[Copies] = []
     before: tuple[bytes | None, ...] = ()
     copies: Copies = ()
@@ -152,14 +152,14 @@ class RedisBackend(Backend):
         )
         self._script = self._redis.register_script(SCRIPT.read_text("utf-8"))
 
-    def owned(self, source: Source, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
+    def owned(self, source: Engine, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
         arguments: list[str | int] = [name_of(source)]
         for group, key in engine:
             arguments += group, digits(key)
         found = self._run("owned", arguments)
         return [None if value is None else unpacked(value) for value in found]
 
-    def apply(self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
+    def apply(self, source: Engine, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
         outcome = self._apply_batch(source, operations, stamp)
         if stamp is not None and stamp.restart or any(isinstance(each, Clear) for each in operations):
             with suppress(BackendUnavailable):  # the batch is applied: what is left now goes next time
@@ -176,7 +176,7 @@ class RedisBackend(Backend):
             self._learn()
         raise BackendUnavailable("the holders in Redis change all the time")
 
-    def position(self, source: Source) -> Stamp | None:
+    def position(self, source: Engine) -> Stamp | None:
         sequence, ts = self._answer(lambda: self._redis.hmget(self._key("s", name_of(source)), ["seq", "ts"]))
         return None if sequence is None or ts is None else Stamp(int(float(sequence)), float(ts))
 
@@ -207,7 +207,7 @@ class RedisBackend(Backend):
     def close(self) -> None:
         self._redis.close()
 
-    def _apply_batch(self, source: Source, operations: Sequence[Operation], stamp: Stamp | None) -> Outcome:
+    def _apply_batch(self, source: Engine, operations: Sequence[Operation], stamp: Stamp | None) -> Outcome:
         batch = {
             "epoch": self.epoch,
             "source": name_of(source),
@@ -241,7 +241,7 @@ class RedisBackend(Backend):
         return version, rows
 
     def _learn(self) -> None:
-        """Who has which number now."""
+        """Reads which holder has which number now."""
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.get(self._key("version"))
         pipeline.hgetall(self._key("holders"))
@@ -251,7 +251,7 @@ class RedisBackend(Backend):
         holders = Holders(self._settings.most_holders)
         for at, (number, description) in enumerate(sorted(described.items(), key=_number), 1):
             pod, model, rank, group, scored = msgspec.json.decode(description)
-            holders.assign(int(number), Holder(Source(pod, model, rank), group, scored))
+            holders.assign(int(number), EngineGroup(Engine(pod, model, rank), group, scored))
             if at % LEARN_HOLDERS == 0:
                 pause_if_possible()
         for entry in adapters:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, field
 
 from app.kvindex.backend import CPU, GPU
-from app.kvindex.holders import Copies, Holder, Holders, Source, bits
+from app.kvindex.holders import Copies, Engine, EngineGroup, Holders, bits
 
 DEFAULT_WEIGHTS: Mapping[str, float] = {GPU: 1.0, CPU: 0.8}
 """What a block in a tier is worth (llm-d's defaults)."""
@@ -92,16 +92,16 @@ def score_prefixes(
 
 
 def _engines(
-    prefixes: Mapping[int, Prefix], seats: Sequence[Holder | None], holders: Holders
-) -> list[tuple[Source, Prefix]]:
+    prefixes: Mapping[int, Prefix], seats: Sequence[EngineGroup | None], holders: Holders
+) -> list[tuple[Engine, Prefix]]:
     if holders.one_group_each:
         return [
             (holder.source, prefix)
             for number, prefix in prefixes.items()
             if (holder := seats[number]) is not None
         ]
-    engines: dict[Source, Prefix] = {}
-    groups: dict[Source, int] = {}
+    engines: dict[Engine, Prefix] = {}
+    groups: dict[Engine, int] = {}
     for number, prefix in prefixes.items():
         holder = seats[number]
         if holder is None:
@@ -119,13 +119,15 @@ def _engines(
     ]
 
 
-def _scored_groups(holders: Holders, source: Source) -> int:
+def _scored_groups(holders: Holders, source: Engine) -> int:
     numbers = holders.groups(source).values()
-    return sum(1 for number in numbers if isinstance(holder := holders[number], Holder) and holder.scored)
+    return sum(
+        1 for number in numbers if isinstance(holder := holders[number], EngineGroup) and holder.scored
+    )
 
 
 def longest_prefixes(found: Sequence[Copies], candidates: int, order: Sequence[int]) -> dict[int, Prefix]:
-    """Holder -> its prefix, for those candidates that have the first block.
+    """Number of a group -> its prefix, for those candidates that have the first block.
 
     `order` are the tiers, the best first. Neighbouring blocks mostly have one and the same tuple, so the work
     is done per run of them, and per holder only where its prefix ends.

@@ -103,7 +103,7 @@ class KvIndex:
     """An index with its subscriber. Sockets and greenlets begin with `start`.
 
     `find` finds tokenizers for prompts that come as text. `now` is monotonic, `wall` since 1970, in seconds.
-    `caches` are further ones to tell of, by name, such as that of the tokenizers.
+    `caches` are further ones to report, by name, such as that of the tokenizers.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class KvIndex:
 
 
 DEFAULT_BIND = "tcp://*:5557"
-"""Where an indexer listens that is told nothing: the port of llm-d's manager."""
+"""Where an indexer listens by default: the port of llm-d's manager."""
 RETRY_S = 1.0
 GENERATION: Mapping[str, Generation] = {name.lower(): name for name in GENERATIONS}
 

@@ -16,7 +16,7 @@ from app.kvcache.endpoints import is_ipv6, of_rank
 from app.kvcache.replay_buffer import END
 from app.kvcache.sockets import affinity
 from app.kvindex.decoding import Batch, Data, TooLarge, Unreadable, decode
-from app.kvindex.holders import Source
+from app.kvindex.holders import Engine
 from app.kvindex.index import Index
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Message(Struct, frozen=True, gc=False):
 
 
 class Verdict(Enum):
-    """What the number of a batch says."""
+    """What a batch is, by its number."""
 
     FIRST = auto()
     """Nothing came before it: apply it, and ask for the batches before."""
@@ -73,7 +73,7 @@ class Verdict(Enum):
 
 
 class SequenceTracker:
-    """Tells the batches of one data parallel rank of a pod apart, by number and time of publication.
+    """Tells apart the batches of one data parallel rank of a pod, by number and time of publication.
 
     A number at or below the last one is a batch that came before if its time is the same, or if it was part
     of a replay; it was missing if its number was skipped. Otherwise the engine counts anew.
@@ -193,7 +193,7 @@ class Replay:
             raise
 
     def step(self, now: float) -> list[Replayed]:
-        """Returns the batches that have come since; `state` tells whether more may come."""
+        """Returns the batches that have come since; `state` shows whether more may come."""
         batches: list[Replayed] = []
         size = 0
         while self.state == "running" and len(batches) < MOST_A_STEP and size < MOST_BYTES_A_STEP:
@@ -263,7 +263,7 @@ class EngineStream:
     def __init__(
         self,
         index: Index,
-        source: Source,
+        source: Engine,
         tracker: SequenceTracker,
         replays: Replays,
         wall: Callable[[], float] = time.time,

@@ -79,11 +79,11 @@ class Line(Struct):
 
 
 class Subscriber:
-    """Reads messages into a pool, and tells it of pods that are gone.
+    """Reads messages into a pool, and has it forget pods that are gone.
 
     Sockets are opened by the first `step`, which has to be called in one thread, again and again. While a
-    queue of the pool is full nothing is read: what ZMQ has no room for is then lost, seen as a gap, and asked
-    for again.
+    queue of the pool is full nothing is read: what ZMQ has no room for is then lost, seen as a gap, and
+    replayed.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Subscriber:
         waiting = poll()
         for socket, _ in self._poller.sockets:
             waiting.register(socket.fileno(), POLLIN)
-        # Sockets that are not read while the queues are full do not tell again that there is something.
+        # Sockets that are not read while the queues are full do not signal again that there is something.
         waiting.poll(1e3 * (min(timeout_s, FULL_S) if self._pool.full else timeout_s))
 
     def close(self) -> None:
@@ -206,7 +206,7 @@ class Subscriber:
                 self._connect(target)
 
     def _connect(self, target: PodEndpoint) -> None:
-        # A publisher with vLLM's default topic, which is none, is told by its address.
+        # A publisher with vLLM's default topic, which is empty, is known by its address.
         try:
             self._lines[target] = self._line(target.endpoint, target, "")
         except zmq.ZMQError as error:
@@ -216,7 +216,7 @@ class Subscriber:
             gevent.spawn(self._warn_of_unknown, target)
 
     def _warn_of_unknown(self, target: PodEndpoint) -> None:
-        """Logs that a host has no address: ZMQ looks for it again and again, and says nothing."""
+        """Logs that a host has no address: ZMQ looks for it again and again, and reports nothing."""
         try:
             known = bool(self._resolve(target.host or ""))
         except OSError:

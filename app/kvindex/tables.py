@@ -21,7 +21,7 @@ from app.kvindex.holders import Copies
 
 PLACES = 256
 PLACE = PLACES - 1
-"""One of so many dictionaries tells where a block is: one for all would take a tenth of a second to grow."""
+"""Dictionaries for the segments of blocks: a single one would take a tenth of a second to grow."""
 SEGMENT_BLOCKS = 1365
 """As many as a dictionary of 2,048 places takes before it grows."""
 SEGMENTS = 1024
@@ -38,7 +38,7 @@ class Segment(Struct, gc=False, eq=False):
 class BlockTable:
     """Block -> copies, of a total weight up to `bound`.
 
-    `weigh` tells what a block of such copies weighs, 0 for none. `on_evict` is given blocks that have made
+    `weigh` returns what a block of such copies weighs, 0 for none. `on_evict` is given blocks that have made
     room. The bound holds after each `settle`, which is due after every change.
     """
 
@@ -118,7 +118,7 @@ class BlockTable:
                 yield segment, found[first], run[first:last]
 
     def put(self, segment: Segment | None, keys: Sequence[int], before: Copies, after: Copies) -> None:
-        """Give blocks of a run, which have the copies `before`, others, some. They are now in use."""
+        """Gives the blocks of a run the copies `after` in place of `before`. They are now in use."""
         if segment is None:
             for start in range(0, len(keys), SEGMENT_BLOCKS):
                 self._append(keys[start : start + SEGMENT_BLOCKS], after)

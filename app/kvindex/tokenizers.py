@@ -125,7 +125,7 @@ class Tokenization:
         return tokens
 
     def _tokens(self, tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids, remembered for tokenizers of this process; a remote one is always asked."""
+        """Token ids, remembered for tokenizers of this process; a remote one is called every time."""
         if not isinstance(tokenizer, LocalTokenizer):
             return tokenizer.encode(text, add_special_tokens)
         if tokenizer not in self._numbers:
@@ -174,7 +174,7 @@ class Discovery:
         self._now = now
         self._found: dict[str, Path] = {}
         self._scan_from_s = now()
-        # Held while the disk is read: whoever asks meanwhile waits for it, beside the event loop.
+        # Held while the disk is read: other native threads wait for it, beside the event loop.
         self._scanning = monkey.get_original("threading", "Lock")()
 
     def find(self, model: str) -> Path | None:

@@ -24,7 +24,7 @@ from tests.kvindex.held import matched
 LOCAL = "tcp://127.0.0.1"
 
 
-class Engine:
+class FakeEngine:
     """Publishes batches and answers requests for replays, with topics as vLLM from 0.26 on, or without."""
 
     def __init__(
@@ -119,7 +119,7 @@ class Station:
         self.pool = Pool(self.index, self.replays, PoolSettings(), wall=lambda: 2000.0, clock=lambda: 0.0)
         self.subscriber: Subscriber | None = None
         self.sources: Sequence[TargetSource] = ()
-        self.engines: list[Engine] = []
+        self.engines: list[FakeEngine] = []
 
     def listen(self, *sources: TargetSource, **settings: object) -> Subscriber:
         settings.setdefault("bind", f"{LOCAL}:*")
@@ -129,10 +129,10 @@ class Station:
         self.subscriber.open()
         return self.subscriber
 
-    def engine(self, topic: str = "kv@a@m", connect: bool = True, **more: object) -> Engine:
+    def engine(self, topic: str = "kv@a@m", connect: bool = True, **more: object) -> FakeEngine:
         """One that connects to the subscriber, or to which it connects."""
         address = self.subscriber.address if connect and self.subscriber else None
-        engine = Engine(self.context, topic, address, **more)  # type: ignore[arg-type]
+        engine = FakeEngine(self.context, topic, address, **more)  # type: ignore[arg-type]
         self.engines.append(engine)
         return engine
 
@@ -158,7 +158,7 @@ class Station:
         for _ in range(steps):
             self.step()
 
-    def meet(self, engine: Engine) -> None:
+    def meet(self, engine: FakeEngine) -> None:
         """Until messages of the engine arrive: those that it sends before a subscription are lost."""
         before = self.received()
         self.until(lambda: self.received() > before, self._now_and_then(engine, b"kv@a@m", b"hello"))
@@ -167,7 +167,7 @@ class Station:
         self.until(lambda: lost.get("bad_topic", 0) > 0, last_hello)
         self.index.losses.messages.clear()
 
-    def _now_and_then(self, engine: Engine, *frames: bytes) -> Callable[[], object]:
+    def _now_and_then(self, engine: FakeEngine, *frames: bytes) -> Callable[[], object]:
         """Sends these frames at first and then rarely, so that they do not pile up."""
         steps = count()
         return lambda: next(steps) % 500 == 0 and engine.send_frames(*frames)

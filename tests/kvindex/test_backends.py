@@ -16,7 +16,7 @@ from app.kvindex.backend import (
     Stamp,
     Store,
 )
-from app.kvindex.holders import Source
+from app.kvindex.holders import Engine
 from app.kvindex.index import Index
 from tests.kvindex.held import content, holders_of, source, store
 
@@ -210,7 +210,7 @@ def test_adapters_name_the_pods_that_have_blocks_of_them(backend: Backend) -> No
 
 
 def test_names_may_hold_anything(backend: Backend) -> None:
-    odd = Source("10.0.0.1:8000@x\n\0é", 'org/"model"@1 {}', 3)
+    odd = Engine("10.0.0.1:8000@x\n\0é", 'org/"model"@1 {}', 3)
     backend.apply(odd, [store([1], [11], "tier: x", adapter="a b\0c")])
     assert holders_of(backend, 11) == {(f"{odd.pod}/3", "tier: x")}
     assert backend.lookup([11]).holders.mask("a b\0c")

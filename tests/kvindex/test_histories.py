@@ -31,7 +31,7 @@ TIERS = "gpu", "cpu", "disk"
 ENGINE, KEYS = range(1, 6), range(11, 16)
 
 
-class Engine:
+class FakeEngine:
     """One group of an engine: what it calls blocks, where it has them, and which it stored more than once."""
 
     def __init__(self) -> None:
@@ -91,14 +91,14 @@ class Model:
     """All engines, and the tiers that anybody has named."""
 
     def __init__(self) -> None:
-        self.engines: dict[tuple[str, int], Engine] = {}
+        self.engines: dict[tuple[str, int], FakeEngine] = {}
         self.tiers = {"gpu", "cpu"}
 
     def grown(self, pod: str, operation: Operation) -> Operation:
         """Blocks of earlier events have a part in these besides those that they had."""
         if not isinstance(operation, Store):
             return operation
-        owned = self.engines.get((pod, operation.group), Engine()).owned
+        owned = self.engines.get((pod, operation.group), FakeEngine()).owned
         remapped = [(key, (*keys_of(owned.get(key, ())), *more)) for key, more in operation.remapped]
         return replace(operation, remapped=remapped)
 
@@ -110,13 +110,13 @@ class Model:
                     outcome.removed += len(self.engines.pop(name).held)
             case Store():
                 self.tiers.add(operation.tier)
-                self.engines.setdefault((pod, operation.group), Engine()).store(operation, outcome)
+                self.engines.setdefault((pod, operation.group), FakeEngine()).store(operation, outcome)
             case Offload():
                 self.tiers.add(operation.tier)
-                engine = self.engines.get((pod, operation.group), Engine())
+                engine = self.engines.get((pod, operation.group), FakeEngine())
                 engine.offload(operation.engine, operation.tier, outcome)
             case Remove():
-                engine = self.engines.get((pod, operation.group), Engine())
+                engine = self.engines.get((pod, operation.group), FakeEngine())
                 engine.remove(operation.engine, operation.tier, operation.tier in self.tiers, outcome)
         return outcome
 

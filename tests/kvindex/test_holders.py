@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from app.kvindex.holders import (
     Copies,
-    Holder,
+    Engine,
+    EngineGroup,
     Holders,
-    Source,
     TooManyHolders,
     anywhere,
     bits,
@@ -24,9 +24,9 @@ A, B, C = map(source, "abc")
 masks = st.integers(0, 1 << 70)
 
 
-def first(engine: Source) -> Holder:
+def first(engine: Engine) -> EngineGroup:
     """The group of an engine that gives points."""
-    return Holder(engine, 0, True)
+    return EngineGroup(engine, 0, True)
 
 
 def members(copies: Copies) -> set[tuple[int, int]]:
@@ -82,24 +82,24 @@ class Seats:
     """Who has which bit, as a list of six."""
 
     def __init__(self) -> None:
-        self.seats: list[Holder | None] = [None] * 6
+        self.seats: list[EngineGroup | None] = [None] * 6
 
-    def taken(self) -> dict[int, Holder]:
+    def taken(self) -> dict[int, EngineGroup]:
         return {number: holder for number, holder in enumerate(self.seats) if holder is not None}
 
-    def find(self, source: Source, group: int) -> int | None:
+    def find(self, source: Engine, group: int) -> int | None:
         same = (number for number, it in self.taken().items() if (it.source, it.group) == (source, group))
         return next(same, None)
 
-    def sit(self, source: Source, group: int, scored: bool | None) -> int | None:
+    def sit(self, source: Engine, group: int, scored: bool | None) -> int | None:
         """The bit of a group, None when all are taken."""
         number = self.find(source, group)
         if number is not None and scored is not None:
-            self.seats[number] = Holder(source, group, scored)
+            self.seats[number] = EngineGroup(source, group, scored)
         if number is not None or None not in self.seats:
             return number
         number = self.seats.index(None)
-        self.seats[number] = Holder(source, group, group == 0 if scored is None else scored)
+        self.seats[number] = EngineGroup(source, group, group == 0 if scored is None else scored)
         return number
 
     def mask(self, model: str, pods: str) -> int:
@@ -125,8 +125,8 @@ def test_holders_know_what_a_list_of_seats_says(history: list[Step]) -> None:
                 else:
                     assert holders.number(who, group, scored) == expected
             case "assign" if model.find(who, group) in (None, number):
-                holders.assign(number, Holder(who, group, True))
-                model.seats[number] = Holder(who, group, True)
+                holders.assign(number, EngineGroup(who, group, True))
+                model.seats[number] = EngineGroup(who, group, True)
             case "release":
                 holders.release(number)
                 model.seats[number] = None

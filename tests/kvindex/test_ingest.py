@@ -13,7 +13,7 @@ from app.kvcache.events import AllBlocksCleared, BlockHash, KVEvent
 from app.kvindex import index as module
 from app.kvindex.backend import Outcome, Stamp
 from app.kvindex.decoding import Batch
-from app.kvindex.holders import Source
+from app.kvindex.holders import Engine
 from app.kvindex.index import Index, IndexSettings, Ingest, event_groups
 from app.kvindex.keys import request_keys
 from app.kvindex.memory import MemoryBackend
@@ -27,7 +27,7 @@ class Noting(MemoryBackend):
         super().__init__()
         self.stamps: list[Stamp | None] = []
 
-    def apply(self, source: Source, operations: Any, stamp: Stamp | None = None) -> Outcome:
+    def apply(self, source: Engine, operations: Any, stamp: Stamp | None = None) -> Outcome:
         self.stamps.append(stamp)
         return super().apply(source, operations, stamp)
 

@@ -16,7 +16,7 @@ from app.kvcache.events import AllBlocksCleared, KVEvent, encoder
 from app.kvindex import event_pool
 from app.kvindex.backend import BackendUnavailable, Operation, Outcome, Stamp
 from app.kvindex.event_pool import MOST_PODS, Pool, PoolSettings
-from app.kvindex.holders import Source
+from app.kvindex.holders import Engine
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.streams import MESSAGE_BYTES, REMEMBERED, Message, Replays
@@ -32,7 +32,7 @@ class Flaky(MemoryBackend):
 
     away = False
 
-    def apply(self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
+    def apply(self, source: Engine, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
         if self.away:
             raise BackendUnavailable("away")
         return super().apply(source, operations, stamp)
@@ -187,12 +187,12 @@ class Noting(MemoryBackend):
         super().__init__()
         self.restarts: list[bool] = []
 
-    def apply(self, source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
+    def apply(self, source: Engine, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
         assert stamp is not None
         self.restarts.append(stamp.restart)
         return super().apply(source, operations, stamp)
 
-    def position(self, source: Source) -> Stamp | None:
+    def position(self, source: Engine) -> Stamp | None:
         return self.known
 
 
@@ -294,7 +294,7 @@ def test_a_loss_is_noticed_between_two_messages() -> None:
     index, pool = make(backend)
     apply = backend.apply
 
-    def loses(source: Source, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
+    def loses(source: Engine, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
         assert stamp is not None
         if stamp.sequence == 1:
             backend.epoch = "second"
@@ -445,7 +445,7 @@ class Failing(MemoryBackend):
 
     calls, fails_at = 0, 0
 
-    def apply(self, source: Source, operations: Any, stamp: Stamp | None = None) -> Outcome:
+    def apply(self, source: Engine, operations: Any, stamp: Stamp | None = None) -> Outcome:
         self.calls += 1
         if self.calls == self.fails_at:
             raise BackendUnavailable("away")

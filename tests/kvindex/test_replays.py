@@ -17,7 +17,7 @@ from app.kvindex.pods import FixedTargets, PodEndpoint
 from app.kvindex.streams import MESSAGE_BYTES, Message, Replay, Replayed, ReplayLimits
 from app.kvindex.subscriber import Context
 from tests.kvindex.engines import PROMPT, block, removed, stored
-from tests.kvindex.publisher import Engine, Station, ends, station
+from tests.kvindex.publisher import FakeEngine, Station, ends, station
 from tests.running_server import free_port
 
 LIMITS = ReplayLimits()
@@ -156,7 +156,7 @@ def other_block(number: int) -> BlockStored:
     return stored([number + 51], OTHER[number * 4 : number * 4 + 4], number + 50 if number else None)
 
 
-def publish(engine: Engine, numbers: Sequence[int], lost: Sequence[int] = (), rank: int = 0) -> None:
+def publish(engine: FakeEngine, numbers: Sequence[int], lost: Sequence[int] = (), rank: int = 0) -> None:
     """Blocks of the prompt, or of another one where the rank is not 0."""
     for number in numbers:
         event = other_block(number) if rank else block(number)
@@ -274,14 +274,14 @@ def test_a_rank_that_has_no_port_is_asked_nothing(place: Station, rank: int) -> 
 
 
 @pytest.fixture
-def silent(place: Station) -> Engine:
+def silent(place: Station) -> FakeEngine:
     """An engine that answers nothing until it is among the place's again."""
     engine = place.engine(connect=False)
     place.engines.remove(engine)
     return engine
 
 
-def put(place: Station, engine: Engine, sequence: int, *events: KVEvent, **more: object) -> Message:
+def put(place: Station, engine: FakeEngine, sequence: int, *events: KVEvent, **more: object) -> Message:
     payload = engine.pack(*events, ts=1000.0 + sequence)
     sent = Message("a", "m", sequence, payload, engine.replay, **more)  # type: ignore[arg-type]
     place.pool.put(sent)
@@ -290,7 +290,7 @@ def put(place: Station, engine: Engine, sequence: int, *events: KVEvent, **more:
 
 @pytest.mark.parametrize("bound", ["messages", "bytes", "bytes of all pods"])
 def test_what_waits_is_bounded(
-    place: Station, silent: Engine, bound: str, monkeypatch: pytest.MonkeyPatch
+    place: Station, silent: FakeEngine, bound: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = [put(place, silent, 5 + number, block(number)) for number in range(3)]
     size = sum(len(message.payload) for message in held) + 3 * MESSAGE_BYTES
@@ -310,7 +310,7 @@ def test_what_waits_is_bounded(
     silent.close()
 
 
-def test_a_pod_that_is_gone_waits_no_more(place: Station, silent: Engine) -> None:
+def test_a_pod_that_is_gone_waits_no_more(place: Station, silent: FakeEngine) -> None:
     put(place, silent, 5, block(0))
     place.settle()
     assert place.replays._running == 1 and place.replays.size_bytes > 0
@@ -323,7 +323,7 @@ def test_a_pod_that_is_gone_waits_no_more(place: Station, silent: Engine) -> Non
 
 
 def test_after_a_failure_the_engine_is_asked_again_when_it_has_cooled_down(
-    place: Station, silent: Engine
+    place: Station, silent: FakeEngine
 ) -> None:
     put(place, silent, 5, block(0))
     asked: list[int] = []
@@ -342,7 +342,7 @@ def test_after_a_failure_the_engine_is_asked_again_when_it_has_cooled_down(
     ("unread", "reason"), [(b"garbage", "unreadable"), (bytes(1 + (1 << 20)), "too_large")]
 )
 def test_a_batch_of_a_replay_that_cannot_be_read_is_lost_alone(
-    place: Station, silent: Engine, unread: bytes, reason: str
+    place: Station, silent: FakeEngine, unread: bytes, reason: str
 ) -> None:
     put(place, silent, 3, block(1))
     silent.kept = {0: silent.pack(block(0), ts=1000.0), 1: unread, 2: silent.pack(ts=1002.0)}

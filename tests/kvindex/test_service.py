@@ -41,7 +41,7 @@ from config.sections.kvindex import tier_weights
 from config.settings import KVIndexSettings, ModelSettings, Settings
 from tests.kvindex.engines import stored
 from tests.kvindex.held import source, store
-from tests.kvindex.publisher import LOCAL, Engine, until
+from tests.kvindex.publisher import LOCAL, FakeEngine, until
 from tests.running_server import ROOT
 
 PROMPT = list(range(100, 120))
@@ -68,22 +68,22 @@ def index() -> Iterator[KvIndex]:
 
 
 @pytest.fixture
-def engine(index: KvIndex) -> Iterator[Engine]:
+def engine(index: KvIndex) -> Iterator[FakeEngine]:
     context = zmq.Context()
-    made = Engine(context, "kv@a@m", index.address)
+    made = FakeEngine(context, "kv@a@m", index.address)
     yield made
     made.close()
     context.destroy(linger=0)
 
 
-def meet(index: KvIndex, engine: Engine) -> None:
+def meet(index: KvIndex, engine: FakeEngine) -> None:
     """Until messages arrive."""
     while not index.stats().skipped_messages.get("bad_frames"):
         engine.send_frames(engine.topic, b"?")
         gevent.sleep(0.001)
 
 
-def test_events_come_in_and_scores_go_out(index: KvIndex, engine: Engine) -> None:
+def test_events_come_in_and_scores_go_out(index: KvIndex, engine: FakeEngine) -> None:
     meet(index, engine)
     engine.publish(stored([1, 2], PROMPT[:8]))
     until(lambda: bool(index.score_tokens("m", PROMPT)))
@@ -128,7 +128,7 @@ def test_texts_are_scored_by_their_tokens(index: KvIndex) -> None:
         index.tokenization.encode("unheard", "hello")
 
 
-def test_metrics_are_valid_and_name_every_loss(index: KvIndex, engine: Engine) -> None:
+def test_metrics_are_valid_and_name_every_loss(index: KvIndex, engine: FakeEngine) -> None:
     meet(index, engine)
     engine.publish(stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 99))
     until(lambda: bool(index.score_tokens("m", PROMPT)))
@@ -240,7 +240,7 @@ def test_backends_are_chosen_by_name() -> None:
         KvIndex(settings(targets=["nonsense"]), load)
 
 
-def test_a_source_that_is_slow_delays_no_other(index: KvIndex, engine: Engine) -> None:
+def test_a_source_that_is_slow_delays_no_other(index: KvIndex, engine: FakeEngine) -> None:
     class Slow:
         targets: list[PodEndpoint] = []
         asked = 0

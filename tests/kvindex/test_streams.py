@@ -13,7 +13,7 @@ from app.kvindex import streams
 from app.kvindex.keys import fnv1a_32
 from app.kvindex.streams import Message, SequenceTracker, Verdict
 from tests.kvindex.engines import PROMPT, block, removed, stored
-from tests.kvindex.publisher import Engine, Station
+from tests.kvindex.publisher import FakeEngine, Station
 
 
 def stream(*applied: int) -> SequenceTracker:
@@ -136,7 +136,12 @@ def test_a_stream_says_what_the_whole_history_says(done: list[Deed], remembered:
 
 
 def put(
-    place: Station, engine: Engine, sequence: int, *events: KVEvent, ts: float | None = None, **more: object
+    place: Station,
+    engine: FakeEngine,
+    sequence: int,
+    *events: KVEvent,
+    ts: float | None = None,
+    **more: object,
 ) -> None:
     """A message, past the sockets."""
     payload = engine.pack(*events, ts=1000.0 + sequence if ts is None else ts)

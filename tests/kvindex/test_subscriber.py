@@ -15,7 +15,7 @@ from app.kvindex.pods import FileTargets, FixedTargets, PodEndpoint
 from app.kvindex.streams import Message
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
 from tests.kvindex.engines import stored
-from tests.kvindex.publisher import LOCAL, Engine, Station, ends, station
+from tests.kvindex.publisher import LOCAL, FakeEngine, Station, ends, station
 from tests.running_server import free_port
 
 PROMPT = list(range(100, 120))
@@ -23,7 +23,7 @@ FIRST = stored([1], PROMPT[:4])
 SECOND = stored([2], PROMPT[4:8], 1)
 
 
-def leaves(place: Station, engine: Engine) -> dict[str, float]:
+def leaves(place: Station, engine: FakeEngine) -> dict[str, float]:
     """Close pod a's engine and wait until that is noticed: the pods that are to be forgotten, and when."""
     engine.close()
     place.engines.remove(engine)
@@ -269,7 +269,7 @@ def step(place: Station, now: float = 0.0) -> bool:
     return place.subscriber.step(now)
 
 
-def heard(place: Station, **settings: object) -> Engine:
+def heard(place: Station, **settings: object) -> FakeEngine:
     place.listen(**({"bind": HERE} | settings))  # type: ignore[arg-type]
     engine = place.engine()
     place.meet(engine)
