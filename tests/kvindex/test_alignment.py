@@ -40,22 +40,6 @@ def make_index(block_size: int) -> Index:
     return Index(MemoryBackend(), IndexSettings(block_size=block_size))
 
 
-def test_small_blocks_fill_large_ones() -> None:
-    index, tokens = make_index(64), list(range(128))
-    index.ingest(batch(stored(range(100, 108), tokens, size=16)), "a", "m")
-    assert matched(index, tokens) == {"a": 2}
-    index.ingest(batch(removed([105])), "a", "m")
-    assert matched(index, tokens) == {"a": 1}
-
-
-def test_large_blocks_are_cut_into_small_ones() -> None:
-    index, tokens = make_index(64), list(range(256))
-    index.ingest(batch(stored([500, 501], tokens, size=128)), "a", "m")
-    assert matched(index, tokens) == {"a": 4}
-    index.ingest(batch(removed([500])), "a", "m")
-    assert matched(index, tokens) == {} and index.size().blocks == 2
-
-
 def test_pods_with_other_block_sizes_meet_on_the_same_keys() -> None:
     index, tokens = make_index(16), list(range(96))
     index.ingest(batch(stored(range(1, 7), tokens, size=16)), "a", "m")
@@ -63,24 +47,6 @@ def test_pods_with_other_block_sizes_meet_on_the_same_keys() -> None:
     index.ingest(batch(stored(range(1, 3), tokens, size=48)), "c", "m")
     assert matched(index, tokens) == {"a": 6, "b": 6, "c": 6}
     assert index.size().blocks == 6
-
-
-def test_blocks_that_come_one_by_one_fill_a_large_one_in_the_end() -> None:
-    index, tokens = make_index(64), list(range(64))
-    for number in range(4):
-        parent = number or None
-        event = stored([number + 1], tokens[number * 16 : number * 16 + 16], parent, 16)
-        index.ingest(batch(event), "a", "m")
-    assert matched(index, tokens) == {"a": 1}
-    assert index.losses.events == {}
-
-
-def test_less_than_a_block_of_the_index_is_kept_for_later() -> None:
-    index, tokens = make_index(64), list(range(48))
-    index.ingest(batch(stored([1, 2, 3], tokens, size=16)), "a", "m")
-    assert index.size().blocks == 0
-    index.ingest(batch(removed([3])), "a", "m")
-    assert index.losses.events == {}
 
 
 def test_a_prompt_may_fork_inside_a_block_of_the_index() -> None:

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import strategies as st
 
 from app.kvindex.backend import (
-    UNALIGNED,
     Backend,
     Clear,
     Offload,
@@ -50,18 +49,6 @@ def test_pods_and_tiers_are_told_apart(backend: Backend) -> None:
     assert (backend.size().blocks, backend.size().copies) in ((1, 4), (3, 4))  # Redis counts them by tier
 
 
-def test_what_is_removed_in_one_tier_stays_in_the_others(backend: Backend) -> None:
-    backend.apply(A, [store([1], [11]), store([1], [11], "cpu")])
-    backend.apply(B, [store([1], [11])])
-    assert backend.apply(A, [Remove(0, "gpu", [1])]).removed == 1
-    assert holders_of(backend, 11) == {("a", "cpu"), ("b", "gpu")}
-    backend.apply(A, [Remove(0, "cpu", [1])])
-    assert holders_of(backend, 11) == {("b", "gpu")}
-    backend.apply(B, [Remove(0, "gpu", [1])])
-    assert holders_of(backend, 11) == set()
-    assert (backend.size().blocks, backend.size().copies) == (0, 0)
-
-
 def test_an_engine_key_means_something_else_on_every_pod_model_rank_and_group(backend: Backend) -> None:
     others = [source("b"), source("a", "other"), source("a", "m", 1)]
     backend.apply(A, [store([1], [11]), store([1], [15], group=1)])
@@ -91,47 +78,6 @@ def test_what_is_unknown_is_counted_and_changes_nothing(backend: Backend) -> Non
     assert holders_of(backend, 11) == {("a", "gpu"), ("a", "cpu")}
 
 
-def test_known_blocks_can_be_in_a_further_tier(backend: Backend) -> None:
-    backend.apply(A, [store([1, 2], [11, 12]), Offload(0, "cpu", [2])])
-    backend.apply(A, [Remove(0, "gpu", [1, 2])])
-    assert content(backend, [11, 12]) == {12: {("a", "cpu")}}
-    assert _plain(backend.owned(A, [(0, 2)])[0]) == (12,)
-    backend.apply(A, [Remove(0, "cpu", [2])])
-    assert backend.owned(A, [(0, 2)]) == [None]
-
-
-def test_a_large_block_of_an_engine_is_several_of_the_index(backend: Backend) -> None:
-    backend.apply(A, [Store(0, "gpu", [1, 2], [(11, 12), (13, 14)], [11, 12, 13, 14])])
-    assert _plain(backend.owned(A, [(0, 1)])[0]) == (11, 12)
-    assert backend.apply(A, [Remove(0, "gpu", [1])]).removed == 2
-    assert set(content(backend, range(11, 15))) == {13, 14}
-
-
-def test_several_small_blocks_of_an_engine_are_one_of_the_index(backend: Backend) -> None:
-    backend.apply(A, [Store(0, "gpu", [1, 2], [(11, UNALIGNED), (11,)], [11])])
-    assert holders_of(backend, 11) == {("a", "gpu")}
-    assert backend.apply(A, [Remove(0, "gpu", [1])]).removed == 1
-    outcome = backend.apply(A, [Remove(0, "gpu", [2])])
-    assert (outcome.removed, outcome.unknown) == (0, 0)
-    assert backend.owned(A, [(0, 1), (0, 2)]) == [None, None]
-
-
-def test_blocks_of_earlier_events_get_a_part_in_later_ones(backend: Backend) -> None:
-    backend.apply(A, [Store(0, "gpu", [1], [(UNALIGNED,)], [])])
-    backend.apply(A, [Store(0, "gpu", [2], [(11,)], [11], [(1, (11, UNALIGNED)), (9, (11,))])])
-    assert _plain(backend.owned(A, [(0, 1)])[0]) == (11, UNALIGNED)
-    assert backend.owned(A, [(0, 9)]) == [None]
-    backend.apply(A, [Remove(0, "gpu", [1])])
-    assert holders_of(backend, 11) == set()
-
-
-def test_an_engine_key_that_comes_to_mean_other_tokens_lets_the_former_go(backend: Backend) -> None:
-    backend.apply(A, [store([1], [11])])
-    backend.apply(B, [store([1], [11])])
-    backend.apply(A, [store([1], [12])])
-    assert content(backend, [11, 12]) == {11: {("b", "gpu")}, 12: {("a", "gpu")}}
-
-
 def test_a_block_that_was_stored_twice_is_gone_after_two_removals(backend: Backend) -> None:
     backend.apply(A, [store([1], [11]), store([1], [11])])
     backend.apply(A, [store([1], [11], "cpu")])
@@ -139,15 +85,6 @@ def test_a_block_that_was_stored_twice_is_gone_after_two_removals(backend: Backe
     assert holders_of(backend, 11) == {("a", "gpu"), ("a", "cpu")}
     backend.apply(A, [Remove(0, "gpu", [1])])
     assert holders_of(backend, 11) == {("a", "cpu")}
-
-
-def test_a_block_that_is_nowhere_is_held_no_more_in_any_tier(backend: Backend) -> None:
-    both = Store(0, "gpu", [1, 2], [11, 11], [11])
-    backend.apply(A, [both, Offload(0, "cpu", [1]), store([1], [11], "cpu")])
-    backend.apply(A, [Remove(0, "cpu", [2]), Remove(0, "gpu", [1])])
-    assert backend.owned(A, [(0, 1)]) == [None]
-    backend.apply(A, [store([1], [11], "cpu"), Remove(0, "cpu", [1])])
-    assert backend.size().copies == 0
 
 
 def test_a_cleared_engine_has_nothing_and_can_begin_again(backend: Backend) -> None:

@@ -54,24 +54,6 @@ def run(pool: Pool, now: float = 0.0) -> None:
         pass
 
 
-@pytest.mark.slow
-def test_ten_thousand_pods_share_a_prompt() -> None:
-    index, pool = make(most_messages=20_000)
-    pods = [f"10.{number >> 8}.{number & 255}.1:8000" for number in range(10_000)]
-    for sequence, event in enumerate((stored([1, 2], PROMPT[:8]), stored([3], PROMPT[8:12], 2))):
-        for pod in pods:
-            pool.put(message(pod, sequence, event))
-        run(pool)
-    assert len(matched(index, PROMPT)) == 10_000 == len(index.backend.pods())
-    assert {score.matched for score in index.score("m", PROMPT)} == {3}
-    assert index.score("m", PROMPT, pods=pods[5:6])[0].pod == pods[5]
-    for pod in pods[:9_999]:
-        pool.gone(pod)
-    run(pool)
-    assert matched(index, PROMPT) == {pods[-1]: 3}
-    assert index.losses.messages == {} == index.losses.events
-
-
 def test_more_pods_than_there_is_room_for_are_refused_and_counted() -> None:
     index, pool = make(MemoryBackend(most_holders=10), most_engines=20, shards=1)
     for number in range(30):
@@ -94,18 +76,6 @@ def test_the_events_of_a_pod_stay_in_their_order(steps: list[tuple[int, int]], s
         sequences[pod] += 1
     run(pool)
     assert set(matched(index, PROMPT)) == {f"pod{pod}" for pod, key in held.items() if key}
-
-
-def test_models_whose_hashes_collide_do_not_disturb_each_other() -> None:
-    index, pool = make()
-    for sequence, model in enumerate(["m", "other"]):
-        pool.put(message("a", sequence, stored([1, 2], PROMPT[:8]), model=model))
-        pool.put(message("b", sequence, stored([1, 2], PROMPT[4:12]), model=model))
-    run(pool)
-    pool.put(message("a", 2, removed([1, 2]), model="other"))
-    run(pool)
-    assert matched(index, PROMPT) == {"a": 2} and matched(index, PROMPT, "other") == {}
-    assert index.size().copies == 2 + 2 + 2
 
 
 def test_a_restart_is_counted_once_though_the_backend_is_away() -> None:

@@ -198,18 +198,6 @@ def test_a_lookup_sees_blocks_and_holders_of_one_moment(redis_process: RedisServ
     assert [each for each in said if each not in ("CLIENT", "HELLO")] == sum(expected, [])
 
 
-def test_a_slice_of_a_batch_comes_after_all_parts_of_the_slice_before(
-    redis_process: RedisServer, namespace: str
-) -> None:
-    backend = connect(redis_process, namespace)
-    for number in range(3):
-        first = 1 + 5_000 * number
-        operations = [store(range(n, n + 500), range(n, n + 500)) for n in range(first, first + 5_000, 500)]
-        stamp = Stamp(1, 1.0, part=number)
-        assert backend.apply(A, operations, stamp).added == 5_000
-        assert not backend.apply(A, operations, stamp).applied
-
-
 def test_a_redis_that_is_not_there_is_an_error_in_time(own_server: RedisServer) -> None:
     backend = connect(own_server, timeout_s=0.5)
     own_server.kill()

@@ -116,18 +116,6 @@ def test_what_it_keeps_has_names(index: KvIndex) -> None:
     made.close()
 
 
-def test_texts_are_scored_by_their_tokens(index: KvIndex) -> None:
-    tokens = index.tokenization.encode("m", "The sea is deep, and so is the sky.")
-    payload = encoder()(EventBatch(1.0, [stored([1], tokens[:4])], 0))
-    index.receive(Message("b", "m", 0, payload))
-    until(lambda: bool(index.score_tokens("m", tokens)))
-    messages = [{"role": "user", "content": "hello"}]
-    assert index.tokenization.encode_chat("m", messages) == default_tokenizer().encode_chat(messages)
-    assert index.tokenization.render_chat("m", messages) == default_tokenizer().render_chat(messages)
-    with pytest.raises(TokenizerLoadError):
-        index.tokenization.encode("unheard", "hello")
-
-
 def test_metrics_are_valid_and_name_every_loss(index: KvIndex, engine: FakeEngine) -> None:
     meet(index, engine)
     engine.publish(stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 99))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-import gevent
 import pytest
 import zmq
 
@@ -121,17 +119,6 @@ def test_a_pod_that_comes_back_in_time_keeps_its_blocks(place: Station) -> None:
     place.now += 1_000
     place.settle()
     assert place.matched(PROMPT) == {"a": 2}
-
-
-def test_a_target_that_cannot_be_reached_for_a_while_is_forgotten(place: Station) -> None:
-    a = place.engine("kv@a@m", connect=False)
-    place.listen(FixedTargets([PodEndpoint(a.endpoint)]), bind=None, grace_s=30.0)
-    place.meet(a)
-    a.publish(FIRST)
-    place.until(lambda: place.matched(PROMPT) == {"a": 1})
-    leaves(place, a)
-    place.now += 30
-    place.until(lambda: place.matched(PROMPT) == {})
 
 
 def test_gaps_are_replayed_by_the_host_that_the_messages_came_from(place: Station) -> None:
@@ -393,29 +380,6 @@ def test_sources_are_looked_at_again_after_a_while_or_when_told(place: Station) 
             subscriber.look()
         step(place, now)
         assert len(subscriber.targets) == seen
-
-
-def test_a_target_is_followed_though_nobody_can_tell_where_it_is(
-    place: Station, caplog: pytest.LogCaptureFixture
-) -> None:
-    asked = []
-
-    def resolve(host: str) -> Sequence[str]:
-        asked.append(host)
-        if host != "::1":
-            raise OSError("no answer")
-        return [host]
-
-    targets = [PodEndpoint("tcp://nobody.invalid:1"), PodEndpoint("tcp://[::1]:1"), PodEndpoint(HERE)]
-    settings = SubscriberSettings(bind=None)
-    made = Subscriber(
-        place.pool, place.index.losses, place.context, settings, [FixedTargets(targets)], resolve
-    )
-    made.step(0.0)
-    gevent.sleep(0)
-    assert made.targets == targets and asked == ["nobody.invalid"]
-    assert [record.args for record in caplog.records] == [("tcp://nobody.invalid:1",)]
-    made.close()
 
 
 def test_what_cannot_be_opened_leaves_nothing_open(place: Station) -> None:
