@@ -3,7 +3,7 @@
     $ python scripts/trace_request.py            # a three-token chat stream on the fast path
     $ python scripts/trace_request.py --general  # the same under Flask
     $ python scripts/trace_request.py --profile  # on the fast path, in the steps of an engine
-    $ python scripts/trace_request.py --summary  # only the figures, of all three
+    $ python scripts/trace_request.py --summary  # only the figures, of all three and of the KV index
 
 A *change of file* is a call that is made in another file than the call before it; a *room* is a folder of
 `app`.
@@ -32,6 +32,11 @@ sys.path.insert(0, str(ROOT))
 from gunicorn.config import Config  # noqa: E402
 
 from app.factory import create_app  # noqa: E402
+from app.kvcache.events import BlockStored, EventBatch, encoder  # noqa: E402
+from app.kvindex.event_pool import Pool, PoolSettings  # noqa: E402
+from app.kvindex.index import DEFAULT_BLOCK_SIZE, Index  # noqa: E402
+from app.kvindex.memory import MemoryBackend  # noqa: E402
+from app.kvindex.streams import Message, Replays  # noqa: E402
 from app.server.fair_turns import FairTurns  # noqa: E402
 from app.server.fast.connection import FastConnection  # noqa: E402
 from app.server.fast.connections import FastConnections  # noqa: E402
@@ -114,17 +119,43 @@ def general(app: Understudy) -> Callable[[], None]:
 
 def show(calls: list[Call], with_calls: bool) -> None:
     """Print the calls, and what they come to."""
-    files = [file for file, _ in calls]
     rooms = [room for room, _ in groupby(map(_room, _before_submit(calls)))]
     again = sorted({room for room in rooms if rooms.count(room) > 1})
     if with_calls:
         for file, group in groupby(calls, key=lambda call: call[0]):
             print(file, *(f"    {name}" for _, name in group), sep="\n")
         print()
-    changes = sum(one != other for one, other in zip(files, files[1:], strict=False))
-    print(f"{len(calls)} calls, {len(set(files))} files, {changes} changes of file")
+    print(figures(calls))
     print("rooms until submit:", " > ".join(rooms))
     print("entered again before submit:", ", ".join(again) or "none")
+
+
+def figures(calls: list[Call]) -> str:
+    """How many calls, in how many files, with how many changes of file."""
+    files = [file for file, _ in calls]
+    changes = sum(one != other for one, other in zip(files, files[1:], strict=False))
+    return f"{len(calls)} calls, {len(set(files))} files, {changes} changes of file"
+
+
+def index_ways() -> dict[str, list[Call]]:
+    """The calls of one KV event of a block, from the queue into the table, and of a score of that block."""
+    index = Index(MemoryBackend())
+    pool = Pool(index, Replays(None), PoolSettings(shards=1), clock=lambda: 0.0)
+    tokens, encode = list(range(DEFAULT_BLOCK_SIZE)), encoder("map")
+
+    def publish(number: int) -> None:
+        event = BlockStored([number + 1], number or None, tokens, DEFAULT_BLOCK_SIZE, None)
+        pool.put(Message("pod", "m", number, encode(EventBatch(float(number), [event], 0))))
+
+    for number in range(WARM_UP):
+        publish(number)
+        pool.step(0.0)
+    publish(WARM_UP)
+    index.score("m", tokens)
+    return {
+        "one KV event": traced(lambda: pool.step(0.0)),
+        "one score": traced(lambda: index.score("m", tokens)),
+    }
 
 
 def _before_submit(calls: list[Call]) -> list[str]:
@@ -141,7 +172,9 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("--general", action="store_true", help="under Flask")
     options.add_argument("--profile", action="store_true", help="in the steps of an engine")
-    options.add_argument("--summary", action="store_true", help="only the figures, of all ways")
+    options.add_argument(
+        "--summary", action="store_true", help="only the figures, of all ways and of the KV index"
+    )
     asked = options.parse_args()
     if not asked.summary:
         show(calls_of("Flask" if asked.general else "fast", asked.profile), with_calls=True)
@@ -149,6 +182,8 @@ def main() -> int:
     for way, has_profile in (("fast", False), ("fast", True), ("Flask", False)):
         print(f"{way}, {'--profile' if has_profile else 'no latency'}:")
         show(calls_of(way, has_profile), with_calls=False)
+    for way, calls in index_ways().items():
+        print(f"{way}:", figures(calls), sep="\n")
     return 0
 
 

@@ -77,9 +77,8 @@ class Ingest:
 
         The operations are to be applied before the next events are given. May raise BackendUnavailable.
         """
-        parsed = []
-        for group in event_groups(events, self._block_size):
-            parsed += self._parsed(group, losses)
+        groups = [events] if len(events) == 1 else event_groups(events, self._block_size)
+        parsed = list(chain.from_iterable(self._parsed(group, losses) for group in groups))
         stored = [each for each in parsed if isinstance(each, StoreGroup)]
         wanted = [(run.group, parent) for run in stored for parent in run.parents if parent is not None]
         found = self._backend.owned(source, wanted) if wanted else ()
