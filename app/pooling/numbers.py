@@ -1,42 +1,11 @@
-"""Many numbers: vectors as bytes of any format, and long work in turns with other requests."""
+"""Numbers of vectors as bytes of any format."""
 
 from __future__ import annotations
 
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar
-
-from app.clock.pause import pause
-
-T = TypeVar("T")
-
-TURN = 8_192
-"""Numbers or tokens after which others have their turn: about a millisecond of work."""
-LEAST = TURN // 64
-"""What even the smallest item counts."""
-
-
-class Turns:
-    """The work of one request: pauses for other greenlets whenever `TURN` parts of it are done."""
-
-    def __init__(self) -> None:
-        self._done = 0
-
-    def spend(self, parts: int) -> None:
-        """So much is done; pause when it is enough for now."""
-        self._done += max(parts, LEAST)
-        if self._done >= TURN:
-            self._done = 0
-            pause()
-
-    def each(self, items: Iterable[T], parts: Callable[[T], int]) -> Iterator[T]:
-        """`items`, each of which costs `parts` of it."""
-        for item in items:
-            yield item
-            self.spend(parts(item))
-
+from collections.abc import Callable, Mapping
 
 Pack = Callable[["array[float]"], bytes]
 
@@ -49,10 +18,10 @@ _SMALL: Mapping[str, tuple[int, int]] = {"bfloat16": (8, 7), "fp8_e4m3": (4, 3),
 """Bits of exponent and of mantissa of the formats that Python does not know."""
 
 
-def packing(dtype: str, endianness: str) -> Pack:
-    """How numbers of format `dtype` (see `BYTES`) are written in byte order native, big or little.
+def packing(dtype: str, endianness: str, pace: Callable[[], None]) -> Pack:
+    """Writes numbers in format `dtype` (see `BYTES`), byte order native, big or little.
 
-    A long vector is written in turns with other greenlets.
+    `pace` is called while a long vector is written.
     """
     little = (sys.byteorder if endianness == "native" else endianness) == "little"
     order = "<" if little else ">"
@@ -63,9 +32,12 @@ def packing(dtype: str, endianness: str) -> Pack:
     letter = "H" if BYTES[dtype] == 2 else "B"
 
     def pack(numbers: array[float]) -> bytes:
-        slices = (numbers[start : start + SLICE] for start in range(0, len(numbers), SLICE))
-        codes = (small_floats(part, exponent_bits, mantissa_bits) for part in Turns().each(slices, len))
-        return b"".join(struct.pack(f"{order}{len(part)}{letter}", *part) for part in codes)
+        packed = []
+        for start in range(0, len(numbers), SLICE):
+            codes = small_floats(numbers[start : start + SLICE], exponent_bits, mantissa_bits)
+            packed.append(struct.pack(f"{order}{len(codes)}{letter}", *codes))
+            pace()
+        return b"".join(packed)
 
     return pack
 

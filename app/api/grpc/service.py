@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Callable, Sequence
 from itertools import chain
 
@@ -15,14 +14,13 @@ from app.api.grpc.messages import SERVICE, answer, engine, read
 from app.api.grpc.standard import HEALTH, REFLECTIONS, health_methods, reflection_methods, unimplemented
 from app.api.grpc.tokenizer import tokenizer_method
 from app.api.identity import ResponseMeta
-from app.api.pooling.places import enter, of_inputs, prompt_ids, take_places
 from app.api.pooling.routes import EMBEDDINGS, served_routes
+from app.api.pooling.runner import PoolingRunner
 from app.http.context import RequestContext
 from app.http.errors import bad_request
 from app.http.rpc import RpcMethod, RpcResponse, RpcService
 from app.kvcache.event_sender import EventSender
 from app.pooling.model import PoolingModel
-from app.pooling.numbers import Turns
 from app.protocol.pooling import EmbeddingRequest
 from app.protocol.validation.generation import check_prompt_length
 from config.settings import ModelSettings
@@ -33,7 +31,8 @@ def embed_method(frontend: Frontend, settings: ModelSettings) -> RpcMethod:
     path = f"/{SERVICE}/Embed"
     if EMBEDDINGS not in served_routes(settings):
         return unimplemented(path, "This model does not embed: that needs --task embed.")
-    model = PoolingModel(settings.default_embedding_dimensions, 1, frontend.tokenizer)
+    runner = PoolingRunner(frontend)
+    model = PoolingModel(settings.default_embedding_dimensions, 1, frontend.tokenizer, runner.pace)
 
     def embed(context: RequestContext) -> RpcResponse:
         """The vector that POST /v1/embeddings gives for the same tokens."""
@@ -42,19 +41,15 @@ def embed_method(frontend: Frontend, settings: ModelSettings) -> RpcMethod:
         if not given:
             raise bad_request("tokenized input is needed", "tokenized")
         check_prompt_length(len(given), frontend.limits.max_model_len)
-        asked = EmbeddingRequest(input=list(given), request_id=message.request_id)
-        name = enter(frontend, asked)
-        inputs = prompt_ids(frontend, asked)
-        meta = ResponseMeta(
-            message.request_id or frontend.identity.fresh_id(), frontend.identity.now_s(), name, ""
-        )
-        scripted = of_inputs(frontend, asked, inputs, "embedding", name, context)
-        take_places(frontend, context, asked, meta, 1, inputs.__getitem__, scripted)
-        vector = scripted.vector(0)
-        if not isinstance(vector, array):
-            text = frontend.tokenizer.decode(inputs[0]) if vector is None else vector
-            vector = model.embed(text, None, Turns())
-        found = engine.EmbedResponse(prompt_tokens=scripted.tokens(len(inputs[0])), embedding_dim=len(vector))
+        request = EmbeddingRequest(input=list(given), request_id=message.request_id)
+        name = runner.admit(request)
+        inputs = runner.inputs(request)
+        request_id = message.request_id or frontend.identity.fresh_id()
+        meta = ResponseMeta(request_id, frontend.identity.now_s(), name, "")
+        job = runner.run(context, request, inputs, meta, "embedding")
+        scripted = job.scripted.vector(0)
+        vector = model.vector(frontend.tokenizer.decode(inputs[0]) if scripted is None else scripted, None)
+        found = engine.EmbedResponse(prompt_tokens=job.prompt_tokens, embedding_dim=len(vector))
         found.embedding.extend(vector)
         return answer(found)
 

@@ -7,19 +7,18 @@ from array import array
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec import UNSET, Raw
 
-from app.api.frontend import Frontend
-from app.api.identity import ResponseMeta
-from app.api.pooling.places import struck
-from app.api.pooling.writer import Pooled, check_size
+from app.api.pooling.runner import PoolingJob, PoolingRunner
+from app.api.pooling.writer import Pooled
+from app.faults.damage import damage
+from app.faults.injector import fault_of
 from app.http.context import RequestContext
 from app.http.errors import bad_request
 from app.http.response import Response, json_response
 from app.http.route import Handler
-from app.pooling.numbers import Turns, packing
+from app.pooling.numbers import packing
 from app.protocol.common import encode
 from app.protocol.pooling import (
     ApiVersion,
@@ -35,42 +34,39 @@ from app.tokenization import TokenizerError
 INSTRUCTION_FILES = (("config.json", "task_instructions"), ("config_sentence_transformers.json", "prompts"))
 """Where a model's folder has the instructions of its input types, in vLLM's order."""
 
-
-class Embedded(NamedTuple):
-    """Vectors, and the tokens of the longest input."""
-
-    meta: ResponseMeta
-    pooled: Pooled
-    longest: int
+Embed = Callable[[EmbeddingRequest, RequestContext], tuple[PoolingJob, Pooled]]
 
 
-Embed = Callable[[EmbeddingRequest, RequestContext], Embedded | Response]
-
-
-def cohere_embeddings(frontend: Frontend, embed: Embed, model: str) -> Handler:
-    """The view of /v2/embed."""
-    instructions = task_instructions(Path(model))
+def cohere_embeddings(runner: PoolingRunner, embed: Embed, model: str) -> Handler:
+    """The handler of /v2/embed."""
+    frontend, instructions = runner.frontend, task_instructions(Path(model))
 
     def create_cohere_embeddings(context: RequestContext) -> Response:
         """A vector for each text, image or mixed input, in every form that is asked for."""
-        asked = frontend.decode(context, CohereEmbedRequest)
-        frontend.models.resolve(asked.model)
-        instruction = _instruction(instructions, asked.input_type)
-        has_template = bool(instruction) and _has_template(frontend)
-        made = embed(asked.as_embedding(instruction, has_template), context)
-        if isinstance(made, Response):
-            return made
-        most = asked.max_tokens
-        if asked.truncate == "NONE" and most is not None and made.longest > most:
-            raise bad_request(f"an input of {made.longest} tokens is longer than max_tokens={most}")
-        answer = _answer(asked, made.meta, made.pooled)
-        return struck(json_response(answer, 200, frontend.responder.headers), context)
+        request = frontend.decode(context, CohereEmbedRequest)
+        frontend.models.resolve(request.model)
+        instruction = _instruction(instructions, request.input_type)
+        renders = bool(instruction) and _renders_chats(runner)
+        job, pooled = embed(request.as_embedding(instruction, renders), context)
+        most, longest = request.max_tokens, max(map(len, job.inputs))
+        if request.truncate == "NONE" and most is not None and longest > most:
+            raise bad_request(f"an input of {longest} tokens is longer than max_tokens={most}")
+        pooled.check_size()
+        vectors = [row for rows in pooled.inputs for row in rows]
+        images = pooled.tokens if request.has_images else 0
+        answer = CohereEmbedResponse(
+            id=job.meta.id,
+            embeddings=_by_type(vectors, request.embedding_types or ["float"], runner),
+            texts=UNSET if request.texts is None else request.texts,
+            meta=CohereMeta(ApiVersion(), BilledUnits(pooled.tokens - images, images)),
+        )
+        return damage(json_response(answer, 200, frontend.responder.headers), fault_of(context), context)
 
     return create_cohere_embeddings
 
 
 def task_instructions(folder: Path) -> Mapping[str, str] | None:
-    """The instruction of each input type that a model's folder names; None when it is not here."""
+    """The instruction of each input type that a model's folder names; None without the folder."""
     if not folder.is_dir():
         return None
     for name, key in INSTRUCTION_FILES:
@@ -84,7 +80,7 @@ def task_instructions(folder: Path) -> Mapping[str, str] | None:
 
 
 def _instruction(known: Mapping[str, str] | None, input_type: str | None) -> str:
-    """What goes in front of an input. A model whose files are not here takes every input type."""
+    """The text in front of an input. A model whose files are not here takes every input type."""
     if input_type is None or known is None:
         return ""
     if input_type not in known:
@@ -93,38 +89,24 @@ def _instruction(known: Mapping[str, str] | None, input_type: str | None) -> str
     return known[input_type]
 
 
-def _has_template(frontend: Frontend) -> bool:
+def _renders_chats(runner: PoolingRunner) -> bool:
     try:
-        frontend.tokenizer.render_chat([{"role": "user", "content": "x"}])
+        runner.frontend.tokenizer.render_chat([{"role": "user", "content": "x"}])
     except TokenizerError:
         return False
     return True
 
 
-def _answer(asked: CohereEmbedRequest, meta: ResponseMeta, pooled: Pooled) -> CohereEmbedResponse:
-    check_size(pooled)
-    turns = Turns()
-    vectors = [row for rows in pooled.inputs for row in turns.each(rows, len)]
-    images = pooled.tokens if asked.has_images else 0
-    return CohereEmbedResponse(
-        id=meta.id,
-        embeddings=_typed(vectors, asked.embedding_types or ["float"], turns),
-        texts=UNSET if asked.texts is None else asked.texts,
-        meta=CohereMeta(ApiVersion(), BilledUnits(pooled.tokens - images, images)),
-    )
-
-
-def _typed(vectors: Sequence[array[float]], kinds: Sequence[str], turns: Turns) -> EmbeddingsByType:
-    made = EmbeddingsByType()
-    pack = packing("float32", "little")
+def _by_type(
+    vectors: Sequence[array[float]], kinds: Sequence[str], runner: PoolingRunner
+) -> EmbeddingsByType:
+    made, pack = EmbeddingsByType(), packing("float32", "little", runner.pace)
     if "float" in kinds:
-        made.float_ = Raw(
-            b"[" + b",".join(encode(vector.tolist()) for vector in turns.each(vectors, len)) + b"]"
-        )
+        made.float_ = Raw(b"[" + b",".join(encode(row.tolist()) for row in runner.paced(vectors)) + b"]")
     if "base64" in kinds:
-        made.base64 = [b64encode(pack(vector)).decode() for vector in turns.each(vectors, len)]
+        made.base64 = [b64encode(pack(row)).decode() for row in runner.paced(vectors)]
     if "binary" in kinds or "ubinary" in kinds:
-        packed = [_signs(vector) for vector in turns.each(vectors, len)]
+        packed = [_signs(row) for row in runner.paced(vectors)]
         made.ubinary = packed if "ubinary" in kinds else UNSET
         made.binary = [[byte - 128 for byte in row] for row in packed] if "binary" in kinds else UNSET
     return made

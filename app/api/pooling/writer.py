@@ -1,4 +1,4 @@
-"""Answers of many items: made in turns, and sent on while they are made when they are large."""
+"""Answers of many items: made in turns with other requests, and sent while they are made when large."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.api.identity import ResponseMeta
 from app.api.pieces import HOLE, blocks, template
 from app.http.errors import bad_request
 from app.http.response import JSON, Response
-from app.pooling.numbers import BYTES, Turns, packing
+from app.pooling.numbers import BYTES, packing
 from app.protocol.common import Usage, encode
 from app.protocol.pooling import BytesMetadata, EncodedNumbers, EncodedRequest, ItemList, PromptUsage
 
@@ -28,7 +28,6 @@ WHOLE = 2**19
 
 Shape = tuple[int, ...]
 Rows = Iterable["array[float]"]
-Write = Callable[[Rows, Shape], Iterator[bytes]]
 
 
 class ItemForm(NamedTuple):
@@ -39,50 +38,59 @@ class ItemForm(NamedTuple):
 
 
 class Pooled(NamedTuple):
-    """Rows of numbers for each input, made as they are asked for; the rest is known before."""
+    """Rows of numbers for each input, computed as they are read; shapes and tokens are known before."""
 
     inputs: Iterable[Rows]
     shapes: Sequence[Shape]
     tokens: int
 
+    def check_size(self) -> int:
+        """Returns how many numbers there are. ApiError 400 for more than one answer holds."""
+        numbers = sum(map(math.prod, self.shapes))
+        if numbers > MOST_NUMBERS:
+            raise bad_request(f"the answer would have {numbers} numbers, more than {MOST_NUMBERS}")
+        return numbers
+
 
 def list_reply(
-    head: ResponseMeta, items: Iterable[bytes], tokens: int, headers: Mapping[str, str]
+    meta: ResponseMeta, items: Iterable[object], tokens: int, headers: Mapping[str, str]
 ) -> Response:
-    """The list of `items`, each JSON already, for prompts of `tokens` tokens."""
-    return Response(b"".join(_list(head, items, tokens)), 200, headers, content_type=JSON)
+    """The list of `items`, for prompts of `tokens` tokens."""
+    pieces = (b"," * bool(index) + encode(item) for index, item in enumerate(items))
+    return Response(b"".join(_list(meta, pieces, tokens)), 200, headers, content_type=JSON)
 
 
 def vector_reply(
-    asked: EncodedRequest, head: ResponseMeta, form: ItemForm, pooled: Pooled, headers: Mapping[str, str]
+    request: EncodedRequest,
+    meta: ResponseMeta,
+    form: ItemForm,
+    pooled: Pooled,
+    headers: Mapping[str, str],
+    pace: Callable[[], None],
 ) -> Response:
     """The numbers in the encoding that the request names. ApiError 400 for more than one answer holds."""
-    numbers = check_size(pooled)
-    turns = Turns()
-    inputs = (turns.each(rows, len) for rows in pooled.inputs)
-    if asked.encoding_format in ("float", "base64"):
-        pieces, content_type = _list(head, _items(asked, form, inputs, pooled.shapes), pooled.tokens), JSON
+    numbers = pooled.check_size()
+    pack, content_type = packing(request.embed_dtype, request.endianness, pace), OCTETS
+    if request.encoding_format == "float":
+        pieces, content_type = _list(meta, _items(form, pooled, _floats), pooled.tokens), JSON
+    elif request.encoding_format == "base64":
+
+        def base64(rows: Rows, shape: Shape) -> Iterator[bytes]:
+            yield b'"%b"' % b64encode(b"".join(map(pack, rows)))
+
+        pieces, content_type = _list(meta, _items(form, pooled, base64), pooled.tokens), JSON
     else:
-        pack = packing(asked.embed_dtype, asked.endianness)
-        pieces, content_type = (pack(row) for rows in inputs for row in rows), OCTETS
-    if asked.encoding_format == "bytes":
-        headers = {**headers, "metadata": _metadata(asked, head, pooled)}
+        pieces = (pack(row) for rows in pooled.inputs for row in rows)
+    if request.encoding_format == "bytes":
+        headers = {**headers, "metadata": _metadata(request, meta, pooled)}
     body = b"".join(pieces) if numbers <= WHOLE else blocks(pieces)
     return Response(body, 200, headers, content_type=content_type)
 
 
-def check_size(pooled: Pooled) -> int:
-    """How many numbers there are. ApiError 400 for more than one answer holds."""
-    numbers = sum(map(math.prod, pooled.shapes))
-    if numbers > MOST_NUMBERS:
-        raise bad_request(f"the answer would have {numbers} numbers, more than {MOST_NUMBERS}")
-    return numbers
-
-
-def _list(head: ResponseMeta, items: Iterable[bytes], tokens: int) -> Iterator[bytes]:
+def _list(meta: ResponseMeta, items: Iterable[bytes], tokens: int) -> Iterator[bytes]:
     usage = Usage(tokens, tokens, 0, None, None)
     begin, end = template(
-        ItemList(id=head.id, created=head.created, model=head.model, data=HOLE, usage=usage)
+        ItemList(id=meta.id, created=meta.created, model=meta.model, data=HOLE, usage=usage)
     )
     yield begin + b"["
     yield from items
@@ -90,26 +98,14 @@ def _list(head: ResponseMeta, items: Iterable[bytes], tokens: int) -> Iterator[b
 
 
 def _items(
-    asked: EncodedRequest, form: ItemForm, inputs: Iterable[Rows], shapes: Sequence[Shape]
+    form: ItemForm, pooled: Pooled, write: Callable[[Rows, Shape], Iterator[bytes]]
 ) -> Iterator[bytes]:
     """The JSON of each input, in one piece or several, with the commas between them."""
-    write = _writing(asked)
     kind, field = (name.encode() for name in form)
-    for index, (rows, shape) in enumerate(zip(inputs, shapes, strict=True)):
+    for index, (rows, shape) in enumerate(zip(pooled.inputs, pooled.shapes, strict=True)):
         yield b'%b{"index":%d,"object":"%b","%b":' % (b"," if index else b"", index, kind, field)
         yield from write(rows, shape)
         yield b"}"
-
-
-def _writing(asked: EncodedRequest) -> Write:
-    if asked.encoding_format == "float":
-        return _floats
-    pack = packing(asked.embed_dtype, asked.endianness)
-
-    def base64(rows: Rows, shape: Shape) -> Iterator[bytes]:
-        yield b'"%b"' % b64encode(b"".join(map(pack, rows)))
-
-    return base64
 
 
 def _floats(rows: Rows, shape: Shape) -> Iterator[bytes]:
@@ -119,14 +115,13 @@ def _floats(rows: Rows, shape: Shape) -> Iterator[bytes]:
     yield b"]" * nested
 
 
-def _metadata(asked: EncodedRequest, head: ResponseMeta, pooled: Pooled) -> str:
+def _metadata(request: EncodedRequest, meta: ResponseMeta, pooled: Pooled) -> str:
     """What a body of bytes consists of, for a header: JSON without any character beyond ASCII."""
-    size = BYTES[asked.embed_dtype]
+    size = BYTES[request.embed_dtype]
     places = pairwise(accumulate((size * math.prod(shape) for shape in pooled.shapes), initial=0))
     items = [
-        EncodedNumbers(index, asked.embed_dtype, asked.endianness, start, end, shape)
+        EncodedNumbers(index, request.embed_dtype, request.endianness, start, end, shape)
         for index, ((start, end), shape) in enumerate(zip(places, pooled.shapes, strict=True))
     ]
     usage = PromptUsage(pooled.tokens, pooled.tokens)
-    metadata = BytesMetadata(head.id, head.created, head.model, items, usage)
-    return json.dumps(to_builtins(metadata))
+    return json.dumps(to_builtins(BytesMetadata(meta.id, meta.created, meta.model, items, usage)))
