@@ -299,8 +299,7 @@ def rpc_of(
     publisher: Publisher | None,
 ) -> RpcService:
     """What is answered over gRPC."""
-    from app.api.grpc.information import ServerFacts  # and protobuf, which other servers do without
-    from app.api.grpc.service import rpc_service
+    from app.api.grpc.service import ServerFacts, rpc_service  # and protobuf, which others do without
 
     facts = ServerFacts(
         lambda: components.settings,

@@ -45,62 +45,55 @@ MODALITIES = ("image", "image", "audio", "video")
 LONGEST_SALT = 1024
 
 
-def asked_of(message: Any, prompt: str | list[int], max_model_len: int) -> CompletionRequest:
-    """The same, of `prompt`. ApiError 400 for a field that makes no sense, or that nothing here can do."""
+SAME = (
+    *("top_k", "min_p", "frequency_penalty", "presence_penalty", "min_tokens", "skip_special_tokens"),
+    *("spaces_between_special_tokens", "ignore_eos", "include_stop_str_in_output"),
+)
+"""Fields of `SamplingParams` that a completion has by the same names."""
+ONE_UNLESS_SET = ("n", "top_p", "repetition_penalty")
+"""Fields that are 1 where a message leaves them out, or has 0."""
+OPTIONAL: Mapping[str, float | None] = {
+    **{"temperature": 1.0, "logprobs": None, "prompt_logprobs": None},
+    **{"seed": None, "truncate_prompt_tokens": None, "max_tokens": None},
+}
+"""Fields that know whether they are set, and what they are otherwise."""
+
+
+def completion_of(message: Any, prompt: str | list[int], max_model_len: int) -> CompletionRequest:
+    """A message as a completion of `prompt`. ApiError 400 for a field that is wrong, or not served."""
     at = message.sampling_params
-    room = max_model_len
-    if isinstance(prompt, list) and not at.HasField("truncate_prompt_tokens"):
-        room -= len(prompt)
-    most = at.max_tokens if at.HasField("max_tokens") else room
-    if most < 1:
-        raise bad_request(f"max_tokens must be at least 1, got {most}", "max_tokens")
+    given: dict[str, Any] = {name: getattr(at, name) for name in SAME}
+    given |= {name: getattr(at, name) or 1 for name in ONE_UNLESS_SET}
+    given |= {name: getattr(at, name) if at.HasField(name) else usual for name, usual in OPTIONAL.items()}
+    if given["max_tokens"] is None:
+        is_whole = isinstance(prompt, list) and given["truncate_prompt_tokens"] is None
+        given["max_tokens"] = max_model_len - (len(prompt) if is_whole else 0)
+    if given["max_tokens"] < 1:
+        raise bad_request(f"max_tokens must be at least 1, got {given['max_tokens']}", "max_tokens")
     if len(at.stop) > MAX_STOP_STRINGS:
         raise bad_request(f"stop has {len(at.stop)} texts, at most {MAX_STOP_STRINGS} are possible", "stop")
-    asked = CompletionRequest(
-        prompt=prompt,  # type: ignore[arg-type]  # a list is invariant
-        max_tokens=most,
-        n=at.n or 1,
-        temperature=at.temperature if at.HasField("temperature") else 1.0,
-        top_p=at.top_p or 1.0,
-        top_k=at.top_k,
-        min_p=at.min_p,
-        frequency_penalty=at.frequency_penalty,
-        presence_penalty=at.presence_penalty,
-        repetition_penalty=at.repetition_penalty or 1.0,
-        min_tokens=at.min_tokens,
-        stop=list(at.stop),
-        stop_token_ids=list(at.stop_token_ids),
-        skip_special_tokens=at.skip_special_tokens,
-        spaces_between_special_tokens=at.spaces_between_special_tokens,
-        ignore_eos=at.ignore_eos,
-        logprobs=at.logprobs if at.HasField("logprobs") else None,
-        prompt_logprobs=at.prompt_logprobs if at.HasField("prompt_logprobs") else None,
-        seed=at.seed if at.HasField("seed") else None,
-        include_stop_str_in_output=at.include_stop_str_in_output,
-        logit_bias={str(token): bias for token, bias in at.logit_bias.items()} or None,
-        truncate_prompt_tokens=_truncation(at),
-        structured_outputs=_constraint(at),
-        stream=message.stream,
-        request_id=message.request_id,
-        kv_transfer_params=transfer_of(message),
-    )
+    if (given["truncate_prompt_tokens"] or 0) < -1:
+        raise bad_request("truncate_prompt_tokens must be at least -1", "truncate_prompt_tokens")
     if any(map(isnan, at.logit_bias.values())):
         raise bad_request("logit_bias has a value that is no number", "logit_bias")
     for name in ("logprobs", "prompt_logprobs"):
-        rules.check_number(name, getattr(asked, name))
-        if (getattr(asked, name) or 0) < -1:
+        rules.check_number(name, given[name])
+        if (given[name] or 0) < -1:
             raise bad_request(f"{name} must be 0 or more, or -1", name)
-    if asked.structured_outputs is not None:
-        rules.check_structural_tag(asked.structured_outputs)
-    return asked
-
-
-def _truncation(at: Any) -> int | None:
-    if not at.HasField("truncate_prompt_tokens"):
-        return None
-    if at.truncate_prompt_tokens < -1:
-        raise bad_request("truncate_prompt_tokens must be at least -1", "truncate_prompt_tokens")
-    return int(at.truncate_prompt_tokens)
+    form = _constraint(at)
+    if form is not None:
+        rules.check_structural_tag(form)
+    return CompletionRequest(
+        prompt=prompt,  # type: ignore[arg-type]  # a list is invariant
+        stop=list(at.stop),
+        stop_token_ids=list(at.stop_token_ids),
+        logit_bias={str(token): bias for token, bias in at.logit_bias.items()} or None,
+        structured_outputs=form,
+        stream=message.stream,
+        request_id=message.request_id,
+        kv_transfer_params=transfer_of(message),
+        **given,
+    )
 
 
 def _constraint(at: Any) -> StructuredOutputs | None:
@@ -110,9 +103,7 @@ def _constraint(at: Any) -> StructuredOutputs | None:
         return None
     if name == "choice":
         return StructuredOutputs(choice=list(at.choice.choices))
-    if name == "json_schema":
-        return StructuredOutputs(json=at.json_schema)
-    return StructuredOutputs(**{name: getattr(at, name)})
+    return StructuredOutputs(**{"json" if name == "json_schema" else name: getattr(at, name)})
 
 
 def transfer_of(message: Any) -> JsonObject | None:
@@ -295,18 +286,18 @@ def generate_method(frontend: Frontend) -> RpcMethod:
         if kind is None or kind == "tokenized" and not message.tokenized.input_ids:
             raise bad_request("a prompt is needed: tokenized, or text", "input")
         given: str | list[int] = message.text if kind == "text" else _ids(message, frontend)
-        asked = asked_of(message, given, frontend.limits.max_model_len)
-        accepted = frontend.admit(asked, context)
+        request = completion_of(message, given, frontend.limits.max_model_len)
+        accepted = frontend.admit(request, context)
         if message.HasField("data_parallel_rank") and message.data_parallel_rank != frontend.rank:
             text = f"data_parallel_rank is {message.data_parallel_rank}, but this is rank {frontend.rank}."
             raise bad_request(text, "data_parallel_rank")
         if isinstance(given, str):
             features_of(message, 0)
             frontend.check_text(given)
-            ids = frontend.fit(asked, frontend.tokenizer.encode(given, True))
+            ids = frontend.fit(request, frontend.tokenizer.encode(given, True))
             prompt = Prompt(ids, given, (("user", given),) if frontend.keeps_turns else ())
         else:
-            ids = frontend.fit(asked, given)
+            ids = frontend.fit(request, given)
             prompt = Prompt(ids, frontend.tokenizer.decode(ids, False), (), features_of(message, len(ids)))
         request_id = message.request_id or frontend.identity.fresh_id()
         meta = ResponseMeta(request_id, frontend.identity.now_s(), accepted.model, "")
@@ -314,10 +305,10 @@ def generate_method(frontend: Frontend) -> RpcMethod:
             accepted.n,
             len(ids),
             message.stream,
-            asked.logprobs,
-            asked.prompt_logprobs,
+            request.logprobs,
+            request.prompt_logprobs,
             ids,
-            address_of(asked, frontend.identity, meta, len(ids)),
+            address_of(request, frontend.identity, meta, len(ids)),
         )
         response = frontend.submit(accepted, meta, [prompt], writer, context, responder=responder)
         return cast(RpcResponse, response)

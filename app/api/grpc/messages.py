@@ -6,7 +6,7 @@ They are made by protoc: their fields have no types that a checker would know.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
@@ -107,12 +107,6 @@ common: Any = common_pb2
 SERVICE = "vllm.grpc.engine.VllmEngine"
 
 
-class Message(Protocol):
-    """Any message."""
-
-    def SerializeToString(self) -> bytes: ...
-
-
 def read(context: RequestContext, kind: Any, most_tokens: int = 0) -> Any:
     """The message in the body, of type `kind`. ApiError 400 for what is none, or has too much in it.
 
@@ -126,9 +120,14 @@ def read(context: RequestContext, kind: Any, most_tokens: int = 0) -> Any:
         raise bad_request(f"The message is no {kind.DESCRIPTOR.full_name}.") from None
 
 
-def answer(message: Message) -> RpcResponse:
+def framed_message(message: Any) -> bytes:
+    """A message as bytes, behind their length."""
+    return framed(message.SerializeToString())
+
+
+def answer(message: Any) -> RpcResponse:
     """A call's only message."""
-    return RpcResponse(framed(message.SerializeToString()))
+    return RpcResponse(framed_message(message))
 
 
 def varint(number: int) -> bytes:
