@@ -195,7 +195,6 @@ class AdapterMemory:
         self._use(name)
 
     def drop(self, name: str) -> None:
-        """Forget the adapter."""
         self._cpu.pop(name, None)
         self._gpu.pop(name, None)
 

@@ -20,15 +20,11 @@ from app.protocol.decoding import check_content_type, decode, decode_query, read
 
 
 class SleepQuery(Struct):
-    """The query of POST /sleep."""
-
     level: Annotated[int, Meta(ge=0, le=DEEPEST_SLEEP)] = 1
     mode: PauseMode = "abort"
 
 
 class PauseQuery(Struct):
-    """The query of POST /pause."""
-
     mode: PauseMode = "abort"
     clear_cache: bool = True
 
@@ -42,8 +38,6 @@ class ResetQuery(Struct):
 
 
 class InfoQuery(Struct):
-    """The query of GET /server_info."""
-
     config_format: Literal["text", "json"] = "text"
 
 

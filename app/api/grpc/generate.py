@@ -226,20 +226,17 @@ class DamagedMessages(EventStream):
     def __init__(self, writer: GenerateWriter, choices: int, damage: Damage) -> None:
         super().__init__(writer, choices)
         self._rule, self._damage = damage, MessageDamage(damage)
-        writer.damage = self._damage
+        writer.damage = self._damage.applied
 
     @property
     def was_damaged(self) -> bool:  # type: ignore[override]
-        """It has come to that."""
         return self._damage.was_damaged
 
     @property
     def is_cut_off(self) -> bool:
-        """The end is missing."""
         return self.was_damaged and not isinstance(self._rule, MalformedChunkRule)
 
     def emit(self, output: EngineOutput) -> TakeToken | None:
-        """Take an output; none by itself."""
         super().emit(output)
         transport = self.transport
         if self._damage.is_over and self.unfinished and transport is not None and not transport.lags:
@@ -250,7 +247,6 @@ class DamagedMessages(EventStream):
         return None
 
     def next_slice(self) -> tuple[bytes, bool, bool]:
-        """See `EventStream`."""
         data, more, last = super().next_slice()
         if not self._damage.is_over:
             return data, more, last
@@ -359,8 +355,6 @@ class RpcResponder(Responder):
 
 
 class MessageStream(EventStream):
-    """An `EventStream` of messages."""
-
     __slots__ = ()
 
     def emit(self, output: EngineOutput) -> TakeToken | None:
@@ -383,7 +377,6 @@ class PlainMessages:
         self._stream, self._index, self._heads, self._tail, self._choice = stream, index, heads, tail, choice
 
     def take(self, text: str, token_id: int, at_s: float) -> None:
-        """See `TakeToken`."""
         stream = self._stream
         transport = stream.transport
         if transport is None or transport.lags or not stream.unfinished:

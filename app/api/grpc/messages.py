@@ -50,7 +50,6 @@ class _Scan:
         self._others = self._tokens = 0
 
     def look(self, at: int, end: int, fields: Fields) -> None:
-        """At the fields from `at` to `end`."""
         while at < end:
             begin = at
             tag, at = self._number(at)

@@ -177,7 +177,6 @@ class ServerFacts:
 
 
 def embed_method(frontend: Frontend, settings: ModelSettings) -> RpcMethod:
-    """The method, which only a model that embeds has."""
     path = f"/{SERVICE}/Embed"
     if EMBEDDINGS not in served_routes(settings):
         return unimplemented(path, "This model does not embed: that needs --task embed.")

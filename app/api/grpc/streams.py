@@ -145,7 +145,6 @@ class EventBatches(StreamingBody):
         return data, bool(self._waiting), False
 
     def leave(self) -> None:
-        """The client has gone."""
         self.close()
 
     def close(self) -> None:
@@ -276,7 +275,6 @@ class Archive(StreamingBody):
         transport.lag()
 
     def next_slice(self) -> tuple[bytes, bool, bool]:
-        """The next chunk; see `StreamSource`."""
         part = self._data[self._at : self._at + CHUNK_BYTES]
         self._at += len(part)
         last = self._at >= len(self._data)
@@ -285,7 +283,6 @@ class Archive(StreamingBody):
         return data, not last, last
 
     def leave(self) -> None:
-        """The client has gone."""
         self._data = b""
 
 

@@ -6,8 +6,8 @@ have protobuf make it takes several times as long.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -31,13 +31,6 @@ LONGEST_VARINT = 5
 PlainParts: TypeAlias = tuple[Sequence[bytes], bytes, ChoiceState]
 
 
-class Alters(Protocol):
-    """Has messages go wrong on purpose."""
-
-    def applied(self, data: bytes) -> bytes:
-        """What leaves instead of these messages."""
-
-
 class GenerateWriter(ResponseWriter):
     """Writes the answer to one call. `outcome` becomes an error's when a choice breaks.
 
@@ -56,7 +49,8 @@ class GenerateWriter(ResponseWriter):
     ) -> None:
         super().__init__(choices)
         self.outcome = RpcOutcome()
-        self.damage: Alters | None = None
+        self.damage: Callable[[bytes], bytes] | None = None
+        """Alters messages on purpose."""
         self._prompt_tokens, self._stream = prompt_tokens, stream
         self._logprobs, self._prompt_logprobs = logprobs, prompt_logprobs
         self._prompt_ids, self._transfer = prompt_ids, transfer
@@ -72,7 +66,7 @@ class GenerateWriter(ResponseWriter):
     def chunk(self, output: EngineOutput) -> bytes:
         if type(output) is Tokens:
             data = self._stream_of(output) if self._stream else self._whole_of(output)
-            return data if self.damage is None else self.damage.applied(data)
+            return data if self.damage is None else self.damage(data)
         if type(output) is Started:
             self.take(output)
             return b""
@@ -98,7 +92,6 @@ class GenerateWriter(ResponseWriter):
         return b""
 
     def whole(self, holes: object) -> msgspec.Struct:
-        """There is no answer but in messages."""
         raise NotImplementedError
 
     # A stream.

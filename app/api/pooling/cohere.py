@@ -38,7 +38,6 @@ Embed = Callable[[EmbeddingRequest, RequestContext], tuple[PoolingJob, Pooled]]
 
 
 def cohere_embeddings(runner: PoolingRunner, embed: Embed, model: str) -> Handler:
-    """The handler of /v2/embed."""
     frontend, instructions = runner.frontend, task_instructions(Path(model))
 
     def create_cohere_embeddings(context: RequestContext) -> Response:

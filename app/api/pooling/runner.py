@@ -54,7 +54,6 @@ class Scripted(NamedTuple):
     decisions: Sequence[Decision | None] = ()
 
     def answer(self, index: int) -> Answer | None:
-        """The answer of a script to one input."""
         decision = self.decisions[index] if self.decisions else None
         return None if decision is None else decision.answer
 
@@ -75,7 +74,6 @@ class Scripted(NamedTuple):
         return (*((0, longest),) * bool(longest), *(() if fault is None else fault.delays))
 
     def vector(self, index: int) -> Vector:
-        """The vector of an input."""
         answer = self.answer(index)
         given = None if answer is None else answer.embedding
         return array("f", given) if isinstance(given, tuple) else given
@@ -307,12 +305,10 @@ class PromptQueue:
             raise self._error
 
     def leave(self) -> None:
-        """The client has gone."""
         self._error = CallerLeft()
         self._bell.set()
 
     def abort(self) -> None:
-        """Ends what is not over."""
         for handle in list(self._handles.values()):
             handle.abort()
 
