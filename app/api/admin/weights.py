@@ -33,19 +33,32 @@ def routes(weights: Weights, body: BodyLimits, ranks: int) -> list[Route]:
     def read(context: RequestContext, kind: type[T]) -> T:
         return decode_embedded(body.read(context), context.content_type, kind)
 
-    def step(
-        path: str, about: str, message: str, take: Callable[[], None], kind: type[Request] | None = None
-    ) -> Route:
-        """A step of a transfer; of a body of this `kind` nothing but its form matters."""
+    def init_weight_transfer_engine(context: RequestContext) -> Response:
+        """Begin to take weights from a trainer."""
+        read(context, InitTransferRequest)
+        weights.connect()
+        return json_response({"message": "Weight transfer initialized"})
 
-        def handle(context: RequestContext) -> Response:
-            if kind is not None:
-                read(context, kind)
-            take()
-            return json_response({"message": message})
+    def shutdown_weight_transfer_engine(context: RequestContext) -> Response:
+        """Take no more weights from a trainer."""
+        weights.disconnect()
+        return json_response({"message": "Weight transfer shut down"})
 
-        handle.__doc__ = about
-        return post(path, handle)
+    def start_weight_update(context: RequestContext) -> Response:
+        """Begin an update."""
+        weights.start()
+        return json_response({"message": "Weight update started"})
+
+    def start_draft_weight_update(context: RequestContext) -> Response:
+        """Begin an update of a draft model."""
+        weights.start_draft()
+        return json_response({"message": "Draft weight update started"})
+
+    def update_weights(context: RequestContext) -> Response:
+        """Take weights."""
+        read(context, UpdateWeightsRequest)
+        weights.update()
+        return json_response({"message": "Weights updated"})
 
     def finish_weight_update(context: RequestContext) -> Response:
         """End an update; the weights have another version then, if one is named."""
@@ -104,27 +117,11 @@ def routes(weights: Weights, body: BodyLimits, ranks: int) -> list[Route]:
         return json_response({"results": [methods[method]()] * weights.devices})
 
     return [
-        step(
-            "/init_weight_transfer_engine",
-            "Begin to take weights from a trainer.",
-            "Weight transfer initialized",
-            weights.connect,
-            InitTransferRequest,
-        ),
-        step(
-            "/shutdown_weight_transfer_engine",
-            "Take no more weights from a trainer.",
-            "Weight transfer shut down",
-            weights.disconnect,
-        ),
-        step("/start_weight_update", "Begin an update.", "Weight update started", weights.start),
-        step(
-            "/start_draft_weight_update",
-            "Begin an update of a draft model.",
-            "Draft weight update started",
-            weights.start_draft,
-        ),
-        step("/update_weights", "Take weights.", "Weights updated", weights.update, UpdateWeightsRequest),
+        post("/init_weight_transfer_engine", init_weight_transfer_engine),
+        post("/shutdown_weight_transfer_engine", shutdown_weight_transfer_engine),
+        post("/start_weight_update", start_weight_update),
+        post("/start_draft_weight_update", start_draft_weight_update),
+        post("/update_weights", update_weights),
         post("/finish_weight_update", finish_weight_update),
         post("/update_weight_version", update_weight_version),
         get("/weight_info", weight_info),
