@@ -59,7 +59,7 @@ def unimplemented(path: str, text: str) -> RpcMethod:
     return RpcMethod(path, handle)
 
 
-class Places:
+class StreamLimit:
     """Room for `most` streams of one kind at a time."""
 
     def __init__(self, most: int, kind: str) -> None:
@@ -85,7 +85,7 @@ def events_method(publisher: EventSender | None) -> RpcMethod:
     path = f"/{SERVICE}/SubscribeKvEvents"
     if publisher is None:
         return unimplemented(path, NO_EVENTS)
-    subscribers = Places(MOST_SUBSCRIBERS, "subscribers")
+    subscribers = StreamLimit(MOST_SUBSCRIBERS, "subscribers")
 
     def subscribe(context: RequestContext) -> RpcResponse:
         """Every batch from now on, numbered as on the ZMQ socket. Older ones are not kept here."""
@@ -288,7 +288,7 @@ class Archive(StreamingBody):
 
 def health_methods(is_ready: Callable[[], bool]) -> list[RpcMethod]:
     """Check and Watch, of the server as a whole ("") and of the engine's service."""
-    watchers = Places(MOST_WATCHERS, "watchers")
+    watchers = StreamLimit(MOST_WATCHERS, "watchers")
 
     def status(service: str) -> int:
         if service not in ("", SERVICE):
