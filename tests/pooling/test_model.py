@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.api.pooling.writer import BYTES, SLICE, packing, small_floats
 from app.pooling.model import TASKS, Bag, PoolingModel, embedding, logit, sigmoid
-from app.pooling.numbers import BYTES, SLICE, packing, small_floats
 from app.tokenization import default_tokenizer
 
 
