@@ -172,7 +172,7 @@ def _operation(route: Route, method: str, told: Operation, schemas: Schemas, mod
     operation: Json = {
         "operationId": f"{method.lower()}{re.sub(r'[^a-z0-9]+', '_', route.path.lower())}".rstrip("_"),
         "summary": (route.handle.__doc__ or "").partition("\n")[0],
-        "parameters": [*map(_path_parameter, _VARIABLE.findall(route.path)), *_query(told)],
+        "parameters": [*map(_path_parameter, _VARIABLE.findall(route.path)), *_query(told, schemas)],
         "responses": _responses(told, schemas),
     }
     if told.body is not None:
@@ -188,8 +188,11 @@ def _path_parameter(name: str) -> Json:
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
-def _query(told: Operation) -> list[Json]:
-    return [{"name": name, "in": "query", "schema": schema} for name, schema in told.query.items()]
+def _query(told: Operation, schemas: Schemas) -> list[Json]:
+    query = told.query
+    if not isinstance(query, Mapping):
+        query = {field.encode_name: field.type for field in msgspec.structs.fields(query)}
+    return [{"name": name, "in": "query", "schema": schemas.of(kind)} for name, kind in query.items()]
 
 
 def _responses(told: Operation, schemas: Schemas) -> Json:
