@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isnan
 from typing import Any, cast
 
@@ -176,27 +176,34 @@ COMPLETE = b"\x12"
 """How a message begins that tells the end of a choice."""
 
 
-class MessageDamage:
-    """Alters the messages of one call, counted from 1. `is_over` says that no more may come."""
+class DamagedMessages(EventStream):
+    """A stream of messages with `damage`, which counts them from 1: the call may end, or break, early."""
 
-    def __init__(self, damage: Damage) -> None:
-        self._damage = damage
-        self._number = 0
-        self.was_damaged = self.is_over = ends_after(damage, 0)
+    __slots__ = ("_damage", "_is_over", "_number", "was_damaged")
 
-    def applied(self, data: bytes) -> bytes:
+    def __init__(self, writer: GenerateWriter, choices: int, damage: Damage) -> None:
+        super().__init__(writer, choices)
+        self._damage, self._number = damage, 0
+        self.was_damaged = self._is_over = ends_after(damage, 0)
+        writer.damage = self._altered
+
+    @property
+    def is_cut_off(self) -> bool:
+        return self.was_damaged and not isinstance(self._damage, MalformedChunkRule)
+
+    def _altered(self, data: bytes) -> bytes:
         """What leaves instead of these messages."""
-        kept = []
-        for message in _messages(data):
-            if self.is_over:
-                break
+        kept, at = [], 0
+        while at < len(data) and not self._is_over:
+            begin = at + PREFIX_BYTES
+            at = begin + int.from_bytes(data[at + 1 : begin], "big")
             self._number += 1
-            kept.append(self._altered(message))
+            kept.append(self._altered_one(data[begin:at]))
             if ends_after(self._damage, self._number):
-                self.was_damaged = self.is_over = True
+                self.was_damaged = self._is_over = True
         return b"".join(kept)
 
-    def _altered(self, message: bytes) -> bytes:
+    def _altered_one(self, message: bytes) -> bytes:
         damage = self._damage
         if isinstance(damage, MalformedChunkRule) and self._number == damage.chunk:
             changed = framed(NO_MESSAGE + message)
@@ -209,64 +216,32 @@ class MessageDamage:
         self.was_damaged = True
         return changed
 
-
-def _messages(data: bytes) -> Iterator[bytes]:
-    at = 0
-    while at < len(data):
-        begin = at + PREFIX_BYTES
-        at = begin + int.from_bytes(data[at + 1 : begin], "big")
-        yield data[begin:at]
-
-
-class DamagedMessages(EventStream):
-    """A stream of messages with `damage`: `writer` is told of it, and the call ends, or breaks, early."""
-
-    __slots__ = ("_damage", "_rule")
-
-    def __init__(self, writer: GenerateWriter, choices: int, damage: Damage) -> None:
-        super().__init__(writer, choices)
-        self._rule, self._damage = damage, MessageDamage(damage)
-        writer.damage = self._damage.applied
-
-    @property
-    def was_damaged(self) -> bool:  # type: ignore[override]
-        return self._damage.was_damaged
-
-    @property
-    def is_cut_off(self) -> bool:
-        return self.was_damaged and not isinstance(self._rule, MalformedChunkRule)
-
     def emit(self, output: EngineOutput) -> TakeToken | None:
         super().emit(output)
         transport = self.transport
-        if self._damage.is_over and self.unfinished and transport is not None and not transport.lags:
+        if self._is_over and self.unfinished and transport is not None and not transport.lags:
             self.unfinished = 0
             if self.handle is not None:
                 self.handle.abort()
-            self._end()
+            if isinstance(self._damage, DisconnectRule):
+                transport.break_off()
+            else:
+                transport.write(b"", True)
         return None
 
     def next_slice(self) -> tuple[bytes, bool, bool]:
         data, more, last = super().next_slice()
-        if not self._damage.is_over:
+        if not self._is_over:
             return data, more, last
         self.unfinished = 0
-        if isinstance(self._rule, DisconnectRule) and self.transport is not None:
+        if isinstance(self._damage, DisconnectRule) and self.transport is not None:
             self.transport.write(data)
             self.transport.break_off()
             return b"", False, False
         return data, False, True
 
-    def _end(self) -> None:
-        if self.transport is None:
-            return
-        if isinstance(self._rule, DisconnectRule):
-            self.transport.break_off()
-        else:
-            self.transport.write(b"", True)
-
     def close(self) -> None:
-        """Whoever is cut off has not left."""
+        """A client that is cut off has not left."""
         super().close()
         self.gone = self.gone and not self.is_cut_off
 
