@@ -296,34 +296,6 @@ class ItemList(Struct, kw_only=True):
     usage: Usage
 
 
-class PromptUsage(Struct):
-    """The tokens of all inputs."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EncodedNumbers(Struct):
-    """Where an input's numbers are in a body of bytes, from byte `start` up to `end`."""
-
-    index: int
-    embed_dtype: str
-    endianness: str
-    start: int
-    end: int
-    shape: tuple[int, ...]
-
-
-class BytesMetadata(Struct):
-    """What a body of bytes consists of."""
-
-    id: str
-    created: int
-    model: str
-    data: Sequence[EncodedNumbers]
-    usage: PromptUsage
-
-
 EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
 
 

@@ -12,14 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from msgspec import to_builtins
-
 from app.api.identity import ResponseMeta
 from app.api.pieces import HOLE, blocks, template
 from app.http.errors import bad_request
 from app.http.response import JSON, Response
 from app.protocol.common import Usage, encode
-from app.protocol.pooling import BytesMetadata, EncodedNumbers, EncodedRequest, ItemList, PromptUsage
+from app.protocol.pooling import EncodedRequest, ItemList
 
 OCTETS = "application/octet-stream"
 MOST_NUMBERS = 2**24
@@ -117,15 +115,26 @@ def _floats(rows: Rows, shape: Shape) -> Iterator[bytes]:
 
 
 def _metadata(request: EncodedRequest, meta: ResponseMeta, pooled: Pooled) -> str:
-    """What a body of bytes consists of, for a header: JSON without any character beyond ASCII."""
-    size = BYTES[request.embed_dtype]
-    places = pairwise(accumulate((size * math.prod(shape) for shape in pooled.shapes), initial=0))
+    """What a body of bytes consists of, for a header: JSON without any character beyond ASCII.
+
+    The numbers of an input are from byte `start` up to `end`.
+    """
+    dtype = request.embed_dtype
+    starts = accumulate((BYTES[dtype] * math.prod(shape) for shape in pooled.shapes), initial=0)
     items = [
-        EncodedNumbers(index, request.embed_dtype, request.endianness, start, end, shape)
-        for index, ((start, end), shape) in enumerate(zip(places, pooled.shapes, strict=True))
+        {
+            "index": index,
+            "embed_dtype": dtype,
+            "endianness": request.endianness,
+            "start": start,
+            "end": end,
+            "shape": shape,
+        }
+        for index, ((start, end), shape) in enumerate(zip(pairwise(starts), pooled.shapes, strict=True))
     ]
-    usage = PromptUsage(pooled.tokens, pooled.tokens)
-    return json.dumps(to_builtins(BytesMetadata(meta.id, meta.created, meta.model, items, usage)))
+    usage = {"prompt_tokens": pooled.tokens, "total_tokens": pooled.tokens}
+    told = {"id": meta.id, "created": meta.created, "model": meta.model, "data": items, "usage": usage}
+    return json.dumps(told)
 
 
 Pack = Callable[["array[float]"], bytes]
