@@ -182,25 +182,6 @@ def test_a_value_of_the_wrong_type_is_named_by_its_path(field: str, value: objec
     )
 
 
-@pytest.mark.parametrize(
-    ("query", "documents", "param"),
-    [
-        ({"content": "no list"}, ["a"], "body.query"),
-        ({"content": [{"type": "smell", "smell": "x"}]}, ["a"], "body.query"),
-        (["a"], ["a"], "body.query"),
-        ("q", [{"content": "no list"}], "body.documents"),
-        ("q", ["a", {}], "body.documents"),
-        ("q", ["a", {"content": [{"type": "text", "text": 5}]}], "body.documents"),
-        ("q", {}, "body.documents"),
-    ],
-)
-def test_what_cannot_be_ranked_is_named(query: object, documents: object, param: str) -> None:
-    body = json.dumps({"query": query, "documents": documents}).encode()
-    with pytest.raises(ApiError) as caught:
-        decode(body, JSON, RerankRequest)
-    assert (caught.value.status, caught.value.param) == (400, param)
-
-
 def test_texts_and_lists_of_parts_can_be_ranked() -> None:
     parts = {"content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]}
     for query, documents in (("q", ["a", parts]), (parts, "a"), (parts, parts)):

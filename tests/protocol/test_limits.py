@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import decode
 from app.protocol.generate import GenerateRequest
 from app.protocol.messages import check_tool_calls, normalize_messages
-from app.protocol.validation import rules
 from app.protocol.validation.generation import (
     GenerationRequest,
     ValidatedRequest,
@@ -418,48 +416,3 @@ def test_what_is_asked_for_by_tokens_is_a_completion_of_the_same() -> None:
     assert completion(extra, kv_transfer_params={"b": 2}).kv_transfer_params == {"b": 2}
     assert completion({}, ignore_eos=True).ignore_eos and completion({"ignore_eos": True}).ignore_eos
     assert completion({}).bad_words == [] and completion({}).max_tokens == 62
-
-
-@pytest.mark.parametrize(
-    ("rule", "good", "bad"),
-    [
-        (rules.check_stream_options, [(None, None), ({}, False), ({"a": 1}, True)], [({"a": 1}, False)]),
-        (rules.check_continuation, [(True, False), (False, True), (False, False)], [(True, True)]),
-        (
-            rules.check_prompt_logprobs,
-            [(None, True), (0, True), (-1, False), (5, False)],
-            [(1, True), (-1, True), (-2, False), (-0.5, False)],
-        ),
-        (rules.check_thinking_budget, [(None,), (-1,), (0,)], [(-2,), (True,), (1.0,), ("1",)]),
-        (rules.check_cache_salt, [(None,), ("x" * 128,)], [("",), (5,), ("a@",), ("/",), ("\\",), ("\0",)]),
-    ],
-)
-def test_rules_of_parsing(rule: Callable[..., None], good: list[Any], bad: list[Any]) -> None:
-    for values in good:
-        rule(*values)
-    for values in bad:
-        assert refused(lambda values=values: rule(*values))[0] == 400  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(
-    ("form", "fits"),
-    [
-        ({"type": "json_schema"}, False),
-        ({"type": "json_schema", "json_schema": {"name": "a"}}, True),
-        ({"type": "structural_tag"}, False),
-        ({"type": "structural_tag", "format": {}}, True),
-        ({"type": "structural_tag", "structures": [], "triggers": []}, True),
-        ({"type": "structural_tag", "structures": [{"begin": "a", "end": "b"}], "triggers": ["a"]}, True),
-        ({"type": "structural_tag", "structures": [{"begin": "a"}], "triggers": ["a"]}, False),
-        ({"type": "structural_tag", "structures": [{"end": "a"}], "triggers": ["a"]}, False),
-        ({"type": "structural_tag", "structures": [], "triggers": [5]}, False),
-        ({"type": "structural_tag", "structures": []}, False),
-        ({"type": "structural_tag", "triggers": []}, False),
-        ({"type": "text"}, True),
-    ],
-)
-def test_forms_of_a_response(form: dict[str, Any], fits: bool) -> None:
-    if fits:
-        rules.check_response_format(form)
-    else:
-        assert refused(lambda: rules.check_response_format(form))[2] == "response_format"
