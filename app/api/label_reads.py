@@ -87,7 +87,7 @@ def label_softmax(logprobs: Sequence[float]) -> list[float]:
 
 
 class LabelWriter(ResponseWriter):
-    """Answers with what `answer` makes of the number of generated tokens. There are no streams."""
+    """Answers with the result of `answer`, given the number of generated tokens. There are no streams."""
 
     def __init__(self, prompts: int, answer: Callable[[int], Struct]) -> None:
         super().__init__(prompts)
@@ -155,7 +155,7 @@ def _check(frontend: Frontend, request: GenerativeScoringRequest) -> None:
 
 
 def _prompts(frontend: Frontend, request: GenerativeScoringRequest) -> list[TokenIds]:
-    """Query and item of each prompt, cut to what leaves room for a token."""
+    """Query and item of each prompt, cut so that a token fits behind them."""
     encode, most = frontend.tokenizer.encode, frontend.limits.max_model_len - 1
     query, made = request.query, []
     if isinstance(query, str):
@@ -224,7 +224,7 @@ def _options(kind: str, criteria: object) -> Sequence[tuple[str, str | None]] | 
 
 
 class LabelTokens(NamedTuple):
-    """The token of each label, and what every prompt has to end with for them to be these."""
+    """The token of each label, and the end that every prompt needs for labels to be these tokens."""
 
     ids: Mapping[str, int]
     tail: TokenIds
@@ -257,7 +257,7 @@ def _may_decide(folder: Path) -> bool:
 
 
 def label_tokens(frontend: Frontend) -> LabelTokens | None:
-    """None where a label is not one token of its own at the beginning of a reply."""
+    """None where a label is not a single distinct token at the beginning of a reply."""
     tokenizer = frontend.tokenizer
     if tokenizer.added_ids is None:
         return None

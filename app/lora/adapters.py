@@ -47,13 +47,13 @@ class Adapter(Struct, frozen=True):
 
 
 class _AdapterConfig(Struct):
-    """What of `adapter_config.json` is looked at."""
+    """The one field of `adapter_config.json` that is read."""
 
     r: int | None = None
 
 
 def rank_of(path: str) -> int | None:
-    """The rank that the adapter's folder tells; None where there is none that does."""
+    """The rank in the adapter's folder; None without one."""
     try:
         content = (Path(path) / "adapter_config.json").read_bytes()
         return msgspec.json.decode(content, type=_AdapterConfig).r
@@ -82,7 +82,7 @@ class LoRARegistry:
         self._watches.append((loaded, unloaded))
 
     def path(self, name: str) -> str:
-        """Where an adapter came from; nothing for one that is not there (any more)."""
+        """The path of an adapter; empty for an unknown or unloaded one."""
         adapter = self._adapters.get(name)
         return adapter.path if adapter is not None else ""
 
@@ -204,7 +204,7 @@ class AdapterMemory:
         self._use(name)
 
     def leave(self, name: str) -> None:
-        """Such a request is over."""
+        """A request with the adapter is over."""
         self._running[name] -= 1
         if not self._running[name]:
             del self._running[name]
@@ -231,8 +231,8 @@ class AdapterMemory:
 class LoRASlots:
     """At most `most` adapters at a time; an idle one makes room for another, the longest idle first.
 
-    `known` says whether an adapter is (still) loaded; one that is not counts as the base model. Their names
-    are those of the registry, which bounds them.
+    `known` is true of an adapter that is (still) loaded; any other counts as the base model. The registry
+    bounds the names.
     """
 
     def __init__(self, most: int, known: Callable[[str], bool], memory: AdapterMemory | None = None) -> None:

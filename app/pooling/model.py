@@ -37,7 +37,7 @@ COMMON = (
     "them then there they this was were what when which who why will with would you your"
 )
 COMMON_WORDS = frozenset(COMMON.split())
-"""These, and words of two letters or one, are in all texts and say little."""
+"""Words of all texts, which weigh little; so do words of two letters or one."""
 WORD_WEIGHT, COMMON_WEIGHT, GRAM_WEIGHT = 20, 4, 11
 ROOTS = 16
 """Weights are counted in so many parts."""
@@ -135,14 +135,14 @@ def _scaled(sums: Sequence[int], blocks: Sequence[Block], unit: bool) -> array[f
 
 
 TASKS = ("embed", "classify", "token_embed", "token_classify")
-"""What a text, or each of its tokens, can be turned into."""
+"""Outputs for a text, or for each of its tokens."""
 LOGIT_RANGE = 8.0
 """Logits, of classes and of pairs, are between -4 and 4."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingModel:
-    """Makes vectors of `dimensions` numbers and tells `classes` classes apart.
+    """Makes vectors of `dimensions` numbers, and probabilities of `classes` classes.
 
     `activation` is a request's `use_activation`. None is the model's own way, which is true: vectors of
     length 1, and probabilities instead of logits.
@@ -185,7 +185,7 @@ class PoolingModel:
                 self.pace()
 
     def shape(self, task: str, tokens: int) -> tuple[int, ...]:
-        """The shape of what `pool` gives for so many tokens."""
+        """The shape of the output of `pool` for so many tokens."""
         width = self.dimensions if task.endswith("embed") else self.classes
         return (tokens, width) if task.startswith("token") else (width,)
 
@@ -222,7 +222,7 @@ class Bag:
 def logit(query: Bag, document: Bag) -> float:
     """How well two texts match: the more tokens they share, the higher, from -4 (none) to 4 (all).
 
-    It is what a cross-encoder would give before its activation.
+    A cross-encoder would give such a number before its activation.
     """
     return LOGIT_RANGE * (query.similarity(document) - 0.5)
 

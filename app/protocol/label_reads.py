@@ -80,7 +80,7 @@ def _questions(value: object) -> dict[str, JsonObject]:
 class DecisionRequest(LabelRequest, kw_only=True):
     """The body of ``POST /v1/systemone``.
 
-    `state` is what the questions are about, a text or any JSON; `questions` maps an id to `type`,
+    `state` is the subject of the questions, a text or any JSON; `questions` maps an id to `type`,
     `instructions` and `criteria`.
     """
 
@@ -130,7 +130,7 @@ class DecisionUsage(Struct):
 
 
 class Diagnostics(Struct):
-    """Probability of all labels together, and whether one of them is the likeliest token."""
+    """Probability of all labels together, and whether a label is the likeliest token."""
 
     label_mass: float
     argmax_is_label: bool

@@ -81,11 +81,11 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str,
         return json_response({"status": "awake" if awake else "sleeping", "tags": tags})
 
     def is_sleeping(context: RequestContext) -> Response:
-        """Whether the model sleeps, which a pause is a kind of."""
+        """True while the model sleeps or is paused."""
         return json_response({"is_sleeping": lifecycle.is_sleeping or lifecycle.paused})
 
     def pause(context: RequestContext) -> Response:
-        """Begin no more requests; mode says what becomes of those that run."""
+        """Begin no more requests; `mode` decides about running requests."""
         query = decode_query(context.query(), PauseQuery)
         with leaving(context.connection) as left:
             lifecycle.pause(query.mode, left, query.clear_cache)
@@ -97,7 +97,7 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str,
         return json_response({"status": "resumed"})
 
     def is_paused(context: RequestContext) -> Response:
-        """Whether requests wait."""
+        """True while new requests have to wait."""
         return json_response({"is_paused": lifecycle.paused})
 
     def reset_prefix_cache(context: RequestContext) -> Response:
@@ -106,7 +106,7 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str,
         return json_response({"success": lifecycle.reset_prefix_cache(query.reset_running_requests)})
 
     def reset_other_cache(context: RequestContext) -> Response:
-        """Forget cached media, of which there are none."""
+        """Succeed: no media are cached here."""
         return Response(b"", 200)
 
     def server_info(context: RequestContext) -> Response:
@@ -185,7 +185,7 @@ def _check_positive(name: str, value: object) -> None:
 
 T = TypeVar("T", bound=Request)
 QUIET = ("check_health", "determine_available_memory", "reload_weights", "sleep", "wake_up", "profile")
-"""Methods of a worker that give nothing back, and whose effect no client sees here."""
+"""Methods of a worker that return nothing and change nothing that a client sees here."""
 
 
 def weight_routes(weights: Weights, body: BodyLimits, ranks: int) -> list[Route]:
@@ -261,7 +261,7 @@ def weight_routes(weights: Weights, body: BodyLimits, ranks: int) -> list[Route]
     }
 
     def collective_rpc(context: RequestContext) -> Response:
-        """What a method of the workers gives back, for each device."""
+        """Call a method of the workers; the answer has a result for each device."""
         asked = read_json(body.read(context))
         if not isinstance(asked, dict):
             raise malformed("the body must be a JSON object")

@@ -56,7 +56,7 @@ OPTIONAL: Mapping[str, float | None] = {
     **{"temperature": 1.0, "logprobs": None, "prompt_logprobs": None},
     **{"seed": None, "truncate_prompt_tokens": None, "max_tokens": None},
 }
-"""Fields that know whether they are set, and what they are otherwise."""
+"""Fields that know whether they are set, with the values that stand for unset ones."""
 
 
 def completion_of(message: Any, prompt: str | list[int], max_model_len: int) -> CompletionRequest:
@@ -107,7 +107,7 @@ def _constraint(at: Any) -> StructuredOutputs | None:
 
 
 def transfer_of(message: Any) -> JsonObject | None:
-    """Where the prompt's cache is, or that it is to be kept for another: JSON, or the older typed field."""
+    """`kv_transfer_params`, from JSON or the older typed field. ApiError 400 for JSON that is no object."""
     if message.HasField("kv_transfer_params_json"):
         try:
             params = msgspec.json.decode(message.kv_transfer_params_json)
@@ -123,9 +123,9 @@ def transfer_of(message: Any) -> JsonObject | None:
 
 
 def features_of(message: Any, tokens: int) -> Features | None:
-    """Images and the like that a gateway has prepared: the hashes by which cached blocks know them.
+    """Hashes and placeholders of media that a gateway has prepared; blocks are cached under the hashes.
 
-    ApiError 400 for media that nobody could fetch here, or that are not where they are said to be.
+    ApiError 400 for media that this server cannot fetch, and for placeholders outside of the prompt.
     """
     if message.HasField("media_refs"):
         raise bad_request("media_refs need a media processor, and this server has none.", "media_refs")
@@ -155,7 +155,7 @@ def features_of(message: Any, tokens: int) -> Features | None:
 
 
 def _names(batch: Any) -> Sequence[str]:
-    """A hash of each item: a gateway that gives none gets those of what it sent."""
+    """A hash of each item. Items without hashes get hashes of the whole batch."""
     if batch.mm_hashes:
         return list(batch.mm_hashes)
     whole = hashlib.sha256(batch.SerializeToString()).hexdigest()
@@ -163,7 +163,7 @@ def _names(batch: Any) -> Sequence[str]:
 
 
 def _check_tensors(batch: Any) -> None:
-    """Tensors are read by nobody here; those that no server of this version could fetch are refused."""
+    """ApiError 400 for tensors in other places, which no server of this version could fetch."""
     tensors: Mapping[str, Any] = batch.model_specific_tensors
     for tensor in (batch.pixel_values, *tensors.values()):
         if tensor.WhichOneof("payload") == "remote":
@@ -173,7 +173,7 @@ def _check_tensors(batch: Any) -> None:
 NO_MESSAGE = b"\xff\xff\xff"
 """No field begins so."""
 COMPLETE = b"\x12"
-"""How a message begins that tells the end of a choice."""
+"""First byte of a message that ends a choice."""
 
 
 class DamagedMessages(EventStream):
@@ -192,7 +192,7 @@ class DamagedMessages(EventStream):
         return self.was_damaged and not isinstance(self._damage, MalformedChunkRule)
 
     def _altered(self, data: bytes) -> bytes:
-        """What leaves instead of these messages."""
+        """The bytes that are sent instead of these messages."""
         kept, at = [], 0
         while at < len(data) and not self._is_over:
             begin = at + PREFIX_BYTES
@@ -325,7 +325,7 @@ class RpcResponder(Responder):
         return response
 
     def broken(self, error: ApiError, writer: ResponseWriter) -> Response:
-        """The status tells it."""
+        """Raises the error, which becomes the status."""
         raise error
 
 

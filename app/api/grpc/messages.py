@@ -17,7 +17,7 @@ from app.http.errors import ApiError, bad_request
 from app.http.rpc import RpcResponse, framed
 
 LONG: Final = 1 << 17
-"""Bytes, of a message, or of all of it but texts, tensors and tokens, that may be whatever they like."""
+"""Bytes of a message beside its texts, tensors and tokens; shorter messages are not looked at."""
 MOST_TOKENS: Final = 1 << 18
 """Of a prompt that is longer than the context and will be cut."""
 VARINT, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5
@@ -35,7 +35,7 @@ LARGE: Final[Mapping[str, Fields]] = {
     "GenerateRequest": {2: TOKENIZED, 3: TEXT, 4: CONSTRAINTS, 7: MEDIA, 11: MEDIA},
     "EmbedRequest": {2: TOKENIZED},
 }
-"""By message, the fields in which much may be: their numbers, and what is in them."""
+"""Large fields of each message, by number, with their contents."""
 
 
 def check_size(data: bytes, name: str, most_tokens: int, within: Slices) -> None:
@@ -107,7 +107,7 @@ SERVICE = "vllm.grpc.engine.VllmEngine"
 
 
 def read(context: RequestContext, kind: Any, most_tokens: int = 0) -> Any:
-    """The message in the body, of type `kind`. ApiError 400 for what is none, or has too much in it.
+    """The message in the body, of type `kind`. ApiError 400 for a message that is broken or too large.
 
     A prompt may have `most_tokens`, and some more. May pause.
     """

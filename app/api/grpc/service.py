@@ -47,7 +47,7 @@ LONGEST_WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What the methods tell of. `usage` is the share of the KV cache in use, from 0 to 1."""
+    """The server as gateways see it. `usage` is the share of the KV cache in use, from 0 to 1."""
 
     settings: Callable[[], Settings]
     engine: EngineClient
@@ -73,21 +73,21 @@ class ServerFacts:
         return [RpcMethod(f"/{SERVICE}/{name}", handle) for name, handle in handlers.items()]
 
     def health_check(self, context: RequestContext) -> RpcResponse:
-        """Whether the engine is there."""
+        """The health of the engine."""
         read(context, engine.HealthCheckRequest)
         healthy = self.engine.healthy
         message = "Health" if healthy else "Engine is not alive"
         return answer(engine.HealthCheckResponse(healthy=healthy, message=message))
 
     def abort(self, context: RequestContext) -> RpcResponse:
-        """End requests by their ids: their callers are told `abort`. Unknown ids are none of ours."""
+        """End requests by their ids, with the reason `abort`. Unknown ids are ignored."""
         ids = read(context, engine.AbortRequest).request_ids
         if ids:
             self.engine.interrupt(frozenset(ids))
         return answer(engine.AbortResponse())
 
     def model_info(self, context: RequestContext) -> RpcResponse:
-        """The model, and what its tokenizer knows."""
+        """The model and its tokenizer."""
         read(context, engine.GetModelInfoRequest)
         settings = self.settings()
         model, tokenizer = settings.model, self.tokenizer
@@ -125,7 +125,7 @@ class ServerFacts:
         )
 
     def loads(self, context: RequestContext) -> RpcResponse:
-        """What runs and waits on this rank. ApiError 400 for another one; `include` knows `core` alone."""
+        """Running and waiting requests of this rank. ApiError 400 for another. Of `include` only `core`."""
         asked, settings = read(context, engine.GetLoadsRequest), self.settings()
         if asked.HasField("dp_rank") and asked.dp_rank != self.rank:
             text = f"dp_rank is {asked.dp_rank}, but this port serves rank {self.rank} only."
@@ -154,7 +154,7 @@ class ServerFacts:
         )
 
     def flush_cache(self, context: RequestContext) -> RpcResponse:
-        """Forget what is cached, once nothing runs, or at once. May wait for as long as it is told."""
+        """Empty the cache once nothing runs. Waits up to `timeout_s`."""
         wait_s = read(context, common.FlushCacheRequest).timeout_s
         until_s = time.monotonic() + min(max(0.0, wait_s), LONGEST_WAIT_S)
         never = Event()
@@ -213,7 +213,7 @@ MOST_MESSAGE_MIB = 16
 def rpc_service(
     frontend: Frontend, facts: ServerFacts, is_ready: Callable[[], bool], publisher: EventSender | None
 ) -> RpcService:
-    """The methods, each of which does what it can for the model that is served."""
+    """All methods; calls that the served model cannot answer are UNIMPLEMENTED."""
     settings = facts.settings()
     generates = settings.model.task == "generate"
     own: Sequence[RpcMethod] = [

@@ -37,12 +37,12 @@ LOOK_S = 0.2
 """Seconds between two looks at a watched health."""
 MOST_WATCHERS = 256
 MOST_SUBSCRIBERS = 32
-"""At a time: each of them costs its own message of every batch."""
+"""At a time: each subscriber costs a message of every batch."""
 MOST_WAITING_BYTES = 16 << 20
 """Bytes of batches that a subscriber may be behind; then its stream ends."""
 NO_EVENTS = "There are no KV events: the server has no prefix cache of its own, or --enable-kvcache is off."
 FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
-"""Of a tokenizer, in its folder; an index of weights is none of them."""
+"""Files of a tokenizer in its folder, where an index of weights may lie, too."""
 CHUNK_BYTES = 1 << 16
 MOST_BYTES = 64 << 20
 """Of all files of a tokenizer together."""
@@ -223,7 +223,7 @@ def tokenizer_method(settings: Settings) -> RpcMethod:
     one_at_a_time = BoundedSemaphore(1)
 
     def get_tokenizer(context: RequestContext) -> RpcResponse:
-        """The archive in chunks, the last of which has its SHA-256. It is made once, for all callers."""
+        """The archive in chunks; the last has the SHA-256. The archive is made once, for all callers."""
         read(context, common.GetTokenizerRequest)
         folder = Path(name)
         if not folder.is_dir():
@@ -250,7 +250,7 @@ def listed(folder: Path) -> Files:
 
 
 def zipped(files: Files) -> tuple[bytes, str]:
-    """An archive of them, and its SHA-256 in hexadecimal."""
+    """An archive of `files`, and its SHA-256 in hexadecimal."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as into:
         for path, _, _ in files:
@@ -342,7 +342,7 @@ class WatchedHealth(StreamingBody):
 
 
 def reflection_methods(services: Sequence[str]) -> list[RpcMethod]:
-    """What `grpcurl` asks: the names of `services`, and the files that declare them."""
+    """Reflection, for `grpcurl`: the names of `services`, and the files that declare them."""
     pool: Any = descriptor_pool.Default()
 
     def answered(context: RequestContext) -> RpcResponse:

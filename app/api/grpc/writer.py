@@ -1,4 +1,4 @@
-"""Answers of Generate as vLLM writes them: a message for each token, and one that says how a choice ended.
+"""Answers of Generate as vLLM writes them: a message for each token, and one for the end of a choice.
 
 The message of a plain token is put together by hand, from parts that are the same for all of a choice: to
 have protobuf make it takes several times as long.
@@ -23,7 +23,7 @@ from app.protocol.common import KVTransferParams
 
 ALL = -1
 FINISH_REASONS = ("stop", "length", "abort", "error")
-"""Words of vLLM's; ours besides are told as they are."""
+"""vLLM's reasons; our further ones are sent as they are."""
 LONGEST_VARINT = 5
 """Bytes, of a token id."""
 
@@ -58,7 +58,7 @@ class GenerateWriter(ResponseWriter):
         """Log probabilities of the prompt, once they are written down."""
         self._plain: dict[int, PlainParts] = {}
         self._begun: set[int] = set()
-        """Choices that have told them."""
+        """Choices that have sent these log probabilities."""
         self._kept = (
             [engine.OutputLogProbs() for _ in self.choices] if not stream and logprobs is not None else []
         )
@@ -97,9 +97,9 @@ class GenerateWriter(ResponseWriter):
     # A stream.
 
     def plain_heads(self, index: int) -> PlainParts | None:
-        """What the message of a plain token has before its id, by the bytes of that, and behind it.
+        """Heads of a plain token's message by the size of its id in bytes, its tail, and the choice.
 
-        None where messages of tokens say more.
+        None where messages of tokens have more fields.
         """
         if not self._stream or self._logprobs is not None or self.prompt_logprobs is not None:
             return None
@@ -185,7 +185,7 @@ class GenerateWriter(ResponseWriter):
 
     @property
     def _top(self) -> int:
-        """Alternatives of each token that are told."""
+        """Alternatives of each token that are sent."""
         return self._logprobs or 0
 
     def _input_logprobs(self) -> Any:

@@ -46,7 +46,7 @@ _LENGTHS = {"string": ("minLength", "maxLength"), "array": ("minItems", "maxItem
 class Schemas:
     """Makes schemas; structs stand in `components`, by name, and are referred to.
 
-    `refinements` say more of a field than its type does.
+    `refinements` add to the schemas of fields.
     """
 
     def __init__(self, refinements: Refinements) -> None:
@@ -55,7 +55,7 @@ class Schemas:
         self._refinements = refinements
 
     def of(self, kind: Any) -> Schema:
-        """The schema of a type; of what can be anything, the empty one."""
+        """The schema of a type; the empty schema for a type that can be anything."""
         origin, args = get_origin(kind), get_args(kind)
         if kind in _PLAIN:
             return dict(_PLAIN[kind])

@@ -1,4 +1,4 @@
-"""What each route takes and gives: the structs of the protocol, queries, an example.
+"""Each route's body, answer, query and example, by the structs of the protocol.
 
 A route that is served and is not here fails a test (tests/surface/test_openapi.py).
 """
@@ -62,7 +62,7 @@ ANYTHING = dict[str, object]
 
 
 class ErrorInfo(Struct):
-    """What is wrong; `param` is the field, `code` the status."""
+    """An error; `param` is the field, `code` the status."""
 
     message: str
     type: str
@@ -96,7 +96,7 @@ class Model(Struct):
 
 
 class ModelList(Struct):
-    """What is served."""
+    """All models and adapters that are served."""
 
     object: str
     data: list[Model]
@@ -115,7 +115,7 @@ class AnthropicModel(Struct):
 
 
 class AnthropicModelList(Struct):
-    """What is served, told to a client that sends `anthropic-version`."""
+    """All models and adapters, for a client that sends `anthropic-version`."""
 
     data: list[AnthropicModel]
     has_more: bool
@@ -178,7 +178,7 @@ _ABORT = Operation(body=AbortRequest, needs_body=False, example={"request_ids": 
 
 
 def _each(operations: str, told: Operation) -> Mapping[str, Operation]:
-    """Returns what is told of all `operations`, which have commas between them."""
+    """Returns the same description of all `operations`, which have commas between them."""
     return dict.fromkeys(operations.split(", "), told)
 
 
@@ -308,6 +308,6 @@ REFINEMENTS: Mapping[tuple[type, str], dict[str, Any]] = {
     (TokenizeChatRequest, "messages"): _MESSAGES,
     (ScoreChatRequest, "messages"): _MESSAGES,
 }
-"""What fields hold of which the protocol only says that they are objects."""
+"""Schemas of fields that the protocol only knows as objects."""
 UNKNOWN = Operation(answer=None)
-"""Of a route that nobody has described: it takes and gives anything."""
+"""A route without a description, such as a plugin's: it takes and gives anything."""

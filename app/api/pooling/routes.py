@@ -64,11 +64,11 @@ POOLED: Mapping[str, str] = {
     "classify": "classify",
     "pooling": "embed",
 }
-"""What POST /pooling gives when the request does not say, by task."""
+"""Default task of POST /pooling, by the server's task."""
 WANTED: Mapping[str, str] = {"embed": "embedding", "classify": "classes"}
-"""What a task wants of scripts; of each token (`token_embed` and the like) scripts decide nothing."""
+"""Wish to scripts, by task; about single tokens (`token_embed`, `token_classify`) scripts decide nothing."""
 INSTRUCTION_FILES = (("config.json", "task_instructions"), ("config_sentence_transformers.json", "prompts"))
-"""Where a model's folder has the instructions of its input types, in vLLM's order."""
+"""Files and keys with a model's instructions for input types, in vLLM's order."""
 EMBEDDING = ItemForm("embedding", "embedding")
 POOLING = ItemForm("pooling", "data")
 
@@ -103,7 +103,7 @@ def routes(frontend: Frontend, settings: ModelSettings) -> list[Route]:
         return damage(answer, fault_of(context), context)
 
     def create_pooling(context: RequestContext) -> Response:
-        """What the model's head gives for each text or for the conversation."""
+        """The output of the model's head for each text or for the conversation."""
         request = frontend.decode(context, PoolingRequest)
         own = POOLED.get(task, "")
         chosen = _task(request, own, TASKS if task == "pooling" else (own,))
@@ -202,7 +202,7 @@ def _task(request: PoolingRequest, own: str, possible: tuple[str, ...]) -> str:
 
 
 def _pooled(job: PoolingJob, model: PoolingModel, task: str, activation: bool | None) -> Pooled:
-    """What `task` gives for each input, or what a script decides instead: one row."""
+    """The rows of `task` for each input, or the one row that a script decides."""
     rows: list[array[float] | None] = []
     for number in range(len(job.inputs)):
         classes, vector = job.scripted.classes(number), job.scripted.vector(number)
@@ -290,7 +290,7 @@ def _logits(pairs: Iterable[Pair]) -> Iterator[float]:
 
 
 def _as_one_prompt(runner: PoolingRunner, request: ScoringRequest, pair: Pair) -> Pair:
-    """What is left of both texts when they are truncated as one. ApiError 400 when it exceeds the context."""
+    """Both texts, truncated as one text. ApiError 400 when they exceed the context."""
     query, document = pair
     keep = request.truncate_prompt_tokens
     if _tokens(pair) <= (runner.frontend.limits.max_model_len if keep is None or keep < 0 else keep):

@@ -1,4 +1,4 @@
-"""The way of a pooling request: its token ids, what scripts say of its inputs, its turn in the engine."""
+"""The way of a pooling request: its token ids, decisions of scripts, its turn in the engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 BATCH = 256
 """Texts that are tokenized in one call."""
 AT_ONCE = 256
-"""Prompts of one request that run or wait in the engine at the same time; the rest wait outside of it."""
+"""Prompts of one request that run or wait in the engine at the same time; the rest wait outside."""
 GROUP = 16
 """Prompts that are submitted together."""
 DOCUMENT = "document"
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class Scripted(NamedTuple):
-    """What scripts decide about each input; no decisions where there are no scripts."""
+    """Decisions of scripts about each input; empty without scripts."""
 
     decisions: Sequence[Decision | None] = ()
 
@@ -68,7 +68,7 @@ class Scripted(NamedTuple):
         return named[-1] if named else counted
 
     def delays(self, context: RequestContext) -> tuple[tuple[int, float], ...]:
-        """Waits before the answer, in seconds: the longest of all inputs, and those of a fault."""
+        """Waits before the answer, in seconds: the longest wait of all inputs, and the waits of a fault."""
         fault = fault_of(context)
         longest = max((a.reply.first_token_s for a in self._answers if a is not None), default=0.0)
         return (*((0, longest),) * bool(longest), *(() if fault is None else fault.delays))
@@ -88,7 +88,7 @@ class Scripted(NamedTuple):
         return list(answer.classes), []
 
     def scored(self, scores: Sequence[float]) -> list[float]:
-        """`scores` with those that scripts decide in their places."""
+        """`scores`, with decisions of scripts in their places."""
         given = [None if (answer := self.answer(at)) is None else answer.score for at in range(len(scores))]
         return [own if score is None else score for own, score in zip(scores, given, strict=True)]
 
@@ -192,9 +192,9 @@ class PoolingRunner:
         meta: ResponseMeta,
         wants: str,
     ) -> PoolingJob:
-        """Sleeps until the engine has been through all `inputs`; scripts are asked for what it `wants` first.
+        """Sleeps until the engine has been through all `inputs`; scripts are asked for `wants` first.
 
-        Raises ApiError for a fault of a script, and what `go_through` does.
+        Raises ApiError for a fault of a script, and the errors of `go_through`.
         """
         scripted = Scripted()
         if (scripts := self.frontend.scripts) is not None:
@@ -219,7 +219,7 @@ class PoolingRunner:
         yield from ((Message("user", text),) for text in texts)
 
     def ask_of_pairs(self, pairs: Iterable[tuple[str, str]], model: str, context: RequestContext) -> Scripted:
-        """What scripts decide about queries and their documents. ApiError for a fault of a script."""
+        """Decisions of scripts about queries and their documents. ApiError for a fault of a script."""
         if self.frontend.scripts is None:
             return Scripted()
         from app.script.matching import Message

@@ -23,7 +23,7 @@ OCTETS = "application/octet-stream"
 MOST_NUMBERS = 2**24
 """Numbers in one answer."""
 WHOLE = 2**19
-"""Numbers up to which an answer is kept together, and tells its length."""
+"""Most numbers of an answer that is sent whole, with its length."""
 
 Shape = tuple[int, ...]
 Rows = Iterable["array[float]"]
@@ -115,7 +115,7 @@ def _floats(rows: Rows, shape: Shape) -> Iterator[bytes]:
 
 
 def _metadata(request: EncodedRequest, meta: ResponseMeta, pooled: Pooled) -> str:
-    """What a body of bytes consists of, for a header: JSON without any character beyond ASCII.
+    """The header that describes a body of bytes: JSON without any character beyond ASCII.
 
     The numbers of an input are from byte `start` up to `end`.
     """
@@ -175,7 +175,7 @@ def packing(dtype: str, endianness: str, pace: Callable[[], None]) -> Pack:
 def small_floats(numbers: array[float], exponent_bits: int, mantissa_bits: int) -> list[int]:
     """The codes of the nearest floating point numbers of that many bits, and a sign; ties go to the even one.
 
-    For finite 32-bit numbers within the range of the format, which has fewer bits of mantissa than those.
+    For finite 32-bit numbers within the range of the format, which has fewer bits of mantissa.
     """
     bias = (1 << exponent_bits - 1) - 1
     smallest_normal, steps_of_one = 2.0 ** (1 - bias), 2.0 ** (bias - 1 + mantissa_bits)
