@@ -316,7 +316,7 @@ def caches_of(
     components: Components, cache: KVCacheManager | None, publisher: Publisher | None
 ) -> list[Caches]:
     """What the rooms below the API remember."""
-    kept: dict[str, Bounded] = {"schemas": components.schemas, "adapters": components.adapters}
+    kept: dict[str, Bounded] = {"schemas": components.schemas}
     if (series := components.recorder.adapter_series) is not None:
         kept["adapter series"] = series
     rooms: list[Caches] = [lambda: kept, lambda: components.tokenizer.caches]

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from app.clock.clock import LiveClock
 from app.clock.streams import Streams
 from app.dataset import Datasets, open_datasets
-from app.lora.adapters import LoRARegistry, adapters_of
-from app.lora.memory import AdapterMemory
+from app.lora.adapters import AdapterMemory, LoRARegistry, adapters_of
 from app.metrics.recorder import Recorder
 from app.schema import Schemas
 from app.server import ranks

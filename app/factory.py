@@ -13,7 +13,6 @@ from app.api import invocations, label_reads, models, tokens
 from app.api.admin import config as admin
 from app.api.admin import lifecycle as lifecycle_routes
 from app.api.admin import reports
-from app.api.admin import weights as weight_routes
 from app.api.admin.config import PeerRanks
 from app.api.anthropic import routes as anthropic
 from app.api.anthropic.threads import ThreadStore
@@ -276,7 +275,9 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     if settings.server.server_dev_mode:
         sleeps = settings.api.enable_sleep_mode
         app.add_routes("lifecycle", lifecycle_routes.routes(lifecycle, sleeps, lambda: live.current.dump()))
-        app.add_routes("weights", weight_routes.routes(weights, frontend.body, server.data_parallel_size))
+        app.add_routes(
+            "weights", lifecycle_routes.weight_routes(weights, frontend.body, server.data_parallel_size)
+        )
     if settings.server.profiling:
         app.add_routes("profiler", lifecycle_routes.profiler(frontend.body))
     add_plugins(app, plugins)
@@ -299,8 +300,7 @@ def rpc_of(
     publisher: Publisher | None,
 ) -> RpcService:
     """What is answered over gRPC."""
-    from app.api.grpc.information import ServerFacts  # and protobuf, which other servers do without
-    from app.api.grpc.service import rpc_service
+    from app.api.grpc.service import ServerFacts, rpc_service  # and protobuf, which others do without
 
     facts = ServerFacts(
         lambda: components.settings,

@@ -1,12 +1,12 @@
-"""The LoRA adapters: which are loaded, and which are in memory."""
+"""The LoRA adapters: which are loaded, which run, and where their weights would be."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
-from sys import getsizeof
-from typing import Protocol
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -15,10 +15,11 @@ from config import ConfigError
 from config.settings import LoraSettings, ModelSettings
 
 Watch = Callable[[str], None]
-RUNTIME_BYTES = 2**20
-"""Memory of the adapters that may be loaded at runtime: about 3,000 with paths of usual length."""
-ENTRY_BYTES = 128
-"""Most bytes of one entry of a dictionary, its share of the free ones included."""
+Level = Literal["cpu", "gpu"]
+MOST_AT_RUNTIME = 3_000
+"""Adapters beside those of the start."""
+LONGEST_NAME = 4_096
+"""Characters of an adapter's name and path together."""
 
 
 class AdapterError(Exception):
@@ -30,7 +31,7 @@ class AdapterAlreadyLoaded(AdapterError):
 
 
 class AdapterTooLarge(AdapterError):
-    """Name and path are longer than all adapters together may be."""
+    """Name and path are too long."""
 
 
 class AdapterNotFound(AdapterError):
@@ -44,20 +45,15 @@ class Adapter(Struct, frozen=True):
     path: str
     id: int = 0
 
-    @property
-    def size_bytes(self) -> int:
-        """Memory that it takes in a registry."""
-        return ENTRY_BYTES + getsizeof(self) + getsizeof(self.name) + getsizeof(self.path)
-
 
 class _AdapterConfig(Struct):
-    """What of `adapter_config.json` is looked at."""
+    """The one field of `adapter_config.json` that is read."""
 
     r: int | None = None
 
 
 def rank_of(path: str) -> int | None:
-    """The rank that the adapter's folder tells; None where there is none that does."""
+    """The rank in the adapter's folder; None without one."""
     try:
         content = (Path(path) / "adapter_config.json").read_bytes()
         return msgspec.json.decode(content, type=_AdapterConfig).r
@@ -69,18 +65,16 @@ class LoRARegistry:
     """Loaded adapters by name, in order of loading.
 
     They are numbered from 1 on, and one that replaces another keeps its number. `max-cpu-loras` is no limit
-    for them: it bounds copies in memory (`AdapterMemory`). Only the memory of this registry is one,
-    `limit_bytes`: what the adapters of the start take, and `RUNTIME_BYTES`. When there are too many, the one
-    that was loaded first is dropped, as from a cache.
+    for them: it bounds copies in memory (`AdapterMemory`). Of more than `most` the one that was loaded first
+    is dropped, as from a cache.
     """
 
-    def __init__(self, adapters: Iterable[Adapter] = ()) -> None:
+    def __init__(self, adapters: Iterable[Adapter] = (), at_runtime: int = MOST_AT_RUNTIME) -> None:
         self._ids = count(1)
         self._adapters = {
             adapter.name: Adapter(adapter.name, adapter.path, next(self._ids)) for adapter in adapters
         }
-        self.size_bytes = sum(adapter.size_bytes for adapter in self._adapters.values())
-        self.limit_bytes = self.size_bytes + RUNTIME_BYTES
+        self.most = len(self._adapters) + at_runtime
         self._watches: list[tuple[Watch, Watch]] = []
 
     def watch(self, loaded: Watch, unloaded: Watch) -> None:
@@ -88,7 +82,7 @@ class LoRARegistry:
         self._watches.append((loaded, unloaded))
 
     def path(self, name: str) -> str:
-        """Where an adapter came from; nothing for one that is not there (any more)."""
+        """The path of an adapter; empty for an unknown or unloaded one."""
         adapter = self._adapters.get(name)
         return adapter.path if adapter is not None else ""
 
@@ -109,20 +103,18 @@ class LoRARegistry:
     def load(self, name: str, path: str, in_place: bool = False) -> None:
         """Add an adapter; with `in_place` it may replace one of that name, whose turn to be dropped it keeps.
 
-        AdapterAlreadyLoaded when it is there and not to be replaced, AdapterTooLarge when it can never fit.
+        AdapterAlreadyLoaded when it is there and not to be replaced, AdapterTooLarge for a long name.
         """
         before = self._adapters.get(name)
         if before is not None and not in_place:
             raise AdapterAlreadyLoaded(f"The adapter {name!r} is loaded already.")
-        adapter = Adapter(name, path, before.id if before is not None else next(self._ids))
-        if adapter.size_bytes > RUNTIME_BYTES:
-            raise AdapterTooLarge(f"Name and path of an adapter must take less than {RUNTIME_BYTES} bytes.")
-        self._adapters[name] = adapter
-        self.size_bytes += adapter.size_bytes - (before.size_bytes if before is not None else 0)
+        if len(name) + len(path) > LONGEST_NAME:
+            raise AdapterTooLarge(f"Name and path of an adapter have at most {LONGEST_NAME} characters.")
+        self._adapters[name] = Adapter(name, path, before.id if before is not None else next(self._ids))
         for loaded, _ in self._watches:
             loaded(name)
-        while self.size_bytes > self.limit_bytes:
-            self._drop(next(other for other in self._adapters if other != name))
+        if len(self._adapters) > self.most:
+            self._drop(next(iter(self._adapters)))
 
     def unload(self, name: str) -> None:
         """Remove an adapter; its running requests go on. AdapterNotFound for one that is not there."""
@@ -131,7 +123,7 @@ class LoRARegistry:
         self._drop(name)
 
     def _drop(self, name: str) -> None:
-        self.size_bytes -= self._adapters.pop(name).size_bytes
+        del self._adapters[name]
         for _, unloaded in self._watches:
             unloaded(name)
 
@@ -174,24 +166,76 @@ def _module(item: str) -> _Module:
     return module
 
 
-class UsesAdapters(Protocol):
-    """Learns which adapters run."""
+class AdapterMemory:
+    """Keeps `most_cpu` adapters in CPU memory and `most_gpu` of these on the GPU, the latest used ones.
 
-    def enter(self, name: str, /) -> None:
+    An adapter is loaded when the registry gets it, and again when a request wants it that has lost its place.
+    A running adapter loses no place to another, unless all are running.
+    """
+
+    def __init__(self, registry: LoRARegistry, most_gpu: int, most_cpu: int) -> None:
+        self.most_gpu, self.most_cpu = most_gpu, most_cpu
+        self.loads = self.activations = 0
+        """Transitions so far: from the path to CPU memory, and from there to the GPU."""
+        self._cpu: dict[str, None] = {}
+        self._gpu: dict[str, None] = {}
+        """The least recently used one first."""
+        self._running: Counter[str] = Counter()
+        for adapter in registry:
+            self.load(adapter.name)
+        registry.watch(self.load, self.drop)
+
+    def __iter__(self) -> Iterator[tuple[str, Level]]:
+        """Each adapter with the best level that it is in."""
+        return ((name, "gpu" if name in self._gpu else "cpu") for name in self._cpu)
+
+    def load(self, name: str) -> None:
+        """Read the adapter from its path, also in the place of an older copy."""
+        self.drop(name)
+        self._use(name)
+
+    def drop(self, name: str) -> None:
+        self._cpu.pop(name, None)
+        self._gpu.pop(name, None)
+
+    def enter(self, name: str) -> None:
         """A request begins to run with the adapter."""
+        self._running[name] += 1
+        self._use(name)
 
-    def leave(self, name: str, /) -> None:
-        """Such a request is over."""
+    def leave(self, name: str) -> None:
+        """A request with the adapter is over."""
+        self._running[name] -= 1
+        if not self._running[name]:
+            del self._running[name]
+        if name in self._gpu:
+            self._use(name)
+
+    def _use(self, name: str) -> None:
+        """Bring the adapter to the GPU, by way of CPU memory, and make it the latest used one."""
+        if name not in self._cpu:
+            self.loads += 1
+            while len(self._cpu) >= self.most_cpu:
+                self.drop(self._oldest(self._cpu))
+        if name not in self._gpu:
+            self.activations += 1
+            while len(self._gpu) >= self.most_gpu:
+                del self._gpu[self._oldest(self._gpu)]
+        self.drop(name)
+        self._cpu[name] = self._gpu[name] = None
+
+    def _oldest(self, names: dict[str, None]) -> str:
+        return next((name for name in names if name not in self._running), next(iter(names)))
 
 
 class LoRASlots:
     """At most `most` adapters at a time; an idle one makes room for another, the longest idle first.
 
-    `known` says whether an adapter is (still) loaded; one that is not counts as the base model. Their names
-    are those of the registry, which bounds them.
+    `known` is true of an adapter that is (still) loaded; any other counts as the base model. The registry
+    bounds the names.
     """
 
-    def __init__(self, most: int, known: Callable[[str], bool], memory: UsesAdapters | None = None) -> None:
+    def __init__(self, most: int, known: Callable[[str], bool], memory: AdapterMemory | None = None) -> None:
         self.most = most
         self._known = known
         self._memory = memory

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import cast
 
-from app.lora.memory import AdapterMemory
+from app.lora.adapters import AdapterMemory
 from app.metrics.families import Spec, families_of
 from app.metrics.instruments import Family, Gauge, Histogram
 

@@ -1,1 +1,1 @@
-"""What a pooling model would compute: vectors, class probabilities and scores, all functions of texts."""
+"""The simulated pooling model: vectors, class probabilities and scores, all functions of texts."""

@@ -18,15 +18,13 @@ import re
 import struct
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import islice
 from operator import mul
 from struct import Struct
 from unicodedata import normalize
 
-from app.pooling.numbers import Turns
 from app.tokenization.base import Tokenizer
 
 WIDE = "\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -39,7 +37,7 @@ COMMON = (
     "them then there they this was were what when which who why will with would you your"
 )
 COMMON_WORDS = frozenset(COMMON.split())
-"""These, and words of two letters or one, are in all texts and say little."""
+"""Words of all texts, which weigh little; so do words of two letters or one."""
 WORD_WEIGHT, COMMON_WEIGHT, GRAM_WEIGHT = 20, 4, 11
 ROOTS = 16
 """Weights are counted in so many parts."""
@@ -47,10 +45,6 @@ LONGEST_WORD = 64
 """Of longer ones only pieces count."""
 PIECE = 4096
 """Characters that are looked at between two pauses."""
-AT_ONCE = 32
-"""Features that are added between two pauses."""
-FEATURE = 12
-"""What a feature costs, in `Turns`."""
 FIRST_BLOCK = 8
 """Places of the first block. Each of the others is as long as all before it."""
 NUMBERS = Struct("<16I")
@@ -59,37 +53,34 @@ MINUS = 1 << 31
 
 Block = tuple[int, int]
 """First place, and how many."""
+Pace = Callable[[], None]
+"""Called between parts of long work: other requests have a turn when that is due."""
 
 
-def embedding(text: str, dimensions: int, turns: Turns, unit: bool = True) -> array[float]:
-    """The vector of `text` with 1 to 2**18 numbers, of length 1 unless that is not wanted. May pause."""
+def embedding(text: str, dimensions: int, pace: Pace, unit: bool = True) -> array[float]:
+    """The vector of `text` with 1 to 2**18 numbers; its length is 1 if `unit`. `pace` is called meanwhile."""
     blocks = list(_blocks(dimensions))
     sums = [0] * sum(blocks[-1])
-    found = iter(features(text, turns).items())
-    while part := list(islice(found, AT_ONCE)):
-        for feature, weight in part:
-            _add(sums, blocks, feature, weight)
-        turns.spend(len(part) * FEATURE)
+    for feature, weight in features(text, pace).items():
+        _add(sums, blocks, feature, weight)
+        pace()
     del sums[dimensions:]
     if not any(sums):
         sums[0] = 1
-    turns.spend(dimensions)
     return _scaled(sums, blocks, unit)
 
 
-def features(text: str, turns: Turns) -> Mapping[str, int]:
-    """What is in the text, and how much each counts: twice as much for four times as often."""
+def features(text: str, pace: Pace) -> Mapping[str, int]:
+    """The words of a text and their pieces, with their weights: twice as much for four times as often."""
     words: Counter[str] = Counter()
     for piece in _pieces(text):
         words.update(WORD.findall(normalize("NFKC", piece).casefold()))
-        turns.spend(len(piece))
+        pace()
     squares: Counter[str] = Counter()
-    each = iter(words.items())
-    while part := list(islice(each, AT_ONCE)):
-        for word, count in part:
-            for feature, weight in _of_word(word):
-                squares[feature] += weight * weight * count
-        turns.spend(sum(FEATURE + 2 * len(word) for word, _ in part))
+    for word, count in words.items():
+        for feature, weight in _of_word(word):
+            squares[feature] += weight * weight * count
+        pace()
     return {feature: math.isqrt(ROOTS * ROOTS * square) for feature, square in squares.items()}
 
 
@@ -144,14 +135,14 @@ def _scaled(sums: Sequence[int], blocks: Sequence[Block], unit: bool) -> array[f
 
 
 TASKS = ("embed", "classify", "token_embed", "token_classify")
-"""What a text, or each of its tokens, can be turned into."""
+"""Outputs for a text, or for each of its tokens."""
 LOGIT_RANGE = 8.0
 """Logits, of classes and of pairs, are between -4 and 4."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingModel:
-    """Makes vectors of `dimensions` numbers and tells `classes` classes apart.
+    """Makes vectors of `dimensions` numbers, and probabilities of `classes` classes.
 
     `activation` is a request's `use_activation`. None is the model's own way, which is true: vectors of
     length 1, and probabilities instead of logits.
@@ -160,14 +151,17 @@ class PoolingModel:
     dimensions: int
     classes: int
     tokenizer: Tokenizer
+    pace: Pace
     matryoshka: bool = True
     """Its vectors may be cut to any length."""
 
-    def embed(
-        self, text: str, activation: bool | None, turns: Turns, dimensions: int | None = None
+    def vector(
+        self, of: str | array[float], activation: bool | None, dimensions: int | None = None
     ) -> array[float]:
-        """The vector of a text; `dimensions` instead of the model's own."""
-        return embedding(text, dimensions or self.dimensions, turns, unit=activation is not False)
+        """The vector of a text, or one that is given; `dimensions` instead of the model's own."""
+        if not isinstance(of, str):
+            return of
+        return embedding(of, dimensions or self.dimensions, self.pace, unit=activation is not False)
 
     def classify(self, ids: Sequence[int], activation: bool | None) -> list[float]:
         """The probability of each class."""
@@ -179,21 +173,19 @@ class PoolingModel:
         best = max(range(len(scores)), key=scores.__getitem__)
         return names[best] if names else f"LABEL_{best}"
 
-    def pool(
-        self, task: str, ids: Sequence[int], activation: bool | None, turns: Turns
-    ) -> Iterator[array[float]]:
-        """What `task`, one of `TASKS`, gives: one row for the text, or one for each token."""
-        of_each = task.startswith("token")
+    def pool(self, task: str, ids: Sequence[int], activation: bool | None) -> Iterator[array[float]]:
+        """Yields what `task`, one of `TASKS`, gives: one row for the text, or one for each token."""
+        of_each, tokenizer = task.startswith("token"), self.tokenizer
         if task.endswith("embed"):
-            tokenizer = self.tokenizer
             for text in tokenizer.token_texts(ids) if of_each else [tokenizer.decode(ids)]:
-                yield self.embed(text, activation, turns)
+                yield self.vector(text, activation)
         else:
             for part in [[each] for each in ids] if of_each else [ids]:
                 yield array("f", self.classify(part, activation))
+                self.pace()
 
     def shape(self, task: str, tokens: int) -> tuple[int, ...]:
-        """The shape of what `pool` gives for so many tokens."""
+        """The shape of the output of `pool` for so many tokens."""
         width = self.dimensions if task.endswith("embed") else self.classes
         return (tokens, width) if task.startswith("token") else (width,)
 
@@ -230,7 +222,7 @@ class Bag:
 def logit(query: Bag, document: Bag) -> float:
     """How well two texts match: the more tokens they share, the higher, from -4 (none) to 4 (all).
 
-    It is what a cross-encoder would give before its activation.
+    A cross-encoder would give such a number before its activation.
     """
     return LOGIT_RANGE * (query.similarity(document) - 0.5)
 

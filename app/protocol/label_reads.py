@@ -18,32 +18,51 @@ from app.protocol.options import Int64
 from app.protocol.validation import rules
 
 
-class GenerativeScoringRequest(Request, kw_only=True):
-    """The body of ``POST /generative_scoring``."""
+class LabelRequest(Request, kw_only=True):
+    """The common fields of both routes."""
 
     model: str | None = None
-    query: str | list[int]
-    items: list[str | list[int]]
-    """Texts or lists of token ids, never mixed."""
-    label_token_ids: list[int]
-    apply_softmax: bool = True
-    """Probabilities among the labels, not in the whole vocabulary."""
-    item_first: bool = False
-    add_special_tokens: bool = True
     cache_salt: str | None = None
     priority: Int64 = 0
     request_id: str = ""
     """Empty when the client gave none: vLLM draws a random one."""
 
+    def check_rules(self: LabelRequest | RawRequest) -> None:
+        rules.check_cache_salt(self.cache_salt)
+
+    def as_completion(self, label_ids: TokenIds) -> CompletionRequest:
+        """The completion of one token whose log probabilities are read; its prompts come later."""
+        return CompletionRequest(
+            model=self.model,
+            max_tokens=1,
+            logprob_token_ids=label_ids,
+            cache_salt=self.cache_salt,
+            priority=self.priority,
+            request_id=self.request_id,
+        )
+
+
+class GenerativeScoringRequest(LabelRequest, kw_only=True):
+    """The body of ``POST /generative_scoring``; items are texts or lists of token ids, never mixed."""
+
+    query: str | list[int]
+    items: list[str | list[int]]
+    label_token_ids: list[int]
+    apply_softmax: bool = True
+    """Probabilities among the labels, not in the whole vocabulary."""
+    item_first: bool = False
+    add_special_tokens: bool = True
+
     lax: ClassVar[Mapping[str, Hashable]] = {"items": list[str] | list[list[int]]}
+    order: ClassVar[str] = (
+        "model query items label_token_ids apply_softmax item_first add_special_tokens cache_salt priority "
+        "request_id"
+    )
 
     def check(self) -> None:
         if len(set(map(type, self.items))) > 1:
             raise Misfit("items of one kind", "items")
         self.check_rules()
-
-    def check_rules(self: GenerativeScoringRequest | RawRequest) -> None:
-        rules.check_cache_salt(self.cache_salt)
 
 
 def _questions(value: object) -> dict[str, JsonObject]:
@@ -58,44 +77,30 @@ def _questions(value: object) -> dict[str, JsonObject]:
     return value
 
 
-class DecisionRequest(Request, kw_only=True):
-    """The body of ``POST /v1/systemone``."""
+class DecisionRequest(LabelRequest, kw_only=True):
+    """The body of ``POST /v1/systemone``.
 
-    model: str | None = None
+    `state` is the subject of the questions, a text or any JSON; `questions` maps an id to `type`,
+    `instructions` and `criteria`.
+    """
+
     state: object
-    """What the questions are about: a text, or any JSON."""
     questions: dict[str, JsonObject]
-    """Id to `type`, `instructions` and `criteria`."""
     instructions: str | None = None
     images: list[str] | None = None
     audio: list[str] | None = None
     videos: list[str] | None = None
     chat_template_kwargs: JsonObject | None = None
-    cache_salt: str | None = None
-    priority: Int64 = 0
-    request_id: str = ""
-    """Empty when the client gave none: vLLM draws a random one."""
 
     lax: ClassVar[Mapping[str, Hashable]] = {"questions": _questions}
+    order: ClassVar[str] = (
+        "model state questions instructions images audio videos chat_template_kwargs cache_salt priority "
+        "request_id"
+    )
 
     def check(self) -> None:
         _questions(self.questions)
         self.check_rules()
-
-    def check_rules(self: DecisionRequest | RawRequest) -> None:
-        rules.check_cache_salt(self.cache_salt)
-
-
-def one_token(asked: GenerativeScoringRequest | DecisionRequest, label_ids: TokenIds) -> CompletionRequest:
-    """The completion whose log probabilities are read; its prompts come later."""
-    return CompletionRequest(
-        model=asked.model,
-        max_tokens=1,
-        logprob_token_ids=label_ids,
-        cache_salt=asked.cache_salt,
-        priority=asked.priority,
-        request_id=asked.request_id,
-    )
 
 
 class ItemScore(Struct, kw_only=True):
@@ -125,7 +130,7 @@ class DecisionUsage(Struct):
 
 
 class Diagnostics(Struct):
-    """How much the model wanted to say a label at all."""
+    """Probability of all labels together, and whether a label is the likeliest token."""
 
     label_mass: float
     argmax_is_label: bool

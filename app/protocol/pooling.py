@@ -40,7 +40,7 @@ Input = str | list[str | int | list[int | Message] | Message]
 
 
 class PoolingFields(Request, kw_only=True):
-    """What every pooling request has."""
+    """The common fields of pooling requests."""
 
     model: str | None = None
     user: str | None = None
@@ -128,7 +128,7 @@ class ClassificationRequest(PoolingFields, kw_only=True):
 
 
 class EncodedRequest(ClassificationRequest, kw_only=True):
-    """A request whose answer has vectors; the first three fields say how they are written."""
+    """A request whose answer has vectors; the first three fields choose their encoding."""
 
     encoding_format: EncodingFormat = "float"
     embed_dtype: EmbedDtype = "float32"
@@ -210,7 +210,7 @@ _PART_TYPES = ("text", "image_url", "image_embeds", "video_url")
 
 
 class ScoringRequest(PoolingFields, kw_only=True):
-    """What score and rerank share; limits of 0 are none."""
+    """The common fields of score and rerank; 0 is no limit."""
 
     max_tokens_per_query: int = 0
     max_tokens_per_doc: int = 0
@@ -296,39 +296,11 @@ class ItemList(Struct, kw_only=True):
     usage: Usage
 
 
-class PromptUsage(Struct):
-    """The tokens of all inputs."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EncodedNumbers(Struct):
-    """Where an input's numbers are in a body of bytes, from byte `start` up to `end`."""
-
-    index: int
-    embed_dtype: str
-    endianness: str
-    start: int
-    end: int
-    shape: tuple[int, ...]
-
-
-class BytesMetadata(Struct):
-    """What a body of bytes consists of."""
-
-    id: str
-    created: int
-    model: str
-    data: Sequence[EncodedNumbers]
-    usage: PromptUsage
-
-
 EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
 
 
 class ImageUrl(Struct):
-    """Where an image is."""
+    """The address of an image."""
 
     url: str
 
@@ -433,14 +405,14 @@ class ApiVersion(Struct):
 
 
 class BilledUnits(Struct):
-    """Tokens; with an image all of them are the image's."""
+    """Tokens; with an image all tokens count as the image's."""
 
     input_tokens: int
     image_tokens: int
 
 
 class CohereMeta(Struct):
-    """What the request has cost."""
+    """The cost of a request."""
 
     api_version: ApiVersion
     billed_units: BilledUnits

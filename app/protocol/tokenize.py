@@ -81,7 +81,7 @@ class ScoreTextRequest(Request, kw_only=True):
 
 
 class ScoreChatRequest(TokenizeChatRequest, kw_only=True):
-    """Score the pods for a conversation. A generation prompt is added unless told otherwise, as vLLM does."""
+    """Score the pods for a conversation. A generation prompt is added by default, as by vLLM."""
 
     documents: list[JsonObject] | None = None
     return_assistant_tokens_mask: bool | None = False
@@ -91,7 +91,7 @@ class ScoreChatRequest(TokenizeChatRequest, kw_only=True):
 
 
 class MediaSpan(Struct, frozen=True):
-    """An image or the like: its hash, and the tokens of the prompt that stand for it."""
+    """A part of a prompt that stands for an image, audio or video: its hash and its tokens."""
 
     identifier: str
     offset: Annotated[int, Meta(ge=0)]

@@ -9,7 +9,6 @@ from app.web.application import Understudy
 from config.loader import load
 
 NAMES = {
-    "adapters",
     "block hashes",
     "chat templates",
     "client audit",

@@ -43,6 +43,18 @@ class Engine:
         wait_until(lambda: self.running() == running)
 
 
+def failure(method: Callable[..., Any], request: Any) -> grpc.StatusCode:
+    """How a call fails, which a stream does when it is read."""
+    try:
+        said = method(request, timeout=LIMIT_S)
+        if isinstance(said, Iterator):
+            said = list(said)
+    except grpc.RpcError as error:
+        code: grpc.StatusCode = error.code()
+        return code
+    raise AssertionError(f"it was answered: {said}")
+
+
 def wait_until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
     """AssertionError when it never does."""
     end_s = time.monotonic() + limit_s

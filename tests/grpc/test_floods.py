@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 import grpc
@@ -14,7 +13,7 @@ from h2.errors import ErrorCodes as Reason
 
 from tests.grpc import raw as frames
 from tests.grpc.client import Engine, connected, ends_of, generate, wait_until
-from tests.grpc.raw import RawClient, encode, frame, headers, message, opening, settings_frame
+from tests.grpc.raw import RawClient, frame, headers, message, opening, settings_frame
 from tests.running_server import RunningServer, running_server
 
 pytestmark = pytest.mark.grpc
@@ -77,45 +76,24 @@ def test_headers_of_calls_that_do_not_go_on_are_bounded(served: RunningServer) -
         assert worker.memory_info().rss - before < 200 << 20
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"x-line": "a\r\nb"},
-        {"x-zero": "a\0b"},
-        {"X-Upper": "a"},
-        {"x name\n": "a"},
-        {"": "a"},
-    ],
-)
-def test_a_malformed_header_ends_its_call_alone(served: RunningServer, wrong: dict[str, str]) -> None:
-    raw = RawClient(served.port)
+def test_room_for_others_is_no_room_for_a_call(impatient: tuple[RunningServer, Engine]) -> None:
+    server, engine = impatient
+    raw = RawClient(server.port)
+    raw.sock.settimeout(0.05)
     with raw.sock:
-        raw.send(opening(1, headers(**wrong), 5))
-        assert raw.reason_of(1) == Reason.PROTOCOL_ERROR
-        raw.send(opening(3, headers() + encode([(":path", "/another")]), 5))
-        assert raw.reason_of(3) == Reason.PROTOCOL_ERROR
-        raw.send(opening(5, headers(**{"x-fine": "ä\tb"}), 5))
-        assert "grpc-status" in raw.ends(5)
+        raw.send(settings_frame({frames.INITIAL_WINDOW_SIZE: 0}))
+        body = message(generate().SerializeToString())
+        raw.send(opening(), frame(frames.DATA, frames.END_STREAM, 1, body))
 
+        def is_cut_off() -> bool:
+            raw.send(frames.window_update(0, 1))
+            try:
+                return raw.reason_of(1) == Reason.CANCEL
+            except TimeoutError:
+                return False
 
-def test_room_for_others_is_no_room_for_a_call() -> None:
-    with running_server("--grpc", "--write-timeout", "1s") as server, connected(server.port) as engine:
-        raw = RawClient(server.port)
-        raw.sock.settimeout(0.05)
-        with raw.sock:
-            raw.send(settings_frame({frames.INITIAL_WINDOW_SIZE: 0}))
-            body = message(generate().SerializeToString())
-            raw.send(opening(), frame(frames.DATA, frames.END_STREAM, 1, body))
-
-            def is_cut_off() -> bool:
-                raw.send(frames.window_update(0, 1))
-                try:
-                    return raw.reason_of(1) == Reason.CANCEL
-                except TimeoutError:
-                    return False
-
-            wait_until(is_cut_off)
-        engine.wait_for(0)
+        wait_until(is_cut_off)
+    engine.wait_for(0)
 
 
 def test_half_a_frame_does_not_hold_up_the_end_of_the_server() -> None:
@@ -150,24 +128,20 @@ def test_watchers_are_counted_and_make_room_when_they_leave(served: RunningServe
     wait_until(is_watched)
 
 
-def test_a_bias_that_is_no_number_is_refused(engine: Engine) -> None:
-    code, text = engine.refusal(generate(logit_bias={1: math.nan}))
-    assert (code, "logit_bias" in text) == (grpc.StatusCode.INVALID_ARGUMENT, True)
-
-
-def test_a_stream_that_is_too_late_has_one_line_in_the_log() -> None:
-    with running_server("--grpc", "--access-log", "--inter-token-latency", "50ms") as server:
+def test_a_stream_that_is_too_late_has_one_line_in_the_log_which_shows_no_key() -> None:
+    flags = ["--access-log", "--log-level", "debug", "--inter-token-latency", "50ms"]
+    with running_server("--grpc", *flags) as server:
         with connected(server.port) as engine, pytest.raises(grpc.RpcError):
-            list(engine.stub.Generate(generate(max_tokens=1000, ignore_eos=True), timeout=0.5))
+            call = engine.stub.Generate(
+                generate(max_tokens=1000, ignore_eos=True),
+                timeout=0.5,
+                metadata=[("authorization", "Bearer secret-words")],
+            )
+            list(call)
         time.sleep(0.3)
-        assert server.log().count("VllmEngine/Generate") == 1
-
-
-def test_no_log_shows_the_keys_of_calls() -> None:
-    with running_server("--grpc", "--log-level", "debug") as server:
-        with connected(server.port) as engine:
-            engine.said(generate(), metadata=[("authorization", "Bearer secret-words")])
-        assert "secret-words" not in server.log()
+        log = server.log()
+    lines = [line for line in log.splitlines() if "VllmEngine/Generate" in line and "access" in line]
+    assert "secret-words" not in log and len(lines) == 1, log
 
 
 def test_many_streams_of_one_client_end_with_it() -> None:

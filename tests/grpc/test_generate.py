@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
@@ -170,6 +171,7 @@ BAD = {
     "negative logprobs": generate(logprobs=-2),
     "prompt_logprobs": generate(prompt_logprobs=21),
     "logit_bias": generate(logit_bias={-1: 1.0}),
+    "a bias that is no number": generate(logit_bias={1: math.nan}),
     "truncate_prompt_tokens": generate(truncate_prompt_tokens=-2),
     "a long truncation": generate(truncate_prompt_tokens=40_000),
     "json_schema": generate(json_schema="{"),
@@ -223,60 +225,41 @@ def test_every_other_field_is_taken(engine: Engine) -> None:
     assert end.prompt_tokens == 4
 
 
+OLD = {
+    "SamplingParams": {"max_tokens": (8, 13)},
+    "TokenizedInput": {"original_text": (1, 9), "input_ids": (2, 13)},
+    "GenerateRequest": {
+        **{"request_id": (1, 9), "tokenized": (2, "TokenizedInput"), "text": (3, 9)},
+        **{"sampling_params": (4, "SamplingParams"), "stream": (5, 8)},
+    },
+    "GenerateStreamChunk": {"token_ids": (1, 13), "prompt_tokens": (2, 13), "completion_tokens": (3, 13)},
+    "GenerateComplete": {
+        **{"output_ids": (1, 13), "finish_reason": (2, 9), "prompt_tokens": (3, 13)},
+        **{"completion_tokens": (4, 13)},
+    },
+    "GenerateResponse": {"chunk": (1, "GenerateStreamChunk"), "complete": (2, "GenerateComplete")},
+}
+"""What llm-d's simulator sends and reads: the same names and numbers, but fewer fields.
+
+Each field has its number and its type: text 9, truth 8, number 13, or a message.
+"""
+CHOICES = {"GenerateRequest": ("tokenized", "text"), "GenerateResponse": ("chunk", "complete")}
+
+
 def old_messages() -> tuple[Any, Any]:
-    """What llm-d's simulator sends and reads: the same names and numbers, but fewer fields."""
+    """The classes of request and response."""
     file = descriptor_pb2.FileDescriptorProto(name="old.proto", package="vllm.grpc.engine", syntax="proto3")
-
-    def message(name: str, *fields: tuple[str, int, int, str, bool], oneof: str = "") -> None:
+    for name, fields in OLD.items():
         made = file.message_type.add(name=name)
-        if oneof:
-            made.oneof_decl.add(name=oneof)
-        for field, number, kind, type_name, is_repeated in fields:
-            one = made.field.add(name=field, number=number, type=kind, label=3 if is_repeated else 1)
-            if type_name:
-                one.type_name = f".vllm.grpc.engine.{type_name}"
-            if (
-                oneof
-                and type_name != "SamplingParams"
-                and field in ("tokenized", "text", "chunk", "complete")
-            ):
+        for _ in CHOICES.get(name, ())[:1]:
+            made.oneof_decl.add(name="choice")
+        for field, (number, kind) in fields.items():
+            one = made.field.add(name=field, number=number, label=3 if field.endswith("_ids") else 1)
+            one.type = kind if isinstance(kind, int) else 11
+            if isinstance(kind, str):
+                one.type_name = f".vllm.grpc.engine.{kind}"
+            if field in CHOICES.get(name, ()):
                 one.oneof_index = 0
-
-    text, boolean, whole, group = 9, 8, 13, 11
-    message("SamplingParams", ("max_tokens", 8, whole, "", False))
-    message("TokenizedInput", ("original_text", 1, text, "", False), ("input_ids", 2, whole, "", True))
-    message(
-        "GenerateRequest",
-        ("request_id", 1, text, "", False),
-        ("tokenized", 2, group, "TokenizedInput", False),
-        ("text", 3, text, "", False),
-        ("sampling_params", 4, group, "SamplingParams", False),
-        ("stream", 5, boolean, "", False),
-        oneof="input",
-    )
-    message(
-        "GenerateStreamChunk",
-        ("token_ids", 1, whole, "", True),
-        *(
-            (name, number, whole, "", False)
-            for name, number in (("prompt_tokens", 2), ("completion_tokens", 3))
-        ),
-    )
-    message(
-        "GenerateComplete",
-        ("output_ids", 1, whole, "", True),
-        ("finish_reason", 2, text, "", False),
-        *(
-            (name, number, whole, "", False)
-            for name, number in (("prompt_tokens", 3), ("completion_tokens", 4))
-        ),
-    )
-    message(
-        "GenerateResponse",
-        ("chunk", 1, group, "GenerateStreamChunk", False),
-        ("complete", 2, group, "GenerateComplete", False),
-        oneof="response",
-    )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     found = message_factory.GetMessageClassesForFiles(["old.proto"], pool)
@@ -304,7 +287,7 @@ def test_the_messages_of_llm_ds_simulator_are_understood(echoing: Engine, most: 
     said, told = list(call(request, timeout=LIMIT_S)), [5, 6, 7, 8]
     told += [0] if finish == "stop" else []  # the end of text
     assert [token for message in said for token in message.chunk.token_ids] == told
-    assert [message.WhichOneof("response") for message in said] == ["chunk"] * len(told) + ["complete"]
+    assert [message.WhichOneof("choice") for message in said] == ["chunk"] * len(told) + ["complete"]
     assert (said[-1].complete.finish_reason, said[-1].complete.prompt_tokens) == (finish, 4)
     request.stream = False
     [whole] = call(request, timeout=LIMIT_S)

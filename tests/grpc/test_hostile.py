@@ -13,9 +13,9 @@ import pytest
 from h2.errors import ErrorCodes as Reason
 
 from tests.grpc import raw as frames
-from tests.grpc.client import Engine, connected, ends_of, generate
+from tests.grpc.client import Engine, ends_of, generate
 from tests.grpc.raw import RawClient, encode, frame, headers, message, opening, settings_frame
-from tests.running_server import RunningServer, running_server
+from tests.running_server import RunningServer
 
 pytestmark = pytest.mark.grpc
 
@@ -125,18 +125,19 @@ def test_who_asks_for_answers_and_does_not_read_them_is_cut_off(served: RunningS
 
 
 @pytest.mark.parametrize("window", [0, 40])
-def test_a_client_that_gives_no_room_holds_up_nobody(window: int) -> None:
-    flags = ["--write-timeout", "1s", "--max-num-seqs", "1"]
-    with running_server("--grpc", *flags) as server, connected(server.port) as engine:
-        raw = RawClient(server.port)
-        with raw.sock:
-            raw.send(settings_frame({frames.INITIAL_WINDOW_SIZE: window}))
-            body = message(generate(max_tokens=500, ignore_eos=True).SerializeToString())
-            raw.send(opening(), frame(frames.DATA, frames.END_STREAM, 1, body))
-            assert ends_of(engine.said(generate(), wait_for_ready=True))
-            kinds = [kind for kind, _, stream, _ in raw.until_reset() if stream == 1]
-        assert kinds[-1] == frames.RST_STREAM
-        engine.wait_for(0)
+def test_a_client_that_gives_no_room_holds_up_nobody(
+    impatient: tuple[RunningServer, Engine], window: int
+) -> None:
+    server, engine = impatient
+    raw = RawClient(server.port)
+    with raw.sock:
+        raw.send(settings_frame({frames.INITIAL_WINDOW_SIZE: window}))
+        body = message(generate(max_tokens=500, ignore_eos=True).SerializeToString())
+        raw.send(opening(), frame(frames.DATA, frames.END_STREAM, 1, body))
+        assert ends_of(engine.said(generate(), wait_for_ready=True))
+        kinds = [kind for kind, _, stream, _ in raw.until_reset() if stream == 1]
+    assert kinds[-1] == frames.RST_STREAM
+    engine.wait_for(0)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -1,4 +1,4 @@
-"""A real server for each task, with a context of 64 tokens and vectors of 16 numbers."""
+"""Real servers with a context of 64 tokens and vectors of 16 numbers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,8 @@ from tests.running_server import RunningServer, running_server
 
 @pytest.fixture(scope="session")
 def every() -> Iterator[RunningServer]:
-    """Serves all pooling routes, with a context of 64 tokens and vectors of 16 numbers."""
-    with running_server("--task=pooling", *FLAGS) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def embed() -> Iterator[RunningServer]:
-    with running_server("--task=embed", *FLAGS, "--pod-name=pod-1", "--mm-encoder-only") as server:
+    """Serves all pooling routes."""
+    with running_server("--task=pooling", *FLAGS, "--pod-name=pod-1") as server:
         yield server
 
 
@@ -27,10 +21,4 @@ def embed() -> Iterator[RunningServer]:
 def cross() -> Iterator[RunningServer]:
     """A cross-encoder, which reads pairs of texts as one prompt."""
     with running_server("--task=score", *FLAGS) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def classifier() -> Iterator[RunningServer]:
-    with running_server("--task=classify", *FLAGS) as server:
         yield server

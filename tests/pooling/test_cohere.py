@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from app.api.pooling.cohere import task_instructions
+from app.api.pooling.routes import task_instructions
 from app.factory import create_app
 from config.loader import load
 from tests.conformance.wire import ok, post

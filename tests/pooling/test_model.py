@@ -1,26 +1,34 @@
-"""What the played model computes, task by task."""
+"""What the played model computes: vectors, classes, scores; and vectors as bytes in every format."""
 
 from __future__ import annotations
 
 import math
+import struct
+import sys
+from array import array
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.pooling.model import TASKS, PoolingModel
-from app.pooling.numbers import Turns
+from app.api.pooling.writer import BYTES, SLICE, packing, small_floats
+from app.pooling.model import TASKS, Bag, PoolingModel, embedding, logit, sigmoid
 from app.tokenization import default_tokenizer
+
+
+def no_pause() -> None:
+    """Nothing else wants a turn."""
+
 
 IDS = st.lists(st.integers(0, 500), min_size=1, max_size=30)
 TOKENIZER = default_tokenizer()
-MODEL = PoolingModel(dimensions=4, classes=2, tokenizer=TOKENIZER)
+MODEL = PoolingModel(4, 2, TOKENIZER, no_pause)
 
 
 @given(ids=IDS, classes=st.integers(2, 16))
 def test_probabilities_add_up_to_one(ids: list[int], classes: int) -> None:
-    probabilities = PoolingModel(4, classes, TOKENIZER).classify(ids, None)
+    probabilities = PoolingModel(4, classes, TOKENIZER, no_pause).classify(ids, None)
     assert len(probabilities) == classes
     assert sum(probabilities) == pytest.approx(1)
     assert all(0 < probability < 1 for probability in probabilities)
@@ -28,7 +36,7 @@ def test_probabilities_add_up_to_one(ids: list[int], classes: int) -> None:
 
 @given(ids=IDS)
 def test_a_single_class_has_a_score(ids: list[int]) -> None:
-    (score,) = PoolingModel(4, 1, TOKENIZER).classify(ids, None)
+    (score,) = PoolingModel(4, 1, TOKENIZER, no_pause).classify(ids, None)
     assert 0 < score < 1
 
 
@@ -46,7 +54,7 @@ def test_texts_are_spread_over_the_classes() -> None:
 @pytest.mark.parametrize("task", TASKS)
 @given(ids=IDS)
 def test_what_a_task_gives_has_the_shape_that_was_told(task: str, ids: list[int]) -> None:
-    rows = list(MODEL.pool(task, ids, None, Turns()))
+    rows = list(MODEL.pool(task, ids, None))
     shape = MODEL.shape(task, len(ids))
     assert {len(row) for row in rows} == {shape[-1]}
     assert len(rows) == (shape[0] if len(shape) > 1 else 1)
@@ -55,13 +63,189 @@ def test_what_a_task_gives_has_the_shape_that_was_told(task: str, ids: list[int]
 def test_a_token_is_pooled_as_a_text_of_its_own() -> None:
     ids = TOKENIZER.encode("hello world")
     texts = TOKENIZER.token_texts(ids)
-    vectors = list(MODEL.pool("token_embed", ids, None, Turns()))
-    assert vectors == [MODEL.embed(text, None, Turns()) for text in texts]
-    assert list(MODEL.pool("embed", ids, True, Turns())) == [MODEL.embed("hello world", True, Turns())]
+    vectors = list(MODEL.pool("token_embed", ids, None))
+    assert vectors == [MODEL.vector(text, None) for text in texts]
+    assert list(MODEL.pool("embed", ids, True)) == [MODEL.vector("hello world", True)]
 
 
 def test_vectors_have_their_length_unless_the_request_wants_them_without() -> None:
-    raw, unit, same = (MODEL.embed("hello", activation, Turns()) for activation in (False, None, True))
+    raw, unit, same = (MODEL.vector("hello", activation) for activation in (False, None, True))
     length = math.dist(raw, [0] * 4)
     assert length != pytest.approx(1) and unit == same
     assert [number * length for number in unit] == pytest.approx(raw.tolist(), abs=1e-6)
+
+
+TEXTS = st.text(max_size=60)
+GOLDEN = [-0.192686, 0.192686, 0.0, -0.893363, 0.0, -0.070068, -0.350338, 0.0]
+"""Of "The quick brown fox", eight numbers."""
+DIMENSIONS = st.sampled_from([1, 2, 5, 8, 16, 63, 64, 100, 384])
+
+
+def vector(text: str, dimensions: int = 384) -> array[float]:
+    return embedding(text, dimensions, no_pause)
+
+
+def cosine(one: str, other: str, dimensions: int = 384) -> float:
+    return sum(a * b for a, b in zip(vector(one, dimensions), vector(other, dimensions), strict=True))
+
+
+@given(text=TEXTS, dimensions=DIMENSIONS)
+def test_every_text_has_a_vector_of_length_one(text: str, dimensions: int) -> None:
+    numbers = vector(text, dimensions)
+    assert len(numbers) == dimensions
+    assert math.dist(numbers, [0] * dimensions) == pytest.approx(1, abs=1e-6)
+
+
+@given(text=TEXTS, short=DIMENSIONS, long=DIMENSIONS)
+def test_a_shorter_vector_is_the_beginning_of_a_longer_one(text: str, short: int, long: int) -> None:
+    short, long = sorted((short, long))
+    beginning, whole = (embedding(text, count, no_pause, unit=False) for count in (short, long))
+    if any(whole[:short]):
+        assert beginning == whole[:short]
+
+
+def test_a_vector_is_the_same_on_every_machine() -> None:
+    assert [round(float(number), 6) for number in vector("The quick brown fox", 8)] == GOLDEN
+
+
+@pytest.mark.parametrize("dimensions", [256, 384, 1536])
+@pytest.mark.parametrize(
+    ("text", "near", "far"),
+    [
+        ("How do I reset my password?", "I forgot my password, how can I reset it?", "Rain in Paris today"),
+        ("The quick brown fox jumps", "A quick brown fox jumped", "Quarterly revenue grew by nine percent"),
+        ("Paris is the capital of France", "the capital of France", "Plants turn light into energy"),
+        ("refactoring functions", "refactored function", "marine biology"),
+        ("世界你好", "你好,世界", "天气预报"),
+        ("Straße nach Zürich", "STRASSE NACH ZÜRICH", "Brot und Butter"),
+    ],
+)
+def test_texts_that_share_words_or_characters_are_near(
+    text: str, near: str, far: str, dimensions: int
+) -> None:
+    assert cosine(text, near, dimensions) > 0.5
+    assert abs(cosine(text, far, dimensions)) < 0.35
+    assert cosine(text, text, dimensions) == pytest.approx(1)
+
+
+def test_the_more_words_are_shared_the_nearer_are_the_texts() -> None:
+    text = "alpha bravo charlie delta echo foxtrot"
+    others = ["sierra", "tango", "uniform", "victor", "whiskey", "xray"]
+    words = text.split()
+    shared = [cosine(text, " ".join(words[:count] + others[count:])) for count in range(7)]
+    assert shared == sorted(shared) and shared[0] < 0.15 and shared[6] == pytest.approx(1)
+
+
+def test_small_words_say_little() -> None:
+    assert abs(cosine("the cat is in the house", "the dog was in the garden")) < 0.3
+
+
+def test_a_long_text_has_a_vector_as_a_short_one() -> None:
+    long = "lorem ipsum dolor sit amet " * 3000
+    assert cosine(long, "lorem ipsum dolor sit amet") > 0.95
+    assert abs(cosine(long, "quarterly revenue")) < 0.2
+
+
+BAGS = st.lists(st.integers(0, 30), max_size=40)
+
+
+def scored(query: list[int], document: list[int]) -> float:
+    return sigmoid(logit(Bag(query), Bag(document)))
+
+
+@given(query=BAGS, document=BAGS)
+def test_a_score_is_between_0_and_1_and_the_same_from_both_sides(
+    query: list[int], document: list[int]
+) -> None:
+    assert 0 < scored(query, document) < 1
+    assert scored(query, document) == scored(document, query)
+
+
+@given(query=st.lists(st.integers(0, 30), min_size=1, unique=True), shared=st.integers(0, 30))
+def test_of_documents_of_one_length_the_one_with_more_common_tokens_wins(
+    query: list[int], shared: int
+) -> None:
+    fewer = min(shared, len(query) - 1)
+    strangers = list(range(100, 100 + len(query)))
+    worse = query[:fewer] + strangers[fewer:]
+    better = query[: fewer + 1] + strangers[fewer + 1 :]
+    assert scored(query, worse) < scored(query, better)
+
+
+@given(query=st.lists(st.integers(0, 30), min_size=1), document=BAGS)
+def test_nothing_matches_a_text_better_than_itself(query: list[int], document: list[int]) -> None:
+    assert scored(query, document) <= scored(query, query) == pytest.approx(sigmoid(4))
+
+
+def test_nothing_in_common_is_the_lowest_score() -> None:
+    assert scored([1, 2], [3]) == scored([], [3]) == scored([], []) == pytest.approx(1 - sigmoid(4))
+
+
+def test_the_order_of_tokens_does_not_matter() -> None:
+    assert scored([1, 2, 3], [3, 2, 1]) == scored([1, 2, 3], [1, 2, 3])
+
+
+NUMBERS = array("f", (1.0, -0.5, 0.0, 0.1))
+
+PACKED = {
+    "float32": "3f800000bf000000000000003dcccccd",
+    "float16": "3c00b80000002e66",
+    "bfloat16": "3f80bf0000003dcd",
+    "fp8_e4m3": "38b0001d",
+    "fp8_e5m2": "3cb8002e",
+}
+"""1, -1/2, 0 and 1/10, big end first."""
+
+SINGLES = st.floats(-100, 100, width=32)
+
+
+def small_float(number: float, exponent_bits: int, mantissa_bits: int) -> int:
+    (code,) = small_floats(array("f", (number,)), exponent_bits, mantissa_bits)
+    return code
+
+
+def brain_float(code: int) -> float:
+    """The number of a bfloat16, which is the upper half of a single."""
+    (number,) = struct.unpack(">f", struct.pack(">HH", code, 0))
+    return float(number)
+
+
+@pytest.mark.parametrize("dtype", PACKED)
+def test_numbers_are_packed_in_the_order_that_is_asked_for(dtype: str) -> None:
+    big = bytes.fromhex(PACKED[dtype])
+    size = BYTES[dtype]
+    little = b"".join(big[i : i + size][::-1] for i in range(0, len(big), size))
+    assert packing(dtype, "big", no_pause)(NUMBERS) == big
+    assert packing(dtype, "little", no_pause)(NUMBERS) == little
+    assert packing(dtype, "native", no_pause)(NUMBERS) == (little if sys.byteorder == "little" else big)
+
+
+@given(number=SINGLES)
+def test_a_small_float_of_sixteen_bits_is_the_one_that_python_packs(number: float) -> None:
+    (wanted,) = struct.unpack("<H", struct.pack("<e", number))
+    assert small_float(number, 5, 10) == wanted
+
+
+@given(number=SINGLES)
+def test_a_bfloat16_is_the_nearest_upper_half_of_a_single_and_even_on_a_tie(number: float) -> None:
+    code = small_float(number, 8, 7)
+    error = abs(brain_float(code) - number)
+    for neighbour in (code - 1, code + 1):
+        if 0 <= neighbour <= 0xFFFF and (neighbour ^ code) < 0x8000:
+            other = abs(brain_float(neighbour) - number)
+            assert error < other or error == other and code % 2 == 0
+
+
+def test_a_long_vector_is_packed_as_its_parts_are() -> None:
+    numbers = array("f", (number / 1000 for number in range(2 * SLICE + 7)))
+    pack = packing("bfloat16", "big", no_pause)
+    assert pack(numbers) == b"".join(pack(numbers[place : place + 1]) for place in range(len(numbers)))
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(448.0, 0x7E), (2**-6, 0x08), (2**-9, 0x01), (2**-11, 0x00), (1.0625, 0x38), (1.1875, 0x3A)],
+)
+def test_eight_bits_have_their_limits_and_ties_go_to_the_even_neighbour(number: float, code: int) -> None:
+    assert small_float(number, 4, 3) == code
+    assert small_float(-number, 4, 3) == 0x80 | code

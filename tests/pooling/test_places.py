@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.conformance.wire import ok, post, token_ids
+from tests.conformance.wire import post, token_ids
 from tests.hostile.wire import Wire, get, metric, running, wait_until, waiting
 from tests.pooling.wire import BASE, CLASSIFY, EMBED, POOL, RERANK, SCORE, vectors
 from tests.running_server import RunningServer, running_server
@@ -29,12 +29,6 @@ COUNTED_ONCE_A_TEXT = (
 NOT_COUNTED = ("vllm:inter_token_latency_seconds", "vllm:request_params_max_tokens")
 
 
-@pytest.fixture
-def fresh() -> Iterator[RunningServer]:
-    with running_server("--task=pooling", "--model=tiny") as server:
-        yield server
-
-
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[RunningServer]:
     """One place and one that waits; a text takes a long time."""
@@ -53,19 +47,29 @@ def samples(server: RunningServer) -> dict[str, float]:
     return found
 
 
-def test_texts_are_counted_in_every_family_that_vllm_counts_them_in(fresh: RunningServer) -> None:
+def counted_by(server: RunningServer, path: str, *bodies: dict[str, object]) -> dict[str, float]:
+    """What requests add to every sample."""
+    before = samples(server)
+    for body in bodies:
+        assert post(server, path, body).status_code == 200
+    return {name: value - before.get(name, 0.0) for name, value in samples(server).items()}
+
+
+def test_texts_are_counted_in_every_family_that_vllm_counts_them_in(every: RunningServer) -> None:
     texts = ["hello", "hello world", "a third text"]
-    tokens = sum(len(token_ids(fresh, text)) for text in texts)
-    for encoding in ("float", "base64"):
-        ok(post(fresh, EMBED, {"input": texts, "encoding_format": encoding}))
-    after = samples(fresh)
-    assert {after[name + "_count"] for name in COUNTED_ONCE_A_TEXT} == {6}
-    assert {after[name + "_count"] for name in NOT_COUNTED} == {0}
-    assert after["vllm:prompt_tokens_total"] == after["vllm:iteration_tokens_total_sum"] == 2 * tokens
-    assert after["vllm:request_prompt_tokens_sum"] == 2 * tokens
-    assert after["vllm:generation_tokens_total"] == 0
-    assert metric(fresh.port, "vllm:request_success_total", finished_reason="stop") == 6
-    assert metric(fresh.port, "vllm:prompt_tokens_by_source_total", source="local_compute") == 2 * tokens
+    tokens = sum(len(token_ids(every, text)) for text in texts)
+    stopped = metric(every.port, "vllm:request_success_total", finished_reason="stop")
+    computed = metric(every.port, "vllm:prompt_tokens_by_source_total", source="local_compute")
+    bodies = [{"input": texts, "encoding_format": encoding} for encoding in ("float", "base64")]
+    added = counted_by(every, EMBED, *bodies)
+    assert {added[name + "_count"] for name in COUNTED_ONCE_A_TEXT} == {6}
+    assert {added[name + "_count"] for name in NOT_COUNTED} == {0}
+    assert added["vllm:prompt_tokens_total"] == added["vllm:iteration_tokens_total_sum"] == 2 * tokens
+    assert added["vllm:request_prompt_tokens_sum"] == 2 * tokens
+    assert added["vllm:generation_tokens_total"] == 0
+    assert metric(every.port, "vllm:request_success_total", finished_reason="stop") == stopped + 6
+    found = metric(every.port, "vllm:prompt_tokens_by_source_total", source="local_compute")
+    assert found == computed + 2 * tokens
 
 
 @pytest.mark.parametrize(
@@ -78,16 +82,14 @@ def test_texts_are_counted_in_every_family_that_vllm_counts_them_in(fresh: Runni
     ],
 )
 def test_every_route_takes_a_place_for_each_text(
-    fresh: RunningServer, path: str, asked: dict[str, object], texts: int
+    every: RunningServer, path: str, asked: dict[str, object], texts: int
 ) -> None:
-    ok(post(fresh, path, asked))
-    assert samples(fresh)["vllm:request_prompt_tokens_count"] == texts
+    assert counted_by(every, path, asked)["vllm:request_prompt_tokens_count"] == texts
 
 
 def test_a_cross_encoder_takes_a_place_for_each_pair(cross: RunningServer) -> None:
-    before = samples(cross)["vllm:request_prompt_tokens_count"]
-    ok(post(cross, RERANK, {"query": "a", "documents": ["b", "c", "d"]}))
-    assert samples(cross)["vllm:request_prompt_tokens_count"] == before + 3
+    added = counted_by(cross, RERANK, {"query": "a", "documents": ["b", "c", "d"]})
+    assert added["vllm:request_prompt_tokens_count"] == 3
 
 
 def test_one_runs_one_waits_and_a_third_is_refused(narrow: RunningServer) -> None:

@@ -1,4 +1,4 @@
-"""POST /pooling and POST /classify."""
+"""POST /pooling, /classify, /score and /rerank."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import struct
 
 import pytest
 
-from tests.conformance.wire import error_of, ok, post
-from tests.pooling.wire import BASE, CLASSIFY, POOL
+from app.factory import create_app
+from config.settings import ModelSettings, Settings
+from tests.conformance.wire import ok, post, token_ids
+from tests.pooling.wire import BASE, CLASSIFY, POOL, RERANK, SCORE, scores
 from tests.running_server import RunningServer
 
 
@@ -36,12 +38,15 @@ def test_pooling_gives_what_its_task_says(
     assert list(numbers) == [number for row in rows for number in row]
 
 
-def test_a_model_pools_for_its_own_task_only(cross: RunningServer, classifier: RunningServer) -> None:
+def test_a_model_pools_for_its_own_task_only(cross: RunningServer) -> None:
     assert len(ok(post(cross, POOL, BASE[POOL]))["data"][0]["data"]) == 1
-    assert len(ok(post(classifier, POOL, {**BASE[POOL], "task": "classify"}))["data"][0]["data"]) == 2
+    client = create_app(Settings(model=ModelSettings(task="classify"))).test_client()
+    told = client.post(POOL, json={**BASE[POOL], "task": "classify"})
+    assert told.json is not None and len(told.json["data"][0]["data"]) == 2
     for task in ("embed", "token_classify", "plugin"):
-        got = post(classifier, POOL, {**BASE[POOL], "task": task})
-        assert error_of(got) == (400, "BadRequestError", "task")
+        refusal = client.post(POOL, json={**BASE[POOL], "task": task})
+        assert refusal.json is not None
+        assert (refusal.status_code, refusal.json["error"]["param"]) == (400, "task")
 
 
 def test_probabilities_of_classes_add_up_to_one(every: RunningServer, cross: RunningServer) -> None:
@@ -56,3 +61,65 @@ def test_probabilities_of_classes_add_up_to_one(every: RunningServer, cross: Run
     assert logits["label"] == items[0]["label"] and sum(logits["probs"]) != pytest.approx(1)
     (single,) = ok(post(cross, CLASSIFY, {"input": "hello"}))["data"]
     assert (single["label"], single["num_classes"]) == ("LABEL_0", 1)
+
+
+@pytest.mark.parametrize("path", [SCORE, "/v1/score"])
+def test_common_tokens_raise_the_score(every: RunningServer, path: str) -> None:
+    documents = ["red fox jumps", "red fox sleeps", "red cats sleep", "blue whales sing"]
+    answer = ok(post(every, path, {"queries": "red fox jumps", "documents": documents}))
+    values = [item["score"] for item in answer["data"]]
+    assert values == sorted(values, reverse=True)
+    assert len(set(values)) == 4 and all(0 < value < 1 for value in values)
+
+
+def test_texts_are_compared_one_with_many_or_each_with_its_own(every: RunningServer) -> None:
+    one, other = scores(every, text_1="a b", text_2=["a b", "c d"])
+    assert scores(every, text_1=["a b", "a b"], text_2=["a b", "c d"]) == [one, other]
+    assert scores(every, text_1="a b", text_2="c d") == scores(every, data_1="c d", data_2="a b") == [other]
+    (logit,) = scores(every, queries="a b", items="c d", use_activation=False)
+    assert 1 / (1 + math.exp(-logit)) == pytest.approx(other)
+
+
+def test_a_cross_encoder_reads_the_query_with_every_document(
+    every: RunningServer, cross: RunningServer
+) -> None:
+    asked = {"query": "hello", "documents": ["world", "hello world"]}
+    query, *documents = (len(token_ids(every, text)) for text in ("hello", "world", "hello world"))
+    assert ok(post(every, RERANK, asked))["usage"]["prompt_tokens"] == query + sum(documents)
+    assert ok(post(cross, RERANK, asked))["usage"]["prompt_tokens"] == 2 * query + sum(documents)
+
+
+def test_a_cross_encoder_truncates_both_texts_as_one(cross: RunningServer) -> None:
+    asked = {"text_1": "red fox", "text_2": "red fox red fox"}
+    for keep, side in ((1, "left"), (1, "right"), (3, "left"), (3, "right"), (100, None)):
+        limit = {"truncate_prompt_tokens": keep if keep < 64 else -1, "truncation_side": side}
+        used = ok(post(cross, SCORE, {**asked, **limit}))["usage"]["prompt_tokens"]
+        assert used == min(keep, len(token_ids(cross, "red fox")) + len(token_ids(cross, "red fox red fox")))
+
+
+@pytest.mark.parametrize("path", [RERANK, "/v1/rerank", "/v2/rerank"])
+def test_a_rerank_is_sorted_and_keeps_the_places_of_documents(every: RunningServer, path: str) -> None:
+    documents = ["blue whales", "red fox", "red cats", "blue whales"]
+    results = ok(post(every, path, {"query": "red fox", "documents": documents}))["results"]
+    assert [result["index"] for result in results] == [1, 2, 0, 3]
+    assert [result["document"]["text"] for result in results] == [documents[i] for i in (1, 2, 0, 3)]
+    values = [result["relevance_score"] for result in results]
+    assert values == scores(every, text_1="red fox", text_2=[documents[i] for i in (1, 2, 0, 3)])
+    for top_n, count in ((0, 4), (2, 2), (99, 4)):
+        best = ok(post(every, path, {"query": "red fox", "documents": documents, "top_n": top_n}))["results"]
+        assert best == results[:count]
+
+
+def test_a_single_document_may_be_bare(every: RunningServer) -> None:
+    (result,) = ok(post(every, RERANK, {"query": "a", "documents": "b"}))["results"]
+    assert result["document"]["text"] == "b"
+
+
+def test_queries_and_documents_have_limits_of_their_own(every: RunningServer) -> None:
+    asked = {
+        "query": "a b c",
+        "documents": ["a b c " * 500],
+        "max_tokens_per_query": 1,
+        "max_tokens_per_doc": 2,
+    }
+    assert ok(post(every, RERANK, asked))["usage"]["prompt_tokens"] == 3

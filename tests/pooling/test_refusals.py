@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 
 from app.factory import create_app
 from config.settings import ModelSettings, Settings, TokenizerSettings
@@ -98,29 +97,6 @@ def test_a_conversation_that_does_not_fit_lacks_an_input(
 @pytest.mark.parametrize("path", BASE)
 def test_an_unknown_model_is_not_found(every: RunningServer, path: str) -> None:
     assert error_of(post(every, path, {**BASE[path], "model": "nope"})) == (404, "NotFoundError", None)
-
-
-@pytest.mark.parametrize("path", BASE)
-@pytest.mark.parametrize(
-    ("body", "param"), [("", "body"), ("[]", "body"), ("{", "body.1"), ('{"input":', "body.9")]
-)
-def test_what_is_no_json_object_is_a_bad_request(
-    every: RunningServer, path: str, body: str, param: str
-) -> None:
-    got = requests.post(every.url + path, data=body, headers={"Content-Type": "application/json"}, timeout=20)
-    assert error_of(got) == (400, "Bad Request", param)
-
-
-@pytest.mark.parametrize("path", BASE)
-@pytest.mark.parametrize(
-    "body",
-    [b'{"input":' + b"[" * 100_000 + b"]" * 100_000 + b"}", b'{"query":"\xff"}', b'{"documents":[' * 100_000],
-)
-def test_what_cannot_be_parsed_at_all_has_the_frameworks_body(
-    every: RunningServer, path: str, body: bytes
-) -> None:
-    got = requests.post(every.url + path, data=body, headers={"Content-Type": "application/json"}, timeout=20)
-    assert (got.status_code, list(got.json())) == (400, ["detail"])
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,20 @@ def test_a_wrong_score_request_names_the_first_pair(body: dict[str, Any], param:
         ({"query": "a"}, "body.documents"),
         ({"query": ["a"], "documents": ["b"]}, "body.query"),
         ({"query": "a", "documents": 5}, "body.documents"),
-        ({"query": "a", "documents": ["b", None]}, "body.documents"),
+        *(
+            ({"query": query, "documents": ["a"]}, "body.query")
+            for query in ({"content": "no list"}, {"content": [{"type": "smell", "smell": "x"}]})
+        ),
+        *(
+            ({"query": "a", "documents": documents}, "body.documents")
+            for documents in (
+                {},
+                ["b", None],
+                ["b", {}],
+                [{"content": "no list"}],
+                [{"content": [{"type": "text", "text": 5}]}],
+            )
+        ),
         ({"query": "a", "documents": ["b"], "top_n": -1}, "body.top_n"),
         ({"query": "a", "documents": ["b"], "top_n": None}, "body.top_n"),
         ({"query": 5, "documents": ["b"], "top_n": "x"}, "body.query"),

@@ -42,7 +42,8 @@ def allowed(tools: object) -> dict[str, object]:
         ({"top_logprobs": -2, "logprobs": True}, "top_logprobs"),
         ({"top_logprobs": "5", "logprobs": True}, "top_logprobs"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
-        ({"prompt_logprobs": -2}, "prompt_logprobs"),
+        *(({"prompt_logprobs": number}, "prompt_logprobs") for number in (-2, -0.5)),
+        ({"prompt_logprobs": -1, "stream": True}, "prompt_logprobs"),
         ({"prompt_logprobs": []}, "prompt_logprobs"),
         ({"logprob_token_ids": [1]}, "logprob_token_ids"),
         ({"logprob_token_ids": [1], "logprobs": True, "use_beam_search": True}, "logprob_token_ids"),
@@ -68,12 +69,8 @@ def allowed(tools: object) -> dict[str, object]:
         ({"structured_outputs": {"regex": "a"}, "tools": [TOOL], "tool_choice": named("weather")}, None),
         ({"structured_outputs": {"regex": "a"}, "tool_choice": None}, None),
         ({"continue_final_message": True, "add_generation_prompt": True}, None),
-        ({"cache_salt": ""}, "cache_salt"),
-        ({"cache_salt": 5}, "cache_salt"),
-        ({"cache_salt": "a@b"}, "cache_salt"),
-        ({"cache_salt": "a" * 129}, "cache_salt"),
-        ({"thinking_token_budget": -2}, "thinking_token_budget"),
-        ({"thinking_token_budget": True}, "thinking_token_budget"),
+        *(({"cache_salt": salt}, "cache_salt") for salt in ("", 5, "a@b", "a" * 129, "/", "\\", "\0")),
+        *(({"thinking_token_budget": it}, "thinking_token_budget") for it in (-2, True, 1.0, "1")),
         ({"repetition_detection": {"max_pattern_size": -1}}, None),
         ({"repetition_detection": {"max_pattern_size": 3, "min_count": 1}}, None),
         ({"messages": 5}, None),
@@ -92,6 +89,7 @@ def test_a_broken_rule_names_the_bare_field_or_none(fields: dict[str, Any], para
         {"stream_options": {}},
         {"top_logprobs": 20, "logprobs": True},
         {"prompt_logprobs": 0, "stream": True},
+        {"prompt_logprobs": -1},
         {"continue_final_message": True},
         {"continue_final_message": True, "add_generation_prompt": False},
         {"response_format": {"type": "text", "structures": 7}},
@@ -118,6 +116,7 @@ ENDS = {"begin": "<a>", "schema": {}, "end": "</a>"}
         {"structures": ENDS, "triggers": ["<a"]},
         {"structures": [ENDS], "triggers": "<a"},
         {"structures": [ENDS, {"begin": "<b>"}], "triggers": ["<a"]},
+        {"structures": [{"end": "<b>"}], "triggers": ["<a"]},
         {"structures": [ENDS], "triggers": ["<a", 5]},
     ],
 )
@@ -126,7 +125,10 @@ def test_a_structural_tag_needs_structures_and_their_triggers(tag: dict[str, Any
     assert found[0] == 400 and found[2] is not None and "response_format" in found[2]
 
 
-@pytest.mark.parametrize("tag", [{"format": {}}, {"structures": [ENDS], "triggers": ["<a"]}])
+@pytest.mark.parametrize(
+    "tag",
+    [{"format": {}}, {"structures": [], "triggers": []}, {"structures": [ENDS], "triggers": ["<a"]}],
+)
 def test_a_whole_structural_tag_is_accepted(tag: dict[str, Any]) -> None:
     assert chat(response_format={"type": "structural_tag", **tag}).response_format is not None
 

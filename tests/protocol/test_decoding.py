@@ -5,15 +5,13 @@ import math
 from typing import Any
 
 import pytest
-from msgspec import UNSET
 
 from app.http.errors import ApiError
 from app.protocol.admin import LoadAdapterRequest, UnloadAdapterRequest
 from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
-from app.protocol.decoding import Request, UnparsableBody, decode, decode_first
-from app.protocol.pooling import RerankRequest, ScoreRequest
-from app.protocol.responses import ResponsesRequest
+from app.protocol.decoding import UnparsableBody, decode, decode_first
+from app.protocol.pooling import RerankRequest
 from app.protocol.tokenize import (
     TOKENIZE_REQUESTS,
     DetokenizeRequest,
@@ -184,25 +182,6 @@ def test_a_value_of_the_wrong_type_is_named_by_its_path(field: str, value: objec
     )
 
 
-@pytest.mark.parametrize(
-    ("query", "documents", "param"),
-    [
-        ({"content": "no list"}, ["a"], "body.query"),
-        ({"content": [{"type": "smell", "smell": "x"}]}, ["a"], "body.query"),
-        (["a"], ["a"], "body.query"),
-        ("q", [{"content": "no list"}], "body.documents"),
-        ("q", ["a", {}], "body.documents"),
-        ("q", ["a", {"content": [{"type": "text", "text": 5}]}], "body.documents"),
-        ("q", {}, "body.documents"),
-    ],
-)
-def test_what_cannot_be_ranked_is_named(query: object, documents: object, param: str) -> None:
-    body = json.dumps({"query": query, "documents": documents}).encode()
-    with pytest.raises(ApiError) as caught:
-        decode(body, JSON, RerankRequest)
-    assert (caught.value.status, caught.value.param) == (400, param)
-
-
 def test_texts_and_lists_of_parts_can_be_ranked() -> None:
     parts = {"content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]}
     for query, documents in (("q", ["a", parts]), (parts, "a"), (parts, parts)):
@@ -308,72 +287,6 @@ def test_detokenize_takes_natural_numbers(tokens: object, param: str) -> None:
 def test_a_completion_without_max_tokens_gets_sixteen_even_if_it_says_null() -> None:
     assert decode(b'{"prompt":"a"}', JSON, CompletionRequest).max_tokens == 16
     assert decode(b'{"prompt":"a","max_tokens":null}', JSON, CompletionRequest).max_tokens == 16
-
-
-SAMPLING_DEFAULTS = {
-    **{"stop": [], "stop_token_ids": [], "bad_words": [], "min_tokens": 0, "length_penalty": 1.0, "n": 1},
-    **{"stream": False, "echo": False, "use_beam_search": False, "ignore_eos": False, "priority": 0},
-    **{"include_stop_str_in_output": False, "skip_special_tokens": True, "request_id": ""},
-    **{"spaces_between_special_tokens": True, "return_token_offsets": False, "mm_payload": "tensors"},
-    "routed_experts_prompt_start": 0,
-}
-"""vllm-api.md section 3."""
-CHAT_DEFAULTS = SAMPLING_DEFAULTS | {
-    **{"messages": [], "logprobs": False, "top_logprobs": 0, "tool_choice": "none"},
-    **{"include_reasoning": True, "parallel_tool_calls": True, "add_generation_prompt": True},
-    **{"continue_final_message": False, "add_special_tokens": False},
-}
-COMPLETION_DEFAULTS = SAMPLING_DEFAULTS | {"prompt": "a", "max_tokens": 16, "add_special_tokens": True}
-RESPONSES_DEFAULTS = {
-    **{"input": "a", "background": False, "parallel_tool_calls": True, "include_reasoning": True},
-    **{"service_tier": "auto", "store": True, "stream": False, "tool_choice": "none", "tools": []},
-    **{"top_logprobs": 0, "truncation": "disabled", "skip_special_tokens": True, "request_id": ""},
-    **{"include_stop_str_in_output": False, "priority": 0, "enable_response_messages": False},
-    **{"stop": [], "stop_token_ids": [], "ignore_eos": False, "mm_payload": "tensors"},
-}
-
-RANKING_DEFAULTS = {"request_id": "", "priority": 0, "max_tokens_per_query": 0, "max_tokens_per_doc": 0}
-CONVERSATION_DEFAULTS = {
-    **{"messages": [], "add_generation_prompt": True, "return_token_strs": False},
-    **{"continue_final_message": False, "add_special_tokens": False},
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "body", "defaults"),
-    [
-        (
-            TokenizePromptRequest,
-            b'{"prompt":"a"}',
-            {"prompt": "a", "add_special_tokens": True} | {"return_token_strs": False},
-        ),
-        (TokenizeChatRequest, b'{"messages":[]}', CONVERSATION_DEFAULTS),
-        (
-            RerankRequest,
-            b'{"query":"q","documents":["d"]}',
-            RANKING_DEFAULTS | {"query": "q", "documents": ["d"], "top_n": 0},
-        ),
-        (
-            ScoreRequest,
-            b'{"queries":"q","documents":"d"}',
-            RANKING_DEFAULTS | {"queries": "q", "documents": "d"},
-        ),
-        (
-            LoadAdapterRequest,
-            b'{"lora_name":"a","lora_path":"b"}',
-            {"lora_name": "a", "lora_path": "b", "load_inplace": False, "is_3d_lora_weight": False},
-        ),
-        (ChatCompletionRequest, b'{"messages":[]}', CHAT_DEFAULTS),
-        (CompletionRequest, b'{"prompt":"a"}', COMPLETION_DEFAULTS),
-        (ResponsesRequest, b'{"input":"a"}', RESPONSES_DEFAULTS),
-    ],
-)
-def test_fields_that_are_not_given_have_vllms_defaults(
-    kind: type[Request], body: bytes, defaults: dict[str, object]
-) -> None:
-    request = decode(body, "application/json", kind)
-    found = {name: getattr(request, name) for name in kind.__struct_fields__}
-    assert {name: value for name, value in found.items() if value not in (None, UNSET)} == defaults
 
 
 @pytest.mark.parametrize("name", ["", "a"])

@@ -1,6 +1,9 @@
 """Whatever arrives: a request or an ApiError, and a valid request arrives as it was sent."""
 
+import importlib
 import json
+import pkgutil
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -8,50 +11,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import app.protocol
 from app.http.errors import ApiError
-from app.protocol.admin import (
-    LoadAdapterRequest,
-    UnloadAdapterRequest,
-    UpdateWeightsRequest,
-    WeightCheckRequest,
-)
-from app.protocol.anthropic import CountTokensRequest, MessagesRequest
-from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
+from app.protocol.chat import ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import Request, decode, decode_first
-from app.protocol.generate import AbortRequest, GenerateRequest
-from app.protocol.label_reads import DecisionRequest, GenerativeScoringRequest
-from app.protocol.pooling import (
-    ClassificationRequest,
-    CohereEmbedRequest,
-    EmbeddingRequest,
-    PoolingRequest,
-    RerankRequest,
-    ScoreRequest,
-)
-from app.protocol.responses import ResponsesRequest
-from app.protocol.tokenize import (
-    TOKENIZE_REQUESTS,
-    DetokenizeRequest,
-    ScoreChatRequest,
-    ScoreTextRequest,
-    ScoreTokensRequest,
-    TokenizeChatRequest,
-    TokenizePromptRequest,
-)
+from app.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest
 from app.protocol.validation.generation import ValidatedRequest
 from app.protocol.validation.model import ModelLimits
 
 JSON = "application/json"
 KINDS: tuple[type[Request], ...] = (ChatCompletionRequest, CompletionRequest, DetokenizeRequest)
-EVERY_KIND = (
-    *KINDS,
-    *(AbortRequest, BatchChatRequest, ClassificationRequest, CountTokensRequest, EmbeddingRequest),
-    *(GenerateRequest, LoadAdapterRequest, MessagesRequest, PoolingRequest, RerankRequest, ResponsesRequest),
-    *(ScoreChatRequest, ScoreRequest, ScoreTextRequest, ScoreTokensRequest, TokenizeChatRequest),
-    *(TokenizePromptRequest, UnloadAdapterRequest, CohereEmbedRequest, DecisionRequest),
-    *(GenerativeScoringRequest, UpdateWeightsRequest, WeightCheckRequest),
-)
+
+
+def kinds_below(kind: type[Request]) -> Iterator[type[Request]]:
+    """All kinds of request that some module of the protocol declares."""
+    for one in kind.__subclasses__():
+        if one.__module__.startswith("app.protocol."):
+            yield one
+        yield from kinds_below(one)
+
+
+for module in pkgutil.iter_modules(app.protocol.__path__, "app.protocol."):
+    importlib.import_module(module.name)
+EVERY_KIND = [kind for kind in dict.fromkeys(kinds_below(Request)) if kind.__struct_fields__]
 LIMITS = ModelLimits(max_model_len=2048, vocab_size=4096)
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)

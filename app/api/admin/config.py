@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from app.script.book import ScriptBook
 
 FAKES = "fake-metrics"
-"""The one setting of which only parts are given."""
+"""The one setting that may be given in parts."""
 CHECK = "/admin/config?check=true"
 TIMEOUT_S = 5.0
 PASSED_ON = ("authorization", "x-admin-key", "content-type")
@@ -53,7 +53,7 @@ def routes(
         return json_response({row.name: row.help for row in live.current.table.rows if row.live})
 
     def change(context: RequestContext) -> Response:
-        """Change some settings, all or none; answers with all of them. `?check=true` changes nothing."""
+        """Change some settings, all or none; the answer has all settings. `?check=true` changes nothing."""
         data = body.read(context)
         values = _object(data)
         try:
@@ -108,12 +108,12 @@ def fake_metrics_routes(body: BodyLimits, live: LiveSettings) -> list[Route]:
 
 
 def concerns_all(context: RequestContext) -> bool:
-    """Whether a request is for all ranks."""
+    """True for a request that concerns all ranks."""
     return context.argument("ranks") == "all"
 
 
 class PeerRanks:
-    """The other ranks of this server, asked over the loopback for what concerns them all.
+    """The other ranks of this server: requests that concern all ranks reach them over the loopback.
 
     `others` are rank and base URL of each.
     """
@@ -166,10 +166,10 @@ def _pool() -> PoolManager:
 
 
 def script_routes(book: ScriptBook, siblings: PeerRanks) -> list[Route]:
-    """The report of `book`, and how to begin a new one; with `?ranks=all` of all ranks."""
+    """The report of `book`, and how to begin a new one; `?ranks=all` is for all ranks."""
 
     def script(context: RequestContext) -> Response:
-        """Which rule of which script has answered how often."""
+        """How often each rule of each script has answered."""
         return json_response(siblings.answers(context, book.report()))
 
     def begin_anew(context: RequestContext) -> Response:

@@ -1,34 +1,46 @@
-"""The development routes: sleep and wake, pause and resume, caches, server info, profiler, elastic ranks."""
+"""The development routes: sleep, pause, caches, server info, profiler, elastic ranks, weights of trainers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
 from app.engine.lifecycle import Operations
+from app.engine.weights import Weights
 from app.engine.wire import DEEPEST_SLEEP, PauseMode
 from app.http.body import BodyLimits
 from app.http.connection import leaving
 from app.http.context import RequestContext
-from app.http.errors import ApiError, internal, malformed
+from app.http.errors import ApiError, bad_request, internal, malformed
 from app.http.response import Response, json_response
 from app.http.route import Route, get, post
-from app.protocol.admin import StartProfileRequest
-from app.protocol.decoding import check_content_type, decode, decode_query, read_json
+from app.protocol.admin import (
+    FinishUpdateRequest,
+    InitTransferRequest,
+    StartProfileRequest,
+    UpdateWeightsRequest,
+    WeightCheckRequest,
+    WeightVersionRequest,
+    WorldSizeQuery,
+)
+from app.protocol.decoding import (
+    Request,
+    check_content_type,
+    decode,
+    decode_embedded,
+    decode_query,
+    read_json,
+)
 
 
 class SleepQuery(Struct):
-    """The query of POST /sleep."""
-
     level: Annotated[int, Meta(ge=0, le=DEEPEST_SLEEP)] = 1
     mode: PauseMode = "abort"
 
 
 class PauseQuery(Struct):
-    """The query of POST /pause."""
-
     mode: PauseMode = "abort"
     clear_cache: bool = True
 
@@ -42,8 +54,6 @@ class ResetQuery(Struct):
 
 
 class InfoQuery(Struct):
-    """The query of GET /server_info."""
-
     config_format: Literal["text", "json"] = "text"
 
 
@@ -71,11 +81,11 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str,
         return json_response({"status": "awake" if awake else "sleeping", "tags": tags})
 
     def is_sleeping(context: RequestContext) -> Response:
-        """Whether the model sleeps, which a pause is a kind of."""
+        """True while the model sleeps or is paused."""
         return json_response({"is_sleeping": lifecycle.is_sleeping or lifecycle.paused})
 
     def pause(context: RequestContext) -> Response:
-        """Begin no more requests; mode says what becomes of those that run."""
+        """Begin no more requests; `mode` decides about running requests."""
         query = decode_query(context.query(), PauseQuery)
         with leaving(context.connection) as left:
             lifecycle.pause(query.mode, left, query.clear_cache)
@@ -87,7 +97,7 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str,
         return json_response({"status": "resumed"})
 
     def is_paused(context: RequestContext) -> Response:
-        """Whether requests wait."""
+        """True while new requests have to wait."""
         return json_response({"is_paused": lifecycle.paused})
 
     def reset_prefix_cache(context: RequestContext) -> Response:
@@ -96,7 +106,7 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str,
         return json_response({"success": lifecycle.reset_prefix_cache(query.reset_running_requests)})
 
     def reset_other_cache(context: RequestContext) -> Response:
-        """Forget cached media, of which there are none."""
+        """Succeed: no media are cached here."""
         return Response(b"", 200)
 
     def server_info(context: RequestContext) -> Response:
@@ -171,3 +181,114 @@ def elastic_routes(body: BodyLimits, ranks: int) -> list[Route]:
 def _check_positive(name: str, value: object) -> None:
     if not isinstance(value, int) or value <= 0:
         raise malformed(f"{name} must be a positive integer")
+
+
+T = TypeVar("T", bound=Request)
+QUIET = ("check_health", "determine_available_memory", "reload_weights", "sleep", "wake_up", "profile")
+"""Methods of a worker that return nothing and change nothing that a client sees here."""
+
+
+def weight_routes(weights: Weights, body: BodyLimits, ranks: int) -> list[Route]:
+    """`ranks` is how many there are of the server."""
+
+    def read(context: RequestContext, kind: type[T]) -> T:
+        return decode_embedded(body.read(context), context.content_type, kind)
+
+    def init_weight_transfer_engine(context: RequestContext) -> Response:
+        """Begin to take weights from a trainer."""
+        read(context, InitTransferRequest)
+        weights.connect()
+        return json_response({"message": "Weight transfer initialized"})
+
+    def shutdown_weight_transfer_engine(context: RequestContext) -> Response:
+        """Take no more weights from a trainer."""
+        weights.disconnect()
+        return json_response({"message": "Weight transfer shut down"})
+
+    def start_weight_update(context: RequestContext) -> Response:
+        """Begin an update."""
+        weights.start()
+        return json_response({"message": "Weight update started"})
+
+    def start_draft_weight_update(context: RequestContext) -> Response:
+        """Begin an update of a draft model."""
+        weights.start_draft()
+        return json_response({"message": "Draft weight update started"})
+
+    def update_weights(context: RequestContext) -> Response:
+        """Take weights."""
+        read(context, UpdateWeightsRequest)
+        weights.update()
+        return json_response({"message": "Weights updated"})
+
+    def finish_weight_update(context: RequestContext) -> Response:
+        """End an update; the weights have another version then, if one is named."""
+        weights.finish(read(context, FinishUpdateRequest).weight_version)
+        return json_response({"message": "Weight update finished"})
+
+    def update_weight_version(context: RequestContext) -> Response:
+        """Call the weights otherwise."""
+        weights.version = read(context, WeightVersionRequest).new_version
+        return json_response({"success": True, "new_version": weights.version})
+
+    def weight_info(context: RequestContext) -> Response:
+        """The version of the weights."""
+        return json_response({"weight_version": weights.version})
+
+    def weight_checker(context: RequestContext) -> Response:
+        """Digest the weights, compare their digests with a baseline, or make the weights zero."""
+        asked = read(context, WeightCheckRequest)
+        if asked.action == "reset":
+            weights.reset()
+            return json_response({"status": "reset"})
+        if asked.action == "checksum":
+            return json_response({"checksums": weights.checksums()})
+        if asked.baseline is None:
+            raise malformed("action='compare' requires a 'baseline' object")
+        return json_response(_compared(weights.checksums(), asked.baseline))
+
+    def get_world_size(context: RequestContext) -> Response:
+        """Devices of all ranks, or of one."""
+        asked = decode_query(context.query(), WorldSizeQuery)
+        return json_response({"world_size": weights.devices * (ranks if asked.include_dp else 1)})
+
+    methods: Mapping[str, Callable[[], object]] = {
+        **dict.fromkeys(QUIET, lambda: None),
+        "reset_weights": weights.reset,
+        "start_weight_update": weights.start,
+        "shutdown_weight_transfer_engine": weights.disconnect,
+        "compute_weight_checksums": weights.checksums,
+    }
+
+    def collective_rpc(context: RequestContext) -> Response:
+        """Call a method of the workers; the answer has a result for each device."""
+        asked = read_json(body.read(context))
+        if not isinstance(asked, dict):
+            raise malformed("the body must be a JSON object")
+        method = asked.get("method")
+        if method is None:
+            raise malformed("the body has no 'method'")
+        if not isinstance(asked.get("args", ()), list | tuple | str | dict):
+            raise bad_request("the body's 'args' must be a list")
+        if method not in methods:
+            raise internal(f"Method {method!r} is not implemented.")
+        return json_response({"results": [methods[method]()] * weights.devices})
+
+    return [
+        post("/init_weight_transfer_engine", init_weight_transfer_engine),
+        post("/shutdown_weight_transfer_engine", shutdown_weight_transfer_engine),
+        post("/start_weight_update", start_weight_update),
+        post("/start_draft_weight_update", start_draft_weight_update),
+        post("/update_weights", update_weights),
+        post("/finish_weight_update", finish_weight_update),
+        post("/update_weight_version", update_weight_version),
+        get("/weight_info", weight_info),
+        post("/weight_checker", weight_checker),
+        get("/get_world_size", get_world_size),
+        post("/collective_rpc", collective_rpc),
+    ]
+
+
+def _compared(now: Mapping[str, str], baseline: Mapping[str, str]) -> dict[str, object]:
+    others = sorted(name for name in now.keys() | baseline.keys() if now.get(name) != baseline.get(name))
+    return {"match": not others, "mismatches": others}

@@ -1,4 +1,4 @@
-"""What the server tells of itself: health, version, load, metrics, memory, and the audit of clients."""
+"""Reports on the server: health, version, load, metrics, memory, plugins, and the audit of clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from config.plugins import API
 
 
 class Drains(Protocol):
-    """What answers requests, until it is told to take no more."""
+    """An engine that may be drained."""
 
     @property
     def draining(self) -> bool: ...
@@ -41,7 +41,7 @@ def health_routes(
 ) -> list[Route]:
 
     def health(context: RequestContext) -> Response:
-        """200 as long as the process serves at all; 503 while an engine of its own process is gone."""
+        """200 as long as the process serves at all; 503 while a separate engine process is gone."""
         return Response(b"", 200 if healthy() else 503)
 
     def health_ready(context: RequestContext) -> Response:
@@ -67,7 +67,7 @@ def health_routes(
 
 
 ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
-"""vLLM mounts the metrics as an application of their own, which does not look at the method."""
+"""vLLM mounts the metrics as a separate application, which does not look at the method."""
 
 
 def metrics_routes(exposition: Exposition) -> list[Route]:
@@ -103,14 +103,14 @@ def statistics_routes(figures: Callable[[], Figures]) -> list[Route]:
 
 
 Caches = Callable[[], Mapping[str, Bounded]]
-"""The caches of a room, by name; some of them are there only after the start."""
+"""The caches of a room, by name; some exist only after the start."""
 
 
 def memory_routes(rooms: Iterable[Caches]) -> list[Route]:
     """`rooms` is looked through at each request: it may grow."""
 
     def memory(context: RequestContext) -> Response:
-        """Bytes of each cache, and of all of them."""
+        """Bytes of each cache, and their sum."""
         caches = {name: cache for room in rooms for name, cache in room().items()}
         sizes = {
             name: {"size_bytes": cache.size_bytes, "limit_bytes": cache.limit_bytes}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isnan
 from typing import Any, cast
 
@@ -45,62 +45,55 @@ MODALITIES = ("image", "image", "audio", "video")
 LONGEST_SALT = 1024
 
 
-def asked_of(message: Any, prompt: str | list[int], max_model_len: int) -> CompletionRequest:
-    """The same, of `prompt`. ApiError 400 for a field that makes no sense, or that nothing here can do."""
+SAME = (
+    *("top_k", "min_p", "frequency_penalty", "presence_penalty", "min_tokens", "skip_special_tokens"),
+    *("spaces_between_special_tokens", "ignore_eos", "include_stop_str_in_output"),
+)
+"""Fields of `SamplingParams` that a completion has by the same names."""
+ONE_UNLESS_SET = ("n", "top_p", "repetition_penalty")
+"""Fields that are 1 where a message leaves them out, or has 0."""
+OPTIONAL: Mapping[str, float | None] = {
+    **{"temperature": 1.0, "logprobs": None, "prompt_logprobs": None},
+    **{"seed": None, "truncate_prompt_tokens": None, "max_tokens": None},
+}
+"""Fields that know whether they are set, with the values that stand for unset ones."""
+
+
+def completion_of(message: Any, prompt: str | list[int], max_model_len: int) -> CompletionRequest:
+    """A message as a completion of `prompt`. ApiError 400 for a field that is wrong, or not served."""
     at = message.sampling_params
-    room = max_model_len
-    if isinstance(prompt, list) and not at.HasField("truncate_prompt_tokens"):
-        room -= len(prompt)
-    most = at.max_tokens if at.HasField("max_tokens") else room
-    if most < 1:
-        raise bad_request(f"max_tokens must be at least 1, got {most}", "max_tokens")
+    given: dict[str, Any] = {name: getattr(at, name) for name in SAME}
+    given |= {name: getattr(at, name) or 1 for name in ONE_UNLESS_SET}
+    given |= {name: getattr(at, name) if at.HasField(name) else usual for name, usual in OPTIONAL.items()}
+    if given["max_tokens"] is None:
+        is_whole = isinstance(prompt, list) and given["truncate_prompt_tokens"] is None
+        given["max_tokens"] = max_model_len - (len(prompt) if is_whole else 0)
+    if given["max_tokens"] < 1:
+        raise bad_request(f"max_tokens must be at least 1, got {given['max_tokens']}", "max_tokens")
     if len(at.stop) > MAX_STOP_STRINGS:
         raise bad_request(f"stop has {len(at.stop)} texts, at most {MAX_STOP_STRINGS} are possible", "stop")
-    asked = CompletionRequest(
-        prompt=prompt,  # type: ignore[arg-type]  # a list is invariant
-        max_tokens=most,
-        n=at.n or 1,
-        temperature=at.temperature if at.HasField("temperature") else 1.0,
-        top_p=at.top_p or 1.0,
-        top_k=at.top_k,
-        min_p=at.min_p,
-        frequency_penalty=at.frequency_penalty,
-        presence_penalty=at.presence_penalty,
-        repetition_penalty=at.repetition_penalty or 1.0,
-        min_tokens=at.min_tokens,
-        stop=list(at.stop),
-        stop_token_ids=list(at.stop_token_ids),
-        skip_special_tokens=at.skip_special_tokens,
-        spaces_between_special_tokens=at.spaces_between_special_tokens,
-        ignore_eos=at.ignore_eos,
-        logprobs=at.logprobs if at.HasField("logprobs") else None,
-        prompt_logprobs=at.prompt_logprobs if at.HasField("prompt_logprobs") else None,
-        seed=at.seed if at.HasField("seed") else None,
-        include_stop_str_in_output=at.include_stop_str_in_output,
-        logit_bias={str(token): bias for token, bias in at.logit_bias.items()} or None,
-        truncate_prompt_tokens=_truncation(at),
-        structured_outputs=_constraint(at),
-        stream=message.stream,
-        request_id=message.request_id,
-        kv_transfer_params=transfer_of(message),
-    )
+    if (given["truncate_prompt_tokens"] or 0) < -1:
+        raise bad_request("truncate_prompt_tokens must be at least -1", "truncate_prompt_tokens")
     if any(map(isnan, at.logit_bias.values())):
         raise bad_request("logit_bias has a value that is no number", "logit_bias")
     for name in ("logprobs", "prompt_logprobs"):
-        rules.check_number(name, getattr(asked, name))
-        if (getattr(asked, name) or 0) < -1:
+        rules.check_number(name, given[name])
+        if (given[name] or 0) < -1:
             raise bad_request(f"{name} must be 0 or more, or -1", name)
-    if asked.structured_outputs is not None:
-        rules.check_structural_tag(asked.structured_outputs)
-    return asked
-
-
-def _truncation(at: Any) -> int | None:
-    if not at.HasField("truncate_prompt_tokens"):
-        return None
-    if at.truncate_prompt_tokens < -1:
-        raise bad_request("truncate_prompt_tokens must be at least -1", "truncate_prompt_tokens")
-    return int(at.truncate_prompt_tokens)
+    form = _constraint(at)
+    if form is not None:
+        rules.check_structural_tag(form)
+    return CompletionRequest(
+        prompt=prompt,  # type: ignore[arg-type]  # a list is invariant
+        stop=list(at.stop),
+        stop_token_ids=list(at.stop_token_ids),
+        logit_bias={str(token): bias for token, bias in at.logit_bias.items()} or None,
+        structured_outputs=form,
+        stream=message.stream,
+        request_id=message.request_id,
+        kv_transfer_params=transfer_of(message),
+        **given,
+    )
 
 
 def _constraint(at: Any) -> StructuredOutputs | None:
@@ -110,13 +103,11 @@ def _constraint(at: Any) -> StructuredOutputs | None:
         return None
     if name == "choice":
         return StructuredOutputs(choice=list(at.choice.choices))
-    if name == "json_schema":
-        return StructuredOutputs(json=at.json_schema)
-    return StructuredOutputs(**{name: getattr(at, name)})
+    return StructuredOutputs(**{"json" if name == "json_schema" else name: getattr(at, name)})
 
 
 def transfer_of(message: Any) -> JsonObject | None:
-    """Where the prompt's cache is, or that it is to be kept for another: JSON, or the older typed field."""
+    """`kv_transfer_params`, from JSON or the older typed field. ApiError 400 for JSON that is no object."""
     if message.HasField("kv_transfer_params_json"):
         try:
             params = msgspec.json.decode(message.kv_transfer_params_json)
@@ -132,9 +123,9 @@ def transfer_of(message: Any) -> JsonObject | None:
 
 
 def features_of(message: Any, tokens: int) -> Features | None:
-    """Images and the like that a gateway has prepared: the hashes by which cached blocks know them.
+    """Hashes and placeholders of media that a gateway has prepared; blocks are cached under the hashes.
 
-    ApiError 400 for media that nobody could fetch here, or that are not where they are said to be.
+    ApiError 400 for media that this server cannot fetch, and for placeholders outside of the prompt.
     """
     if message.HasField("media_refs"):
         raise bad_request("media_refs need a media processor, and this server has none.", "media_refs")
@@ -164,7 +155,7 @@ def features_of(message: Any, tokens: int) -> Features | None:
 
 
 def _names(batch: Any) -> Sequence[str]:
-    """A hash of each item: a gateway that gives none gets those of what it sent."""
+    """A hash of each item. Items without hashes get hashes of the whole batch."""
     if batch.mm_hashes:
         return list(batch.mm_hashes)
     whole = hashlib.sha256(batch.SerializeToString()).hexdigest()
@@ -172,7 +163,7 @@ def _names(batch: Any) -> Sequence[str]:
 
 
 def _check_tensors(batch: Any) -> None:
-    """Tensors are read by nobody here; those that no server of this version could fetch are refused."""
+    """ApiError 400 for tensors in other places, which no server of this version could fetch."""
     tensors: Mapping[str, Any] = batch.model_specific_tensors
     for tensor in (batch.pixel_values, *tensors.values()):
         if tensor.WhichOneof("payload") == "remote":
@@ -182,30 +173,37 @@ def _check_tensors(batch: Any) -> None:
 NO_MESSAGE = b"\xff\xff\xff"
 """No field begins so."""
 COMPLETE = b"\x12"
-"""How a message begins that tells the end of a choice."""
+"""First byte of a message that ends a choice."""
 
 
-class MessageDamage:
-    """Alters the messages of one call, counted from 1. `is_over` says that no more may come."""
+class DamagedMessages(EventStream):
+    """A stream of messages with `damage`, which counts them from 1: the call may end, or break, early."""
 
-    def __init__(self, damage: Damage) -> None:
-        self._damage = damage
-        self._number = 0
-        self.was_damaged = self.is_over = ends_after(damage, 0)
+    __slots__ = ("_damage", "_is_over", "_number", "was_damaged")
 
-    def applied(self, data: bytes) -> bytes:
-        """What leaves instead of these messages."""
-        kept = []
-        for message in _messages(data):
-            if self.is_over:
-                break
+    def __init__(self, writer: GenerateWriter, choices: int, damage: Damage) -> None:
+        super().__init__(writer, choices)
+        self._damage, self._number = damage, 0
+        self.was_damaged = self._is_over = ends_after(damage, 0)
+        writer.damage = self._altered
+
+    @property
+    def is_cut_off(self) -> bool:
+        return self.was_damaged and not isinstance(self._damage, MalformedChunkRule)
+
+    def _altered(self, data: bytes) -> bytes:
+        """The bytes that are sent instead of these messages."""
+        kept, at = [], 0
+        while at < len(data) and not self._is_over:
+            begin = at + PREFIX_BYTES
+            at = begin + int.from_bytes(data[at + 1 : begin], "big")
             self._number += 1
-            kept.append(self._altered(message))
+            kept.append(self._altered_one(data[begin:at]))
             if ends_after(self._damage, self._number):
-                self.was_damaged = self.is_over = True
+                self.was_damaged = self._is_over = True
         return b"".join(kept)
 
-    def _altered(self, message: bytes) -> bytes:
+    def _altered_one(self, message: bytes) -> bytes:
         damage = self._damage
         if isinstance(damage, MalformedChunkRule) and self._number == damage.chunk:
             changed = framed(NO_MESSAGE + message)
@@ -218,68 +216,32 @@ class MessageDamage:
         self.was_damaged = True
         return changed
 
-
-def _messages(data: bytes) -> Iterator[bytes]:
-    at = 0
-    while at < len(data):
-        begin = at + PREFIX_BYTES
-        at = begin + int.from_bytes(data[at + 1 : begin], "big")
-        yield data[begin:at]
-
-
-class DamagedMessages(EventStream):
-    """A stream of messages with `damage`: `writer` is told of it, and the call ends, or breaks, early."""
-
-    __slots__ = ("_damage", "_rule")
-
-    def __init__(self, writer: GenerateWriter, choices: int, damage: Damage) -> None:
-        super().__init__(writer, choices)
-        self._rule, self._damage = damage, MessageDamage(damage)
-        writer.damage = self._damage
-
-    @property
-    def was_damaged(self) -> bool:  # type: ignore[override]
-        """It has come to that."""
-        return self._damage.was_damaged
-
-    @property
-    def is_cut_off(self) -> bool:
-        """The end is missing."""
-        return self.was_damaged and not isinstance(self._rule, MalformedChunkRule)
-
     def emit(self, output: EngineOutput) -> TakeToken | None:
-        """Take an output; none by itself."""
         super().emit(output)
         transport = self.transport
-        if self._damage.is_over and self.unfinished and transport is not None and not transport.lags:
+        if self._is_over and self.unfinished and transport is not None and not transport.lags:
             self.unfinished = 0
             if self.handle is not None:
                 self.handle.abort()
-            self._end()
+            if isinstance(self._damage, DisconnectRule):
+                transport.break_off()
+            else:
+                transport.write(b"", True)
         return None
 
     def next_slice(self) -> tuple[bytes, bool, bool]:
-        """See `EventStream`."""
         data, more, last = super().next_slice()
-        if not self._damage.is_over:
+        if not self._is_over:
             return data, more, last
         self.unfinished = 0
-        if isinstance(self._rule, DisconnectRule) and self.transport is not None:
+        if isinstance(self._damage, DisconnectRule) and self.transport is not None:
             self.transport.write(data)
             self.transport.break_off()
             return b"", False, False
         return data, False, True
 
-    def _end(self) -> None:
-        if self.transport is None:
-            return
-        if isinstance(self._rule, DisconnectRule):
-            self.transport.break_off()
-        else:
-            self.transport.write(b"", True)
-
     def close(self) -> None:
-        """Whoever is cut off has not left."""
+        """A client that is cut off has not left."""
         super().close()
         self.gone = self.gone and not self.is_cut_off
 
@@ -295,18 +257,18 @@ def generate_method(frontend: Frontend) -> RpcMethod:
         if kind is None or kind == "tokenized" and not message.tokenized.input_ids:
             raise bad_request("a prompt is needed: tokenized, or text", "input")
         given: str | list[int] = message.text if kind == "text" else _ids(message, frontend)
-        asked = asked_of(message, given, frontend.limits.max_model_len)
-        accepted = frontend.admit(asked, context)
+        request = completion_of(message, given, frontend.limits.max_model_len)
+        accepted = frontend.admit(request, context)
         if message.HasField("data_parallel_rank") and message.data_parallel_rank != frontend.rank:
             text = f"data_parallel_rank is {message.data_parallel_rank}, but this is rank {frontend.rank}."
             raise bad_request(text, "data_parallel_rank")
         if isinstance(given, str):
             features_of(message, 0)
             frontend.check_text(given)
-            ids = frontend.fit(asked, frontend.tokenizer.encode(given, True))
+            ids = frontend.fit(request, frontend.tokenizer.encode(given, True))
             prompt = Prompt(ids, given, (("user", given),) if frontend.keeps_turns else ())
         else:
-            ids = frontend.fit(asked, given)
+            ids = frontend.fit(request, given)
             prompt = Prompt(ids, frontend.tokenizer.decode(ids, False), (), features_of(message, len(ids)))
         request_id = message.request_id or frontend.identity.fresh_id()
         meta = ResponseMeta(request_id, frontend.identity.now_s(), accepted.model, "")
@@ -314,10 +276,10 @@ def generate_method(frontend: Frontend) -> RpcMethod:
             accepted.n,
             len(ids),
             message.stream,
-            asked.logprobs,
-            asked.prompt_logprobs,
+            request.logprobs,
+            request.prompt_logprobs,
             ids,
-            address_of(asked, frontend.identity, meta, len(ids)),
+            address_of(request, frontend.identity, meta, len(ids)),
         )
         response = frontend.submit(accepted, meta, [prompt], writer, context, responder=responder)
         return cast(RpcResponse, response)
@@ -363,13 +325,11 @@ class RpcResponder(Responder):
         return response
 
     def broken(self, error: ApiError, writer: ResponseWriter) -> Response:
-        """The status tells it."""
+        """Raises the error, which becomes the status."""
         raise error
 
 
 class MessageStream(EventStream):
-    """An `EventStream` of messages."""
-
     __slots__ = ()
 
     def emit(self, output: EngineOutput) -> TakeToken | None:
@@ -392,7 +352,6 @@ class PlainMessages:
         self._stream, self._index, self._heads, self._tail, self._choice = stream, index, heads, tail, choice
 
     def take(self, text: str, token_id: int, at_s: float) -> None:
-        """See `TakeToken`."""
         stream = self._stream
         transport = stream.transport
         if transport is None or transport.lags or not stream.unfinished:

@@ -6,7 +6,7 @@ They are made by protoc: their fields have no types that a checker would know.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
@@ -17,7 +17,7 @@ from app.http.errors import ApiError, bad_request
 from app.http.rpc import RpcResponse, framed
 
 LONG: Final = 1 << 17
-"""Bytes, of a message, or of all of it but texts, tensors and tokens, that may be whatever they like."""
+"""Bytes of a message beside its texts, tensors and tokens; shorter messages are not looked at."""
 MOST_TOKENS: Final = 1 << 18
 """Of a prompt that is longer than the context and will be cut."""
 VARINT, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5
@@ -35,7 +35,7 @@ LARGE: Final[Mapping[str, Fields]] = {
     "GenerateRequest": {2: TOKENIZED, 3: TEXT, 4: CONSTRAINTS, 7: MEDIA, 11: MEDIA},
     "EmbedRequest": {2: TOKENIZED},
 }
-"""By message, the fields in which much may be: their numbers, and what is in them."""
+"""Large fields of each message, by number, with their contents."""
 
 
 def check_size(data: bytes, name: str, most_tokens: int, within: Slices) -> None:
@@ -50,7 +50,6 @@ class _Scan:
         self._others = self._tokens = 0
 
     def look(self, at: int, end: int, fields: Fields) -> None:
-        """At the fields from `at` to `end`."""
         while at < end:
             begin = at
             tag, at = self._number(at)
@@ -107,14 +106,8 @@ common: Any = common_pb2
 SERVICE = "vllm.grpc.engine.VllmEngine"
 
 
-class Message(Protocol):
-    """Any message."""
-
-    def SerializeToString(self) -> bytes: ...
-
-
 def read(context: RequestContext, kind: Any, most_tokens: int = 0) -> Any:
-    """The message in the body, of type `kind`. ApiError 400 for what is none, or has too much in it.
+    """The message in the body, of type `kind`. ApiError 400 for a message that is broken or too large.
 
     A prompt may have `most_tokens`, and some more. May pause.
     """
@@ -126,9 +119,14 @@ def read(context: RequestContext, kind: Any, most_tokens: int = 0) -> Any:
         raise bad_request(f"The message is no {kind.DESCRIPTOR.full_name}.") from None
 
 
-def answer(message: Message) -> RpcResponse:
+def framed_message(message: Any) -> bytes:
+    """A message as bytes, behind their length."""
+    return framed(message.SerializeToString())
+
+
+def answer(message: Any) -> RpcResponse:
     """A call's only message."""
-    return RpcResponse(framed(message.SerializeToString()))
+    return RpcResponse(framed_message(message))
 
 
 def varint(number: int) -> bytes:

@@ -1,39 +1,187 @@
-"""All that a server answers over gRPC, and Embed: the vector of a prompt of tokens."""
+"""All methods of a server over gRPC; those that answer at once: what a gateway asks about it, and Embed."""
 
 from __future__ import annotations
 
 import math
-from array import array
+import os
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import chain
 
+from gevent.event import Event
+
 from app.api.frontend import Frontend
-from app.api.grpc.events import events_method
 from app.api.grpc.generate import generate_method
-from app.api.grpc.information import ServerFacts
-from app.api.grpc.messages import SERVICE, answer, engine, read
-from app.api.grpc.standard import HEALTH, REFLECTIONS, health_methods, reflection_methods, unimplemented
-from app.api.grpc.tokenizer import tokenizer_method
+from app.api.grpc.messages import SERVICE, answer, common, engine, read
+from app.api.grpc.streams import (
+    HEALTH,
+    REFLECTIONS,
+    events_method,
+    health_methods,
+    reflection_methods,
+    tokenizer_method,
+    unimplemented,
+)
 from app.api.identity import ResponseMeta
-from app.api.pooling.places import enter, of_inputs, prompt_ids, take_places
 from app.api.pooling.routes import EMBEDDINGS, served_routes
+from app.api.pooling.runner import PoolingRunner
+from app.engine.client import EngineClient
+from app.engine.lifecycle import Operations
 from app.http.context import RequestContext
-from app.http.errors import bad_request
+from app.http.errors import ApiError, bad_request
 from app.http.rpc import RpcMethod, RpcResponse, RpcService
 from app.kvcache.event_sender import EventSender
 from app.pooling.model import PoolingModel
-from app.pooling.numbers import Turns
 from app.protocol.pooling import EmbeddingRequest
 from app.protocol.validation.generation import check_prompt_length
-from config.settings import ModelSettings
+from app.tokenization import Tokenizer
+from config.settings import ModelSettings, Settings
+
+SERVER_TYPE = "vllm-grpc"
+LOOK_AGAIN_S = 0.01
+LONGEST_WAIT_S = 60.0
+"""For a server that is to be idle before its cache is flushed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """The server as gateways see it. `usage` is the share of the KV cache in use, from 0 to 1."""
+
+    settings: Callable[[], Settings]
+    engine: EngineClient
+    lifecycle: Operations
+    tokenizer: Tokenizer
+    rank: int
+    usage: Callable[[], float]
+    started_s: float
+    """Moment of the monotonic clock."""
+
+    def methods(self) -> list[RpcMethod]:
+        """All but those that generate, embed or go on for long."""
+        handlers = {
+            "HealthCheck": self.health_check,
+            "Abort": self.abort,
+            "GetModelInfo": self.model_info,
+            "GetServerInfo": self.server_info,
+            "GetLoads": self.loads,
+            "FlushCache": self.flush_cache,
+            "StartProfile": self.profile,
+            "StopProfile": self.profile,
+        }
+        return [RpcMethod(f"/{SERVICE}/{name}", handle) for name, handle in handlers.items()]
+
+    def health_check(self, context: RequestContext) -> RpcResponse:
+        """The health of the engine."""
+        read(context, engine.HealthCheckRequest)
+        healthy = self.engine.healthy
+        message = "Health" if healthy else "Engine is not alive"
+        return answer(engine.HealthCheckResponse(healthy=healthy, message=message))
+
+    def abort(self, context: RequestContext) -> RpcResponse:
+        """End requests by their ids, with the reason `abort`. Unknown ids are ignored."""
+        ids = read(context, engine.AbortRequest).request_ids
+        if ids:
+            self.engine.interrupt(frozenset(ids))
+        return answer(engine.AbortResponse())
+
+    def model_info(self, context: RequestContext) -> RpcResponse:
+        """The model and its tokenizer."""
+        read(context, engine.GetModelInfoRequest)
+        settings = self.settings()
+        model, tokenizer = settings.model, self.tokenizer
+        return answer(
+            engine.GetModelInfoResponse(
+                model_path=model.model,
+                is_generation=model.task == "generate",
+                max_context_length=model.max_model_len,
+                vocab_size=tokenizer.vocab_size or 0,
+                served_model_name=model.served_names[0],
+                tokenizer_path=settings.tokenizer.tokenizer or model.model,
+                eos_token_ids=sorted(tokenizer.eos_token_ids),
+                max_req_input_len=model.max_model_len,
+            )
+        )
+
+    def server_info(self, context: RequestContext) -> RpcResponse:
+        """The server, as a router needs to know it. There is no connector, and no processor of media."""
+        read(context, engine.GetServerInfoRequest)
+        settings = self.settings()
+        return answer(
+            engine.GetServerInfoResponse(
+                active_requests=self.engine.running + self.engine.waiting,
+                is_paused=self.lifecycle.paused,
+                uptime_seconds=time.monotonic() - self.started_s,
+                server_type=SERVER_TYPE,
+                data_parallel_size=settings.server.data_parallel_size,
+                kv_cache_dtype="auto",
+                block_size=settings.kvcache.block_size,
+                pairing_protocol=os.environ.get("SMG_PAIRING_PROTOCOL", ""),
+                max_num_seqs=settings.scheduling.max_num_seqs,
+                engine_reasoning_parser=settings.reply.reasoning_parser,
+                constrained_decoding_start="first_token",
+            )
+        )
+
+    def loads(self, context: RequestContext) -> RpcResponse:
+        """Running and waiting requests of this rank. ApiError 400 for another. Of `include` only `core`."""
+        asked, settings = read(context, engine.GetLoadsRequest), self.settings()
+        if asked.HasField("dp_rank") and asked.dp_rank != self.rank:
+            text = f"dp_rank is {asked.dp_rank}, but this port serves rank {self.rank} only."
+            raise ApiError(400, "BadRequestError", text, "dp_rank")
+        running, waiting = self.engine.running, self.engine.waiting
+        capacity = settings.kvcache.kv_cache_size * settings.kvcache.block_size
+        usage = self.usage()
+        load = engine.SchedulerLoad(
+            dp_rank=self.rank,
+            num_running_reqs=running,
+            num_waiting_reqs=waiting,
+            num_total_reqs=running + waiting,
+            num_used_tokens=round(usage * capacity),
+            max_total_num_tokens=min(capacity, 2**31 - 1),
+            token_usage=usage,
+            utilization=min(1.0, running / settings.scheduling.max_num_seqs),
+            max_running_requests=settings.scheduling.max_num_seqs,
+        )
+        return answer(
+            engine.GetLoadsResponse(
+                timestamp=datetime.now(UTC).isoformat(),
+                version=settings.model.vllm_version,
+                dp_rank_count=1,
+                loads=[load],
+            )
+        )
+
+    def flush_cache(self, context: RequestContext) -> RpcResponse:
+        """Empty the cache once nothing runs. Waits up to `timeout_s`."""
+        wait_s = read(context, common.FlushCacheRequest).timeout_s
+        until_s = time.monotonic() + min(max(0.0, wait_s), LONGEST_WAIT_S)
+        never = Event()
+        while self.engine.running and time.monotonic() < until_s:
+            never.wait(LOOK_AGAIN_S)
+        if self.engine.running:
+            message = f"{self.engine.running} requests are running: the cache is kept."
+            return answer(common.FlushCacheResponse(success=False, message=message))
+        done = self.lifecycle.reset_prefix_cache()
+        return answer(
+            common.FlushCacheResponse(success=done, message="" if done else "Requests are running.")
+        )
+
+    def profile(self, context: RequestContext) -> RpcResponse:
+        """Begins or ends to profile nothing."""
+        read(context, common.StartProfileRequest)
+        profiling = self.settings().server.profiling
+        message = "" if profiling else "The server was started without profiling."
+        return answer(common.ProfileResponse(success=profiling, message=message))
 
 
 def embed_method(frontend: Frontend, settings: ModelSettings) -> RpcMethod:
-    """The method, which only a model that embeds has."""
     path = f"/{SERVICE}/Embed"
     if EMBEDDINGS not in served_routes(settings):
         return unimplemented(path, "This model does not embed: that needs --task embed.")
-    model = PoolingModel(settings.default_embedding_dimensions, 1, frontend.tokenizer)
+    runner = PoolingRunner(frontend)
+    model = PoolingModel(settings.default_embedding_dimensions, 1, frontend.tokenizer, runner.pace)
 
     def embed(context: RequestContext) -> RpcResponse:
         """The vector that POST /v1/embeddings gives for the same tokens."""
@@ -42,19 +190,15 @@ def embed_method(frontend: Frontend, settings: ModelSettings) -> RpcMethod:
         if not given:
             raise bad_request("tokenized input is needed", "tokenized")
         check_prompt_length(len(given), frontend.limits.max_model_len)
-        asked = EmbeddingRequest(input=list(given), request_id=message.request_id)
-        name = enter(frontend, asked)
-        inputs = prompt_ids(frontend, asked)
-        meta = ResponseMeta(
-            message.request_id or frontend.identity.fresh_id(), frontend.identity.now_s(), name, ""
-        )
-        scripted = of_inputs(frontend, asked, inputs, "embedding", name, context)
-        take_places(frontend, context, asked, meta, 1, inputs.__getitem__, scripted)
-        vector = scripted.vector(0)
-        if not isinstance(vector, array):
-            text = frontend.tokenizer.decode(inputs[0]) if vector is None else vector
-            vector = model.embed(text, None, Turns())
-        found = engine.EmbedResponse(prompt_tokens=scripted.tokens(len(inputs[0])), embedding_dim=len(vector))
+        request = EmbeddingRequest(input=list(given), request_id=message.request_id)
+        name = runner.admit(request)
+        inputs = runner.inputs(request)
+        request_id = message.request_id or frontend.identity.fresh_id()
+        meta = ResponseMeta(request_id, frontend.identity.now_s(), name, "")
+        job = runner.run(context, request, inputs, meta, "embedding")
+        scripted = job.scripted.vector(0)
+        vector = model.vector(frontend.tokenizer.decode(inputs[0]) if scripted is None else scripted, None)
+        found = engine.EmbedResponse(prompt_tokens=job.prompt_tokens, embedding_dim=len(vector))
         found.embedding.extend(vector)
         return answer(found)
 
@@ -69,7 +213,7 @@ MOST_MESSAGE_MIB = 16
 def rpc_service(
     frontend: Frontend, facts: ServerFacts, is_ready: Callable[[], bool], publisher: EventSender | None
 ) -> RpcService:
-    """The methods, each of which does what it can for the model that is served."""
+    """All methods; calls that the served model cannot answer are UNIMPLEMENTED."""
     settings = facts.settings()
     generates = settings.model.task == "generate"
     own: Sequence[RpcMethod] = [
@@ -77,7 +221,7 @@ def rpc_service(
         if generates
         else unimplemented(f"/{SERVICE}/Generate", "This model pools; it does not generate."),
         embed_method(frontend, settings.model),
-        events_method(publisher, facts),
+        events_method(publisher),
         tokenizer_method(settings),
     ]
     methods = chain(

@@ -1,4 +1,4 @@
-"""Answers of Generate as vLLM writes them: a message for each token, and one that says how a choice ended.
+"""Answers of Generate as vLLM writes them: a message for each token, and one for the end of a choice.
 
 The message of a plain token is put together by hand, from parts that are the same for all of a choice: to
 have protobuf make it takes several times as long.
@@ -6,8 +6,8 @@ have protobuf make it takes several times as long.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -23,19 +23,12 @@ from app.protocol.common import KVTransferParams
 
 ALL = -1
 FINISH_REASONS = ("stop", "length", "abort", "error")
-"""Words of vLLM's; ours besides are told as they are."""
+"""vLLM's reasons; our further ones are sent as they are."""
 LONGEST_VARINT = 5
 """Bytes, of a token id."""
 
 
 PlainParts: TypeAlias = tuple[Sequence[bytes], bytes, ChoiceState]
-
-
-class Alters(Protocol):
-    """Has messages go wrong on purpose."""
-
-    def applied(self, data: bytes) -> bytes:
-        """What leaves instead of these messages."""
 
 
 class GenerateWriter(ResponseWriter):
@@ -56,7 +49,8 @@ class GenerateWriter(ResponseWriter):
     ) -> None:
         super().__init__(choices)
         self.outcome = RpcOutcome()
-        self.damage: Alters | None = None
+        self.damage: Callable[[bytes], bytes] | None = None
+        """Alters messages on purpose."""
         self._prompt_tokens, self._stream = prompt_tokens, stream
         self._logprobs, self._prompt_logprobs = logprobs, prompt_logprobs
         self._prompt_ids, self._transfer = prompt_ids, transfer
@@ -64,7 +58,7 @@ class GenerateWriter(ResponseWriter):
         """Log probabilities of the prompt, once they are written down."""
         self._plain: dict[int, PlainParts] = {}
         self._begun: set[int] = set()
-        """Choices that have told them."""
+        """Choices that have sent these log probabilities."""
         self._kept = (
             [engine.OutputLogProbs() for _ in self.choices] if not stream and logprobs is not None else []
         )
@@ -72,7 +66,7 @@ class GenerateWriter(ResponseWriter):
     def chunk(self, output: EngineOutput) -> bytes:
         if type(output) is Tokens:
             data = self._stream_of(output) if self._stream else self._whole_of(output)
-            return data if self.damage is None else self.damage.applied(data)
+            return data if self.damage is None else self.damage(data)
         if type(output) is Started:
             self.take(output)
             return b""
@@ -98,15 +92,14 @@ class GenerateWriter(ResponseWriter):
         return b""
 
     def whole(self, holes: object) -> msgspec.Struct:
-        """There is no answer but in messages."""
         raise NotImplementedError
 
     # A stream.
 
     def plain_heads(self, index: int) -> PlainParts | None:
-        """What the message of a plain token has before its id, by the bytes of that, and behind it.
+        """Heads of a plain token's message by the size of its id in bytes, its tail, and the choice.
 
-        None where messages of tokens say more.
+        None where messages of tokens have more fields.
         """
         if not self._stream or self._logprobs is not None or self.prompt_logprobs is not None:
             return None
@@ -192,7 +185,7 @@ class GenerateWriter(ResponseWriter):
 
     @property
     def _top(self) -> int:
-        """Alternatives of each token that are told."""
+        """Alternatives of each token that are sent."""
         return self._logprobs or 0
 
     def _input_logprobs(self) -> Any:

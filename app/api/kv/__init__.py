@@ -1,1 +1,1 @@
-"""Where KV events are published, and scores of pods by cached prefix."""
+"""Publishers of KV events, and the index of KV blocks."""

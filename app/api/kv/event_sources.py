@@ -12,7 +12,7 @@ from app.kvcache.endpoints import PublisherSettings, of_rank
 
 
 def routes(settings: PublisherSettings, enabled: bool, ranks: Iterable[int]) -> list[Route]:
-    """`settings` are those of rank 0; the endpoints of all `ranks` follow from them."""
+    """`settings` belong to rank 0; the endpoints of all `ranks` follow from them."""
 
     def kv_event_sources(context: RequestContext) -> Response:
         """The publisher of every rank, by its number."""
@@ -38,7 +38,7 @@ def routes(settings: PublisherSettings, enabled: bool, ranks: Iterable[int]) -> 
 def bootstrap_routes(server: str, ranks: int) -> list[Route]:
     """GET /query, as Mooncake's bootstrap server answers it. `server` is the base URL of rank 0.
 
-    The ids follow from it: ranks are processes of their own, and each of them tells the same of all.
+    The ids follow from that URL: all ranks, which are separate processes, answer the same.
     """
     engines = {
         str(rank): {"engine_id": str(uuid5(NAMESPACE_URL, f"{server}/{rank}"))} for rank in range(ranks)

@@ -1,4 +1,4 @@
-"""What the index of KV blocks tells: its state, and which pod has how much of a prompt."""
+"""Routes of the index of KV blocks: its state, and scores of the pods for a prompt."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def score_routes(
             return json_response({"podScores": by_pod(scores(asked, tokens)), "templated_messages": text})
 
     def score_tokens(context: RequestContext) -> Response:
-        """What every pod has of a prompt of token ids, in full."""
+        """The score of every pod for a prompt of token ids, in full."""
         asked = decode(body.read(context), context.content_type, ScoreTokensRequest)
         media = [Placeholder(span.identifier, span.offset, span.length) for span in asked.media or ()]
         with told():
@@ -154,7 +154,7 @@ def _card(score: PodScore) -> dict[str, Any]:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """What goes wrong in the index, as clients of an API know it."""
+    """Turns errors of the index into ApiError."""
     try:
         yield
     except UnknownModelError as error:

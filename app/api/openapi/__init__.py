@@ -1,1 +1,1 @@
-"""GET /openapi.json, made from the structs of the protocol, and GET /, which says what this is."""
+"""The OpenAPI document of the routes that are served."""

@@ -46,7 +46,7 @@ _LENGTHS = {"string": ("minLength", "maxLength"), "array": ("minItems", "maxItem
 class Schemas:
     """Makes schemas; structs stand in `components`, by name, and are referred to.
 
-    `refinements` say more of a field than its type does.
+    `refinements` add to the schemas of fields.
     """
 
     def __init__(self, refinements: Refinements) -> None:
@@ -55,7 +55,7 @@ class Schemas:
         self._refinements = refinements
 
     def of(self, kind: Any) -> Schema:
-        """The schema of a type; of what can be anything, the empty one."""
+        """The schema of a type; the empty schema for a type that can be anything."""
         origin, args = get_origin(kind), get_args(kind)
         if kind in _PLAIN:
             return dict(_PLAIN[kind])
@@ -172,7 +172,7 @@ def _operation(route: Route, method: str, told: Operation, schemas: Schemas, mod
     operation: Json = {
         "operationId": f"{method.lower()}{re.sub(r'[^a-z0-9]+', '_', route.path.lower())}".rstrip("_"),
         "summary": (route.handle.__doc__ or "").partition("\n")[0],
-        "parameters": [*map(_path_parameter, _VARIABLE.findall(route.path)), *_query(told)],
+        "parameters": [*map(_path_parameter, _VARIABLE.findall(route.path)), *_query(told, schemas)],
         "responses": _responses(told, schemas),
     }
     if told.body is not None:
@@ -188,8 +188,11 @@ def _path_parameter(name: str) -> Json:
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
-def _query(told: Operation) -> list[Json]:
-    return [{"name": name, "in": "query", "schema": schema} for name, schema in told.query.items()]
+def _query(told: Operation, schemas: Schemas) -> list[Json]:
+    query = told.query
+    if not isinstance(query, Mapping):
+        query = {field.encode_name: field.type for field in msgspec.structs.fields(query)}
+    return [{"name": name, "in": "query", "schema": schemas.of(kind)} for name, kind in query.items()]
 
 
 def _responses(told: Operation, schemas: Schemas) -> Json:

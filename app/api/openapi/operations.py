@@ -1,4 +1,4 @@
-"""What each route takes and gives: the structs of the protocol, queries, an example.
+"""Each route's body, answer, query and example, by the structs of the protocol.
 
 A route that is served and is not here fails a test (tests/surface/test_openapi.py).
 """
@@ -6,10 +6,11 @@ A route that is served and is not here fails a test (tests/surface/test_openapi.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
+from app.api.admin.lifecycle import InfoQuery, PauseQuery, ResetQuery, SleepQuery
 from app.api.admin.reports import ANY_METHOD
 from app.faults.audit_trail import AuditReport
 from app.protocol.admin import (
@@ -22,6 +23,7 @@ from app.protocol.admin import (
     UpdateWeightsRequest,
     WeightCheckRequest,
     WeightVersionRequest,
+    WorldSizeQuery,
 )
 from app.protocol.anthropic import CountTokensRequest, MessagesRequest
 from app.protocol.anthropic_response import ErrorResponse, MessageResponse
@@ -54,14 +56,13 @@ from app.protocol.tokenize import (
 
 JSON, TEXT, EVENTS, BYTES = "application/json", "text/plain", "text/event-stream", "application/octet-stream"
 HELLO = [{"role": "user", "content": "hi"}]
-Schema = Mapping[str, Any]
 
 
 ANYTHING = dict[str, object]
 
 
 class ErrorInfo(Struct):
-    """What is wrong; `param` is the field, `code` the status."""
+    """An error; `param` is the field, `code` the status."""
 
     message: str
     type: str
@@ -95,7 +96,7 @@ class Model(Struct):
 
 
 class ModelList(Struct):
-    """What is served."""
+    """All models and adapters that are served."""
 
     object: str
     data: list[Model]
@@ -114,7 +115,7 @@ class AnthropicModel(Struct):
 
 
 class AnthropicModelList(Struct):
-    """What is served, told to a client that sends `anthropic-version`."""
+    """All models and adapters, for a client that sends `anthropic-version`."""
 
     data: list[AnthropicModel]
     has_more: bool
@@ -160,14 +161,10 @@ class Operation(Struct, frozen=True):
     needs_body: bool = True
     status: int = 200
     """Of a success."""
-    query: Mapping[str, Schema] = {}
+    query: type[Struct] | Mapping[str, Any] = {}
+    """A struct, or types by name."""
     error: type[Struct] = Error
 
-
-NUMBER: Schema = {"type": "integer"}
-TRUTH: Schema = {"type": "boolean"}
-MODE: Schema = {"type": "string", "enum": ["abort", "wait", "keep"]}
-RANKS: Schema = {"type": "string", "enum": ["all"]}
 
 _CHAT = {"messages": HELLO, "max_tokens": 8}
 _TEXT = {"prompt": "hello", "max_tokens": 8}
@@ -181,7 +178,7 @@ _ABORT = Operation(body=AbortRequest, needs_body=False, example={"request_ids": 
 
 
 def _each(operations: str, told: Operation) -> Mapping[str, Operation]:
-    """Returns what is told of all `operations`, which have commas between them."""
+    """Returns the same description of all `operations`, which have commas between them."""
     return dict.fromkeys(operations.split(", "), told)
 
 
@@ -193,7 +190,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "POST /v1/completions": Operation(CompletionRequest, _TEXT, Completion, (EVENTS,)),
     "POST /v1/responses": Operation(ResponsesRequest, {"input": "hello"}, ResponseObject, (EVENTS,)),
     "GET /v1/responses/{response_id}": Operation(
-        answer=ResponseObject, media=(EVENTS,), query={"stream": TRUTH, "starting_after": NUMBER}
+        answer=ResponseObject, media=(EVENTS,), query={"stream": bool, "starting_after": int}
     ),
     "POST /v1/responses/{response_id}/cancel": Operation(answer=ResponseObject),
     "POST /v1/messages": Operation(
@@ -218,14 +215,12 @@ OPERATIONS: Mapping[str, Operation] = {
         GenerateResponse,
         (EVENTS,),
     ),
-    "POST /abort_requests": _ABORT,
-    "POST /inference/v1/abort_requests": _ABORT,
+    **_each("POST /abort_requests, POST /inference/v1/abort_requests", _ABORT),
     "POST /v1/embeddings": Operation(EmbeddingRequest, {"input": "hello"}, ItemList, (BYTES,)),
     "POST /pooling": Operation(PoolingRequest, {"input": "hello"}, ItemList, (BYTES,)),
     "POST /v2/embed": Operation(CohereEmbedRequest, {"texts": ["hello"]}, CohereEmbedResponse),
     "POST /classify": Operation(ClassificationRequest, {"input": "hello"}, ItemList),
-    "POST /score": _SCORE,
-    "POST /v1/score": _SCORE,
+    **_each("POST /score, POST /v1/score", _SCORE),
     **_each("POST /rerank, POST /v1/rerank, POST /v2/rerank", _RERANK),
     "POST /generative_scoring": Operation(
         GenerativeScoringRequest, {"query": "a", "items": ["b", "c"], "label_token_ids": [5, 6]}, ScoreList
@@ -273,24 +268,18 @@ OPERATIONS: Mapping[str, Operation] = {
     "POST /score_chat_completions": Operation(ScoreChatRequest, {"messages": HELLO}, ANYTHING | None),
     "POST /score_tokens": Operation(ScoreTokensRequest, {"tokens": [1, 2, 3]}, ANYTHING),
     "POST /fake_metrics": Operation(ANYTHING, {"running-requests": 3}, status=204),
-    "GET /admin/config": Operation(answer=ANYTHING, query={"ranks": RANKS}),
+    "GET /admin/config": Operation(answer=ANYTHING, query={"ranks": Literal["all"]}),
     "POST /admin/config": Operation(
-        ANYTHING, {"log-http": False}, ANYTHING, query={"check": TRUTH, "ranks": RANKS}
+        ANYTHING, {"log-http": False}, ANYTHING, query={"check": bool, "ranks": Literal["all"]}
     ),
-    "POST /admin/drain": Operation(answer=ANYTHING, query={"ranks": RANKS}),
-    "GET /admin/verdict": Operation(answer=AuditReport, query={"over": TRUTH}),
+    "POST /admin/drain": Operation(answer=ANYTHING, query={"ranks": Literal["all"]}),
+    "GET /admin/verdict": Operation(answer=AuditReport, query={"over": bool}),
     "DELETE /admin/verdict": Operation(answer=AuditReport),
-    "POST /sleep": Operation(answer=ANYTHING, query={"level": NUMBER, "mode": MODE}),
-    "POST /wake_up": Operation(
-        answer=ANYTHING, query={"tags": {"type": "array", "items": {"type": "string"}}}
-    ),
-    "POST /pause": Operation(answer=dict[str, str], query={"mode": MODE, "clear_cache": TRUTH}),
-    "POST /reset_prefix_cache": Operation(
-        answer=dict[str, bool], query={"reset_running_requests": TRUTH, "reset_external": TRUTH}
-    ),
-    "GET /server_info": Operation(
-        answer=ANYTHING, query={"config_format": {"type": "string", "enum": ["text", "json"]}}
-    ),
+    "POST /sleep": Operation(answer=ANYTHING, query=SleepQuery),
+    "POST /wake_up": Operation(answer=ANYTHING, query={"tags": list[str]}),
+    "POST /pause": Operation(answer=dict[str, str], query=PauseQuery),
+    "POST /reset_prefix_cache": Operation(answer=dict[str, bool], query=ResetQuery),
+    "GET /server_info": Operation(answer=ANYTHING, query=InfoQuery),
     "POST /init_weight_transfer_engine": Operation(InitTransferRequest, {"init_info": {}}, dict[str, str]),
     **_each(
         "POST /shutdown_weight_transfer_engine, POST /start_weight_update, POST /start_draft_weight_update",
@@ -302,7 +291,7 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "POST /update_weight_version": Operation(WeightVersionRequest, {"new_version": "2"}, ANYTHING),
     "POST /weight_checker": Operation(WeightCheckRequest, {"action": "checksum"}, ANYTHING),
-    "GET /get_world_size": Operation(answer=dict[str, int], query={"include_dp": TRUTH}),
+    "GET /get_world_size": Operation(answer=dict[str, int], query=WorldSizeQuery),
     "POST /collective_rpc": Operation(ANYTHING, {"method": "sleep"}, ANYTHING),
     "POST /start_profile": Operation(StartProfileRequest, {}, needs_body=False),
 }
@@ -319,6 +308,6 @@ REFINEMENTS: Mapping[tuple[type, str], dict[str, Any]] = {
     (TokenizeChatRequest, "messages"): _MESSAGES,
     (ScoreChatRequest, "messages"): _MESSAGES,
 }
-"""What fields hold of which the protocol only says that they are objects."""
+"""Schemas of fields that the protocol only knows as objects."""
 UNKNOWN = Operation(answer=None)
-"""Of a route that nobody has described: it takes and gives anything."""
+"""A route without a description, such as a plugin's: it takes and gives anything."""

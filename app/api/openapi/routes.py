@@ -1,4 +1,4 @@
-"""GET /openapi.json, /docs, /redoc and GET /: what this server is, and what can be asked of it."""
+"""GET /openapi.json, /docs, /redoc and GET /: a description of this server and its routes."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ WHERE = {
 
 
 def root_routes(served: Callable[[], Iterable[Route]], about: Mapping[str, object]) -> list[Route]:
-    """GET /: `about` is what the server says of itself."""
+    """GET /: `about` describes the server."""
 
     def root(context: RequestContext) -> Response:
-        """What this is, and where to look."""
+        """A description of this server, with the paths of its documents."""
         paths = sorted({(route.path, method) for route in served() for method in route.methods})
         routes = [f"{method} {path}" for path, method in paths if method != "HEAD"]
         where = {name: path for name, path in WHERE.items() if f"GET {path}" in routes}
@@ -53,7 +53,7 @@ def document_routes(served: Callable[[], Iterable[Route]], root_path: str, model
     def openapi(context: RequestContext) -> Response:
         """This document."""
         if not made:
-            # What it imports and makes would hold the event loop for longer than anybody may.
+            # Importing and making it would hold the event loop for too long.
             made.append(call_off_hub(_make, tuple(served()), root_path, model))
         return _for(context, json_response(made[0]))
 

@@ -1,34 +1,32 @@
-"""Answers of many items: made in turns, and sent on while they are made when they are large."""
+"""Answers of many items: made in turns with other requests, and sent while they are made when large."""
 
 from __future__ import annotations
 
 import json
 import math
+import struct
+import sys
 from array import array
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from msgspec import to_builtins
-
 from app.api.identity import ResponseMeta
 from app.api.pieces import HOLE, blocks, template
 from app.http.errors import bad_request
 from app.http.response import JSON, Response
-from app.pooling.numbers import BYTES, Turns, packing
 from app.protocol.common import Usage, encode
-from app.protocol.pooling import BytesMetadata, EncodedNumbers, EncodedRequest, ItemList, PromptUsage
+from app.protocol.pooling import EncodedRequest, ItemList
 
 OCTETS = "application/octet-stream"
 MOST_NUMBERS = 2**24
 """Numbers in one answer."""
 WHOLE = 2**19
-"""Numbers up to which an answer is kept together, and tells its length."""
+"""Most numbers of an answer that is sent whole, with its length."""
 
 Shape = tuple[int, ...]
 Rows = Iterable["array[float]"]
-Write = Callable[[Rows, Shape], Iterator[bytes]]
 
 
 class ItemForm(NamedTuple):
@@ -39,50 +37,59 @@ class ItemForm(NamedTuple):
 
 
 class Pooled(NamedTuple):
-    """Rows of numbers for each input, made as they are asked for; the rest is known before."""
+    """Rows of numbers for each input, computed as they are read; shapes and tokens are known before."""
 
     inputs: Iterable[Rows]
     shapes: Sequence[Shape]
     tokens: int
 
+    def check_size(self) -> int:
+        """Returns how many numbers there are. ApiError 400 for more than one answer holds."""
+        numbers = sum(map(math.prod, self.shapes))
+        if numbers > MOST_NUMBERS:
+            raise bad_request(f"the answer would have {numbers} numbers, more than {MOST_NUMBERS}")
+        return numbers
+
 
 def list_reply(
-    head: ResponseMeta, items: Iterable[bytes], tokens: int, headers: Mapping[str, str]
+    meta: ResponseMeta, items: Iterable[object], tokens: int, headers: Mapping[str, str]
 ) -> Response:
-    """The list of `items`, each JSON already, for prompts of `tokens` tokens."""
-    return Response(b"".join(_list(head, items, tokens)), 200, headers, content_type=JSON)
+    """The list of `items`, for prompts of `tokens` tokens."""
+    pieces = (b"," * bool(index) + encode(item) for index, item in enumerate(items))
+    return Response(b"".join(_list(meta, pieces, tokens)), 200, headers, content_type=JSON)
 
 
 def vector_reply(
-    asked: EncodedRequest, head: ResponseMeta, form: ItemForm, pooled: Pooled, headers: Mapping[str, str]
+    request: EncodedRequest,
+    meta: ResponseMeta,
+    form: ItemForm,
+    pooled: Pooled,
+    headers: Mapping[str, str],
+    pace: Callable[[], None],
 ) -> Response:
     """The numbers in the encoding that the request names. ApiError 400 for more than one answer holds."""
-    numbers = check_size(pooled)
-    turns = Turns()
-    inputs = (turns.each(rows, len) for rows in pooled.inputs)
-    if asked.encoding_format in ("float", "base64"):
-        pieces, content_type = _list(head, _items(asked, form, inputs, pooled.shapes), pooled.tokens), JSON
+    numbers = pooled.check_size()
+    pack, content_type = packing(request.embed_dtype, request.endianness, pace), OCTETS
+    if request.encoding_format == "float":
+        pieces, content_type = _list(meta, _items(form, pooled, _floats), pooled.tokens), JSON
+    elif request.encoding_format == "base64":
+
+        def base64(rows: Rows, shape: Shape) -> Iterator[bytes]:
+            yield b'"%b"' % b64encode(b"".join(map(pack, rows)))
+
+        pieces, content_type = _list(meta, _items(form, pooled, base64), pooled.tokens), JSON
     else:
-        pack = packing(asked.embed_dtype, asked.endianness)
-        pieces, content_type = (pack(row) for rows in inputs for row in rows), OCTETS
-    if asked.encoding_format == "bytes":
-        headers = {**headers, "metadata": _metadata(asked, head, pooled)}
+        pieces = (pack(row) for rows in pooled.inputs for row in rows)
+    if request.encoding_format == "bytes":
+        headers = {**headers, "metadata": _metadata(request, meta, pooled)}
     body = b"".join(pieces) if numbers <= WHOLE else blocks(pieces)
     return Response(body, 200, headers, content_type=content_type)
 
 
-def check_size(pooled: Pooled) -> int:
-    """How many numbers there are. ApiError 400 for more than one answer holds."""
-    numbers = sum(map(math.prod, pooled.shapes))
-    if numbers > MOST_NUMBERS:
-        raise bad_request(f"the answer would have {numbers} numbers, more than {MOST_NUMBERS}")
-    return numbers
-
-
-def _list(head: ResponseMeta, items: Iterable[bytes], tokens: int) -> Iterator[bytes]:
+def _list(meta: ResponseMeta, items: Iterable[bytes], tokens: int) -> Iterator[bytes]:
     usage = Usage(tokens, tokens, 0, None, None)
     begin, end = template(
-        ItemList(id=head.id, created=head.created, model=head.model, data=HOLE, usage=usage)
+        ItemList(id=meta.id, created=meta.created, model=meta.model, data=HOLE, usage=usage)
     )
     yield begin + b"["
     yield from items
@@ -90,26 +97,14 @@ def _list(head: ResponseMeta, items: Iterable[bytes], tokens: int) -> Iterator[b
 
 
 def _items(
-    asked: EncodedRequest, form: ItemForm, inputs: Iterable[Rows], shapes: Sequence[Shape]
+    form: ItemForm, pooled: Pooled, write: Callable[[Rows, Shape], Iterator[bytes]]
 ) -> Iterator[bytes]:
     """The JSON of each input, in one piece or several, with the commas between them."""
-    write = _writing(asked)
     kind, field = (name.encode() for name in form)
-    for index, (rows, shape) in enumerate(zip(inputs, shapes, strict=True)):
+    for index, (rows, shape) in enumerate(zip(pooled.inputs, pooled.shapes, strict=True)):
         yield b'%b{"index":%d,"object":"%b","%b":' % (b"," if index else b"", index, kind, field)
         yield from write(rows, shape)
         yield b"}"
-
-
-def _writing(asked: EncodedRequest) -> Write:
-    if asked.encoding_format == "float":
-        return _floats
-    pack = packing(asked.embed_dtype, asked.endianness)
-
-    def base64(rows: Rows, shape: Shape) -> Iterator[bytes]:
-        yield b'"%b"' % b64encode(b"".join(map(pack, rows)))
-
-    return base64
 
 
 def _floats(rows: Rows, shape: Shape) -> Iterator[bytes]:
@@ -119,14 +114,80 @@ def _floats(rows: Rows, shape: Shape) -> Iterator[bytes]:
     yield b"]" * nested
 
 
-def _metadata(asked: EncodedRequest, head: ResponseMeta, pooled: Pooled) -> str:
-    """What a body of bytes consists of, for a header: JSON without any character beyond ASCII."""
-    size = BYTES[asked.embed_dtype]
-    places = pairwise(accumulate((size * math.prod(shape) for shape in pooled.shapes), initial=0))
+def _metadata(request: EncodedRequest, meta: ResponseMeta, pooled: Pooled) -> str:
+    """The header that describes a body of bytes: JSON without any character beyond ASCII.
+
+    The numbers of an input are from byte `start` up to `end`.
+    """
+    dtype = request.embed_dtype
+    starts = accumulate((BYTES[dtype] * math.prod(shape) for shape in pooled.shapes), initial=0)
     items = [
-        EncodedNumbers(index, asked.embed_dtype, asked.endianness, start, end, shape)
-        for index, ((start, end), shape) in enumerate(zip(places, pooled.shapes, strict=True))
+        {
+            "index": index,
+            "embed_dtype": dtype,
+            "endianness": request.endianness,
+            "start": start,
+            "end": end,
+            "shape": shape,
+        }
+        for index, ((start, end), shape) in enumerate(zip(pairwise(starts), pooled.shapes, strict=True))
     ]
-    usage = PromptUsage(pooled.tokens, pooled.tokens)
-    metadata = BytesMetadata(head.id, head.created, head.model, items, usage)
-    return json.dumps(to_builtins(metadata))
+    usage = {"prompt_tokens": pooled.tokens, "total_tokens": pooled.tokens}
+    told = {"id": meta.id, "created": meta.created, "model": meta.model, "data": items, "usage": usage}
+    return json.dumps(told)
+
+
+Pack = Callable[["array[float]"], bytes]
+
+BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
+"""Size of one number."""
+SLICE = 4096
+"""Numbers that are rounded at a time: about a millisecond of work."""
+
+_SMALL: Mapping[str, tuple[int, int]] = {"bfloat16": (8, 7), "fp8_e4m3": (4, 3), "fp8_e5m2": (5, 2)}
+"""Bits of exponent and of mantissa of the formats that Python does not know."""
+
+
+def packing(dtype: str, endianness: str, pace: Callable[[], None]) -> Pack:
+    """Writes numbers in format `dtype` (see `BYTES`), byte order native, big or little.
+
+    `pace` is called while a long vector is written.
+    """
+    little = (sys.byteorder if endianness == "native" else endianness) == "little"
+    order = "<" if little else ">"
+    if dtype not in _SMALL:
+        letter = "f" if dtype == "float32" else "e"
+        return lambda numbers: struct.pack(f"{order}{len(numbers)}{letter}", *numbers)
+    exponent_bits, mantissa_bits = _SMALL[dtype]
+    letter = "H" if BYTES[dtype] == 2 else "B"
+
+    def pack(numbers: array[float]) -> bytes:
+        packed = []
+        for start in range(0, len(numbers), SLICE):
+            codes = small_floats(numbers[start : start + SLICE], exponent_bits, mantissa_bits)
+            packed.append(struct.pack(f"{order}{len(codes)}{letter}", *codes))
+            pace()
+        return b"".join(packed)
+
+    return pack
+
+
+def small_floats(numbers: array[float], exponent_bits: int, mantissa_bits: int) -> list[int]:
+    """The codes of the nearest floating point numbers of that many bits, and a sign; ties go to the even one.
+
+    For finite 32-bit numbers within the range of the format, which has fewer bits of mantissa.
+    """
+    bias = (1 << exponent_bits - 1) - 1
+    smallest_normal, steps_of_one = 2.0 ** (1 - bias), 2.0 ** (bias - 1 + mantissa_bits)
+    dropped = 23 - mantissa_bits
+    below_half = (1 << dropped - 1) - 1
+    rebias = (127 - bias) << mantissa_bits
+    sign_to = exponent_bits + mantissa_bits
+    codes = []
+    for number, bits in zip(numbers, array("I", numbers.tobytes()), strict=True):
+        sign, bits = bits >> 31 << sign_to, bits & 0x7FFF_FFFF
+        if -smallest_normal < number < smallest_normal:
+            codes.append(sign | round(abs(number) * steps_of_one))
+        else:  # a carry out of the mantissa is a step of the exponent, as it should be
+            codes.append(sign | (bits + below_half + (bits >> dropped & 1) >> dropped) - rebias)
+    return codes

@@ -1,4 +1,7 @@
-"""Where adapters are: as a vLLM with two places on the GPU and three in CPU memory was seen to keep them."""
+"""Adapters that come and go, and where they are.
+
+Places are as a vLLM with two of them on the GPU and three in CPU memory was seen to give them.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,65 @@ from pathlib import Path
 
 import pytest
 
-from app.lora.adapters import Adapter, LoRARegistry, LoRASlots, rank_of
-from app.lora.memory import AdapterMemory
+from app.lora.adapters import (
+    LONGEST_NAME,
+    Adapter,
+    AdapterAlreadyLoaded,
+    AdapterMemory,
+    AdapterNotFound,
+    AdapterTooLarge,
+    LoRARegistry,
+    LoRASlots,
+    rank_of,
+)
 from app.metrics.lora_residency import LoraResidency
+
+
+def names(registry: LoRARegistry) -> list[str]:
+    return [adapter.name for adapter in registry]
+
+
+def test_an_adapter_is_loaded_once_unless_it_is_replaced() -> None:
+    registry = LoRARegistry([Adapter("a", "/a")])
+    with pytest.raises(AdapterAlreadyLoaded, match="'a' is loaded already"):
+        registry.load("a", "/b")
+    assert registry.path("a") == "/a"
+    registry.load("a", "/b", in_place=True)
+    assert (names(registry), registry.path("a")) == (["a"], "/b")
+
+
+def test_adapters_are_numbered_from_1_on_and_a_number_is_not_given_twice() -> None:
+    registry = LoRARegistry([Adapter("a", "/a"), Adapter("b", "/b")])
+    registry.unload("b")
+    registry.load("c", "/c")
+    registry.load("a", "/other", in_place=True)
+    registry.load("b", "/b")
+    assert [registry.number(name) for name in ("a", "b", "c", "nobody")] == [1, 4, 3, 0]
+
+
+def test_what_is_not_there_cannot_be_unloaded() -> None:
+    with pytest.raises(AdapterNotFound, match="No adapter 'a' is loaded"):
+        LoRARegistry().unload("a")
+
+
+def test_watchers_learn_of_those_that_come_and_go() -> None:
+    registry = LoRARegistry([Adapter("a", "/a"), Adapter("b", "/b")])
+    seen: list[str] = []
+    registry.watch(lambda name: seen.append(f"+{name}"), lambda name: seen.append(f"-{name}"))
+    registry.load("c", "/c")
+    registry.unload("b")
+    assert seen == ["+c", "-b"] and names(registry) == ["a", "c"]
+
+
+def test_of_too_many_adapters_the_first_one_goes() -> None:
+    registry = LoRARegistry([Adapter("first", "/first")], at_runtime=2)
+    for name in "abc":
+        registry.load(name, "/")
+    registry.load("a", "/other", in_place=True)
+    assert names(registry) == ["a", "b", "c"]
+    with pytest.raises(AdapterTooLarge):
+        registry.load("d", "/" * LONGEST_NAME)
+    assert names(registry) == ["a", "b", "c"]
 
 
 def memory(registry: LoRARegistry, most_gpu: int = 2, most_cpu: int = 3) -> AdapterMemory:
