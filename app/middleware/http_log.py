@@ -7,8 +7,7 @@ import logging
 
 from app.http.context import RequestContext
 from app.http.response import Response
-from app.middleware.masked_text import mask_text
-from app.middleware.masking import mask_headers, mask_query
+from app.middleware.masking import mask_headers, mask_query, mask_text
 from app.middleware.stack import Middleware
 from config.settings import Settings
 

@@ -7,8 +7,7 @@ import re
 import zlib
 from collections.abc import Sequence
 
-from app.middleware.masked_text import mask_pieces
-from app.middleware.masking import MASK, is_secret
+from app.middleware.masking import MASK, is_secret, mask_pieces
 from app.recording.exchange import MOST_BODY_BYTES, Headers
 
 MOST_PLAIN_BYTES = 4 * MOST_BODY_BYTES

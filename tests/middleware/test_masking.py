@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.clock.pause import Slices
-from app.middleware.masked_text import PIECE, SLICE, mask_text
-from app.middleware.masking import MASK, is_secret, mask_headers, mask_query
+from app.middleware.masking import MASK, SLICE, is_secret, mask_headers, mask_query, mask_text
 
 SECRETS = (
     *("Authorization", "Proxy-Authorization", "Cookie", "Set-Cookie", "X-Api-Key", "X-Admin-Key", "apikey"),
@@ -160,14 +159,3 @@ def test_the_loop_goes_on_while_a_body_is_masked() -> None:
     mask_text('{"prompt": "\\n", "api_key": "a"}' * 5000)
     ticking.kill()
     assert len(turns) > 10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("filler", ['"\\n",', '"a", ', "[", " " * 40, "Bear "])
-@pytest.mark.parametrize("size", [PIECE - 5, PIECE, PIECE + 3, 3 * PIECE - 1])
-def test_a_secret_is_hidden_wherever_a_piece_ends(filler: str, size: int) -> None:
-    before = filler * (size // len(filler)) + " " * (size % len(filler))
-    secrets = ['"api_key": "hidden"', '"a\\u0070i_key": ["hidden"]', '"api_key"' + " " * PIECE + ':"hidden"']
-    for secret in [*secrets, "Bearer hidden", "Bearer" + " " * PIECE + "hidden"]:
-        for shift in range(30):
-            assert "hidden" not in mask_text(f"{before}{' ' * shift}{secret},")
