@@ -30,10 +30,8 @@ _SECRET = re.compile(rf"(?:.*[^a-z])?(?:{'|'.join(WORDS)})", re.S)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _QUERY = re.compile(r"([?&;])([^=&;]*)=([^&;]*)")
 
-_BEHIND_WORD = (
-    f"(?<=[{''.join(sorted({word[-1] for word in WORDS}))}])(?:{'|'.join(f'(?<={word})' for word in WORDS)})"
-)
-_BEHIND_WORD = f"(?i:{_BEHIND_WORD})"
+_WORD_ENDS = "".join(sorted({word[-1] for word in WORDS}))
+_BEHIND_WORD = f"(?i:(?<=[{_WORD_ENDS}])(?:{'|'.join(f'(?<={word})' for word in WORDS)}))"
 _SUSPECT = re.compile(
     rf'(?<!\\)"(?P<text>[^"\\]*+(?:{_BEHIND_WORD}(?="\s*+:)|(?:\\.[^"\\]*+)++))"?(?P<colon>\s*+:\s*+)?',
     re.S,

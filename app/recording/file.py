@@ -9,18 +9,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-import msgspec
 from gevent.pool import Group
 from gevent.threadpool import ThreadPool
-from msgspec import Raw, Struct
 
 from app.middleware.masking import mask_query
 from app.recording.exchange import (
     FORMAT,
     VERSION,
+    Answer,
+    Chunk,
+    Exchange,
     Header,
-    Headers,
     RecordingError,
+    Request,
     data_of,
     line_of,
 )
@@ -195,48 +196,21 @@ class KeptExchange:
         asked_s = self.asked_s
         [body] = masked_pieces([b"".join(self._body)], _header(self.request_headers, "content-encoding"))
         came = masked_pieces([it for _, it in self._pieces], _header(self.headers, "content-encoding"))
-        chunks = []
-        for (at_s, _), content in zip(self._pieces, came, strict=True):
-            chunks.append(msgspec.json.encode((round(at_s - asked_s, 6), data_of(content))))
-        request = _Request(
-            self.method,
-            mask_query(self._target),
-            masked_headers(self.request_headers),
-            Raw(msgspec.json.encode(data_of(body))),
-        )
-        answer = _Answer(
+        chunks = [
+            Chunk(round(at_s - asked_s, 6), data_of(content))
+            for (at_s, _), content in zip(self._pieces, came, strict=True)
+        ]
+        headers = masked_headers(self.request_headers)
+        request = Request(self.method, mask_query(self._target), headers, data_of(body))
+        answer = Answer(
             self.status,
             _with_length(masked_headers(self.headers), None if self.is_broken else sum(map(len, came))),
             round(self.head_s - asked_s, 6),
-            Raw(b"[%b]" % b",".join(chunks)),
+            chunks,
             round(self.end_s - asked_s, 6),
             self.is_broken,
         )
-        return msgspec.json.encode(_Line(round(self._at_s - self._file.began_s, 6), request, answer)) + b"\n"
-
-
-class _Request(Struct):
-    """A `Request` whose body is JSON already; so are the chunks of the next one."""
-
-    method: str
-    target: str
-    headers: Headers
-    body: Raw
-
-
-class _Answer(Struct, omit_defaults=True):
-    status: int
-    headers: Headers
-    head_s: float
-    chunks: Raw
-    end_s: float
-    is_broken: bool = False
-
-
-class _Line(Struct):
-    at_s: float
-    request: _Request
-    answer: _Answer
+        return line_of(Exchange(round(self._at_s - self._file.began_s, 6), request, answer))
 
 
 def _with_length(headers: list[tuple[str, str]], length: int | None) -> list[tuple[str, str]]:

@@ -18,11 +18,10 @@ from app.http.errors import internal, not_found
 from app.http.response import CLIENT_GONE, UNBUFFERED, Response, StreamingBody, json_response
 from app.middleware.masking import MASK
 from app.middleware.stack import Middleware
-from app.recording.exchange import MOST_BODY_BYTES, Answer, RecordingError, sendable
+from app.recording.exchange import MOST_BODY_BYTES, Answer, RecordingError, bytes_of, read_chunk, sendable
 from app.recording.library import Recording
 from app.recording.masks import masked_pieces
 from app.recording.matching import RequestForm, form_of
-from app.recording.spool import RecordedAnswer
 from config.settings import Settings
 
 PREFIXES = ("/v1/", "/v2/", "/inference/")
@@ -116,16 +115,15 @@ class Replay(Middleware):
                 raise not_found("The recording has no answer to this request.")
 
 
-def _response(answer: RecordedAnswer, pace: Pace, context: RequestContext) -> Response:
+def _response(answer: Answer[Raw], pace: Pace, context: RequestContext) -> Response:
     """Waits for its moment, if it comes in one piece."""
-    head = answer.head
-    headers = _headers(head)
-    if len(answer.pieces) > 1 or head.is_broken:
-        return Response(RecordedBody(answer, pace, context.connection), head.status, headers)
-    if not _waited(pace, head.end_s, context.connection):
+    headers = _headers(answer)
+    if len(answer.chunks) > 1 or answer.is_broken:
+        return Response(RecordedBody(answer, pace, context.connection), answer.status, headers)
+    if not _waited(pace, answer.end_s, context.connection):
         return json_response(b"", CLIENT_GONE)
-    data = b"".join(read() for _, read in answer.pieces)
-    response = Response(data, head.status, streamed=True)
+    data = b"".join(bytes_of(read_chunk(chunk).data) for chunk in answer.chunks)
+    response = Response(data, answer.status, streamed=True)
     if "Content-Length" in headers and context.method != "HEAD":
         headers["Content-Length"] = str(len(data))
     response.headers = headers
@@ -181,25 +179,26 @@ def _waited(pace: Pace, at_s: float, connection: Connection | None) -> bool:
 class RecordedBody(StreamingBody):
     """The chunks of an answer, each at its moment. Iterate once; `close` always."""
 
-    def __init__(self, answer: RecordedAnswer, pace: Pace, connection: Connection | None) -> None:
+    def __init__(self, answer: Answer[Raw], pace: Pace, connection: Connection | None) -> None:
         super().__init__()
         self._answer = answer
         self._pace = pace
         self._connection = connection
 
     def __iter__(self) -> Iterator[bytes]:
-        head, wait_for = self._answer.head, self._pace.wait_for
+        answer, wait_for = self._answer, self._pace.wait_for
         if self._connection is not None:
             self._connection.watch(self._leave)
-        if wait_for(head.head_s):
+        if wait_for(answer.head_s):
             yield b""  # status line and headers leave now
-        for at_s, read in self._answer.pieces:
-            if not wait_for(at_s):
+        for raw in answer.chunks:
+            chunk = read_chunk(raw)
+            if not wait_for(chunk.at_s):
                 return
-            data = read()
+            data = bytes_of(chunk.data)
             self.bytes_sent += len(data)
             yield data
-        if wait_for(head.end_s) and head.is_broken:
+        if wait_for(answer.end_s) and answer.is_broken:
             break_off(self._connection)
 
     def _leave(self) -> None:
