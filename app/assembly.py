@@ -234,7 +234,7 @@ def adapter_families(components: Components) -> list[Families]:
     settings, adapters = components.settings, components.adapters
     if not settings.lora.lora_residency_metrics:
         return []
-    from app.metrics.lora_residency import LoraResidency
+    from app.metrics.lora import LoraResidency
 
     def rank(name: str) -> int:
         return rank_of(adapters.path(name)) or settings.lora.max_lora_rank

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from app.metrics.families import TABLE, Bounds, build_families, token_bounds
+from app.metrics.families import TABLE, Bounds, EngineFamilies, engine_table, token_bounds
 from app.metrics.instruments import Counter, Family, Gauge, Histogram, Instrument
 from config import Settings
 from config.fake_metrics import Counts, FakeAdapters, FakeMetrics, Function, Level, parse
@@ -22,12 +22,8 @@ Families = tuple[Family[Instrument], ...]
 
 ADAPTERS = "vllm:lora_requests_info"
 CACHE_CONFIG = "vllm:cache_config_info"
-LEVELS = {
-    "running_requests": "vllm:num_requests_running",
-    "waiting_requests": "vllm:num_requests_waiting",
-    "kv_cache_usage": "vllm:kv_cache_usage_perc",
-}
-WHOLE = frozenset((LEVELS["running_requests"], LEVELS["waiting_requests"]))
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+WHOLE = frozenset((RUNNING, WAITING))
 """Levels of which a function gives whole numbers."""
 HISTOGRAMS = {
     "ttft_buckets_values": "vllm:time_to_first_token_seconds",
@@ -43,11 +39,16 @@ HISTOGRAMS = {
     "request_params_max_tokens": "vllm:request_params_max_tokens",
     "request_max_generation_tokens": "vllm:request_max_num_generation_tokens",
 }
-COUNTERS = {
+FAMILIES = {
+    "running_requests": RUNNING,
+    "waiting_requests": WAITING,
+    "kv_cache_usage": "vllm:kv_cache_usage_perc",
     "prefix_cache_hits": "vllm:prefix_cache_hits_total",
     "prefix_cache_queries": "vllm:prefix_cache_queries_total",
     "request_success_total": "vllm:request_success_total",
+    **HISTOGRAMS,
 }
+"""Keys of the setting to the families that they are shown in."""
 # Explicit total, counts that it is derived from otherwise, family.
 TOTALS = (
     ("total_prompt_tokens", "request_prompt_tokens", "vllm:prompt_tokens_total"),
@@ -99,11 +100,9 @@ class FakeFamilies:
         self._server = {"model_name": model_name, "engine": engine}
         self._max_model_len, self._max_loras = max_model_len, str(max_loras)
         self._clock, self._now = clock, now
-        self._build = partial(
-            build_families, self._server, max_model_len, cache_config, now, older_names=True
-        )
-        self._cache_config = self._build()[CACHE_CONFIG]
-        _gauge(self._cache_config).set(1)
+        table = engine_table(cache_config, older_names=True)
+        self._build = partial(EngineFamilies, table, self._server, now, max_model_len)
+        self._cache_config = self._build().by_name[CACHE_CONFIG]
         self._refresh_s = 0.1
         self._fakes: FakeMetrics | None = None
         self._parts: dict[str, _Part] = {}
@@ -119,7 +118,7 @@ class FakeFamilies:
         fakes = parse(settings.metrics.fake_metrics)
         if fakes == self._fakes:
             return
-        fresh, before = self._build(), self._parts
+        fresh, before = self._build().by_name, self._parts
         self._fakes, self._parts = fakes, {}
         if fakes is None:
             return
@@ -183,13 +182,10 @@ class FakeFamilies:
 
 def fake_values(fakes: FakeMetrics, max_model_len: int) -> Iterator[tuple[str, FakeValue]]:
     """Family name and what it shows, for all families of numbers that are not to be absent."""
-    for key, name in (*LEVELS.items(), *COUNTERS.items()):
+    for key, name in FAMILIES.items():
         value = getattr(fakes, key)
-        if value is not None and value != {}:
+        if value is not None and value != {} and value != ():
             yield name, value
-    for key, name in HISTOGRAMS.items():
-        if counts := getattr(fakes, key):
-            yield name, counts
     for key, of, name in TOTALS:
         total, counts = getattr(fakes, key), getattr(fakes, of)
         if total is not None:

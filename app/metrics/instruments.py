@@ -41,8 +41,6 @@ def number(value: float) -> str:
 class Instrument(Protocol):
     """What a family needs to print one labelled child."""
 
-    kind: ClassVar[str]
-
     def samples(self) -> Sequence[Sample]: ...
 
     def values(self) -> tuple[float, ...]: ...
@@ -51,49 +49,37 @@ class Instrument(Protocol):
 class Counter:
     """A number that only grows."""
 
-    kind: ClassVar[str] = "counter"
     __slots__ = ("value",)
+    suffix: ClassVar[str] = "_total"
 
     def __init__(self) -> None:
         self.value: float = 0
 
     def inc(self, amount: float = 1) -> None:
-        """Add `amount` (>= 0)."""
+        """Adds `amount` (>= 0)."""
         self.value += amount
 
     def samples(self) -> Sequence[Sample]:
-        return (("_total", {}),)
+        return ((self.suffix, {}),)
 
     def values(self) -> tuple[float, ...]:
         return (self.value,)
 
 
-class Gauge:
+class Gauge(Counter):
     """A number that goes up and down."""
 
-    kind: ClassVar[str] = "gauge"
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value: float = 0
+    __slots__ = ()
+    suffix: ClassVar[str] = ""
+    add = Counter.inc
 
     def set(self, value: float) -> None:
         self.value = value
-
-    def add(self, delta: float) -> None:
-        self.value += delta
-
-    def samples(self) -> Sequence[Sample]:
-        return (("", {}),)
-
-    def values(self) -> tuple[float, ...]:
-        return (self.value,)
 
 
 class Summary:
     """Count and sum of observations, without quantiles."""
 
-    kind: ClassVar[str] = "summary"
     __slots__ = ("count", "sum")
 
     def __init__(self) -> None:
@@ -118,7 +104,6 @@ class Histogram:
     Raises ValueError when they are not ascending. `counts` holds one number per bucket, not cumulative.
     """
 
-    kind: ClassVar[str] = "histogram"
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:

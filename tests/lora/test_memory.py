@@ -8,7 +8,7 @@ import pytest
 
 from app.lora.adapters import Adapter, LoRARegistry, LoRASlots, rank_of
 from app.lora.memory import AdapterMemory
-from app.metrics.lora_residency import LoraResidency
+from app.metrics.lora import LoraResidency
 
 
 def memory(registry: LoRARegistry, most_gpu: int = 2, most_cpu: int = 3) -> AdapterMemory:
