@@ -116,7 +116,7 @@ def book_of(components: Components) -> ScriptBook | None:
     settings = components.settings
     if not settings.scripts.script or settings.model.mm_encoder_only:
         return None
-    from app.script.opening import open_book  # and YAML and Jinja
+    from app.script.book import open_book  # and YAML and Jinja
 
     rng = components.streams("scripts")
     return open_book(settings.scripts, components.schemas, rng, components.clock.now)

@@ -147,7 +147,7 @@ def prepare(settings: Settings) -> None:
     adapters_of(settings.lora, settings.model)
     prepare_datasets(dataset_settings(settings))
     if settings.scripts.script:
-        from app.script.opening import check_scripts
+        from app.script.book import check_scripts
 
         check_scripts(settings.scripts)
     check_replay(settings.replay)
@@ -331,7 +331,7 @@ def engine_of(
 def add_scripts(app: Understudy, book: ScriptBook, peers: PeerRanks) -> None:
     """What a server with scripts has besides: their counters, what reads them again, and their report."""
     from app.api.admin.config import script_routes
-    from app.script.opening import ScriptWatch
+    from app.script.book import ScriptWatch
 
     app.caches.append(lambda: {"script counters": book.counters})
     app.services.append(ScriptWatch(book))

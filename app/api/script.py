@@ -23,8 +23,8 @@ from app.protocol.messages import Message as WireMessage
 from app.protocol.messages import content_text
 from app.protocol.validation.generation import GenerationRequest
 from app.script.book import Decision, ScriptBook
-from app.script.errors import ScriptFailure
 from app.script.matching import KNOWN, Message, Request
+from app.script.rules import ScriptFailure
 from app.tokenization import Tokenizer
 
 FAMILIES = {

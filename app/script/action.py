@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import UNSET, Struct
 
 from app.engine.request import ScriptedCall, ScriptedReply
-from app.script.errors import ScriptError, ScriptFailure
-from app.script.rules import Call, Classes, Delays, Then, UsageIs
+from app.script.rules import Call, Classes, Delays, ScriptError, ScriptFailure, Then, UsageIs
 from app.script.templates import MOST_CHARACTERS, NAMES, Template, Values
 from config.durations import parse_duration
 

@@ -1,31 +1,43 @@
-"""The scripts of a server at work: which rule answers a request, and what each has done so far."""
+"""The scripts of a server: which rule answers a request, and what each has done so far.
+
+Made of the settings once, and read again when a file changes.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from random import Random
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict, cast
 
+import gevent
+
+from app.clock.pause import call_off_hub
 from app.faults.fault import Fault
+from app.schema import SchemaError, Schemas
+from app.schema.document import JSON
 from app.script.action import Accepts, Answer
-from app.script.at_work import Counters, Moment, RuleAtWork
-from app.script.errors import ScriptError, ScriptFailure
 from app.script.matching import Request, TooSlow
 from app.script.reading import read_script
-from app.script.rules import Script
+from app.script.rule_state import Counters, RuleInput, RuleState
+from app.script.rules import Script, ScriptError, ScriptFailure
+from config.declaration import ConfigError
+from config.sections.reply import ScriptSettings
 
 log = logging.getLogger(__name__)
 Stamp = tuple[int, int, int]
 """When a file was changed, its size and its inode."""
+LOOKS_S = 1.0
+"""How often files are looked at for changes."""
 
 
 class Decision(NamedTuple):
     """What is to happen with a request: an answer, a fault, or both."""
 
-    rule: RuleAtWork
+    rule: RuleState
     answer: Answer | None
     fault: Fault | None
 
@@ -68,7 +80,7 @@ class ScriptFile:
         self.model = model
         self.path = path
         self.rng = self._others = rng
-        self.rules: Sequence[RuleAtWork] = ()
+        self.rules: Sequence[RuleState] = ()
         self.stamp: Stamp | None = None
         self.error = ""
 
@@ -91,14 +103,14 @@ class ScriptFile:
         if warning := unchecked_calls(rules, script, self.path):
             log.warning("%s", warning)
 
-    def _compiled(self, script: Script, uids: Iterator[int], now_s: float) -> list[RuleAtWork]:
-        known: dict[str, list[RuleAtWork]] = {}
+    def _compiled(self, script: Script, uids: Iterator[int], now_s: float) -> list[RuleState]:
+        known: dict[str, list[RuleState]] = {}
         for each in reversed(self.rules):
             known.setdefault(repr(each.rule), []).append(each)
-        rules: list[RuleAtWork] = []
+        rules: list[RuleState] = []
         for number, rule in enumerate(script.rules, 1):
             same = known.get(repr(rule))
-            rules.append(same.pop() if same else RuleAtWork(self.path, number, rule, next(uids), now_s))
+            rules.append(same.pop() if same else RuleState(self.path, number, rule, next(uids), now_s))
         return [rule.moved(self.path, number) for number, rule in enumerate(rules, 1)]
 
 
@@ -148,7 +160,7 @@ class ScriptBook:
         self.unanswered += 1
         return None
 
-    def _asked(self, rule: RuleAtWork, request: Request, rng: Random) -> Decision | None:
+    def _asked(self, rule: RuleState, request: Request, rng: Random) -> Decision | None:
         try:
             groups = rule.groups_of(request, rng, self.counters)
         except TooSlow as error:
@@ -160,15 +172,15 @@ class ScriptBook:
             return None
         if groups is None:
             return None
-        moment = Moment(rng, self._now(), self._unix(), self._accepts)
-        fault = rule.fault(request, moment)
+        given = RuleInput(rng, self._now(), self._unix(), self._accepts)
+        fault = rule.fault(request, given)
         if rule.only_fails:
             if fault is None:
                 return None
             rule.answered += 1
             return Decision(rule, None, fault)
         try:
-            answer = rule.answer(request, groups, moment)
+            answer = rule.answer(request, groups, given)
         except (ScriptFailure, ScriptError) as error:
             if not rule.failed:
                 log.warning("%s: %s", rule.place, error)
@@ -224,7 +236,7 @@ def stamp_of(path: str) -> Stamp | None:
     return at.st_mtime_ns, at.st_size, at.st_ino
 
 
-def check_calls(rules: Sequence[RuleAtWork], script: Script, accepts: Accepts) -> None:
+def check_calls(rules: Sequence[RuleState], script: Script, accepts: Accepts) -> None:
     """Raises ScriptError for the first call whose arguments break the script's schema of its tool."""
     for rule in rules:
         try:
@@ -233,7 +245,7 @@ def check_calls(rules: Sequence[RuleAtWork], script: Script, accepts: Accepts) -
             raise ScriptError(f"{rule.place}: {error}") from None
 
 
-def unchecked_calls(rules: Sequence[RuleAtWork], script: Script, path: str) -> str:
+def unchecked_calls(rules: Sequence[RuleState], script: Script, path: str) -> str:
     """A line that names the rules whose calls no schema of the script checks; empty without any."""
     later = [_called(rule) for rule in rules if not script.tools.keys() >= set(rule.needed_tools)]
     if not later:
@@ -244,7 +256,7 @@ def unchecked_calls(rules: Sequence[RuleAtWork], script: Script, path: str) -> s
     )
 
 
-def _called(rule: RuleAtWork) -> str:
+def _called(rule: RuleState) -> str:
     return f"rule {rule.number}" + (f" ({rule.rule.name})" if rule.rule.name else "")
 
 
@@ -261,3 +273,66 @@ def _file_report(file: ScriptFile) -> FileReport:
         for rule in file.rules
     ]
     return {"path": file.path, "model": file.model or None, "error": file.error or None, "rules": rules}
+
+
+def open_book(
+    settings: ScriptSettings, schemas: Schemas, rng: Random, now: Callable[[], float]
+) -> ScriptBook:
+    """The scripts of the settings. ConfigError for one that cannot be used."""
+    try:
+        return ScriptBook(settings.files, rng, now, time.time, accepting(schemas))
+    except ScriptError as error:
+        raise ConfigError(f"setting script: {error}") from None
+
+
+def check_scripts(settings: ScriptSettings) -> None:
+    """ConfigError for the first script that cannot be used. Warnings are left to who opens it."""
+    for _, path in settings.files:
+        try:
+            script = read_script(path)
+            rules = [
+                RuleState(path, number, rule, number, 0.0) for number, rule in enumerate(script.rules, 1)
+            ]
+            check_calls(rules, script, accepting(Schemas()))
+        except ScriptError as error:
+            raise ConfigError(f"setting script: {error}") from None
+
+
+def accepting(schemas: Schemas) -> Accepts:
+    """What tells whether a schema accepts a value. ScriptError for a schema that is none."""
+
+    def accepts(schema: object, value: object) -> bool:
+        try:
+            return schemas.compile(schema, lenient=True).accepts(cast(JSON, value))
+        except SchemaError as error:
+            raise ScriptError(f"a schema of a tool cannot be used: {error}") from None
+
+    return accepts
+
+
+class ScriptWatch:
+    """Reads changed files again as long as the worker lives, and says at its end which rules were unused."""
+
+    def __init__(self, book: ScriptBook) -> None:
+        self._book = book
+        self._greenlet: gevent.Greenlet | None = None
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._greenlet = gevent.spawn(self._look)
+
+    def close(self) -> None:
+        """Look no more, and say which rules have never answered."""
+        if self._greenlet is not None:
+            self._greenlet.kill(block=False)
+        for line in self._book.unused():
+            log.warning("%s", line)
+
+    def _look(self) -> None:
+        while True:
+            gevent.sleep(LOOKS_S)
+            try:
+                if self._book.has_changed():
+                    call_off_hub(self._book.refresh)
+            except Exception:  # whatever a file has made of us, the next version of it is read
+                log.exception("a script could not be read again")

@@ -12,8 +12,7 @@ import regex
 from msgspec import Struct
 
 from app.clock.pause import call_off_hub
-from app.script.errors import ScriptError
-from app.script.rules import MessageIs, Numbers, Range, TextIs, Texts, ToolResultIs, When
+from app.script.rules import MessageIs, Numbers, Range, ScriptError, TextIs, Texts, ToolResultIs, When
 
 SEARCH_S = 0.005
 """What one search of a regex may take."""

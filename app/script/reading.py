@@ -11,8 +11,7 @@ from typing import get_args
 import msgspec
 from msgspec.structs import fields
 
-from app.script.errors import ScriptError
-from app.script.rules import PARTS, PASS, Family, Rule, Scope, Script, Then
+from app.script.rules import PARTS, PASS, Family, Rule, Scope, Script, ScriptError, Then
 from config.declaration import ConfigError
 from config.yaml_file import parse_yaml
 

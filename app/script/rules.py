@@ -9,6 +9,18 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+
+class ScriptError(ValueError):
+    """A file that cannot be used. Its text is one line with the file, the rule's number and the key."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+class ScriptFailure(Exception):
+    """A rule fits a request and cannot answer it; one sentence that names file and rule."""
+
+
 Family = Literal[
     "chat", "completions", "responses", "messages", "generate",
     "embeddings", "pooling", "classify", "score", "rerank",

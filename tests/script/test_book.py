@@ -9,10 +9,9 @@ import pytest
 
 from app.clock.clock import VirtualClock
 from app.schema import Schemas
-from app.script.at_work import COUNTER_BYTES, Counters
-from app.script.book import ScriptBook
-from app.script.errors import ScriptError, ScriptFailure
-from app.script.opening import accepting
+from app.script.book import ScriptBook, accepting
+from app.script.rule_state import COUNTER_BYTES, Counters
+from app.script.rules import ScriptError, ScriptFailure
 from tests.script.requests import Books, request, said
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
