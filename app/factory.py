@@ -51,7 +51,7 @@ from app.engine.cache_manager import KVCacheManager
 from app.engine.engine import Engine
 from app.engine.lifecycle import Lifecycle, Operations
 from app.engine.weights import Weights
-from app.faults.audit_trail import AuditTrail
+from app.faults.audit import AuditTrail
 from app.faults.injector import FaultInjector
 from app.http.response import json_response
 from app.http.route import get
@@ -201,9 +201,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app = Understudy(engine, middleware, components.streams("request ids"))
     app.root_path = server.root_path.rstrip("/")
 
-    app.caches.append(
-        lambda: {"rate limits": limits, "fault scripts": injector.plan, "client audit": audit.trail}
-    )
+    app.caches.append(lambda: {"rate limits": limits, "fault scripts": injector, "client audit": audit.trail})
     app.caches += [lambda: middleware.caches, *caches_of(components, cache, publisher)]
     families = adapter_families(components)
     if not settings.metrics.disable_log_stats:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from app.faults.audit_trail import AuditReport, AuditTrail
-from app.faults.client_audit import ClientAudit, Exchange
+from app.faults.audit import AuditReport, AuditTrail, ClientAudit, Exchange
 from app.faults.fault import Fault
 from app.faults.injector import FaultInjector, fault_of
 from app.http.context import RequestContext, client_name

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from app.faults.injector import FaultPlan
+from app.faults.injector import FaultInjector
 from config.live import LiveSettings
 from config.loader import load
 from tests.faults.asking import Moment, asking
 
 
-def planned(**values: Any) -> tuple[FaultPlan, LiveSettings]:
-    live, plan = LiveSettings(load((), {})), FaultPlan(Random(1), Moment())
+def planned(**values: Any) -> tuple[FaultInjector, LiveSettings]:
+    live, plan = LiveSettings(load((), {})), FaultInjector(Random(1), Moment())
     live.subscribe(plan.on_settings)
     live.change({name.replace("_", "-"): value for name, value in values.items()})
     return plan, live
 
 
-def status(plan: FaultPlan, **headers: str) -> int | None:
+def status(plan: FaultInjector, **headers: str) -> int | None:
     fault = plan.fault_for(asking(**headers))
     return fault.error.status if fault and fault.error else None
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.faults.audit_trail import AuditTrail
-from app.faults.client_audit import (
+from app.faults.audit import (
     MOST_FAILED,
     MOST_NAMES,
     MOST_PATHS,
     RETRY_WINDOW_S,
+    AuditTrail,
     ClientAudit,
     Exchange,
     FindingReport,

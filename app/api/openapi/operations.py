@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from app.api.admin.reports import ANY_METHOD
-from app.faults.audit_trail import AuditReport
+from app.faults.audit import AuditReport
 from app.protocol.admin import (
     FinishUpdateRequest,
     InitTransferRequest,
