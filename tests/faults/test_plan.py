@@ -126,12 +126,6 @@ def test_scripts_of_headers_are_remembered_up_to_a_limit_of_memory() -> None:
     assert plan.fault_for(asking(X_Fault="error;times=1;name=0")) is not None
 
 
-def test_a_header_too_large_to_be_remembered_is_still_a_fault() -> None:
-    plan, _ = planned()
-    fault = plan.fault_for(asking(X_Fault=f"error;message={'m' * plan.limit_bytes}"))
-    assert fault and fault.name == "error" and plan.size_bytes == 0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",

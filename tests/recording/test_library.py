@@ -44,11 +44,6 @@ def test_another_version_is_named(tmp_path: Path) -> None:
         check(str(tmp_path / "r"))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RecordingError, match=r"nowhere: cannot be read: No such file or directory"):
-        check(str(tmp_path / "nowhere"))
-
-
 @pytest.mark.parametrize("cut", [1, 10, 100])
 def test_a_last_line_that_was_cut_off_is_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int
@@ -99,16 +94,6 @@ def test_what_tells_how_alike_requests_are_is_bounded(
 def test_what_many_ask_for_is_held_once(tmp_path: Path) -> None:
     with closing(Recording(written(tmp_path / "r", [ONE]))) as recording:
         assert recording.next_answer(KEY) is recording.next_answer(KEY)
-
-
-def test_many_long_answers_lie_behind_each_other(tmp_path: Path) -> None:
-    texts = [bytes([65 + number]) * 100_000 for number in range(5)]
-    path = written(tmp_path / "r", [exchange(chat(str(i)), (0, text)) for i, text in enumerate(texts)])
-    with closing(Recording(path)) as recording:
-        for number in (3, 0, 4, 1, 2):
-            body = bytes_of(exchange(chat(str(number))).request.body)
-            answer = recording.next_answer(form_of("POST", CHAT, "", body, False).key)
-            assert [bytes_of(read_chunk(chunk).data) for chunk in answer.chunks] == [texts[number]]
 
 
 @pytest.mark.parametrize(
