@@ -21,30 +21,19 @@ from app.http.errors import too_many
 from app.http.response import Response
 from app.middleware.stack import Middleware
 from config.durations import format_duration
-from config.settings import AccessSettings, Settings
+from config.settings import Settings
 
 LIMITED = frozenset(
     (
-        "/v1/chat/completions",
-        "/v1/chat/completions/batch",
-        "/v1/completions",
-        "/v1/embeddings",
-        "/v2/embed",
-        "/generative_scoring",
-        "/v1/systemone",
-        "/v1/messages",
-        "/v1/responses",
-        "/inference/v1/generate",
-        "/invocations",
-        "/vllm.grpc.engine.VllmEngine/Generate",
-        "/vllm.grpc.engine.VllmEngine/Embed",
+        *("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/embeddings"),
+        *("/v2/embed", "/generative_scoring", "/v1/systemone", "/v1/messages", "/v1/responses"),
+        *("/inference/v1/generate", "/invocations"),
+        *("/vllm.grpc.engine.VllmEngine/Generate", "/vllm.grpc.engine.VllmEngine/Embed"),
     )
 )
 """Paths whose POST requests count."""
-MOST_CALLERS = 10_000
-CALLER_BYTES = 1000
-"""Memory of a caller's hash and buckets, measured."""
-"""Of so many callers the use is remembered; of the one who was away longest it is forgotten first."""
+MOST_CALLERS, CALLER_BYTES = 10_000, 1000
+"""Callers whose use is remembered, those seen last; memory of a caller's hash and buckets, measured."""
 MINUTE_S = 60.0
 ROUNDING_TOKENS = 1e-6
 """More than sums of floats are ever off."""
@@ -84,17 +73,12 @@ class RateLimits(Middleware):
         self._clock = clock
         self._limits: tuple[int | None, int | None] = (None, None)
         self._usage: LRUCache[bytes, Usage] = LRUCache(MOST_CALLERS)
+        self.limit_bytes = MOST_CALLERS * CALLER_BYTES
         self.active = False
 
     @property
     def size_bytes(self) -> int:
-        """Memory of what is remembered."""
         return len(self._usage) * CALLER_BYTES
-
-    @property
-    def limit_bytes(self) -> int:
-        """Memory that it may take."""
-        return MOST_CALLERS * CALLER_BYTES
 
     def __len__(self) -> int:
         """Callers whose use is remembered."""
@@ -102,7 +86,7 @@ class RateLimits(Middleware):
 
     def on_settings(self, settings: Settings) -> None:
         """Take over the limits; changed ones begin with full buckets."""
-        limits = _limits(settings.access)
+        limits = settings.access.requests_per_minute, settings.access.tokens_per_minute
         if limits != self._limits:
             self._limits = limits
             self._usage.clear()
@@ -160,10 +144,6 @@ def caller_of(context: RequestContext) -> bytes:
     """Who asks: a hash of the bearer key, or the address."""
     key = bearer(context.headers)
     return sha256(key).digest() if key is not None else context.client.encode()
-
-
-def _limits(access: AccessSettings) -> tuple[int | None, int | None]:
-    return access.requests_per_minute, access.tokens_per_minute
 
 
 def _debt_s(bucket: TokenBucket | None, now_s: float) -> float:

@@ -71,16 +71,12 @@ class RecordingFile:
         except OSError as error:
             raise RecordingError(f"{path}: cannot be written: {error.strerror or error}") from None
 
-    def take(self, size: int) -> bool:
-        """Room for a piece of so many bytes, if there is some left."""
-        if self._free < size + PIECE_BYTES:
+    def hold(self, size: int) -> bool:
+        """Takes room for so many bytes, or gives it back for a negative number. False when there is none."""
+        if self._free < size:
             return False
-        self._free -= size + PIECE_BYTES
+        self._free -= size
         return True
-
-    def give_back(self, size: int, pieces: int) -> None:
-        """The room of so many pieces with so many bytes in all."""
-        self._free += size + pieces * PIECE_BYTES
 
     def put(self, exchange: KeptExchange) -> None:
         """Write it in a greenlet of its own: nobody waits for it, and it need not be quick."""
@@ -145,16 +141,16 @@ class KeptExchange:
         self._most = most_bytes
         self._body: list[bytes] = []
         self._pieces: list[tuple[float, bytes]] = []
-        self._held = self._held_pieces = 0
+        self._held = 0
         self._sizes = {"request": 0, "answer": 0}
 
     def sent(self, piece: bytes) -> None:
-        """A piece of the request's body."""
+        """Keeps a piece of the request's body."""
         if self._fits("request", piece):
             self._body.append(piece)
 
     def came(self, at_s: float, piece: bytes) -> None:
-        """A piece of the answer's body."""
+        """Keeps a piece of the answer's body."""
         if self._fits("answer", piece):
             self._pieces.append((at_s, piece))
 
@@ -166,11 +162,10 @@ class KeptExchange:
             self.give_up(f"its {of} is larger than {self._most >> 20} MiB")
         elif len(self._pieces) == MOST_PIECES:
             self.give_up(f"its answer has more than {MOST_PIECES} pieces")
-        elif not self._file.take(len(piece)):
+        elif not self._file.hold(len(piece) + PIECE_BYTES):
             self.give_up("too much is under way")
         else:
-            self._held += len(piece)
-            self._held_pieces += 1
+            self._held += len(piece) + PIECE_BYTES
         return not self.excuse
 
     def give_up(self, why: str) -> None:
@@ -187,8 +182,8 @@ class KeptExchange:
 
     def release(self) -> None:
         """Let go of what it holds."""
-        self._file.give_back(self._held, self._held_pieces)
-        self._held = self._held_pieces = 0
+        self._file.hold(-self._held)
+        self._held = 0
         self._body, self._pieces = [], []
 
     def line(self) -> bytes:
