@@ -149,7 +149,7 @@ def request_of(
     model: str,
     messages: Sequence[Message],
     tools: Mapping[str, object],
-    wants: str | None = None,
+    wants: str = "",
 ) -> Request:
     """A request as rules see it; `wants` as `Request` has it."""
     path = context.path if context.route is None else context.route.path

@@ -49,6 +49,8 @@ HTTP_ROUTE = "http.route"
 HTTP_STATUS = "http.response.status_code"
 URL_PATH = "url.path"
 
+PARENT = ("traceparent", "tracestate")
+"""Headers with the client's span (W3C trace context)."""
 CHOICE = "understudy.choice"
 """Which choice of its request a sequence is, from 0."""
 
@@ -57,7 +59,12 @@ UNTRACED = frozenset(("/health", "/health/ready", "/load", "/metrics", "/ping", 
 OTHER = "_OTHER"
 """What OpenTelemetry's conventions call a method that nobody knows."""
 
-
+NAME = "llm_request"
+"""What vLLM calls the span of a request that generates."""
+QUEUED, PREFILL, DECODE = PHASES = ("queued", "prefill", "decode")
+BROKEN = ("abort", "error")
+"""Reasons to end that make an error of a span."""
+NANOSECONDS = 1_000_000_000
 READINGS, TOGETHER_S = 4, 2e-5
 """Two clocks are read so many times at the most, until other processes did not come between the readings."""
 
@@ -97,9 +104,9 @@ class Traces(Middleware):
         attributes = {HTTP_METHOD: method, URL_PATH: context.path}
         if route:
             attributes[HTTP_ROUTE] = route.path
-        trace = RequestTrace(
-            self._tracer, name, attributes, self._parent(context), context.arrival_s, self._zero_ns()
-        )
+        given = {key: context.headers[key] for key in PARENT if key in context.headers}
+        parent = self._propagator.extract(given, Context())
+        trace = RequestTrace(self._tracer, name, attributes, parent, context.arrival_s, self._zero_ns())
         if trace.span.is_recording():
             context.keep(trace)
             context.observers = (*context.observers, trace.watch)
@@ -119,26 +126,7 @@ class Traces(Middleware):
             trace.span.set_attribute(HTTP_STATUS, response.status)
             if response.status >= 500:
                 trace.span.set_status(Status(StatusCode.ERROR))
-            response.on_close(partial(self._end, trace))
-
-    def _end(self, trace: RequestTrace) -> None:
-        trace.end(self._clock.now())
-
-    def _parent(self, context: RequestContext) -> Context:
-        """The client's span (W3C trace context), or nothing."""
-        headers = context.headers
-        if "traceparent" not in headers:
-            return Context()
-        given = {name: headers.get(name, "") for name in ("traceparent", "tracestate")}
-        return self._propagator.extract(given, Context())
-
-
-NAME = "llm_request"
-"""What vLLM calls the span of a request that generates."""
-QUEUED, PREFILL, DECODE = PHASES = ("queued", "prefill", "decode")
-BROKEN = ("abort", "error")
-"""Reasons to end that make an error of a span."""
-NANOSECONDS = 1_000_000_000
+            response.on_close(lambda: trace.end(self._clock.now()))
 
 
 class RequestTrace:
@@ -173,7 +161,16 @@ class RequestTrace:
         """What a sequence of this request is to tell its outcome to."""
         if generation.index == 0:
             self.span.update_name(NAME)
-            self.span.set_attributes(_asked(generation))
+            self.span.set_attributes(
+                {
+                    REQUEST_ID: generation.request_id,
+                    REQUEST_MODEL: generation.model,
+                    RESPONSE_MODEL: generation.model,
+                    REQUEST_MAX_TOKENS: generation.max_tokens,
+                    REQUEST_N: generation.n,
+                    NUM_SEQUENCES: generation.together,
+                }
+            )
         self._open += 1
         return partial(self._ended, generation)
 
@@ -217,11 +214,10 @@ class RequestTrace:
 
 def phases(arrival_s: float, outcome: Outcome) -> dict[str, tuple[float, float]]:
     """Begin and end, in monotonic seconds, of the phases that a sequence reached."""
-    reached = [arrival_s, outcome.scheduled_s, outcome.first_token_s]
+    reached = (arrival_s, outcome.scheduled_s, outcome.first_token_s)
     begun = [moment_s for moment_s in reached if moment_s is not None]
-    is_whole = outcome.last_token_s is not None and outcome.reason not in BROKEN
-    over_s = outcome.last_token_s if is_whole and outcome.last_token_s is not None else outcome.ended_s
-    ends = [*begun[1:], over_s]
+    over_s = None if outcome.reason in BROKEN else outcome.last_token_s
+    ends = [*begun[1:], outcome.ended_s if over_s is None else over_s]
     return {
         phase: (begin_s, max(begin_s, end_s))
         for phase, begin_s, end_s in zip(PHASES, begun, ends, strict=False)
@@ -241,23 +237,9 @@ def latencies(arrival_s: float, outcome: Outcome) -> dict[str, float]:
     return told
 
 
-def _asked(generation: EngineRequest) -> dict[str, AttributeValue]:
-    return {
-        REQUEST_ID: generation.request_id,
-        REQUEST_MODEL: generation.model,
-        RESPONSE_MODEL: generation.model,
-        REQUEST_MAX_TOKENS: generation.max_tokens,
-        REQUEST_N: generation.n,
-        NUM_SEQUENCES: generation.together,
-    }
-
-
 def _told(phase: str, generation: EngineRequest, outcome: Outcome) -> dict[str, AttributeValue]:
     if phase == PREFILL:
-        return {
-            PROMPT_TOKENS: len(generation.prompt_ids),
-            CACHED_TOKENS: outcome.cached_tokens,
-        }
+        return {PROMPT_TOKENS: len(generation.prompt_ids), CACHED_TOKENS: outcome.cached_tokens}
     if phase == DECODE:
         return {COMPLETION_TOKENS: outcome.tokens, FINISH_REASONS: (outcome.reason,)}
     return {}
