@@ -151,7 +151,6 @@ def request_of(
     tools: Mapping[str, object],
     wants: str = "",
 ) -> Request:
-    """A request as rules see it; `wants` as `Request` has it."""
     path = context.path if context.route is None else context.route.path
     return Request(
         FAMILIES.get(path, ""),

@@ -136,7 +136,6 @@ class ClientAudit:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of it, rather too much than too little."""
         return (
             AUDIT_BYTES
             + FAILED_BYTES * len(self._failed)
@@ -146,7 +145,7 @@ class ClientAudit:
         )
 
     def begin(self, exchange: Exchange) -> None:
-        """A request came, and its answer begins."""
+        """Notes a request whose answer begins."""
         self.requests += 1
         failed = self._failed.get((exchange.path, exchange.body)) if exchange.body is not None else None
         again = failed is not None and exchange.arrived_s >= failed.at_s
@@ -162,7 +161,6 @@ class ClientAudit:
             self._ask_to_wait(exchange.path, exchange.answered_s, exchange.retry_after_s)
 
     def end(self, exchange: Exchange, at_s: float, failed: bool, truncated: bool = False) -> None:
-        """The answer has ended at `at_s`; `truncated`: it was a stream and was cut off."""
         key = exchange.path, exchange.body
         if not failed:
             self._failed.pop(key, None)
@@ -248,7 +246,6 @@ class ClientAudit:
 
 
 def timestamp(unix_s: float) -> str:
-    """ISO 8601 in UTC with milliseconds."""
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -285,18 +282,16 @@ class AuditTrail:
         self.restart()
 
     def restart(self) -> None:
-        """Forget everything."""
         self._since_s = self._now()
         self._clients: LRUCache[str, ClientAudit]
         self._clients = LRUCache(LIMIT_BYTES, getsizeof=lambda audit: ENTRY_BYTES + audit.size_bytes)
 
     @property
     def size_bytes(self) -> int:
-        """Memory of all audits."""
         return int(self._clients.currsize)
 
     def begin(self, client: str, exchange: Exchange) -> ClientAudit | None:
-        """A request's answer begins. The client's audit; None when there is no reason to look at the end."""
+        """Notes a request whose answer begins."""
         audit = self._clients.get(client)
         if audit is None:
             if exchange.status < 400 and not exchange.fault:
@@ -309,7 +304,6 @@ class AuditTrail:
     def end(
         self, audit: ClientAudit, exchange: Exchange, at_s: float, failed: bool, truncated: bool = False
     ) -> None:
-        """What `begin` gave an audit for has ended, as `ClientAudit.end` has it."""
         audit.end(exchange, at_s, failed, truncated)
         if self._clients.get(audit.client) is audit:  # else it is forgotten
             self._clients[audit.client] = audit

@@ -59,7 +59,6 @@ class FaultInjector:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the scripts of request headers."""
         return int(self._header_scripts.currsize)
 
     def on_settings(self, settings: Settings) -> None:
@@ -161,5 +160,5 @@ def _entry_bytes(client: str, text: str) -> int:
 
 
 def fault_of(context: RequestContext) -> Fault | None:
-    """What is to go wrong with a request; None for nearly all."""
+    """Returns the fault of a request; None for nearly all."""
     return context.kept(Fault)

@@ -55,7 +55,7 @@ class FaultScript:
         self.size_bytes = size_bytes
 
     def fault_for(self, request: RequestFacts, rng: Random, now_s: float) -> Fault | None:
-        """The fault of this request; None when no rule has anything to say."""
+        """Returns the fault of this request; None when no rule applies."""
         decided, headers = Fault(), dict[str, str]()
         for rule in self._rules:
             if not (rule.fits(request) and rule.is_turn()) or decided.name:

@@ -127,7 +127,6 @@ class FakeFamilies:
         self._show(ADAPTERS, fakes.loras, before, partial(self._adapters, fakes.loras))
 
     def render(self) -> str:
-        """The text of all families that are shown."""
         at_s = self._clock()
         families = [self._cache_config]
         for name, part in self._parts.items():
@@ -202,7 +201,6 @@ def observed(counts: Counts, bounds: Bounds) -> Iterator[tuple[float, int]]:
 
 
 def total_tokens(counts: Counts, bounds: Bounds) -> int:
-    """The tokens that the observations amount to."""
     return sum(int(value) * count for value, count in observed(counts, bounds))
 
 
@@ -219,7 +217,6 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def _gauge(family: Family[Instrument]) -> Gauge:
-    """The gauge of a family with one series."""
     ((_, instrument),) = family.children()
     assert isinstance(instrument, Gauge)
     return instrument

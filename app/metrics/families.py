@@ -291,7 +291,6 @@ class EngineFamilies:
         self.add(table)
 
     def add(self, table: Iterable[Spec]) -> None:
-        """Adds the families of `table`."""
         for spec in table:
             base = self._base[spec.name] = {label: self._server[label] for label in spec.base}
             family = Family(spec.name, spec.help, self._create(spec), spec.kind, self._now)
@@ -318,5 +317,4 @@ class EngineFamilies:
         return instrument
 
     def render(self) -> str:
-        """Their text."""
         return "".join(family.render() for family in self.by_name.values())

@@ -56,7 +56,6 @@ class Counter:
         self.value: float = 0
 
     def inc(self, amount: float = 1) -> None:
-        """Adds `amount` (>= 0)."""
         self.value += amount
 
     def samples(self) -> Sequence[Sample]:
@@ -114,7 +113,6 @@ class Histogram:
         self.sum: float = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Add `count` observations of `value`."""
         self.counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
 

@@ -54,7 +54,6 @@ class LoraRequests:
         self._note()
 
     def render(self) -> str:
-        """The text of the family."""
         if not self._text:
             help = "Unix time of the latest change; the labels are what runs and waits since then."
             family: Family[Gauge] = Family("vllm:lora_requests_info", help, Gauge, "gauge", self._now)
@@ -112,7 +111,6 @@ class LoraResidency:
         self._activations = one(Histogram, "lora_adapter_load_seconds", transition="activate")
 
     def render(self) -> str:
-        """The text of the families."""
         memory = self._memory
         levels = dict(memory)
         self._ranks = {name: self._ranks.get(name) or self._rank(name) for name in levels}

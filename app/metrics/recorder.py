@@ -141,7 +141,6 @@ class Recorder:
 
     @property
     def adapter_series(self) -> LoraRequests | None:
-        """The series of adapters, if there are any."""
         return self._loras
 
     def waiting(self, delta: int, adapter: str | None = None) -> None:
@@ -228,15 +227,12 @@ class Recorder:
         self._loaded += tokens
 
     def block_lifetime(self, seconds: float) -> None:
-        """From a block's filling to its eviction."""
         self._block_times[0].observe(seconds)
 
     def block_idle_before_evict(self, seconds: float) -> None:
-        """From a block's last use to its eviction."""
         self._block_times[1].observe(seconds)
 
     def block_reuse_gap(self, seconds: float) -> None:
-        """Between two uses of a block."""
         self._block_times[2].observe(seconds)
 
     def parsed_tools(self, streaming: bool, found: bool, times: int = 1) -> None:
@@ -250,7 +246,6 @@ class Recorder:
             self._families.one(Gauge, "engine_sleep_state", sleep_state=state).set(int(holds))
 
     def slept(self, operation: Literal["sleep", "release_kv_cache_memory", "wake"], seconds: float) -> None:
-        """A sleep or wake operation took so long."""
         duration = "sleep_mode_operation_duration_seconds"
         self._families.one(Histogram, duration, operation=operation).observe(seconds)
 
@@ -286,7 +281,6 @@ class Recorder:
         self._aborted.value += 1
 
     def sequence_finished(self, row: FinishedSequence) -> None:
-        """A sequence ended."""
         self._finished.append(row)
         if len(self._finished) >= BLOCK:
             self._fold_finished()
@@ -298,7 +292,6 @@ class Recorder:
             self._fold_finished()
 
     def figures(self) -> Figures:
-        """The numbers of now."""
         self.fold()
         finished = self._sequences.by_reason()
         finished["abort"] += self._aborted.value
@@ -319,14 +312,13 @@ class Recorder:
         )
 
     def render(self) -> str:
-        """The text of all `vllm:` families."""
         self.fold()
         if self._steps is not None:
             self._steps.flush()
         return self._families.render() + (self._loras.render() if self._loras is not None else "")
 
     def fold(self) -> None:
-        """Count what was only noted so far; to be called before any number is read."""
+        """Counts what was only noted so far; to be called before any number is read."""
         self._fold_tokens()
         self._fold_prefills()
         self._fold_finished()
@@ -383,7 +375,7 @@ class EngineSteps:
         """Moments from the one to below the other are surely within the present step."""
 
     def count(self, rows: Sequence[TokenRow]) -> None:
-        """Rows in the order in which they happened."""
+        """Counts rows in the order in which they happened."""
         since_s, until_s = self._since_s, self._until_s
         for tokens, _, at_s in rows:
             if not since_s <= at_s < until_s:
@@ -396,7 +388,7 @@ class EngineSteps:
         self._since_s, self._until_s = since_s, until_s
 
     def flush(self) -> None:
-        """The present step is over, or is to be seen as far as it has come."""
+        """Observes the present step, as far as it has come."""
         if self._pending:
             self._tokens.observe(self._pending)
             self._pending = 0

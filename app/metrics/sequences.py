@@ -42,7 +42,6 @@ class FinishedSequence(Struct, frozen=True, gc=False):
 
     @property
     def mean_gap_s(self) -> float:
-        """Time per token after the first."""
         return self.decode_s / (self.generation_tokens - 1) if self.generation_tokens > 1 else 0.0
 
 
@@ -67,11 +66,9 @@ class FinishedSequences:
         self._longest = one(Histogram, "request_max_num_generation_tokens")
 
     def by_reason(self) -> dict[str, float]:
-        """Sequences that are over, by the reason of their end."""
         return {reason: counter.value for reason, counter in self._success.items()}
 
     def latency(self) -> Distribution:
-        """From arrival to end."""
         return Distribution.of(self._e2e)
 
     def observe(self, rows: Sequence[FinishedSequence], completed: Sequence[tuple[int, int]]) -> None:

@@ -62,7 +62,7 @@ class Cors(Middleware):
         return Response(text.encode(), 400 if refused else 200, headers, TEXT)
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """Say which origin may read the answer. A preflight has said all."""
+        """Names the origin that may read the answer; a preflight has said all."""
         if is_outside(response):
             return
         headers = response.headers

@@ -38,7 +38,7 @@ class FaultAudit(Middleware):
         self._injector.restart()
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """An answer begins. Nearly always there is nothing to do."""
+        """Judges an answer that begins; nearly always there is nothing to do."""
         if response.status < 400 and not self._looks and not self._injector.active:
             return
         route = context.route
@@ -73,12 +73,11 @@ class FaultAudit(Middleware):
             self.trail.end(audit, exchange, exchange.answered_s, exchange.status >= 400 or damaged)
 
     def _ended(self, audit: ClientAudit, exchange: Exchange, stream: StreamingBody) -> None:
-        """A stream of a client that is looked at has ended."""
+        """Judges a stream that has ended."""
         audit.disconnects += stream.gone
         if not stream.gone:
             self.trail.end(audit, exchange, self._now(), stream.was_damaged, stream.is_cut_off)
 
 
 def _number(text: str | None) -> float | None:
-    """A whole number of a header."""
     return float(text) if text and text.isdecimal() and len(text) < 19 else None

@@ -27,7 +27,7 @@ class HttpLog(Middleware):
         self.active = settings.log.log_http
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """Write the line. What was not read of the request's body is not in it."""
+        """Writes the line; the part of the request's body that was not read is not in it."""
         if log.isEnabledFor(logging.INFO):
             log.info("%s", json.dumps({**_request(context), **_response(response)}))
 

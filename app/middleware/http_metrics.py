@@ -80,7 +80,6 @@ class HttpFamilies:
         self._seconds_high.labels()  # it has no labels, so it is there before the first request
 
     def exchange(self, method: str, handler: str, status: int) -> HttpSeries:
-        """The series for a method, a handler label and a status code."""
         return HttpSeries(
             self._requests.labels(method=method, status=f"{status // 100}xx", handler=handler),
             self._request_bytes.labels(handler=handler),
@@ -90,7 +89,6 @@ class HttpFamilies:
         )
 
     def render(self) -> str:
-        """The text of all families."""
         sizes = self._request_bytes, self._response_bytes
         families = self._requests, *sizes, self._seconds_high, self._seconds, self._served
         return "".join(family.render() for family in families)
@@ -185,7 +183,6 @@ class HttpMetrics(Middleware):
             series.observe_all(of_one)
 
     def text(self) -> str:
-        """The text of the `http_` families."""
         self.fold()
         return self.families.render()
 

@@ -81,7 +81,6 @@ class RateLimits(Middleware):
         return len(self._usage) * CALLER_BYTES
 
     def __len__(self) -> int:
-        """Callers whose use is remembered."""
         return len(self._usage)
 
     def on_settings(self, settings: Settings) -> None:
@@ -93,7 +92,7 @@ class RateLimits(Middleware):
         self.active = limits != (None, None)
 
     def begin(self, context: RequestContext) -> None:
-        """Count the request. ApiError 429 when its caller has used up a limit."""
+        """Counts the request. ApiError 429 when its caller has used up a limit."""
         if context.method != "POST" or context.path not in LIMITED:
             return
         caller = caller_of(context)
@@ -108,7 +107,7 @@ class RateLimits(Middleware):
             raise _exceeded(self._limits[0], "requests", wait_s)
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """Tell the caller what is left."""
+        """Adds headers with what is left."""
         limited = context.kept(LimitedRequest)
         if limited is not None:
             response.headers.update(limited.usage.headers(limited.asked_s))
@@ -123,7 +122,7 @@ class RateLimits(Middleware):
             bucket.spend(tokens, self._clock.now())
 
     def _observe(self, caller: bytes, request: EngineRequest) -> Watch:
-        """Charge what a sequence uses: the prompt once, each choice at its end."""
+        """Charges a sequence: the prompt once, each choice at its end."""
         if request.index % request.n == 0:
             self.charge(caller, len(request.prompt_ids))
         return partial(self._ended, caller)
@@ -141,7 +140,7 @@ class RateLimits(Middleware):
 
 
 def caller_of(context: RequestContext) -> bytes:
-    """Who asks: a hash of the bearer key, or the address."""
+    """Returns a hash of the bearer key or, without one, the address."""
     key = bearer(context.headers)
     return sha256(key).digest() if key is not None else context.client.encode()
 

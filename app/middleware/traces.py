@@ -95,7 +95,6 @@ class Traces(Middleware):
         return self._make_tracer()
 
     def begin(self, context: RequestContext) -> None:
-        """Begin the span of the request."""
         if context.path in UNTRACED:
             return
         method = context.method if context.method in METHODS else OTHER
@@ -120,7 +119,6 @@ class Traces(Middleware):
         return unix_ns - int((before_s + after_s) / 2 * NANOSECONDS)
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """The span ends when the response does."""
         trace = context.kept(RequestTrace)
         if trace is not None:
             trace.span.set_attribute(HTTP_STATUS, response.status)
@@ -158,7 +156,7 @@ class RequestTrace:
         self._answered_s: float | None = None
 
     def watch(self, generation: EngineRequest) -> Watch:
-        """What a sequence of this request is to tell its outcome to."""
+        """Returns the function that takes the outcome of a sequence of this request."""
         if generation.index == 0:
             self.span.update_name(NAME)
             self.span.set_attributes(
@@ -175,7 +173,6 @@ class RequestTrace:
         return partial(self._ended, generation)
 
     def end(self, now_s: float) -> None:
-        """The answer has been sent, or nobody waits for it any more; its last sequences may end after it."""
         self._answered_s = now_s
         if not self._open:
             self._end_span(now_s)
@@ -188,7 +185,7 @@ class RequestTrace:
         self.span.end(self._ns(now_s))
 
     def _ended(self, generation: EngineRequest, outcome: Outcome) -> None:
-        """A sequence is over: sum it up, and add its phases."""
+        """Sums up a sequence that is over, and adds its phases."""
         self._reasons.append(outcome.reason)
         self._tokens[COMPLETION_TOKENS] += outcome.tokens
         if generation.index % generation.n == 0:  # choices share their prompt

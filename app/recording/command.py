@@ -32,7 +32,6 @@ MIB = 1 << 20
 
 
 def run(argv: Sequence[str]) -> int:
-    """Exit status."""
     try:
         _record(_parser().parse_args(argv))
     except ConfigError as error:

@@ -46,7 +46,6 @@ MOST_SHOWN = 160
 
 
 def run(argv: Sequence[str]) -> int:
-    """Exit status."""
     try:
         return _check(_parser().parse_args(argv))
     except ConfigError as error:

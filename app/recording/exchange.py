@@ -135,7 +135,7 @@ def data_of(content: bytes) -> Data:
 
 
 def bytes_of(data: Data) -> bytes:
-    """What `data_of` was given. ValueError for base64 that is none."""
+    """Returns the bytes that `data_of` was given. ValueError for base64 that is none."""
     return data.encode() if isinstance(data, str) else b64decode(data.base64, validate=True)
 
 
@@ -148,7 +148,6 @@ read_chunk = msgspec.json.Decoder(Chunk).decode
 
 
 def line_of(item: Header | Exchange) -> bytes:
-    """`item` as a line of the file."""
     return msgspec.json.encode(item) + b"\n"
 
 

@@ -83,7 +83,6 @@ class RecordingFile:
         self._writing.spawn(self._write, exchange)
 
     def leave_out(self, what: str, why: str) -> None:
-        """`what` has passed, and is not kept."""
         self.left_out += 1
         self._tell(f"not kept: {what}: {why}")
 
@@ -114,7 +113,6 @@ class RecordingFile:
         return why
 
     def close(self) -> None:
-        """Wait for what is being written."""
         self._writing.join()
         self._disk.kill()
         self._file.close()
@@ -169,25 +167,23 @@ class KeptExchange:
         return not self.excuse
 
     def give_up(self, why: str) -> None:
-        """Keep nothing of it."""
         self.excuse = self.excuse or why
         self.release()
 
     def over(self) -> None:
-        """Nothing more will come: write it, or say why not."""
+        """Writes the exchange, which has ended, or says why not."""
         if self.excuse:
             self._file.leave_out(self.name, self.excuse)
         else:
             self._file.put(self)
 
     def release(self) -> None:
-        """Let go of what it holds."""
         self._file.hold(-self._held)
         self._held = 0
         self._body, self._pieces = [], []
 
     def line(self) -> bytes:
-        """As it is written. HiddenSecrets when it cannot be."""
+        """Returns the line of the file. HiddenSecrets when it cannot be made."""
         asked_s = self.asked_s
         [body] = masked_pieces([b"".join(self._body)], _header(self.request_headers, "content-encoding"))
         came = masked_pieces([it for _, it in self._pieces], _header(self.headers, "content-encoding"))

@@ -135,19 +135,18 @@ class Recording:
         return answer
 
     def close(self) -> None:
-        """Read no more."""
         self._file.close()
 
 
 def check(path: str) -> None:
-    """RecordingError as `Recording` raises it, and nothing is kept."""
+    """Reads the file as `Recording` does and keeps nothing. RecordingError as there."""
     with opened(path) as file:
         for place, _, line in exchanges(path, file):
             whole(path, place, line)
 
 
 def opened(path: str) -> BinaryIO:
-    """The file. RecordingError when it cannot be read."""
+    """Opens the file. RecordingError when it cannot be read."""
     try:
         return open(path, "rb")
     except OSError as error:
@@ -184,7 +183,7 @@ def exchanges(path: str, file: BinaryIO) -> Iterator[tuple[Place, Asked, bytes]]
 
 
 def whole(path: str, place: Place, line: bytes) -> Exchange:
-    """The exchange in a line. RecordingError when it is none."""
+    """Returns the exchange in a line. RecordingError when it is none."""
     try:
         exchange = read_exchange(line)
         for chunk in exchange.answer.chunks:

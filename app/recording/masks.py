@@ -22,7 +22,6 @@ class HiddenSecrets(Exception):
 
 
 def masked_headers(headers: Headers) -> list[tuple[str, str]]:
-    """All headers, in order; values of secrets are replaced."""
     return [(name, MASK if is_secret(name) else value) for name, value in headers]
 
 

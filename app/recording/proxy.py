@@ -40,7 +40,6 @@ class RecordingHandler(ClientHandler):
     """Also hands the target of the request to the application, as it was sent."""
 
     def get_environ(self) -> WSGIEnvironment:
-        """The WSGI environment."""
         environ: WSGIEnvironment = super().get_environ()
         environ[TARGET] = self.path
         return environ
@@ -62,7 +61,7 @@ class RecordingProxy:
         self._now = now
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """WSGI. Status 502 when the server cannot be reached, or gives no answer."""
+        """Serves WSGI. Status 502 when the server cannot be reached, or gives no answer."""
         method, target = environ["REQUEST_METHOD"], environ[TARGET]
         kept = KeptExchange(self._file, method, target, self._most, self._now())
         kept.request_headers = list(request_headers(environ).items())
@@ -100,7 +99,6 @@ class RecordingProxy:
 
 
 def _passed(body: Any, kept: KeptExchange) -> Iterator[bytes]:
-    """The request's body, piece by piece."""
     while piece := body.read(PIECE):
         kept.sent(piece)
         yield piece
@@ -122,7 +120,7 @@ class Passing:
         self._is_over = False
 
     def watch(self) -> None:
-        """See when the client leaves."""
+        """Notices when the client leaves."""
         self._unwatch = watched(self._client, self._left)
 
     def _left(self) -> None:
@@ -137,7 +135,7 @@ class Passing:
         return self
 
     def refused(self, why: str, start_response: StartResponse) -> Iterable[bytes]:
-        """There is no answer: what the client gets instead."""
+        """Answers for a server that gave no answer."""
         self._kept.give_up(why)
         self.close()
         return refuse(start_response, "502 Bad Gateway", why)
@@ -159,7 +157,7 @@ class Passing:
             kept.end_s = now()
 
     def close(self) -> None:
-        """Let go of the server, and keep what there was."""
+        """Closes the connection to the server, and has the exchange kept."""
         if self._relay is not None:
             self._relay.close()
         else:

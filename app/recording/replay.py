@@ -65,7 +65,6 @@ class Replay(Middleware):
         self._refuses = settings.replay.replay_miss == "not-found"
 
     def report(self) -> dict[str, object]:
-        """What was done so far, for GET /admin/replay."""
         lines = sorted(self.recording.given.items())
         return {
             "recording": self.recording.path,
@@ -116,7 +115,7 @@ class Replay(Middleware):
 
 
 def _response(answer: Answer[Raw], pace: Pace, context: RequestContext) -> Response:
-    """Waits for its moment, if it comes in one piece."""
+    """Makes the response; one in a single piece waits for its moment here."""
     headers = _headers(answer)
     if len(answer.chunks) > 1 or answer.is_broken:
         return Response(RecordedBody(answer, pace, context.connection), answer.status, headers)
@@ -154,7 +153,6 @@ class Pace:
         return not self._is_over
 
     def end(self) -> None:
-        """Nobody waits any more."""
         self._is_over = True
         self._bell.set()
 
@@ -166,7 +164,7 @@ class Pace:
 
 
 def _waited(pace: Pace, at_s: float, connection: Connection | None) -> bool:
-    """Wait for a moment; False when the client has left before."""
+    """Waits for a moment; False when the client has left before."""
     if connection is not None:
         connection.watch(pace.end)
     try:

@@ -38,7 +38,6 @@ _MARK = re.compile(r"\{[{%#]")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Exit status."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
     try:
         given = _parser().parse_args(argv)
@@ -159,7 +158,6 @@ def _call(name: str, arguments: str) -> dict[str, Any]:
 
 
 def _literals(value: Any) -> Any:
-    """A JSON value whose texts are no templates."""
     if isinstance(value, dict):
         return {name: _literals(item) for name, item in value.items()}
     if isinstance(value, list):

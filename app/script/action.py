@@ -120,7 +120,7 @@ class Action:
             raise ScriptError(f"then.{key}: {error}") from None
 
     def _filled(self, value: object, key: str) -> Filled:
-        """What fills the templates in a JSON value."""
+        """Returns a function that fills the templates in a JSON value."""
         if isinstance(value, str):
             template = self._template(value, key)
             assert template is not None
@@ -160,14 +160,14 @@ def _numbers_of(value: object) -> Iterable[float]:
 
 
 def _number(value: object) -> float:
-    """A template's number. ScriptFailure for anything else."""
+    """Returns a template's number. ScriptFailure for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ScriptFailure(f"its score is no number, but {str(value)[:60]!r}")
     return float(value)
 
 
 def misfit(name: str, arguments: object, schema: object, accepts: Accepts) -> str:
-    """Why a tool cannot be called with these arguments; empty when it can."""
+    """Says why a tool cannot be called with these arguments; empty when it can."""
     if accepts(schema, arguments):
         return ""
     shown = json.dumps(arguments, ensure_ascii=False)[:120]
@@ -183,7 +183,6 @@ def _is_constant(value: object) -> bool:
 
 
 def _waits(delays: Delays) -> ScriptedReply:
-    """The delays in seconds. ScriptError for one that is none."""
     before = {number - 1: _seconds(wait, f"before.{number}") for number, wait in delays.before.items()}
     return ScriptedReply(
         first_token_s=_seconds(delays.first_token, "first_token"),

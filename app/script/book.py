@@ -141,7 +141,6 @@ class ScriptBook:
 
     @property
     def rules(self) -> int:
-        """How many there are in all files."""
         return sum(len(file.rules) for file in self.files)
 
     def decide(self, request: Request, own: Random | None = None) -> Decision | None:
@@ -190,7 +189,6 @@ class ScriptBook:
         return Decision(rule, answer, fault)
 
     def has_changed(self) -> bool:
-        """Whether some file is another one than what was read."""
         return any(file.stamp != stamp_of(file.path) for file in self.files)
 
     def refresh(self) -> None:
@@ -206,7 +204,6 @@ class ScriptBook:
                 log.info("script %s: read again, %d rules", file.path, len(file.rules))
 
     def restart(self) -> None:
-        """Count from nothing again."""
         self.counters.clear()
         self.unanswered = 0
         for file in self.files:
@@ -218,7 +215,7 @@ class ScriptBook:
         return {"files": [_file_report(file) for file in self.files], "unanswered": self.unanswered}
 
     def unused(self) -> Iterator[str]:
-        """A line for each file that has rules which never answered."""
+        """Yields a line for each file that has rules which never answered."""
         for file in self.files:
             never = [_called(rule) for rule in file.rules if not rule.answered]
             if never:
@@ -228,7 +225,7 @@ class ScriptBook:
 
 
 def stamp_of(path: str) -> Stamp | None:
-    """What changes when a file does; None without one."""
+    """Returns what changes when a file does; None without a file."""
     try:
         at = Path(path).stat()
     except OSError:
@@ -278,7 +275,7 @@ def _file_report(file: ScriptFile) -> FileReport:
 def open_book(
     settings: ScriptSettings, schemas: Schemas, rng: Random, now: Callable[[], float]
 ) -> ScriptBook:
-    """The scripts of the settings. ConfigError for one that cannot be used."""
+    """Opens the scripts of the settings. ConfigError for one that cannot be used."""
     try:
         return ScriptBook(settings.files, rng, now, time.time, accepting(schemas))
     except ScriptError as error:
@@ -318,11 +315,10 @@ class ScriptWatch:
         self._greenlet: gevent.Greenlet | None = None
 
     def start(self) -> None:
-        """Begin to look."""
         self._greenlet = gevent.spawn(self._look)
 
     def close(self) -> None:
-        """Look no more, and say which rules have never answered."""
+        """Stops looking, and logs which rules have never answered."""
         if self._greenlet is not None:
             self._greenlet.kill(block=False)
         for line in self._book.unused():

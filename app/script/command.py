@@ -59,7 +59,6 @@ def _only_text(when: When) -> str | None:
 
 
 def _always_answers(rule: RuleState) -> bool:
-    """Whether the rule answers every request that fits its conditions."""
     nth = rule.rule.when.nth
     every = nth is None or isinstance(nth, Nth) and nth.count == Range()
     return every and rule.rule.when.chance >= 1 and not rule.only_fails

@@ -125,7 +125,6 @@ class Groups(Struct):
         self.named |= {name: _captured(found, name) for name in found.re.groupindex}
 
     def values(self) -> dict[str | int, str]:
-        """As templates see them: by number, also where that is a text, and by name."""
         values: dict[str | int, str] = dict(enumerate(self.numbered))
         return values | {str(number): text for number, text in enumerate(self.numbered)} | self.named
 
@@ -153,7 +152,7 @@ class Conditions:
         return all(holds(request, groups) for holds in self._checks.values())
 
     def misfit(self, request: Request) -> str:
-        """The key of the first condition that does not hold; empty when all do."""
+        """Returns the key of the first condition that does not hold; empty when all do."""
         groups = Groups()
         return next((key for key, holds in self._checks.items() if not holds(request, groups)), "")
 
@@ -219,7 +218,7 @@ class Conditions:
         )
 
     def _text(self, wanted: TextIs) -> TextCheck:
-        """What finds out whether a text is what is wanted."""
+        """Returns a function that tells whether a text is wanted."""
         fold = folded_text if wanted.ignore_case else str
         exact = None if wanted.exact is None else {fold(text) for text in listed(wanted.exact)}
         parts = None if wanted.contains is None else [fold(text) for text in listed(wanted.contains)]
@@ -262,7 +261,7 @@ class Conditions:
 
 
 def numbers(wanted: Numbers) -> Callable[[int], bool]:
-    """Whether a number is one of those."""
+    """Returns a function that tells whether a number is wanted."""
     if isinstance(wanted, Range):
         least, most = wanted.at_least, wanted.at_most
         return lambda number: number >= least and (most is None or number <= most)

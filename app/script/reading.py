@@ -61,12 +61,12 @@ def script_of(document: Mapping[str, object], path: str) -> Script:
 
 
 def place(path: str, number: int, name: str = "") -> str:
-    """How errors and logs call a rule."""
+    """Names a rule in errors and logs."""
     return f"script {path}: rule {number}" + (f" ({name})" if name else "")
 
 
 def flaw_of(rule: Rule) -> str:
-    """What msgspec cannot check; empty when nothing is wrong."""
+    """Returns a flaw that msgspec cannot see; empty when nothing is wrong."""
     then = rule.then
     if not isinstance(then, Then):
         return "" if then == PASS else f"then: must be {PASS!r} or a mapping, got {then[:40]!r}"

@@ -38,7 +38,7 @@ class Counters:
         return int(self._met.currsize)
 
     def count(self, rule: int, whose: bytes) -> int:
-        """Count one more; how many that makes."""
+        """Counts one more, and returns how many that makes."""
         count = self._met[rule, whose] = self._met.get((rule, whose), 0) + 1
         return count
 
@@ -60,7 +60,7 @@ class RuleState:
     """A rule of a file, compiled, and what it has met. ScriptError when it cannot be used."""
 
     def __init__(self, path: str, number: int, rule: Rule, uid: int, now_s: float) -> None:
-        """`uid` is no other rule's, of any file."""
+        """`uid` is that of no other rule of any file."""
         self.rule = rule
         self.uid = uid
         self.moved(path, number)
@@ -81,13 +81,12 @@ class RuleState:
         self.restart(now_s)
 
     def moved(self, path: str, number: int) -> RuleState:
-        """The same rule, at another place of its file."""
+        """Returns the same rule at another place of its file."""
         self.place = place(path, number, self.rule.name)
         self.number = number
         return self
 
     def restart(self, now_s: float) -> None:
-        """Count from nothing again."""
         self.answered = self.failed = self.slow = self.unoffered = self._met = 0
         self._fault = None if self._fault_rule is None else FaultScript([self._fault_rule], now_s)
 
@@ -133,11 +132,11 @@ class RuleState:
 
     @property
     def only_fails(self) -> bool:
-        """There is nothing in it but a fault."""
+        """Whether a fault is all that the rule has."""
         return not (self.action.speaks or self.action.numbers or self._then.passes)
 
     def answer(self, request: Request, groups: Groups, given: RuleInput) -> Answer:
-        """Its answer. ScriptFailure where it cannot give one."""
+        """Returns the answer. ScriptFailure where the rule cannot give one."""
         return self.action.answer(request, _values(request, groups, given), given.accepts)
 
     def _counted(self, nth: Nth, request: Request, counters: Counters) -> int:

@@ -79,7 +79,7 @@ class Template:
             raise ScriptError(f"template {source[:60]!r}: is nested too deeply") from None
 
     def text(self, values: Values) -> str:
-        """The text with its holes filled. ScriptFailure when that cannot be done."""
+        """Fills the holes. ScriptFailure when that cannot be done."""
         if self.is_constant:
             return self.source
         return str(self._made(lambda: "".join(_limited(self._template.generate(**values)))))
@@ -111,12 +111,10 @@ class RandomFunctions:
         return self._rng.choice(items)
 
     def hex(self, digits: int = 8) -> str:
-        """So many hexadecimal digits, at most `MOST_HEX`."""
         digits = max(1, min(digits, MOST_HEX))
         return f"{self._rng.getrandbits(4 * digits):0{digits}x}"
 
     def values(self) -> dict[str, object]:
-        """By the names that templates know them by."""
         return {"random": self.random, "choose": self.choose, "hex": self.hex}
 
 
@@ -143,7 +141,7 @@ def _environment() -> _Environment:
 
 
 def _check(tree: nodes.Template, names: frozenset[str], groups: frozenset[str] | None) -> None:
-    """Raise TemplateError for what a template of a script cannot have."""
+    """Raises TemplateError for what a template of a script cannot have."""
     for number, node in enumerate(_nodes(tree)):
         if number > MOST_NODES:
             raise TemplateError(f"has more than {MOST_NODES} parts")
