@@ -42,58 +42,6 @@ def finish(recorder: Recorder, reason: Any = "stop", **given: Any) -> None:
     recorder.sequence_finished(FinishedSequence(reason, **row))
 
 
-def test_prompt_tokens_split_by_where_they_came_from(recorder: Recorder) -> None:
-    recorder.prefilled(0.03, prompt_tokens=100, cached_tokens=64, at_s=1.0)
-    now = samples(recorder)
-    assert now["vllm:time_to_first_token_seconds_sum"] == 0.03
-    assert now["vllm:prompt_tokens_total"] == 100
-    assert now["vllm:prompt_tokens_cached_total"] == 64
-    assert now['vllm:prompt_tokens_by_source_total{source="local_compute"}'] == 36
-    assert now['vllm:prompt_tokens_by_source_total{source="local_cache_hit"}'] == 64
-
-
-def test_what_is_computed_in_the_same_millisecond_is_one_engine_step(recorder: Recorder) -> None:
-    recorder.prefilled(0.03, prompt_tokens=100, cached_tokens=96, at_s=1.0001)
-    recorder.decoded(4, 0.02, at_s=1.0002)
-    recorder.decoded(2, 0.02, at_s=1.0022)
-    now = samples(recorder)
-    assert now["vllm:iteration_tokens_total_count"] == 2
-    assert now["vllm:iteration_tokens_total_sum"] == (4 + 1 + 4) + 2
-
-
-def test_the_end_of_a_sequence_fills_its_histograms(recorder: Recorder) -> None:
-    finish(recorder, "length", cached_tokens=4, queue_s=0.2)
-    now = samples(recorder)
-    assert now['vllm:request_success_total{finished_reason="length"}'] == 1
-    assert now["vllm:e2e_request_latency_seconds_sum"] == 0.5
-    assert now["vllm:request_queue_time_seconds_sum"] == 0.2
-    assert now["vllm:request_prefill_time_seconds_sum"] == 0.05
-    assert now["vllm:request_decode_time_seconds_sum"] == 0.4
-    assert now["vllm:request_inference_time_seconds_sum"] == pytest.approx(0.45)
-    assert now["vllm:request_time_per_output_token_seconds_sum"] == pytest.approx(0.1)
-    assert now["vllm:request_prompt_tokens_sum"] == 10
-    assert now["vllm:request_generation_tokens_sum"] == 5
-    assert now["vllm:request_prefill_kv_computed_tokens_sum"] == 6
-    assert now["vllm:request_params_max_tokens_sum"] == 64
-
-
-def test_one_token_has_no_time_per_token(recorder: Recorder) -> None:
-    finish(recorder, generation_tokens=1, decode_s=0.0)
-    now = samples(recorder)
-    assert now["vllm:request_time_per_output_token_seconds_sum"] == 0
-    assert now["vllm:request_time_per_output_token_seconds_count"] == 1
-
-
-def test_a_prompt_is_counted_once_for_all_its_choices(recorder: Recorder) -> None:
-    for tokens in (3, 9, 5):
-        finish(recorder, generation_tokens=tokens)
-    recorder.completed(n=3, longest=9)
-    now = samples(recorder)
-    assert (now["vllm:request_params_n_sum"], now["vllm:request_params_n_count"]) == (3, 1)
-    assert now["vllm:request_max_num_generation_tokens_sum"] == 9
-    assert now["vllm:request_generation_tokens_count"] == 3
-
-
 MOMENTS = st.one_of(st.floats(0, 10), st.integers(0, 50).map(lambda ms: ms / 1000))
 ROWS = st.fixed_dictionaries(
     {

@@ -31,7 +31,7 @@ def form(body: Any, target: str = CHAT, content_type: str = "application/json") 
     [
         {"messages": chat("Hi")["messages"], "model": "m"},
         chat("Hi", user="somebody", metadata={"run": 7}, request_id="r"),
-        chat("Hi", temperature=None),
+        chat("Hi", temperature=None, stream=None),
     ],
 )
 def test_order_of_keys_volatile_fields_and_nulls_make_no_difference(other: dict[str, Any]) -> None:
