@@ -61,7 +61,7 @@ class Exchange(Struct, frozen=True):
 
 
 class FindingReport(TypedDict):
-    """A finding as JSON has it; `first` and `last` are ISO 8601 in UTC."""
+    """One kind of misconduct; `first` and `last` are ISO 8601 in UTC, the id is that of the last time."""
 
     kind: str
     count: int
@@ -80,27 +80,6 @@ class ClientReport(TypedDict):
     disconnects: int
     awaiting_retry: int
     findings: list[FindingReport]
-
-
-class _Finding(Struct):
-    """One kind of misconduct; `first_s` and `last_s` are Unix seconds, the rest is of the last time."""
-
-    kind: str
-    first_s: float
-    last_s: float
-    request_id: str
-    sentence: str
-    count: int = 1
-
-    def report(self) -> FindingReport:
-        return {
-            "kind": self.kind,
-            "count": self.count,
-            "first": timestamp(self.first_s),
-            "last": timestamp(self.last_s),
-            "example_request_id": self.request_id,
-            "what": self.sentence,
-        }
 
 
 class _Failed(Struct):
@@ -131,7 +110,7 @@ class ClientAudit:
         """Endpoint to when it first said Retry-After, and when the last one is over."""
         self._failed: dict[tuple[str, int | None], _Failed] = {}
         """By endpoint and body, the one that failed last at the end."""
-        self._findings: dict[str, _Finding] = {}
+        self._findings: dict[str, FindingReport] = {}
         """At most one of each kind."""
 
     @property
@@ -183,7 +162,7 @@ class ClientAudit:
             "faults": dict(sorted(self.faults.items())),
             "disconnects": self.disconnects,
             "awaiting_retry": sum(failed.truncated for failed in self._failed.values()),
-            "findings": [finding.report() for finding in self._findings.values()],
+            "findings": [{**finding} for finding in self._findings.values()],
         }
 
     def _ask_to_wait(self, path: str, now_s: float, retry_after_s: float) -> None:
@@ -236,13 +215,15 @@ class ClientAudit:
         )
 
     def _find(self, kind: str, request_id: str, sentence: str) -> None:
-        now_s = self._now()
-        finding = self._findings.get(kind)
-        if finding is None:
-            self._findings[kind] = _Finding(kind, now_s, now_s, request_id, sentence)
-            return
-        finding.count += 1
-        finding.last_s, finding.request_id, finding.sentence = now_s, request_id, sentence
+        now, known = timestamp(self._now()), self._findings.get(kind)
+        self._findings[kind] = {
+            "kind": kind,
+            "count": known["count"] + 1 if known else 1,
+            "first": known["first"] if known else now,
+            "last": now,
+            "example_request_id": request_id,
+            "what": sentence,
+        }
 
 
 def timestamp(unix_s: float) -> str:

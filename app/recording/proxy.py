@@ -66,21 +66,21 @@ class RecordingProxy:
         kept = KeptExchange(self._file, method, target, self._most, self._now())
         kept.request_headers = list(request_headers(environ).items())
         connection = self._target.connection(READ_TIMEOUT_S)
-        passing = Passing(connection, kept, environ.get(CLIENT), self._now)
+        answer = ProxyResponse(connection, kept, environ.get(CLIENT), self._now)
         try:
             connection.connect()
-            response = self._asked(connection, kept, environ, passing)
+            response = self._asked(connection, kept, environ, answer)
         except (OSError, HTTPException, ValueError) as error:
-            return passing.refused(f"{self._target.url}: {error!r}", start_response)
+            return answer.refused(f"{self._target.url}: {error!r}", start_response)
         except BaseException:
-            passing.close()
+            answer.close()
             raise
         kept.status, kept.headers = response.status, _answer_headers(response)
         write = start_response(f"{response.status} {response.reason}", kept.headers)
-        return passing.of(response, write)
+        return answer.of(response, write)
 
     def _asked(
-        self, connection: Connection, kept: KeptExchange, environ: WSGIEnvironment, passing: Passing
+        self, connection: Connection, kept: KeptExchange, environ: WSGIEnvironment, answer: ProxyResponse
     ) -> HTTPResponse:
         headers = dict(kept.request_headers)
         headers.pop("accept-encoding", None)  # http.client then asks for none
@@ -92,7 +92,7 @@ class RecordingProxy:
         with suppress(BrokenPipeError, ConnectionResetError):  # it may have answered before it had heard all
             connection.request(kept.method, self._target.prefix + environ[TARGET], body, headers)
         kept.asked_s = self._now()
-        passing.watch()
+        answer.watch()
         response = connection.getresponse()
         kept.head_s = self._now()
         return response
@@ -104,7 +104,7 @@ def _passed(body: Any, kept: KeptExchange) -> Iterator[bytes]:
         yield piece
 
 
-class Passing:
+class ProxyResponse:
     """An answer on its way, for WSGI. An exchange is kept when it has ended, and its client has not left."""
 
     def __init__(
@@ -128,7 +128,7 @@ class Passing:
         self._kept.give_up("the client left")
         self._connection.cut()
 
-    def of(self, response: HTTPResponse, write: Callable[[bytes], object]) -> Passing:
+    def of(self, response: HTTPResponse, write: Callable[[bytes], object]) -> ProxyResponse:
         """This answer; `write` is WSGI's."""
         self._write = write
         self._relay = Relay(self._connection, self._unwatch, lambda: None).of(response)

@@ -98,7 +98,8 @@ class Replay(Middleware):
             answer = recording.next_answer(key)
         except RecordingError as error:
             raise internal(str(error)) from None
-        response = _response(answer, Pace(self._wheel, self._now, asked_s, self._speed), context)
+        pace = Pace(self._wheel, self._now, asked_s, self._speed, context.connection)
+        response = _response(answer, pace, context)
         return damage(response, fault_of(context), context)
 
     def _form(self, context: RequestContext, body: bytes) -> RequestForm:
@@ -118,9 +119,13 @@ def _response(answer: Answer[Raw], pace: Pace, context: RequestContext) -> Respo
     """Makes the response; one in a single piece waits for its moment here."""
     headers = _headers(answer)
     if len(answer.chunks) > 1 or answer.is_broken:
-        return Response(RecordedBody(answer, pace, context.connection), answer.status, headers)
-    if not _waited(pace, answer.end_s, context.connection):
-        return json_response(b"", CLIENT_GONE)
+        return Response(RecordedBody(answer, pace), answer.status, headers)
+    pace.watch(pace.end)
+    try:
+        if not pace.wait_for(answer.end_s):
+            return json_response(b"", CLIENT_GONE)
+    finally:
+        pace.close()
     data = b"".join(bytes_of(read_chunk(chunk).data) for chunk in answer.chunks)
     response = Response(data, answer.status, streamed=True)
     if "Content-Length" in headers and context.method != "HEAD":
@@ -130,19 +135,37 @@ def _response(answer: Answer[Raw], pace: Pace, context: RequestContext) -> Respo
 
 
 class Pace:
-    """When what is due: recorded seconds after `asked_s`, at `speed` times the recorded one."""
+    """When what is due: recorded seconds after `asked_s`, at `speed` times the recorded one.
 
-    def __init__(self, wheel: TimerWheel, now: Callable[[], float], asked_s: float, speed: float) -> None:
-        self._wheel = wheel
-        self._now = now
-        self._asked_s = asked_s
-        self._speed = speed
+    It watches `connection` from its first wait to its `close`.
+    """
+
+    def __init__(
+        self,
+        wheel: TimerWheel,
+        now: Callable[[], float],
+        asked_s: float,
+        speed: float,
+        connection: Connection | None,
+    ) -> None:
+        self._wheel, self._now = wheel, now
+        self._asked_s, self._speed = asked_s, speed
+        self.connection = connection
         self._bell = Bell()
         self._slices = Slices()
         self._is_over = False
 
+    def watch(self, left: Callable[[], None]) -> None:
+        """Calls `left` when the client leaves."""
+        if self.connection is not None:
+            self.connection.watch(left)
+
+    def end(self) -> None:
+        self._is_over = True
+        self._bell.set()
+
     def wait_for(self, at_s: float) -> bool:
-        """Greenlet: sleep until `at_s` has come; False when there is nobody left to wait for."""
+        """Greenlet: sleeps until `at_s` has come; False when there is nobody left to wait for."""
         due_s = self._asked_s + at_s / self._speed
         if due_s <= self._now():
             self._slices.spend(CHUNK_STEPS)
@@ -152,9 +175,10 @@ class Pace:
             self._bell.wait()
         return not self._is_over
 
-    def end(self) -> None:
-        self._is_over = True
-        self._bell.set()
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.unwatch()
+        self.end()
 
     def turn(self, now_s: float) -> None:
         self._bell.set()
@@ -163,30 +187,17 @@ class Pace:
         self.end()
 
 
-def _waited(pace: Pace, at_s: float, connection: Connection | None) -> bool:
-    """Waits for a moment; False when the client has left before."""
-    if connection is not None:
-        connection.watch(pace.end)
-    try:
-        return pace.wait_for(at_s)
-    finally:
-        if connection is not None:
-            connection.unwatch()
-
-
 class RecordedBody(StreamingBody):
     """The chunks of an answer, each at its moment. Iterate once; `close` always."""
 
-    def __init__(self, answer: Answer[Raw], pace: Pace, connection: Connection | None) -> None:
+    def __init__(self, answer: Answer[Raw], pace: Pace) -> None:
         super().__init__()
         self._answer = answer
         self._pace = pace
-        self._connection = connection
 
     def __iter__(self) -> Iterator[bytes]:
         answer, wait_for = self._answer, self._pace.wait_for
-        if self._connection is not None:
-            self._connection.watch(self._leave)
+        self._pace.watch(self._leave)
         if wait_for(answer.head_s):
             yield b""  # status line and headers leave now
         for raw in answer.chunks:
@@ -197,16 +208,14 @@ class RecordedBody(StreamingBody):
             self.bytes_sent += len(data)
             yield data
         if wait_for(answer.end_s) and answer.is_broken:
-            break_off(self._connection)
+            break_off(self._pace.connection)
 
     def _leave(self) -> None:
         self.gone = True
         self._pace.end()
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.unwatch()
-        self._pace.end()
+        self._pace.close()
 
 
 def _headers(answer: Answer[Raw]) -> dict[str, str]:
