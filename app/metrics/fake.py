@@ -74,7 +74,7 @@ _CURVES: Mapping[str, Callable[[float], float]] = {
 class _Part:
     """What is shown since `since_s` of the clock, in one family for each of its names."""
 
-    value: FakeValue | tuple[FakeAdapters, ...]
+    value: object
     families: Families
     since_s: float
 
@@ -122,9 +122,16 @@ class FakeFamilies:
         self._fakes, self._parts = fakes, {}
         if fakes is None:
             return
-        for name, value in fake_values(fakes, self._max_model_len):
-            self._show(name, value, before, partial(self._filled, name, value, fresh))
-        self._show(ADAPTERS, fakes.loras, before, partial(self._adapters, fakes.loras))
+        values = dict(fake_values(fakes, self._max_model_len))
+        for name, value in {**values, ADAPTERS: fakes.loras}.items():
+            part = before.get(name)
+            if part is None or part.value != value:
+                is_number = name in values
+                families = (
+                    self._filled(name, values[name], fresh) if is_number else self._adapters(fakes.loras)
+                )
+                part = _Part(value, families, self._clock())
+            self._parts[name] = part
 
     def render(self) -> str:
         at_s = self._clock()
@@ -135,18 +142,6 @@ class FakeFamilies:
                 _gauge(part.families[0]).set(int(level + ROUNDING) if name in WHOLE else level)
             families.extend(part.families)
         return "".join(family.render() for family in families)
-
-    def _show(
-        self,
-        name: str,
-        value: FakeValue | tuple[FakeAdapters, ...],
-        before: Mapping[str, _Part],
-        make: Callable[[], Families],
-    ) -> None:
-        known = before.get(name)
-        if known is None or known.value != value:
-            known = _Part(value, make(), self._clock())
-        self._parts[name] = known
 
     def _filled(self, name: str, value: FakeValue, fresh: Mapping[str, Family[Instrument]]) -> Families:
         """The family of that name with its numbers, and those that repeat it under other names."""

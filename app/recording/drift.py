@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from http.client import HTTPException
@@ -28,7 +27,6 @@ from app.recording.exchange import (
     bytes_of,
 )
 from app.recording.library import recorded
-from config import ConfigError
 from config.flags import Parser
 from config.installation import COMMAND
 
@@ -48,9 +46,6 @@ MOST_SHOWN = 160
 def run(argv: Sequence[str]) -> int:
     try:
         return _check(_parser().parse_args(argv))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
     except KeyboardInterrupt:
         return 1
 

@@ -39,20 +39,16 @@ _MARK = re.compile(r"\{[{%#]")
 
 def run(argv: Sequence[str]) -> int:
     logging.basicConfig(format="%(levelname)s: %(message)s")
+    given = _parser().parse_args(argv)
+    text = _written(recorded(given.file))
+    if given.out is None:
+        print(text, end="")
+        return 0
     try:
-        given = _parser().parse_args(argv)
-        text = _written(recorded(given.file))
-        if given.out is None:
-            print(text, end="")
-        else:
-            with given.out.open("x", encoding="utf-8") as file:
-                file.write(text)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
+        with given.out.open("x", encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
-        print(f"error: {given.out}: cannot be written: {error.strerror or error}", file=sys.stderr)
-        return 1
+        raise ConfigError(f"{given.out}: cannot be written: {error.strerror or error}") from None
     return 0
 
 

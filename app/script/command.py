@@ -28,7 +28,6 @@ from app.script.rules import (
     TextIs,
     When,
 )
-from config import ConfigError
 from config.flags import Parser
 from config.installation import COMMAND
 
@@ -145,11 +144,7 @@ def run(argv: Sequence[str], read: ReadMessages) -> int:
 
     `read` makes of the messages of a chat what rules see of them.
     """
-    try:
-        given = _parser().parse_args(argv)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
+    given = _parser().parse_args(argv)
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
     log.setLevel(logging.WARNING)
     try:
