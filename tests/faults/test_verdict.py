@@ -58,11 +58,50 @@ class Client:
         return self.audit.report()["awaiting_retry"]
 
 
-def test_who_waits_as_long_as_told_is_clean() -> None:
+def retries(waits_s: list[float], status: int = 503) -> Client:
+    """A client whose one request fails again and again, with these waits behind it."""
     client = Client()
-    for _ in range(6):
-        client.ask(status=429, retry_after_s=1.0).wait(1.0)
-    assert client.ask().found() == {}
+    for wait_s in waits_s:
+        client.ask(status=status).wait(wait_s)
+    return client
+
+
+def each(bodies: int, status: int = 500, retry_after_s: float | None = None, wait_s: float = 0.0) -> Client:
+    """A client that sends so many different requests."""
+    client = Client()
+    for body in range(bodies):
+        client.ask(body, status, retry_after_s).wait(wait_s)
+    return client
+
+
+def told(status: int = 429) -> Client:
+    """A client that was told to wait for two seconds."""
+    return Client().ask(1, status, 2.0)
+
+
+IGNORED, HASTY = {"retry_after_ignored"}, {"no_backoff"}
+CONDUCT = {
+    "it waits as long as it is told": (told().wait(2.0).ask(), set()),
+    "timers may be a little early": (told().wait(1.98).ask(), set()),
+    "another endpoint": (told().wait(0.5).ask(2, path="/v1/completions"), set()),
+    "another body": (told().wait(0.5).ask(2), IGNORED),
+    "another request that was on its way": (told().wait(0.01).ask(2), set()),
+    "the same one cannot have been": (told().wait(0.01).ask(1), IGNORED),
+    "ever new requests": (each(5, 429, 2.0, 0.04), IGNORED),
+    "back-off from 0.1 s": (retries([0.1 * 2**n for n in range(8)]), set()),
+    "back-off from 1 s": (retries([2.0**n for n in range(8)]), set()),
+    "three hasty retries": (retries([0.02] * 4), HASTY),
+    "equal short waits": (retries([0.3] * 6, 500), HASTY | {"retry_storm"}),
+    "equal long waits": (retries([1.0] * 6, 500), set()),
+    "many different requests": (each(50), set()),
+    "the same after a success": (Client().ask(status=500).ask().ask().ask().ask().ask().ask(), set()),
+}
+
+
+@pytest.mark.parametrize("what", CONDUCT)
+def test_conduct_is_judged(what: str) -> None:
+    client, findings = CONDUCT[what]
+    assert client.found().keys() == findings
 
 
 def test_who_comes_back_too_early_has_ignored_retry_after() -> None:
@@ -71,47 +110,6 @@ def test_who_comes_back_too_early_has_ignored_retry_after() -> None:
     assert found["count"] == 1 and found["example_request_id"] == "r2"
     assert found["first"] == found["last"] == timestamp(1_700_000_000.0 + client.at_s)
     assert "1.50 s before" in found["what"] and PATH in found["what"]
-
-
-def test_retry_after_holds_for_other_bodies_too_but_not_for_other_endpoints() -> None:
-    client = Client().ask(1, 429, 2.0).wait(0.5).ask(2, path="/v1/completions")
-    assert client.found() == {}
-    assert "retry_after_ignored" in client.wait(0.5).ask(2).found()
-
-
-def test_another_request_that_was_on_its_way_is_no_sin_but_the_same_one_is() -> None:
-    assert Client().ask(1, 429, 2.0).wait(0.01).ask(2).found() == {}
-    assert "retry_after_ignored" in Client().ask(1, 429, 2.0).wait(0.01).ask(1).found()
-
-
-def test_who_hammers_with_ever_new_requests_is_found_out() -> None:
-    client = Client()
-    for body in range(5):
-        client.ask(body, 429, 2.0).wait(0.04)
-    assert "retry_after_ignored" in client.found()
-
-
-def test_exponential_back_off_is_clean() -> None:
-    for first_s in (0.1, 0.4, 1.0):
-        client = Client()
-        for attempt in range(8):
-            client.ask(status=503).wait(first_s * 2**attempt)
-        assert client.found() == {}, first_s
-
-
-def test_three_hasty_retries_are_no_back_off() -> None:
-    client = Client()
-    for _ in range(4):
-        client.ask(status=503).wait(0.02)
-    assert list(client.found()) == ["no_backoff"]
-
-
-def test_equal_short_waits_are_no_back_off_but_long_ones_are_left_alone() -> None:
-    for wait_s, guilty in ((0.3, True), (1.0, False)):
-        client = Client()
-        for _ in range(6):
-            client.ask(status=500).wait(wait_s)
-        assert ("no_backoff" in client.found()) == guilty
 
 
 def test_five_retries_within_two_seconds_are_a_storm() -> None:
@@ -123,24 +121,6 @@ def test_five_retries_within_two_seconds_are_a_storm() -> None:
     for _ in range(5):
         client.ask(status=500).wait(0.1)
     assert client.found()["retry_storm"]["count"] == 2
-
-
-def test_many_different_requests_are_no_storm() -> None:
-    client = Client()
-    for body in range(50):
-        client.ask(body, status=500)
-    assert client.found() == {}
-
-
-def test_the_same_request_again_after_a_success_is_no_retry() -> None:
-    client = Client()
-    for _ in range(50):
-        client.ask()
-    assert client.found() == {}
-    client.ask(status=500).ask()
-    for _ in range(50):
-        client.ask()
-    assert client.found() == {}
 
 
 def test_identical_requests_that_were_all_on_their_way_are_no_retries() -> None:
