@@ -21,7 +21,7 @@ from app.schema import SchemaError, Schemas
 from app.schema.document import JSON
 from app.script.action import Accepts, Answer
 from app.script.matching import Request, TooSlow
-from app.script.reading import read_script
+from app.script.reading import place, read_script
 from app.script.rule_state import Counters, RuleInput, RuleState
 from app.script.rules import Script, ScriptError, ScriptFailure
 from config.declaration import ConfigError
@@ -84,24 +84,26 @@ class ScriptFile:
         self.stamp: Stamp | None = None
         self.error = ""
 
-    def load(self, uids: Iterator[int], now_s: float, accepts: Accepts) -> None:
-        """Read the file. Rules that have not changed go on counting. ScriptError: it stays as it was."""
+    def load(self, uids: Iterator[int], now_s: float, accepts: Accepts) -> str:
+        """Reads the file, and returns a warning, if there is one. Rules that have not changed go on counting.
+
+        ScriptError: it stays as it was.
+        """
         stamp = stamp_of(self.path)
         try:
             script = read_script(self.path)
             rules = self._compiled(script, uids, now_s)
-            check_calls(rules, script, accepts)
+            check_calls(rules, script, accepts, self.path)
         except ScriptError as error:
             self.error = str(error)
-            for number, rule in enumerate(self.rules, 1):
-                rule.moved(self.path, number)
             raise
         finally:
             self.stamp = stamp
+        for number, rule in enumerate(rules, 1):
+            rule.move(self.path, number)
         self.rules, self.error = rules, ""
         self.rng = self._others if script.seed is None else Random(f"script {script.seed}")
-        if warning := unchecked_calls(rules, script, self.path):
-            log.warning("%s", warning)
+        return unchecked_calls(rules, script, self.path)
 
     def _compiled(self, script: Script, uids: Iterator[int], now_s: float) -> list[RuleState]:
         known: dict[str, list[RuleState]] = {}
@@ -111,7 +113,7 @@ class ScriptFile:
         for number, rule in enumerate(script.rules, 1):
             same = known.get(repr(rule))
             rules.append(same.pop() if same else RuleState(self.path, number, rule, next(uids), now_s))
-        return [rule.moved(self.path, number) for number, rule in enumerate(rules, 1)]
+        return rules
 
 
 class ScriptBook:
@@ -137,7 +139,11 @@ class ScriptBook:
         self.unanswered = 0
         self.files = [ScriptFile(model, path, rng) for model, path in files]
         for file in self.files:
-            file.load(self._uids, now(), accepts)
+            self._load(file)
+
+    def _load(self, file: ScriptFile) -> None:
+        if warning := file.load(self._uids, self._now(), self._accepts):
+            log.warning("%s", warning)
 
     @property
     def rules(self) -> int:
@@ -197,7 +203,7 @@ class ScriptBook:
             if file.stamp == stamp_of(file.path):
                 continue
             try:
-                file.load(self._uids, self._now(), self._accepts)
+                self._load(file)
             except ScriptError as error:
                 log.error("%s; the rules of before stay", error)
             else:
@@ -233,13 +239,13 @@ def stamp_of(path: str) -> Stamp | None:
     return at.st_mtime_ns, at.st_size, at.st_ino
 
 
-def check_calls(rules: Sequence[RuleState], script: Script, accepts: Accepts) -> None:
+def check_calls(rules: Sequence[RuleState], script: Script, accepts: Accepts, path: str) -> None:
     """Raises ScriptError for the first call whose arguments break the script's schema of its tool."""
-    for rule in rules:
+    for number, rule in enumerate(rules, 1):
         try:
             rule.action.check_calls(script.tools, accepts)
         except ScriptError as error:
-            raise ScriptError(f"{rule.place}: {error}") from None
+            raise ScriptError(f"{place(path, number, rule.rule.name)}: {error}") from None
 
 
 def unchecked_calls(rules: Sequence[RuleState], script: Script, path: str) -> str:
@@ -286,11 +292,7 @@ def check_scripts(settings: ScriptSettings) -> None:
     """ConfigError for the first script that cannot be used. Warnings are left to who opens it."""
     for _, path in settings.files:
         try:
-            script = read_script(path)
-            rules = [
-                RuleState(path, number, rule, number, 0.0) for number, rule in enumerate(script.rules, 1)
-            ]
-            check_calls(rules, script, accepting(Schemas()))
+            ScriptFile("", path, Random(0)).load(count(), 0.0, accepting(Schemas()))
         except ScriptError as error:
             raise ConfigError(f"setting script: {error}") from None
 

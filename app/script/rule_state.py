@@ -63,7 +63,7 @@ class RuleState:
         """`uid` is that of no other rule of any file."""
         self.rule = rule
         self.uid = uid
-        self.moved(path, number)
+        self.move(path, number)
         then = rule.then if isinstance(rule.then, Then) else Then(passes=True)
         try:
             self.conditions = Conditions(rule.when)
@@ -80,11 +80,10 @@ class RuleState:
         self._is_turn = None if self._nth is None else numbers(self._nth.count)
         self.restart(now_s)
 
-    def moved(self, path: str, number: int) -> RuleState:
-        """Returns the same rule at another place of its file."""
+    def move(self, path: str, number: int) -> None:
+        """Moves the rule to another place of its file."""
         self.place = place(path, number, self.rule.name)
         self.number = number
-        return self
 
     def restart(self, now_s: float) -> None:
         self.answered = self.failed = self.slow = self.unoffered = self._met = 0
