@@ -135,9 +135,9 @@ def frontend_of(
     """What the generating API families share; `real` is the model that computes."""
     scripts = None
     if book is not None:
-        from app.api.script import ScriptDesk
+        from app.api.script import ScriptResolver
 
-        scripts = ScriptDesk(book, components.tokenizer, faults)
+        scripts = ScriptResolver(book, components.tokenizer, faults)
     settings, model, api = components.settings, components.settings.model, components.settings.api
     server, tokenizer = components.server, components.tokenizer
     builder = RequestBuilder(

@@ -53,7 +53,7 @@ NO_RETRY = {"x-should-retry": "false"}
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptDesk:
+class ScriptResolver:
     """Asks the book about each prompt of a request."""
 
     book: ScriptBook
@@ -98,7 +98,7 @@ class ScriptDesk:
             slices.spend(PROMPT_STEPS + self.book.rules)
             decision = self.decide(request_of(context, model, messages, {}, wants))
             if decision is not None and decision.fault is not None:
-                self.faults.strike(context, decision.fault)
+                self.faults.apply(context, decision.fault)
             said.append(decision)
         return said
 
@@ -119,7 +119,7 @@ class ScriptDesk:
     ) -> Iterator[EngineRequest]:
         fault, answer = decision.fault, decision.answer
         if fault is not None:
-            self.faults.strike(context, fault)
+            self.faults.apply(context, fault)
         if answer is not None and answer.usage is not None:
             told = answer.usage
             writer.usage = UsageOverrides(told.prompt_tokens, told.completion_tokens, told.cached_tokens)

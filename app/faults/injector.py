@@ -122,7 +122,7 @@ class FaultInjector:
         kind = draw_failure(self._rate, self._kinds, self._rng)
         return Fault(name=kind, error=failure(kind, self._model, self._context)) if kind else None
 
-    def spares(self, context: RequestContext) -> bool:
+    def exempt(self, context: RequestContext) -> bool:
         """True when nothing can go wrong with the request: no rule is set, and it asks for no failure."""
         headers = context.headers
         return self.is_quiet and not ("x-fault" in headers or "x-return-error" in headers)
@@ -133,7 +133,7 @@ class FaultInjector:
         ApiError when it is to get an error instead of an answer.
         """
         context.is_generation = True
-        if self.spares(context):
+        if self.exempt(context):
             return
         facts = RequestFacts(
             context.path,
@@ -144,9 +144,9 @@ class FaultInjector:
         )
         fault = self.fault_for(facts)
         if fault is not None:
-            self.strike(context, fault)
+            self.apply(context, fault)
 
-    def strike(self, context: RequestContext, fault: Fault) -> None:
+    def apply(self, context: RequestContext, fault: Fault) -> None:
         """Let this go wrong with a request. ApiError when it is to get an error instead of an answer."""
         context.keep(fault)
         self.active = True

@@ -118,7 +118,17 @@ class Histogram:
 
     def observe_all(self, values: Iterable[float]) -> None:
         """As `observe` of each value, one after the other, for a sixth of the time when there are many."""
-        ordered = sorted(values := list(values))
+        values = list(values)
+        if values and values[0] == values[-1] and values.count(values[0]) == len(values):
+            self.counts[bisect_left(self.bounds, values[0])] += len(values)
+        else:
+            self._count_all(sorted(values))
+        total = self.sum
+        for value in values:  # in their order: the rounding is that of single observations
+            total += value
+        self.sum = total
+
+    def _count_all(self, ordered: Sequence[float]) -> None:
         below = 0
         for place, bound in enumerate(self.bounds):
             if below == len(ordered):
@@ -127,10 +137,6 @@ class Histogram:
             self.counts[place] += up_to - below
             below = up_to
         self.counts[-1] += len(ordered) - below
-        total = self.sum
-        for value in values:  # in their order: the rounding is that of single observations
-            total += value
-        self.sum = total
 
     def samples(self) -> Sequence[Sample]:
         bounds = [number(bound) for bound in (*self.bounds, float("inf"))]
