@@ -132,7 +132,8 @@ class KeptExchange:
         self.headers: list[tuple[str, str]] = []
         self.status = 0
         self.asked_s = self.head_s = self.end_s = at_s
-        self.is_broken = False
+        self.is_broken = self.is_over = False
+        """The answer broke off; it ended, or broke off."""
         self._file = file
         self.method = method
         self._target, self._at_s = target, at_s
@@ -171,7 +172,9 @@ class KeptExchange:
         self.release()
 
     def over(self) -> None:
-        """Writes the exchange, which has ended, or says why not."""
+        """Writes the exchange, or says why not."""
+        if not self.is_over:
+            self.give_up("the client left")
         if self.excuse:
             self._file.leave_out(self.name, self.excuse)
         else:
