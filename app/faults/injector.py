@@ -20,8 +20,8 @@ RETURN_ERROR, FAULT = "X-Return-Error", "X-Fault"
 BYTES_PER_TOKEN = 4
 LIMIT_BYTES = 2**20
 """Memory of the scripts of request headers: about 400 of them are remembered, with what they have met."""
-ENTRY_BYTES = 2048
-"""Memory of an entry without its texts, the second of which its rule repeats."""
+ENTRY_BYTES, FIELD_BYTES = 2048, 64
+"""Memory of an entry without its texts, the second of which its rule repeats, and of each field of that."""
 
 
 FaultSource = Callable[[RequestFacts], Fault | None]
@@ -156,7 +156,7 @@ class FaultInjector:
 
 
 def _entry_bytes(client: str, text: str) -> int:
-    return ENTRY_BYTES + getsizeof(client) + 4 * getsizeof(text)
+    return ENTRY_BYTES + getsizeof(client) + 2 * getsizeof(text) + FIELD_BYTES * text.count(":")
 
 
 def fault_of(context: RequestContext) -> Fault | None:
