@@ -1,4 +1,4 @@
-"""What scripts see of a request of any family, and what becomes of their decisions."""
+"""Hands requests of any family to scripts, and applies their decisions."""
 
 from __future__ import annotations
 

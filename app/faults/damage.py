@@ -110,7 +110,7 @@ class DamagedStream(StreamingBody):
 
 
 def ends_after(damage: Damage, number: int) -> bool:
-    """Whether a stream is cut off behind this one of its pieces, counted from 1; 0: before the first."""
+    """Returns True if a stream is cut off behind this piece, counted from 1; 0: before the first."""
     if isinstance(damage, DisconnectRule | TruncateRule):
         return number == damage.after
     if isinstance(damage, TruncatedJsonRule):

@@ -25,7 +25,7 @@ ENTRY_BYTES, FIELD_BYTES = 2048, 64
 
 
 FaultSource = Callable[[RequestFacts], Fault | None]
-"""What is to go wrong with a request, if anything."""
+"""Returns the fault of a request, if there is one."""
 
 
 class FaultInjector:

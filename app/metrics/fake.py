@@ -72,7 +72,7 @@ _CURVES: Mapping[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What is shown since `since_s` of the clock, in one family for each of its names."""
+    """A value shown since `since_s` of the clock, in one family for each of its names."""
 
     value: object
     families: Families
@@ -109,7 +109,7 @@ class FakeFamilies:
 
     @property
     def active(self) -> bool:
-        """Whether fake metrics are to be shown in place of the true ones."""
+        """True while fake metrics are shown in place of the true ones."""
         return self._fakes is not None
 
     def on_settings(self, settings: Settings) -> None:

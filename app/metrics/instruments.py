@@ -39,7 +39,7 @@ def number(value: float) -> str:
 
 
 class Instrument(Protocol):
-    """What a family needs to print one labelled child."""
+    """The interface by which a family prints one labelled child."""
 
     def samples(self) -> Sequence[Sample]: ...
 
@@ -117,7 +117,7 @@ class Histogram:
         self.sum += value * count
 
     def observe_all(self, values: Iterable[float]) -> None:
-        """As `observe` of each value, one after the other, for a sixth of the time when there are many."""
+        """Observes each value, in a sixth of the time of `observe` when there are many."""
         values = list(values)
         if values and values[0] == values[-1] and values.count(values[0]) == len(values):
             self.counts[bisect_left(self.bounds, values[0])] += len(values)

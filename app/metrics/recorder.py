@@ -1,7 +1,7 @@
 """The one thing that serving knows about metrics: a method per event, numbers in seconds and tokens.
 
 What happens for every token and every sequence is only noted, as a row of numbers; rows are counted in
-blocks, or when somebody scrapes. That costs a third of counting each event by itself, and little memory.
+blocks, or at a scrape. That costs a third of counting each event by itself, and little memory.
 """
 
 from __future__ import annotations
@@ -144,20 +144,20 @@ class Recorder:
         return self._loras
 
     def waiting(self, delta: int, adapter: str | None = None) -> None:
-        """So many sequences, which need `adapter`, entered (or, negative, left) the waiting list."""
+        """Counts sequences, which need `adapter`, that entered (or, negative, left) the waiting list."""
         self._waiting.value += delta
         self._waiting_for_capacity.value += delta
         if adapter is not None and self._loras is not None:
             self._loras.waiting(adapter, delta)
 
     def running(self, delta: int, adapter: str | None = None) -> None:
-        """So many sequences, which need `adapter`, took (or, negative, gave back) a place."""
+        """Counts sequences, which need `adapter`, that took (or, negative, gave back) a place."""
         self._running.value += delta
         if adapter is not None and self._loras is not None:
             self._loras.running(adapter, delta)
 
     def step(self, tokens: int) -> None:
-        """A step of the engine is over, in which so many tokens were computed or written."""
+        """Observes the tokens that a step of the engine computed or wrote."""
         self._iterations.observe(tokens)
 
     def expect_drafts(self, positions: int) -> None:
@@ -184,11 +184,11 @@ class Recorder:
             together.value += seconds
 
     def preempted(self, sequences: int = 1) -> None:
-        """So many sequences lost their blocks, and wait for others."""
+        """Counts sequences that lost their blocks, and wait for others."""
         self._preemptions.value += sequences
 
     def cache_used(self, share: float) -> None:
-        """So much of the KV cache is in use, from 0 to 1."""
+        """Notes the share of the KV cache that is in use, from 0 to 1."""
         self._cache_usage.value = share
 
     def looked_up(self, tokens: int, found: int) -> None:
@@ -223,7 +223,7 @@ class Recorder:
             self._families.one(Counter, "prompt_tokens_cached_by_source_total", source=tier).inc(found)
 
     def loaded(self, tokens: int) -> None:
-        """So many tokens came from there; the `prefilled` that follows counts them as cached."""
+        """Counts tokens that came from the store; the `prefilled` that follows counts them as cached."""
         self._loaded += tokens
 
     def block_lifetime(self, seconds: float) -> None:

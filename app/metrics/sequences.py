@@ -1,4 +1,4 @@
-"""What is counted of a sequence that is over: noted as a row of numbers, and observed in blocks."""
+"""Counts sequences that are over: each is noted as a row of numbers, and observed in blocks."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from config.settings import AccessSettings
 
 ANY = "*"
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY")
-"""What `*` stands for."""
+"""Methods that `*` stands for."""
 SAFE_HEADERS = ("Accept", "Accept-Language", "Content-Language", "Content-Type")
 """Headers that may always be sent."""
 MAX_AGE_S = 600
@@ -81,5 +81,5 @@ class Cors(Middleware):
 
 
 def is_outside(response: Response) -> bool:
-    """Whether vLLM answers so before its HTTP metrics look: a 401, even before CORS, or a preflight."""
+    """Returns True for answers that vLLM does not count: a 401, even before CORS, or a preflight."""
     return response.status == 401 or response.headers.get("Vary") == PREFLIGHT_VARY

@@ -1,4 +1,4 @@
-"""How clients bear failures on purpose: every answer is looked at once there is somebody to look at."""
+"""Audits how clients bear failures on purpose, from the first failure on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FaultAudit(Middleware):
         self._injector = injector
         self._now = now
         self._looks = False
-        """True as soon as there was an error: only then is there somebody to look at."""
+        """True as soon as there was an error: only then is there a client to judge."""
 
     def report(self, over: bool = False) -> AuditReport:
         """The verdict now; see `AuditTrail.report`."""

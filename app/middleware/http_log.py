@@ -14,7 +14,7 @@ from config.settings import Settings
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 512 << 10
-"""So much of a body is logged; the rest is cut off."""
+"""Most bytes of a body that are logged; the rest is cut off."""
 
 
 class HttpLog(Middleware):

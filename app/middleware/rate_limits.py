@@ -41,7 +41,7 @@ ROUNDING_TOKENS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one caller has left; None is no limit."""
+    """The requests and tokens that one caller has left; None is no limit."""
 
     requests: TokenBucket | None
     tokens: TokenBucket | None
@@ -59,7 +59,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class LimitedRequest:
-    """Kept in the context of a request that counts: who uses up limits with it, and since when."""
+    """Kept in the context of a request that counts: its caller, and the moment."""
 
     caller: bytes
     usage: Usage
@@ -115,7 +115,7 @@ class RateLimits(Middleware):
     def charge(self, caller: bytes | None, tokens: int) -> None:
         """Count tokens that `caller` (None is nobody) has used.
 
-        It may owe them: then it waits until they are earned.
+        The caller may owe tokens: further requests then wait until they are earned.
         """
         bucket = None if caller is None else self._of(caller).tokens
         if bucket is not None:

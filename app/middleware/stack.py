@@ -23,11 +23,11 @@ class Middleware:
 
     active = True
     concerns_plain = True
-    """Whether `begin` has to do with requests that the fast path answers."""
+    """True if `begin` concerns requests that the fast path answers."""
     most_plain_bytes = MOST_PLAIN_BYTES
     """Longer bodies go the general way, where what takes long can be done in slices."""
     caches: Mapping[str, Bounded] = MappingProxyType({})
-    """What it remembers, by name."""
+    """Memory of the middleware, by name."""
 
     def begin(self, context: RequestContext) -> Response | None:
         """Returns the response that a middleware gives in the route's place, if one does."""
@@ -88,7 +88,7 @@ class MiddlewareStack:
 
 
 class RequestIds(Middleware):
-    """Tells the id of each request in an X-Request-Id header, if it is to be `answered`."""
+    """Adds an X-Request-Id header with the id of each request, if ids are `answered`."""
 
     def __init__(self, answered: bool) -> None:
         self.active = answered

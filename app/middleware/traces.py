@@ -55,12 +55,12 @@ CHOICE = "understudy.choice"
 """Which choice of its request a sequence is, from 0."""
 
 UNTRACED = frozenset(("/health", "/health/ready", "/load", "/metrics", "/ping", "/ready", "/version"))
-"""What probes and scrapers ask many times a minute."""
+"""Paths that probes and scrapers ask for many times a minute."""
 OTHER = "_OTHER"
-"""What OpenTelemetry's conventions call a method that nobody knows."""
+"""The name of an unknown method in OpenTelemetry's conventions."""
 
 NAME = "llm_request"
-"""What vLLM calls the span of a request that generates."""
+"""vLLM's name for the span of a request that generates."""
 QUEUED, PREFILL, DECODE = PHASES = ("queued", "prefill", "decode")
 BROKEN = ("abort", "error")
 """Reasons to end that make an error of a span."""

@@ -30,7 +30,7 @@ from app.recording.masks import HiddenSecrets, masked_headers, masked_pieces
 MOST_HELD_BYTES = 256 << 20
 """Of all exchanges under way."""
 PIECE_BYTES = 200
-"""What a piece costs besides its bytes."""
+"""Cost of a piece besides its bytes."""
 MOST_PIECES = 100_000
 """Of an answer that is kept: to take apart and to write more would keep others waiting."""
 

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class Place(Struct, frozen=True):
-    """Where an exchange is: bytes from `start`, in line `number` of the file."""
+    """The place of an exchange: bytes from `start`, in line `number` of the file."""
 
     start: int
     length: int
@@ -154,7 +154,7 @@ def opened(path: str) -> BinaryIO:
 
 
 def exchanges(path: str, file: BinaryIO) -> Iterator[tuple[Place, Asked, bytes]]:
-    """Where each exchange of a recording is, what it asks, and its line. Errors: see `Recording`."""
+    """Yields place, request and line of each exchange of a recording. Errors: see `Recording`."""
     check_header(file.readline(MOST_LINE_BYTES), path)
     number, count = 1, 0
     while True:

@@ -1,4 +1,4 @@
-"""What is kept of an exchange: everything but its secrets, in headers, queries and bodies."""
+"""Masks the secrets of an exchange before it is kept, in headers, queries and bodies."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _encoder = msgspec.json.Encoder(order="sorted")
 
 
 class Likeness(Struct, frozen=True):
-    """What of a JSON request is compared to find the one most like it."""
+    """The parts of a JSON request that are compared to find the most similar one."""
 
     stream: bool
     roles: bytes

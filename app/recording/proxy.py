@@ -130,7 +130,7 @@ def _left(kept: KeptExchange, connection: Connection) -> None:
 
 
 def _answer_headers(response: HTTPResponse) -> list[tuple[str, str]]:
-    """Those for the client. A length that nobody can go by would break its connection."""
+    """Returns the headers for the client, without a length that would break its connection."""
     left_out = HOP_BY_HOP
     if response.length is None or response.status in (204, 304):
         left_out = left_out | {"content-length"}

@@ -34,7 +34,7 @@ OWN_FINISHES = frozenset(("length", "abort", "content_filter"))
 LEAST_PAUSE_S, PAUSE_GAPS = 0.1, 4
 """A gap between two tokens that is longer than this, and than so many usual ones, is a pause."""
 _MARK = re.compile(r"\{[{%#]")
-"""What begins a hole in a template."""
+"""The beginning of a hole in a template."""
 
 
 def run(argv: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""What a rule does: the templates of its `then`, filled in for one request."""
+"""The action of a rule: the templates of its `then`, filled in for one request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from app.script.matching import Request
 
 Accepts = Callable[[object, object], bool]
-"""Whether a JSON Schema accepts a value."""
+"""A function of a JSON Schema and a value: True if the schema accepts the value."""
 Filled = Callable[[Values], object]
 MOST_VECTOR = 1 << 18
 MOST_ID = 256
@@ -27,7 +27,7 @@ INFINITE = (math.inf, -math.inf)
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What a rule says to one request."""
+    """The answer of a rule to one request."""
 
     reply: ScriptedReply
     usage: UsageIs | None = None
@@ -60,7 +60,7 @@ class Action:
         self._score = self._template(then.score, "score")
         self._waits = _waits(then.delays) if then.delays is not None else ScriptedReply()
         self.speaks = bool(then.text is not None or self._json or self._calls or then.reasoning is not None)
-        """It has words to say."""
+        """True if the rule has words."""
         given = {"embedding": then.embedding, "score": then.score, "classes": then.classes}
         self.numbers = next((name for name, value in given.items() if value is not None), "")
         """What it has for requests that want no words (`app.script.matching.WANTS`); empty for nothing."""

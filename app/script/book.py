@@ -35,7 +35,7 @@ LOOKS_S = 1.0
 
 
 class Decision(NamedTuple):
-    """What is to happen with a request: an answer, a fault, or both."""
+    """A decision about a request: an answer, a fault, or both."""
 
     rule: RuleState
     answer: Answer | None

@@ -1,4 +1,4 @@
-"""Whether a request fits the `when` of a rule, looked at condition by condition."""
+"""Compares a request with the `when` of a rule, condition by condition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.clock.pause import call_off_hub
 from app.script.rules import MessageIs, Numbers, Range, ScriptError, TextIs, Texts, ToolResultIs, When
 
 SEARCH_S = 0.005
-"""What one search of a regex may take."""
+"""Most seconds of one search of a regex."""
 SHORT = 1 << 14
 """Characters of a text that is searched at once; a longer one is searched in another thread, without the GIL.
 
@@ -55,7 +55,7 @@ class Message(Struct, frozen=True, gc=False):
 
 @dataclass
 class Request:
-    """What rules see of a request.
+    """A request as rules see it.
 
     `tools`: name to the JSON Schema of its arguments; `header` takes any case; `key` names the caller by API
     key or address; `tokens`: an estimate. `wants`: embedding, classes, score or words; what its family wants,
@@ -91,7 +91,7 @@ class Request:
 
     @cached_property
     def tool_results(self) -> Sequence[Message]:
-        """Those that end the conversation, in their order."""
+        """The tool results that end the conversation, in their order."""
         return list(takewhile(lambda each: each.role == "tool", reversed(self.messages)))[::-1]
 
     @cached_property

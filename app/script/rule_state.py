@@ -47,7 +47,7 @@ class Counters:
 
 
 class RuleInput(NamedTuple):
-    """When and by which chance a request is answered, and what knows schemas."""
+    """The moment, the randomness and the schemas with which a request is answered."""
 
     rng: Random
     now_s: float
