@@ -116,7 +116,7 @@ def book_of(components: Components) -> ScriptBook | None:
     settings = components.settings
     if not settings.scripts.script or settings.model.mm_encoder_only:
         return None
-    from app.script.opening import open_book  # and YAML and Jinja
+    from app.script.book import open_book  # and YAML and Jinja
 
     rng = components.streams("scripts")
     return open_book(settings.scripts, components.schemas, rng, components.clock.now)
@@ -135,9 +135,9 @@ def frontend_of(
     """What the generating API families share; `real` is the model that computes."""
     scripts = None
     if book is not None:
-        from app.api.script import ScriptDesk
+        from app.api.script import ScriptResolver
 
-        scripts = ScriptDesk(book, components.tokenizer, faults)
+        scripts = ScriptResolver(book, components.tokenizer, faults)
     settings, model, api = components.settings, components.settings.model, components.settings.api
     server, tokenizer = components.server, components.tokenizer
     builder = RequestBuilder(
@@ -234,7 +234,7 @@ def adapter_families(components: Components) -> list[Families]:
     settings, adapters = components.settings, components.adapters
     if not settings.lora.lora_residency_metrics:
         return []
-    from app.metrics.lora_residency import LoraResidency
+    from app.metrics.lora import LoraResidency
 
     def rank(name: str) -> int:
         return rank_of(adapters.path(name)) or settings.lora.max_lora_rank

@@ -51,6 +51,9 @@ def main(argv: Sequence[str]) -> int:
             return command.run(argv[1:]) if command else _start(argv, _read, _help)
         finally:
             sys.stdout.flush()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
     except BrokenPipeError:
         # As `--help | head` does. What is left in the buffer goes nowhere when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -58,15 +61,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _start(argv: Sequence[str], read: Callable[[Sequence[str]], Flags], help: Callable[[Flags], str]) -> int:
-    try:
-        flags = read(argv)
-        if flags.help or flags.version:
-            print(help(flags) if flags.help else f"understudy {VERSION}")
-            return 0
-        variables = _checked(flags)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
+    flags = read(argv)
+    if flags.help or flags.version:
+        print(help(flags) if flags.help else f"understudy {VERSION}")
+        return 0
+    variables = _checked(flags)
     for warning in flags.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     _become_gunicorn(variables)

@@ -50,7 +50,7 @@ from app.engine.cache_manager import KVCacheManager
 from app.engine.engine import Engine
 from app.engine.lifecycle import Lifecycle, Operations
 from app.engine.weights import Weights
-from app.faults.audit_trail import AuditTrail
+from app.faults.audit import AuditTrail
 from app.faults.injector import FaultInjector
 from app.http.response import json_response
 from app.http.route import get
@@ -146,7 +146,7 @@ def prepare(settings: Settings) -> None:
     adapters_of(settings.lora, settings.model)
     prepare_datasets(dataset_settings(settings))
     if settings.scripts.script:
-        from app.script.opening import check_scripts
+        from app.script.book import check_scripts
 
         check_scripts(settings.scripts)
     check_replay(settings.replay)
@@ -200,9 +200,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app = Understudy(engine, middleware, components.streams("request ids"))
     app.root_path = server.root_path.rstrip("/")
 
-    app.caches.append(
-        lambda: {"rate limits": limits, "fault scripts": injector.plan, "client audit": audit.trail}
-    )
+    app.caches.append(lambda: {"rate limits": limits, "fault scripts": injector, "client audit": audit.trail})
     app.caches += [lambda: middleware.caches, *caches_of(components, cache, publisher)]
     families = adapter_families(components)
     if not settings.metrics.disable_log_stats:
@@ -331,7 +329,7 @@ def engine_of(
 def add_scripts(app: Understudy, book: ScriptBook, peers: PeerRanks) -> None:
     """What a server with scripts has besides: their counters, what reads them again, and their report."""
     from app.api.admin.config import script_routes
-    from app.script.opening import ScriptWatch
+    from app.script.book import ScriptWatch
 
     app.caches.append(lambda: {"script counters": book.counters})
     app.services.append(ScriptWatch(book))

@@ -32,7 +32,7 @@ class FaultRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     model: str | None = None
     """The model that is asked for, exactly."""
     api: Family | None = None
-    path: str | None = None
+    path: Annotated[str, Meta(max_length=256)] | None = None
     """With `*`, `?` and `[...]` as in file names."""
     headers: dict[str, str | None] = {}
     """Header to its exact value; null for any value."""

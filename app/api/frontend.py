@@ -37,7 +37,7 @@ from app.tokenization import Tokenizer
 from config.sections.api import ApiSettings, json_object
 
 if TYPE_CHECKING:
-    from app.api.script import ScriptDesk  # and templates, which servers without scripts do without
+    from app.api.script import ScriptResolver  # and templates, which servers without scripts do without
 
 SLICE = 12_000
 """Values between two pauses: about 4 ms."""
@@ -111,7 +111,7 @@ class Frontend:
     """Prompts of up to so many tokens are taken by the engine without a pause."""
     keeps_turns: bool = False
     """Prompts tell the texts of their messages, which datasets look for."""
-    scripts: ScriptDesk | None = None
+    scripts: ScriptResolver | None = None
     """Decides what is replied, where scripts are set."""
     asks_plugins: bool = False
     """Plugins decide about replies, and look at more than a plain request tells."""

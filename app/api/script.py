@@ -1,4 +1,4 @@
-"""What scripts see of a request of any family, and what becomes of their decisions."""
+"""Hands requests of any family to scripts, and applies their decisions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from app.protocol.messages import Message as WireMessage
 from app.protocol.messages import content_text
 from app.protocol.validation.generation import GenerationRequest
 from app.script.book import Decision, ScriptBook
-from app.script.errors import ScriptFailure
 from app.script.matching import KNOWN, Message, Request
+from app.script.rules import ScriptFailure
 from app.tokenization import Tokenizer
 
 FAMILIES = {
@@ -53,7 +53,7 @@ NO_RETRY = {"x-should-retry": "false"}
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptDesk:
+class ScriptResolver:
     """Asks the book about each prompt of a request."""
 
     book: ScriptBook
@@ -98,7 +98,7 @@ class ScriptDesk:
             slices.spend(PROMPT_STEPS + self.book.rules)
             decision = self.decide(request_of(context, model, messages, {}, wants))
             if decision is not None and decision.fault is not None:
-                self.faults.strike(context, decision.fault)
+                self.faults.apply(context, decision.fault)
             said.append(decision)
         return said
 
@@ -119,7 +119,7 @@ class ScriptDesk:
     ) -> Iterator[EngineRequest]:
         fault, answer = decision.fault, decision.answer
         if fault is not None:
-            self.faults.strike(context, fault)
+            self.faults.apply(context, fault)
         if answer is not None and answer.usage is not None:
             told = answer.usage
             writer.usage = UsageOverrides(told.prompt_tokens, told.completion_tokens, told.cached_tokens)
@@ -149,9 +149,8 @@ def request_of(
     model: str,
     messages: Sequence[Message],
     tools: Mapping[str, object],
-    wants: str | None = None,
+    wants: str = "",
 ) -> Request:
-    """A request as rules see it; `wants` as `Request` has it."""
     path = context.path if context.route is None else context.route.path
     return Request(
         FAMILIES.get(path, ""),

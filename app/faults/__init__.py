@@ -1,1 +1,1 @@
-"""What goes wrong on purpose, and how clients bear it."""
+"""Failures on purpose, and an audit of clients that meet them."""

@@ -59,7 +59,7 @@ class DamagedStream(StreamingBody):
 
     @property
     def is_cut_off(self) -> bool:
-        """The end is missing, and it has come to that."""
+        """Whether the stream was damaged so that its end is missing."""
         return self.was_damaged and not isinstance(self._damage, MalformedChunkRule)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -83,12 +83,12 @@ class DamagedStream(StreamingBody):
                     return
 
     def close(self) -> None:
-        """Whoever is cut off has not left."""
+        """Closes the stream; a client that was cut off has not left."""
         self._stream.close()
         self.gone = self._stream.gone and not self.is_cut_off
 
     def _altered(self, number: int, chunk: bytes) -> bytes:
-        """What leaves instead of the chunk of this number, counted from 1."""
+        """Returns the bytes that replace chunk `number`, counted from 1."""
         damage, whole = self._damage, chunk + BLANK
         if isinstance(damage, MalformedChunkRule) and number == damage.chunk:
             whole = chunk.replace(b"data: ", b"data: " + NO_JSON, 1) + BLANK
@@ -110,7 +110,7 @@ class DamagedStream(StreamingBody):
 
 
 def ends_after(damage: Damage, number: int) -> bool:
-    """Whether a stream is cut off behind this one of its pieces, counted from 1; 0: before the first."""
+    """Returns True if a stream is cut off behind this piece, counted from 1; 0: before the first."""
     if isinstance(damage, DisconnectRule | TruncateRule):
         return number == damage.after
     if isinstance(damage, TruncatedJsonRule):

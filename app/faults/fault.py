@@ -1,4 +1,4 @@
-"""What was decided for a request that is to go wrong, and which errors it may get (simulator.md 2.2, 11)."""
+"""The fault that was decided for a request, and the errors that it may get (simulator.md 2.2, 11)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from config.fault_rules import (
 from config.sections.api import FAILURE_TYPES
 
 Damage = DisconnectRule | TruncateRule | TruncatedJsonRule | MalformedChunkRule | MissingDoneRule | EmptyRule
-"""What can be done to the bytes of an answer."""
+"""Damage to the bytes of an answer."""
 DAMAGE = (DisconnectRule, TruncateRule, TruncatedJsonRule, MalformedChunkRule, MissingDoneRule, EmptyRule)
 
 STATUSES = range(400, 600)
@@ -55,7 +55,7 @@ class Fault(Struct, frozen=True, kw_only=True):
     """One request's fault; what is not given goes as usual."""
 
     name: str = ""
-    """What the audit calls it; empty when nothing goes wrong, and there are only `headers`."""
+    """The name in the audit; empty when nothing goes wrong, and there are only `headers`."""
     error: ApiError | None = None
     """Sent instead of an answer."""
     headers: Mapping[str, str] = {}

@@ -17,25 +17,28 @@ from config.fault_rules import parse_fault, parse_fault_rules
 from config.settings import Settings
 
 RETURN_ERROR, FAULT = "X-Return-Error", "X-Fault"
+BYTES_PER_TOKEN = 4
 LIMIT_BYTES = 2**20
-"""Memory of the scripts of request headers: about 500 of them are remembered, with what they have met."""
-ENTRY_BYTES = 512
-"""Memory of an entry without its texts and its script."""
+"""Memory of the scripts of request headers: about 400 of them are remembered, with what they have met."""
+ENTRY_BYTES, FIELD_BYTES = 2048, 64
+"""Memory of an entry without its texts, the second of which its rule repeats, and of each field of that."""
 
 
 FaultSource = Callable[[RequestFacts], Fault | None]
-"""What is to go wrong with a request, if anything."""
+"""Returns the fault of a request, if there is one."""
 
 
-class FaultPlan:
-    """What goes wrong: as a request asks (X-Return-Error, X-Fault), as plugins or rules say, or by chance.
+class FaultInjector:
+    """Decides what goes wrong with requests. `now` gives monotonic seconds.
 
-    The first of these that has a fault decides; those after it do not see the request. `now` gives monotonic
-    seconds.
+    As a request asks (X-Return-Error, X-Fault), as plugins or rules say, or by chance: the first of these
+    that has a fault decides; those after it do not see the request.
     """
 
     def __init__(self, rng: Random, now: Callable[[], float], sources: Sequence[FaultSource] = ()) -> None:
         """`sources` are those of plugins."""
+        self.active = False
+        """True as soon as something went wrong on purpose."""
         self._rng = rng
         self._now = now
         self._sources = tuple(sources)
@@ -45,22 +48,21 @@ class FaultPlan:
         self._rules: str | None = None
         self._script: FaultScript | None = None
         self.limit_bytes = LIMIT_BYTES
-        self._header_scripts: LRUCache[tuple[str, str], tuple[FaultScript, int]]
-        """By client and text of the header: the script, and the memory of the entry."""
-        self._header_scripts = LRUCache(LIMIT_BYTES, getsizeof=lambda entry: entry[1])
+        self._header_scripts: LRUCache[tuple[str, str], FaultScript]
+        """By client and text of the header."""
+        self._header_scripts = LRUCache(LIMIT_BYTES, getsizeof=lambda script: script.size_bytes)
 
     @property
     def is_quiet(self) -> bool:
-        """True when nothing goes wrong but what a request asks for."""
+        """True when nothing goes wrong but what a request itself asks for; changes with the settings only."""
         return not self._rate and self._script is None and not self._sources
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the scripts of request headers."""
         return int(self._header_scripts.currsize)
 
     def on_settings(self, settings: Settings) -> None:
-        """Work by `settings` from now on; rules that have not changed go on counting."""
+        """Works by `settings` from now on; rules that have not changed go on counting."""
         failures = settings.failures
         self._rate, self._kinds = failures.failure_injection_rate, failures.failure_types
         self._model, self._context = settings.model.model, settings.model.max_model_len
@@ -70,6 +72,7 @@ class FaultPlan:
 
     def restart(self) -> None:
         """Every rule, those of headers too, counts from its first request again."""
+        self.active = False
         self._work_by(None)
         self._header_scripts.clear()
 
@@ -105,12 +108,11 @@ class FaultPlan:
 
     def _header_script(self, client: str, text: str) -> FaultScript:
         """The script of `client` with this text. ValueError, with the reason, when it makes none."""
-        if known := self._header_scripts.get((client, text)):
-            return known[0]
-        script = FaultScript([parse_fault(text)], self._now())
-        size = ENTRY_BYTES + getsizeof(client) + getsizeof(text) + script.size_bytes
-        if size <= self.limit_bytes:
-            self._header_scripts[client, text] = script, size
+        script = self._header_scripts.get((client, text))
+        if script is None:
+            script = FaultScript([parse_fault(text)], self._now(), size_bytes=_entry_bytes(client, text))
+            if script.size_bytes <= self.limit_bytes:
+                self._header_scripts[client, text] = script
         return script
 
     def _scripted(self, request: RequestFacts) -> Fault | None:
@@ -120,31 +122,10 @@ class FaultPlan:
         kind = draw_failure(self._rate, self._kinds, self._rng)
         return Fault(name=kind, error=failure(kind, self._model, self._context)) if kind else None
 
-
-BYTES_PER_TOKEN = 4
-
-
-class FaultInjector:
-    """Decides by its plan what goes wrong with a request. `now` gives monotonic seconds."""
-
-    def __init__(self, rng: Random, now: Callable[[], float], sources: Sequence[FaultSource] = ()) -> None:
-        self.plan = FaultPlan(rng, now, sources)
-        self.active = False
-        """True as soon as something went wrong on purpose."""
-
-    def on_settings(self, settings: Settings) -> None:
-        """Work by `settings` from now on."""
-        self.plan.on_settings(settings)
-
-    @property
-    def is_quiet(self) -> bool:
-        """True when nothing goes wrong but what a request itself asks for; changes with the settings only."""
-        return self.plan.is_quiet
-
-    def spares(self, context: RequestContext) -> bool:
+    def exempt(self, context: RequestContext) -> bool:
         """True when nothing can go wrong with the request: no rule is set, and it asks for no failure."""
         headers = context.headers
-        return self.plan.is_quiet and not ("x-fault" in headers or "x-return-error" in headers)
+        return self.is_quiet and not ("x-fault" in headers or "x-return-error" in headers)
 
     def inject(self, context: RequestContext, model: str | None) -> None:
         """Decide about a request for generation that has been decoded, and keep its `Fault` in the context.
@@ -152,7 +133,7 @@ class FaultInjector:
         ApiError when it is to get an error instead of an answer.
         """
         context.is_generation = True
-        if self.spares(context):
+        if self.exempt(context):
             return
         facts = RequestFacts(
             context.path,
@@ -161,11 +142,11 @@ class FaultInjector:
             partial(client_name, context),
             (context.content_length or 0) / BYTES_PER_TOKEN,
         )
-        fault = self.plan.fault_for(facts)
+        fault = self.fault_for(facts)
         if fault is not None:
-            self.strike(context, fault)
+            self.apply(context, fault)
 
-    def strike(self, context: RequestContext, fault: Fault) -> None:
+    def apply(self, context: RequestContext, fault: Fault) -> None:
         """Let this go wrong with a request. ApiError when it is to get an error instead of an answer."""
         context.keep(fault)
         self.active = True
@@ -173,12 +154,11 @@ class FaultInjector:
             fault.error.headers = {**fault.headers, **fault.error.headers}
             raise fault.error
 
-    def restart(self) -> None:
-        """Rules count from their first request again."""
-        self.active = False
-        self.plan.restart()
+
+def _entry_bytes(client: str, text: str) -> int:
+    return ENTRY_BYTES + getsizeof(client) + 2 * getsizeof(text) + FIELD_BYTES * text.count(":")
 
 
 def fault_of(context: RequestContext) -> Fault | None:
-    """What is to go wrong with a request; None for nearly all."""
+    """Returns the fault of a request; None for nearly all."""
     return context.kept(Fault)

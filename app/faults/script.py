@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
+from fnmatch import translate
 from random import Random
-from sys import getsizeof
 
 from msgspec import Struct
-from msgspec.structs import astuple
 
 from app.clock.token_bucket import TokenBucket
 from app.faults.fault import DAMAGE, Fault, error_type
@@ -24,8 +24,6 @@ PATHS = {
     "generate": "/inference/v1/generate",
     "grpc": "/vllm.grpc.engine.VllmEngine/Generate",
 }
-RULE_BYTES = 1024
-"""Memory of a rule at work, without the values that it was given."""
 
 
 class RequestFacts(Struct, frozen=True):
@@ -44,14 +42,20 @@ class FaultScript:
     Those that stand in the script `before`, too, go on counting.
     """
 
-    def __init__(self, rules: Sequence[FaultRule], now_s: float, before: FaultScript | None = None) -> None:
+    def __init__(
+        self,
+        rules: Sequence[FaultRule],
+        now_s: float,
+        before: FaultScript | None = None,
+        size_bytes: int = 0,
+    ) -> None:
+        """`size_bytes` is the memory that a cache of scripts counts for this one."""
         known: list[_Rule] = list(before._rules) if before else []
         self._rules: list[_Rule] = [_taken_from(known, rule) or _Rule(rule, now_s) for rule in rules]
-        self.size_bytes = sum(map(_rule_bytes, rules))
-        """Memory that the rules take, rather too much than too little."""
+        self.size_bytes = size_bytes
 
     def fault_for(self, request: RequestFacts, rng: Random, now_s: float) -> Fault | None:
-        """The fault of this request; None when no rule has anything to say."""
+        """Returns the fault of this request; None when no rule applies."""
         decided, headers = Fault(), dict[str, str]()
         for rule in self._rules:
             if not (rule.fits(request) and rule.is_turn()) or decided.name:
@@ -68,6 +72,7 @@ class _Rule:
     def __init__(self, rule: FaultRule, now_s: float) -> None:
         self.rule = rule
         self._path = PATHS[rule.api] if rule.api else None
+        self._fits_path = re.compile(translate(rule.path)).match if rule.path is not None else None
         self._quota = Quota(rule, now_s) if isinstance(rule, RateLimitRule) else None
         self._met = self._applied = 0
 
@@ -76,7 +81,7 @@ class _Rule:
         return (
             (rule.model is None or rule.model == request.model)
             and (self._path is None or self._path == request.path)
-            and (rule.path is None or path_matches(rule.path, request.path))
+            and (self._fits_path is None or self._fits_path(request.path) is not None)
             and all(_has(request.header(name), value) for name, value in rule.headers.items())
         )
 
@@ -168,53 +173,6 @@ def _quota_headers(unit: str, bucket: TokenBucket, now_s: float) -> dict[str, st
     }
 
 
-def path_matches(pattern: str, path: str) -> bool:
-    """As `fnmatch.fnmatchcase`, in time len(pattern) * len(path) at most, and without its process-wide cache.
-
-    Patterns come from clients, too: a cache of their regular expressions would be bounded in entries only.
-    """
-    at = place = 0
-    star, retry = -1, 0
-    while place < len(path):
-        if pattern[at : at + 1] == "*":
-            star, retry, at = at, place, at + 1
-        elif width := _fits_one(pattern, at, path[place]):
-            at, place = at + width, place + 1
-        elif star >= 0:  # the last star takes one character more
-            retry += 1
-            at, place = star + 1, retry
-        else:
-            return False
-    return not pattern[at:].strip("*")
-
-
-def _fits_one(pattern: str, at: int, character: str) -> int:
-    """How many characters of `pattern`, from `at` on, stand for this one character of a path; 0: none do."""
-    first = pattern[at : at + 1]
-    if first == "[":
-        begin = at + 2 if pattern[at + 1 : at + 2] == "!" else at + 1
-        end = pattern.find("]", begin + 1)
-        if end > 0:
-            inverted = begin == at + 2
-            return end + 1 - at if _in_set(pattern[begin:end], character) != inverted else 0
-    return int(first in (character, "?") and first != "")
-
-
-def _in_set(members: str, character: str) -> bool:
-    """`members` is what stands in brackets: characters, and ranges such as `a-z`."""
-    at = 0
-    while at < len(members):
-        if members[at + 1 : at + 2] == "-" and at + 2 < len(members):
-            if members[at] <= character <= members[at + 2]:
-                return True
-            at += 3
-        elif members[at] == character:
-            return True
-        else:
-            at += 1
-    return False
-
-
 def _has(found: str | None, wanted: str | None) -> bool:
     return found is not None if wanted is None else found == wanted
 
@@ -223,8 +181,3 @@ def _error(rule: ErrorRule) -> ApiError:
     message = rule.message or f"A scripted fault: status {rule.status}."
     headers = {} if rule.retry_after is None else {"Retry-After": str(rule.retry_after)}
     return ApiError(rule.status, rule.type or error_type(rule.status), message, rule.param, headers)
-
-
-def _rule_bytes(rule: FaultRule) -> int:
-    texts = [text for pair in rule.headers.items() for text in pair]
-    return RULE_BYTES + sum(map(getsizeof, (*astuple(rule), *texts)))

@@ -1,4 +1,4 @@
-"""What `GET /metrics` answers: the families of all rooms, of HTTP and of the process, as one text."""
+"""The answer of `GET /metrics`: the families of all rooms, of HTTP and of the process, as one text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Families = Callable[[], str]
 
 
 class ServerMetrics(Protocol):
-    """What counts the exchanges over HTTP, and looks at the process."""
+    """Counts the exchanges over HTTP, and looks at the process."""
 
     def text(self) -> str:
         """The text of the `http_` families."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from app.metrics.families import TABLE, Bounds, build_families, token_bounds
+from app.metrics.families import TABLE, Bounds, EngineFamilies, engine_table, token_bounds
 from app.metrics.instruments import Counter, Family, Gauge, Histogram, Instrument
 from config import Settings
 from config.fake_metrics import Counts, FakeAdapters, FakeMetrics, Function, Level, parse
@@ -22,12 +22,8 @@ Families = tuple[Family[Instrument], ...]
 
 ADAPTERS = "vllm:lora_requests_info"
 CACHE_CONFIG = "vllm:cache_config_info"
-LEVELS = {
-    "running_requests": "vllm:num_requests_running",
-    "waiting_requests": "vllm:num_requests_waiting",
-    "kv_cache_usage": "vllm:kv_cache_usage_perc",
-}
-WHOLE = frozenset((LEVELS["running_requests"], LEVELS["waiting_requests"]))
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+WHOLE = frozenset((RUNNING, WAITING))
 """Levels of which a function gives whole numbers."""
 HISTOGRAMS = {
     "ttft_buckets_values": "vllm:time_to_first_token_seconds",
@@ -43,11 +39,16 @@ HISTOGRAMS = {
     "request_params_max_tokens": "vllm:request_params_max_tokens",
     "request_max_generation_tokens": "vllm:request_max_num_generation_tokens",
 }
-COUNTERS = {
+FAMILIES = {
+    "running_requests": RUNNING,
+    "waiting_requests": WAITING,
+    "kv_cache_usage": "vllm:kv_cache_usage_perc",
     "prefix_cache_hits": "vllm:prefix_cache_hits_total",
     "prefix_cache_queries": "vllm:prefix_cache_queries_total",
     "request_success_total": "vllm:request_success_total",
+    **HISTOGRAMS,
 }
+"""Keys of the setting to the families that they are shown in."""
 # Explicit total, counts that it is derived from otherwise, family.
 TOTALS = (
     ("total_prompt_tokens", "request_prompt_tokens", "vllm:prompt_tokens_total"),
@@ -71,9 +72,9 @@ _CURVES: Mapping[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What is shown since `since_s` of the clock, in one family for each of its names."""
+    """A value shown since `since_s` of the clock, in one family for each of its names."""
 
-    value: FakeValue | tuple[FakeAdapters, ...]
+    value: object
     families: Families
     since_s: float
 
@@ -99,18 +100,16 @@ class FakeFamilies:
         self._server = {"model_name": model_name, "engine": engine}
         self._max_model_len, self._max_loras = max_model_len, str(max_loras)
         self._clock, self._now = clock, now
-        self._build = partial(
-            build_families, self._server, max_model_len, cache_config, now, older_names=True
-        )
-        self._cache_config = self._build()[CACHE_CONFIG]
-        _gauge(self._cache_config).set(1)
+        table = engine_table(cache_config, older_names=True)
+        self._build = partial(EngineFamilies, table, self._server, now, max_model_len)
+        self._cache_config = self._build().by_name[CACHE_CONFIG]
         self._refresh_s = 0.1
         self._fakes: FakeMetrics | None = None
         self._parts: dict[str, _Part] = {}
 
     @property
     def active(self) -> bool:
-        """Whether fake metrics are to be shown in place of the true ones."""
+        """True while fake metrics are shown in place of the true ones."""
         return self._fakes is not None
 
     def on_settings(self, settings: Settings) -> None:
@@ -119,16 +118,22 @@ class FakeFamilies:
         fakes = parse(settings.metrics.fake_metrics)
         if fakes == self._fakes:
             return
-        fresh, before = self._build(), self._parts
+        fresh, before = self._build().by_name, self._parts
         self._fakes, self._parts = fakes, {}
         if fakes is None:
             return
-        for name, value in fake_values(fakes, self._max_model_len):
-            self._show(name, value, before, partial(self._filled, name, value, fresh))
-        self._show(ADAPTERS, fakes.loras, before, partial(self._adapters, fakes.loras))
+        values = dict(fake_values(fakes, self._max_model_len))
+        for name, value in {**values, ADAPTERS: fakes.loras}.items():
+            part = before.get(name)
+            if part is None or part.value != value:
+                is_number = name in values
+                families = (
+                    self._filled(name, values[name], fresh) if is_number else self._adapters(fakes.loras)
+                )
+                part = _Part(value, families, self._clock())
+            self._parts[name] = part
 
     def render(self) -> str:
-        """The text of all families that are shown."""
         at_s = self._clock()
         families = [self._cache_config]
         for name, part in self._parts.items():
@@ -137,18 +142,6 @@ class FakeFamilies:
                 _gauge(part.families[0]).set(int(level + ROUNDING) if name in WHOLE else level)
             families.extend(part.families)
         return "".join(family.render() for family in families)
-
-    def _show(
-        self,
-        name: str,
-        value: FakeValue | tuple[FakeAdapters, ...],
-        before: Mapping[str, _Part],
-        make: Callable[[], Families],
-    ) -> None:
-        known = before.get(name)
-        if known is None or known.value != value:
-            known = _Part(value, make(), self._clock())
-        self._parts[name] = known
 
     def _filled(self, name: str, value: FakeValue, fresh: Mapping[str, Family[Instrument]]) -> Families:
         """The family of that name with its numbers, and those that repeat it under other names."""
@@ -183,13 +176,10 @@ class FakeFamilies:
 
 def fake_values(fakes: FakeMetrics, max_model_len: int) -> Iterator[tuple[str, FakeValue]]:
     """Family name and what it shows, for all families of numbers that are not to be absent."""
-    for key, name in (*LEVELS.items(), *COUNTERS.items()):
+    for key, name in FAMILIES.items():
         value = getattr(fakes, key)
-        if value is not None and value != {}:
+        if value is not None and value != {} and value != ():
             yield name, value
-    for key, name in HISTOGRAMS.items():
-        if counts := getattr(fakes, key):
-            yield name, counts
     for key, of, name in TOTALS:
         total, counts = getattr(fakes, key), getattr(fakes, of)
         if total is not None:
@@ -206,7 +196,6 @@ def observed(counts: Counts, bounds: Bounds) -> Iterator[tuple[float, int]]:
 
 
 def total_tokens(counts: Counts, bounds: Bounds) -> int:
-    """The tokens that the observations amount to."""
     return sum(int(value) * count for value, count in observed(counts, bounds))
 
 
@@ -223,7 +212,6 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def _gauge(family: Family[Instrument]) -> Gauge:
-    """The gauge of a family with one series."""
     ((_, instrument),) = family.children()
     assert isinstance(instrument, Gauge)
     return instrument

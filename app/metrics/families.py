@@ -1,11 +1,12 @@
-"""The `vllm:` families of vLLM 0.32 (vllm-api.md 11.1): a table of names, labels, label values and buckets.
+"""The table of an engine's families: names, labels, label values and buckets of vLLM 0.32 (vllm-api.md 11).
 
-Every series exists from the start, at zero, so that rates are right from the first event on.
+The recorder, the fake metrics and the exposition are made of it. Every series exists from the start, at zero,
+so that rates are right from the first event on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -17,6 +18,8 @@ InstrumentT = TypeVar("InstrumentT", bound=Instrument)
 Kind = Literal["counter", "gauge", "histogram"]
 Bounds = tuple[float, ...]
 Values = tuple[str, ...]
+SERVER = ("model_name", "engine")
+"""The labels of most families."""
 
 REQUEST_LATENCY = (
     *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60),
@@ -41,38 +44,48 @@ SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 SLEEP_OPERATIONS = ("sleep", "release_kv_cache_memory", "wake")
 
 
+# Bounds of what a setting adds.
+BLOCK_LIFE = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800),
+)
+TRANSFER_TIMES = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 5)
+TRANSFER_BYTES = tuple(float(2**power) for power in range(11, 34, 2))
+DESCRIPTORS = (10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10000, 20000, 50000)
+ADAPTER_TIMES = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
     """One row of the table.
 
     `bounds` are a histogram's, None for those that follow the context length; `base` names the labels that
     say which server it is; `extra` gives the further labels with their values; `alias_of` is the family
-    whose numbers another name repeats.
+    whose numbers another name repeats; `value` is what its series begin with.
     """
 
     name: str
     kind: Kind
     help: str
     bounds: Bounds | None = ()
-    base: Values = ("model_name", "engine")
+    base: Values = SERVER
     extra: Mapping[str, Values] = field(default_factory=dict)
     alias_of: str | None = None
+    value: float = 0
 
 
-def _counter(name: str, help: str, base: Values = ("model_name", "engine"), **extra: Values) -> Spec:
+def _counter(name: str, help: str, base: Values = SERVER, **extra: Values) -> Spec:
     return Spec(f"vllm:{name}", "counter", help, base=base, extra=extra)
 
 
-def _gauge(name: str, help: str, base: Values = ("model_name", "engine"), **extra: Values) -> Spec:
-    return Spec(f"vllm:{name}", "gauge", help, base=base, extra=extra)
+def _gauge(name: str, help: str, base: Values = SERVER, value: float = 0, **extra: Values) -> Spec:
+    return Spec(f"vllm:{name}", "gauge", help, base=base, extra=extra, value=value)
 
 
-def _seconds(name: str, help: str, bounds: Bounds) -> Spec:
-    return Spec(f"vllm:{name}_seconds", "histogram", help, bounds)
-
-
-def _tokens(name: str, help: str, bounds: Bounds | None = None) -> Spec:
-    return Spec(f"vllm:{name}", "histogram", help, bounds)
+def _histogram(
+    name: str, help: str, bounds: Bounds | None = None, base: Values = SERVER, **extra: Values
+) -> Spec:
+    return Spec(f"vllm:{name}", "histogram", help, bounds, base, extra)
 
 
 def _alias(name: str, kind: Kind, modern: str, bounds: Bounds | None = ()) -> Spec:
@@ -112,46 +125,88 @@ TABLE: tuple[Spec, ...] = (
              finished_reason=FINISHED),
     _counter("admission_rejections_total", "Requests turned away by a limit of the waiting list.",
              base=("model_name",), reason=REJECTIONS),
-    _tokens("request_prompt_tokens", "Prompt tokens per request."),
-    _tokens("request_generation_tokens", "Generated tokens per request."),
-    _tokens("iteration_tokens_total", "Tokens computed per engine step.", ITERATION_TOKENS),
-    _tokens("request_max_num_generation_tokens", "Generated tokens of each request's longest choice."),
+    _histogram("request_prompt_tokens", "Prompt tokens per request."),
+    _histogram("request_generation_tokens", "Generated tokens per request."),
+    _histogram("iteration_tokens_total", "Tokens computed per engine step.", ITERATION_TOKENS),
+    _histogram("request_max_num_generation_tokens", "Generated tokens of each request's longest choice."),
     _alias("max_num_generation_tokens", "histogram", "request_max_num_generation_tokens", None),
-    _tokens("request_params_n", "Choices asked for per request (n).", (1, 2, 5, 10, 20)),
-    _tokens("request_params_max_tokens", "Token limit in force per request (max_tokens)."),
-    _seconds("time_to_first_token", "From arrival to first token.", FIRST_TOKEN),
-    _seconds("inter_token_latency", "Between two outputs of a request.", INTER_TOKEN),
+    _histogram("request_params_n", "Choices asked for per request (n).", (1, 2, 5, 10, 20)),
+    _histogram("request_params_max_tokens", "Token limit in force per request (max_tokens)."),
+    _histogram("time_to_first_token_seconds", "From arrival to first token.", FIRST_TOKEN),
+    _histogram("inter_token_latency_seconds", "Between two outputs of a request.", INTER_TOKEN),
     _alias("time_per_output_token_seconds", "histogram", "inter_token_latency_seconds", INTER_TOKEN),
-    _seconds("request_time_per_output_token", "Mean per token after the first, per request.", INTER_TOKEN),
-    _seconds("e2e_request_latency", "From arrival to end of a request.", REQUEST_LATENCY),
-    _seconds("request_queue_time", "In the waiting list, per request.", REQUEST_LATENCY),
-    _seconds("request_inference_time", "From leaving the waiting list to last token.", REQUEST_LATENCY),
-    _seconds("request_prefill_time", "From leaving the waiting list to first token.", REQUEST_LATENCY),
-    _seconds("request_decode_time", "From first token to last token.", REQUEST_LATENCY),
-    _tokens("request_num_preemptions", "Preemptions per request.", (1, 2, 3, 4, 5, 10, 20)),
-    _tokens("request_prefill_kv_computed_tokens", "Prompt tokens per request that were not cached."),
+    _histogram("request_time_per_output_token_seconds", "Mean per token after the first, per request.",
+               INTER_TOKEN),
+    _histogram("e2e_request_latency_seconds", "From arrival to end of a request.", REQUEST_LATENCY),
+    _histogram("request_queue_time_seconds", "In the waiting list, per request.",
+               REQUEST_LATENCY),
+    _histogram("request_inference_time_seconds", "From leaving the waiting list to last token.",
+               REQUEST_LATENCY),
+    _histogram("request_prefill_time_seconds", "From leaving the waiting list to first token.",
+               REQUEST_LATENCY),
+    _histogram("request_decode_time_seconds", "From first token to last token.", REQUEST_LATENCY),
+    _histogram("request_num_preemptions", "Preemptions per request.", (1, 2, 3, 4, 5, 10, 20)),
+    _histogram("request_prefill_kv_computed_tokens", "Prompt tokens per request that were not cached."),
     _counter("tool_call_parser_invocations_total",
              "Runs of the tool call parser: one per whole choice, one per delta of a stream.",
              base=("model_name",), mode=("streaming", "non_streaming"), outcome=("tool_call", "no_tool_call"),
              request_type=("chat_completions", "responses", "other")),
-    Spec("vllm:sleep_mode_operation_duration_seconds", "histogram", "Duration of sleep and wake operations.",
-         SLEEP_OPERATION, base=(), extra={"operation": SLEEP_OPERATIONS}),
+    _histogram("sleep_mode_operation_duration_seconds", "Duration of sleep and wake operations.",
+               SLEEP_OPERATION, base=(), operation=SLEEP_OPERATIONS),
     _gauge("sleep_mode_operations_in_flight", "Sleep and wake operations under way.", base=(),
            operation=SLEEP_OPERATIONS),
+)
+
+BLOCK_TIMES = (
+    _histogram("kv_block_lifetime_seconds", "From filling to eviction of a block.", BLOCK_LIFE),
+    _histogram("kv_block_idle_before_evict_seconds", "From the last use of a block to its eviction.",
+               BLOCK_LIFE),
+    _histogram("kv_block_reuse_gap_seconds", "Between two uses of a block.", BLOCK_LIFE),
+)
+"""Families that are there with `kv-cache-metrics` only."""
+TRANSFERS = (
+    _histogram("nixl_xfer_time_seconds", "Duration of a transfer of KV caches.", TRANSFER_TIMES),
+    _histogram("nixl_post_time_seconds", "Time to post a transfer.", (0.001, *TRANSFER_TIMES)),
+    _histogram("nixl_bytes_transferred", "Bytes per transfer of KV caches.", TRANSFER_BYTES),
+    _histogram("nixl_num_descriptors", "Descriptors per transfer of KV caches.", DESCRIPTORS),
+    _counter("nixl_num_failed_transfers_total", "Transfers of KV caches that failed."),
+    _counter("nixl_num_failed_notifications_total", "Notifications that could not be sent."),
+    _counter("nixl_num_kv_expired_reqs_total", "Requests whose KV cache nobody fetched in time."),
+    _counter("nixl_num_notifications_after_expiry_total", "Notifications that came too late."),
+)
+"""vLLM's with its NIXL connector (vllm-api.md 11.3): there once a cache was fetched, or is expected to be."""
+ADAPTERS = (
+    _gauge("num_gpu_loaded_lora_adapters", "Adapters on the GPU."),
+    _gauge("num_cpu_loaded_lora_adapters", "Adapters in CPU memory."),
+    _gauge("max_gpu_lora_adapters", "Adapters that the GPU has room for (max-loras)."),
+    _histogram("lora_adapter_load_seconds",
+               "Duration of a transition: load to CPU memory, activate on the GPU.",
+               ADAPTER_TIMES, transition=("load", "activate")),
+)
+"""By which routers see where adapters are (vllm#54830); a vLLM after 0.32 has them."""
+LATE = (
+    Spec("understudy_late_requests_total", "counter",
+         "Requests that the scheduler saw too late, as their reading took long."),
+    Spec("understudy_late_seconds_total", "counter", "How late they were, all together."),
+)
+ABORTED = (
+    Spec("understudy_aborted_requests_total", "counter",
+         "Sequences that their clients left, or that were ended by their ids."),
 )
 # fmt: on
 
 
-BLOCK_LIFE = (
-    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
-    *(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800),
-)
-BLOCK_TIMES = {
-    "kv_block_lifetime_seconds": "From filling to eviction of a block.",
-    "kv_block_idle_before_evict_seconds": "From the last use of a block to its eviction.",
-    "kv_block_reuse_gap_seconds": "Between two uses of a block.",
-}
-"""Families that are there with `kv-cache-metrics` only."""
+def drafts(positions: int) -> tuple[Spec, ...]:
+    """Families of speculative decoding, whose drafts have so many tokens at the most."""
+    places = tuple(map(str, range(positions)))
+    by_place = "Tokens of drafts that were right, by their place."
+    return (
+        _counter("spec_decode_num_drafts_total", "Drafts that were checked."),
+        _counter("spec_decode_num_draft_tokens_total", "Tokens of drafts that were checked."),
+        _counter("spec_decode_num_accepted_tokens_total", "Tokens of drafts that were right."),
+        _counter("spec_decode_num_accepted_tokens_per_pos_total", by_place, position=places),
+    )
+
 
 # vLLM's labels and defaults; "None" is how it prints a value that is not set.
 CACHE_CONFIG: Mapping[str, str] = {
@@ -194,111 +249,72 @@ CACHE_CONFIG: Mapping[str, str] = {
 }
 
 
-def _histogram_of(name: str, help: str) -> Spec:
-    return Spec(f"vllm:{name}", "histogram", help, BLOCK_LIFE)
-
-
-_BLOCK_TABLE = tuple(_histogram_of(name, help) for name, help in BLOCK_TIMES.items())
-_BASES = {spec.name: spec.base for spec in (*TABLE, *_BLOCK_TABLE)}
-"""The labels of each family that say which server it is."""
-
-
 def token_bounds(max_model_len: int) -> Bounds:
     """1, 2, 5, 10, 20, 50 ... up to the context length in tokens; none for 0."""
     steps = (step * 10**power for power in range(len(str(max_model_len))) for step in (1, 2, 5))
     return tuple(float(step) for step in steps if step <= max_model_len)
 
 
-def _create(spec: Spec, max_model_len: int) -> Callable[[], Instrument]:
-    if spec.kind == "histogram":
-        bounds = token_bounds(max_model_len) if spec.bounds is None else spec.bounds
-        return partial(Histogram, bounds)
-    return Counter if spec.kind == "counter" else Gauge
+def engine_table(
+    cache_config: Mapping[str, str], block_times: bool = False, older_names: bool = False
+) -> tuple[Spec, ...]:
+    """The families that an engine always has; `BLOCK_TIMES` and `older_names` only on demand.
 
-
-def _label_sets(spec: Spec, server: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    base = {label: server[label] for label in spec.base}
-    for values in product(*spec.extra.values()):
-        yield {**base, **dict(zip(spec.extra, values, strict=True))}
-
-
-def _info_labels(cache_config: Mapping[str, str]) -> dict[str, str]:
-    """Every label of the gauge but `engine`: vLLM's defaults with `cache_config` over them.
-
-    Raises ValueError for a label that vLLM does not have.
+    `cache_config` overrides labels of vllm:cache_config_info. ValueError for one that vLLM does not have.
     """
     if unknown := cache_config.keys() - CACHE_CONFIG.keys():
         raise ValueError(f"not a label of vllm:cache_config_info: {', '.join(sorted(unknown))}")
-    return {**CACHE_CONFIG, **cache_config}
-
-
-def _info(cache_config: Mapping[str, str]) -> Spec:
-    labels = {label: (value,) for label, value in _info_labels(cache_config).items()}
+    labels = {label: (value,) for label, value in {**CACHE_CONFIG, **cache_config}.items()}
     help = "Always 1; its labels are the settings of the KV cache."
-    return _gauge("cache_config_info", help, ("engine",), **labels)
-
-
-def build_families(
-    server: Mapping[str, str],
-    max_model_len: int,
-    cache_config: Mapping[str, str],
-    now: Callable[[], float],
-    block_times: bool = False,
-    older_names: bool = False,
-) -> dict[str, Family[Instrument]]:
-    """All families by name, with their series at zero; `BLOCK_TIMES` and `older_names` only on demand.
-
-    `server` gives the values of the labels `model_name` and `engine`; `cache_config` overrides labels of
-    vllm:cache_config_info (ValueError for one that vLLM does not have); `now` gives Unix seconds.
-    """
-    named = TABLE if older_names else tuple(spec for spec in TABLE if not spec.alias_of)
-    table = (*named, *(_BLOCK_TABLE if block_times else ()), _info(cache_config))
-    return families_of(table, server, max_model_len, now)
-
-
-def families_of(
-    table: Iterable[Spec], server: Mapping[str, str], max_model_len: int, now: Callable[[], float]
-) -> dict[str, Family[Instrument]]:
-    """The families of `table` by name, with their series at zero; arguments as for `build_families`."""
-    families: dict[str, Family[Instrument]] = {}
-    for spec in table:
-        create = _create(spec, max_model_len)
-        family = families[spec.name] = Family(spec.name, spec.help, create, spec.kind, now)
-        if spec.alias_of:
-            for labels, instrument in families[spec.alias_of].children():
-                family.add(instrument, labels)
-        else:
-            for labels in _label_sets(spec, server):
-                family.labels(**labels)
-    return families
+    named = (spec for spec in TABLE if older_names or not spec.alias_of)
+    info = _gauge("cache_config_info", help, ("engine",), 1, **labels)
+    return (*named, *(BLOCK_TIMES if block_times else ()), info)
 
 
 class EngineFamilies:
-    """The families of one engine, found by name and labels; arguments as for `build_families`."""
+    """The families of one engine by name, with their series at what they begin with.
+
+    `server` gives the values of the labels in `SERVER`; `now` gives Unix seconds.
+    """
 
     def __init__(
         self,
+        table: Iterable[Spec],
         server: Mapping[str, str],
-        max_model_len: int,
-        cache_config: Mapping[str, str],
         now: Callable[[], float],
-        block_times: bool = False,
-        older_names: bool = False,
+        max_model_len: int = 0,
     ) -> None:
-        self._server = server
-        self._families = build_families(server, max_model_len, cache_config, now, block_times, older_names)
-        for _, info in self._families["vllm:cache_config_info"].children():
-            assert isinstance(info, Gauge)
-            info.set(1)
+        self.by_name: dict[str, Family[Instrument]] = {}
+        self._base: dict[str, dict[str, str]] = {}
+        self._server, self._now = server, now
+        self._token_bounds = token_bounds(max_model_len)
+        self.add(table)
+
+    def add(self, table: Iterable[Spec]) -> None:
+        for spec in table:
+            base = self._base[spec.name] = {label: self._server[label] for label in spec.base}
+            family = Family(spec.name, spec.help, self._create(spec), spec.kind, self._now)
+            self.by_name[spec.name] = family
+            if spec.alias_of:
+                for labels, instrument in self.by_name[spec.alias_of].children():
+                    family.add(instrument, labels)
+                continue
+            for values in product(*spec.extra.values()):
+                instrument = family.labels(**base, **dict(zip(spec.extra, values, strict=True)))
+                if isinstance(instrument, Gauge):
+                    instrument.set(spec.value)
+
+    def _create(self, spec: Spec) -> Callable[[], Instrument]:
+        if spec.kind == "histogram":
+            return partial(Histogram, self._token_bounds if spec.bounds is None else spec.bounds)
+        return Counter if spec.kind == "counter" else Gauge
 
     def one(self, kind: type[InstrumentT], name: str, **labels: str) -> InstrumentT:
-        """The instrument of `vllm:{name}` with the labels that its family has of the server, and `labels`."""
-        family = self._families[f"vllm:{name}"]
-        own = {label: self._server[label] for label in _BASES[family.name]}
-        instrument = family.labels(**own, **labels)
+        """The instrument of `name`, or `vllm:{name}`, with the server's labels and `labels`."""
+        family = self.by_name.get(f"vllm:{name}") or self.by_name[name]
+        instrument = family.labels(**self._base[family.name], **labels)
         assert isinstance(instrument, kind)
         return instrument
 
     def render(self) -> str:
-        """Their text."""
-        return "".join(family.render() for family in self._families.values())
+        return "".join(family.render() for family in self.by_name.values())

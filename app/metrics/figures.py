@@ -1,4 +1,4 @@
-"""What the metrics say now, as numbers: for who shows them inside this process."""
+"""The present numbers of the metrics, for readers inside this process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Distribution(Struct, frozen=True):
 
 
 class Figures(Struct, frozen=True, kw_only=True):
-    """As /metrics tells them: gauges as they are, counters since the start of the server."""
+    """The numbers of /metrics: gauges as they are, counters since the start of the server."""
 
     running: float
     waiting: float

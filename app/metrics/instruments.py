@@ -39,9 +39,7 @@ def number(value: float) -> str:
 
 
 class Instrument(Protocol):
-    """What a family needs to print one labelled child."""
-
-    kind: ClassVar[str]
+    """The interface by which a family prints one labelled child."""
 
     def samples(self) -> Sequence[Sample]: ...
 
@@ -51,49 +49,36 @@ class Instrument(Protocol):
 class Counter:
     """A number that only grows."""
 
-    kind: ClassVar[str] = "counter"
     __slots__ = ("value",)
+    suffix: ClassVar[str] = "_total"
 
     def __init__(self) -> None:
         self.value: float = 0
 
     def inc(self, amount: float = 1) -> None:
-        """Add `amount` (>= 0)."""
         self.value += amount
 
     def samples(self) -> Sequence[Sample]:
-        return (("_total", {}),)
+        return ((self.suffix, {}),)
 
     def values(self) -> tuple[float, ...]:
         return (self.value,)
 
 
-class Gauge:
+class Gauge(Counter):
     """A number that goes up and down."""
 
-    kind: ClassVar[str] = "gauge"
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value: float = 0
+    __slots__ = ()
+    suffix: ClassVar[str] = ""
+    add = Counter.inc
 
     def set(self, value: float) -> None:
         self.value = value
-
-    def add(self, delta: float) -> None:
-        self.value += delta
-
-    def samples(self) -> Sequence[Sample]:
-        return (("", {}),)
-
-    def values(self) -> tuple[float, ...]:
-        return (self.value,)
 
 
 class Summary:
     """Count and sum of observations, without quantiles."""
 
-    kind: ClassVar[str] = "summary"
     __slots__ = ("count", "sum")
 
     def __init__(self) -> None:
@@ -118,7 +103,6 @@ class Histogram:
     Raises ValueError when they are not ascending. `counts` holds one number per bucket, not cumulative.
     """
 
-    kind: ClassVar[str] = "histogram"
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -129,13 +113,22 @@ class Histogram:
         self.sum: float = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Add `count` observations of `value`."""
         self.counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
 
     def observe_all(self, values: Iterable[float]) -> None:
-        """As `observe` of each value, one after the other, for a sixth of the time when there are many."""
-        ordered = sorted(values := list(values))
+        """Observes each value, in a sixth of the time of `observe` when there are many."""
+        values = list(values)
+        if values and values[0] == values[-1] and values.count(values[0]) == len(values):
+            self.counts[bisect_left(self.bounds, values[0])] += len(values)
+        else:
+            self._count_all(sorted(values))
+        total = self.sum
+        for value in values:  # in their order: the rounding is that of single observations
+            total += value
+        self.sum = total
+
+    def _count_all(self, ordered: Sequence[float]) -> None:
         below = 0
         for place, bound in enumerate(self.bounds):
             if below == len(ordered):
@@ -144,10 +137,6 @@ class Histogram:
             self.counts[place] += up_to - below
             below = up_to
         self.counts[-1] += len(ordered) - below
-        total = self.sum
-        for value in values:  # in their order: the rounding is that of single observations
-            total += value
-        self.sum = total
 
     def samples(self) -> Sequence[Sample]:
         bounds = [number(bound) for bound in (*self.bounds, float("inf"))]

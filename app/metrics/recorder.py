@@ -1,13 +1,7 @@
 """The one thing that serving knows about metrics: a method per event, numbers in seconds and tokens.
 
 What happens for every token and every sequence is only noted, as a row of numbers; rows are counted in
-blocks, or when somebody scrapes. That costs a third of counting each event by itself, and little memory.
-
-The families of vLLM's NIXL connector (vllm-api.md 11.3): what caches of remote prefills take to come here.
-
-They are there once a cache was fetched, or from the start where transfers are expected, as vLLM has them with
-that connector only. No bytes move here, so their number is that of a usual model: 32 layers with 8 heads of
-128 numbers of 16 bits for keys and as many for values, as Llama 3.1 8B.
+blocks, or at a scrape. That costs a third of counting each event by itself, and little memory.
 """
 
 from __future__ import annotations
@@ -15,139 +9,37 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property
 from typing import Literal
 
-from app.metrics.families import BLOCK_TIMES, CACHE_CONFIG, REJECTIONS, EngineFamilies, Spec, families_of
+from app.metrics.families import (
+    ABORTED,
+    BLOCK_TIMES,
+    CACHE_CONFIG,
+    LATE,
+    REJECTIONS,
+    TRANSFERS,
+    EngineFamilies,
+    drafts,
+    engine_table,
+)
 from app.metrics.figures import Distribution, Figures
-from app.metrics.instruments import Counter, Family, Gauge, Histogram, Instrument
-from app.metrics.lora_requests import LoraRequests
-from app.metrics.sequences import BLOCK, FinishedSequence, FinishedSequences, FinishReason
+from app.metrics.instruments import Counter, Gauge, Histogram
+from app.metrics.lora import LoraRequests
+from app.metrics.sequences import BLOCK, FinishedSequence, FinishedSequences
 
 LAYERS, HEADS, HEAD_SIZE, NUMBER_BYTES = 32, 8, 128, 2
+"""Of a usual model, Llama 3.1 8B: no KV cache really moves here."""
 PARTS = 2 * LAYERS
 """Keys and values of each layer: a block has a descriptor for each."""
 TOKEN_BYTES = PARTS * HEADS * HEAD_SIZE * NUMBER_BYTES
 POST_S = 1e-6
 """To post one descriptor."""
 
-TIMES = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 5)
-BYTES = tuple(float(2**power) for power in range(11, 34, 2))
-DESCRIPTORS = (10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10000, 20000, 50000)
-
-TABLE = (
-    Spec("vllm:nixl_xfer_time_seconds", "histogram", "Duration of a transfer of KV caches.", TIMES),
-    Spec("vllm:nixl_post_time_seconds", "histogram", "Time to post a transfer.", (0.001, *TIMES)),
-    Spec("vllm:nixl_bytes_transferred", "histogram", "Bytes per transfer of KV caches.", BYTES),
-    Spec("vllm:nixl_num_descriptors", "histogram", "Descriptors per transfer of KV caches.", DESCRIPTORS),
-    Spec("vllm:nixl_num_failed_transfers_total", "counter", "Transfers of KV caches that failed."),
-    Spec("vllm:nixl_num_failed_notifications_total", "counter", "Notifications that could not be sent."),
-    Spec("vllm:nixl_num_kv_expired_reqs_total", "counter", "Requests whose KV cache nobody fetched in time."),
-    Spec("vllm:nixl_num_notifications_after_expiry_total", "counter", "Notifications that came too late."),
-)
-
-
-class Transfers:
-    """Counts fetched caches."""
-
-    def __init__(self, server: Mapping[str, str], block_size: int, now: Callable[[], float]) -> None:
-        """`server` and `now` as for `EngineFamilies`; blocks of so many tokens."""
-        self._block_size = block_size
-        self._families = families_of(TABLE, server, 0, now)
-        self._seconds, self._post, self._bytes, self._descriptors = (
-            _only(self._families[spec.name]) for spec in TABLE[:4]
-        )
-
-    def fetched(self, tokens: int, seconds: float) -> None:
-        """The cache of so many tokens came in so many seconds."""
-        descriptors = PARTS * -(-tokens // self._block_size)
-        self._seconds.observe(seconds)
-        self._post.observe(POST_S * descriptors)
-        self._bytes.observe(TOKEN_BYTES * tokens)
-        self._descriptors.observe(descriptors)
-
-    def render(self) -> str:
-        """Their text."""
-        return "".join(family.render() for family in self._families.values())
-
-
-def _only(family: Family[Instrument]) -> Histogram:
-    [(_, instrument)] = family.children()
-    assert isinstance(instrument, Histogram)
-    return instrument
-
-
-DRAFTS = "vllm:spec_decode_num_drafts_total"
-DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
-ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
-BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-LATE = "understudy_late_requests_total"
-LATE_SECONDS = "understudy_late_seconds_total"
-
-
-class Lateness:
-    """Counts requests that reached the engine when its scheduler should have seen them already."""
-
-    def __init__(self, server: Mapping[str, str], now: Callable[[], float]) -> None:
-        """`server` and `now` as for `EngineFamilies`."""
-        table = (
-            Spec(LATE, "counter", "Requests that the scheduler saw too late, as their reading took long."),
-            Spec(LATE_SECONDS, "counter", "How late they were, all together."),
-        )
-        self._families = families_of(table, server, 0, now)
-        [self._late], [self._seconds] = (_counters(self._families[name]) for name in (LATE, LATE_SECONDS))
-
-    def late(self, seconds: float) -> None:
-        """A request was so late."""
-        self._late.value += 1
-        self._seconds.value += seconds
-
-    def render(self) -> str:
-        """Their text."""
-        return "".join(family.render() for family in self._families.values())
-
-
-class Drafts:
-    """Counts drafts and how many of their tokens were right."""
-
-    def __init__(self, server: Mapping[str, str], positions: int, now: Callable[[], float]) -> None:
-        """`server` and `now` as for `EngineFamilies`; a draft has so many tokens at the most."""
-        places = {"position": tuple(map(str, range(positions)))}
-        table = (
-            Spec(DRAFTS, "counter", "Drafts that were checked."),
-            Spec(DRAFTED, "counter", "Tokens of drafts that were checked."),
-            Spec(ACCEPTED, "counter", "Tokens of drafts that were right."),
-            Spec(BY_POSITION, "counter", "Tokens of drafts that were right, by their place.", extra=places),
-        )
-        self._families = families_of(table, server, 0, now)
-        [self._drafts], [self._drafted], [self._accepted] = (
-            _counters(self._families[name]) for name in (DRAFTS, DRAFTED, ACCEPTED)
-        )
-        self._by_position = _counters(self._families[BY_POSITION])
-
-    def checked(self, tokens: int, accepted: int) -> None:
-        """A draft of so many tokens, of which the first `accepted` were right."""
-        self._drafts.value += 1
-        self._drafted.value += tokens
-        self._accepted.value += accepted
-        for counter in self._by_position[:accepted]:
-            counter.value += 1
-
-    def render(self) -> str:
-        """Their text."""
-        return "".join(family.render() for family in self._families.values())
-
-
-def _counters(family: Family[Instrument]) -> list[Counter]:
-    return [instrument for _, instrument in family.children() if isinstance(instrument, Counter)]
-
-
 RejectionReason = Literal["max_num_queued_reqs", "max_num_queued_tokens"]
 TokenRow = tuple[int, float | None, float]
 """Tokens that were computed; the gap before each of them, None for a prefill; the moment. In seconds."""
 
-ABORTED = "understudy_aborted_requests_total"
-ABORTED_HELP = "Sequences that their clients left, or that were ended by their ids."
 STEPS_PER_S = 1000
 """Engine steps that a second of simulated decoding may have."""
 SURELY_BELOW = 1 - 1e-12
@@ -180,18 +72,18 @@ class Recorder:
         steps: bool = False,
     ) -> None:
         self._loras = None if max_loras is None else LoraRequests(max_loras, now)
+        table = (*engine_table(cache_config, block_times, older_names), *ABORTED, *(LATE if steps else ()))
         server = {"model_name": model_name, "engine": engine}
-        self._families = EngineFamilies(server, max_model_len, cache_config, now, block_times, older_names)
+        self._families = EngineFamilies(table, server, now, max_model_len)
         one = self._families.one
-        block_size = int(cache_config.get("block_size", CACHE_CONFIG["block_size"]))
-        self._new_transfers = partial(Transfers, server, block_size, now)
-        self._transfers = self._new_transfers() if transfers else None
-        self._new_drafts = partial(Drafts, server, now=now)
-        self._drafts: Drafts | None = None
-        self._lateness = Lateness(server, now) if steps else None
-        self._aborts: Family[Counter] = Family(ABORTED, ABORTED_HELP, Counter, "counter", now)
-        self._aborted = self._aborts.labels(**server)
-        self._block_times = {name: one(Histogram, name) for name in BLOCK_TIMES if block_times}
+        self._block_size = int(cache_config.get("block_size", CACHE_CONFIG["block_size"]))
+        if transfers:
+            _ = self._transfers
+        self._late = (one(Counter, LATE[0].name), one(Counter, LATE[1].name)) if steps else None
+        self._drafts: tuple[Counter, Counter, Counter] | None = None
+        self._drafts_by_place: list[Counter] = []
+        self._aborted = one(Counter, ABORTED[0].name)
+        self._block_times = [one(Histogram, spec.name) for spec in BLOCK_TIMES if block_times]
         rejections = "admission_rejections_total"
         self._rejected = {reason: one(Counter, rejections, reason=reason) for reason in REJECTIONS}
         self._tool_parses = {
@@ -249,46 +141,54 @@ class Recorder:
 
     @property
     def adapter_series(self) -> LoraRequests | None:
-        """The series of adapters, if there are any."""
         return self._loras
 
     def waiting(self, delta: int, adapter: str | None = None) -> None:
-        """So many sequences, which need `adapter`, entered (or, negative, left) the waiting list."""
+        """Counts sequences, which need `adapter`, that entered (or, negative, left) the waiting list."""
         self._waiting.value += delta
         self._waiting_for_capacity.value += delta
         if adapter is not None and self._loras is not None:
             self._loras.waiting(adapter, delta)
 
     def running(self, delta: int, adapter: str | None = None) -> None:
-        """So many sequences, which need `adapter`, took (or, negative, gave back) a place."""
+        """Counts sequences, which need `adapter`, that took (or, negative, gave back) a place."""
         self._running.value += delta
         if adapter is not None and self._loras is not None:
             self._loras.running(adapter, delta)
 
     def step(self, tokens: int) -> None:
-        """A step of the engine is over, in which so many tokens were computed or written."""
+        """Observes the tokens that a step of the engine computed or wrote."""
         self._iterations.observe(tokens)
 
     def expect_drafts(self, positions: int) -> None:
         """Decodes are speculative: drafts have so many tokens."""
-        self._drafts = self._new_drafts(positions)
+        table, one = drafts(positions), self._families.one
+        self._families.add(table)
+        whole, drafted, accepted, by_place = (spec.name for spec in table)
+        self._drafts = one(Counter, whole), one(Counter, drafted), one(Counter, accepted)
+        self._drafts_by_place = [one(Counter, by_place, position=str(n)) for n in range(positions)]
 
     def drafted(self, tokens: int, accepted: int) -> None:
         """A draft of so many tokens was checked, and the first `accepted` of them were right."""
         if self._drafts is not None:
-            self._drafts.checked(tokens, accepted)
+            for counter, amount in zip(self._drafts, (1, tokens, accepted), strict=True):
+                counter.value += amount
+            for counter in self._drafts_by_place[:accepted]:
+                counter.value += 1
 
     def late(self, seconds: float) -> None:
         """A request reached the engine so long after its scheduler should have seen it."""
-        if self._lateness is not None:
-            self._lateness.late(seconds)
+        if self._late is not None:
+            requests, together = self._late
+            requests.value += 1
+            together.value += seconds
 
     def preempted(self, sequences: int = 1) -> None:
-        """So many sequences lost their blocks, and wait for others."""
+        """Counts sequences that lost their blocks, and wait for others."""
         self._preemptions.value += sequences
 
     def cache_used(self, share: float) -> None:
-        """So much of the KV cache is in use, from 0 to 1."""
+        """Notes the share of the KV cache that is in use, from 0 to 1."""
         self._cache_usage.value = share
 
     def looked_up(self, tokens: int, found: int) -> None:
@@ -304,9 +204,16 @@ class Recorder:
         self._fetched += tokens
         self._external_queries.value += tokens
         self._external_hits.value += tokens
-        if self._transfers is None:
-            self._transfers = self._new_transfers()
-        self._transfers.fetched(tokens, seconds)
+        descriptors = PARTS * -(-tokens // self._block_size)
+        values = (seconds, POST_S * descriptors, TOKEN_BYTES * tokens, descriptors)
+        for histogram, value in zip(self._transfers, values, strict=True):
+            histogram.observe(value)
+
+    @cached_property
+    def _transfers(self) -> list[Histogram]:
+        """Seconds, seconds to post, bytes and descriptors of fetched caches; there from the first one on."""
+        self._families.add(TRANSFERS)
+        return [self._families.one(Histogram, spec.name) for spec in TRANSFERS[:4]]
 
     def looked_up_in_store(self, tokens: int, found: int, tier: str) -> None:
         """`tokens` that the prefix cache lacked were looked up in a connector's store, which had `found`."""
@@ -316,20 +223,17 @@ class Recorder:
             self._families.one(Counter, "prompt_tokens_cached_by_source_total", source=tier).inc(found)
 
     def loaded(self, tokens: int) -> None:
-        """So many tokens came from there; the `prefilled` that follows counts them as cached."""
+        """Counts tokens that came from the store; the `prefilled` that follows counts them as cached."""
         self._loaded += tokens
 
     def block_lifetime(self, seconds: float) -> None:
-        """From a block's filling to its eviction."""
-        self._block_times["kv_block_lifetime_seconds"].observe(seconds)
+        self._block_times[0].observe(seconds)
 
     def block_idle_before_evict(self, seconds: float) -> None:
-        """From a block's last use to its eviction."""
-        self._block_times["kv_block_idle_before_evict_seconds"].observe(seconds)
+        self._block_times[1].observe(seconds)
 
     def block_reuse_gap(self, seconds: float) -> None:
-        """Between two uses of a block."""
-        self._block_times["kv_block_reuse_gap_seconds"].observe(seconds)
+        self._block_times[2].observe(seconds)
 
     def parsed_tools(self, streaming: bool, found: bool, times: int = 1) -> None:
         """The parser of tool calls looked at a reply, or at an event of a stream, and `found` a call."""
@@ -342,7 +246,6 @@ class Recorder:
             self._families.one(Gauge, "engine_sleep_state", sleep_state=state).set(int(holds))
 
     def slept(self, operation: Literal["sleep", "release_kv_cache_memory", "wake"], seconds: float) -> None:
-        """A sleep or wake operation took so long."""
         duration = "sleep_mode_operation_duration_seconds"
         self._families.one(Histogram, duration, operation=operation).observe(seconds)
 
@@ -378,40 +281,9 @@ class Recorder:
         self._aborted.value += 1
 
     def sequence_finished(self, row: FinishedSequence) -> None:
-        """A sequence ended."""
         self._finished.append(row)
         if len(self._finished) >= BLOCK:
             self._fold_finished()
-
-    def finished(
-        self,
-        reason: FinishReason,
-        *,
-        prompt_tokens: int,
-        generation_tokens: int,
-        cached_tokens: int,
-        max_tokens: int | None,
-        queue_s: float,
-        prefill_s: float,
-        decode_s: float,
-        e2e_s: float,
-        preemptions: int = 0,
-    ) -> None:
-        """`sequence_finished` in words; `completed` says when its prompt is over."""
-        self.sequence_finished(
-            FinishedSequence(
-                reason,
-                prompt_tokens,
-                generation_tokens,
-                cached_tokens,
-                max_tokens,
-                queue_s,
-                prefill_s,
-                decode_s,
-                e2e_s,
-                preemptions,
-            )
-        )
 
     def completed(self, n: int, longest: int) -> None:
         """The last of a prompt's `n` sequences finished; the longest had `longest` generated tokens."""
@@ -420,7 +292,6 @@ class Recorder:
             self._fold_finished()
 
     def figures(self) -> Figures:
-        """The numbers of now."""
         self.fold()
         finished = self._sequences.by_reason()
         finished["abort"] += self._aborted.value
@@ -441,15 +312,13 @@ class Recorder:
         )
 
     def render(self) -> str:
-        """The text of all `vllm:` families."""
         self.fold()
         if self._steps is not None:
             self._steps.flush()
-        more = [self._transfers, self._drafts, self._loras, self._lateness, self._aborts]
-        return self._families.render() + "".join(part.render() for part in more if part is not None)
+        return self._families.render() + (self._loras.render() if self._loras is not None else "")
 
     def fold(self) -> None:
-        """Count what was only noted so far; to be called before any number is read."""
+        """Counts what was only noted so far; to be called before any number is read."""
         self._fold_tokens()
         self._fold_prefills()
         self._fold_finished()
@@ -506,7 +375,7 @@ class EngineSteps:
         """Moments from the one to below the other are surely within the present step."""
 
     def count(self, rows: Sequence[TokenRow]) -> None:
-        """Rows in the order in which they happened."""
+        """Counts rows in the order in which they happened."""
         since_s, until_s = self._since_s, self._until_s
         for tokens, _, at_s in rows:
             if not since_s <= at_s < until_s:
@@ -519,7 +388,7 @@ class EngineSteps:
         self._since_s, self._until_s = since_s, until_s
 
     def flush(self) -> None:
-        """The present step is over, or is to be seen as far as it has come."""
+        """Observes the present step, as far as it has come."""
         if self._pending:
             self._tokens.observe(self._pending)
             self._pending = 0

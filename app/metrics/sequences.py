@@ -1,9 +1,10 @@
-"""What is counted of a sequence that is over: noted as a row of numbers, and observed in blocks."""
+"""Counts sequences that are over: each is noted as a row of numbers, and observed in blocks."""
 
 from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Literal
 
 from msgspec import Struct
@@ -42,8 +43,20 @@ class FinishedSequence(Struct, frozen=True, gc=False):
 
     @property
     def mean_gap_s(self) -> float:
-        """Time per token after the first."""
         return self.decode_s / (self.generation_tokens - 1) if self.generation_tokens > 1 else 0.0
+
+
+COLUMNS = {
+    "request_prompt_tokens": "prompt_tokens",
+    "request_generation_tokens": "generation_tokens",
+    "request_num_preemptions": "preemptions",
+    "request_queue_time_seconds": "queue_s",
+    "request_prefill_time_seconds": "prefill_s",
+    "request_decode_time_seconds": "decode_s",
+    "request_time_per_output_token_seconds": "mean_gap_s",
+    "e2e_request_latency_seconds": "e2e_s",
+}
+"""Histograms to the numbers of a row that they observe, whatever its reason."""
 
 
 class FinishedSequences:
@@ -52,45 +65,29 @@ class FinishedSequences:
     def __init__(self, families: EngineFamilies) -> None:
         one, success = families.one, "request_success_total"
         self._success = {reason: one(Counter, success, finished_reason=reason) for reason in FINISHED}
-        self._prompt_tokens = one(Histogram, "request_prompt_tokens")
-        self._generation_tokens = one(Histogram, "request_generation_tokens")
-        self._kv_computed = one(Histogram, "request_prefill_kv_computed_tokens")
-        self._max_tokens = one(Histogram, "request_params_max_tokens")
-        self._preemptions = one(Histogram, "request_num_preemptions")
+        self._columns = [(one(Histogram, name), attrgetter(of)) for name, of in COLUMNS.items()]
         self._e2e = one(Histogram, "e2e_request_latency_seconds")
-        self._queue = one(Histogram, "request_queue_time_seconds")
+        self._computed = one(Histogram, "request_prefill_kv_computed_tokens")
         self._inference = one(Histogram, "request_inference_time_seconds")
-        self._prefill = one(Histogram, "request_prefill_time_seconds")
-        self._decode = one(Histogram, "request_decode_time_seconds")
-        self._mean_gap = one(Histogram, "request_time_per_output_token_seconds")
+        self._max_tokens = one(Histogram, "request_params_max_tokens")
         self._choices = one(Histogram, "request_params_n")
         self._longest = one(Histogram, "request_max_num_generation_tokens")
 
     def by_reason(self) -> dict[str, float]:
-        """Sequences that are over, by the reason of their end."""
         return {reason: counter.value for reason, counter in self._success.items()}
 
     def latency(self) -> Distribution:
-        """From arrival to end."""
         return Distribution.of(self._e2e)
 
     def observe(self, rows: Sequence[FinishedSequence], completed: Sequence[tuple[int, int]]) -> None:
-        """All histograms of each row, whatever its reason; `completed`: choices and the longest of prompts
-        that are over, and no row has said so.
-        """
+        """Counts rows; `completed`: choices and the longest of prompts whose end is in no row."""
         for reason, count in Tally(row.reason for row in rows).items():
             self._success[reason].value += count
-        self._prompt_tokens.observe_all([row.prompt_tokens for row in rows])
-        self._kv_computed.observe_all([row.prompt_tokens - row.cached_tokens for row in rows])
-        self._generation_tokens.observe_all([row.generation_tokens for row in rows])
-        self._max_tokens.observe_all([row.max_tokens for row in rows if row.max_tokens])
-        self._preemptions.observe_all([row.preemptions for row in rows])
-        self._queue.observe_all([row.queue_s for row in rows])
-        self._prefill.observe_all([row.prefill_s for row in rows])
+        for histogram, number in self._columns:
+            histogram.observe_all(map(number, rows))
+        self._computed.observe_all([row.prompt_tokens - row.cached_tokens for row in rows])
         self._inference.observe_all([row.prefill_s + row.decode_s for row in rows])
-        self._decode.observe_all([row.decode_s for row in rows])
-        self._mean_gap.observe_all([row.mean_gap_s for row in rows])
-        self._e2e.observe_all([row.e2e_s for row in rows])
+        self._max_tokens.observe_all([row.max_tokens for row in rows if row.max_tokens])
         prompts = [*completed, *((row.choices, row.longest) for row in rows if row.choices)]
         self._choices.observe_all([choices for choices, _ in prompts])
         self._longest.observe_all([longest for _, longest in prompts])

@@ -1,1 +1,1 @@
-"""What happens around every request: keys, CORS, limits, logs, ids, faults, traces, metrics."""
+"""Middleware around every request: keys, CORS, limits, logs, ids, faults, traces, metrics."""

@@ -12,7 +12,7 @@ from app.middleware.stack import Middleware
 from config.settings import Settings
 
 GUARDED = ("/v1", "/v2", "/inference", "/cohere", "/vllm.grpc.engine.")
-"""What needs an API key once there is one; health, metrics, /tokenize ... stay open (vllm-api.md 9)."""
+"""Paths that need an API key once there is one; health, metrics, /tokenize ... stay open (vllm-api.md 9)."""
 ADMIN = ("/admin", "/fake_metrics")
 UNAUTHORIZED = b'{"error":"Unauthorized"}'
 
@@ -50,7 +50,7 @@ class ApiKeys(Middleware):
 
 
 def _presented(context: RequestContext) -> list[bytes]:
-    """What a request offers: its bearer key, and below /admin also its X-Admin-Key."""
+    """Returns the keys of a request: its bearer key, and below /admin also its X-Admin-Key."""
     offered = [key] if (key := bearer(context.headers)) is not None else []
     admin_key = context.headers.get("x-admin-key")
     if admin_key is not None and context.path.startswith(ADMIN):

@@ -9,7 +9,7 @@ from config.settings import AccessSettings
 
 ANY = "*"
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY")
-"""What `*` stands for."""
+"""Methods that `*` stands for."""
 SAFE_HEADERS = ("Accept", "Accept-Language", "Content-Language", "Content-Type")
 """Headers that may always be sent."""
 MAX_AGE_S = 600
@@ -62,7 +62,7 @@ class Cors(Middleware):
         return Response(text.encode(), 400 if refused else 200, headers, TEXT)
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """Say which origin may read the answer. A preflight has said all."""
+        """Names the origin that may read the answer; a preflight has said all."""
         if is_outside(response):
             return
         headers = response.headers
@@ -81,5 +81,5 @@ class Cors(Middleware):
 
 
 def is_outside(response: Response) -> bool:
-    """Whether vLLM answers so before its HTTP metrics look: a 401, even before CORS, or a preflight."""
+    """Returns True for answers that vLLM does not count: a 401, even before CORS, or a preflight."""
     return response.status == 401 or response.headers.get("Vary") == PREFLIGHT_VARY

@@ -1,12 +1,11 @@
-"""How clients bear failures on purpose: every answer is looked at once there is somebody to look at."""
+"""Audits how clients bear failures on purpose, from the first failure on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
-from app.faults.audit_trail import AuditReport, AuditTrail
-from app.faults.client_audit import ClientAudit, Exchange
+from app.faults.audit import AuditReport, AuditTrail, ClientAudit, Exchange
 from app.faults.fault import Fault
 from app.faults.injector import FaultInjector, fault_of
 from app.http.context import RequestContext, client_name
@@ -26,7 +25,7 @@ class FaultAudit(Middleware):
         self._injector = injector
         self._now = now
         self._looks = False
-        """True as soon as there was an error: only then is there somebody to look at."""
+        """True as soon as there was an error: only then is there a client to judge."""
 
     def report(self, over: bool = False) -> AuditReport:
         """The verdict now; see `AuditTrail.report`."""
@@ -39,7 +38,7 @@ class FaultAudit(Middleware):
         self._injector.restart()
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """An answer begins. Nearly always there is nothing to do."""
+        """Judges an answer that begins; nearly always there is nothing to do."""
         if response.status < 400 and not self._looks and not self._injector.active:
             return
         route = context.route
@@ -74,12 +73,11 @@ class FaultAudit(Middleware):
             self.trail.end(audit, exchange, exchange.answered_s, exchange.status >= 400 or damaged)
 
     def _ended(self, audit: ClientAudit, exchange: Exchange, stream: StreamingBody) -> None:
-        """A stream of a client that is looked at has ended."""
+        """Judges a stream that has ended."""
         audit.disconnects += stream.gone
         if not stream.gone:
             self.trail.end(audit, exchange, self._now(), stream.was_damaged, stream.is_cut_off)
 
 
 def _number(text: str | None) -> float | None:
-    """A whole number of a header."""
     return float(text) if text and text.isdecimal() and len(text) < 19 else None

@@ -1,4 +1,4 @@
-"""Refuses what web pages of others have a browser ask: to steer this server. docs/access.md tells the rules.
+"""Refuses requests of foreign web pages to steer this server, by the rules of docs/access.md.
 
 A browser sends "simple" requests of any page to any server, whatever CORS says of the answer. So a page could
 pause an engine on localhost, or set its keys. A page whose own name leads to this machine (DNS rebinding)
@@ -86,7 +86,7 @@ def host_of(netloc: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address is that of the machine itself, wherever it is said."""
+    """Returns True for a name or an address of the machine itself."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

@@ -7,15 +7,14 @@ import logging
 
 from app.http.context import RequestContext
 from app.http.response import Response
-from app.middleware.masked_text import mask_text
-from app.middleware.masking import mask_headers, mask_query
+from app.middleware.masking import mask_headers, mask_query, mask_text
 from app.middleware.stack import Middleware
 from config.settings import Settings
 
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 512 << 10
-"""So much of a body is logged; the rest is cut off."""
+"""Most bytes of a body that are logged; the rest is cut off."""
 
 
 class HttpLog(Middleware):
@@ -28,7 +27,7 @@ class HttpLog(Middleware):
         self.active = settings.log.log_http
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """Write the line. What was not read of the request's body is not in it."""
+        """Writes the line; the part of the request's body that was not read is not in it."""
         if log.isEnabledFor(logging.INFO):
             log.info("%s", json.dumps({**_request(context), **_response(response)}))
 

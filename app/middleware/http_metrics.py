@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from app.http.context import RequestContext
 from app.http.response import CountedBody, Response, StreamingBody
-from app.metrics.instruments import Counter, Family, Histogram, Instrument, Summary
+from app.metrics.instruments import Counter, Family, Histogram, Summary
 from app.middleware.cors import is_outside
 from app.middleware.stack import Middleware
 
@@ -29,8 +29,6 @@ HIGH_RESOLUTION = (
     *(1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60),
 )
 LOW_RESOLUTION = (0.1, 0.5, 1)
-
-InstrumentT = TypeVar("InstrumentT", bound=Instrument)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,39 +55,31 @@ class HttpFamilies:
     """`http_*` families; series appear with the first exchange that they count. `now` gives Unix seconds."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
-        def family(name: str, help: str, create: Callable[[], InstrumentT], kind: str) -> Family[InstrumentT]:
-            return Family(name, help, create, kind, now)
-
         low, high = partial(Histogram, LOW_RESOLUTION), partial(Histogram, HIGH_RESOLUTION)
-        self._requests = family(
-            "http_requests_total", "Requests by method, class of status and route.", Counter, "counter"
+        whole, of_body = "From arrival to the end of the response", "http_{}_size_bytes"
+        self._requests = Family(
+            "http_requests_total", "Requests by method, class of status and route.", Counter, "counter", now
         )
-        self._request_bytes = family(
-            "http_request_size_bytes", "Declared size of request bodies by route.", Summary, "summary"
+        self._request_bytes = Family(
+            of_body.format("request"), "Declared size of request bodies by route.", Summary, "summary", now
         )
-        self._response_bytes = family(
-            "http_response_size_bytes", "Size of response bodies by route.", Summary, "summary"
+        self._response_bytes = Family(
+            of_body.format("response"), "Size of response bodies by route.", Summary, "summary", now
         )
-        self._seconds_high = family(
-            "http_request_duration_highr_seconds",
-            "From arrival to the end of the response, all routes, in fine buckets.",
-            high,
-            "histogram",
+        name = "http_request_duration_{}seconds"
+        self._seconds_high = Family(
+            name.format("highr_"), f"{whole}, all routes, in fine buckets.", high, "histogram", now
         )
-        self._seconds = family(
-            "http_request_duration_seconds",
-            "From arrival to the end of the response by method and route, in coarse buckets.",
-            low,
-            "histogram",
+        self._seconds = Family(
+            name.format(""), f"{whole} by method and route, in coarse buckets.", low, "histogram", now
         )
-        self._served = family(
-            "understudy_requests_total", "Requests by the way that served them.", Counter, "counter"
+        self._served = Family(
+            "understudy_requests_total", "Requests by the way that served them.", Counter, "counter", now
         )
         self.by_way = {way: self._served.labels(way=way) for way in ("flask", "fast", "probe", "grpc")}
         self._seconds_high.labels()  # it has no labels, so it is there before the first request
 
     def exchange(self, method: str, handler: str, status: int) -> HttpSeries:
-        """The series for a method, a handler label and a status code."""
         return HttpSeries(
             self._requests.labels(method=method, status=f"{status // 100}xx", handler=handler),
             self._request_bytes.labels(handler=handler),
@@ -99,7 +89,6 @@ class HttpFamilies:
         )
 
     def render(self) -> str:
-        """The text of all families."""
         sizes = self._request_bytes, self._response_bytes
         families = self._requests, *sizes, self._seconds_high, self._seconds, self._served
         return "".join(family.render() for family in families)
@@ -194,7 +183,6 @@ class HttpMetrics(Middleware):
             series.observe_all(of_one)
 
     def text(self) -> str:
-        """The text of the `http_` families."""
         self.fold()
         return self.families.render()
 

@@ -24,7 +24,7 @@ class LoadReports(Middleware):
         self._figures = figures
 
     def begin(self, context: RequestContext) -> None:
-        """Report at the end, where the request asks for that."""
+        """Adds a report at the end, where the request asks for one."""
         if FORMAT in context.headers and context.label in PATHS:
             context.endings = (self._report, *context.endings)
 

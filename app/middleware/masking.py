@@ -1,46 +1,169 @@
-"""What nobody should read in a log: the values of names that sound like secrets."""
+"""Masks secrets in what is logged or recorded: headers, parameters, JSON fields and bearer keys.
+
+A body need not be valid JSON, and may be cut at its end. Every pattern is linear in the length of its text.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from urllib.parse import unquote
 
+import msgspec
+
+from app.clock.pause import Slices
+
 MASK = "***"
-_WORDS = (
+SLICE = 12_000
+"""Fields and brackets between two pauses: about 4 ms."""
+LOOK = 8
+"""Fields that a string with an escape counts as."""
+DEEPEST = 4
+"""JSON in a text in JSON, as arguments of tool calls are: so many levels are looked into."""
+WORDS = (
     *("key", "keys", "apikey", "apikeys", "token", "secret", "secrets", "password", "passwd", "passphrase"),
     *("authorization", "cookie", "cookies", "credential", "credentials", "signature"),
 )
-_LONGEST = max(map(len, _WORDS))
-_SECRET = re.compile(rf"(?:.*[^a-z])?(?:{'|'.join(_WORDS)})", re.S)
+_SECRET = re.compile(rf"(?:.*[^a-z])?(?:{'|'.join(WORDS)})", re.S)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _QUERY = re.compile(r"([?&;])([^=&;]*)=([^&;]*)")
 
+_WORD_ENDS = "".join(sorted({word[-1] for word in WORDS}))
+_BEHIND_WORD = f"(?i:(?<=[{_WORD_ENDS}])(?:{'|'.join(f'(?<={word})' for word in WORDS)}))"
+_SUSPECT = re.compile(
+    rf'(?<!\\)"(?P<text>[^"\\]*+(?:{_BEHIND_WORD}(?="\s*+:)|(?:\\.[^"\\]*+)++))"?(?P<colon>\s*+:\s*+)?',
+    re.S,
+)
+"""A name that may be a secret's, or a string with an escape, which may hide anything."""
+_LOOSE = re.compile(
+    rf'"(?P<name>[^"\\]*+{_BEHIND_WORD})\\*+"\s*+:\s*+\\*+"(?!{re.escape(MASK)}")(?P<value>[^"]*+)'
+)
+"""A field of what is no JSON, where a backslash may stand before each quotation mark."""
+_PART = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.S)
+_CLOSING = {"[": "]", "{": "}"}
+_MAY_HIDE = re.compile('"|[bB]earer|BEARER')
+_SCHEMA = re.compile(
+    r'\{\s*+(?:\}|"(?:\$\w++|anyOf|oneOf|allOf|enum|const|title|description|default|format|items|properties)"'
+    r'|"type"\s*+:\s*+(?:\[|"(?:string|number|integer|boolean|array|object|null)"))'
+)
+"""The beginning of what a JSON Schema says of a field: no secret."""
+_LOGPROB = re.compile(r'"?\s*+,\s*+"(?:logprob|bytes)"')
+"""What follows the `token` of a log probability, which is no secret."""
+_BEARER_KEY = re.compile(r"(?<!\w)[bB][eE][aA][rR][eE][rR]\s++([\w.~+/=-]++)")
+
+Replacement = tuple[int, int, str]
+"""Start and end of what is replaced, and the replacement."""
+
 
 def is_secret(name: str) -> bool:
-    """True for the name of a header, field or parameter whose value nobody should read.
+    """Returns True for the name of a header, field or parameter whose value must not be shown.
 
-    Those are names whose last word is one of the above: `api_key`, `X-Api-Key`, `hfToken` are, `max_tokens`
+    Those are names whose last word is one of `WORDS`: `api_key`, `X-Api-Key`, `hfToken` are, `max_tokens`
     and `token_ids` are not.
     """
     return _SECRET.fullmatch(_CAMEL.sub("-", name).lower()) is not None
 
 
-def may_be_secret(text: str, start: int, end: int) -> bool:
-    """Whether the name from `start` to `end` is worth a look: quick, for there may be many."""
-    return text[max(start, end - _LONGEST) : end].lower().endswith(_WORDS)
-
-
 def mask_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Names and values; those of secrets are replaced."""
+    """Returns names and values; those of secrets are replaced."""
     return {name: MASK if is_secret(name) else value for name, value in headers}
 
 
 def mask_query(path: str) -> str:
-    """A path with its query, without the values of secret parameters."""
+    """Returns a path with its query, without the values of secret parameters."""
     return _QUERY.sub(_mask_parameter, path)
 
 
 def _mask_parameter(found: re.Match[str]) -> str:
     before, name, value = found.groups()
     return f"{before}{name}={MASK if is_secret(unquote(name)) else value}"
+
+
+def mask_text(text: str, slices: Slices | None = None, depth: int = DEEPEST) -> str:
+    """Returns `text` without its secrets. Numbers stay, and what a schema says of a field."""
+    return _masked(text, [], slices or Slices(SLICE), depth)[0]
+
+
+def mask_pieces(pieces: Sequence[str]) -> list[str]:
+    """Masks a text in pieces; the replacement of a secret is in the piece where the secret began."""
+    masked, ends = _masked("".join(pieces), list(accumulate(map(len, pieces))), Slices(SLICE), DEEPEST)
+    return [masked[start:end] for start, end in pairwise([0, *ends])]
+
+
+def _masked(text: str, cuts: list[int], slices: Slices, depth: int) -> tuple[str, list[int]]:
+    """Returns `text` without its secrets, and where its `cuts` (ascending) are then."""
+    masked, cuts = _replaced(text, _fields(text, depth, slices), cuts)
+    keys = ((*found.span(1), MASK) for found in _BEARER_KEY.finditer(masked))
+    masked, cuts = _replaced(masked, keys, cuts)
+    return (masked, cuts) if _is_json(text) else _replaced(masked, _loose_fields(masked), cuts)
+
+
+def _replaced(text: str, replacements: Iterable[Replacement], cuts: list[int]) -> tuple[str, list[int]]:
+    pieces: list[str] = []
+    moved: list[int] = []
+    done = shift = 0
+    for start, end, instead in replacements:
+        pieces += text[done:start], instead
+        while len(moved) < len(cuts) and (cut := cuts[len(moved)]) < end:
+            moved.append(cut + shift if cut <= start else start + shift + len(instead))
+        done, shift = end, shift + len(instead) - (end - start)
+    moved += [cut + shift for cut in cuts[len(moved) :]]
+    return "".join([*pieces, text[done:]]), moved
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return False
+    return True
+
+
+def _fields(text: str, depth: int, slices: Slices) -> Iterator[Replacement]:
+    """Values of fields with a secret name, and texts that hide such fields."""
+    at = 0
+    while (found := _SUSPECT.search(text, at)) is not None:
+        slices.spend(LOOK if "\\" in found["text"] else 1)
+        string, at = _unescaped(found["text"]), found.end()
+        if found["colon"] is None:
+            if depth and _MAY_HIDE.search(string):
+                masked = mask_text(string, slices, depth - 1)
+                if masked != string:
+                    yield found.start(), at, json.dumps(masked, ensure_ascii=False)
+        elif is_secret(string):
+            start, at = at, _end_of_value(text, at, slices)
+            if at > start and not (string == "token" and _LOGPROB.match(text, at)):
+                yield start, at, f'"{MASK}"'
+
+
+def _unescaped(text: str) -> str:
+    """Returns the content of a JSON string; where an escape is none, the text without backslashes."""
+    try:
+        return str(json.loads(f'"{text}"', strict=False)) if "\\" in text else text
+    except ValueError:
+        return text.replace("\\", "")
+
+
+def _end_of_value(text: str, start: int, slices: Slices) -> int:
+    """Returns where the value ends that begins at `start`; `start` for one that may be read."""
+    if not text.startswith(('"', "[", "{"), start) or _SCHEMA.match(text, start):
+        return start
+    awaited: list[str] = []
+    for part in _PART.finditer(text, start):
+        slices.spend()
+        sign = part[0]
+        if sign in _CLOSING:
+            awaited.append(_CLOSING[sign])
+        elif awaited and sign == awaited[-1]:  # one that closes what is not open hides rather too much
+            awaited.pop()
+        if not awaited:
+            return part.end()
+    return len(text)
+
+
+def _loose_fields(text: str) -> Iterator[Replacement]:
+    for found in _LOOSE.finditer(text):
+        if is_secret(found["name"]) and not (found["name"] == "token" and _LOGPROB.match(text, found.end())):
+            yield (*found.span("value"), MASK)

@@ -21,30 +21,19 @@ from app.http.errors import too_many
 from app.http.response import Response
 from app.middleware.stack import Middleware
 from config.durations import format_duration
-from config.settings import AccessSettings, Settings
+from config.settings import Settings
 
 LIMITED = frozenset(
     (
-        "/v1/chat/completions",
-        "/v1/chat/completions/batch",
-        "/v1/completions",
-        "/v1/embeddings",
-        "/v2/embed",
-        "/generative_scoring",
-        "/v1/systemone",
-        "/v1/messages",
-        "/v1/responses",
-        "/inference/v1/generate",
-        "/invocations",
-        "/vllm.grpc.engine.VllmEngine/Generate",
-        "/vllm.grpc.engine.VllmEngine/Embed",
+        *("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/embeddings"),
+        *("/v2/embed", "/generative_scoring", "/v1/systemone", "/v1/messages", "/v1/responses"),
+        *("/inference/v1/generate", "/invocations"),
+        *("/vllm.grpc.engine.VllmEngine/Generate", "/vllm.grpc.engine.VllmEngine/Embed"),
     )
 )
 """Paths whose POST requests count."""
-MOST_CALLERS = 10_000
-CALLER_BYTES = 1000
-"""Memory of a caller's hash and buckets, measured."""
-"""Of so many callers the use is remembered; of the one who was away longest it is forgotten first."""
+MOST_CALLERS, CALLER_BYTES = 10_000, 1000
+"""Callers whose use is remembered, those seen last; memory of a caller's hash and buckets, measured."""
 MINUTE_S = 60.0
 ROUNDING_TOKENS = 1e-6
 """More than sums of floats are ever off."""
@@ -52,7 +41,7 @@ ROUNDING_TOKENS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one caller has left; None is no limit."""
+    """The requests and tokens that one caller has left; None is no limit."""
 
     requests: TokenBucket | None
     tokens: TokenBucket | None
@@ -70,7 +59,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class LimitedRequest:
-    """Kept in the context of a request that counts: who uses up limits with it, and since when."""
+    """Kept in the context of a request that counts: its caller, and the moment."""
 
     caller: bytes
     usage: Usage
@@ -84,32 +73,26 @@ class RateLimits(Middleware):
         self._clock = clock
         self._limits: tuple[int | None, int | None] = (None, None)
         self._usage: LRUCache[bytes, Usage] = LRUCache(MOST_CALLERS)
+        self.limit_bytes = MOST_CALLERS * CALLER_BYTES
         self.active = False
 
     @property
     def size_bytes(self) -> int:
-        """Memory of what is remembered."""
         return len(self._usage) * CALLER_BYTES
 
-    @property
-    def limit_bytes(self) -> int:
-        """Memory that it may take."""
-        return MOST_CALLERS * CALLER_BYTES
-
     def __len__(self) -> int:
-        """Callers whose use is remembered."""
         return len(self._usage)
 
     def on_settings(self, settings: Settings) -> None:
         """Take over the limits; changed ones begin with full buckets."""
-        limits = _limits(settings.access)
+        limits = settings.access.requests_per_minute, settings.access.tokens_per_minute
         if limits != self._limits:
             self._limits = limits
             self._usage.clear()
         self.active = limits != (None, None)
 
     def begin(self, context: RequestContext) -> None:
-        """Count the request. ApiError 429 when its caller has used up a limit."""
+        """Counts the request. ApiError 429 when its caller has used up a limit."""
         if context.method != "POST" or context.path not in LIMITED:
             return
         caller = caller_of(context)
@@ -124,7 +107,7 @@ class RateLimits(Middleware):
             raise _exceeded(self._limits[0], "requests", wait_s)
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """Tell the caller what is left."""
+        """Adds headers with what is left."""
         limited = context.kept(LimitedRequest)
         if limited is not None:
             response.headers.update(limited.usage.headers(limited.asked_s))
@@ -132,14 +115,14 @@ class RateLimits(Middleware):
     def charge(self, caller: bytes | None, tokens: int) -> None:
         """Count tokens that `caller` (None is nobody) has used.
 
-        It may owe them: then it waits until they are earned.
+        The caller may owe tokens: further requests then wait until they are earned.
         """
         bucket = None if caller is None else self._of(caller).tokens
         if bucket is not None:
             bucket.spend(tokens, self._clock.now())
 
     def _observe(self, caller: bytes, request: EngineRequest) -> Watch:
-        """Charge what a sequence uses: the prompt once, each choice at its end."""
+        """Charges a sequence: the prompt once, each choice at its end."""
         if request.index % request.n == 0:
             self.charge(caller, len(request.prompt_ids))
         return partial(self._ended, caller)
@@ -157,13 +140,9 @@ class RateLimits(Middleware):
 
 
 def caller_of(context: RequestContext) -> bytes:
-    """Who asks: a hash of the bearer key, or the address."""
+    """Returns a hash of the bearer key or, without one, the address."""
     key = bearer(context.headers)
     return sha256(key).digest() if key is not None else context.client.encode()
-
-
-def _limits(access: AccessSettings) -> tuple[int | None, int | None]:
-    return access.requests_per_minute, access.tokens_per_minute
 
 
 def _debt_s(bucket: TokenBucket | None, now_s: float) -> float:

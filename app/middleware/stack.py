@@ -23,14 +23,14 @@ class Middleware:
 
     active = True
     concerns_plain = True
-    """Whether `begin` has to do with requests that the fast path answers."""
+    """True if `begin` concerns requests that the fast path answers."""
     most_plain_bytes = MOST_PLAIN_BYTES
     """Longer bodies go the general way, where what takes long can be done in slices."""
     caches: Mapping[str, Bounded] = MappingProxyType({})
-    """What it remembers, by name."""
+    """Memory of the middleware, by name."""
 
     def begin(self, context: RequestContext) -> Response | None:
-        """Before the route: a response that is given instead, or None. ApiError to refuse the request."""
+        """Returns the response that a middleware gives in the route's place, if one does."""
 
     def end(self, context: RequestContext, response: Response) -> None:
         """Before the response leaves, whoever made it; also when one before this answered or refused."""
@@ -52,7 +52,6 @@ class MiddlewareStack:
 
     @property
     def caches(self) -> Mapping[str, Bounded]:
-        """What the middleware remember, by name."""
         return {name: cache for one in self._middleware for name, cache in one.caches.items()}
 
     def on_settings(self, settings: Settings) -> None:
@@ -60,7 +59,6 @@ class MiddlewareStack:
         self.refresh()
 
     def refresh(self) -> None:
-        """Find out what is active now."""
         active = [one for one in self._middleware if one.active]
         begins = [one for one in active if type(one).begin is not Middleware.begin]
         self._begin = tuple(one.begin for one in begins if one.concerns_plain)
@@ -69,7 +67,7 @@ class MiddlewareStack:
         self.most_plain_bytes = min([MOST_PLAIN_BYTES, *(one.most_plain_bytes for one in active)])
 
     def begin(self, context: RequestContext) -> Response | None:
-        """The response that a middleware gives in the route's place, if one does."""
+        """Returns the response that a middleware gives in the route's place, if one does."""
         context.endings = self._end
         for begin in self._begin:
             if (response := begin(context)) is not None:
@@ -85,13 +83,12 @@ class MiddlewareStack:
         return response
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """The response leaves."""
         for end in context.endings:
             end(context, response)
 
 
 class RequestIds(Middleware):
-    """Tells the id of each request in an X-Request-Id header, if it is to be `answered`."""
+    """Adds an X-Request-Id header with the id of each request, if ids are `answered`."""
 
     def __init__(self, answered: bool) -> None:
         self.active = answered

@@ -49,15 +49,22 @@ HTTP_ROUTE = "http.route"
 HTTP_STATUS = "http.response.status_code"
 URL_PATH = "url.path"
 
+PARENT = ("traceparent", "tracestate")
+"""Headers with the client's span (W3C trace context)."""
 CHOICE = "understudy.choice"
 """Which choice of its request a sequence is, from 0."""
 
 UNTRACED = frozenset(("/health", "/health/ready", "/load", "/metrics", "/ping", "/ready", "/version"))
-"""What probes and scrapers ask many times a minute."""
+"""Paths that probes and scrapers ask for many times a minute."""
 OTHER = "_OTHER"
-"""What OpenTelemetry's conventions call a method that nobody knows."""
+"""The name of an unknown method in OpenTelemetry's conventions."""
 
-
+NAME = "llm_request"
+"""vLLM's name for the span of a request that generates."""
+QUEUED, PREFILL, DECODE = PHASES = ("queued", "prefill", "decode")
+BROKEN = ("abort", "error")
+"""Reasons to end that make an error of a span."""
+NANOSECONDS = 1_000_000_000
 READINGS, TOGETHER_S = 4, 2e-5
 """Two clocks are read so many times at the most, until other processes did not come between the readings."""
 
@@ -88,7 +95,6 @@ class Traces(Middleware):
         return self._make_tracer()
 
     def begin(self, context: RequestContext) -> None:
-        """Begin the span of the request."""
         if context.path in UNTRACED:
             return
         method = context.method if context.method in METHODS else OTHER
@@ -97,9 +103,9 @@ class Traces(Middleware):
         attributes = {HTTP_METHOD: method, URL_PATH: context.path}
         if route:
             attributes[HTTP_ROUTE] = route.path
-        trace = RequestTrace(
-            self._tracer, name, attributes, self._parent(context), context.arrival_s, self._zero_ns()
-        )
+        given = {key: context.headers[key] for key in PARENT if key in context.headers}
+        parent = self._propagator.extract(given, Context())
+        trace = RequestTrace(self._tracer, name, attributes, parent, context.arrival_s, self._zero_ns())
         if trace.span.is_recording():
             context.keep(trace)
             context.observers = (*context.observers, trace.watch)
@@ -113,32 +119,12 @@ class Traces(Middleware):
         return unix_ns - int((before_s + after_s) / 2 * NANOSECONDS)
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """The span ends when the response does."""
         trace = context.kept(RequestTrace)
         if trace is not None:
             trace.span.set_attribute(HTTP_STATUS, response.status)
             if response.status >= 500:
                 trace.span.set_status(Status(StatusCode.ERROR))
-            response.on_close(partial(self._end, trace))
-
-    def _end(self, trace: RequestTrace) -> None:
-        trace.end(self._clock.now())
-
-    def _parent(self, context: RequestContext) -> Context:
-        """The client's span (W3C trace context), or nothing."""
-        headers = context.headers
-        if "traceparent" not in headers:
-            return Context()
-        given = {name: headers.get(name, "") for name in ("traceparent", "tracestate")}
-        return self._propagator.extract(given, Context())
-
-
-NAME = "llm_request"
-"""What vLLM calls the span of a request that generates."""
-QUEUED, PREFILL, DECODE = PHASES = ("queued", "prefill", "decode")
-BROKEN = ("abort", "error")
-"""Reasons to end that make an error of a span."""
-NANOSECONDS = 1_000_000_000
+            response.on_close(lambda: trace.end(self._clock.now()))
 
 
 class RequestTrace:
@@ -170,15 +156,23 @@ class RequestTrace:
         self._answered_s: float | None = None
 
     def watch(self, generation: EngineRequest) -> Watch:
-        """What a sequence of this request is to tell its outcome to."""
+        """Returns the function that takes the outcome of a sequence of this request."""
         if generation.index == 0:
             self.span.update_name(NAME)
-            self.span.set_attributes(_asked(generation))
+            self.span.set_attributes(
+                {
+                    REQUEST_ID: generation.request_id,
+                    REQUEST_MODEL: generation.model,
+                    RESPONSE_MODEL: generation.model,
+                    REQUEST_MAX_TOKENS: generation.max_tokens,
+                    REQUEST_N: generation.n,
+                    NUM_SEQUENCES: generation.together,
+                }
+            )
         self._open += 1
         return partial(self._ended, generation)
 
     def end(self, now_s: float) -> None:
-        """The answer has been sent, or nobody waits for it any more; its last sequences may end after it."""
         self._answered_s = now_s
         if not self._open:
             self._end_span(now_s)
@@ -191,7 +185,7 @@ class RequestTrace:
         self.span.end(self._ns(now_s))
 
     def _ended(self, generation: EngineRequest, outcome: Outcome) -> None:
-        """A sequence is over: sum it up, and add its phases."""
+        """Sums up a sequence that is over, and adds its phases."""
         self._reasons.append(outcome.reason)
         self._tokens[COMPLETION_TOKENS] += outcome.tokens
         if generation.index % generation.n == 0:  # choices share their prompt
@@ -217,11 +211,10 @@ class RequestTrace:
 
 def phases(arrival_s: float, outcome: Outcome) -> dict[str, tuple[float, float]]:
     """Begin and end, in monotonic seconds, of the phases that a sequence reached."""
-    reached = [arrival_s, outcome.scheduled_s, outcome.first_token_s]
+    reached = (arrival_s, outcome.scheduled_s, outcome.first_token_s)
     begun = [moment_s for moment_s in reached if moment_s is not None]
-    is_whole = outcome.last_token_s is not None and outcome.reason not in BROKEN
-    over_s = outcome.last_token_s if is_whole and outcome.last_token_s is not None else outcome.ended_s
-    ends = [*begun[1:], over_s]
+    over_s = None if outcome.reason in BROKEN else outcome.last_token_s
+    ends = [*begun[1:], outcome.ended_s if over_s is None else over_s]
     return {
         phase: (begin_s, max(begin_s, end_s))
         for phase, begin_s, end_s in zip(PHASES, begun, ends, strict=False)
@@ -241,23 +234,9 @@ def latencies(arrival_s: float, outcome: Outcome) -> dict[str, float]:
     return told
 
 
-def _asked(generation: EngineRequest) -> dict[str, AttributeValue]:
-    return {
-        REQUEST_ID: generation.request_id,
-        REQUEST_MODEL: generation.model,
-        RESPONSE_MODEL: generation.model,
-        REQUEST_MAX_TOKENS: generation.max_tokens,
-        REQUEST_N: generation.n,
-        NUM_SEQUENCES: generation.together,
-    }
-
-
 def _told(phase: str, generation: EngineRequest, outcome: Outcome) -> dict[str, AttributeValue]:
     if phase == PREFILL:
-        return {
-            PROMPT_TOKENS: len(generation.prompt_ids),
-            CACHED_TOKENS: outcome.cached_tokens,
-        }
+        return {PROMPT_TOKENS: len(generation.prompt_ids), CACHED_TOKENS: outcome.cached_tokens}
     if phase == DECODE:
         return {COMPLETION_TOKENS: outcome.tokens, FINISH_REASONS: (outcome.reason,)}
     return {}

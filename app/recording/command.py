@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,12 +31,7 @@ MIB = 1 << 20
 
 
 def run(argv: Sequence[str]) -> int:
-    """Exit status."""
-    try:
-        _record(_parser().parse_args(argv))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
+    _record(_parser().parse_args(argv))
     return 0
 
 

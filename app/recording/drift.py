@@ -1,16 +1,21 @@
-"""`python -m app drift`: ask a live server what was recorded, and tell how its answers differ."""
+"""`python -m app drift`: ask a live server what was recorded, and print how the shapes of its answers differ.
+
+A shape is status, kind of content, keys, kinds of values, and the order of a stream's events. Texts, numbers
+and ids differ from run to run; what clients are written against does not.
+"""
 
 from __future__ import annotations
 
 import argparse
 import logging
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from http.client import HTTPException
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from app.fleet.proxy import NOT_FORWARDED, READ_TIMEOUT_S
 from app.load.client import Target
@@ -22,8 +27,6 @@ from app.recording.exchange import (
     bytes_of,
 )
 from app.recording.library import recorded
-from app.recording.shapes import Seen, content_type_of, differences
-from config import ConfigError
 from config.flags import Parser
 from config.installation import COMMAND
 
@@ -33,16 +36,16 @@ from the recorded ones in shape: status, kind of content, keys, kinds of values,
 (docs/recording.md). Exit status 1 when some do.
 """
 MOST_TOLD = 5
-"""Differences of one exchange that are told."""
+"""Differences of one exchange that are printed."""
+NAMES = frozenset(("object", "type", "role", "event"))
+"""Fields whose values are words of the protocol."""
+MOST_SHOWN = 160
+"""Characters of a shape in a line."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Exit status."""
     try:
         return _check(_parser().parse_args(argv))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
     except KeyboardInterrupt:
         return 1
 
@@ -105,3 +108,134 @@ def _with_model(body: bytes, model: str | None) -> bytes:
     if isinstance(fields, dict) and "model" in fields:
         return msgspec.json.encode({**fields, "model": model})
     return body
+
+
+class Seen(Struct, frozen=True):
+    """An answer as it is compared; `content_type` without its parameters."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+def content_type_of(header: str) -> str:
+    """The media type in a Content-Type header, in lower case."""
+    return header.partition(";")[0].strip().lower()
+
+
+def differences(recorded: Seen, live: Seen) -> Iterator[str]:
+    """A line for each place where the `live` answer departs from the recorded one."""
+    if recorded.status != live.status:
+        yield _told("status", str(recorded.status), str(live.status))
+        return
+    if recorded.content_type != live.content_type:
+        yield _told("content type", recorded.content_type or "none", live.content_type or "none")
+        return
+    if recorded.content_type == "text/event-stream":
+        yield from _of_streams(recorded.body, live.body)
+    elif recorded.content_type.endswith("json"):
+        yield from _of_documents(recorded.body, live.body)
+
+
+def _of_documents(recorded: bytes, live: bytes) -> Iterator[str]:
+    values = [_decoded(recorded), _decoded(live)]
+    if NO_JSON in values:
+        if values[0] != values[1]:
+            yield "body: only one of them is JSON"
+        return
+    yield from _of_values("$", *values)
+
+
+def _of_streams(recorded: bytes, live: bytes) -> Iterator[str]:
+    pairs = zip_longest(_event_shapes(recorded), _event_shapes(live), fillvalue="the end")
+    for number, (was, came) in enumerate(pairs, 1):
+        if was != came:
+            yield _told(f"stream, part {number}", was, came)
+            return
+
+
+def _event_shapes(body: bytes) -> list[str]:
+    """Of all events in order; what repeats is told once."""
+    shapes: list[str] = []
+    for block in body.replace(b"\r\n", b"\n").split(b"\n\n"):
+        shape = _event_shape(block.decode(errors="replace"))
+        if shape and shape not in shapes[-1:]:
+            shapes.append(shape)
+    return shapes
+
+
+def _event_shape(block: str) -> str:
+    """Of one event (WHATWG HTML 9.2); empty for a comment."""
+    fields = [line.partition(":") for line in block.split("\n")]
+    name = next((value.strip() for field, _, value in fields if field == "event"), "")
+    data = "\n".join(value.removeprefix(" ") for field, _, value in fields if field == "data")
+    if not data:
+        return name
+    value = _decoded(data.encode())
+    return f"{name} {data if value is NO_JSON else shape_of(value)}".strip()
+
+
+NO_JSON = object()
+"""Stands for the value of what is no JSON."""
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return NO_JSON
+
+
+def shape_of(value: object, key: str = "") -> str:
+    """Keys and kinds of a JSON value, as one text; items of a list that are alike are told once."""
+    if isinstance(value, dict):
+        if _is_table(value):
+            return "{*: " + " | ".join(_distinct(value.values())) + "}"
+        items = [f"{name}: {shape_of(item, name)}" for name, item in sorted(value.items())]
+        return "{" + ", ".join(items) + "}"
+    if isinstance(value, list):
+        return "[" + " | ".join(_distinct(value)) + "]"
+    return repr(value) if key in NAMES and isinstance(value, str) else _kind(value)
+
+
+def _distinct(values: Any) -> Sequence[str]:
+    return list(dict.fromkeys(map(shape_of, values)))
+
+
+def _is_table(value: Mapping[str, object]) -> bool:
+    """Keys are ids of tokens, and not names."""
+    return bool(value) and all(key.isdecimal() for key in value)
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "bool"
+    return "number" if isinstance(value, int | float) else "string"
+
+
+def _of_values(path: str, was: object, came: object, key: str = "") -> Iterator[str]:
+    if isinstance(was, dict) and isinstance(came, dict) and not (_is_table(was) or _is_table(came)):
+        for name in sorted(was.keys() | came.keys()):
+            if name not in came:
+                yield f"{path}.{name}: was recorded, and did not come"
+            elif name not in was:
+                yield f"{path}.{name}: came, and was not recorded"
+            else:
+                yield from _of_values(f"{path}.{name}", was[name], came[name], name)
+    elif isinstance(was, list) and isinstance(came, list):
+        if was and came and isinstance(was[0], dict) and isinstance(came[0], dict):
+            yield from _of_values(f"{path}[0]", was[0], came[0])
+        elif bool(was) != bool(came) or (_distinct(was[:1]) != _distinct(came[:1])):
+            yield _told(path, shape_of(was[:1]), shape_of(came[:1]))
+    elif shape_of(was, key) != shape_of(came, key):
+        yield _told(path, shape_of(was, key), shape_of(came, key))
+
+
+def _told(path: str, was: str, came: str) -> str:
+    return f"{path}: {_short(was)} was recorded, {_short(came)} came"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "..."

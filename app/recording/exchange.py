@@ -69,7 +69,7 @@ class Chunk(Struct, frozen=True, array_like=True):
 
 
 class Request(Struct, frozen=True, omit_defaults=True):
-    """What was asked. `target` is path and query as the client sent them; secrets are masked everywhere."""
+    """The request. `target` is path and query as the client sent them; secrets are masked everywhere."""
 
     method: str
     target: str
@@ -120,7 +120,7 @@ class Exchange(Struct, frozen=True):
 
 
 def sendable(headers: Headers) -> list[tuple[str, str]]:
-    """Those that can be sent as they are: no folded lines, no names that are none (RFC 9112, section 5)."""
+    """Returns the headers that can be sent: no folded lines, valid names (RFC 9112, section 5)."""
     return [each for each in headers if _NAME.fullmatch(each[0]) and _VALUE.fullmatch(each[1])]
 
 
@@ -135,7 +135,7 @@ def data_of(content: bytes) -> Data:
 
 
 def bytes_of(data: Data) -> bytes:
-    """What `data_of` was given. ValueError for base64 that is none."""
+    """Returns the bytes that `data_of` was given. ValueError for base64 that is none."""
     return data.encode() if isinstance(data, str) else b64decode(data.base64, validate=True)
 
 
@@ -148,7 +148,6 @@ read_chunk = msgspec.json.Decoder(Chunk).decode
 
 
 def line_of(item: Header | Exchange) -> bytes:
-    """`item` as a line of the file."""
     return msgspec.json.encode(item) + b"\n"
 
 

@@ -9,18 +9,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-import msgspec
 from gevent.pool import Group
 from gevent.threadpool import ThreadPool
-from msgspec import Raw, Struct
 
 from app.middleware.masking import mask_query
 from app.recording.exchange import (
     FORMAT,
     VERSION,
+    Answer,
+    Chunk,
+    Exchange,
     Header,
-    Headers,
     RecordingError,
+    Request,
     data_of,
     line_of,
 )
@@ -29,7 +30,7 @@ from app.recording.masks import HiddenSecrets, masked_headers, masked_pieces
 MOST_HELD_BYTES = 256 << 20
 """Of all exchanges under way."""
 PIECE_BYTES = 200
-"""What a piece costs besides its bytes."""
+"""Cost of a piece besides its bytes."""
 MOST_PIECES = 100_000
 """Of an answer that is kept: to take apart and to write more would keep others waiting."""
 
@@ -70,23 +71,18 @@ class RecordingFile:
         except OSError as error:
             raise RecordingError(f"{path}: cannot be written: {error.strerror or error}") from None
 
-    def take(self, size: int) -> bool:
-        """Room for a piece of so many bytes, if there is some left."""
-        if self._free < size + PIECE_BYTES:
+    def hold(self, size: int) -> bool:
+        """Takes room for so many bytes, or gives it back for a negative number. False when there is none."""
+        if self._free < size:
             return False
-        self._free -= size + PIECE_BYTES
+        self._free -= size
         return True
-
-    def give_back(self, size: int, pieces: int) -> None:
-        """The room of so many pieces with so many bytes in all."""
-        self._free += size + pieces * PIECE_BYTES
 
     def put(self, exchange: KeptExchange) -> None:
         """Write it in a greenlet of its own: nobody waits for it, and it need not be quick."""
         self._writing.spawn(self._write, exchange)
 
     def leave_out(self, what: str, why: str) -> None:
-        """`what` has passed, and is not kept."""
         self.left_out += 1
         self._tell(f"not kept: {what}: {why}")
 
@@ -117,7 +113,6 @@ class RecordingFile:
         return why
 
     def close(self) -> None:
-        """Wait for what is being written."""
         self._writing.join()
         self._disk.kill()
         self._file.close()
@@ -137,23 +132,24 @@ class KeptExchange:
         self.headers: list[tuple[str, str]] = []
         self.status = 0
         self.asked_s = self.head_s = self.end_s = at_s
-        self.is_broken = False
+        self.is_broken = self.is_over = False
+        """The answer broke off; it ended, or broke off."""
         self._file = file
         self.method = method
         self._target, self._at_s = target, at_s
         self._most = most_bytes
         self._body: list[bytes] = []
         self._pieces: list[tuple[float, bytes]] = []
-        self._held = self._held_pieces = 0
+        self._held = 0
         self._sizes = {"request": 0, "answer": 0}
 
     def sent(self, piece: bytes) -> None:
-        """A piece of the request's body."""
+        """Keeps a piece of the request's body."""
         if self._fits("request", piece):
             self._body.append(piece)
 
     def came(self, at_s: float, piece: bytes) -> None:
-        """A piece of the answer's body."""
+        """Keeps a piece of the answer's body."""
         if self._fits("answer", piece):
             self._pieces.append((at_s, piece))
 
@@ -165,78 +161,50 @@ class KeptExchange:
             self.give_up(f"its {of} is larger than {self._most >> 20} MiB")
         elif len(self._pieces) == MOST_PIECES:
             self.give_up(f"its answer has more than {MOST_PIECES} pieces")
-        elif not self._file.take(len(piece)):
+        elif not self._file.hold(len(piece) + PIECE_BYTES):
             self.give_up("too much is under way")
         else:
-            self._held += len(piece)
-            self._held_pieces += 1
+            self._held += len(piece) + PIECE_BYTES
         return not self.excuse
 
     def give_up(self, why: str) -> None:
-        """Keep nothing of it."""
         self.excuse = self.excuse or why
         self.release()
 
     def over(self) -> None:
-        """Nothing more will come: write it, or say why not."""
+        """Writes the exchange, or says why not."""
+        if not self.is_over:
+            self.give_up("the client left")
         if self.excuse:
             self._file.leave_out(self.name, self.excuse)
         else:
             self._file.put(self)
 
     def release(self) -> None:
-        """Let go of what it holds."""
-        self._file.give_back(self._held, self._held_pieces)
-        self._held = self._held_pieces = 0
+        self._file.hold(-self._held)
+        self._held = 0
         self._body, self._pieces = [], []
 
     def line(self) -> bytes:
-        """As it is written. HiddenSecrets when it cannot be."""
+        """Returns the line of the file. HiddenSecrets when it cannot be made."""
         asked_s = self.asked_s
         [body] = masked_pieces([b"".join(self._body)], _header(self.request_headers, "content-encoding"))
         came = masked_pieces([it for _, it in self._pieces], _header(self.headers, "content-encoding"))
-        chunks = []
-        for (at_s, _), content in zip(self._pieces, came, strict=True):
-            chunks.append(msgspec.json.encode((round(at_s - asked_s, 6), data_of(content))))
-        request = _Request(
-            self.method,
-            mask_query(self._target),
-            masked_headers(self.request_headers),
-            Raw(msgspec.json.encode(data_of(body))),
-        )
-        answer = _Answer(
+        chunks = [
+            Chunk(round(at_s - asked_s, 6), data_of(content))
+            for (at_s, _), content in zip(self._pieces, came, strict=True)
+        ]
+        headers = masked_headers(self.request_headers)
+        request = Request(self.method, mask_query(self._target), headers, data_of(body))
+        answer = Answer(
             self.status,
             _with_length(masked_headers(self.headers), None if self.is_broken else sum(map(len, came))),
             round(self.head_s - asked_s, 6),
-            Raw(b"[%b]" % b",".join(chunks)),
+            chunks,
             round(self.end_s - asked_s, 6),
             self.is_broken,
         )
-        return msgspec.json.encode(_Line(round(self._at_s - self._file.began_s, 6), request, answer)) + b"\n"
-
-
-class _Request(Struct):
-    """A `Request` whose body is JSON already; so are the chunks of the next one."""
-
-    method: str
-    target: str
-    headers: Headers
-    body: Raw
-
-
-class _Answer(Struct, omit_defaults=True):
-    status: int
-    headers: Headers
-    head_s: float
-    chunks: Raw
-    end_s: float
-    is_broken: bool = False
-
-
-class _Line(Struct):
-    at_s: float
-    request: _Request
-    answer: _Answer
+        return line_of(Exchange(round(self._at_s - self._file.began_s, 6), request, answer))
 
 
 def _with_length(headers: list[tuple[str, str]], length: int | None) -> list[tuple[str, str]]:

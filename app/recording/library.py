@@ -1,4 +1,4 @@
-"""A recording as answers are looked up in it: where each is in the file, read when it is asked for."""
+"""A recording as answers are looked up in it: where each is in the file, read when a request gets it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import BinaryIO
 from weakref import WeakValueDictionary
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
-from app.clock.pause import Slices
+from app.clock.pause import Slices, call_off_hub
 from app.recording.exchange import (
     MOST_LINE_BYTES,
+    Answer,
     Asked,
     Exchange,
     RecordingError,
@@ -24,10 +25,11 @@ from app.recording.exchange import (
     read_exchange,
 )
 from app.recording.matching import Likeness, RequestForm, form_of
-from app.recording.spool import QUICK_BYTES, ParsedPieces, RecordedAnswer, Spool, SpooledAnswer
 
 SLICE = 1_500
 """Candidates that are compared between two pauses: about 4 ms."""
+QUICK_BYTES = 1 << 16
+"""Longer lines are read by a thread, for a disk may be slow."""
 MOST_EXCHANGES = 100_000
 """In a file: an index of some 50 MB."""
 MOST_LIKENESS_BYTES = 256 << 20
@@ -36,13 +38,12 @@ log = logging.getLogger(__name__)
 
 
 class Place(Struct, frozen=True):
-    """Where an exchange is: bytes from `start`, in line `number` of the file; its answer, if it is long."""
+    """The place of an exchange: bytes from `start`, in line `number` of the file."""
 
     start: int
     length: int
     number: int
     at_s: float
-    spooled: SpooledAnswer | None = None
 
 
 class Candidate(Struct, frozen=True):
@@ -68,19 +69,13 @@ class Recording:
         self._next: dict[bytes, int] = {}
         self._likeness_bytes = 0
         self._candidates: dict[bytes, list[Candidate]] = {}
-        self._answers: WeakValueDictionary[int, RecordedAnswer] = WeakValueDictionary()
-        """Those under way: however many ask for one, it is held once."""
+        self._answers: WeakValueDictionary[int, Answer[Raw]] = WeakValueDictionary()
+        """Answers under way, by line: however many requests get one, it is held once."""
         self._slices = Slices(SLICE)
         self._file = opened(path)
-        self._spool: Spool | None = None
         try:
-            for place, asked, line in exchanges(path, self._file):
-                self._add(self._spooled(place, line) if place.length > QUICK_BYTES else place, asked)
-            if self._spool is not None:
-                self._spool.ready()
-        except OSError as error:
-            self.close()
-            raise RecordingError(f"{path}: no room for its long answers: {error.strerror or error}") from None
+            for place, asked, _ in exchanges(path, self._file):
+                self._add(place, asked)
         except RecordingError:
             self.close()
             raise
@@ -90,16 +85,10 @@ class Recording:
     def __len__(self) -> int:
         return sum(map(len, self._equal.values()))
 
-    def _spooled(self, place: Place, line: bytes) -> Place:
-        """`place`, whose answer, which is long, is kept elsewhere from now on."""
-        self._spool = self._spool or Spool()
-        return msgspec.structs.replace(place, spooled=self._spool.add(whole(self.path, place, line).answer))
-
     def _add(self, place: Place, asked: Asked) -> None:
         request = asked.request
-        form = form_of(
-            request.method, request.target, _content_type(asked), bytes_of(request.body), self.alike
-        )
+        content_type = next((value for name, value in request.headers if name.lower() == "content-type"), "")
+        form = form_of(request.method, request.target, content_type, bytes_of(request.body), self.alike)
         if form.likeness is not None and form.key not in self._equal:
             self._likeness_bytes += form.likeness.size_bytes
             if self._likeness_bytes > MOST_LIKENESS_BYTES:
@@ -111,7 +100,7 @@ class Recording:
         """The key of requests equal to this one, or else of those most like it; None when there are none."""
         return form.key if form.key in self._equal else self._most_alike(form)
 
-    def next_answer(self, key: bytes) -> RecordedAnswer:
+    def next_answer(self, key: bytes) -> Answer[Raw]:
         """The first of equal requests gets the first answer, the second the second; when there is no next
         one, the last answer again. RecordingError when the file is not what it was.
         """
@@ -133,36 +122,31 @@ class Recording:
                     best, found = rank, candidate.key
         return found
 
-    def _answer(self, place: Place) -> RecordedAnswer:
-        if self._spool is not None and place.spooled is not None:
-            return self._spool.answer(place.spooled)
+    def _answer(self, place: Place) -> Answer[Raw]:
         known = self._answers.get(place.start)
         if known is not None:
             return known
+        where = self._file.fileno(), place.length, place.start
         try:
-            read = read_answered(os.pread(self._file.fileno(), place.length, place.start)).answer
+            line = os.pread(*where) if place.length <= QUICK_BYTES else call_off_hub(os.pread, *where)
+            answer = self._answers[place.start] = read_answered(line).answer
         except msgspec.MsgspecError:
             raise RecordingError(f"{self.path}: line {place.number} has changed") from None
-        answer = RecordedAnswer(msgspec.structs.replace(read, chunks=()), ParsedPieces(read.chunks))
-        self._answers[place.start] = answer
         return answer
 
     def close(self) -> None:
-        """Read no more."""
         self._file.close()
-        if self._spool is not None:
-            self._spool.close()
 
 
 def check(path: str) -> None:
-    """RecordingError as `Recording` raises it, and nothing is kept."""
+    """Reads the file as `Recording` does and keeps nothing. RecordingError as there."""
     with opened(path) as file:
         for place, _, line in exchanges(path, file):
             whole(path, place, line)
 
 
 def opened(path: str) -> BinaryIO:
-    """The file. RecordingError when it cannot be read."""
+    """Opens the file. RecordingError when it cannot be read."""
     try:
         return open(path, "rb")
     except OSError as error:
@@ -170,7 +154,7 @@ def opened(path: str) -> BinaryIO:
 
 
 def exchanges(path: str, file: BinaryIO) -> Iterator[tuple[Place, Asked, bytes]]:
-    """Where each exchange of a recording is, what it asks, and its line. Errors: see `Recording`."""
+    """Yields place, request and line of each exchange of a recording. Errors: see `Recording`."""
     check_header(file.readline(MOST_LINE_BYTES), path)
     number, count = 1, 0
     while True:
@@ -199,7 +183,7 @@ def exchanges(path: str, file: BinaryIO) -> Iterator[tuple[Place, Asked, bytes]]
 
 
 def whole(path: str, place: Place, line: bytes) -> Exchange:
-    """The exchange in a line. RecordingError when it is none."""
+    """Returns the exchange in a line. RecordingError when it is none."""
     try:
         exchange = read_exchange(line)
         for chunk in exchange.answer.chunks:
@@ -222,7 +206,3 @@ def recorded(path: str) -> Iterator[tuple[int, Exchange]]:
 def _skip_line(file: BinaryIO) -> None:
     while (rest := file.readline(1 << 20)) and not rest.endswith(b"\n"):
         pass
-
-
-def _content_type(asked: Asked) -> str:
-    return next((value for name, value in asked.request.headers if name.lower() == "content-type"), "")

@@ -1,4 +1,4 @@
-"""What is kept of an exchange: everything but its secrets, in headers, queries and bodies."""
+"""Masks the secrets of an exchange before it is kept, in headers, queries and bodies."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import re
 import zlib
 from collections.abc import Sequence
 
-from app.middleware.masked_text import mask_pieces
-from app.middleware.masking import MASK, is_secret
+from app.middleware.masking import MASK, is_secret, mask_pieces
 from app.recording.exchange import MOST_BODY_BYTES, Headers
 
 MOST_PLAIN_BYTES = 4 * MOST_BODY_BYTES
@@ -23,7 +22,6 @@ class HiddenSecrets(Exception):
 
 
 def masked_headers(headers: Headers) -> list[tuple[str, str]]:
-    """All headers, in order; values of secrets are replaced."""
     return [(name, MASK if is_secret(name) else value) for name, value in headers]
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
 from operator import eq
 from urllib.parse import unquote
 from zlib import crc32
 
+import msgspec
 from msgspec import Struct
 
 from app.middleware.masking import mask_query
-from app.recording.canonical import digest, hash_of, json_object
 
 VOLATILE = frozenset(
     (
@@ -31,10 +33,13 @@ MOST_CHARACTERS = 1 << 14
 """Of a turn that words are looked for in."""
 _BOUNDARY = re.compile(r'boundary="?([^";,]+)')
 _WORD = re.compile(r"\w+")
+DIGEST_BYTES = 16
+_OBJECT = re.compile(rb"[ \t\n\r]*+\{")
+_encoder = msgspec.json.Encoder(order="sorted")
 
 
 class Likeness(Struct, frozen=True):
-    """What of a JSON request is compared to find the one most like it."""
+    """The parts of a JSON request that are compared to find the most similar one."""
 
     stream: bool
     roles: bytes
@@ -133,3 +138,35 @@ def _text(turn: object) -> str:
         texts = [part.get("text") for part in content if isinstance(part, dict)]
         return "\n".join(text for text in texts if isinstance(text, str))
     return content if isinstance(content, str) else ""
+
+
+def json_object(body: bytes) -> dict[str, object] | None:
+    """Returns the JSON object in `body`; None when it has something else."""
+    if _OBJECT.match(body) is None:
+        return None
+    try:
+        value = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def digest(value: object) -> bytes:
+    """Returns the hash of a JSON value.
+
+    ValueError or RecursionError for what JSON cannot be made of: half a surrogate pair, numbers beyond 64
+    bits, and what is nested deeply.
+    """
+    try:
+        return blake2b(_encoder.encode(value), digest_size=DIGEST_BYTES).digest()
+    except OverflowError as error:
+        raise ValueError(str(error)) from None
+
+
+def hash_of(parts: Sequence[bytes]) -> bytes:
+    """Returns the hash of some bytes, which is another one where they are parted otherwise."""
+    made = blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        made.update(len(part).to_bytes(8))
+        made.update(part)
+    return made.digest()

@@ -7,8 +7,9 @@ that secrets in them can be found; all else passes unchanged.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 from wsgiref.types import StartResponse, WSGIEnvironment
@@ -40,7 +41,6 @@ class RecordingHandler(ClientHandler):
     """Also hands the target of the request to the application, as it was sent."""
 
     def get_environ(self) -> WSGIEnvironment:
-        """The WSGI environment."""
         environ: WSGIEnvironment = super().get_environ()
         environ[TARGET] = self.path
         return environ
@@ -61,28 +61,32 @@ class RecordingProxy:
         self._most = most_bytes
         self._now = now
 
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """WSGI. Status 502 when the server cannot be reached, or gives no answer."""
-        method, target = environ["REQUEST_METHOD"], environ[TARGET]
-        kept = KeptExchange(self._file, method, target, self._most, self._now())
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+        """Serves WSGI. Status 502 when the server cannot be reached, or gives no answer.
+
+        ConnectionResetError when the answer breaks off: the client's is to break off, too. An exchange is
+        kept when it has ended, and its client has not left.
+        """
+        kept = KeptExchange(self._file, environ["REQUEST_METHOD"], environ[TARGET], self._most, self._now())
         kept.request_headers = list(request_headers(environ).items())
         connection = self._target.connection(READ_TIMEOUT_S)
-        passing = Passing(connection, kept, environ.get(CLIENT), self._now)
+        relay = Relay(connection, lambda: None, lambda: None)
         try:
             connection.connect()
-            response = self._asked(connection, kept, environ, passing)
+            self._send(connection, kept, environ)
+            unwatch = watched(environ.get(CLIENT), partial(_left, kept, connection))
+            relay = Relay(connection, unwatch, lambda: None)
+            response = connection.getresponse()
         except (OSError, HTTPException, ValueError) as error:
-            return passing.refused(f"{self._target.url}: {error!r}", start_response)
-        except BaseException:
-            passing.close()
-            raise
-        kept.status, kept.headers = response.status, _answer_headers(response)
-        write = start_response(f"{response.status} {response.reason}", kept.headers)
-        return passing.of(response, write)
+            kept.give_up(why := f"{self._target.url}: {error!r}")
+            yield from refuse(start_response, "502 Bad Gateway", why)
+        else:
+            yield from self._passed_on(response, relay.of(response), kept, start_response)
+        finally:
+            relay.close()
+            kept.over()
 
-    def _asked(
-        self, connection: Connection, kept: KeptExchange, environ: WSGIEnvironment, passing: Passing
-    ) -> HTTPResponse:
+    def _send(self, connection: Connection, kept: KeptExchange, environ: WSGIEnvironment) -> None:
         headers = dict(kept.request_headers)
         headers.pop("accept-encoding", None)  # http.client then asks for none
         length, chunked = environ.get("CONTENT_LENGTH"), "HTTP_TRANSFER_ENCODING" in environ
@@ -93,85 +97,40 @@ class RecordingProxy:
         with suppress(BrokenPipeError, ConnectionResetError):  # it may have answered before it had heard all
             connection.request(kept.method, self._target.prefix + environ[TARGET], body, headers)
         kept.asked_s = self._now()
-        passing.watch()
-        response = connection.getresponse()
+
+    def _passed_on(
+        self, response: HTTPResponse, relay: Relay, kept: KeptExchange, start_response: StartResponse
+    ) -> Iterator[bytes]:
         kept.head_s = self._now()
-        return response
+        kept.status, kept.headers = response.status, _answer_headers(response)
+        write = start_response(f"{response.status} {response.reason}", kept.headers)
+        write(b"")  # status line and headers leave now
+        try:
+            for piece in relay:
+                kept.came(self._now(), piece)
+                yield piece
+            kept.is_over = True
+        except ConnectionResetError:
+            kept.is_broken = kept.is_over = True
+            raise
+        finally:
+            kept.end_s = self._now()
 
 
 def _passed(body: Any, kept: KeptExchange) -> Iterator[bytes]:
-    """The request's body, piece by piece."""
     while piece := body.read(PIECE):
         kept.sent(piece)
         yield piece
 
 
-class Passing:
-    """An answer on its way, for WSGI. An exchange is kept when it has ended, and its client has not left."""
-
-    def __init__(
-        self, connection: Connection, kept: KeptExchange, client: Any, now: Callable[[], float]
-    ) -> None:
-        self._connection = connection
-        self._kept = kept
-        self._client = client
-        self._now = now
-        self._unwatch: Callable[[], None] = lambda: None
-        self._relay: Relay | None = None
-        self._write: Callable[[bytes], object] | None = None
-        self._is_over = False
-
-    def watch(self) -> None:
-        """See when the client leaves."""
-        self._unwatch = watched(self._client, self._left)
-
-    def _left(self) -> None:
-        gevent.sleep(PARTING_S)
-        self._kept.give_up("the client left")
-        self._connection.cut()
-
-    def of(self, response: HTTPResponse, write: Callable[[bytes], object]) -> Passing:
-        """This answer; `write` is WSGI's."""
-        self._write = write
-        self._relay = Relay(self._connection, self._unwatch, lambda: None).of(response)
-        return self
-
-    def refused(self, why: str, start_response: StartResponse) -> Iterable[bytes]:
-        """There is no answer: what the client gets instead."""
-        self._kept.give_up(why)
-        self.close()
-        return refuse(start_response, "502 Bad Gateway", why)
-
-    def __iter__(self) -> Iterator[bytes]:
-        """The pieces. ConnectionResetError when the answer breaks off: the client's is to break off, too."""
-        assert self._relay is not None and self._write is not None
-        kept, now = self._kept, self._now
-        self._write(b"")  # status line and headers leave now
-        try:
-            for piece in self._relay:
-                kept.came(now(), piece)
-                yield piece
-            self._is_over = True
-        except ConnectionResetError:
-            kept.is_broken = self._is_over = True
-            raise
-        finally:
-            kept.end_s = now()
-
-    def close(self) -> None:
-        """Let go of the server, and keep what there was."""
-        if self._relay is not None:
-            self._relay.close()
-        else:
-            self._unwatch()
-            self._connection.close()
-        if not self._is_over:
-            self._kept.give_up("the client left")
-        self._kept.over()
+def _left(kept: KeptExchange, connection: Connection) -> None:
+    gevent.sleep(PARTING_S)
+    kept.give_up("the client left")
+    connection.cut()
 
 
 def _answer_headers(response: HTTPResponse) -> list[tuple[str, str]]:
-    """Those for the client. A length that nobody can go by would break its connection."""
+    """Returns the headers for the client, without a length that would break its connection."""
     left_out = HOP_BY_HOP
     if response.length is None or response.status in (204, 304):
         left_out = left_out | {"content-length"}

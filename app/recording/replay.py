@@ -18,11 +18,10 @@ from app.http.errors import internal, not_found
 from app.http.response import CLIENT_GONE, UNBUFFERED, Response, StreamingBody, json_response
 from app.middleware.masking import MASK
 from app.middleware.stack import Middleware
-from app.recording.exchange import MOST_BODY_BYTES, Answer, RecordingError, sendable
+from app.recording.exchange import MOST_BODY_BYTES, Answer, RecordingError, bytes_of, read_chunk, sendable
 from app.recording.library import Recording
 from app.recording.masks import masked_pieces
 from app.recording.matching import RequestForm, form_of
-from app.recording.spool import RecordedAnswer
 from config.settings import Settings
 
 PREFIXES = ("/v1/", "/v2/", "/inference/")
@@ -66,7 +65,6 @@ class Replay(Middleware):
         self._refuses = settings.replay.replay_miss == "not-found"
 
     def report(self) -> dict[str, object]:
-        """What was done so far, for GET /admin/replay."""
         lines = sorted(self.recording.given.items())
         return {
             "recording": self.recording.path,
@@ -100,7 +98,8 @@ class Replay(Middleware):
             answer = recording.next_answer(key)
         except RecordingError as error:
             raise internal(str(error)) from None
-        response = _response(answer, Pace(self._wheel, self._now, asked_s, self._speed), context)
+        pace = Pace(self._wheel, self._now, asked_s, self._speed, context.connection)
+        response = _response(answer, pace, context)
         return damage(response, fault_of(context), context)
 
     def _form(self, context: RequestContext, body: bytes) -> RequestForm:
@@ -116,16 +115,19 @@ class Replay(Middleware):
                 raise not_found("The recording has no answer to this request.")
 
 
-def _response(answer: RecordedAnswer, pace: Pace, context: RequestContext) -> Response:
-    """Waits for its moment, if it comes in one piece."""
-    head = answer.head
-    headers = _headers(head)
-    if len(answer.pieces) > 1 or head.is_broken:
-        return Response(RecordedBody(answer, pace, context.connection), head.status, headers)
-    if not _waited(pace, head.end_s, context.connection):
-        return json_response(b"", CLIENT_GONE)
-    data = b"".join(read() for _, read in answer.pieces)
-    response = Response(data, head.status, streamed=True)
+def _response(answer: Answer[Raw], pace: Pace, context: RequestContext) -> Response:
+    """Makes the response; one in a single piece waits for its moment here."""
+    headers = _headers(answer)
+    if len(answer.chunks) > 1 or answer.is_broken:
+        return Response(RecordedBody(answer, pace), answer.status, headers)
+    pace.watch(pace.end)
+    try:
+        if not pace.wait_for(answer.end_s):
+            return json_response(b"", CLIENT_GONE)
+    finally:
+        pace.close()
+    data = b"".join(bytes_of(read_chunk(chunk).data) for chunk in answer.chunks)
+    response = Response(data, answer.status, streamed=True)
     if "Content-Length" in headers and context.method != "HEAD":
         headers["Content-Length"] = str(len(data))
     response.headers = headers
@@ -133,19 +135,37 @@ def _response(answer: RecordedAnswer, pace: Pace, context: RequestContext) -> Re
 
 
 class Pace:
-    """When what is due: recorded seconds after `asked_s`, at `speed` times the recorded one."""
+    """When what is due: recorded seconds after `asked_s`, at `speed` times the recorded one.
 
-    def __init__(self, wheel: TimerWheel, now: Callable[[], float], asked_s: float, speed: float) -> None:
-        self._wheel = wheel
-        self._now = now
-        self._asked_s = asked_s
-        self._speed = speed
+    It watches `connection` from its first wait to its `close`.
+    """
+
+    def __init__(
+        self,
+        wheel: TimerWheel,
+        now: Callable[[], float],
+        asked_s: float,
+        speed: float,
+        connection: Connection | None,
+    ) -> None:
+        self._wheel, self._now = wheel, now
+        self._asked_s, self._speed = asked_s, speed
+        self.connection = connection
         self._bell = Bell()
         self._slices = Slices()
         self._is_over = False
 
+    def watch(self, left: Callable[[], None]) -> None:
+        """Calls `left` when the client leaves."""
+        if self.connection is not None:
+            self.connection.watch(left)
+
+    def end(self) -> None:
+        self._is_over = True
+        self._bell.set()
+
     def wait_for(self, at_s: float) -> bool:
-        """Greenlet: sleep until `at_s` has come; False when there is nobody left to wait for."""
+        """Greenlet: sleeps until `at_s` has come; False when there is nobody left to wait for."""
         due_s = self._asked_s + at_s / self._speed
         if due_s <= self._now():
             self._slices.spend(CHUNK_STEPS)
@@ -155,10 +175,10 @@ class Pace:
             self._bell.wait()
         return not self._is_over
 
-    def end(self) -> None:
-        """Nobody waits any more."""
-        self._is_over = True
-        self._bell.set()
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.unwatch()
+        self.end()
 
     def turn(self, now_s: float) -> None:
         self._bell.set()
@@ -167,49 +187,35 @@ class Pace:
         self.end()
 
 
-def _waited(pace: Pace, at_s: float, connection: Connection | None) -> bool:
-    """Wait for a moment; False when the client has left before."""
-    if connection is not None:
-        connection.watch(pace.end)
-    try:
-        return pace.wait_for(at_s)
-    finally:
-        if connection is not None:
-            connection.unwatch()
-
-
 class RecordedBody(StreamingBody):
     """The chunks of an answer, each at its moment. Iterate once; `close` always."""
 
-    def __init__(self, answer: RecordedAnswer, pace: Pace, connection: Connection | None) -> None:
+    def __init__(self, answer: Answer[Raw], pace: Pace) -> None:
         super().__init__()
         self._answer = answer
         self._pace = pace
-        self._connection = connection
 
     def __iter__(self) -> Iterator[bytes]:
-        head, wait_for = self._answer.head, self._pace.wait_for
-        if self._connection is not None:
-            self._connection.watch(self._leave)
-        if wait_for(head.head_s):
+        answer, wait_for = self._answer, self._pace.wait_for
+        self._pace.watch(self._leave)
+        if wait_for(answer.head_s):
             yield b""  # status line and headers leave now
-        for at_s, read in self._answer.pieces:
-            if not wait_for(at_s):
+        for raw in answer.chunks:
+            chunk = read_chunk(raw)
+            if not wait_for(chunk.at_s):
                 return
-            data = read()
+            data = bytes_of(chunk.data)
             self.bytes_sent += len(data)
             yield data
-        if wait_for(head.end_s) and head.is_broken:
-            break_off(self._connection)
+        if wait_for(answer.end_s) and answer.is_broken:
+            break_off(self._pace.connection)
 
     def _leave(self) -> None:
         self.gone = True
         self._pace.end()
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.unwatch()
-        self._pace.end()
+        self._pace.close()
 
 
 def _headers(answer: Answer[Raw]) -> dict[str, str]:

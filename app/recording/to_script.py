@@ -15,10 +15,9 @@ from typing import Any
 import msgspec
 import yaml
 
-from app.recording.asked import Question, question_of
 from app.recording.exchange import Answer, Chunk, Exchange, bytes_of
+from app.recording.families import ParsedReply, ParsedRequest, parse_reply, parse_request
 from app.recording.library import recorded
-from app.recording.said import moments_of, said_in
 from config import ConfigError
 from config.flags import Parser
 from config.installation import COMMAND
@@ -35,26 +34,21 @@ OWN_FINISHES = frozenset(("length", "abort", "content_filter"))
 LEAST_PAUSE_S, PAUSE_GAPS = 0.1, 4
 """A gap between two tokens that is longer than this, and than so many usual ones, is a pause."""
 _MARK = re.compile(r"\{[{%#]")
-"""What begins a hole in a template."""
+"""The beginning of a hole in a template."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Exit status."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
+    given = _parser().parse_args(argv)
+    text = _written(recorded(given.file))
+    if given.out is None:
+        print(text, end="")
+        return 0
     try:
-        given = _parser().parse_args(argv)
-        text = _written(recorded(given.file))
-        if given.out is None:
-            print(text, end="")
-        else:
-            with given.out.open("x", encoding="utf-8") as file:
-                file.write(text)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
+        with given.out.open("x", encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
-        print(f"error: {given.out}: cannot be written: {error.strerror or error}", file=sys.stderr)
-        return 1
+        raise ConfigError(f"{given.out}: cannot be written: {error.strerror or error}") from None
     return 0
 
 
@@ -77,33 +71,33 @@ def _written(exchanges: Iterable[tuple[int, Exchange]]) -> str:
 
 
 def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> dict[str, Any]:
-    """The document of a script. What scripts do not answer is left out, and told on stderr."""
+    """Returns the document of a script. What scripts do not answer is left out, which stderr says."""
     rules: list[dict[str, Any]] = []
     tools: dict[str, Any] = {}
     models: set[str] = set()
     for number, exchange in exchanges:
         request, answer = exchange.request, exchange.answer
-        question = question_of(request.target, bytes_of(request.body)) if request.method == "POST" else None
-        then = None if question is None else _then(question, answer)
-        if question is None or then is None:
+        asked = parse_request(request.target, bytes_of(request.body)) if request.method == "POST" else None
+        then = None if asked is None else _then(asked.api, answer)
+        if asked is None or then is None:
             print(f"line {number}: left out: {request.method} {request.target}", file=sys.stderr)
             continue
-        tools |= question.tools
-        models.add(question.model)
-        rules.append({"name": f"line {number}", "when": _when(question), "then": then})
+        tools |= asked.tools
+        models.add(asked.model)
+        rules.append({"name": f"line {number}", "when": _when(asked), "then": then})
     _tell_apart(rules, len(models) > 1)
     return ({"tools": tools} if tools else {}) | {"rules": rules}
 
 
-def _when(question: Question) -> dict[str, Any]:
+def _when(asked: ParsedRequest) -> dict[str, Any]:
     result: bool | dict[str, str] = False
-    if question.result is not None:
-        result = ({"tool": question.tool} if question.tool else {}) | {"exact": question.result}
+    if asked.result is not None:
+        result = ({"tool": asked.tool} if asked.tool else {}) | {"exact": asked.result}
     return {
-        "api": question.api,
-        "model": question.model,
-        "message": {"role": "user", "exact": question.user},
-        **({"turn": question.turn} if question.turn > 1 else {}),
+        "api": asked.api,
+        "model": asked.model,
+        "message": {"role": "user", "exact": asked.user},
+        **({"turn": asked.turn} if asked.turn > 1 else {}),
         "tool_result": result,
     }
 
@@ -120,22 +114,22 @@ def _tell_apart(rules: list[dict[str, Any]], by_model: bool) -> None:
         seen.add(key)
 
 
-def _then(question: Question, answer: Answer[Chunk]) -> dict[str, Any] | None:
+def _then(api: str, answer: Answer[Chunk]) -> dict[str, Any] | None:
     if answer.status >= 400:
         return {"fault": _error(answer)}
-    said = said_in(question.api, answer)
-    if said is None:
+    reply = parse_reply(api, answer)
+    if reply is None:
         return None
-    then: dict[str, Any] = {"reasoning": _literal(said.reasoning)} if said.reasoning else {}
-    if said.text or not said.calls:
-        then["text"] = _literal(said.text)
-    if said.calls:
-        then["tool_calls"] = [_call(name, arguments) for name, arguments in said.calls]
-    if said.finish in OWN_FINISHES:
-        then["finish_reason"] = said.finish
+    then: dict[str, Any] = {"reasoning": _literal(reply.reasoning)} if reply.reasoning else {}
+    if reply.text or not reply.calls:
+        then["text"] = _literal(reply.text)
+    if reply.calls:
+        then["tool_calls"] = [_call(name, arguments) for name, arguments in reply.calls]
+    if reply.finish in OWN_FINISHES:
+        then["finish_reason"] = reply.finish
     if answer.is_broken:
-        then["fault"] = {"action": "disconnect", "after": said.events}
-    return then | {"delays": _delays(question.api, answer)}
+        then["fault"] = {"action": "disconnect", "after": reply.events}
+    return then | {"delays": _delays(reply, answer.end_s)}
 
 
 def _error(answer: Answer[Chunk]) -> dict[str, Any]:
@@ -160,7 +154,6 @@ def _call(name: str, arguments: str) -> dict[str, Any]:
 
 
 def _literals(value: Any) -> Any:
-    """A JSON value whose texts are no templates."""
     if isinstance(value, dict):
         return {name: _literals(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -173,11 +166,11 @@ def _literal(text: str) -> str:
     return _MARK.sub(lambda found: "{{ '" + found[0] + "' }}", text)
 
 
-def _delays(api: str, answer: Answer[Chunk]) -> dict[str, Any]:
+def _delays(reply: ParsedReply, end_s: float) -> dict[str, Any]:
     """How long the first token took, each one behind it, and the pauses between them."""
-    moments = moments_of(api, answer)
+    moments = reply.moments
     if len(moments) < 2:
-        return {"first_token": f"{answer.end_s * 1e3:.0f}ms"}
+        return {"first_token": f"{end_s * 1e3:.0f}ms"}
     gaps = [later - earlier for earlier, later in pairwise(moments)]
     usual_s = median(gaps)
     pauses = {

@@ -1,4 +1,4 @@
-"""What a rule does: the templates of its `then`, filled in for one request."""
+"""The action of a rule: the templates of its `then`, filled in for one request."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import UNSET, Struct
 
 from app.engine.request import ScriptedCall, ScriptedReply
-from app.script.errors import ScriptError, ScriptFailure
-from app.script.rules import Call, Classes, Delays, Then, UsageIs
+from app.script.rules import Call, Classes, Delays, ScriptError, ScriptFailure, Then, UsageIs
 from app.script.templates import MOST_CHARACTERS, NAMES, Template, Values
 from config.durations import parse_duration
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from app.script.matching import Request
 
 Accepts = Callable[[object, object], bool]
-"""Whether a JSON Schema accepts a value."""
+"""A function of a JSON Schema and a value: True if the schema accepts the value."""
 Filled = Callable[[Values], object]
 MOST_VECTOR = 1 << 18
 MOST_ID = 256
@@ -28,7 +27,7 @@ INFINITE = (math.inf, -math.inf)
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What a rule says to one request."""
+    """The answer of a rule to one request."""
 
     reply: ScriptedReply
     usage: UsageIs | None = None
@@ -61,7 +60,7 @@ class Action:
         self._score = self._template(then.score, "score")
         self._waits = _waits(then.delays) if then.delays is not None else ScriptedReply()
         self.speaks = bool(then.text is not None or self._json or self._calls or then.reasoning is not None)
-        """It has words to say."""
+        """True if the rule has words."""
         given = {"embedding": then.embedding, "score": then.score, "classes": then.classes}
         self.numbers = next((name for name, value in given.items() if value is not None), "")
         """What it has for requests that want no words (`app.script.matching.WANTS`); empty for nothing."""
@@ -121,7 +120,7 @@ class Action:
             raise ScriptError(f"then.{key}: {error}") from None
 
     def _filled(self, value: object, key: str) -> Filled:
-        """What fills the templates in a JSON value."""
+        """Returns a function that fills the templates in a JSON value."""
         if isinstance(value, str):
             template = self._template(value, key)
             assert template is not None
@@ -161,14 +160,14 @@ def _numbers_of(value: object) -> Iterable[float]:
 
 
 def _number(value: object) -> float:
-    """A template's number. ScriptFailure for anything else."""
+    """Returns a template's number. ScriptFailure for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ScriptFailure(f"its score is no number, but {str(value)[:60]!r}")
     return float(value)
 
 
 def misfit(name: str, arguments: object, schema: object, accepts: Accepts) -> str:
-    """Why a tool cannot be called with these arguments; empty when it can."""
+    """Says why a tool cannot be called with these arguments; empty when it can."""
     if accepts(schema, arguments):
         return ""
     shown = json.dumps(arguments, ensure_ascii=False)[:120]
@@ -184,7 +183,6 @@ def _is_constant(value: object) -> bool:
 
 
 def _waits(delays: Delays) -> ScriptedReply:
-    """The delays in seconds. ScriptError for one that is none."""
     before = {number - 1: _seconds(wait, f"before.{number}") for number, wait in delays.before.items()}
     return ScriptedReply(
         first_token_s=_seconds(delays.first_token, "first_token"),

@@ -1,31 +1,43 @@
-"""The scripts of a server at work: which rule answers a request, and what each has done so far."""
+"""The scripts of a server: which rule answers a request, and what each has done so far.
+
+Made of the settings once, and read again when a file changes.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from random import Random
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict, cast
 
+import gevent
+
+from app.clock.pause import call_off_hub
 from app.faults.fault import Fault
+from app.schema import SchemaError, Schemas
+from app.schema.document import JSON
 from app.script.action import Accepts, Answer
-from app.script.at_work import Counters, Moment, RuleAtWork
-from app.script.errors import ScriptError, ScriptFailure
 from app.script.matching import Request, TooSlow
-from app.script.reading import read_script
-from app.script.rules import Script
+from app.script.reading import place, read_script
+from app.script.rule_state import Counters, RuleInput, RuleState
+from app.script.rules import Script, ScriptError, ScriptFailure
+from config.declaration import ConfigError
+from config.sections.reply import ScriptSettings
 
 log = logging.getLogger(__name__)
 Stamp = tuple[int, int, int]
 """When a file was changed, its size and its inode."""
+LOOKS_S = 1.0
+"""How often files are looked at for changes."""
 
 
 class Decision(NamedTuple):
-    """What is to happen with a request: an answer, a fault, or both."""
+    """A decision about a request: an answer, a fault, or both."""
 
-    rule: RuleAtWork
+    rule: RuleState
     answer: Answer | None
     fault: Fault | None
 
@@ -68,38 +80,40 @@ class ScriptFile:
         self.model = model
         self.path = path
         self.rng = self._others = rng
-        self.rules: Sequence[RuleAtWork] = ()
+        self.rules: Sequence[RuleState] = ()
         self.stamp: Stamp | None = None
         self.error = ""
 
-    def load(self, uids: Iterator[int], now_s: float, accepts: Accepts) -> None:
-        """Read the file. Rules that have not changed go on counting. ScriptError: it stays as it was."""
+    def load(self, uids: Iterator[int], now_s: float, accepts: Accepts) -> str:
+        """Reads the file, and returns a warning, if there is one. Rules that have not changed go on counting.
+
+        ScriptError: it stays as it was.
+        """
         stamp = stamp_of(self.path)
         try:
             script = read_script(self.path)
             rules = self._compiled(script, uids, now_s)
-            check_calls(rules, script, accepts)
+            check_calls(rules, script, accepts, self.path)
         except ScriptError as error:
             self.error = str(error)
-            for number, rule in enumerate(self.rules, 1):
-                rule.moved(self.path, number)
             raise
         finally:
             self.stamp = stamp
+        for number, rule in enumerate(rules, 1):
+            rule.move(self.path, number)
         self.rules, self.error = rules, ""
         self.rng = self._others if script.seed is None else Random(f"script {script.seed}")
-        if warning := unchecked_calls(rules, script, self.path):
-            log.warning("%s", warning)
+        return unchecked_calls(rules, script, self.path)
 
-    def _compiled(self, script: Script, uids: Iterator[int], now_s: float) -> list[RuleAtWork]:
-        known: dict[str, list[RuleAtWork]] = {}
+    def _compiled(self, script: Script, uids: Iterator[int], now_s: float) -> list[RuleState]:
+        known: dict[str, list[RuleState]] = {}
         for each in reversed(self.rules):
             known.setdefault(repr(each.rule), []).append(each)
-        rules: list[RuleAtWork] = []
+        rules: list[RuleState] = []
         for number, rule in enumerate(script.rules, 1):
             same = known.get(repr(rule))
-            rules.append(same.pop() if same else RuleAtWork(self.path, number, rule, next(uids), now_s))
-        return [rule.moved(self.path, number) for number, rule in enumerate(rules, 1)]
+            rules.append(same.pop() if same else RuleState(self.path, number, rule, next(uids), now_s))
+        return rules
 
 
 class ScriptBook:
@@ -125,11 +139,14 @@ class ScriptBook:
         self.unanswered = 0
         self.files = [ScriptFile(model, path, rng) for model, path in files]
         for file in self.files:
-            file.load(self._uids, now(), accepts)
+            self._load(file)
+
+    def _load(self, file: ScriptFile) -> None:
+        if warning := file.load(self._uids, self._now(), self._accepts):
+            log.warning("%s", warning)
 
     @property
     def rules(self) -> int:
-        """How many there are in all files."""
         return sum(len(file.rules) for file in self.files)
 
     def decide(self, request: Request, own: Random | None = None) -> Decision | None:
@@ -148,7 +165,7 @@ class ScriptBook:
         self.unanswered += 1
         return None
 
-    def _asked(self, rule: RuleAtWork, request: Request, rng: Random) -> Decision | None:
+    def _asked(self, rule: RuleState, request: Request, rng: Random) -> Decision | None:
         try:
             groups = rule.groups_of(request, rng, self.counters)
         except TooSlow as error:
@@ -160,15 +177,15 @@ class ScriptBook:
             return None
         if groups is None:
             return None
-        moment = Moment(rng, self._now(), self._unix(), self._accepts)
-        fault = rule.fault(request, moment)
+        given = RuleInput(rng, self._now(), self._unix(), self._accepts)
+        fault = rule.fault(request, given)
         if rule.only_fails:
             if fault is None:
                 return None
             rule.answered += 1
             return Decision(rule, None, fault)
         try:
-            answer = rule.answer(request, groups, moment)
+            answer = rule.answer(request, groups, given)
         except (ScriptFailure, ScriptError) as error:
             if not rule.failed:
                 log.warning("%s: %s", rule.place, error)
@@ -178,7 +195,6 @@ class ScriptBook:
         return Decision(rule, answer, fault)
 
     def has_changed(self) -> bool:
-        """Whether some file is another one than what was read."""
         return any(file.stamp != stamp_of(file.path) for file in self.files)
 
     def refresh(self) -> None:
@@ -187,14 +203,13 @@ class ScriptBook:
             if file.stamp == stamp_of(file.path):
                 continue
             try:
-                file.load(self._uids, self._now(), self._accepts)
+                self._load(file)
             except ScriptError as error:
                 log.error("%s; the rules of before stay", error)
             else:
                 log.info("script %s: read again, %d rules", file.path, len(file.rules))
 
     def restart(self) -> None:
-        """Count from nothing again."""
         self.counters.clear()
         self.unanswered = 0
         for file in self.files:
@@ -206,7 +221,7 @@ class ScriptBook:
         return {"files": [_file_report(file) for file in self.files], "unanswered": self.unanswered}
 
     def unused(self) -> Iterator[str]:
-        """A line for each file that has rules which never answered."""
+        """Yields a line for each file that has rules which never answered."""
         for file in self.files:
             never = [_called(rule) for rule in file.rules if not rule.answered]
             if never:
@@ -216,7 +231,7 @@ class ScriptBook:
 
 
 def stamp_of(path: str) -> Stamp | None:
-    """What changes when a file does; None without one."""
+    """Returns what changes when a file does; None without a file."""
     try:
         at = Path(path).stat()
     except OSError:
@@ -224,16 +239,16 @@ def stamp_of(path: str) -> Stamp | None:
     return at.st_mtime_ns, at.st_size, at.st_ino
 
 
-def check_calls(rules: Sequence[RuleAtWork], script: Script, accepts: Accepts) -> None:
+def check_calls(rules: Sequence[RuleState], script: Script, accepts: Accepts, path: str) -> None:
     """Raises ScriptError for the first call whose arguments break the script's schema of its tool."""
-    for rule in rules:
+    for number, rule in enumerate(rules, 1):
         try:
             rule.action.check_calls(script.tools, accepts)
         except ScriptError as error:
-            raise ScriptError(f"{rule.place}: {error}") from None
+            raise ScriptError(f"{place(path, number, rule.rule.name)}: {error}") from None
 
 
-def unchecked_calls(rules: Sequence[RuleAtWork], script: Script, path: str) -> str:
+def unchecked_calls(rules: Sequence[RuleState], script: Script, path: str) -> str:
     """A line that names the rules whose calls no schema of the script checks; empty without any."""
     later = [_called(rule) for rule in rules if not script.tools.keys() >= set(rule.needed_tools)]
     if not later:
@@ -244,7 +259,7 @@ def unchecked_calls(rules: Sequence[RuleAtWork], script: Script, path: str) -> s
     )
 
 
-def _called(rule: RuleAtWork) -> str:
+def _called(rule: RuleState) -> str:
     return f"rule {rule.number}" + (f" ({rule.rule.name})" if rule.rule.name else "")
 
 
@@ -261,3 +276,61 @@ def _file_report(file: ScriptFile) -> FileReport:
         for rule in file.rules
     ]
     return {"path": file.path, "model": file.model or None, "error": file.error or None, "rules": rules}
+
+
+def open_book(
+    settings: ScriptSettings, schemas: Schemas, rng: Random, now: Callable[[], float]
+) -> ScriptBook:
+    """Opens the scripts of the settings. ConfigError for one that cannot be used."""
+    try:
+        return ScriptBook(settings.files, rng, now, time.time, accepting(schemas))
+    except ScriptError as error:
+        raise ConfigError(f"setting script: {error}") from None
+
+
+def check_scripts(settings: ScriptSettings) -> None:
+    """ConfigError for the first script that cannot be used. Warnings are left to who opens it."""
+    for _, path in settings.files:
+        try:
+            ScriptFile("", path, Random(0)).load(count(), 0.0, accepting(Schemas()))
+        except ScriptError as error:
+            raise ConfigError(f"setting script: {error}") from None
+
+
+def accepting(schemas: Schemas) -> Accepts:
+    """What tells whether a schema accepts a value. ScriptError for a schema that is none."""
+
+    def accepts(schema: object, value: object) -> bool:
+        try:
+            return schemas.compile(schema, lenient=True).accepts(cast(JSON, value))
+        except SchemaError as error:
+            raise ScriptError(f"a schema of a tool cannot be used: {error}") from None
+
+    return accepts
+
+
+class ScriptWatch:
+    """Reads changed files again as long as the worker lives, and says at its end which rules were unused."""
+
+    def __init__(self, book: ScriptBook) -> None:
+        self._book = book
+        self._greenlet: gevent.Greenlet | None = None
+
+    def start(self) -> None:
+        self._greenlet = gevent.spawn(self._look)
+
+    def close(self) -> None:
+        """Stops looking, and logs which rules have never answered."""
+        if self._greenlet is not None:
+            self._greenlet.kill(block=False)
+        for line in self._book.unused():
+            log.warning("%s", line)
+
+    def _look(self) -> None:
+        while True:
+            gevent.sleep(LOOKS_S)
+            try:
+                if self._book.has_changed():
+                    call_off_hub(self._book.refresh)
+            except Exception:  # whatever a file has made of us, the next version of it is read
+                log.exception("a script could not be read again")

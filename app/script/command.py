@@ -15,25 +15,31 @@ from typing import get_args
 import msgspec
 
 from app.schema import Schemas
-from app.script.at_work import RuleAtWork
-from app.script.book import Decision, ScriptBook, log
-from app.script.errors import ScriptError, ScriptFailure
-from app.script.matching import WORDS, Message, Request, TooSlow, folded_text, listed, numbers
-from app.script.opening import accepting
-from app.script.rules import Family, MessageIs, Nth, Numbers, Range, TextIs, ToolResultIs, When
-from config import ConfigError
+from app.script.book import Decision, ScriptBook, accepting, log
+from app.script.matching import WORDS, Message, Request, TooSlow, folded_text, listed
+from app.script.rule_state import RuleState
+from app.script.rules import (
+    Family,
+    MessageIs,
+    Nth,
+    Range,
+    ScriptError,
+    ScriptFailure,
+    TextIs,
+    When,
+)
 from config.flags import Parser
 from config.installation import COMMAND
 
 
-def unreachable(rules: Sequence[RuleAtWork]) -> Iterator[tuple[RuleAtWork, RuleAtWork]]:
+def unreachable(rules: Sequence[RuleState]) -> Iterator[tuple[RuleState, RuleState]]:
     """Pairs of a rule and a later one that fits nothing else.
 
     Only what can be told for sure: two regexes are compared as texts, and quotas of faults are not.
     """
-    by_text: dict[str, list[RuleAtWork]] = {}
+    by_text: dict[str, list[RuleState]] = {}
     """Rules about one exact message, of which a recording may have made thousands."""
-    others: list[RuleAtWork] = []
+    others: list[RuleState] = []
     for rule in rules:
         text = _only_text(rule.rule.when)
         candidates = [*others, *(by_text.get(text, ()) if text is not None else ())]
@@ -51,85 +57,43 @@ def _only_text(when: When) -> str | None:
     return message if isinstance(message, str) else None
 
 
-def _always_answers(rule: RuleAtWork) -> bool:
-    """Whether the rule answers every request that fits its conditions."""
+def _always_answers(rule: RuleState) -> bool:
     nth = rule.rule.when.nth
     every = nth is None or isinstance(nth, Nth) and nth.count == Range()
     return every and rule.rule.when.chance >= 1 and not rule.only_fails
 
 
-def _hides(earlier: RuleAtWork, later: RuleAtWork) -> bool:
+def _hides(earlier: RuleState, later: RuleState) -> bool:
     first, second = earlier.rule.when, later.rule.when
     kinds = [each.action.numbers or (WORDS if each.action.speaks else "") for each in (earlier, later)]
-    names = [{*each.needed_tools, *_names(each.rule.when)} for each in (earlier, later)]
+    names = [{*each.needed_tools, *_values(each.rule.when.tools)} for each in (earlier, later)]
     return (
         kinds[0] in ("", kinds[1])
         and names[0] <= names[1]
-        and _tools_follow(first.tools, second.tools, bool(names[1]))
-        and _among(first.model, second.model)
-        and _among(first.api, second.api)
-        and _numbers_follow(first.turn, second.turn)
-        and _headers_follow(first, second)
-        and _result_follows(first.tool_result, second.tool_result)
+        and (not isinstance(first.tools, bool) or first.tools is second.tools)
+        and all(_covers(getattr(first, key), getattr(second, key)) for key in ("model", "api", "turn"))
+        and (
+            _covers(first.tool_result, second.tool_result)
+            or first.tool_result is True
+            and bool(second.tool_result)
+        )
+        and first.headers.items() <= second.headers.items()
         and all(_message_follows(each, _messages(second)) for each in _messages(first))
     )
 
 
-def _names(when: When) -> tuple[str, ...]:
-    return () if isinstance(when.tools, bool | None) else listed(when.tools)
+def _values(wanted: object) -> set[object]:
+    """The values that a condition lists; none for any other condition."""
+    if isinstance(wanted, tuple):
+        return set(wanted)
+    return {wanted} if isinstance(wanted, str | int) and not isinstance(wanted, bool) else set()
 
 
-def _tools_follow(first: object, second: object, is_named: bool) -> bool:
-    """Whether tools are offered, or not, as the first says wherever they are as the second says."""
-    if not isinstance(first, bool):
+def _covers(first: object, second: object) -> bool:
+    """Whether a condition is missing, the same as the later one, or lists all that the later one lists."""
+    if first is None or first == second or first is True and second not in (None, False):
         return True
-    return second is first or first and is_named
-
-
-def _among(first: str | tuple[str, ...] | None, second: str | tuple[str, ...] | None) -> bool:
-    return first is None or second is not None and set(listed(second)) <= set(listed(first))
-
-
-def _numbers_follow(first: Numbers | None, second: Numbers | None) -> bool:
-    if first is None or first == second:
-        return True
-    if isinstance(second, int | tuple):
-        fits = numbers(first)
-        return all(map(fits, second if isinstance(second, tuple) else (second,)))
-    given = Range() if second is None else second
-    if not isinstance(first, Range) or first.at_least > given.at_least:
-        return False
-    return first.at_most is None or given.at_most is not None and given.at_most <= first.at_most
-
-
-def _headers_follow(first: When, second: When) -> bool:
-    later = {name.lower(): wanted for name, wanted in second.headers.items()}
-    for name, wanted in first.headers.items():
-        if name.lower() not in later:
-            return False
-        given = later[name.lower()]
-        if wanted is not None and (given is None or not _text_follows(_text(wanted), _text(given))):
-            return False
-    return True
-
-
-def _text(wanted: str | TextIs) -> TextIs:
-    return TextIs(exact=wanted) if isinstance(wanted, str) else wanted
-
-
-def _result_follows(
-    first: bool | str | ToolResultIs | None, second: bool | str | ToolResultIs | None
-) -> bool:
-    if first is None or first is second:
-        return True
-    if isinstance(first, bool) or isinstance(second, bool | None):
-        return first is True and second is not None and second is not False
-    wanted, given = _result(first), _result(second)
-    return wanted.tool in (None, given.tool) and _text_follows(wanted, given)
-
-
-def _result(wanted: str | ToolResultIs) -> ToolResultIs:
-    return ToolResultIs(tool=wanted) if isinstance(wanted, str) else wanted
+    return bool(_values(second)) and _values(second) <= _values(first)
 
 
 def _messages(when: When) -> list[MessageIs]:
@@ -180,11 +144,7 @@ def run(argv: Sequence[str], read: ReadMessages) -> int:
 
     `read` makes of the messages of a chat what rules see of them.
     """
-    try:
-        given = _parser().parse_args(argv)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
+    given = _parser().parse_args(argv)
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
     log.setLevel(logging.WARNING)
     try:
@@ -232,7 +192,7 @@ def _explain(book: ScriptBook, request: Request, decision: Decision | None) -> N
             print(f"# {rule.place}: {_why_not(rule, request)}")
 
 
-def _why_not(rule: RuleAtWork, request: Request) -> str:
+def _why_not(rule: RuleState, request: Request) -> str:
     if not rule.concerns(request):
         return f"has nothing for {request.api}"
     try:

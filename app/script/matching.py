@@ -1,22 +1,22 @@
-"""Whether a request fits the `when` of a rule, looked at condition by condition."""
+"""Compares a request with the `when` of a rule, condition by condition."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from itertools import takewhile
+from itertools import islice, takewhile
 
 import regex
 from msgspec import Struct
 
 from app.clock.pause import call_off_hub
-from app.script.errors import ScriptError
-from app.script.rules import MessageIs, Numbers, Range, TextIs, Texts, ToolResultIs, When
+from app.script.rules import MessageIs, Numbers, Range, ScriptError, TextIs, Texts, ToolResultIs, When
 
 SEARCH_S = 0.005
-"""What one search of a regex may take."""
+"""Most seconds of one search of a regex."""
 SHORT = 1 << 14
 """Characters of a text that is searched at once; a longer one is searched in another thread, without the GIL.
 
@@ -53,46 +53,35 @@ class Message(Struct, frozen=True, gc=False):
     tool: str = ""
 
 
+@dataclass
 class Request:
-    """What rules see of a request. `key` names who asks (API key or address), `header` takes any case."""
+    """A request as rules see it.
 
-    def __init__(
-        self,
-        api: str,
-        model: str,
-        messages: Sequence[Message],
-        tools: Mapping[str, object],
-        header: Callable[[str], str | None],
-        key: Callable[[], str],
-        path: str = "",
-        tokens: float = 0.0,
-        wants: str | None = None,
-        breathe: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`tools`: name to the JSON Schema of its arguments; `tokens`: an estimate of its own.
+    `tools`: name to the JSON Schema of its arguments; `header` takes any case; `key` names the caller by API
+    key or address; `tokens`: an estimate. `wants`: embedding, classes, score or words; what its family wants,
+    unless it is given. `breathe` is called between parts of long work, and may pause.
+    """
 
-        `wants`: embedding, classes, score or words; what its family wants, unless it is given. `breathe` is
-        called between parts of long work, and may pause.
-        """
-        self.breathe = breathe
-        self.wants = WANTS.get(api, WORDS) if wants is None else wants
-        self.api = api
-        self.model = model
-        self.messages = messages
-        self.tools = tools
-        self.header = header
-        self.key = key
-        self.path = path
-        self.tokens = tokens
+    api: str
+    model: str
+    messages: Sequence[Message]
+    tools: Mapping[str, object]
+    header: Callable[[str], str | None]
+    key: Callable[[], str]
+    path: str = ""
+    tokens: float = 0.0
+    wants: str = ""
+    breathe: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.wants = self.wants or WANTS.get(self.api, WORDS)
 
     @property
     def last(self) -> str:
-        """Text of the last message."""
         return self.messages[-1].text if self.messages else ""
 
     @property
     def user(self) -> str:
-        """Text of the last user message."""
         return next((each.text for each in reversed(self.messages) if each.role == "user"), "")
 
     @cached_property
@@ -102,7 +91,7 @@ class Request:
 
     @cached_property
     def tool_results(self) -> Sequence[Message]:
-        """Those that end the conversation, in their order."""
+        """The tool results that end the conversation, in their order."""
         return list(takewhile(lambda each: each.role == "tool", reversed(self.messages)))[::-1]
 
     @cached_property
@@ -136,7 +125,6 @@ class Groups(Struct):
         self.named |= {name: _captured(found, name) for name in found.re.groupindex}
 
     def values(self) -> dict[str | int, str]:
-        """As templates see them: by number, also where that is a text, and by name."""
         values: dict[str | int, str] = dict(enumerate(self.numbered))
         return values | {str(number): text for number, text in enumerate(self.numbered)} | self.named
 
@@ -164,7 +152,7 @@ class Conditions:
         return all(holds(request, groups) for holds in self._checks.values())
 
     def misfit(self, request: Request) -> str:
-        """The key of the first condition that does not hold; empty when all do."""
+        """Returns the key of the first condition that does not hold; empty when all do."""
         groups = Groups()
         return next((key for key, holds in self._checks.items() if not holds(request, groups)), "")
 
@@ -201,9 +189,7 @@ class Conditions:
             self._checks["tool_result"] = self._tool_result(wanted_result)
 
     def _header(self, name: str, wanted: str | TextIs | None) -> Check:
-        if wanted is None:
-            return lambda request, _: request.header(name) is not None
-        check = self._text(TextIs(exact=wanted) if isinstance(wanted, str) else wanted)
+        check = self._text(TextIs(exact=wanted) if isinstance(wanted, str) else wanted or TextIs())
 
         def holds(request: Request, groups: Groups) -> bool:
             found = request.header(name)
@@ -219,26 +205,20 @@ class Conditions:
             of_role: Iterable[Message] = reversed(request.messages) if last else request.messages
             if wanted.role is not None:
                 of_role = (message for message in of_role if message.role == wanted.role)
-            if wanted.which != "any":
-                one = next(iter(of_role), None)
-                return one is not None and check(one.text, request, groups)
-            return any(check(message.text, request, groups) for message in of_role)
+            looked_at = of_role if wanted.which == "any" else islice(of_role, 1)
+            return any(check(message.text, request, groups) for message in looked_at)
 
         return holds
 
     def _tool_result(self, wanted: ToolResultIs) -> Check:
         check = self._text(wanted)
-
-        def holds(request: Request, groups: Groups) -> bool:
-            return any(
-                (wanted.tool is None or wanted.tool == each.tool) and check(each.text, request, groups)
-                for each in request.tool_results
-            )
-
-        return holds
+        return lambda request, groups: any(
+            wanted.tool in (None, each.tool) and check(each.text, request, groups)
+            for each in request.tool_results
+        )
 
     def _text(self, wanted: TextIs) -> TextCheck:
-        """What finds out whether a text is what is wanted."""
+        """Returns a function that tells whether a text is wanted."""
         fold = folded_text if wanted.ignore_case else str
         exact = None if wanted.exact is None else {fold(text) for text in listed(wanted.exact)}
         parts = None if wanted.contains is None else [fold(text) for text in listed(wanted.contains)]
@@ -281,7 +261,7 @@ class Conditions:
 
 
 def numbers(wanted: Numbers) -> Callable[[int], bool]:
-    """Whether a number is one of those."""
+    """Returns a function that tells whether a number is wanted."""
     if isinstance(wanted, Range):
         least, most = wanted.at_least, wanted.at_most
         return lambda number: number >= least and (most is None or number <= most)

@@ -11,8 +11,7 @@ from typing import get_args
 import msgspec
 from msgspec.structs import fields
 
-from app.script.errors import ScriptError
-from app.script.rules import PARTS, PASS, Family, Rule, Scope, Script, Then
+from app.script.rules import PARTS, PASS, Family, Rule, Scope, Script, ScriptError, Then
 from config.declaration import ConfigError
 from config.yaml_file import parse_yaml
 
@@ -62,12 +61,12 @@ def script_of(document: Mapping[str, object], path: str) -> Script:
 
 
 def place(path: str, number: int, name: str = "") -> str:
-    """How errors and logs call a rule."""
+    """Names a rule in errors and logs."""
     return f"script {path}: rule {number}" + (f" ({name})" if name else "")
 
 
 def flaw_of(rule: Rule) -> str:
-    """What msgspec cannot check; empty when nothing is wrong."""
+    """Returns a flaw that msgspec cannot see; empty when nothing is wrong."""
     then = rule.then
     if not isinstance(then, Then):
         return "" if then == PASS else f"then: must be {PASS!r} or a mapping, got {then[:40]!r}"

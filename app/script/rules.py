@@ -9,6 +9,18 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+
+class ScriptError(ValueError):
+    """A file that cannot be used. Its text is one line with the file, the rule's number and the key."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+class ScriptFailure(Exception):
+    """A rule fits a request and cannot answer it; one sentence that names file and rule."""
+
+
 Family = Literal[
     "chat", "completions", "responses", "messages", "generate",
     "embeddings", "pooling", "classify", "score", "rerank",
@@ -30,7 +42,7 @@ class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class TextIs(Part, frozen=True, kw_only=True):
-    """What a text is: all that is given here holds. Of several texts in a list one is enough."""
+    """Conditions of a text, all of which hold. Of several texts in a list one is enough."""
 
     exact: Texts | None = None
     contains: Texts | None = None
@@ -127,11 +139,11 @@ Classes = (
 
 
 class Then(Part, frozen=True, kw_only=True):
-    """What happens then."""
+    """The action of a rule."""
 
     text: str | None = None
     json: object | UnsetType = UNSET
-    """Said as JSON."""
+    """A value that is written as JSON."""
     tool_calls: tuple[Call, ...] = ()
     reasoning: str | None = None
     embedding: Annotated[tuple[float, ...], Meta(min_length=1)] | str | None = None

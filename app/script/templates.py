@@ -19,14 +19,12 @@ from jinja2 import TemplateError, meta, nodes
 from jinja2.runtime import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from app.script.errors import ScriptError, ScriptFailure
+from app.script.rules import ScriptError, ScriptFailure
 
 MOST_CHARACTERS = 1 << 18
 """Of a text that a template, or a filter in it, makes."""
 MOST_NODES = 2000
 """Of the tree of one template."""
-MOST_TEXTS = 64
-"""How often a template may name a text of the request, each of which has up to 65,536 characters."""
 MOST_BITS = 1024
 MOST_DIGITS = 20
 MOST_HEX = 64
@@ -34,9 +32,13 @@ NAMES = frozenset(
     ("match", "message", "user", "tool_result", "model", "api", "turn", "count", "now", "unix", "header")
 )
 """What a template can use; `docs/scripts.md` says what each is."""
-TEXTS = frozenset(("match", "message", "user", "tool_result", "header"))
 FUNCTIONS = frozenset(("random", "choose", "hex", "header"))
 """Those of them, and of the draws, that are called."""
+FILTERS = (
+    *("upper", "lower", "capitalize", "title", "trim", "int", "float", "length", "first", "last"),
+    *("default", "string", "abs"),
+)
+TESTS = ("defined", "none", "string", "number", "odd", "even")
 ALLOWED = (
     *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name, nodes.Getattr),
     *(nodes.Getitem, nodes.Filter, nodes.Test, nodes.Call, nodes.CondExpr, nodes.If, nodes.Compare),
@@ -77,7 +79,7 @@ class Template:
             raise ScriptError(f"template {source[:60]!r}: is nested too deeply") from None
 
     def text(self, values: Values) -> str:
-        """The text with its holes filled. ScriptFailure when that cannot be done."""
+        """Fills the holes. ScriptFailure when that cannot be done."""
         if self.is_constant:
             return self.source
         return str(self._made(lambda: "".join(_limited(self._template.generate(**values)))))
@@ -96,27 +98,23 @@ class Template:
             raise ScriptFailure(f"its template {self.source[:60]!r} failed: {error}") from None
 
 
-class Draws:
+class RandomFunctions:
     """Random values for templates, from one stream."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
 
     def random(self, least: int = 0, most: int = 100) -> int:
-        """A whole number from `least` to `most`."""
         return self._rng.randint(least, most)
 
     def choose(self, *items: object) -> object:
-        """One of `items`."""
         return self._rng.choice(items)
 
     def hex(self, digits: int = 8) -> str:
-        """So many hexadecimal digits, at most `MOST_HEX`."""
         digits = max(1, min(digits, MOST_HEX))
         return f"{self._rng.getrandbits(4 * digits):0{digits}x}"
 
     def values(self) -> dict[str, object]:
-        """By the names that templates know them by."""
         return {"random": self.random, "choose": self.choose, "hex": self.hex}
 
 
@@ -135,34 +133,23 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 def _environment() -> _Environment:
     environment = _Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    kept = ("upper", "lower", "capitalize", "title", "trim", "int", "float", "length", "first", "last")
-    filters = {name: environment.filters[name] for name in (*kept, "default", "string", "abs")}
-    environment.filters = {
-        **filters,
-        "replace": _replace,
-        "round": _round,
-        "json": _json,
-        "date": _date,
-        "truncate": _truncate,
-    }
-    environment.tests = {
-        name: environment.tests[name] for name in ("defined", "none", "string", "number", "odd", "even")
-    }
+    ours = {"replace": _replace, "round": _round, "json": _json, "date": _date, "truncate": _truncate}
+    environment.filters = {name: environment.filters[name] for name in FILTERS} | ours
+    environment.tests = {name: environment.tests[name] for name in TESTS}
     environment.globals = {}
     return environment
 
 
 def _check(tree: nodes.Template, names: frozenset[str], groups: frozenset[str] | None) -> None:
-    """Raise TemplateError for what a template of a script cannot have."""
-    texts = 0
+    """Raises TemplateError for what a template of a script cannot have."""
     for number, node in enumerate(_nodes(tree)):
-        texts += isinstance(node, nodes.Name) and node.name in TEXTS
-        if number > MOST_NODES or texts > MOST_TEXTS:
-            raise TemplateError(f"is too long; {MOST_TEXTS} times it may name a text of the request")
+        if number > MOST_NODES:
+            raise TemplateError(f"has more than {MOST_NODES} parts")
         if not isinstance(node, ALLOWED):
             what = CALLED.get(type(node), type(node).__name__.lower())
             raise TemplateError(f"{what} (line {node.lineno}) is not possible in a script")
-        if isinstance(node, nodes.Call) and not _is_ours(node.node):
+        called = node.node if isinstance(node, nodes.Call) else None
+        if called is not None and not (isinstance(called, nodes.Name) and called.name in FUNCTIONS):
             raise TemplateError(f"only {', '.join(sorted(FUNCTIONS))} can be called (line {node.lineno})")
         group = _group_of(node)
         if group is not None and groups is not None and group not in groups:
@@ -172,10 +159,6 @@ def _check(tree: nodes.Template, names: frozenset[str], groups: frozenset[str] |
     if unknown:
         known = ", ".join(sorted(names | FUNCTIONS))
         raise TemplateError(f"unknown name {min(unknown)!r}; there are {known}")
-
-
-def _is_ours(called: nodes.Node) -> bool:
-    return isinstance(called, nodes.Name) and called.name in FUNCTIONS
 
 
 def _nodes(tree: nodes.Node) -> Iterator[nodes.Node]:

@@ -88,7 +88,6 @@ class FailureReason(logging.Handler):
 
     @classmethod
     def of(cls, logger_name: str) -> FailureReason:
-        """Take over the logger of that name."""
         logger, reason = logging.getLogger(logger_name), cls()
         logger.handlers, logger.propagate = [reason], False
         return reason
@@ -153,14 +152,14 @@ class SpanSender(SpanProcessor):
             self._hurry.set()
 
     def force_flush(self, timeout_millis: int = int(FLUSH_S * 1000)) -> bool:
-        """Send what waits. False when it could not be sent in time."""
+        """Sends the spans that wait. False when they could not be sent in time."""
         self._hurry.set()
         if self._sender is not None:
             self._sender.join(timeout_millis / 1000)
         return self._sender is None
 
     def shutdown(self) -> None:
-        """At exit: send what waits, if that can be done soon."""
+        """Sends the spans that wait, at exit, if that can be done soon."""
         self._ending = True
         if self.force_flush():
             self._exporter.shutdown()
@@ -169,7 +168,7 @@ class SpanSender(SpanProcessor):
             self._report_losses()
 
     def _send(self) -> None:
-        """Greenlet: send all that ended, and end."""
+        """Greenlet: sends all that ended, and ends."""
         try:
             while self._ended:
                 self._hurry.wait(DELAY_S)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.api.admin.config import PeerRanks
 from app.clock.clock import Clock
 from app.clock.streams import Streams
 from app.console import page, routes
+from app.console.bars import Bars, Origin
 from app.console.feed import Feed
 from app.console.load import Generator
 from app.console.observer import Observer
@@ -18,7 +20,9 @@ from app.engine.engine import Engine
 from app.engine.lifecycle import Operations
 from app.engine.sequence import WatchedEngine
 from app.http.body import BodyLimits
-from app.middleware.console import ConsoleWatch
+from app.http.context import RequestContext
+from app.http.response import Response
+from app.middleware.stack import Middleware
 from app.simulated.corpus import sample_sentences
 from app.tokenization import Tokenizer
 from app.web.application import Understudy
@@ -29,12 +33,29 @@ from config.settings import ServerSettings
 if TYPE_CHECKING:
     from app.kvcache.publisher import Publisher
 
+OURS = ("/admin", "/console")
+"""Beginnings of paths that the console does not show."""
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def has_scripts(app: Understudy) -> bool:
     """Whether replies can be scripted, and somebody tells which script said what."""
     return any(route.path == "/admin/script" for route in app.routes)
+
+
+class ConsoleWatch(Middleware):
+    """Shows each choice of each request as a bar, and requests that are refused before there is one."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
+
+    def begin(self, context: RequestContext) -> None:
+        if context.method == "POST" and not context.path.startswith(OURS):
+            context.observers = (*context.observers, partial(self._bars.watch, Origin.of(context)))
+
+    def end(self, context: RequestContext, response: Response) -> None:
+        if response.status >= 400 and context.method == "POST" and not context.path.startswith(OURS):
+            self._bars.refused(context, response.status)
 
 
 class Console:

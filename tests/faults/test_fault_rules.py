@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config import ConfigError, Settings
+from config import ConfigError
 from config.fault_rules import (
     ACTIONS,
     DisconnectRule,
@@ -18,7 +18,6 @@ from config.fault_rules import (
     parse_fault,
     parse_fault_rules,
 )
-from config.live import LiveSettings
 from config.loader import load
 
 
@@ -30,10 +29,6 @@ def test_a_list_of_objects_becomes_rules() -> None:
 @pytest.mark.parametrize("text", [None, "", "[]"])
 def test_no_rules_are_rules_too(text: str | None) -> None:
     assert parse_fault_rules(text) == ()
-
-
-def test_one_object_is_one_rule() -> None:
-    assert parse_fault_rules('{"action": "stall", "seconds": 2}') == (StallRule(seconds=2),)
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -72,14 +67,6 @@ def test_a_wrong_rule_stops_the_start_with_its_number_and_flaw(rule: object, fla
     line = str(refused.value)
     assert line.startswith("setting fault-rules: ") and "(flag --fault-rules) is wrong: rule 2: " in line
     assert flaw in line
-
-
-def test_a_wrong_change_changes_nothing() -> None:
-    live = LiveSettings(load(["--fault-rules", '[{"action": "empty"}]'], {}))
-    with pytest.raises(ConfigError, match="rule 1: no action 'explode'"):
-        live.change({"fault-rules": [{"action": "explode"}], "failure-injection-rate": 50})
-    assert live.current.failures.fault_rules == '[{"action": "empty"}]'
-    assert live.current.failures.failure_injection_rate == 0
 
 
 def test_in_a_yaml_file_rules_are_written_as_yaml(tmp_path: Path) -> None:
@@ -133,7 +120,3 @@ def test_whatever_a_header_says_it_is_a_rule_or_a_value_error(text: str) -> None
         assert parse_fault(text).action in ACTIONS
     except ValueError as error:
         assert str(error)
-
-
-def test_the_default_is_no_rules() -> None:
-    assert Settings().failures.fault_rules is None

@@ -44,12 +44,6 @@ def test_a_rate_of_nothing_never_fails_and_one_of_hundred_always() -> None:
     assert all(draw_failure(100, (), rng) for _ in range(1000))
 
 
-def test_without_a_rate_no_random_number_is_drawn() -> None:
-    rng, same = Random(1), Random(1)
-    draw_failure(0, (), rng)
-    assert rng.random() == same.random()
-
-
 @pytest.mark.parametrize("rate", [1, 30, 99])
 def test_so_many_percent_fail(rate: int) -> None:
     rng = Random(rate)
@@ -75,10 +69,3 @@ def test_what_is_no_status_of_an_error_is_a_bad_request(text: str) -> None:
     error = returned_error(text)
     assert (error.status, error.type) == (400, "BadRequestError")
     assert "X-Return-Error" in error.message
-
-
-def test_types_by_status() -> None:
-    kinds = {400: "BadRequestError", 403: "PermissionDeniedError", 422: "UnprocessableEntityError"}
-    kinds |= {408: "APIConnectionError", 451: "APIConnectionError", 500: "InternalServerError"}
-    kinds |= {599: "InternalServerError", 401: "AuthenticationError", 429: "RateLimitError"}
-    assert {status: error_type(status) for status in kinds} == kinds

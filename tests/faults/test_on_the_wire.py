@@ -91,12 +91,6 @@ def test_one_chunk_is_no_json_and_the_others_are_in_order(faulty: RunningServer,
 
 
 @every_path
-def test_a_whole_answer_is_no_json(faulty: RunningServer, path: str) -> None:
-    answer = got(faulty.port, path, False, "malformed-chunk")
-    assert answer.whole and not is_json(answer.body.decode())
-
-
-@every_path
 @every_version
 def test_only_the_last_event_is_missing(faulty: RunningServer, path: str, version: str) -> None:
     usual = got(faulty.port, path, True, version=version)
@@ -200,18 +194,6 @@ def test_who_waits_waits_alone_and_gives_its_place_back_when_it_leaves(
             assert got(faulty.port, path, True).chunks[-1] == DONE
         assert running(faulty.port) == 1 and received.count(b"data: ") == seen
     wait_until(lambda: running(faulty.port) == 0)
-
-
-def test_a_short_stall_changes_nothing_but_the_time(faulty: RunningServer) -> None:
-    stalled = got(faulty.port, TEXT, True, "stall; seconds=0.05; after=2")
-    assert stalled.chunks[-1] == DONE and len(stalled.chunks) == len(got(faulty.port, TEXT, True).chunks)
-    assert got(faulty.port, TEXT, False, "stall; seconds=0.05; after=2").status == 200
-
-
-def test_what_is_refused_is_not_damaged(faulty: RunningServer) -> None:
-    with Asker(faulty.port) as asker:
-        answer = asker.send(TEXT, question(TEXT, False, max_tokens=-1), X_Fault="truncated-json").answer()
-        assert answer and answer.status == 400 and json.loads(answer.body)["error"]["param"] == "max_tokens"
 
 
 def test_nothing_waits_for_a_place_that_a_fault_took(faulty: RunningServer) -> None:

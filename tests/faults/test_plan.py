@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from app.faults.injector import FaultPlan
+from app.faults.injector import FaultInjector
 from config.live import LiveSettings
 from config.loader import load
 from tests.faults.asking import Moment, asking
 
 
-def planned(**values: Any) -> tuple[FaultPlan, LiveSettings]:
-    live, plan = LiveSettings(load((), {})), FaultPlan(Random(1), Moment())
+def planned(**values: Any) -> tuple[FaultInjector, LiveSettings]:
+    live, plan = LiveSettings(load((), {})), FaultInjector(Random(1), Moment())
     live.subscribe(plan.on_settings)
     live.change({name.replace("_", "-"): value for name, value in values.items()})
     return plan, live
 
 
-def status(plan: FaultPlan, **headers: str) -> int | None:
+def status(plan: FaultInjector, **headers: str) -> int | None:
     fault = plan.fault_for(asking(**headers))
     return fault.error.status if fault and fault.error else None
 
@@ -124,12 +124,6 @@ def test_scripts_of_headers_are_remembered_up_to_a_limit_of_memory() -> None:
         assert plan.size_bytes <= plan.limit_bytes
     assert plan.fault_for(asking(X_Fault="error;times=1;name=1999")) is None
     assert plan.fault_for(asking(X_Fault="error;times=1;name=0")) is not None
-
-
-def test_a_header_too_large_to_be_remembered_is_still_a_fault() -> None:
-    plan, _ = planned()
-    fault = plan.fault_for(asking(X_Fault=f"error;message={'m' * plan.limit_bytes}"))
-    assert fault and fault.name == "error" and plan.size_bytes == 0
 
 
 @pytest.mark.slow

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from fnmatch import fnmatchcase
 from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from app.faults.fault import Fault
-from app.faults.script import PATHS, FaultScript, RequestFacts, path_matches
+from app.faults.script import PATHS, FaultScript, RequestFacts
 from config.fault_rules import parse_fault_rules
 from tests.faults.asking import CHAT, TEXT, asking
 
@@ -55,24 +52,11 @@ def test_a_matcher_lets_others_pass(matcher: dict[str, Any], hit: RequestFacts, 
     assert struck(script({"action": "empty", **matcher}), miss, hit) == [False, True]
 
 
-PATTERN = st.text(st.sampled_from("ab/*?[]!-"), max_size=12)
-
-
-@pytest.mark.slow
-@given(PATTERN, st.text(st.sampled_from("ab/-!]"), max_size=8))
-@example("[]a]", "]")
-@example("[!]-a]", "b")
-@example("[b-a]", "b")
-@example("[a-]*[!b]", "-/a")
-@settings(max_examples=2000)
-def test_a_path_matches_a_pattern_as_a_file_name_does(pattern: str, path: str) -> None:
-    assert path_matches(pattern, path) == fnmatchcase(path, pattern)
-
-
-@pytest.mark.parametrize("pattern", ["*" * 8000, "*a" * 4000, "[" * 8000, "[!" * 4000 + "]", "?" * 8000])
+@pytest.mark.parametrize("pattern", ["*", "*a", "[", "[!", "?", "*?", "[a-]"])
 def test_a_pattern_made_to_be_slow_is_not(pattern: str) -> None:
+    slow = script({"action": "empty", "path": (pattern * 256)[:256]})
     begun_s = time.process_time()
-    path_matches(pattern, "/v1/chat/completions" * 2)
+    struck(slow, asking("/v1/chat/completions" * 2))
     assert time.process_time() - begun_s < 0.02
 
 

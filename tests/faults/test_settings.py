@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import pytest
 import requests
 
-from tests.faults.client import CHAT, TEXT, ask, got, question
+from tests.faults.client import CHAT, TEXT, got, question
 from tests.running_server import running_server
 
 
@@ -39,39 +37,3 @@ def test_rules_in_a_yaml_file_strike_whom_they_name(tmp_path: Path) -> None:
         broken = got(server.port, CHAT, True, X_Team="chaos")
         assert not broken.whole and len(broken.chunks) == 2
         assert got(server.port, CHAT, True, X_Team="order").whole
-
-
-def test_a_wrong_rule_stops_the_start() -> None:
-    with (
-        pytest.raises(RuntimeError, match="rule 1: no action 'explode'"),
-        running_server("--fault-rules", json.dumps([{"action": "explode"}])),
-    ):
-        pass
-
-
-def test_a_change_of_settings_holds_from_the_next_request_on() -> None:
-    with running_server() as server:
-
-        def change(**values: object) -> int:
-            named = {name.replace("_", "-"): value for name, value in values.items()}
-            return requests.post(server.url + "/admin/config", json=named, timeout=20).status_code
-
-        assert post(server.url, TEXT).status_code == 200
-        assert change(failure_injection_rate=100, failure_types=["server_error"]) == 200
-        assert post(server.url, TEXT).status_code == 503
-        assert change(fault_rules=[{"action": "error", "status": 418, "every": 2}]) == 200
-        assert [post(server.url, TEXT).status_code for _ in range(4)] == [503, 418, 503, 418]
-        assert change(fault_rules=[{"action": "explode"}], failure_injection_rate=0) == 400
-        assert change(failure_types=["bogus"]) == 400
-        assert post(server.url, TEXT).status_code == 503
-        assert change(fault_rules=None, failure_injection_rate=0) == 200
-        assert post(server.url, TEXT).status_code == 200
-
-
-def test_the_seed_decides_which_requests_fail() -> None:
-    def failed() -> list[bool]:
-        with running_server("--failure-injection-rate", "50", "--seed", "5") as server:
-            return [ask(server.port, TEXT, False).status != 200 for _ in range(20)]  # type: ignore[union-attr]
-
-    first = failed()
-    assert first == failed() and set(first) == {True, False}

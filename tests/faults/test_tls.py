@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.client import CHAT, PATHS, Asker, Got, question
-from tests.hostile.wire import wait_until
+from tests.faults.client import CHAT, PATHS, Asker, question
 from tests.running_server import running_server
 
 DONE = "data: [DONE]"
@@ -43,19 +42,6 @@ def context() -> ssl.SSLContext:
     return trusting
 
 
-def get(port: int, path: str) -> Got | None:
-    with Asker(port, context()) as asker:
-        asker.sock.sendall(f"GET {path} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
-        return asker.answer()
-
-
-def ask(port: int, path: str, stream: bool, fault: str) -> Got:
-    with Asker(port, context()) as asker:
-        answer = asker.send(path, question(path, stream), X_Fault=fault).answer()
-        assert answer is not None
-        return answer
-
-
 @pytest.mark.parametrize("path", PATHS)
 def test_a_stream_breaks_off_after_so_many_chunks(port: int, path: str) -> None:
     with Asker(port, context()) as asker:
@@ -71,28 +57,3 @@ def test_the_connection_ends_before_the_status_line(port: int) -> None:
     with Asker(port, context()) as asker:
         asker.send(CHAT, question(CHAT, True), X_Fault="disconnect")
         assert asker.is_closed()
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_the_other_faults_are_the_same(port: int, path: str) -> None:
-    assert len(ask(port, path, True, "truncate; after=2").chunks) == 2
-    assert DONE not in ask(port, path, True, "missing-done").chunks
-    assert ask(port, path, True, "empty").body == b""
-    assert "}{" in ask(port, path, True, "malformed-chunk; chunk=2").chunks[1]
-    assert ask(port, path, False, "truncated-json").whole
-    assert ask(port, path, True, "stall; seconds=0.01").chunks[-1] == DONE
-
-
-def test_no_place_is_left_taken(port: int) -> None:
-    for fault in ("disconnect; after=1", "truncate", "empty", "disconnect"):
-        with Asker(port, context()) as asker:
-            asker.send(CHAT, question(CHAT, True), X_Fault=fault)
-            asker.sock.recv(1) if fault != "disconnect" else asker.is_closed()
-    wait_until(lambda: running(port) == 0)
-
-
-def running(port: int) -> float:
-    answer = get(port, "/metrics")
-    assert answer
-    (line,) = (line for line in answer.body.splitlines() if line.startswith(b"vllm:num_requests_running{"))
-    return float(line.split()[-1])

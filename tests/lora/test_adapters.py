@@ -20,7 +20,7 @@ from app.lora.adapters import (
     LoRASlots,
     rank_of,
 )
-from app.metrics.lora_residency import LoraResidency
+from app.metrics.lora import LoraResidency
 
 
 def names(registry: LoRARegistry) -> list[str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from app.metrics.families import EngineFamilies
+from app.metrics.families import ABORTED, EngineFamilies, engine_table
 from app.metrics.instruments import Counter, Gauge, Histogram
+from app.metrics.sequences import FinishedSequence
 
 
 class DirectRecorder:
@@ -14,7 +14,7 @@ class DirectRecorder:
 
     def __init__(self, now: Callable[[], float]) -> None:
         server = {"model_name": "tiny", "engine": "0"}
-        self._families = EngineFamilies(server, 2048, {}, now)
+        self._families = EngineFamilies((*engine_table({}), *ABORTED), server, now, 2048)
         self._families.one(Gauge, "engine_sleep_state", sleep_state="awake").set(1)
         self._step = 0
         self._step_tokens = 0
@@ -36,21 +36,22 @@ class DirectRecorder:
         self._inc("prompt_tokens_by_source_total", cached_tokens, source="local_cache_hit")
         self._inc("prompt_tokens_cached_by_source_total", cached_tokens, source="device")
 
-    def finished(self, reason: str, **row: Any) -> None:
-        self._inc("request_success_total", 1, finished_reason=reason)
-        for name in ("queue", "prefill", "decode"):
-            self._observe(f"request_{name}_time_seconds", row[f"{name}_s"])
-        self._observe("e2e_request_latency_seconds", row["e2e_s"])
-        self._observe("request_inference_time_seconds", row["prefill_s"] + row["decode_s"])
-        after_first = row["generation_tokens"] - 1
-        mean_s = row["decode_s"] / after_first if after_first > 0 else 0
+    def sequence_finished(self, row: FinishedSequence) -> None:
+        self._inc("request_success_total", 1, finished_reason=row.reason)
+        self._observe("request_queue_time_seconds", row.queue_s)
+        self._observe("request_prefill_time_seconds", row.prefill_s)
+        self._observe("request_decode_time_seconds", row.decode_s)
+        self._observe("e2e_request_latency_seconds", row.e2e_s)
+        self._observe("request_inference_time_seconds", row.prefill_s + row.decode_s)
+        after_first = row.generation_tokens - 1
+        mean_s = row.decode_s / after_first if after_first > 0 else 0
         self._observe("request_time_per_output_token_seconds", mean_s)
-        self._observe("request_num_preemptions", row["preemptions"])
-        self._observe("request_prompt_tokens", row["prompt_tokens"])
-        self._observe("request_prefill_kv_computed_tokens", row["prompt_tokens"] - row["cached_tokens"])
-        self._observe("request_generation_tokens", row["generation_tokens"])
-        if row["max_tokens"]:
-            self._observe("request_params_max_tokens", row["max_tokens"])
+        self._observe("request_num_preemptions", row.preemptions)
+        self._observe("request_prompt_tokens", row.prompt_tokens)
+        self._observe("request_prefill_kv_computed_tokens", row.prompt_tokens - row.cached_tokens)
+        self._observe("request_generation_tokens", row.generation_tokens)
+        if row.max_tokens:
+            self._observe("request_params_max_tokens", row.max_tokens)
 
     def completed(self, n: int, longest: int) -> None:
         self._observe("request_params_n", n)

@@ -7,7 +7,7 @@ from flask import Flask
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.http.response import Response
-from app.metrics.exposition import CONTENT_TYPE, Exposition, engine_families
+from app.metrics.exposition import Exposition, engine_families
 from app.metrics.recorder import Recorder
 from app.middleware.http_metrics import HttpMetrics
 from tests.application import request
@@ -78,7 +78,3 @@ def test_process_families_are_read_now_and_then_and_the_others_always(clock: Clo
         assert f'vllm:generation_tokens_total{{engine="0",model_name="tiny"}} {count}.0\n' in text
         assert "python_info" in text
     assert reads == [0.0, 1.0]
-
-
-def test_the_content_type_is_the_text_format() -> None:
-    assert CONTENT_TYPE == "text/plain; version=0.0.4; charset=utf-8"

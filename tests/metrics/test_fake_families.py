@@ -9,7 +9,7 @@ import pytest
 from app.metrics.fake import HISTOGRAMS, total_tokens
 from app.metrics.families import FINISHED, FIRST_TOKEN, INTER_TOKEN, token_bounds
 from config.fake_metrics import FINISH_REASONS, TPOT_BUCKETS, TTFT_BUCKETS
-from tests.metrics.faked import START, Faked
+from tests.metrics.faked import Faked
 
 ALWAYS = {"cache_config_info", "lora_requests_info"}
 SERVER = 'engine="0",model_name="tiny"'
@@ -73,11 +73,6 @@ def test_without_adapters_there_is_one_empty_entry_of_now() -> None:
     ]
 
 
-def test_the_cache_configuration_is_always_told() -> None:
-    (sample,) = Faked({}).samples("cache_config_info")
-    assert sample.endswith(" 1.0") and 'block_size="16"' in sample
-
-
 # Histograms
 
 
@@ -121,13 +116,6 @@ def test_every_list_of_counts_has_its_family(key: str, family: str) -> None:
         "request_generation_tokens": {"generation_tokens_total"},
     }
     assert faked.names() == {name} | others.get(name, set()) | ALWAYS
-
-
-def test_an_older_name_repeats_the_numbers() -> None:
-    faked = Faked({"tpot-buckets-values": [0, 0, 1, 2, 3]})
-    modern = faked.samples("inter_token_latency_seconds_bucket")
-    older = faked.samples("time_per_output_token_seconds_bucket")
-    assert [line.replace("time_per_output_token", "inter_token_latency") for line in older] == modern
 
 
 # Totals
@@ -198,11 +186,6 @@ def test_without_fake_metrics_the_true_ones_are_told() -> None:
 def test_the_families_of_the_process_and_of_http_stay_true() -> None:
     text = Faked({}).scrape().decode()
     assert "process_open_fds" in text and "http_request_duration_highr_seconds_count" in text
-
-
-def test_a_family_says_when_it_was_created() -> None:
-    faked = Faked({"total-prompt-tokens": 1})
-    assert faked.value("prompt_tokens_created") == START
 
 
 # What config/ knows without the table

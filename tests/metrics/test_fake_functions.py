@@ -37,13 +37,6 @@ def test_a_function_stays_between_its_start_and_its_end(
     assert min(start, end) - 1e-9 <= value <= max(start, end) + 1e-9
 
 
-@given(st.sampled_from([shape for shape in SHAPES if shape != "ramp"]), LEVELS, LEVELS, st.integers(1, 100))
-def test_all_but_the_ramp_repeat_each_period(shape: str, start: float, end: float, period_s: int) -> None:
-    function = Function(shape, start, end, period_s)
-    first, later = (value_at(function, at_s, STEP_S) for at_s in (0.25 * period_s, 7.25 * period_s))
-    assert first == pytest.approx(later)
-
-
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(1, 100))
 def test_a_value_keeps_for_a_step(early: int, late: int, step: int) -> None:
     function = Function("ramp", 0, 10_000, 10_000)
@@ -74,15 +67,6 @@ def test_a_share_of_the_way_is_not_lost_to_rounding() -> None:
     assert faked.value("num_requests_running") == 29
 
 
-def test_a_reset_starts_again() -> None:
-    faked = Faked({"running-requests": "rampreset:10:0:5s"})
-    told = []
-    for _ in range(11):
-        told.append(faked.value("num_requests_running"))
-        faked.clock.advance(1)
-    assert told == [10, 8, 6, 4, 2, 10, 8, 6, 4, 2, 10]
-
-
 def test_a_value_changes_only_with_the_refresh_interval() -> None:
     faked = Faked({"running-requests": "ramp:0:100:100s"}, "--fake-metrics-refresh-interval", "10s")
     told = []
@@ -100,10 +84,3 @@ def test_a_function_starts_when_it_is_set() -> None:
     assert (faked.value("num_requests_running"), faked.value("num_requests_waiting")) == (7, 2)
     faked.update(running_requests="ramp:10:0:10s")
     assert (faked.value("num_requests_running"), faked.value("num_requests_waiting")) == (10, 2)
-
-
-def test_a_number_ends_a_function() -> None:
-    faked = Faked({"running-requests": "ramp:0:10:10s"})
-    faked.update(running_requests=4)
-    faked.clock.advance(5)
-    assert faked.value("num_requests_running") == 4

@@ -146,13 +146,6 @@ def test_a_total_is_derived_anew_unless_it_comes_along(
     assert faked.value("prompt_tokens_total") == total
 
 
-@WAYS
-def test_without_counts_there_is_no_total(update: Update) -> None:
-    faked = Faked({**LISTED, "total-prompt-tokens": 7})
-    update(faked, request_prompt_tokens=[])
-    assert "prompt_tokens_total" not in faked.names()
-
-
 # Refusals
 
 

@@ -51,14 +51,6 @@ def test_every_kind_prints_byte_for_byte_the_same(labels: dict[str, str], seen: 
     assert ours("s", Summary, "summary", labels, seen) == theirs(TheirSummary, "s", labels, seen)
 
 
-def test_a_text_follows_its_numbers() -> None:
-    family = Family("g", "help", Gauge, "gauge")
-    gauge = family.labels()
-    assert family.render().endswith("g 0.0\n")
-    gauge.set(2)
-    assert family.render().endswith("g 2.0\n")
-
-
 def test_hostile_label_values_survive_the_parser() -> None:
     for hostile in ('a"b', "a\\b", "a\nb", '100%s{}"},x="1', "模型 \U0001f600", "\r\t\x00", ""):
         family = Family("g", "help", Gauge, "gauge")

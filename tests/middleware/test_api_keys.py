@@ -17,7 +17,7 @@ from app.middleware.api_keys import ApiKeys
 from config.live import LiveSettings
 from config.settings import AccessSettings, Settings
 from tests.application import application, request
-from tests.hostile.wire import Whole, Wire, ask, get, http_post
+from tests.hostile.wire import Whole, Wire, get, http_post
 from tests.running_server import RunningServer, running_server
 
 FIRST, SECOND, ADMIN = "key-of-the-first", "key-of-the-second", "key-of-the-admin"
@@ -63,10 +63,6 @@ def test_a_guarded_path_needs_a_key(guarded: RunningServer, path: str) -> None:
 @pytest.mark.parametrize("path", ["/health", "/metrics", "/version", "/ping", "/load", "/nope"])
 def test_other_paths_are_open(guarded: RunningServer, path: str) -> None:
     assert status(guarded, path) in (200, 404)
-
-
-def test_tokenize_is_open_as_in_vllm(guarded: RunningServer) -> None:
-    assert requests.post(f"{guarded.url}/tokenize", json={"prompt": "hello"}, timeout=20).ok
 
 
 @pytest.mark.parametrize("key", [FIRST, SECOND])
@@ -120,13 +116,6 @@ def test_the_connection_of_a_refused_request_goes_on(guarded: RunningServer) -> 
         assert is_unauthorized(wire.send(http_post("/v1/completions", body)).answer())
         headers = ("Content-Type: application/json", f"Authorization: Bearer {FIRST}")
         assert wire.send(http_post("/v1/completions", b'{"prompt":"hi"}', *headers)).answer().status == 200
-
-
-def test_a_stream_needs_a_key_too(guarded: RunningServer) -> None:
-    body = ask(stream=True)
-    for headers, expected in (({}, 401), (bearing(FIRST), 200)):
-        got = requests.post(f"{guarded.url}/v1/completions", json=body, headers=headers, timeout=20)
-        assert got.status_code == expected
 
 
 @pytest.mark.parametrize("header", [{"X-Admin-Key": ADMIN}, bearing(ADMIN)])

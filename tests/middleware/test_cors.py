@@ -53,12 +53,6 @@ def test_answers_streams_and_errors_are_for_the_page_but_not_the_want_of_a_key(
     assert got.headers.get("Vary") == ("Origin" if known else None)
 
 
-def test_unknown_routes_and_probes_are_for_the_page_too(open_server: RunningServer) -> None:
-    for path, status in (("/nope", 404), ("/health", 200), ("/metrics", 200)):
-        got = requests.get(open_server.url + path, headers={"Origin": PAGE}, timeout=20)
-        assert (got.status_code, got.headers["Access-Control-Allow-Origin"]) == (status, PAGE)
-
-
 def test_a_preflight_needs_no_key(open_server: RunningServer) -> None:
     asked = {
         "Access-Control-Request-Method": "POST",

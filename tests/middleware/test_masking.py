@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from time import process_time
 
 import gevent
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.clock.pause import Slices
-from app.middleware.masked_text import PIECE, SLICE, mask_text
-from app.middleware.masking import MASK, is_secret, mask_headers, mask_query
+from app.middleware.masking import MASK, is_secret, mask_headers, mask_query, mask_text
 
 SECRETS = (
     *("Authorization", "Proxy-Authorization", "Cookie", "Set-Cookie", "X-Api-Key", "X-Admin-Key", "apikey"),
@@ -145,13 +144,14 @@ PIECES = (
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("piece", [*PIECES, *('"\\n",', '"key":"a",', '"a', "a")])
-def test_others_have_their_turn_while_a_long_body_is_masked(piece: str) -> None:
-    done: list[int] = []
-    turns = Slices(SLICE, lambda: done.append(0))
-    mask_text(piece * ((512 << 10) // len(piece)), turns)
-    assert len(done) >= 2
+def test_masking_takes_time_linear_in_the_length(piece: str) -> None:
+    def seconds(length: int) -> float:
+        text, start_s = piece * (length // len(piece)), process_time()
+        mask_text(text)
+        return process_time() - start_s
+
+    assert seconds(512 << 10) < 0.2 + 60 * seconds(32 << 10)
 
 
 def test_the_loop_goes_on_while_a_body_is_masked() -> None:
@@ -160,14 +160,3 @@ def test_the_loop_goes_on_while_a_body_is_masked() -> None:
     mask_text('{"prompt": "\\n", "api_key": "a"}' * 5000)
     ticking.kill()
     assert len(turns) > 10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("filler", ['"\\n",', '"a", ', "[", " " * 40, "Bear "])
-@pytest.mark.parametrize("size", [PIECE - 5, PIECE, PIECE + 3, 3 * PIECE - 1])
-def test_a_secret_is_hidden_wherever_a_piece_ends(filler: str, size: int) -> None:
-    before = filler * (size // len(filler)) + " " * (size % len(filler))
-    secrets = ['"api_key": "hidden"', '"a\\u0070i_key": ["hidden"]', '"api_key"' + " " * PIECE + ':"hidden"']
-    for secret in [*secrets, "Bearer hidden", "Bearer" + " " * PIECE + "hidden"]:
-        for shift in range(30):
-            assert "hidden" not in mask_text(f"{before}{' ' * shift}{secret},")

@@ -36,26 +36,6 @@ class Named(Middleware):
         self.ran.append(f"{self.name} ends {response.status}")
 
 
-class Beginning(Middleware):
-    """Has no end."""
-
-    def __init__(self, ran: Ran) -> None:
-        self.ran = ran
-
-    def begin(self, context: RequestContext) -> None:
-        self.ran.append("only begins")
-
-
-class Ending(Middleware):
-    """Has no beginning."""
-
-    def __init__(self, ran: Ran) -> None:
-        self.ran = ran
-
-    def end(self, context: RequestContext, response: Response) -> None:
-        self.ran.append("only ends")
-
-
 def exchange(stack: MiddlewareStack, status: int = 200) -> Response | None:
     """One request, and a response of `status` that leaves unless a middleware gives one."""
     context = request()
@@ -68,12 +48,6 @@ def test_requests_go_down_the_list_and_responses_up() -> None:
     ran: Ran = []
     assert exchange(MiddlewareStack([Named("a", ran), Named("b", ran), Named("c", ran)])) is None
     assert ran == ["a begins", "b begins", "c begins", "c ends 200", "b ends 200", "a ends 200"]
-
-
-def test_only_what_is_overridden_runs() -> None:
-    ran: Ran = []
-    exchange(MiddlewareStack([Beginning(ran), Ending(ran), Middleware()]))
-    assert ran == ["only begins", "only ends"]
 
 
 def test_the_first_that_answers_is_the_last_that_is_asked_and_all_see_its_answer() -> None:
@@ -152,26 +126,6 @@ def test_who_refuses_a_request_is_answered_as_a_route_is() -> None:
     answer = client.get("/")
     assert (answer.status_code, answer.json["error"]["type"]) == (429, "RateLimitError")
     assert ran == ["first begins", "refusing begins", "refusing ends 429", "first ends 429"]
-
-
-def test_the_middleware_know_the_route_that_is_meant() -> None:
-    seen: list[tuple[str | None, str, dict[str, str]]] = []
-
-    class Seeing(Middleware):
-        def begin(self, context: RequestContext) -> None:
-            route = context.route
-            seen.append((route and route.path, context.label, dict(context.params)))
-
-    route = get("/v1/responses/{response_id}", lambda context: Response())
-    client = application([route], Seeing()).test_client()
-    client.get("/v1/responses/a%20b")
-    client.put("/v1/responses/x")
-    client.get("/v1/none")
-    assert seen == [
-        ("/v1/responses/{response_id}", "/v1/responses/{response_id}", {"response_id": "a b"}),
-        (None, "", {}),
-        (None, "", {}),
-    ]
 
 
 @pytest.mark.parametrize(

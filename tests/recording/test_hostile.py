@@ -6,26 +6,21 @@ import errno
 import gzip
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import msgspec
 import pytest
 from gevent.server import StreamServer
-from hypothesis import given
-from hypothesis import strategies as st
 
-from app.recording.exchange import Data, bytes_of, data_of
+from app.recording.exchange import bytes_of
 from tests.fleet import stubs
 from tests.hostile.wire import Wire, post
 from tests.recording.recordings import CHAT, chat, exchange, written
 from tests.recording.test_proxy import body_of, recording
-from tests.running_server import ROOT, running_server
+from tests.running_server import running_server
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -167,33 +162,6 @@ def test_an_answer_in_very_many_pieces_passes_and_is_not_kept(
     assert recorder.told == ["not kept: POST /v1/completions: its answer has more than 3 pieces"]
 
 
-@given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode))
-def test_bytes_are_the_same_behind_their_json(content: bytes) -> None:
-    data = data_of(content)
-    assert msgspec.json.decode(msgspec.json.encode(data), type=Data) == data
-    assert bytes_of(data) == content
-
-
-@pytest.mark.parametrize(
-    ("headers", "left"),
-    [
-        ([("X Y", "1"), ("", "1"), ("X:", "1"), ("\u00e9", "1"), ("x", "1")], {"X": "1"}),
-        ([("x", "1\r\nset-cookie: y"), ("y", "\x00"), ("z", "\u20ac"), ("v", "\u00e9\t")], {"V": "\u00e9\t"}),
-    ],
-)
-def test_headers_that_cannot_be_sent_are_left_out(
-    tmp_path: Path, headers: list[tuple[str, str]], left: dict[str, str]
-) -> None:
-    path = written(tmp_path / "r", [exchange(chat("Hi"), (0, b"1"), headers=headers)])
-    with running_server("--force-dummy-tokenizer", "--replay", path) as server:
-        answer = post(server.port, chat("Hi"), CHAT)
-    assert (answer.status, answer.body) == (200, b"1")
-    ours = {"server", "date", "connection", "transfer-encoding", "vary"}
-    assert {name: value for name, value in answer.headers.items() if name not in ours} == {
-        name.lower(): value.strip() for name, value in left.items()
-    }
-
-
 def test_a_recording_of_megabytes_in_one_answer_is_replayed_to_the_byte(tmp_path: Path) -> None:
     content = b'"\n' * (6 << 20)
     huge = exchange(chat("Hi"), (0, content), headers=[("content-type", "text/plain")])
@@ -201,16 +169,6 @@ def test_a_recording_of_megabytes_in_one_answer_is_replayed_to_the_byte(tmp_path
     with running_server("--force-dummy-tokenizer", "--replay", path) as server:
         assert post(server.port, chat("Hi"), CHAT).body == content
         assert post(server.port, chat("parts"), CHAT).body == content[: 4 << 20]
-
-
-@pytest.mark.parametrize("speed", ["0", "1e9", "-1", "nan", "inf", "fast"])
-def test_a_speed_that_is_none_stops_the_start_with_one_line(tmp_path: Path, speed: str) -> None:
-    path = written(tmp_path / "r", [exchange(chat("Hi"), (0, b"1"))])
-    words = [sys.executable, "-m", "app", "--replay", path, "--replay-speed", speed]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=50)
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "replay-speed" in done.stderr
 
 
 @pytest.mark.parametrize("pieces", [[(0.0, b"x" * (6 << 20))], [(0.0, b"x" * (3 << 20))] * 2])

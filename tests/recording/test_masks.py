@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.middleware.masked_text import mask_text
+from app.middleware.masking import mask_text
 from app.recording.masks import HiddenSecrets, masked_headers, masked_pieces
 
 SECRET = "sk-123456789"

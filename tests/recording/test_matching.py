@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Raw
 
-from app.recording.canonical import DIGEST_BYTES, digest, json_object
+from app.recording.exchange import Answer, bytes_of, read_chunk
 from app.recording.library import Recording
 from app.recording.masks import masked_pieces
-from app.recording.matching import RequestForm, form_of
-from app.recording.spool import RecordedAnswer
+from app.recording.matching import DIGEST_BYTES, RequestForm, digest, form_of, json_object
 from tests.recording.recordings import CHAT, chat, exchange, written
 
 
@@ -31,7 +31,7 @@ def form(body: Any, target: str = CHAT, content_type: str = "application/json") 
     [
         {"messages": chat("Hi")["messages"], "model": "m"},
         chat("Hi", user="somebody", metadata={"run": 7}, request_id="r"),
-        chat("Hi", temperature=None),
+        chat("Hi", temperature=None, stream=None),
     ],
 )
 def test_order_of_keys_volatile_fields_and_nulls_make_no_difference(other: dict[str, Any]) -> None:
@@ -101,8 +101,8 @@ def found(recording: Recording, body: Any) -> bytes | None:
     return None if key is None else text_of(recording.next_answer(key))
 
 
-def text_of(answer: RecordedAnswer) -> bytes:
-    return b"".join(read() for _, read in answer.pieces)
+def text_of(answer: Answer[Raw]) -> bytes:
+    return b"".join(bytes_of(read_chunk(chunk).data) for chunk in answer.chunks)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from app.load.client import JSON, Connection, Target
 from app.recording.exchange import Exchange, RecordingError, bytes_of
 from app.recording.file import PIECE_BYTES, RecordingFile
 from app.recording.proxy import RecordingHandler, RecordingProxy
-from config import ConfigError
 from tests.fleet import stubs
 from tests.recording.recordings import exchanges_of
 
@@ -146,17 +145,6 @@ def test_an_answer_that_breaks_off_breaks_off_for_the_client_and_is_kept_as_such
     assert body_of(kept) in (b"hello", b"")
 
 
-def test_a_server_that_gives_no_answer_is_told_of(tmp_path: Path) -> None:
-    with (
-        stubs.talking(stubs.Talker(b"", hang_up=True)) as address,
-        recording(tmp_path, address) as (proxy, recorder),
-    ):
-        with stubs.posted(proxy, {}) as response:
-            assert response.status == 502
-            assert address in json.load(response)["error"]["message"]
-        assert recorder.kept(1) == []
-
-
 def test_a_server_that_cannot_be_reached_is_told_of(tmp_path: Path) -> None:
     with recording(tmp_path, stubs.unused_address()) as (proxy, recorder):
         with stubs.posted(proxy, {}) as response:
@@ -207,18 +195,6 @@ def test_what_all_exchanges_hold_is_bounded_and_given_back(tmp_path: Path) -> No
     assert recorder.told == ["not kept: POST /v1/completions: too much is under way"]
 
 
-def test_a_compressed_answer_is_kept_with_its_bytes(tmp_path: Path) -> None:
-    packed = gzip.compress(b'{"text": "x"}')
-    with (
-        stubs.serving(answering(packed, ("Content-Encoding", "gzip"))) as address,
-        recording(tmp_path, address) as (proxy, recorder),
-    ):
-        with stubs.posted(proxy, {}) as response:
-            assert response.read() == packed
-        [kept] = recorder.kept(1)
-    assert body_of(kept) == packed
-
-
 def test_a_compressed_answer_with_a_secret_is_not_kept(tmp_path: Path) -> None:
     packed = gzip.compress(b'{"api_key": "x"}')
     with (
@@ -250,14 +226,3 @@ def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match="cannot be written: No such file or directory"):
         RecordingFile(tmp_path / "none" / "r", "")
     assert (tmp_path / "r").read_text() == "mine"
-
-
-def test_a_target_may_have_a_prefix_and_is_shown_without_its_password() -> None:
-    assert Target.of("https://u:p@host/api/v1/").url == "https://host:443/api"
-    assert Target.of("http://[::1]:8000/v1").url == "http://[::1]:8000"
-
-
-@pytest.mark.parametrize("url", ["host:8000", "ftp://host", "http://", "http://host:x", ""])
-def test_a_target_that_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="target "):
-        Target.of(url)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from app.cli import main
 from app.recording.exchange import Exchange
 from app.recording.to_script import script_of
 from tests.recording.recordings import CHAT, JSON_HEADERS, chat, exchange, written
-from tests.running_server import ROOT
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 CALLS = [
     {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "{{Köln}}"}'}}
 ]
+COMMAND = ("script", "from-recording")
 RESULT = {"type": "tool_result", "tool_use_id": "c", "content": "r"}
 
 
@@ -189,7 +188,6 @@ def test_a_stream_of_any_family_is_read(
 PIECES: list[tuple[str, Any, dict[str, Any], Any]] = [
     (CHAT, chat("Hi"), delta(role="assistant", content=""), delta(content="x")),
     (CHAT, chat("Hi"), call(0, name="a", arguments=""), call(0, arguments="{}")),
-    ("/v1/completions", {"prompt": "Hi"}, {"choices": []}, {"choices": [{"index": 0, "text": "x"}]}),
     (
         "/v1/messages",
         chat("Hi"),
@@ -291,28 +289,15 @@ def test_what_scripts_do_not_answer_is_left_out(capsys: pytest.CaptureFixture[st
     ]
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "app", "script", "from-recording", *words]
-    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=50)
-
-
-def test_the_command_writes_yaml(tmp_path: Path) -> None:
+def test_the_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path / "r", [whole(chat("Hi\nthere: [ü]"), choice(content="{% A"))])
-    done = command(file, "--out", str(tmp_path / "s.yaml"))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    out = ["--out", str(tmp_path / "s.yaml")]
+    assert main([*COMMAND, file, *out]) == 0
     text = (tmp_path / "s.yaml").read_text()
     assert yaml.safe_load(text)["rules"][0]["then"]["text"] == "{{ '{%' }} A"
-    assert command(file).stdout == text
-    again = command(file, "--out", str(tmp_path / "s.yaml"))
-    assert (again.returncode, again.stderr) == (
-        1,
-        f"error: {tmp_path / 's.yaml'}: cannot be written: File exists\n",
-    )
-
-
-def test_a_recording_without_anything_to_say_is_refused(tmp_path: Path) -> None:
-    done = command(written(tmp_path / "r", []))
-    assert (done.returncode, done.stderr) == (
-        1,
-        "error: the recording has no exchange that a script could answer\n",
-    )
+    assert main([*COMMAND, file]) == 0
+    assert capsys.readouterr().out == text
+    assert main([*COMMAND, file, *out]) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path / 's.yaml'}: cannot be written: File exists\n"
+    assert main([*COMMAND, written(tmp_path / "e", [])]) == 1
+    assert capsys.readouterr().err == "error: the recording has no exchange that a script could answer\n"

@@ -7,9 +7,8 @@ from pathlib import Path
 from random import Random
 
 from app.schema import Schemas
-from app.script.book import ScriptBook
+from app.script.book import ScriptBook, accepting
 from app.script.matching import Message, Request
-from app.script.opening import accepting
 
 NOON_S = 1_700_000_000.0
 

@@ -9,10 +9,9 @@ import pytest
 
 from app.clock.clock import VirtualClock
 from app.schema import Schemas
-from app.script.at_work import COUNTER_BYTES, Counters
-from app.script.book import ScriptBook
-from app.script.errors import ScriptError, ScriptFailure
-from app.script.opening import accepting
+from app.script.book import ScriptBook, accepting
+from app.script.rule_state import COUNTER_BYTES, Counters
+from app.script.rules import ScriptError, ScriptFailure
 from tests.script.requests import Books, request, said
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -216,8 +215,3 @@ def test_a_quota_in_a_rule_fills_up_with_time(books: Books) -> None:
     assert [refused(), refused()] == [False, True]
     clock.advance(1.0)
     assert not refused()
-
-
-def test_a_schema_of_the_script_that_is_none_stops_the_start(books: Books) -> None:
-    with pytest.raises(ScriptError, match="schema of a tool cannot be used"):
-        books.open("tools: {a: 5}\nrules: [{then: {tool_calls: [{name: a}]}}]")

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from app.script import matching
-from app.script.at_work import RuleAtWork
-from app.script.errors import ScriptError
 from app.script.reading import read_script
-from app.script.templates import Template
+from app.script.rule_state import RuleState
+from app.script.rules import ScriptError
 from config.declaration import ConfigError
 from config.yaml_file import MOST_LEVELS, parse_yaml
 from tests.script.requests import Books, request, said
@@ -53,7 +52,7 @@ def test_a_hostile_file_is_refused_soon_and_in_one_line(tmp_path: Path, name: st
     begun_s = time.process_time()
     with pytest.raises(ScriptError) as refused:
         for number, rule in enumerate(read_script(str(path)).rules, 1):
-            RuleAtWork(str(path), number, rule, number, 0.0)
+            RuleState(str(path), number, rule, number, 0.0)
     assert reason in str(refused.value) and "\n" not in str(refused.value)
     assert time.process_time() - begun_s < SOON_S
 
@@ -65,18 +64,6 @@ def test_the_file_of_settings_has_the_same_limits(tmp_path: Path) -> None:
         parse_yaml(str(path))
     path.write_text("port: " + "[" * (MOST_LEVELS - 1) + "]" * (MOST_LEVELS - 1))
     assert isinstance(parse_yaml(str(path)), dict)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ " + " + ".join(["message"] * 100) + " }}",
-        "{{ [" + ", ".join(["match['0']"] * 100) + "] | json }}",
-    ],
-)
-def test_a_template_names_texts_of_the_request_a_few_times_only(source: str) -> None:
-    with pytest.raises(ScriptError, match="too long; 64 times"):
-        Template(source)
 
 
 @pytest.mark.parametrize(

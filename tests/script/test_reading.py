@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.script.at_work import RuleAtWork
-from app.script.errors import ScriptError
 from app.script.reading import MOST_BYTES, read_script, script_of
+from app.script.rule_state import RuleState
+from app.script.rules import ScriptError
 
 WRONG = {
     "": "the mapping is missing required field rules",
@@ -59,7 +59,7 @@ def test_what_is_wrong_is_said_in_one_line_with_its_place(tmp_path: Path, text: 
     path.write_text(text)
     with pytest.raises(ScriptError) as raised:
         for number, rule in enumerate(read_script(str(path)).rules, 1):
-            RuleAtWork(str(path), number, rule, number, 0.0)
+            RuleState(str(path), number, rule, number, 0.0)
     line = str(raised.value)
     assert WRONG[text] in line
     assert line.startswith(f"script {path}: ") and "\n" not in line
@@ -99,7 +99,7 @@ def test_no_document_does_more_than_work_or_be_refused_in_one_line(document: Any
     try:
         if isinstance(document, dict):
             for number, rule in enumerate(script_of(document, "a.yaml").rules, 1):
-                RuleAtWork("a.yaml", number, rule, number, 0.0)
+                RuleState("a.yaml", number, rule, number, 0.0)
     except ScriptError as error:
         assert "\n" not in str(error)
 

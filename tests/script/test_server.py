@@ -63,16 +63,6 @@ def test_a_changed_file_is_served_and_a_broken_one_is_not(tmp_path: Path) -> Non
         assert re.search(r"1 of 2 rules never answered: rule 2 \(unused\)", server.log())
 
 
-def test_rules_of_one_model_come_in_the_order_of_the_files(tmp_path: Path) -> None:
-    one, both = tmp_path / "one.yaml", tmp_path / "both.yaml"
-    one.write_text("rules: [{when: {message: hello}, then: {text: of big}}]")
-    both.write_text("rules: [{then: {text: of all}}]")
-    flags = ("--model=big", "--served-model-name", "big", "small")
-    with running_server(*flags, "--script", f"big={one}", str(both)) as server:
-        assert [said(server, model="big"), said(server, "a", model="big")] == ["of big", "of all"]
-        assert [said(server, model="small"), said(server)] == ["of all", "of big"]
-
-
 def test_a_regex_without_an_end_holds_nobody_up(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(EVIL)
@@ -88,27 +78,6 @@ def test_a_regex_without_an_end_holds_nobody_up(tmp_path: Path) -> None:
         report = requests.get(server.url + "/admin/script", timeout=10).json()
         assert report["files"][0]["rules"][0]["too_slow"] == 8
         assert server.log().count("takes too long, the rule is passed over") == 1
-
-
-def test_each_key_has_its_own_count(tmp_path: Path) -> None:
-    path = tmp_path / "a.yaml"
-    path.write_text(
-        "rules: [{when: {nth: {count: 1, per: key}}, then: {text: first}}, {then: {text: again}}]"
-    )
-    with running_server("--script", str(path)) as server:
-        keys = [{"Authorization": f"Bearer {key}"} for key in ("a", "b", "a")]
-        assert [said(server, headers=key) for key in keys] == ["first", "first", "again"]
-
-
-def test_the_admin_key_guards_the_report(tmp_path: Path) -> None:
-    path = tmp_path / "a.yaml"
-    path.write_text("rules: [{then: {text: a}}]")
-    with running_server("--script", str(path), "--admin-key", "secret") as server:
-        for method in ("get", "delete"):
-            refused = requests.request(method, server.url + "/admin/script", timeout=10)
-            assert refused.status_code == 401
-        headers = {"X-Admin-Key": "secret"}
-        assert requests.get(server.url + "/admin/script", headers=headers, timeout=10).status_code == 200
 
 
 def test_the_report_may_be_that_of_all_ranks(tmp_path: Path) -> None:

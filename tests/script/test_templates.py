@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.script.errors import ScriptError, ScriptFailure
-from app.script.templates import MOST_CHARACTERS, Draws, Template
+from app.script.rules import ScriptError, ScriptFailure
+from app.script.templates import MOST_CHARACTERS, RandomFunctions, Template
 
 VALUES: dict[str, Any] = {
     "match": {"city": "rome", "0": "in rome", 0: "in rome"},
@@ -28,7 +28,7 @@ VALUES: dict[str, Any] = {
 
 
 def filled(source: str, seed: int = 1, **values: Any) -> object:
-    return Template(source).value({**VALUES, **Draws(Random(seed)).values(), **values})
+    return Template(source).value({**VALUES, **RandomFunctions(Random(seed)).values(), **values})
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,6 @@ def test_a_message_stands_for_itself_whatever_is_in_it(text: str) -> None:
 def test_no_source_does_more_than_fill_fail_or_be_refused(source: str) -> None:
     try:
         template = Template(source)
-        assert isinstance(template.text({**VALUES, **Draws(Random(1)).values()}), str)
+        assert isinstance(template.text({**VALUES, **RandomFunctions(Random(1)).values()}), str)
     except (ScriptError, ScriptFailure) as error:
         assert "\n" not in str(error)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from app.api.responder import ServerLoad
 from app.clock.clock import Clock
-from app.faults.audit_trail import AuditReport
+from app.faults.audit import AuditReport
 from app.http.context import RequestContext
 from app.http.response import Response, json_response
 from app.http.route import Route, get, probe

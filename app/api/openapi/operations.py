@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from app.api.admin.lifecycle import InfoQuery, PauseQuery, ResetQuery, SleepQuery
 from app.api.admin.reports import ANY_METHOD
-from app.faults.audit_trail import AuditReport
+from app.faults.audit import AuditReport
 from app.protocol.admin import (
     FinishUpdateRequest,
     InitTransferRequest,

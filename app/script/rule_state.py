@@ -1,4 +1,4 @@
-"""One rule at work: what it has met, and whether it answers a request."""
+"""The state of one rule: what it has met, and whether it answers a request."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from cachetools import LRUCache
 from app.faults.fault import Fault
 from app.faults.script import FaultScript, RequestFacts
 from app.script.action import Accepts, Action, Answer
-from app.script.errors import ScriptError
 from app.script.matching import KNOWN, WORDS, Conditions, Groups, Request, numbers
 from app.script.reading import place
-from app.script.rules import Nth, Rule, Then
-from app.script.templates import Draws
+from app.script.rules import Nth, Rule, ScriptError, Then
+from app.script.templates import RandomFunctions
 from config.fault_rules import read_fault_rule
 
 log = logging.getLogger(__name__)
@@ -36,21 +35,19 @@ class Counters:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of all counters."""
         return int(self._met.currsize)
 
     def count(self, rule: int, whose: bytes) -> int:
-        """Count one more; how many that makes."""
+        """Counts one more, and returns how many that makes."""
         count = self._met[rule, whose] = self._met.get((rule, whose), 0) + 1
         return count
 
     def clear(self) -> None:
-        """Forget all."""
         self._met.clear()
 
 
-class Moment(NamedTuple):
-    """When and by which chance a request is answered, and what knows schemas."""
+class RuleInput(NamedTuple):
+    """The moment, the randomness and the schemas with which a request is answered."""
 
     rng: Random
     now_s: float
@@ -59,14 +56,14 @@ class Moment(NamedTuple):
     accepts: Accepts
 
 
-class RuleAtWork:
+class RuleState:
     """A rule of a file, compiled, and what it has met. ScriptError when it cannot be used."""
 
     def __init__(self, path: str, number: int, rule: Rule, uid: int, now_s: float) -> None:
-        """`uid` is no other rule's, of any file."""
+        """`uid` is that of no other rule of any file."""
         self.rule = rule
         self.uid = uid
-        self.moved(path, number)
+        self.move(path, number)
         then = rule.then if isinstance(rule.then, Then) else Then(passes=True)
         try:
             self.conditions = Conditions(rule.when)
@@ -83,14 +80,12 @@ class RuleAtWork:
         self._is_turn = None if self._nth is None else numbers(self._nth.count)
         self.restart(now_s)
 
-    def moved(self, path: str, number: int) -> RuleAtWork:
-        """The same rule, at another place of its file."""
+    def move(self, path: str, number: int) -> None:
+        """Moves the rule to another place of its file."""
         self.place = place(path, number, self.rule.name)
         self.number = number
-        return self
 
     def restart(self, now_s: float) -> None:
-        """Count from nothing again."""
         self.answered = self.failed = self.slow = self.unoffered = self._met = 0
         self._fault = None if self._fault_rule is None else FaultScript([self._fault_rule], now_s)
 
@@ -127,21 +122,21 @@ class RuleAtWork:
         chance = self.rule.when.chance
         return groups if chance >= 1 or rng.random() < chance else None
 
-    def fault(self, request: Request, moment: Moment) -> Fault | None:
+    def fault(self, request: Request, given: RuleInput) -> Fault | None:
         """What goes wrong with the request, if the rule has a fault and it is that one's turn."""
         if self._fault is None:
             return None
         facts = RequestFacts(request.path, request.model, request.header, request.key, request.tokens)
-        return self._fault.fault_for(facts, moment.rng, moment.now_s)
+        return self._fault.fault_for(facts, given.rng, given.now_s)
 
     @property
     def only_fails(self) -> bool:
-        """There is nothing in it but a fault."""
+        """Whether a fault is all that the rule has."""
         return not (self.action.speaks or self.action.numbers or self._then.passes)
 
-    def answer(self, request: Request, groups: Groups, moment: Moment) -> Answer:
-        """Its answer. ScriptFailure where it cannot give one."""
-        return self.action.answer(request, _values(request, groups, moment), moment.accepts)
+    def answer(self, request: Request, groups: Groups, given: RuleInput) -> Answer:
+        """Returns the answer. ScriptFailure where the rule cannot give one."""
+        return self.action.answer(request, _values(request, groups, given), given.accepts)
 
     def _counted(self, nth: Nth, request: Request, counters: Counters) -> int:
         if nth.per == "server":
@@ -152,7 +147,7 @@ class RuleAtWork:
         return counters.count(self.uid, whose)
 
 
-def _values(request: Request, groups: Groups, moment: Moment) -> dict[str, object]:
+def _values(request: Request, groups: Groups, given: RuleInput) -> dict[str, object]:
     results = request.tool_results
     return {
         "match": groups.values(),
@@ -163,8 +158,8 @@ def _values(request: Request, groups: Groups, moment: Moment) -> dict[str, objec
         "api": request.api,
         "turn": request.turn,
         "count": groups.count,
-        "now": datetime.fromtimestamp(moment.unix_s, UTC).isoformat(timespec="seconds"),
-        "unix": moment.unix_s,
+        "now": datetime.fromtimestamp(given.unix_s, UTC).isoformat(timespec="seconds"),
+        "unix": given.unix_s,
         "header": request.header,
-        **Draws(moment.rng).values(),
+        **RandomFunctions(given.rng).values(),
     }

@@ -1,13 +1,20 @@
-"""How one client behaves after errors and faults: what it did wrong, as far as a server can see."""
+"""How clients behave after errors and faults: what they did wrong, as far as a server can see.
+
+It is the report of GET /admin/verdict.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TypedDict, TypeVar
 
+from cachetools import LRUCache
 from msgspec import Struct
+
+from app.clock.pause import pause
 
 MOST_PATHS, MOST_FAILED = 16, 64
 """Remembered per client: endpoints that said Retry-After, and bodies that failed."""
@@ -26,6 +33,13 @@ RETRY_WINDOW_S = 30.0
 """A client that noticed that its stream was cut off is expected to be back within this time."""
 AUDIT_BYTES, FAILED_BYTES, PATH_BYTES, COUNT_BYTES, FINDING_BYTES = 1536, 1024, 320, 512, 1536
 """Most memory of an audit that has seen nothing yet, and of each thing that it remembers."""
+
+LIMIT_BYTES = 4 * 2**20
+"""Memory of all audits: about 1,000 clients, those that were seen last, are remembered."""
+ENTRY_BYTES = 512
+"""Memory of an entry without its audit."""
+SLICE = 32
+"""Clients that are reported at a time."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -47,7 +61,7 @@ class Exchange(Struct, frozen=True):
 
 
 class FindingReport(TypedDict):
-    """A finding as JSON has it; `first` and `last` are ISO 8601 in UTC."""
+    """One kind of misconduct; `first` and `last` are ISO 8601 in UTC, the id is that of the last time."""
 
     kind: str
     count: int
@@ -66,27 +80,6 @@ class ClientReport(TypedDict):
     disconnects: int
     awaiting_retry: int
     findings: list[FindingReport]
-
-
-class _Finding(Struct):
-    """One kind of misconduct; `first_s` and `last_s` are Unix seconds, the rest is of the last time."""
-
-    kind: str
-    first_s: float
-    last_s: float
-    request_id: str
-    sentence: str
-    count: int = 1
-
-    def report(self) -> FindingReport:
-        return {
-            "kind": self.kind,
-            "count": self.count,
-            "first": timestamp(self.first_s),
-            "last": timestamp(self.last_s),
-            "example_request_id": self.request_id,
-            "what": self.sentence,
-        }
 
 
 class _Failed(Struct):
@@ -117,12 +110,11 @@ class ClientAudit:
         """Endpoint to when it first said Retry-After, and when the last one is over."""
         self._failed: dict[tuple[str, int | None], _Failed] = {}
         """By endpoint and body, the one that failed last at the end."""
-        self._findings: dict[str, _Finding] = {}
+        self._findings: dict[str, FindingReport] = {}
         """At most one of each kind."""
 
     @property
     def size_bytes(self) -> int:
-        """Memory of it, rather too much than too little."""
         return (
             AUDIT_BYTES
             + FAILED_BYTES * len(self._failed)
@@ -132,7 +124,7 @@ class ClientAudit:
         )
 
     def begin(self, exchange: Exchange) -> None:
-        """A request came, and its answer begins."""
+        """Notes a request whose answer begins."""
         self.requests += 1
         failed = self._failed.get((exchange.path, exchange.body)) if exchange.body is not None else None
         again = failed is not None and exchange.arrived_s >= failed.at_s
@@ -148,7 +140,6 @@ class ClientAudit:
             self._ask_to_wait(exchange.path, exchange.answered_s, exchange.retry_after_s)
 
     def end(self, exchange: Exchange, at_s: float, failed: bool, truncated: bool = False) -> None:
-        """The answer has ended at `at_s`; `truncated`: it was a stream and was cut off."""
         key = exchange.path, exchange.body
         if not failed:
             self._failed.pop(key, None)
@@ -171,7 +162,7 @@ class ClientAudit:
             "faults": dict(sorted(self.faults.items())),
             "disconnects": self.disconnects,
             "awaiting_retry": sum(failed.truncated for failed in self._failed.values()),
-            "findings": [finding.report() for finding in self._findings.values()],
+            "findings": [{**finding} for finding in self._findings.values()],
         }
 
     def _ask_to_wait(self, path: str, now_s: float, retry_after_s: float) -> None:
@@ -224,17 +215,18 @@ class ClientAudit:
         )
 
     def _find(self, kind: str, request_id: str, sentence: str) -> None:
-        now_s = self._now()
-        finding = self._findings.get(kind)
-        if finding is None:
-            self._findings[kind] = _Finding(kind, now_s, now_s, request_id, sentence)
-            return
-        finding.count += 1
-        finding.last_s, finding.request_id, finding.sentence = now_s, request_id, sentence
+        now, known = timestamp(self._now()), self._findings.get(kind)
+        self._findings[kind] = {
+            "kind": kind,
+            "count": known["count"] + 1 if known else 1,
+            "first": known["first"] if known else now,
+            "last": now,
+            "example_request_id": request_id,
+            "what": sentence,
+        }
 
 
 def timestamp(unix_s: float) -> str:
-    """ISO 8601 in UTC with milliseconds."""
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -249,3 +241,61 @@ def _put_last(kept: dict[K, V], key: K, value: V, most: int) -> None:
     kept[key] = value
     if len(kept) > most:
         del kept[next(iter(kept))]
+
+
+class AuditReport(TypedDict):
+    """The body of GET /admin/verdict; `since` is ISO 8601 in UTC, clients are by name."""
+
+    since: str
+    clean: bool
+    clients: dict[str, ClientReport]
+
+
+class AuditTrail:
+    """Knows each client from its first error or fault on; before that nothing is kept of it.
+
+    `now` gives Unix seconds, for the report only.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self.limit_bytes = LIMIT_BYTES
+        self.restart()
+
+    def restart(self) -> None:
+        self._since_s = self._now()
+        self._clients: LRUCache[str, ClientAudit]
+        self._clients = LRUCache(LIMIT_BYTES, getsizeof=lambda audit: ENTRY_BYTES + audit.size_bytes)
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self._clients.currsize)
+
+    def begin(self, client: str, exchange: Exchange) -> ClientAudit | None:
+        """Notes a request whose answer begins."""
+        audit = self._clients.get(client)
+        if audit is None:
+            if exchange.status < 400 and not exchange.fault:
+                return None
+            audit = ClientAudit(client, self._now)
+        audit.begin(exchange)
+        self._clients[client] = audit
+        return audit
+
+    def end(
+        self, audit: ClientAudit, exchange: Exchange, at_s: float, failed: bool, truncated: bool = False
+    ) -> None:
+        audit.end(exchange, at_s, failed, truncated)
+        if self._clients.get(audit.client) is audit:  # else it is forgotten
+            self._clients[audit.client] = audit
+
+    def report(self, now_s: float, over: bool = False) -> AuditReport:
+        """All that is known at `now_s` (monotonic); `over`: what was not retried by now never will be."""
+        clients = {}
+        for number, (client, audit) in enumerate(list(self._clients.items()), 1):
+            audit.settle(now_s, 0.0 if over else RETRY_WINDOW_S)
+            clients[client] = audit.report()
+            if number % SLICE == 0:
+                pause()
+        clean = not any(report["findings"] for report in clients.values())
+        return {"since": timestamp(self._since_s), "clean": clean, "clients": clients}

@@ -1,12 +1,17 @@
-"""vllm:lora_requests_info: which adapters run and wait, as labels of a gauge whose value is a time."""
+"""Families of adapters: which run and wait, and which are in memory."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from sys import getsizeof
+from typing import TYPE_CHECKING
 
-from app.metrics.instruments import Family, Gauge
+from app.metrics.families import ADAPTERS, EngineFamilies
+from app.metrics.instruments import Family, Gauge, Histogram
+
+if TYPE_CHECKING:
+    from app.lora.adapters import AdapterMemory
 
 MOST_SERIES = 64
 """Combinations of adapters that are shown; readers look at the latest only."""
@@ -17,10 +22,10 @@ ENTRY_BYTES = 256
 
 
 class LoraRequests:
-    """One series per combination of running and waiting adapters; its value is when it last held (Unix s).
+    """vllm:lora_requests_info: one series per combination of running and waiting adapters.
 
-    The latest series has the state of now (vllm-api.md 11.1). `most` is `max-loras`; `now` gives Unix
-    seconds.
+    Its value is when the combination last held (Unix s), and the latest series has the state of now
+    (vllm-api.md 11.1). `most` is `max-loras`; `now` gives Unix seconds.
     """
 
     def __init__(self, most: int, now: Callable[[], float]) -> None:
@@ -37,19 +42,18 @@ class LoraRequests:
         self._note()
 
     def running(self, adapter: str, delta: int) -> None:
-        """So many requests with `adapter` began (or, negative, ceased) to run."""
+        """Counts requests with `adapter` that began (or, negative, ceased) to run."""
         if _count(self._running, adapter, delta):
             self._latest = ",".join(self._running), self._latest[1]
         self._note()
 
     def waiting(self, adapter: str, delta: int) -> None:
-        """So many requests with `adapter` began (or, negative, ceased) to wait."""
+        """Counts requests with `adapter` that began (or, negative, ceased) to wait."""
         if _count(self._waiting, adapter, delta):
             self._latest = self._latest[0], ",".join(self._waiting)
         self._note()
 
     def render(self) -> str:
-        """The text of the family."""
         if not self._text:
             help = "Unix time of the latest change; the labels are what runs and waits since then."
             family: Family[Gauge] = Family("vllm:lora_requests_info", help, Gauge, "gauge", self._now)
@@ -72,7 +76,7 @@ class LoraRequests:
 
 
 def _count(counter: Counter[str], adapter: str, delta: int) -> bool:
-    """True when `adapter` was not there before, or is not any more."""
+    """Returns True when `adapter` was not there before, or is not any more."""
     before = counter[adapter]
     counter[adapter] = before + delta
     if not counter[adapter]:
@@ -82,3 +86,40 @@ def _count(counter: Counter[str], adapter: str, delta: int) -> bool:
 
 def _entry_bytes(key: tuple[str, str]) -> int:
     return ENTRY_BYTES + getsizeof(key[0]) + getsizeof(key[1])
+
+
+class LoraResidency:
+    """Renders the places of adapters in `memory`; `rank` gives the rank of an adapter."""
+
+    def __init__(
+        self,
+        memory: AdapterMemory,
+        rank: Callable[[str], int],
+        server: Mapping[str, str],
+        now: Callable[[], float],
+    ) -> None:
+        """`server` and `now` as for `EngineFamilies`."""
+        self._memory, self._rank, self._server = memory, rank, server
+        self._ranks: dict[str, int] = {}
+        """Ranks of the adapters in memory: each is looked up once."""
+        self._families = EngineFamilies(ADAPTERS, server, now)
+        one = self._families.one
+        one(Gauge, "max_gpu_lora_adapters").set(memory.most_gpu)
+        self._gpu = one(Gauge, "num_gpu_loaded_lora_adapters")
+        self._cpu = one(Gauge, "num_cpu_loaded_lora_adapters")
+        self._loads = one(Histogram, "lora_adapter_load_seconds", transition="load")
+        self._activations = one(Histogram, "lora_adapter_load_seconds", transition="activate")
+
+    def render(self) -> str:
+        memory = self._memory
+        levels = dict(memory)
+        self._ranks = {name: self._ranks.get(name) or self._rank(name) for name in levels}
+        self._cpu.set(len(levels))
+        self._gpu.set(sum(level == "gpu" for level in levels.values()))
+        self._loads.counts[0], self._activations.counts[0] = memory.loads, memory.activations
+        help = "1 for an adapter in memory."
+        loaded: Family[Gauge] = Family("vllm:lora_adapter_loaded", help, Gauge, "gauge")
+        for name, level in levels.items():
+            labels = {"adapter_name": name, "level": level, "pinned": "false", "rank": str(self._ranks[name])}
+            loaded.labels(**self._server, **labels).set(1)
+        return loaded.render() + self._families.render()
