@@ -1,4 +1,4 @@
-"""Requests that come by another server than our own worker: gunicorn's others, uWSGI, waitress, mod_wsgi.
+"""Requests that come by another server than our own worker: gunicorn's, uWSGI, waitress, mod_wsgi, Flask's.
 
 Such servers differ in what they show of a client's socket, and in how they end an answer that breaks off.
 Most of them end it as if it were whole, or log a traceback: here each is told in the way that it understands.
@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 import gevent
 from gevent import monkey
 from gevent.event import AsyncResult
+from werkzeug.wsgi import get_input_stream
 
 from app.clock.pause import SWITCH_S, share_loop
 from app.http.connection import BrokenOffError, Connection, reset_when_closed
@@ -219,11 +220,12 @@ class VisitorBody:
             self._visit.call(self._run, close)
 
 
-GUNICORN, UWSGI, WAITRESS, MOD_WSGI = (
+GUNICORN, UWSGI, WAITRESS, MOD_WSGI, WERKZEUG = (
     "gunicorn.socket",
     "uwsgi.version",
     "waitress.client_disconnected",
     "mod_wsgi.version",
+    "werkzeug.socket",
 )
 """What each server alone has in its environ."""
 SEVERAL = (
@@ -243,6 +245,8 @@ class OtherServer:
 
     def serve(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """As WSGI has it. The context of the request is put into `environ`."""
+        if WERKZEUG in environ:  # whose input has no end of its own
+            environ["wsgi.input"] = get_input_stream(environ)
         context = environ[CONTEXT] = context_of(environ)
         sock = client_socket(environ)
         if sock is not None and context.connection is None and context.scheme == "http":

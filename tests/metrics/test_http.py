@@ -210,7 +210,7 @@ def test_requests_that_go_wrong_are_counted_too(
 
 
 def test_a_view_of_whoever_embeds_the_application_is_counted(app: Understudy, metrics: HttpMetrics) -> None:
-    app.flask.add_url_rule("/files/<path:name>", view_func=lambda name: name)
+    app.add_url_rule("/files/<path:name>", view_func=lambda name: name)
     call(app, "/files/a/b")
     call(app, "/files/a/b", "PUT")
     series = ("/files/{name}", "GET", "2xx"), ("none", "PUT", "4xx")

@@ -10,10 +10,12 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from http.client import HTTPConnection
 from typing import Any
 
 import gevent
 import pytest
+from werkzeug.serving import make_server
 from werkzeug.test import Client, EnvironBuilder, TestResponse
 
 from app.http.body import BodyLimits
@@ -212,3 +214,23 @@ def test_the_thread_of_a_body_that_does_not_come_is_free_to_say_so() -> None:
         answer = served(length(0.05)).post("/", environ_overrides=overrides)
         assert answer.status_code == 408
         ours.sendall(b"can still be written to")
+
+
+def test_flasks_own_server_serves_too() -> None:
+    """`flask run`: its input has no end of its own, so no more than the declared length may be read."""
+
+    def echo(context: RequestContext) -> Response:
+        return Response([b"<", BodyLimits(100, PATIENCE_S).read(context), b">"])
+
+    server = make_server("127.0.0.1", 0, application([post("/", echo)]), threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        for body in (b"abc", b""):
+            with closing(HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)) as connection:
+                connection.request("POST", "/", body)
+                assert connection.getresponse().read() == b"<%b>" % body
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
