@@ -41,11 +41,16 @@ from app.http.response import ClosingBody, StreamingBody
 from app.http.wsgi import CONTEXT, context_of
 from app.server import handover
 from app.server.certificates import CertificateError, ServerCertificate
-from app.server.client_socket import ClientServer, JoinedResponse, discard_body, has_much_unread, linger
-from app.server.fair_socket import FairSocket
+from app.server.client_socket import (
+    ClientServer,
+    FairSocket,
+    JoinedResponse,
+    discard_body,
+    has_much_unread,
+    linger,
+)
 from app.server.fair_turns import FairTurns, Share
 from app.server.fast.connection import FastConnection
-from app.server.fast.connections import FastConnections
 from app.server.fast.path import FastPath
 from app.server.head_rules import check_head
 
@@ -97,7 +102,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         """How long a client may take no bytes of an answer."""
         self.head_timeout_s = inf
         """How long the head of a request may take where connections are not kept."""
-        self._fast: FastConnections | None = None
+        self._fast: FastPath | None = None
         self._turns: FairTurns
         self._greenlets = Pool(self.worker_connections)
         self._stopping = Event()
@@ -139,9 +144,11 @@ class Worker(GeventWorker):  # type: ignore[misc]
         pause_with(self._turns.pause)
         with_middleware = hasattr(self.wsgi, "middleware")
         if self.fast_path and self.certificate is None and self.cfg.keepalive and with_middleware:
-            path = FastPath(self.wsgi, self.log, self._turns, self.write_timeout_s, self.head_timeout_s)
+            path = self._fast = FastPath(
+                *(self.wsgi, self.log, self._turns, self.cfg.keepalive, self._serve_general),
+                *(self.write_timeout_s, self.head_timeout_s),
+            )
             path.heads.keep_to(self.cfg.limit_request_field_size, self.cfg.limit_request_fields)
-            self._fast = FastConnections(path, self.cfg.keepalive, self._serve_general)
             self.wsgi.caches.append(lambda: {"request heads": path.heads})
         servers = [self._listen(listener) for listener in self.sockets]
         # Looked at, too, because a signal that comes before a young worker listens to signals is lost.
@@ -156,7 +163,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             self._sweep_until(time.monotonic() + TICK_S)
         self.alive = False
         if self._fast is not None:
-            self._fast.path.is_open = False
+            self._fast.is_open = False
         self._drain(servers)
 
     def _sweep_until(self, end_s: float) -> None:
@@ -179,14 +186,14 @@ class Worker(GeventWorker):  # type: ignore[misc]
     def _accept(self, bound: Any, client: Any, addr: Any) -> None:
         """Hub: a new connection. Where there is a fast path it waits without a greenlet."""
         if self._fast is not None and isinstance(addr, tuple):
-            self._fast.add(FastConnection(self._fast, client, addr, bound))
+            FastConnection(self._fast, client, addr, bound)
         else:
             self._greenlets.spawn(self.handle, bound, client, addr)
 
     @property
     def _runs(self) -> bool:
         """True while a request is being answered."""
-        return bool(self._busy) or (self._fast is not None and self._fast.is_busy)
+        return bool(self._busy) or (self._fast is not None and self._fast.count_busy() > 0)
 
     def _drain(self, servers: list[ClientServer]) -> None:
         """Wait until nothing runs; new work goes to the successor or, if there is none, is refused.

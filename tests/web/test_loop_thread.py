@@ -79,10 +79,6 @@ def test_requests_of_many_threads_are_served_by_one_that_begins_with_the_first()
     assert threading.get_ident() not in served_in
 
 
-def test_a_server_without_threads_serves_where_it_is() -> None:
-    assert served(get("/", ident)).get("/").json == threading.get_ident()
-
-
 def test_a_piece_is_made_when_the_one_before_has_been_taken() -> None:
     made: list[int] = []
 

@@ -10,7 +10,7 @@ from h2.errors import ErrorCodes
 from h2.stream import H2Stream
 
 from app.api.errors import as_api_error, forget_frames
-from app.http.connection import Watcher
+from app.clock.clock import Watcher
 from app.http.context import RequestContext, current_request
 from app.http.errors import ApiError
 from app.http.response import CLIENT_GONE, Response, StreamingBody
@@ -200,7 +200,7 @@ class RpcCall:
     @property
     def lags(self) -> bool:
         """What is to be said has to wait until it is asked for."""
-        return self._lagging or self._connection.blocked
+        return self._lagging or self._connection.lags
 
     def start(self, source: StreamSource) -> None:
         """Take pieces of `source` from now on."""
@@ -260,7 +260,7 @@ class RpcCall:
     def ask(self) -> None:
         """Take a slice of what waits, and another one in the next turn."""
         connection = self._connection
-        if self.stalled or connection.blocked or self._source is None or not self.is_open:
+        if self.stalled or connection.lags or self._source is None or not self.is_open:
             return
         try:
             data, more, last = self._source.next_slice()
@@ -386,7 +386,7 @@ class EachCall(RpcCall):
 
     @property
     def _may_answer(self) -> bool:
-        return self.is_open and not self.stalled and not self._connection.blocked
+        return self.is_open and not self.stalled and not self._connection.lags
 
     def _answer_next(self) -> None:
         """Answer the next message of several, or end with the last one."""
