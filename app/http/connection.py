@@ -63,7 +63,6 @@ class Connection:
         self._watcher: Watcher | None = None
 
     def fileno(self) -> int:
-        """The socket's file descriptor."""
         return self._raw.fileno()
 
     def watch(self, gone: Callable[[], None]) -> None:

@@ -107,13 +107,11 @@ class RequestContext:
         self._kept: dict[type, object] | None = None
 
     def keep(self, item: object) -> None:
-        """Remember `item` for those who ask for its type."""
         if self._kept is None:
             self._kept = {}
         self._kept[type(item)] = item
 
     def kept(self, kind: type[T]) -> T | None:
-        """What was kept of this type, if anything was."""
         found = None if self._kept is None else self._kept.get(kind)
         return found if isinstance(found, kind) else None
 

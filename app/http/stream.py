@@ -219,9 +219,8 @@ class StreamTransport(SendBuffer):
         if chunk or last:
             self.put(chunk)
 
-    def send_soon(self, chunk: bytes) -> None:
-        """As `write`, of a chunk that has its frame already."""
-        self.put(chunk)
+    send_soon = SendBuffer.put
+    """As `write`, of a chunk that has its frame already."""
 
     def break_off(self) -> None:
         """Ends the connection, on purpose."""

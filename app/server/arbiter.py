@@ -93,11 +93,9 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         super().handle_hup()
 
     def handle_ttin(self) -> None:
-        """Refuse one worker more."""
         self.log.error("workers: must be %d, one for each rank: %s", self.num_workers, ONE_EACH)
 
     def handle_ttou(self) -> None:
-        """Refuse one worker less."""
         self.handle_ttin()
 
     def _measure(self) -> None:

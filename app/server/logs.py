@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any, TypedDict
+from typing import Any
 
 from gunicorn.glogging import Logger
 from gunicorn.instrument.statsd import Statsd
@@ -28,7 +28,6 @@ JSON_NAMES = {"asctime": "time", "levelname": "level", "process": "pid", "name":
 
 
 def current_request_id() -> str:
-    """Id of the current request, or a dash."""
     context = current_request.get()
     return NO_REQUEST if context is None else context.request_id
 
@@ -57,17 +56,7 @@ class AccessFields(logging.Filter):
         return True
 
 
-class _AccessLine(TypedDict):
-    client: object
-    method: object
-    path: str
-    status: int
-    bytes: int
-    duration: float
-    request_id: object
-
-
-def _access_fields(atoms: Mapping[str, object]) -> _AccessLine:
+def _access_fields(atoms: Mapping[str, object]) -> dict[str, Any]:
     path = str(atoms.get("{raw_uri}e") or atoms.get("U") or "-").partition("?")[0]
     context = atoms.get(f"{{{CONTEXT}}}e")
     identifier = context.request_id if isinstance(context, RequestContext) else ""
@@ -181,7 +170,6 @@ def log_exchange(
 
 
 def _have_lines(handler: logging.Handler, settings: LogSettings, *filters: logging.Filter) -> None:
-    """Text or JSON."""
     if settings.log_format == "json":
         handler.setFormatter(JsonLines(JSON, rename_fields=JSON_NAMES))
     else:

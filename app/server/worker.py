@@ -192,7 +192,6 @@ class Worker(GeventWorker):  # type: ignore[misc]
 
     @property
     def _runs(self) -> bool:
-        """True while a request is being answered."""
         return bool(self._busy) or (self._fast is not None and self._fast.count_busy() > 0)
 
     def _drain(self, servers: list[ClientServer]) -> None:

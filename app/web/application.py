@@ -156,7 +156,6 @@ class Understudy(Flask):
 
     @cached_property
     def _static_rules(self) -> StaticRules:
-        """The rules without variable parts, by path and method."""
         rules = [rule for rule in self.url_map.iter_rules() if not rule.arguments]
         return {(rule.rule, method): rule for rule in rules for method in rule.methods or ()}
 

@@ -146,7 +146,6 @@ class ThreadRequest:
         return outcome.result()
 
     def _attempt(self, outcome: Future[T], work: Callable[[], T]) -> None:
-        """Greenlet."""
         try:
             outcome.set_result(work())
         except BaseException as error:
@@ -215,7 +214,6 @@ class AnswerPieces:
         return piece
 
     def _piece(self) -> bytes | None:
-        """Greenlet: the next piece, or None behind the last."""
         return next(self._pieces, None)
 
     def close(self) -> None:

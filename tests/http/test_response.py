@@ -94,11 +94,7 @@ def test_another_body_has_another_length_in_the_same_place() -> None:
     response = Response(b"long", 200, {"X-First": "1"})
     response.headers["X-Last"] = "1"
     response.replace_body(b"x")
-    assert response.header_items() == [
-        ("X-First", "1"),
-        ("Content-Length", "1"),
-        ("X-Last", "1"),
-    ]
+    assert response.header_items() == [("X-First", "1"), ("Content-Length", "1"), ("X-Last", "1")]
     assert content(served(response)[2]) == b"x"
 
 

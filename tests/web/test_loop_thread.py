@@ -201,12 +201,7 @@ def test_the_thread_of_a_body_that_does_not_come_is_free_to_say_so() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, ours.makefile("rb") as source:
         theirs.send(b"the first half")
-        overrides = {
-            **THREADED,
-            "wsgi.input": source,
-            "gunicorn.socket": ours,
-            "CONTENT_LENGTH": "1000",
-        }
+        overrides = {**THREADED, "wsgi.input": source, "gunicorn.socket": ours, "CONTENT_LENGTH": "1000"}
         answer = served(length(0.05)).post("/", environ_overrides=overrides)
         assert answer.status_code == 408
         ours.sendall(b"can still be written to")

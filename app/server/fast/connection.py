@@ -234,15 +234,12 @@ class FastConnection(SendBuffer):
         super().lag()
 
     def all_sent(self) -> None:
-        """The answer is out."""
         self._done()
 
     def client_gone(self) -> None:
-        """Nobody waits for the answer."""
         self.close()
 
     def _done(self) -> None:
-        """The answer has been sent."""
         response, context = self._response, self._context
         assert response is not None and context is not None
         self._response = self._context = None
@@ -271,7 +268,6 @@ class FastConnection(SendBuffer):
 
     @property
     def has_unread(self) -> bool:
-        """Bytes have arrived that nobody has read."""
         try:
             return bool(self.client._sock.recv(1, MSG_PEEK))
         except OSError:  # BlockingIOError, too

@@ -108,8 +108,6 @@ class RequestHeads:
 
 
 class _Fields:
-    """What the parser finds."""
-
     def __init__(self) -> None:
         self._fields: list[tuple[bytes, bytes]] = []
 

@@ -244,12 +244,10 @@ class Http2Connection(CallTransport[RpcCall]):
 
     @property
     def busy(self) -> bool:
-        """Calls are being answered."""
         return bool(self.calls)
 
     @property
     def has_unread(self) -> bool:
-        """Bytes have arrived that nobody has read."""
         try:
             return self._is_behind or bool(self.client._sock.recv(1, MSG_PEEK))
         except OSError:

@@ -146,7 +146,6 @@ class CallTransport(SendBuffer, Generic[CallT]):
         raise NotImplementedError
 
     def client_gone(self) -> None:
-        """Nobody waits for its calls."""
         self.close()
 
     def forget_call(self, id: int, call: CallT) -> None:
@@ -206,12 +205,10 @@ class CallTransport(SendBuffer, Generic[CallT]):
         self.send_pending()
 
     def reset(self, id: int, code: ErrorCodes) -> None:
-        """Ends a stream at once."""
         self.h2.reset_stream(id, code)
         self.send_pending()
 
     def send_pending(self) -> None:
-        """Sends what h2 has to say."""
         if data := self.h2.data_to_send():
             self.put(data)
 
