@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 from gunicorn.config import Config  # noqa: E402
 
 from app.factory import create_app  # noqa: E402
+from app.server.connections import Connections  # noqa: E402
 from app.server.fair_turns import FairTurns  # noqa: E402
 from app.server.fast.connection import FastConnection  # noqa: E402
 from app.server.fast.path import FastPath  # noqa: E402
@@ -70,7 +71,9 @@ def fast(app: Understudy) -> Callable[[], None]:
     """Serves the request on the fast path of a worker."""
     log = ServerLogger(Config())
     log.access_log.setLevel(logging.CRITICAL)
-    path = FastPath(app, log, FairTurns(), 60.0, lambda *request: sys.exit("left to the general way"))
+    path = FastPath(
+        app, log, FairTurns(), Connections(), 60.0, lambda *request: sys.exit("left to the general way")
+    )
     listener = gevent.socket.socketpair()
     client, server = listener
     FastConnection(path, server, ("127.0.0.1", 0), None)

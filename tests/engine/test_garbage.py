@@ -15,6 +15,7 @@ import gevent.socket
 import pytest
 
 from app import create_app
+from app.server.connections import Connections
 from app.server.fair_turns import FairTurns
 from app.server.fast.connection import FastConnection
 from app.server.fast.path import FastPath
@@ -172,7 +173,9 @@ class FastClient:
 
     def __init__(self, app: Understudy) -> None:
         log = SimpleNamespace(access_log_enabled=False)
-        self.path = FastPath(app, cast("ServerLogger", log), FairTurns(), 60.0, self._general, 5.0)
+        self.path = FastPath(
+            app, cast("ServerLogger", log), FairTurns(), Connections(), 60.0, self._general, 5.0
+        )
         server, self.sock = gevent.socket.socketpair()
         FastConnection(self.path, server, ("127.0.0.1", 1), None)
 

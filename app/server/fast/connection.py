@@ -317,6 +317,10 @@ class FastConnection(SendBuffer):
         """What is being answered closes it."""
 
     def look(self, now_s: float) -> None:
-        """What is incomplete goes the general way after a while."""
-        if self.has_head and now_s - self.since_s > BODY_PATIENCE_S:
+        """Closes an idle connection; what is incomplete goes the general way after a while."""
+        if self.busy:
+            return
+        if now_s - self.since_s > self._path.idle_s:
+            self.close()
+        elif self.has_head and now_s - self.since_s > BODY_PATIENCE_S:
             self.leave_to_general()

@@ -1,16 +1,16 @@
-"""The connections of one worker that no greenlet waits for, and what their answers have in common."""
+"""What the connections of one worker have in common that no greenlet waits for."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from math import inf
-from typing import Protocol
 
 from app.api.errors import respond_to_error
 from app.http.context import RequestContext
 from app.http.response import Response, StreamingBody
 from app.http.stream import WriteBatcher
+from app.server.connections import Connections
 from app.server.fair_turns import FairTurns
 from app.server.fast.heads import RequestHeads
 from app.server.logs import ServerLogger, log_exchange
@@ -21,32 +21,6 @@ MOST_ANSWERS = 8
 """So many whole answers are sent together, half a millisecond after the first of them was made."""
 ServeGeneral = Callable[..., None]
 """Given a `FastConnection` and bytes."""
-
-
-class HubConnection(Protocol):
-    """A connection of HTTP/1.1 or HTTP/2."""
-
-    is_new: bool
-    """No request has come yet."""
-    since_s: float
-    """Since when the connection waits for a request, or for the rest of one."""
-
-    @property
-    def busy(self) -> bool:
-        """Something is being answered."""
-
-    @property
-    def has_unread(self) -> bool:
-        """Bytes have arrived that nobody has read."""
-
-    def look(self, now_s: float) -> None:
-        """Ends what has taken too long. Called every fifth of a second."""
-
-    def leave(self) -> None:
-        """The worker gives way: what runs goes on, nothing new begins."""
-
-    def close(self) -> None:
-        """Closes the connection; what is being answered is answered for nobody."""
 
 
 class FastPath:
@@ -64,17 +38,17 @@ class FastPath:
         app: Understudy,
         log: ServerLogger,
         turns: FairTurns,
+        connections: Connections,
         idle_s: float,
         serve_general: ServeGeneral,
         write_timeout_s: float = inf,
         read_timeout_s: float = inf,
     ) -> None:
-        self.open: dict[HubConnection, None] = {}
-        """All connections."""
+        self.open = connections.open
+        self.idle_s = idle_s
         self.heads = RequestHeads(app.routes)
         self.middleware = app.middleware
         self.turns = turns
-        self._idle_s = idle_s
         self.serve_general = serve_general
         self.batcher = WriteBatcher()
         self.answers = WriteBatcher(MOST_ANSWERS)
@@ -99,38 +73,3 @@ class FastPath:
         elif isinstance(body, bytes):
             sent = len(body)
         log_exchange(self._log, context, response, sent, time.monotonic() - context.arrival_s)
-
-    def sweep(self, now_s: float) -> None:
-        """Closes what has been idle for too long; hands what is incomplete to the general way."""
-        for connection in list(self.open):
-            if not connection.busy and now_s - connection.since_s > self._idle_s:
-                connection.close()
-            else:
-                connection.look(now_s)
-
-    def close_idle(self, now_s: float, young_s: float) -> None:
-        """There will be no next request; who connected less than `young_s` ago may still send a first one.
-
-        A request that has arrived, and that a late loop has not read yet, is answered.
-        """
-        for connection in list(self.open):
-            is_young = connection.is_new and now_s - connection.since_s < young_s
-            if not connection.busy and not is_young and not connection.has_unread:
-                connection.close()
-            elif not is_young:
-                connection.leave()
-
-    def is_expecting(self, now_s: float, young_s: float) -> bool:
-        """True while a request may be on its way: unread, or of who connected less than `young_s` ago."""
-        return any(
-            (one.is_new and now_s - one.since_s < young_s) or (not one.busy and one.has_unread)
-            for one in self.open
-        )
-
-    def count_busy(self) -> int:
-        """Connections on which an answer is being made or written."""
-        return sum(one.busy for one in self.open)
-
-    def close_all(self) -> None:
-        for connection in list(self.open):
-            connection.close()

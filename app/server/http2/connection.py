@@ -254,7 +254,10 @@ class Http2Connection(CallTransport[RpcCall]):
             return False
 
     def look(self, now_s: float) -> None:
-        """Ends calls whose client neither sends nor reads any more."""
+        """Ends calls whose client neither sends nor reads any more, and an idle connection."""
+        if not self.busy and now_s - self.since_s > self.path.idle_s:
+            self.close()
+            return
         self._resets = max(0, self._resets - RESETS_FORGIVEN)
         for call in list(self.stalled):
             if now_s - call.since_s < self.path.write_timeout_s:
