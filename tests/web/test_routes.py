@@ -217,3 +217,10 @@ def test_functions_of_extensions_get_responses_as_flask_has_them() -> None:
     answer = client.post("/v1/chat/completions", json=chat)
     assert answer.headers["X-Extension"] == "1" and answer.data.endswith(b"data: [DONE]\n\n")
     assert seen == [(200, None)] * 4
+
+
+def test_the_test_client_gets_a_stream_token_by_token() -> None:
+    app = create_app(load(["--force-dummy-tokenizer", "--inter-token-latency", "50ms"], {}))
+    body = {"prompt": "a", "max_tokens": 5, "ignore_eos": True, "stream": True}
+    answer = app.test_client().post("/v1/completions", json=body)
+    assert len([piece for piece in answer.response if piece]) > 2
