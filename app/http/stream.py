@@ -2,7 +2,7 @@
 
 What comes in one turn of the timer wheel leaves together (`WriteBatcher`). A client that does not read fills
 its socket's buffer, and its `SendBuffer` lags: the rest leaves when the socket has room. A stream that lags
-asks its source for a slice at a time until it has caught up. Nobody else waits, and no more than one slice of
+asks its source for a slice at a time until it has caught up. No other stream waits, and at most one slice of
 bytes is held.
 """
 
@@ -85,7 +85,7 @@ class SendBuffer:
         self.lags = False
 
     def put(self, data: bytes) -> None:
-        """Sends `data` soon, with what else comes in this turn."""
+        """Sends `data` soon, together with all other bytes of this turn."""
         self._parts.append(data)
         if self.lags:
             self.held_bytes += len(data)
@@ -143,7 +143,7 @@ class SendBuffer:
             self.all_sent()
 
     def catch_up(self) -> None:
-        """Lags no more: all that waited has been sent, or nobody waits for it."""
+        """Stops waiting for the socket: all is sent, or the client has gone."""
         self.lags = False
         for watcher in (self._watcher, self._timer):
             if watcher is not None:
@@ -168,10 +168,10 @@ class SendBuffer:
 
 
 class StreamSource(Protocol):
-    """Where the pieces of a body come from."""
+    """Source of a body's pieces."""
 
     def next_slice(self) -> tuple[bytes, bool, bool]:
-        """The next bytes of those that wait, whether more of them wait, and whether these end the body."""
+        """Returns the next bytes, whether more wait, and whether the body ends with these bytes."""
 
     def leave(self) -> None:
         """The client has gone, or takes no more bytes."""
@@ -211,7 +211,7 @@ class StreamTransport(SendBuffer):
         self._source = source
 
     def write(self, data: bytes, last: bool = False) -> None:
-        """Sends a piece soon, with what else comes in this turn. `last` ends the body."""
+        """Sends a piece soon, together with all other bytes of this turn. `last` ends the body."""
         self._last |= last
         chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
         if last and self._ends_body:
@@ -220,7 +220,7 @@ class StreamTransport(SendBuffer):
             self.put(chunk)
 
     send_soon = SendBuffer.put
-    """As `write`, of a chunk that has its frame already."""
+    """Like `write`, for a chunk that has its frame already."""
 
     def break_off(self) -> None:
         """Ends the connection, on purpose."""
@@ -233,7 +233,7 @@ class StreamTransport(SendBuffer):
             return False
         try:
             data, more, last = self._source.next_slice()
-        except Exception:  # it could not be rendered: nothing can be said any more but by closing
+        except Exception:  # it could not be rendered: closing is the only answer left
             log.exception("an answer broke off")
             self.break_off()
             return False
@@ -247,7 +247,7 @@ class StreamTransport(SendBuffer):
             self._finished()
 
     def client_gone(self) -> None:
-        """Tells the source."""
+        """Lets the source leave."""
         if self.is_open:
             source = self._source
             self.close()

@@ -22,7 +22,7 @@ class ClientConnection(Protocol):
 
     @property
     def has_unread(self) -> bool:
-        """Bytes have arrived that nobody has read."""
+        """Bytes have arrived that are not read yet."""
 
     def look(self, now_s: float) -> None:
         """Ends what has taken too long. Called every fifth of a second."""
@@ -31,7 +31,7 @@ class ClientConnection(Protocol):
         """The worker gives way: what runs goes on, nothing new begins."""
 
     def close(self) -> None:
-        """Ends the connection; what is being answered is answered for nobody."""
+        """Ends the connection; a running answer is discarded."""
 
 
 class Connections:
@@ -74,7 +74,7 @@ class Connections:
 
 
 class GreenletConnection:
-    """A connection that one greenlet serves from its beginning to its end, with time limits of its own."""
+    """A connection that one greenlet serves from beginning to end, within its own time limits."""
 
     has_unread = False
 
@@ -97,7 +97,7 @@ class GreenletConnection:
         """The greenlet ends with its request."""
 
     def close(self) -> None:
-        """Tells the greenlet that waits for a next request that there will be none."""
+        """Ends the wait of the greenlet for a next request."""
         with suppress(OSError):
             # The bare socket's: gevent's own would raise in the greenlet that reads, and log an error.
             self._client._sock.shutdown(socket.SHUT_RD)

@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 METRICS = "/metrics"
 TEST_CLIENT = "understudy.test_client"
-"""Key of an environ that no server has made."""
+"""Key in the environ of a test client, which no server has made."""
 _VARIABLE = re.compile(r"\{(\w+)\}")
 _CONVERTER = re.compile(r"<(?:[^<>:]+:)?([^<>]+)>")
 StaticRules = dict[tuple[str, str], Rule]
 
 
 class BackgroundService(Protocol):
-    """Something with sockets or greenlets of its own."""
+    """A part with its own sockets or greenlets."""
 
     def start(self) -> None:
         """Opens them, in the worker."""
@@ -72,7 +72,7 @@ class StartedLater:
 
 
 class Drains(Protocol):
-    """What answers requests, until it is to take no more."""
+    """The engine, or whatever else answers requests until it is drained."""
 
     def drain(self) -> None:
         """Admits no more requests; running ones go on."""
@@ -104,7 +104,7 @@ class DirectAdapter(MapAdapter):
 
 
 class Understudy(Flask):
-    """Routes with middleware around them, and what lives as long as the worker does.
+    """Routes with middleware around them, and services that live as long as the worker does.
 
     `prefix` may stand in front of every path: where a proxy serves us.
     """
@@ -125,15 +125,15 @@ class Understudy(Flask):
         self._ids = ids or Random()
         self.prefix = prefix
         self.rpc: RpcService | None = None
-        """What is answered over gRPC, where the server speaks that, too."""
+        """Methods of gRPC, if the server speaks that, too."""
         self._routes: dict[str, Route] = {}
         """By their endpoints."""
         self.services: list[BackgroundService] = []
-        """What lives as long as the worker does."""
+        """Parts that live as long as the worker does."""
         self.until_drained: list[Callable[[], None]] = []
-        """Called when the worker is told to go: they end what would go on for ever."""
+        """Called at SIGTERM: they end work that would go on for ever."""
         self.caches: list[Caches] = []
-        """What GET /admin/memory shows."""
+        """Caches that GET /admin/memory shows."""
         self._other_server = OtherServer(self)
         self._has_begun = False
 
@@ -141,7 +141,7 @@ class Understudy(Flask):
 
     @property
     def routes(self) -> Iterator[Route]:
-        """All of them, in the order in which they were added."""
+        """All routes, in order of addition."""
         return iter(self._routes.values())
 
     def add_routes(self, name: str, routes: Iterable[Route]) -> None:
@@ -214,7 +214,7 @@ class Understudy(Flask):
         return respond_to_error(error, current_context())
 
     def _http_error(self, error: HTTPException) -> Response:
-        """What routing refuses keeps the web framework's own body (vllm-api.md section 4)."""
+        """Answers a request that no route takes, with the web framework's own body, as vLLM does."""
         forget_frames(error)
         context = current_context()
         if isinstance(error, NotFound) and (moved := _without_slash(context)):
@@ -271,7 +271,7 @@ def _view(route: Route) -> Callable[..., Response]:
 
 
 def _of_flask(response: Any) -> FlaskResponse:
-    """What functions of extensions are given: a response as Flask has it, with the same body."""
+    """Builds the Flask response that extensions are given, with the same body."""
     if not isinstance(response, Response):
         return response  # type: ignore[no-any-return]
     made = FlaskResponse(response.body, response.status, list(response.headers.items()))
@@ -290,7 +290,7 @@ def _of_ours(response: FlaskResponse) -> Response:
 
 
 def _without_slash(context: RequestContext) -> str | None:
-    """Where a path with a slash too many should have gone; None when there is no such route."""
+    """Returns the URL without a slash too many; None when no route has it."""
     request, adapter = request_ctx.request, request_ctx.url_adapter
     path = request.path.rstrip("/")
     if not path or path == request.path or adapter is None:

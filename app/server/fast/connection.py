@@ -32,7 +32,7 @@ BODY_PATIENCE_S = 0.25
 
 
 class FastConnection(SendBuffer):
-    """One client's socket. `since_s` tells since when it waits for a request, or for the rest of one.
+    """One client's socket. `since_s` is the moment from which it waits for a request, or for the rest of one.
 
     It is `busy` from the first byte of an answer's making to its last byte, also while the general way has
     it.
@@ -158,7 +158,7 @@ class FastConnection(SendBuffer):
         return True
 
     def _wait_for(self, pending: PendingResponse) -> None:
-        """The answer is still to come; so is what else the client sends."""
+        """Waits for the answer, and reads nothing meanwhile."""
         self._reader.stop()
         context, middleware = self._context, self._path.middleware
         assert context is not None
@@ -191,7 +191,7 @@ class FastConnection(SendBuffer):
         assert context is not None
         try:
             self._path.middleware.end(context, response)
-        except Exception:  # nothing of it has been sent, and nobody else would let the client go
+        except Exception:  # no byte has left, and only this lets the client go
             log.exception("an answer could not be finished")
             self.close()
             return
@@ -287,7 +287,7 @@ class FastConnection(SendBuffer):
         self._await_request()
 
     def close(self) -> None:
-        """Close the socket; what is being answered is finished for nobody."""
+        """Closes the socket; a running answer is discarded."""
         if not self.is_open:
             return
         self._forget()
@@ -314,7 +314,7 @@ class FastConnection(SendBuffer):
         Http2Connection(self._path, self.client, self.address).begin(data)
 
     def leave(self) -> None:
-        """What is being answered closes it."""
+        """The running answer closes the connection."""
 
     def look(self, now_s: float) -> None:
         """Closes an idle connection; what is incomplete goes the general way after a while."""

@@ -1,4 +1,4 @@
-"""What the connections of one worker have in common that no greenlet waits for."""
+"""State that is shared by the connections of one worker that no greenlet waits for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.web.application import Understudy
 
 RECEIVE = 1 << 16
 MOST_ANSWERS = 8
-"""So many whole answers are sent together, half a millisecond after the first of them was made."""
+"""Most whole answers that are sent together, half a millisecond after the first one was made."""
 ServeGeneral = Callable[..., None]
 """Given a `FastConnection` and bytes."""
 
@@ -55,10 +55,10 @@ class FastPath:
         self.write_timeout_s = write_timeout_s
         self.read_timeout_s = read_timeout_s
         self.rpc = app.rpc
-        """Where the server speaks gRPC, too."""
+        """Methods, if the server speaks gRPC, too."""
         self.received = memoryview(bytearray(RECEIVE))
-        """What has just arrived, on any connection. To have `recv` make room each time, and shrink it to what
-        has come, leaves the C library's heap full of holes."""
+        """Bytes that have just arrived, on any connection. Room that each `recv` makes, and then shrinks, would
+        fill the C library's heap with holes."""
         self.is_open = True
         """False as soon as every answer has to close its connection."""
         self.new_id = app.new_request_id

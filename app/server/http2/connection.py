@@ -34,16 +34,16 @@ from app.server.http2.transport import (
 )
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What a client begins with that knows that the server speaks HTTP/2."""
+"""First bytes of a client with prior knowledge of HTTP/2 (RFC 9113, section 3.4)."""
 HEADERS, SETTINGS, GOAWAY, CONTINUATION = 0x1, 0x4, 0x7, 0x9
 ACK, END_HEADERS = 0x1, 0x4
 STREAM_BITS = 2**31 - 1
 MOST_RESETS = 2000
 """Streams that may be reset at once."""
 RESETS_FORGIVEN = 100
-"""So many of them are forgotten at each look at a connection, which is every fifth of a second."""
+"""Resets that are forgotten at each look at a connection, every fifth of a second."""
 MOST_SETTINGS = 64
-"""Settings of a client that are kept, with those that nobody knows."""
+"""Settings of a client that are kept, unknown ones included."""
 PER_HEADER = 100
 """Bytes that a header takes besides its name and value."""
 
@@ -53,7 +53,7 @@ class Http2Connection(CallTransport[RpcCall]):
 
     def __init__(self, path: FastPath, client: GeventSocket, address: tuple[str, int]) -> None:
         rpc = path.rpc
-        assert rpc is not None  # or nobody would have come here
+        assert rpc is not None  # only a server with gRPC upgrades
         super().__init__(path, client, address, rpc)
         path.open[self] = None
         self._methods = rpc.methods
@@ -66,7 +66,7 @@ class Http2Connection(CallTransport[RpcCall]):
         self._reader: Watcher = gevent.get_hub().loop.io(self.connection.fileno(), READ)
 
     def begin(self, data: bytes) -> None:
-        """Takes over: `data`, which is what has come so far, is read in the turn of this connection."""
+        """Takes over; `data`, all bytes so far, are read in the turn of this connection."""
         self._in = data
         self.send_pending()
         self._wait()
@@ -279,7 +279,7 @@ class Http2Connection(CallTransport[RpcCall]):
             self.work()
 
     def close(self) -> None:
-        """Closes the connection, behind what the socket takes at once; its calls are answered for nobody."""
+        """Sends the bytes that the socket takes at once, and closes it; its calls' answers are discarded."""
         if self not in self.path.open:
             return
         del self.path.open[self]

@@ -1,4 +1,4 @@
-"""What leaves on one connection of HTTP/2, and the turns in which its work is done.
+"""Bytes that leave on one connection of HTTP/2, and fair turns for its work.
 
 h2 keeps the state of the protocol. DATA frames are written past it, with the windows that it keeps, as it
 takes tens of microseconds for each. All that calls send in one turn of the loop leaves in one piece.
@@ -37,9 +37,9 @@ FRAME_HEAD = Struct(">BHBBL")
 """The high and the low part of the payload's size, kind, flags and stream (RFC 9113, section 4.1)."""
 HEAD_BYTES = FRAME_HEAD.size
 MOST_FRAME_BYTES = 1 << 14
-"""Of a payload: what both sides may send unless they say otherwise, which this one does not."""
+"""Of a payload: the largest that both sides may send by default."""
 BUFFERED_MESSAGES = 4
-"""So many of the longest messages may be incomplete at the same time on one connection."""
+"""Most messages of the greatest length that may be incomplete at the same time on one connection."""
 MOST_HELD_BYTES = 1 << 22
 """Bytes that wait for a client that does not read; calls have stopped sending long before."""
 SLICE_S = 0.001
@@ -50,13 +50,13 @@ MOST_CALLS = 1 << 14
 MOST_HEADER_BYTES = 1 << 14
 """Bytes of the headers of a call as they come."""
 MOST_DECODED_BYTES = 1 << 15
-"""Bytes of the headers of a call when they are decoded, with 32 for each of them."""
+"""Bytes of the headers of a call when they are decoded, with 32 for each header."""
 MOST_CLOSED_STREAMS = 1000
-"""Streams of which h2 remembers how they were closed."""
+"""Closed streams that h2 remembers."""
 WINDOW = 1 << 22
 """Bytes of requests that may be on their way on one connection."""
 FIRST_WINDOW = 65_535
-"""Bytes that may be on their way before either side says more."""
+"""Bytes that may be on their way before either side grants more."""
 TABLE_SIZES = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]{0,9}[\x00-\x7f]){3}")
 """More changes of the table's size than a block may begin with (RFC 7541, section 4.2)."""
 
@@ -73,7 +73,7 @@ class HeaderDecoder(Decoder):
     """hpack's decoder, which would take 50 ms for a block of nothing but changes of its table's size."""
 
     def decode(self, data: bytes, raw: bool = False) -> Iterable[HeaderTuple]:
-        """As in hpack."""
+        """Refuses such a block."""
         if TABLE_SIZES.match(data):
             raise HPACKDecodingError("too many changes of the table's size")
         return super().decode(data, raw)
@@ -109,7 +109,7 @@ class ServerProtocol(H2Connection):
     def open_inbound_streams(self) -> int:
         """None: calls are counted elsewhere, and refused one by one.
 
-        h2 asks for each new stream, and looks at all of them to tell and to forget those that are closed.
+        h2 asks for each new stream, and looks at all streams to forget the closed ones.
         That is done here when there may be as many closed ones as open ones.
         """
         if len(self.streams) >= self._clean_at:
@@ -142,7 +142,7 @@ class CallTransport(SendBuffer, Generic[CallT]):
         self._awaits_turn = False
 
     def close(self) -> None:
-        """Closes the connection; its calls are answered for nobody."""
+        """Closes the connection; its the answers of its calls are discarded."""
         raise NotImplementedError
 
     def client_gone(self) -> None:
@@ -191,7 +191,7 @@ class CallTransport(SendBuffer, Generic[CallT]):
             self.fail(ErrorCodes.COMPRESSION_ERROR if is_coding else error.error_code, str(error))
 
     def fail(self, code: ErrorCodes, text: str) -> None:
-        """Ends the connection, and tells its client why."""
+        """Ends the connection with a GOAWAY that gives the reason."""
         self._is_leaving = True
         with suppress(ConnectionFailed):
             self.say_goodbye(code, text)
@@ -234,7 +234,7 @@ class CallTransport(SendBuffer, Generic[CallT]):
             self.put(FRAME_HEAD.pack(0, len(part), DATA, 0, id) + part)
 
     def put(self, data: bytes) -> None:
-        """As in `SendBuffer`. ConnectionFailed when too much waits."""
+        """Sends soon. ConnectionFailed when too much waits."""
         if self.is_open:
             super().put(data)
             if self.lags and self.held_bytes > MOST_HELD_BYTES:
