@@ -57,7 +57,7 @@ class FastPath:
         self.rpc = app.rpc
         """Methods, if the server speaks gRPC, too."""
         self.received = memoryview(bytearray(RECEIVE))
-        """Bytes that have just arrived, on any connection. Room that each `recv` makes, and then shrinks, would
+        """Bytes that have just arrived, on any connection. Room that each `recv` makes and then shrinks would
         fill the C library's heap with holes."""
         self.is_open = True
         """False as soon as every answer has to close its connection."""
