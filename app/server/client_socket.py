@@ -4,6 +4,7 @@
   the process has no file descriptor left, clients wait in the backlog, and one line tells of it.
 * `FairSocket` gives gunicorn's parser small parts, with a fair turn after each.
 * `JoinedResponse` sends head and body of a whole answer in one system call.
+* Rules of RFC 9112 for heads that gunicorn's parser leaves out, and that both ways keep (`check_head`).
 * What becomes of the rest of a request's body that nobody read: gunicorn reads it to its end before the next
   request, a kilobyte at a time, however long it is. Here a little is read; after more, the connection is
   closed, lingering a moment, so that a client that still sends gets to read the answer (RFC 9112 9.6).
@@ -13,8 +14,9 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from email.utils import formatdate
 from functools import lru_cache
@@ -26,6 +28,7 @@ from gevent.server import StreamServer
 from gevent.socket import socket
 from gunicorn import SERVER
 from gunicorn.http.body import ChunkedReader, LengthReader
+from gunicorn.http.errors import InvalidHeader
 from gunicorn.http.wsgi import Response
 
 from app.server.fair_turns import FairTurns, Share
@@ -198,6 +201,32 @@ def default_head(status: str, second: int, closes: bool, chunked: bool, version:
 def http_date(second: int) -> str:
     """The Date header of a Unix second (RFC 9110 section 5.6.7)."""
     return formatdate(second, usegmt=True)
+
+
+HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]+)(:\d*)?", re.ASCII)
+"""A valid Host (section 3.2): a name or an address, which may not be missing, and perhaps a port."""
+
+
+def closes(connection: Iterable[str]) -> bool:
+    """True if any member of the fields `Connection` is "close" (RFC 9110 7.6.1)."""
+    return any(member.strip(" \t").lower() == "close" for value in connection for member in value.split(","))
+
+
+def has_bare_line_feed(data: bytes) -> bool:
+    """True if a line of a head, whole or a beginning, ends without a carriage return (section 2.2)."""
+    return data.count(b"\n") != data.count(b"\r\n")
+
+
+def check_head(req: Any) -> None:
+    """Looks at a request of gunicorn's parser. InvalidHeader, answered by 400: Host is missing or broken.
+
+    HTTP/1.0 need not have one. A request that wants the connection to be closed has it closed.
+    """
+    host = next((value for name, value in req.headers if name == "HOST"), None)
+    if (req.version >= (1, 1)) if host is None else not HOST.fullmatch(host):
+        raise InvalidHeader("HOST", req=req)
+    if closes(value for name, value in req.headers if name == "CONNECTION"):
+        req.force_close()
 
 
 LITTLE_BYTES = 1 << 17

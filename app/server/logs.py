@@ -11,14 +11,13 @@ from gunicorn.glogging import Logger
 from gunicorn.instrument.statsd import Statsd
 from pythonjsonlogger.json import JsonFormatter
 
-from app.http.context import RequestContext, current_request
+from app.http.context import CONTEXT, RequestContext, current_request, environ_of
 from app.http.response import Response
-from app.http.wsgi import CONTEXT, environ_of
 from config.sections.observability import TRACE
 from config.settings import LogSettings
 
 USUAL = ("Starting gunicorn", "Using worker", "Booting worker")
-"""How gunicorn's lines begin that say nothing of this start (`app.server.greeting` does)."""
+"""How gunicorn's lines begin that say nothing of this start (`app.server.arbiter` does)."""
 NO_REQUEST = "-"
 logging.addLevelName(TRACE, "TRACE")
 

@@ -36,14 +36,15 @@ from gunicorn.http import wsgi
 from gunicorn.workers.ggevent import GeventWorker
 
 from app.clock.pause import pause_with
+from app.http.context import CONTEXT, context_of
 from app.http.response import ClosingBody, StreamingBody
-from app.http.wsgi import CONTEXT, context_of
 from app.server import handover
 from app.server.certificates import CertificateError, ServerCertificate
 from app.server.client_socket import (
     ClientServer,
     FairSocket,
     JoinedResponse,
+    check_head,
     discard_body,
     has_much_unread,
     linger,
@@ -52,7 +53,6 @@ from app.server.connections import Connections, GreenletConnection
 from app.server.fair_turns import FairTurns, Share
 from app.server.fast.connection import FastConnection
 from app.server.fast.path import FastPath
-from app.server.head_rules import check_head
 
 TICK_S = 1.0
 """How often the arbiter hears that we live."""

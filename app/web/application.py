@@ -27,11 +27,10 @@ from werkzeug.routing import Map, MapAdapter, Rule
 
 from app.api.admin.reports import Caches
 from app.api.errors import forget_frames, respond_to_error
-from app.http.context import RequestContext, current_request
+from app.http.context import CONTEXT, RequestContext, context_of, current_request
 from app.http.response import Response, StreamingBody, json_response
 from app.http.route import Route
 from app.http.rpc import RpcService
-from app.http.wsgi import CONTEXT, context_of
 from app.middleware.stack import MiddlewareStack
 from app.web.other_server import OtherServer
 

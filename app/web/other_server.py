@@ -36,8 +36,7 @@ from werkzeug.wsgi import get_input_stream
 
 from app.clock.pause import SWITCH_S, share_loop
 from app.http.connection import BrokenOffError, Connection, reset_when_closed
-from app.http.context import Readable, RequestContext
-from app.http.wsgi import CONTEXT, context_of, ends_with_connection
+from app.http.context import CONTEXT, Readable, RequestContext, context_of, ends_with_connection
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment

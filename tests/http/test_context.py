@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from werkzeug.test import EnvironBuilder
 
-from app.http.context import RequestContext
-from app.http.wsgi import context_of
+from app.http.context import RequestContext, context_of
 from tests.application import request
 
 

@@ -9,10 +9,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from werkzeug.test import EnvironBuilder
 
-from app.http.context import RequestContext
+from app.http.context import CONTEXT, RequestContext, context_of
 from app.http.response import Response, StreamingBody
 from app.http.route import Handler, Route, get, post
-from app.http.wsgi import CONTEXT, context_of
 from app.middleware.http_metrics import HttpMetrics
 from app.web.application import Understudy
 from tests.application import application, request

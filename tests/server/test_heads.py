@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from app.http.response import Response
 from app.http.route import post, probe
+from app.server.client_socket import check_head
 from app.server.fast.heads import RequestHeads
-from app.server.head_rules import check_head
 from tests.hostile.wire import Wire
 from tests.running_server import RunningServer, running_server
 

@@ -17,10 +17,10 @@ from app.http.connection import READ, Connection, GeventSocket
 from app.http.context import RequestContext, current_request
 from app.http.response import CLIENT_GONE, PendingResponse, Response, StreamingBody, json_response
 from app.http.stream import LAST_CHUNK, SendBuffer, StreamTransport
+from app.server.client_socket import has_bare_line_feed
 from app.server.fair_turns import Share
 from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead, response_head
 from app.server.fast.path import FastPath
-from app.server.head_rules import has_bare_line_feed
 
 log = logging.getLogger(__name__)
 WAYS = {"POST": "fast", "GET": "probe"}
