@@ -146,7 +146,7 @@ def test_a_head_is_taken_alike_on_both_ways(
 
 
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n"
-POSTED = b"Content-Type: application/json\r\nContent-Length: 31\r\n"
+POSTED = b"Content-Type: application/json\r\nContent-Length: 32\r\n"
 
 
 @pytest.mark.parametrize(
