@@ -23,9 +23,8 @@ import sys  # noqa: E402
 from app import factory  # noqa: E402
 from app.dataset import DatasetError  # noqa: E402
 from app.server import handover, logs, ranks  # noqa: E402
-from app.server.arbiter import take_charge  # noqa: E402
+from app.server.arbiter import say_console, say_model, take_charge  # noqa: E402
 from app.server.certificates import CertificateError  # noqa: E402
-from app.server.greeting import say_console, say_model  # noqa: E402
 from app.server.handover import ENDPOINT, SETTINGS, hand_over, handed_over  # noqa: E402
 from app.tokenization import TokenizerError  # noqa: E402
 from config import ConfigError  # noqa: E402

@@ -197,8 +197,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     innermost += [LoadReports(components.recorder.figures)]
     innermost += [audit, *([] if replay is None else [replay]), *([] if console is None else [console.watch])]
     middleware = middleware_of(settings, live, clock, http_metrics, limits, innermost)
-    app = Understudy(engine, middleware, components.streams("request ids"))
-    app.root_path = server.root_path.rstrip("/")
+    app = Understudy(engine, middleware, components.streams("request ids"), server.root_path.rstrip("/"))
 
     app.caches.append(lambda: {"rate limits": limits, "fault scripts": injector, "client audit": audit.trail})
     app.caches += [lambda: middleware.caches, *caches_of(components, cache, publisher)]
@@ -262,7 +261,6 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.add_routes("memory", reports.memory_routes(app.caches))
     app.add_routes("verdict", reports.verdict_routes(audit.report, audit.restart))
     if replay is not None:
-        app.bypasses_fast_path = True
         app.add_routes("replay", [get("/admin/replay", lambda context: json_response(replay.report()))])
     app.add_routes("fake_metrics", admin.fake_metrics_routes(frontend.body, live))
     if settings.lora.allow_runtime_lora_updating:
@@ -284,7 +282,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     if not settings.api.disable_fastapi_docs:
         app.add_routes(
             "openapi",
-            openapi.document_routes(lambda: app.routes, app.root_path, settings.model.served_names[0]),
+            openapi.document_routes(lambda: app.routes, app.prefix, settings.model.served_names[0]),
         )
     return app
 

@@ -37,9 +37,9 @@ from app.kvindex.event_pool import Pool, PoolSettings  # noqa: E402
 from app.kvindex.index import DEFAULT_BLOCK_SIZE, Index  # noqa: E402
 from app.kvindex.memory import MemoryBackend  # noqa: E402
 from app.kvindex.streams import Message, Replays  # noqa: E402
+from app.server.connections import Connections  # noqa: E402
 from app.server.fair_turns import FairTurns  # noqa: E402
 from app.server.fast.connection import FastConnection  # noqa: E402
-from app.server.fast.connections import FastConnections  # noqa: E402
 from app.server.fast.path import FastPath  # noqa: E402
 from app.server.logs import ServerLogger  # noqa: E402
 from app.web.application import Understudy  # noqa: E402
@@ -76,12 +76,12 @@ def fast(app: Understudy) -> Callable[[], None]:
     """Serves the request on the fast path of a worker."""
     log = ServerLogger(Config())
     log.access_log.setLevel(logging.CRITICAL)
-    path = FastPath(app, log, FairTurns(), 60.0)
-    among = FastConnections(path, 60.0, lambda connection, data: sys.exit("left to the general way"))
+    path = FastPath(
+        app, log, FairTurns(), Connections(), 60.0, lambda *request: sys.exit("left to the general way")
+    )
     listener = gevent.socket.socketpair()
     client, server = listener
-    connection = FastConnection(among, server, ("127.0.0.1", 0), None)
-    among.add(connection)
+    FastConnection(path, server, ("127.0.0.1", 0), None)
 
     def serve() -> None:
         client.sendall(REQUEST)

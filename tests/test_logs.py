@@ -12,8 +12,7 @@ import gevent
 import pytest
 from gunicorn.config import Config
 
-from app.http.context import RequestContext, current_request
-from app.http.wsgi import CONTEXT
+from app.http.context import CONTEXT, RequestContext, current_request
 from app.server.logs import ServerLogger, logger_class
 from config.settings import LogSettings
 from tests.application import request

@@ -15,10 +15,11 @@ import gevent
 from gevent.event import Event as Bell
 
 from app.api.writer import ChoiceState, ResponseWriter
+from app.clock.clock import Watcher
 from app.clock.pause import pause_if_possible
 from app.engine.client import Handle, TakeToken
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens
-from app.http.connection import Connection, Watcher
+from app.http.connection import Connection
 from app.http.response import StreamingBody
 from app.http.stream import StreamTransport
 from app.protocol.common import encode

@@ -77,11 +77,16 @@ class LiveClock:
 
 
 class Watcher(Protocol):
-    """What is needed of a watcher of the hub's loop."""
+    """A watcher of gevent's loop, which ships no types."""
 
-    def start(self, callback: Alarm) -> None: ...
+    @property
+    def active(self) -> bool: ...
+
+    def start(self, callback: Callable[..., None], *args: object) -> None: ...
 
     def stop(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class TimerSpec(ctypes.Structure):

@@ -15,6 +15,8 @@ from typing import Protocol
 import gevent
 from gevent.event import Event
 
+from app.clock.clock import Watcher
+
 READ = 1
 LOOK_AGAIN_S = 0.05
 """How often a connection with unread data is looked at."""
@@ -24,19 +26,6 @@ ESTABLISHED = b"\x01"
 
 class BrokenOffError(ConnectionResetError):
     """An answer ends here on purpose, in the midst; the connection is to end with it."""
-
-
-class Watcher(Protocol):
-    """A watcher of gevent's loop, which ships no types."""
-
-    @property
-    def active(self) -> bool: ...
-
-    def start(self, callback: Callable[..., None], *args: object) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class GeventSocket(Protocol):
@@ -74,7 +63,6 @@ class Connection:
         self._watcher: Watcher | None = None
 
     def fileno(self) -> int:
-        """The socket's file descriptor."""
         return self._raw.fileno()
 
     def watch(self, gone: Callable[[], None]) -> None:

@@ -8,10 +8,11 @@ middleware, route, errors. What a room wants to remember about a request it keep
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qs
 
 from app.http.connection import Connection
@@ -107,13 +108,11 @@ class RequestContext:
         self._kept: dict[type, object] | None = None
 
     def keep(self, item: object) -> None:
-        """Remember `item` for those who ask for its type."""
         if self._kept is None:
             self._kept = {}
         self._kept[type(item)] = item
 
     def kept(self, kind: type[T]) -> T | None:
-        """What was kept of this type, if anything was."""
         found = None if self._kept is None else self._kept.get(kind)
         return found if isinstance(found, kind) else None
 
@@ -170,3 +169,81 @@ def client_name(context: RequestContext) -> str:
     if key:
         return "key:" + hashlib.sha256(key).hexdigest()[:12]
     return f"address:{context.client or 'unknown'}"
+
+
+# From a WSGI environ.
+
+CONTEXT = "understudy.context"
+"""Key of an environ: our worker keeps the context there; under any other the application makes it."""
+Environ = Mapping[str, Any]
+_BARE = {"CONTENT_TYPE": "content-type", "CONTENT_LENGTH": "content-length"}
+
+
+def headers_of(environ: Environ) -> dict[str, str]:
+    """The headers in a WSGI environ, by lower-case names, in their order.
+
+    Copied, because an environ that holds a context that holds the environ is cyclic garbage.
+    """
+    headers = {}
+    for key, value in environ.items():
+        if key.startswith("HTTP_"):
+            headers[_name(key)] = value
+        elif key in _BARE and value:
+            headers[_BARE[key]] = value
+    return headers
+
+
+@lru_cache(maxsize=256)
+def _name(key: str) -> str:
+    return key[5:].replace("_", "-").lower()
+
+
+def ends_with_connection(environ: Environ) -> bool:
+    """True if an answer of unknown length ends where its connection does."""
+    return bool(environ.get("SERVER_PROTOCOL") == "HTTP/1.0")
+
+
+def environ_of(context: RequestContext) -> dict[str, object]:
+    """What an access log looks for in an environ, of a request that has none."""
+    path, _, query = context.target.partition("?")
+    named = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in context.headers.items()}
+    return {
+        **named,
+        "REMOTE_ADDR": context.client,
+        "REQUEST_METHOD": context.method,
+        "RAW_URI": context.target,
+        "PATH_INFO": path,
+        "QUERY_STRING": query,
+        "SERVER_PROTOCOL": context.http_version,
+        CONTEXT: context,
+    }
+
+
+def context_of(
+    environ: Environ, arrival_s: float | None = None, ended: Callable[[], None] | None = None
+) -> RequestContext:
+    """The context of a request that arrived at `arrival_s` (monotonic seconds; now when not given).
+
+    `ended`: see `Connection`. Without a gevent socket (test clients) there is no connection.
+    """
+    scheme = environ["wsgi.url_scheme"]
+    path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
+    sock: Any = environ.get("gunicorn.socket")
+    query = environ.get("QUERY_STRING", "")
+    context = RequestContext(
+        environ["REQUEST_METHOD"],
+        path,
+        environ.get("RAW_URI") or (f"{path}?{query}" if query else path),
+        headers_of(environ),
+        environ.get("REMOTE_ADDR") or "",
+        time.monotonic() if arrival_s is None else arrival_s,
+        source=environ["wsgi.input"],
+        connection=Connection(sock, ended, scheme == "http", ends_with_connection(environ))
+        if hasattr(sock, "_sock")
+        else None,
+        http_version=environ.get("SERVER_PROTOCOL", "HTTP/1.1"),
+        scheme=scheme,
+        host=environ.get("HTTP_HOST", ""),
+    )
+    context.bound_to = environ.get("SERVER_NAME", "")
+    return context

@@ -132,11 +132,9 @@ class Response:
 
     @property
     def status_line(self) -> str:
-        """Code and reason phrase."""
         return STATUS_LINES.get(self.status) or f"{self.status} UNKNOWN"
 
     def header_items(self) -> list[tuple[str, str]]:
-        """All headers, in order."""
         return list(self.headers.items())
 
     def replace_body(self, body: bytes) -> None:

@@ -66,7 +66,6 @@ class RpcOutcome:
     message: str = ""
 
     def fail(self, error: ApiError) -> None:
-        """The call ends with `error`."""
         self.code, self.message = CODES.get(error.status, RpcCode.UNKNOWN), error.message
 
 

@@ -1,8 +1,8 @@
-"""A chunked body on its way to a socket, written from the hub: no greenlet wakes for a piece of it.
+"""Bytes on their way to a client's socket, written from the hub: no greenlet wakes for them.
 
-Pieces that come in one turn of the timer wheel leave together (`WriteBatcher`). A client that does not read
-fills its socket buffer. Its stream then lags: its source keeps what comes, unrendered, and is asked for a
-slice whenever the socket has room, until it has caught up. Nobody else waits, and no more than one slice of
+What comes in one turn of the timer wheel leaves together (`WriteBatcher`). A client that does not read fills
+its socket's buffer, and its `SendBuffer` lags: the rest leaves when the socket has room. A stream that lags
+asks its source for a slice at a time until it has caught up. No other stream waits, and at most one slice of
 bytes is held.
 """
 
@@ -14,7 +14,12 @@ from typing import Any, Protocol
 
 import gevent
 
-from app.http.connection import Connection, Watcher
+from app.clock.clock import Watcher
+from app.http.connection import Connection
+
+WRITE = 2
+LAST_CHUNK = b"0\r\n\r\n"
+log = logging.getLogger(__name__)
 
 
 class WriteBatcher:
@@ -25,10 +30,9 @@ class WriteBatcher:
     chunks, so that every send has to wake it. In two passes a chunk costs a seventh less, a short answer a
     fifth to a quarter.
 
-    It calls each `send` handed to it, in order, soon after the turn in which it was handed over.
-
-    It does so at once when `most` are waiting: the first has then waited long enough. It belongs to the hub
-    of the thread that first uses it.
+    `put` has each `send` called, in order, soon after the turn in which it was handed over, and at once when
+    `most` are waiting: the first has then waited long enough. A batcher belongs to the hub of the thread that
+    first uses it.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -37,7 +41,7 @@ class WriteBatcher:
         self._run_soon: Any = None
 
     def put(self, send: Callable[[], None]) -> None:
-        """Have `send()` called before the hub looks at sockets and timers again."""
+        """Has `send()` called before the hub looks at sockets and timers again."""
         if not self._waiting:
             if self._run_soon is None:
                 self._run_soon = gevent.get_hub().loop.run_callback
@@ -55,47 +59,133 @@ class WriteBatcher:
                 log.exception("a write failed")
 
 
-log = logging.getLogger(__name__)
+class SendBuffer:
+    """Bytes for one client: all that its socket takes leave at once, the rest when it has room.
 
-WRITE = 2
-LAST_CHUNK = b"0\r\n\r\n"
+    A client that takes no bytes for `write_timeout_s` is cut off. While the buffer `lags`, bytes wait, of
+    which `held_bytes` came since.
+    """
+
+    __slots__ = (
+        *("_batcher", "_parts", "_queued", "_send_now", "_timer", "_watcher", "_write_timeout_s"),
+        *("connection", "held_bytes", "is_open", "lags"),
+    )
+
+    def __init__(self, connection: Connection, batcher: WriteBatcher, write_timeout_s: float) -> None:
+        self.connection = connection
+        self._send_now = connection.send_now
+        self._batcher = batcher
+        self._write_timeout_s = write_timeout_s
+        self._parts: list[bytes] = []
+        self._queued = False
+        self._watcher: Watcher | None = None
+        self._timer: Any = None
+        self.held_bytes = 0
+        self.is_open = True
+        self.lags = False
+
+    def put(self, data: bytes) -> None:
+        """Sends `data` soon, together with all other bytes of this turn."""
+        self._parts.append(data)
+        if self.lags:
+            self.held_bytes += len(data)
+        elif not self._queued:
+            self._queued = True
+            self._batcher.put(self.flush)
+
+    def flush(self) -> None:
+        """Hub: to the socket, as much as it takes."""
+        self._queued = False
+        if self.lags or not self.is_open:
+            return
+        if self._parts:
+            if not self._send():
+                return
+            if self._parts:
+                self.lag()
+                return
+        self.all_sent()
+
+    def _send(self) -> bool:
+        """Keeps what the socket has no room for; False when the client has gone."""
+        parts = self._parts
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        try:
+            sent = self._send_now(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.client_gone()
+            return False
+        if sent < len(data):
+            parts.append(data[sent:])
+        if sent and self._timer is not None:
+            self._timer.again(self._time_out)
+        return True
+
+    def lag(self) -> None:
+        """Sends on whenever the socket has room."""
+        self.lags, self.held_bytes = True, 0
+        loop, limit_s = gevent.get_hub().loop, self._write_timeout_s
+        self._watcher = loop.io(self.connection.fileno(), WRITE)
+        self._watcher.start(self._writable)
+        self._timer = loop.timer(limit_s, limit_s)
+        self._timer.start(self._time_out)
+
+    def _writable(self) -> None:
+        """Hub: the socket has room. The buffer lags until nothing is left to be asked for."""
+        if self._parts or self.refill():
+            if self._parts:
+                self._send()
+        elif self.is_open:
+            self.catch_up()
+            self.all_sent()
+
+    def catch_up(self) -> None:
+        """Stops waiting for the socket: all is sent, or the client has gone."""
+        self.lags = False
+        for watcher in (self._watcher, self._timer):
+            if watcher is not None:
+                watcher.stop()
+                watcher.close()
+        self._watcher = self._timer = None
+
+    def _time_out(self) -> None:
+        self.connection.shut()
+        self.client_gone()
+
+    def refill(self) -> bool:
+        """Puts more while the buffer lags; False when there is nothing."""
+        return False
+
+    def all_sent(self) -> None:
+        """The socket has taken everything."""
+
+    def client_gone(self) -> None:
+        """The client has gone, or takes no more bytes."""
+        raise NotImplementedError
 
 
 class StreamSource(Protocol):
-    """Where the pieces of a body come from."""
+    """Source of a body's pieces."""
 
     def next_slice(self) -> tuple[bytes, bool, bool]:
-        """The next bytes of those that wait, whether more of them wait, and whether these end the body."""
+        """Returns the next bytes, whether more wait, and whether the body ends with these bytes."""
 
     def leave(self) -> None:
         """The client has gone, or takes no more bytes."""
 
 
-class StreamTransport:
+class StreamTransport(SendBuffer):
     """Writes one body in HTTP/1.1 chunks (RFC 9112 section 7.1) behind `head`, which leaves with its
     beginning.
 
     `finished` is called when all has been sent, `abandoned` when the client has gone before; with `ends_body`
-    that includes the last chunk. A client that does not take a slice within `write_timeout_s` is cut off.
+    that includes the last chunk. While the transport lags, pieces have to wait until they are asked for.
     """
 
-    __slots__ = (
-        "_abandoned",
-        "_batcher",
-        "_connection",
-        "_ends_body",
-        "_finished",
-        "_last",
-        "_queued",
-        "_send_now",
-        "_source",
-        "_timer",
-        "_unsent",
-        "_watcher",
-        "_write_timeout_s",
-        "is_open",
-        "lags",
-    )
+    __slots__ = ("_abandoned", "_ends_body", "_finished", "_last", "_source")
 
     def __init__(
         self,
@@ -107,131 +197,57 @@ class StreamTransport:
         head: bytes = b"",
         abandoned: Callable[[], None] | None = None,
     ) -> None:
-        self._connection = connection
-        self._send_now = connection.send_now
-        self._batcher = batcher
-        self._write_timeout_s = write_timeout_s
+        super().__init__(connection, batcher, write_timeout_s)
         self._finished = finished
         self._ends_body = ends_body
         self._abandoned = abandoned
-        self._unsent = head
+        if head:
+            self._parts.append(head)
         self._source: StreamSource | None = None
-        self._queued = self._last = False
-        self._watcher: Watcher | None = None
-        self._timer: Watcher | None = None
-        self.lags = False
-        """Pieces have to wait until they are asked for."""
-        self.is_open = True
+        self._last = False
 
     def start(self, source: StreamSource) -> None:
-        """Take pieces of `source` from now on."""
+        """Takes pieces of `source` from now on."""
         self._source = source
 
     def write(self, data: bytes, last: bool = False) -> None:
-        """Send a piece soon, with what else comes in this turn. `last` ends the body."""
-        self._frame(data, last)
-        if not self._queued:
-            self._queued = True
-            self._batcher.put(self.flush)
+        """Sends a piece soon, together with all other bytes of this turn. `last` ends the body."""
+        self._last |= last
+        chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        if last and self._ends_body:
+            chunk += LAST_CHUNK
+        if chunk or last:
+            self.put(chunk)
 
-    def send_soon(self, chunk: bytes) -> None:
-        """As `write`, of a chunk that has its frame already."""
-        self._unsent += chunk
-        if not self._queued:
-            self._queued = True
-            self._batcher.put(self.flush)
+    send_soon = SendBuffer.put
+    """Like `write`, for a chunk that has its frame already."""
 
     def break_off(self) -> None:
-        """End the connection, on purpose."""
-        self._connection.shut()
-        self.abandon()
+        """Ends the connection, on purpose."""
+        self.connection.shut()
+        self.client_gone()
 
-    def _frame(self, data: bytes, last: bool) -> None:
-        if data:
-            self._unsent += b"%x\r\n%b\r\n" % (len(data), data)
-        if last:
-            self._last = True
-            if self._ends_body:
-                self._unsent += LAST_CHUNK
-
-    def flush(self) -> None:
-        """Hub: to the socket, as much as it takes."""
-        self._queued = False
-        if not self.is_open or self.lags:
-            return
-        unsent = self._unsent
-        if unsent:
-            try:
-                sent = self._send_now(unsent)
-            except BlockingIOError:
-                sent = 0
-            except OSError:
-                self.abandon()
-                return
-            if sent < len(unsent):
-                self._unsent = unsent[sent:]
-                self.lag()
-                return
-            self._unsent = b""
-        if self._last:
-            self._finish()
-
-    def lag(self) -> None:
-        """Send on whenever the socket has room, and ask the source for slices."""
-        self.lags = True
-        loop = gevent.get_hub().loop
-        self._watcher = loop.io(self._connection.fileno(), WRITE)
-        self._watcher.start(self._writable)
-        self._limit_time()
-
-    def _limit_time(self) -> None:
-        if self._timer is not None:
-            self._timer.close()
-        self._timer = gevent.get_hub().loop.timer(self._write_timeout_s)
-        self._timer.start(self._time_out)
-
-    def _writable(self) -> None:
-        """Hub: the socket has room. The stream lags until its source has nothing left."""
+    def refill(self) -> bool:
+        """Takes a slice of the source."""
+        if self._last or self._source is None:
+            return False
         try:
-            if not self._unsent and not self._last and not self._take_slice():
-                self._catch_up()
-                return
-            self._unsent = self._unsent[self._send_now(self._unsent) :]
-        except BlockingIOError:
-            return
-        except OSError:
-            self.abandon()
-            return
-        except Exception:  # it could not be rendered: nothing can be said any more but by closing
+            data, more, last = self._source.next_slice()
+        except Exception:  # it could not be rendered: closing is the only answer left
             log.exception("an answer broke off")
-            self._connection.shut()
-            self.abandon()
-            return
-        if self._last and not self._unsent:
-            self._finish()
-
-    def _take_slice(self) -> bool:
-        """Whether something waited."""
-        assert self._source is not None
-        data, more, last = self._source.next_slice()
-        self._frame(data, last)
-        self._limit_time()
+            self.break_off()
+            return False
+        self.write(data, last)
         return bool(data) or more or last
 
-    def _catch_up(self) -> None:
-        """All that waited has been sent."""
-        self.lags = False
-        for watcher in (self._watcher, self._timer):
-            if watcher is not None:
-                watcher.close()
-        self._watcher = self._timer = None
+    def all_sent(self) -> None:
+        """The body is over if that was its last piece."""
+        if self._last:
+            self.close()
+            self._finished()
 
-    def _time_out(self) -> None:
-        self._connection.shut()
-        self.abandon()
-
-    def abandon(self) -> None:
-        """The client has gone."""
+    def client_gone(self) -> None:
+        """Lets the source leave."""
         if self.is_open:
             source = self._source
             self.close()
@@ -240,12 +256,9 @@ class StreamTransport:
             if self._abandoned is not None:
                 self._abandoned()
 
-    def _finish(self) -> None:
-        self.close()
-        self._finished()
-
     def close(self) -> None:
-        """Send no more, and let go of the source, which knows this object."""
+        """Sends no more, and lets go of the source, which knows this object."""
         self.is_open = False
         self._source = None
-        self._catch_up()
+        self._parts.clear()
+        self.catch_up()

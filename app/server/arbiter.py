@@ -11,8 +11,10 @@ What it changes, and why:
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,9 +25,9 @@ from gunicorn.util import parse_address
 
 from app.server import handover, ranks
 from app.server.certificates import CertificateError, ServerCertificate, check_pair
-from app.server.greeting import check_free
 from app.server.handover import hand_over
 from config import ConfigError, Settings
+from config.durations import format_duration
 from config.loader import load
 from config.settings import ServerSettings
 
@@ -93,11 +95,9 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         super().handle_hup()
 
     def handle_ttin(self) -> None:
-        """Refuse one worker more."""
         self.log.error("workers: must be %d, one for each rank: %s", self.num_workers, ONE_EACH)
 
     def handle_ttou(self) -> None:
-        """Refuse one worker less."""
         self.handle_ttin()
 
     def _measure(self) -> None:
@@ -254,3 +254,42 @@ def _check(cfg: Any, server: ServerSettings) -> None:
         raise ConfigError(
             "bind: must be left to the settings host, port and grpc-port when there are several"
         )
+
+
+def check_free(server: Any) -> None:
+    """ConfigError for an address that somebody listens on. gunicorn itself would try for five seconds."""
+    if server.master_pid or server.systemd or server.cfg.reuse_port:
+        return
+    for address in server.cfg.address:
+        if isinstance(address, tuple):
+            with socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind(address)
+                except OSError as error:
+                    reason = error.strerror or error
+                    raise ConfigError(f"cannot listen at {address[0]}:{address[1]}: {reason}") from None
+
+
+def say_model(log: Any, settings: Settings) -> None:
+    """What is served, and how fast; all settings for who debugs."""
+    names = ", ".join(settings.model.served_names)
+    log.info("model: %s; timing: %s", names, _timing(settings))
+    log.debug("settings: %s", json.dumps(settings.dump()))
+
+
+def say_console(log: Any, settings: Settings) -> None:
+    """Where the console of each rank is."""
+    path = settings.server.root_path.rstrip("/") + "/console"
+    urls = ", ".join(url + path for _, url in ranks.siblings(settings))
+    log.info("console: %s", urls if settings.api.console else "none; --console serves one")
+
+
+def _timing(settings: Settings) -> str:
+    if settings.engine.is_real:
+        return "a real engine's"
+    if settings.steps.shared:
+        return f"steps of profile {settings.steps.profile}"
+    latency = settings.latency
+    first, next = format_duration(latency.time_to_first_token), format_duration(latency.inter_token_latency)
+    return f"first token after {first}, each next after {next}"

@@ -2,7 +2,9 @@
 
 * `ClientServer` accepts without a greenlet per connection: whoever gets one decides what waits for it. When
   the process has no file descriptor left, clients wait in the backlog, and one line tells of it.
+* `FairSocket` gives gunicorn's parser small parts, with a fair turn after each.
 * `JoinedResponse` sends head and body of a whole answer in one system call.
+* Rules of RFC 9112 for heads that gunicorn's parser leaves out, and that both ways keep (`check_head`).
 * What becomes of the rest of a request's body that nobody read: gunicorn reads it to its end before the next
   request, a kilobyte at a time, however long it is. Here a little is read; after more, the connection is
   closed, lingering a moment, so that a client that still sends gets to read the answer (RFC 9112 9.6).
@@ -12,8 +14,9 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from email.utils import formatdate
 from functools import lru_cache
@@ -25,11 +28,18 @@ from gevent.server import StreamServer
 from gevent.socket import socket
 from gunicorn import SERVER
 from gunicorn.http.body import ChunkedReader, LengthReader
+from gunicorn.http.errors import InvalidHeader
 from gunicorn.http.wsgi import Response
 
+from app.server.fair_turns import FairTurns, Share
+
+PARSED_BYTES = 8192
+"""Most bytes that gunicorn reads at once where it looks for the end of a head or of a chunk."""
+PART_BYTES = 4096
+"""Bytes that are parsed at once: chunks of one byte take 4 ms then."""
 LOOK_AGAIN_S = 0.05
 """How long nothing is accepted while as many connections are open as may be."""
-PART_BYTES = 1 << 16
+SENT_BYTES = 1 << 16
 """A client that takes so many has taken some."""
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 TELL_AGAIN_S = 60.0
@@ -86,6 +96,35 @@ class ClientServer(StreamServer):  # type: ignore[misc]
         self.handle(*args)
 
 
+class FairSocket:
+    """A client's socket as gunicorn's parser reads it, behind `data` that was read before.
+
+    Bytes come in small parts, and other connections may go first after each.
+    """
+
+    __slots__ = ("_client", "_data", "_share", "_turns", "gettimeout", "settimeout")
+
+    def __init__(self, client: Any, data: bytes, turns: FairTurns, share: Share) -> None:
+        self._client, self._data, self._turns, self._share = client, data, turns, share
+        self.gettimeout, self.settimeout = client.gettimeout, client.settimeout
+
+    def recv(self, size: int) -> bytes:
+        """Returns at most `size` bytes, as the socket does; OSError likewise."""
+        if size <= PARSED_BYTES:  # gunicorn does not know how much is to come
+            size = PART_BYTES
+        if self._data:
+            data, self._data = self._data[:size], self._data[size:]
+        else:
+            data = self._client.recv(size)
+        self._turns.wait(self._share)
+        return data
+
+    def take_rest(self) -> bytes:
+        """Returns what was read before and not yet handed out."""
+        rest, self._data = self._data, b""
+        return rest
+
+
 class JoinedResponse(Response):  # type: ignore[misc]
     """Keeps the head back until the first bytes of a body of known length; other answers send it at once.
 
@@ -132,9 +171,9 @@ class JoinedResponse(Response):  # type: ignore[misc]
         if type(self.sock) is socket:
             with suppress(BlockingIOError):
                 sent = self.sock._sock.send(data)
-        for start in range(sent, len(data), PART_BYTES):
+        for start in range(sent, len(data), SENT_BYTES):
             with gevent.Timeout(self.write_timeout_s, OSError(errno.EPIPE, "the client takes no bytes")):
-                self.sock.sendall(memoryview(data)[start : start + PART_BYTES])
+                self.sock.sendall(memoryview(data)[start : start + SENT_BYTES])
 
     def ended(self) -> None:
         """The last chunk is out already."""
@@ -162,6 +201,32 @@ def default_head(status: str, second: int, closes: bool, chunked: bool, version:
 def http_date(second: int) -> str:
     """The Date header of a Unix second (RFC 9110 section 5.6.7)."""
     return formatdate(second, usegmt=True)
+
+
+HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]+)(:\d*)?", re.ASCII)
+"""A valid Host (section 3.2): a name or an address, which may not be missing, and perhaps a port."""
+
+
+def closes(connection: Iterable[str]) -> bool:
+    """True if any member of the fields `Connection` is "close" (RFC 9110 7.6.1)."""
+    return any(member.strip(" \t").lower() == "close" for value in connection for member in value.split(","))
+
+
+def has_bare_line_feed(data: bytes) -> bool:
+    """True if a line of a head, whole or a beginning, ends without a carriage return (section 2.2)."""
+    return data.count(b"\n") != data.count(b"\r\n")
+
+
+def check_head(req: Any) -> None:
+    """Looks at a request of gunicorn's parser. InvalidHeader, answered by 400: Host is missing or broken.
+
+    HTTP/1.0 need not have one. A request that wants the connection to be closed has it closed.
+    """
+    host = next((value for name, value in req.headers if name == "HOST"), None)
+    if (req.version >= (1, 1)) if host is None else not HOST.fullmatch(host):
+        raise InvalidHeader("HOST", req=req)
+    if closes(value for name, value in req.headers if name == "CONNECTION"):
+        req.force_close()
 
 
 LITTLE_BYTES = 1 << 17

@@ -5,20 +5,19 @@ import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any, TypedDict
+from typing import Any
 
 from gunicorn.glogging import Logger
 from gunicorn.instrument.statsd import Statsd
 from pythonjsonlogger.json import JsonFormatter
 
-from app.http.context import RequestContext, current_request
+from app.http.context import CONTEXT, RequestContext, current_request, environ_of
 from app.http.response import Response
-from app.http.wsgi import CONTEXT, environ_of
 from config.sections.observability import TRACE
 from config.settings import LogSettings
 
 USUAL = ("Starting gunicorn", "Using worker", "Booting worker")
-"""How gunicorn's lines begin that say nothing of this start (`app.server.greeting` does)."""
+"""How gunicorn's lines begin that say nothing of this start (`app.server.arbiter` does)."""
 NO_REQUEST = "-"
 logging.addLevelName(TRACE, "TRACE")
 
@@ -28,7 +27,6 @@ JSON_NAMES = {"asctime": "time", "levelname": "level", "process": "pid", "name":
 
 
 def current_request_id() -> str:
-    """Id of the current request, or a dash."""
     context = current_request.get()
     return NO_REQUEST if context is None else context.request_id
 
@@ -57,17 +55,7 @@ class AccessFields(logging.Filter):
         return True
 
 
-class _AccessLine(TypedDict):
-    client: object
-    method: object
-    path: str
-    status: int
-    bytes: int
-    duration: float
-    request_id: object
-
-
-def _access_fields(atoms: Mapping[str, object]) -> _AccessLine:
+def _access_fields(atoms: Mapping[str, object]) -> dict[str, Any]:
     path = str(atoms.get("{raw_uri}e") or atoms.get("U") or "-").partition("?")[0]
     context = atoms.get(f"{{{CONTEXT}}}e")
     identifier = context.request_id if isinstance(context, RequestContext) else ""
@@ -181,7 +169,6 @@ def log_exchange(
 
 
 def _have_lines(handler: logging.Handler, settings: LogSettings, *filters: logging.Filter) -> None:
-    """Text or JSON."""
     if settings.log_format == "json":
         handler.setFormatter(JsonLines(JSON, rename_fields=JSON_NAMES))
     else:

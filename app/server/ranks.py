@@ -22,7 +22,6 @@ LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def count(server: ServerSettings) -> int:
-    """How many worker processes the server has."""
     return len(server.ranks)
 
 

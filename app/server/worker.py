@@ -18,7 +18,6 @@ import ctypes
 import errno
 import gc
 import resource
-import socket
 import ssl
 import sys
 import time
@@ -37,17 +36,23 @@ from gunicorn.http import wsgi
 from gunicorn.workers.ggevent import GeventWorker
 
 from app.clock.pause import pause_with
+from app.http.context import CONTEXT, context_of
 from app.http.response import ClosingBody, StreamingBody
-from app.http.wsgi import CONTEXT, context_of
 from app.server import handover
 from app.server.certificates import CertificateError, ServerCertificate
-from app.server.client_socket import ClientServer, JoinedResponse, discard_body, has_much_unread, linger
-from app.server.fair_socket import FairSocket
+from app.server.client_socket import (
+    ClientServer,
+    FairSocket,
+    JoinedResponse,
+    check_head,
+    discard_body,
+    has_much_unread,
+    linger,
+)
+from app.server.connections import Connections, GreenletConnection
 from app.server.fair_turns import FairTurns, Share
 from app.server.fast.connection import FastConnection
-from app.server.fast.connections import FastConnections
 from app.server.fast.path import FastPath
-from app.server.head_rules import check_head
 
 TICK_S = 1.0
 """How often the arbiter hears that we live."""
@@ -97,13 +102,11 @@ class Worker(GeventWorker):  # type: ignore[misc]
         """How long a client may take no bytes of an answer."""
         self.head_timeout_s = inf
         """How long the head of a request may take where connections are not kept."""
-        self._fast: FastConnections | None = None
+        self._fast: FastPath | None = None
         self._turns: FairTurns
         self._greenlets = Pool(self.worker_connections)
         self._stopping = Event()
-        self._busy: set[Any] = set()
-        self._idle_at: dict[Any, float] = {}
-        """Connections that have greenlets: from when on each may be told that there is no next request."""
+        self._connections = Connections()
 
     def init_process(self) -> None:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -139,9 +142,11 @@ class Worker(GeventWorker):  # type: ignore[misc]
         pause_with(self._turns.pause)
         with_middleware = hasattr(self.wsgi, "middleware")
         if self.fast_path and self.certificate is None and self.cfg.keepalive and with_middleware:
-            path = FastPath(self.wsgi, self.log, self._turns, self.write_timeout_s, self.head_timeout_s)
+            path = self._fast = FastPath(
+                *(self.wsgi, self.log, self._turns, self._connections, self.cfg.keepalive),
+                *(self._serve_general, self.write_timeout_s, self.head_timeout_s),
+            )
             path.heads.keep_to(self.cfg.limit_request_field_size, self.cfg.limit_request_fields)
-            self._fast = FastConnections(path, self.cfg.keepalive, self._serve_general)
             self.wsgi.caches.append(lambda: {"request heads": path.heads})
         servers = [self._listen(listener) for listener in self.sockets]
         # Looked at, too, because a signal that comes before a young worker listens to signals is lost.
@@ -156,13 +161,12 @@ class Worker(GeventWorker):  # type: ignore[misc]
             self._sweep_until(time.monotonic() + TICK_S)
         self.alive = False
         if self._fast is not None:
-            self._fast.path.is_open = False
+            self._fast.is_open = False
         self._drain(servers)
 
     def _sweep_until(self, end_s: float) -> None:
         while not self._stopping.is_set() and (now_s := time.monotonic()) < end_s:
-            if self._fast is not None:
-                self._fast.sweep(now_s)
+            self._connections.look(now_s)
             self._stopping.wait(min(SWEEP_S, end_s - now_s))
 
     def _listen(self, listener: Any) -> ClientServer:
@@ -173,20 +177,18 @@ class Worker(GeventWorker):  # type: ignore[misc]
         return server
 
     def _is_full(self) -> bool:
-        fast = 0 if self._fast is None else len(self._fast.open)
-        return bool(fast + len(self._idle_at) >= self.worker_connections)
+        return len(self._connections.open) >= self.worker_connections
 
     def _accept(self, bound: Any, client: Any, addr: Any) -> None:
         """Hub: a new connection. Where there is a fast path it waits without a greenlet."""
         if self._fast is not None and isinstance(addr, tuple):
-            self._fast.add(FastConnection(self._fast, client, addr, bound))
+            FastConnection(self._fast, client, addr, bound)
         else:
             self._greenlets.spawn(self.handle, bound, client, addr)
 
     @property
     def _runs(self) -> bool:
-        """True while a request is being answered."""
-        return bool(self._busy) or (self._fast is not None and self._fast.is_busy)
+        return self._connections.count_busy() > 0
 
     def _drain(self, servers: list[ClientServer]) -> None:
         """Wait until nothing runs; new work goes to the successor or, if there is none, is refused.
@@ -204,20 +206,19 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 self.wsgi.drain()
         while self._is_awaited() and time.monotonic() < deadline:
             self.notify()
-            self._release_idle()
+            self._connections.close_idle(time.monotonic(), FIRST_REQUEST_S)
             if deadline == inf and handover.is_ending(self):
                 deadline = self._cut_at()
             gevent.sleep(0.05)
-        self._release_idle()
+        self._connections.close_idle(time.monotonic(), FIRST_REQUEST_S)
         for server in servers:
             server.close()
         if self._runs:
-            running = len(self._busy) + (0 if self._fast is None else self._fast.count_busy())
+            running = self._connections.count_busy()
             self.log.warning("Worker %s cuts %d requests: the graceful timeout is over", self.pid, running)
         self._greenlets.join(timeout=PARTING_S)
         self._greenlets.kill(timeout=PARTING_S)
-        if self._fast is not None:
-            self._fast.close_all()
+        self._connections.close_all()
 
     def _cut_at(self) -> float:
         """When a graceful end that begins now is over (monotonic seconds)."""
@@ -226,20 +227,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
 
     def _is_awaited(self) -> bool:
         """True while a request runs, or may be on its way through a new connection."""
-        now_s = time.monotonic()
-        is_new = self._fast is not None and self._fast.is_expecting(now_s, FIRST_REQUEST_S)
-        return self._runs or is_new or any(moment > now_s for moment in self._idle_at.values())
-
-    def _release_idle(self) -> None:
-        """Tell connections that wait for a next request that there will be none."""
-        now_s = time.monotonic()
-        if self._fast is not None:
-            self._fast.close_idle(now_s, FIRST_REQUEST_S)
-        idle = [sock for sock, moment in self._idle_at.items() if moment <= now_s and sock not in self._busy]
-        for sock in idle:
-            with suppress(OSError):
-                # The bare socket's: gevent's own would raise in the greenlet that reads, and log an error.
-                sock._sock.shutdown(socket.SHUT_RD)
+        return self._runs or self._connections.is_expecting(time.monotonic(), FIRST_REQUEST_S)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         super().handle_exit(sig, frame)
@@ -256,12 +244,13 @@ class Worker(GeventWorker):  # type: ignore[misc]
             except OSError:  # the client has gone already
                 client.close()
                 return
-        self._idle_at[client] = time.monotonic() + FIRST_REQUEST_S
+        served = GreenletConnection(client)
+        self._connections.open[served] = None
         try:
             if self.certificate is None or self._agree(client, addr):
-                self._serve(bound, client, addr, b"", Share(), keeps=True)
+                self._serve(bound, client, addr, b"", Share(), served)
         finally:
-            self._idle_at.pop(client, None)
+            del self._connections.open[served]
             util.close(client)
 
     def _serve_general(self, connection: FastConnection, data: bytes) -> None:
@@ -278,7 +267,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             connection.share.cost_s = max(connection.share.cost_s, GENERAL_S)
             self._turns.wait(connection.share)
             rest = self._serve(
-                connection.bound, client, connection.address, data, connection.share, False, arrived_s
+                connection.bound, client, connection.address, data, connection.share, arrived_s=arrived_s
             )
         finally:
             if rest is None or not self.alive:
@@ -293,13 +282,12 @@ class Worker(GeventWorker):  # type: ignore[misc]
         addr: Any,
         data: bytes,
         share: Share,
-        keeps: bool,
+        served: GreenletConnection | None = None,
         arrived_s: float | None = None,
     ) -> bytes | None:
         """Requests of one connection, beginning with `data`, until it is to be closed: then None.
 
-        Unless it `keeps` the connection, a single one, which came at `arrived_s`; then what was read beyond
-        it is returned.
+        Without `served` a single one, which came at `arrived_s`; what was read beyond it is returned.
         """
         req = None
         try:
@@ -312,12 +300,18 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 if not req:
                     return None
                 check_head(req)
-                self.handle_request(bound, req, client, addr, arrived_s)
+                if served is not None:
+                    served.begin()
+                try:
+                    self.handle_request(bound, req, client, addr, arrived_s)
+                finally:
+                    if served is not None:
+                        served.end()
                 self._turns.wait(share)  # a client with its next request ready would never let go of the loop
                 if not discard_body(parser):
                     linger(client)
                     return None
-                if not keeps:
+                if served is None:
                     rest: bytes = parser.unreader.take_buffered() + source.take_rest()
                     return rest
         except (http.errors.NoMoreData, StopIteration) as error:
@@ -352,7 +346,6 @@ class Worker(GeventWorker):  # type: ignore[misc]
         after it.
         """
         arrived = time.monotonic() if arrived_s is None else arrived_s
-        self._busy.add(sock)
         try:
             response, environ = wsgi.create(
                 req, sock, addr, listener_name, self.cfg, response_class=JoinedResponse
@@ -365,10 +358,6 @@ class Worker(GeventWorker):  # type: ignore[misc]
             self._respond(req, response, environ, arrived)
         except gevent.GreenletExit:
             raise StopIteration from None
-        finally:
-            self._busy.discard(sock)
-            if sock in self._idle_at:
-                self._idle_at[sock] = arrived
         if not self.alive or response.should_close():
             raise StopIteration
 

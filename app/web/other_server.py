@@ -1,4 +1,4 @@
-"""Requests that come by another server than our own worker: gunicorn's others, uWSGI, waitress, mod_wsgi.
+"""Requests that come by another server than our own worker: gunicorn's, uWSGI, waitress, mod_wsgi, Flask's.
 
 Such servers differ in what they show of a client's socket, and in how they end an answer that breaks off.
 Most of them end it as if it were whole, or log a traceback: here each is told in the way that it understands.
@@ -32,11 +32,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 import gevent
 from gevent import monkey
 from gevent.event import AsyncResult
+from werkzeug.wsgi import get_input_stream
 
 from app.clock.pause import SWITCH_S, share_loop
 from app.http.connection import BrokenOffError, Connection, reset_when_closed
-from app.http.context import Readable, RequestContext
-from app.http.wsgi import CONTEXT, context_of, ends_with_connection
+from app.http.context import CONTEXT, Readable, RequestContext, context_of, ends_with_connection
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -57,8 +57,8 @@ class Loop(Protocol):
 class Application(Protocol):
     """What belongs to one loop."""
 
-    def __call__(self, environ: WSGIEnvironment, start_response: Any) -> Iterable[bytes]:
-        """WSGI, with our `RequestContext` in the environ. `start_response` returns nothing."""
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse, /) -> Iterable[bytes]:
+        """WSGI, with our `RequestContext` in the environ."""
 
     def begin(self) -> None:
         """Requests are about to come."""
@@ -92,27 +92,31 @@ class LoopThread:
     ) -> Iterable[bytes]:
         """Thread: one request, from the client at `sock`. The answer's body is to be closed, as always."""
         with self._starting:
-            visit = Visit(self._loop or self._started())
-        context.source = environ["wsgi.input"] = VisitorInput(environ["wsgi.input"], visit, sock)
+            request = ThreadRequest(self._loop or self._started())
+        context.source = environ["wsgi.input"] = RequestBody(environ["wsgi.input"], request, sock)
         variables = copy_context()
         head: list[Any] = []
-        body = visit.call(variables.run, self._app, environ, lambda *given: head.extend(given))
+
+        def begin(*given: Any) -> Any:
+            head.extend(given)
+
+        body = request.call(variables.run, self._app, environ, begin)
         start_response(*head)
-        return body if isinstance(body, list) else VisitorBody(body, visit, variables)
+        return body if isinstance(body, list) else AnswerPieces(body, request, variables)
 
     def _started(self) -> Loop:
         sys.setswitchinterval(SWITCH_S)
         made: SimpleQueue[Loop] = SimpleQueue()
         Thread(target=_run, args=(made,), name="event loop", daemon=True).start()
         self._loop = loop = made.get()
-        Thread(target=self._end_with_process, args=(Visit(loop),), name="end of event loop").start()
-        Visit(loop).call(self._app.begin)
+        Thread(target=self._end_with_process, args=(ThreadRequest(loop),), name="end of event loop").start()
+        ThreadRequest(loop).call(self._app.begin)
         return loop
 
-    def _end_with_process(self, visit: Visit) -> None:
+    def _end_with_process(self, request: ThreadRequest) -> None:
         """Native thread, for which the interpreter waits: some begin no further ones in `atexit` (3.12)."""
         main_thread().join()
-        visit.call(self._app.end)
+        request.call(self._app.end)
 
 
 def _run(made: SimpleQueue[Loop]) -> None:
@@ -123,7 +127,7 @@ def _run(made: SimpleQueue[Loop]) -> None:
         gevent.sleep(A_DAY_S)
 
 
-class Visit:
+class ThreadRequest:
     """A thread in the loop, with one request: what it has done there, and what it does for it."""
 
     def __init__(self, loop: Loop) -> None:
@@ -141,7 +145,6 @@ class Visit:
         return outcome.result()
 
     def _attempt(self, outcome: Future[T], work: Callable[[], T]) -> None:
-        """Greenlet."""
         try:
             outcome.set_result(work())
         except BaseException as error:
@@ -165,12 +168,12 @@ class Visit:
         return result
 
 
-class VisitorInput:
+class RequestBody:
     """A request's body, which the request's thread reads from `source`."""
 
-    def __init__(self, source: Readable, visit: Visit, sock: socket.socket | None) -> None:
+    def __init__(self, source: Readable, request: ThreadRequest, sock: socket.socket | None) -> None:
         self._source = source
-        self._visit = visit
+        self._request = request
         self._sock = sock
         self.reader = getattr(source, "reader", None)
         """gunicorn's, which tells what it holds already."""
@@ -178,7 +181,7 @@ class VisitorInput:
     def read(self, size: int) -> bytes:
         """Greenlet: see `Readable`."""
         try:
-            return self._visit.send(self._source.read, size)
+            return self._request.send(self._source.read, size)
         except gevent.Timeout:
             # The thread, which would read to the end or for ever, is needed for the answer.
             if self._sock is not None:
@@ -188,42 +191,42 @@ class VisitorInput:
             raise
 
 
-class VisitorBody:
+class AnswerPieces:
     """An answer's body, of which the request's thread takes one piece after another.
 
     `variables` are those of the request. Nothing that they lead to knows them, so that no garbage is cyclic.
     """
 
-    def __init__(self, body: Iterable[bytes], visit: Visit, variables: Context) -> None:
+    def __init__(self, body: Iterable[bytes], request: ThreadRequest, variables: Context) -> None:
         self._body = body
         self._pieces = iter(body)
-        self._visit = visit
+        self._request = request
         self._run = variables.run
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
-        piece = self._visit.call(self._run, self._piece)
+        piece = self._request.call(self._run, self._piece)
         if piece is None:
             raise StopIteration
         return piece
 
     def _piece(self) -> bytes | None:
-        """Greenlet: the next piece, or None behind the last."""
         return next(self._pieces, None)
 
     def close(self) -> None:
         """The server is done with it."""
         if (close := getattr(self._body, "close", None)) is not None:
-            self._visit.call(self._run, close)
+            self._request.call(self._run, close)
 
 
-GUNICORN, UWSGI, WAITRESS, MOD_WSGI = (
+GUNICORN, UWSGI, WAITRESS, MOD_WSGI, WERKZEUG = (
     "gunicorn.socket",
     "uwsgi.version",
     "waitress.client_disconnected",
     "mod_wsgi.version",
+    "werkzeug.socket",
 )
 """What each server alone has in its environ."""
 SEVERAL = (
@@ -243,6 +246,8 @@ class OtherServer:
 
     def serve(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """As WSGI has it. The context of the request is put into `environ`."""
+        if WERKZEUG in environ:  # whose input has no end of its own
+            environ["wsgi.input"] = get_input_stream(environ)
         context = environ[CONTEXT] = context_of(environ)
         sock = client_socket(environ)
         if sock is not None and context.connection is None and context.scheme == "http":

@@ -9,7 +9,8 @@ import textwrap
 import gevent
 import pytest
 
-from app.clock.pause import Slices, call_off_hub, pause_if_possible
+from app.clock.clock import VirtualClock
+from app.clock.pause import Pace, Slices, call_off_hub, pause_if_possible
 from tests.running_server import ROOT
 
 
@@ -78,3 +79,12 @@ def test_beside_the_loop_an_error_is_raised_and_not_printed() -> None:
         [sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, capture_output=True, text=True, timeout=30
     )
     assert (done.stdout, done.stderr) == ("7\n", "")
+
+
+def test_work_pauses_when_the_last_pause_is_long_ago() -> None:
+    clock, pauses = VirtualClock(), list[float]()
+    pace = Pace(clock.now, 0.004, lambda: pauses.append(round(clock.now(), 4)))
+    for _ in range(10):
+        clock.advance(0.0015)
+        pace()
+    assert pauses == [0.0045, 0.009, 0.0135]

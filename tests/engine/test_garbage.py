@@ -15,9 +15,9 @@ import gevent.socket
 import pytest
 
 from app import create_app
+from app.server.connections import Connections
 from app.server.fair_turns import FairTurns
 from app.server.fast.connection import FastConnection
-from app.server.fast.connections import FastConnections
 from app.server.fast.path import FastPath
 from app.server.logs import ServerLogger
 from app.web.application import Understudy
@@ -173,10 +173,11 @@ class FastClient:
 
     def __init__(self, app: Understudy) -> None:
         log = SimpleNamespace(access_log_enabled=False)
-        path = FastPath(app, cast("ServerLogger", log), FairTurns(), 5.0)
-        self.connections = FastConnections(path, 60.0, self._general)
+        self.path = FastPath(
+            app, cast("ServerLogger", log), FairTurns(), Connections(), 60.0, self._general, 5.0
+        )
         server, self.sock = gevent.socket.socketpair()
-        self.connections.add(FastConnection(self.connections, server, ("127.0.0.1", 1), None))
+        FastConnection(self.path, server, ("127.0.0.1", 1), None)
 
     def _general(self, connection: FastConnection, data: bytes) -> None:
         raise AssertionError("a plain request takes the fast path")
@@ -196,7 +197,7 @@ class FastClient:
     def leave(self) -> None:
         """Close the socket, and wait until the server has noticed."""
         self.sock.close()
-        while self.connections.open:
+        while self.path.open:
             gevent.sleep(0.001)
 
 
@@ -227,6 +228,6 @@ def test_a_client_of_the_fast_path_that_leaves_leaves_nothing_behind(paced: Unde
         client.ask(stream)
         gevent.sleep(0.005)
         client.leave()
-        client.connections.__dict__.clear()  # a worker's know their own functions as long as it lives
+        client.path.__dict__.clear()  # a worker's know their own functions as long as it lives
 
     assert leftovers(work) < 1

@@ -16,80 +16,32 @@ from typing import Any
 from app.schema import Ranges, SchemaError, Schemas
 from tests.hostile.good_bodies import GOOD
 
-NUMBERS: list[Any] = [
-    0,
-    -1,
-    1,
-    2,
-    17,
-    1e-300,
-    -1e308,
-    1.5,
-    2**31,
-    2**63,
-    -(2**63) - 1,
-    2**64,
-    10**400,
-    nan,
-    inf,
-    -inf,
-]
-TEXTS_OF_EVIL = [
-    "",
-    " ",
-    "\0",
-    "\ud800",
-    "é" * 999,
-    "a" * 20_000,
-    "{",
-    "</tool_call>",
-    "9" * 5000,
-    "None",
-    "\u202e",
-    "🦉",
-]
-VALUES: list[Any] = [
-    *NUMBERS,
-    *TEXTS_OF_EVIL,
-    None,
-    True,
-    False,
-    [],
-    {},
-    [None],
-    [[]],
-    {"": None},
-    [{}] * 300,
-    {"a": {"b": 1}},
-]
+NUMBERS: list[Any] = [0, -1, 1, 2, 17, 1.5, 2**31, 2**63, -(2**63) - 1, 2**64, 10**400, 1e-300, -1e308]
+NUMBERS += [nan, inf, -inf]
+TEXTS_OF_EVIL = ["", " ", "\0", "\ud800", "é" * 999, "a" * 20_000, "{", "</tool_call>", "9" * 5000, "None"]
+TEXTS_OF_EVIL += ["\u202e", "🦉"]
+VALUES: list[Any] = [*NUMBERS, *TEXTS_OF_EVIL, None, True, False]
+VALUES += [[], {}, [None], [[]], {"": None}, [{}] * 300, {"a": {"b": 1}}]
 DEEP = 300
+FAULTS = """\
+rate-limit; rate=1e-300
+rate-limit; rate=nan
+rate-limit; rate=inf; burst=-1
+truncate; after=1e9
+stall; seconds=0.001; after=99999999999999999999
+error; status=429; retry_after=-1
+empty; every=0
+malformed-chunk; chunk=2
+disconnect; after=1
+{"action": "error", "status": 418, "headers": {"a": 1}}
+{"action": ["error"]}
+error; probability=1e400
+[[[[
+slow-first-token; seconds=1e-9
+;;;
+=;="""
 HEADERS: Mapping[str, Sequence[str]] = {
-    "X-Fault": (
-        *(
-            "rate-limit; rate=1e-300",
-            "rate-limit; rate=nan",
-            "rate-limit; rate=inf; burst=-1",
-            "truncate; after=1e9",
-        ),
-        *(
-            "stall; seconds=0.001; after=99999999999999999999",
-            "error; status=429; retry_after=-1",
-            "empty; every=0",
-        ),
-        *(
-            "malformed-chunk; chunk=2",
-            "disconnect; after=1",
-            '{"action": "error", "status": 418, "headers": {"a": 1}}',
-        ),
-        *(
-            '{"action": ["error"]}',
-            "error; probability=1e400",
-            "[[[[",
-            "slow-first-token; seconds=1e-9",
-            ";;;",
-            "=;=",
-        ),
-    ),
+    "X-Fault": FAULTS.splitlines(),
     "X-Return-Error": ("abc", "399", "600", "1e3", "418", "+404", "\u0665", "-1", "4" * 50),
     "X-Request-Id": ("a" * 3000, "a b", "{}", "\u00e9", "\x7f"),
     "X-data-parallel-rank": ("0", "1", "-1", "x", "9" * 30, "\u00b2"),
@@ -110,19 +62,8 @@ HEADERS: Mapping[str, Sequence[str]] = {
     "Origin": ("null", "http://a b"),
     "Accept": ("text/event-stream", "*/*;q=x"),
 }
-QUERIES = (
-    "",
-    "",
-    "",
-    "?level=9",
-    "?level=x&mode=abort",
-    "?mode=wait&mode=wait",
-    "?tags=weights&tags=x",
-    "?check=true",
-    "?%ff=%",
-    "?a[]=1",
-    "?over=true",
-)
+QUERIES = ["", "", "", "?level=9", "?level=x&mode=abort", "?mode=wait&mode=wait", "?tags=weights&tags=x"]
+QUERIES += ["?check=true", "?%ff=%", "?a[]=1", "?over=true"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,15 +80,12 @@ def test_what_cannot_even_be_tried_gets_the_framework_s_own_400(
 
 
 @pytest.mark.parametrize(
-    "content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "json"]
+    "content_type",
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "json", None],
 )
-def test_another_content_type_is_refused(server: RunningServer, content_type: str) -> None:
-    body = json.dumps(ask()).encode()
-    is_error(sent(server, body, f"Content-Type: {content_type}"), 400, "Bad Request")
-
-
-def test_no_content_type_is_refused_too(server: RunningServer) -> None:
-    is_error(sent(server, json.dumps(ask()).encode(), "X-Nothing: at all"), 400, "Bad Request")
+def test_another_content_type_is_refused(server: RunningServer, content_type: str | None) -> None:
+    header = "X-Nothing: at all" if content_type is None else f"Content-Type: {content_type}"
+    is_error(sent(server, json.dumps(ask()).encode(), header), 400, "Bad Request")
 
 
 def test_a_lone_surrogate_is_refused(server: RunningServer) -> None:
@@ -214,11 +211,7 @@ def test_a_body_cut_short_is_not_played_even_where_it_is_complete_json(server: R
 @pytest.mark.parametrize(
     ("method", "path", "status", "body"),
     [
-        ("GET", "/v1/nothing", 404, {"detail": "Not Found"}),
         ("POST", "/", 404, {"detail": "Not Found"}),
-        ("GET", "/v1/completions", 405, {"detail": "Method Not Allowed"}),
-        ("DELETE", "/v1/models", 405, {"detail": "Method Not Allowed"}),
-        ("POST", "/version", 405, {"detail": "Method Not Allowed"}),
         ("BREW", "/v1/models", 405, {"detail": "Method Not Allowed"}),
         ("GET", "/%2e%2e/%2e%2e/etc/passwd", 404, {"detail": "Not Found"}),
         ("GET", "/v1/%ff%00%0d%0aX-Evil:1", 404, {"detail": "Not Found"}),

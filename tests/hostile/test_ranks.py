@@ -22,8 +22,8 @@ THREE = {"SIM_DATA_PARALLEL_SIZE": "3", "SIM_POD_NAME": "pod-a", "SIM_SEED": "7"
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[RunningServer]:
-    """Three ranks that serve. Shared, so leave them as they were."""
-    with running_gunicorn(env=THREE, ports=3) as server:
+    """Three ranks that serve, whose number may be given as that of workers. Leave them as they were."""
+    with running_gunicorn("--workers", "3", env={**THREE, "WEB_CONCURRENCY": "3"}, ports=3) as server:
         wait_until(lambda: all(is_healthy(port) for port in ports_of(server)))
         yield server
 
@@ -140,12 +140,6 @@ def test_what_does_not_fit_the_ranks_is_refused_in_one_line(arguments: list[str]
     [told] = [line for line in output.splitlines() if line.startswith("error: ")]
     assert named in told
     assert "Traceback" not in output and "Booting worker" not in output
-
-
-def test_the_number_of_workers_may_be_said_when_it_is_the_number_of_ranks() -> None:
-    env = {**THREE, "WEB_CONCURRENCY": "3"}
-    with running_gunicorn("--workers", "3", env=env, ports=3) as server:
-        wait_until(lambda: all(is_healthy(port) for port in ports_of(server)))
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTTIN, signal.SIGTTOU])

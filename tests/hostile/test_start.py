@@ -101,18 +101,6 @@ def test_a_start_says_three_lines(flags: tuple[str, ...], timing: str, console: 
         post(server.port, ask())
 
 
-def test_a_request_for_one_more_worker_at_run_time_is_not_granted() -> None:
-    with running_gunicorn() as server:
-        server.process.send_signal(signal.SIGTTIN)
-        deadline = time.monotonic() + 2.5
-        most = 1
-        while time.monotonic() < deadline:
-            most = max(most, len(workers_of(server)))
-            assert post(server.port, ask()).status == 200
-        assert most == 1
-        assert metric(server.port, "vllm:request_success_total") > 1
-
-
 def test_a_reload_lets_streams_end_and_refuses_nobody() -> None:
     env = {"SIM_INTER_TOKEN_LATENCY": "10ms", "SIM_GRACEFUL_TIMEOUT": "20s"}
     with running_gunicorn(env=env) as server:
@@ -134,14 +122,6 @@ def test_a_reload_lets_streams_end_and_refuses_nobody() -> None:
             assert len(list(events)) == 149
         assert set(statuses) == {200}
         assert "Traceback" not in server.log()
-
-
-def test_a_killed_worker_is_replaced_at_once() -> None:
-    with running_gunicorn() as server:
-        [first] = workers_of(server)
-        os.kill(first, signal.SIGKILL)
-        wait_until(lambda: workers_of(server) not in ([], [first]))
-        assert post(server.port, ask()).status == 200
 
 
 def successor_of(server: RunningServer) -> int | None:

@@ -54,6 +54,14 @@ def files(tmp_path: Path) -> Files:
     return files_in(tmp_path).make()
 
 
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, Files]]:
+    """A server that all may ask, and its certificate."""
+    files = files_in(tmp_path_factory.mktemp("tls")).make()
+    with running_gunicorn(env=files.env(served_model_name="tiny", inter_token_latency="20ms")) as server:
+        yield server, files
+
+
 def files_in(folder: Path) -> Files:
     return Files(folder / "tls.crt", folder / "tls.key")
 
@@ -104,45 +112,44 @@ def test_both_ways_to_start_it_speak_https(files: Files) -> None:
 
 
 @pytest.mark.openssl
-def test_the_protocol_is_http_1_over_tls_1_2_or_newer(files: Files) -> None:
+def test_the_protocol_is_http_1_over_tls_1_2_or_newer(secure: tuple[RunningServer, Files]) -> None:
+    server, files = secure
     context = ssl.create_default_context(cafile=str(files.certificate))
     context.set_alpn_protocols(["h2", "http/1.1"])
-    with running_gunicorn(env=files.env()) as server:
-        with connected(server.port, context) as secure:
-            assert (secure.selected_alpn_protocol(), secure.version()) == ("http/1.1", "TLSv1.3")
-        context.maximum_version = ssl.TLSVersion.TLSv1_2
-        with connected(server.port, context) as secure:
-            assert secure.version() == "TLSv1.2"
-        shown = subprocess.run(
-            ["openssl", "s_client", "-tls1_1", "-cipher", "ALL:@SECLEVEL=0"]
-            + ["-connect", f"127.0.0.1:{server.port}"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-        assert shown.returncode != 0 and "protocol version" in shown.stderr
+    with connected(server.port, context) as client:
+        assert (client.selected_alpn_protocol(), client.version()) == ("http/1.1", "TLSv1.3")
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with connected(server.port, context) as client:
+        assert client.version() == "TLSv1.2"
+    shown = subprocess.run(
+        ["openssl", "s_client", "-tls1_1", "-cipher", "ALL:@SECLEVEL=0"]
+        + ["-connect", f"127.0.0.1:{server.port}"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert shown.returncode != 0 and "protocol version" in shown.stderr
 
 
-def test_streams_come_token_by_token(files: Files) -> None:
-    with running_gunicorn(env=files.env(inter_token_latency="20ms")) as server:
-        url = f"https://localhost:{server.port}"
-        with requests.post(
-            f"{url}/v1/completions",
-            json=ask(max_tokens=30, stream=True),
-            verify=str(files.certificate),
-            stream=True,
-            timeout=PATIENCE_S,
-        ) as answer:
-            arrivals = [time.monotonic() for _ in events_of(answer)]
-        assert len(arrivals) == 30
-        assert len(set(arrivals)) == 30 and arrivals[-1] - arrivals[0] > 0.3
-        assert server.stop(5) == 0
+def test_streams_come_token_by_token(secure: tuple[RunningServer, Files]) -> None:
+    server, files = secure
+    url = f"https://localhost:{server.port}"
+    with requests.post(
+        f"{url}/v1/completions",
+        json=ask(max_tokens=30, stream=True),
+        verify=str(files.certificate),
+        stream=True,
+        timeout=PATIENCE_S,
+    ) as answer:
+        arrivals = [time.monotonic() for _ in events_of(answer)]
+    assert len(arrivals) == 30
+    assert len(set(arrivals)) == 30 and arrivals[-1] - arrivals[0] > 0.3
 
 
-def test_the_openai_sdk_verifies_and_streams(files: Files) -> None:
+def test_the_openai_sdk_verifies_and_streams(secure: tuple[RunningServer, Files]) -> None:
+    server, files = secure
     context = ssl.create_default_context(cafile=str(files.certificate))
     with (
-        running_gunicorn(env=files.env(served_model_name="tiny")) as server,
         openai.DefaultHttpxClient(verify=context) as transport,
         openai.OpenAI(
             base_url=f"https://localhost:{server.port}/v1",
@@ -161,13 +168,13 @@ def test_the_openai_sdk_verifies_and_streams(files: Files) -> None:
             assert sum(bool(chunk.choices[0].delta.content) for chunk in stream) == 5
 
 
-def test_a_stream_that_ends_with_the_connection_says_so(files: Files) -> None:
+def test_a_stream_that_ends_with_the_connection_says_so(secure: tuple[RunningServer, Files]) -> None:
     """An HTTP/1.0 client knows only by close_notify that nothing is missing."""
-    with running_gunicorn(env=files.env()) as server, connected(server.port) as secure:
+    with connected(secure[0].port) as client:
         body = json.dumps(ask(max_tokens=5, stream=True)).encode()
-        secure.sendall(http_post("/v1/completions", body, version="1.0"))
+        client.sendall(http_post("/v1/completions", body, version="1.0"))
         received = b""
-        while data := secure.recv(65536):  # an end without close_notify would raise
+        while data := client.recv(65536):  # an end without close_notify would raise
             received += data
         assert received.endswith(b"data: [DONE]\n\n")
 

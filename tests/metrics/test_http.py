@@ -9,10 +9,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from werkzeug.test import EnvironBuilder
 
-from app.http.context import RequestContext
+from app.http.context import CONTEXT, RequestContext, context_of
 from app.http.response import Response, StreamingBody
 from app.http.route import Handler, Route, get, post
-from app.http.wsgi import CONTEXT, context_of
 from app.middleware.http_metrics import HttpMetrics
 from app.web.application import Understudy
 from tests.application import application, request
@@ -203,7 +202,7 @@ def test_requests_that_go_wrong_are_counted_too(
 
 
 def test_a_view_of_whoever_embeds_the_application_is_counted(app: Understudy, metrics: HttpMetrics) -> None:
-    app.flask.add_url_rule("/files/<path:name>", view_func=lambda name: name)
+    app.add_url_rule("/files/<path:name>", view_func=lambda name: name)
     call(app, "/files/a/b")
     call(app, "/files/a/b", "PUT")
     series = ("/files/{name}", "GET", "2xx"), ("none", "PUT", "4xx")

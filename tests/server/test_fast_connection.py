@@ -12,9 +12,9 @@ from app.http.context import RequestContext
 from app.http.response import Response
 from app.http.route import probe
 from app.middleware.stack import Middleware
+from app.server.connections import Connections
 from app.server.fair_turns import FairTurns
 from app.server.fast.connection import FastConnection
-from app.server.fast.connections import FastConnections
 from app.server.fast.path import FastPath
 from app.server.logs import ServerLogger
 from tests.application import application
@@ -35,16 +35,16 @@ class Broken(Middleware):
 
 
 @pytest.fixture
-def connections() -> FastConnections:
+def connections() -> FastPath:
     app = application([probe("/probe", lambda context: Response(b"fine"))], Broken())
     log = cast(ServerLogger, SimpleNamespace(access_log_enabled=False))
-    return FastConnections(FastPath(app, log, FairTurns(), 60.0), 60.0, lambda connection, data: None)
+    return FastPath(app, log, FairTurns(), Connections(), 60.0, lambda connection, data: None)
 
 
-def asked(connections: FastConnections) -> bytes:
+def asked(connections: FastPath) -> bytes:
     """All that a new client gets within a moment."""
     server, client = gevent.socket.socketpair()
-    connections.add(FastConnection(connections, cast(Any, server), ("10.0.0.1", 1), None))
+    FastConnection(connections, cast(Any, server), ("10.0.0.1", 1), None)
     client.sendall(PROBE)
     with gevent.Timeout(5):
         received: bytes = client.recv(1000)
@@ -54,9 +54,9 @@ def asked(connections: FastConnections) -> bytes:
 
 
 def test_a_broken_middleware_lets_its_client_go_and_nobody_else(
-    connections: FastConnections, caplog: pytest.LogCaptureFixture
+    connections: FastPath, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert asked(connections) == b""
-    assert "broken" in caplog.text and not connections.open and not connections.is_busy
+    assert "broken" in caplog.text and not connections.open
     assert asked(connections).endswith(b"\r\n\r\nfine")
     assert not connections.open

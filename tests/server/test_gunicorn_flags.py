@@ -73,37 +73,8 @@ def test_access_lines_on_stdout_are_gunicorns_too() -> None:
         assert "INFO" in server.log()
 
 
-INI = """
-[loggers]
-keys=root, gunicorn.error, gunicorn.access
-[handlers]
-keys=file
-[formatters]
-keys=short
-[logger_root]
-level=WARNING
-handlers=file
-[logger_gunicorn.error]
-level=INFO
-handlers=file
-propagate=0
-qualname=gunicorn.error
-[logger_gunicorn.access]
-level=INFO
-handlers=file
-propagate=0
-qualname=gunicorn.access
-[handler_file]
-class=FileHandler
-formatter=short
-args=({file!r},)
-[formatter_short]
-format=%(name)s|%(message)s
-"""
-
-
 def as_json(file: str) -> str:
-    """The same as INI, for --log-config-json."""
+    """A log configuration that writes all to `file`."""
     logger = {"level": "INFO", "handlers": ["file"], "propagate": False}
     handler = {"class": "logging.FileHandler", "formatter": "short", "filename": file}
     return json.dumps(
@@ -117,11 +88,10 @@ def as_json(file: str) -> str:
     )
 
 
-@pytest.mark.parametrize("flag", ["--log-config", "--log-config-json"])
-def test_a_log_configuration_decides_alone(tmp_path: Path, flag: str) -> None:
+def test_a_log_configuration_decides_alone(tmp_path: Path) -> None:
     file, configuration = str(tmp_path / "all.log"), tmp_path / "configuration"
-    configuration.write_text(INI.format(file=file) if flag == "--log-config" else as_json(file))
-    with running_gunicorn(flag, str(configuration), env={"SIM_LOG_FORMAT": "json"}) as server:
+    configuration.write_text(as_json(file))
+    with running_gunicorn("--log-config-json", str(configuration), env={"SIM_LOG_FORMAT": "json"}) as server:
         lengths = exchange(server.port)
 
         def lines(name: str) -> str:

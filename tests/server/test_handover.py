@@ -21,14 +21,6 @@ def passed_on(settings: Settings) -> Settings | None:
     return handed_over(environ)
 
 
-def test_without_an_arbiter_there_is_nothing_to_take() -> None:
-    assert handed_over({}) is None
-
-
-def test_defaults_are_passed_on() -> None:
-    assert passed_on(Settings()) == Settings()
-
-
 def test_what_every_kind_of_source_says_is_passed_on() -> None:
     flags = ["--served-model-name", "a", "b,c", "--time-to-first-token", "1.5s", "--no-access-log"]
     settings = load(flags, {"SIM_SEED": "4", "POD_NAME": "pod", "SIM_TOOL_CALL_PROBABILITY": "7"})
@@ -57,6 +49,7 @@ def test_any_value_is_passed_on(
 
 def test_the_sources_are_not_asked_again() -> None:
     environ = {"SIM_PORT": "9000"}
+    assert handed_over(environ) is None
     hand_over(replace(Settings(), server=ServerSettings(port=8005)), environ)
     taken = handed_over(environ)
     assert taken is not None and taken.server.port == 8005

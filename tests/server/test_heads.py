@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from app.http.response import Response
 from app.http.route import post, probe
+from app.server.client_socket import check_head
 from app.server.fast.heads import RequestHeads
-from app.server.head_rules import check_head
 from tests.hostile.wire import Wire
 from tests.running_server import RunningServer, running_server
 
@@ -143,3 +143,20 @@ def test_a_head_is_taken_alike_on_both_ways(
         assert (answer.status, answer.headers["connection"]) == (status, "close" if closes else "keep-alive")
         if closes:
             assert wire.sock.recv(1) == b""
+
+
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n"
+POSTED = b"Content-Type: application/json\r\nContent-Length: 32\r\n"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        b"GET /health HTTP/1.1\r\nHost: a\r\n" + H2C,
+        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n" + POSTED + H2C + b'{"prompt": "a", "max_tokens": 2}',
+    ],
+)
+def test_who_would_rather_speak_another_protocol_is_answered(way: RunningServer, asked: bytes) -> None:
+    """As Java's clients would, in their first request."""
+    with Wire(way.port) as wire:
+        assert wire.send(asked).answer().status == 200

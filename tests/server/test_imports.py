@@ -10,8 +10,6 @@ import pytest
 from tests.running_server import ROOT
 
 LATER = (
-    "flask",
-    "werkzeug",
     "jsonschema",
     "referencing",
     "sqlalchemy",

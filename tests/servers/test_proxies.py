@@ -66,8 +66,7 @@ def server() -> Iterator[RunningServer]:
 
 
 @pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=getattr(pytest.mark, name.lower())) for name in PROXIES],
+    scope="module", params=[pytest.param(name, marks=getattr(pytest.mark, name.lower())) for name in PROXIES]
 )
 def proxy(
     request: pytest.FixtureRequest, server: RunningServer, tmp_path_factory: pytest.TempPathFactory

@@ -29,7 +29,7 @@ def routes() -> set[str]:
     paths: set[str] = set()
     for task in ("generate", "pooling"):
         app = create_app(load([*EVERYTHING, "--task", task], {}))
-        paths |= {rule.rule for rule in app.flask.url_map.iter_rules()}
+        paths |= {rule.rule for rule in app.url_map.iter_rules()}
     return {re.sub(r"<(?:\w+:)?\w+>", "{id}", path) for path in paths}
 
 

@@ -26,15 +26,7 @@ CLIENT = Path(__file__).with_name("client_project.py")
 HERE = Path(sys.executable).parent
 PATIENCE_S = 120
 BIND = "-b 127.0.0.1:{} --log-level debug"
-SOURCES = (
-    "app",
-    "config",
-    "vllm_understudy",
-    "gunicorn.conf.py",
-    "pyproject.toml",
-    "README.md",
-    "LICENSE",
-)
+SOURCES = ("app", "config", "vllm_understudy", "gunicorn.conf.py", "pyproject.toml", "README.md", "LICENSE")
 
 
 def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:

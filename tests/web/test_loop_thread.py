@@ -10,10 +10,12 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from http.client import HTTPConnection
 from typing import Any
 
 import gevent
 import pytest
+from werkzeug.serving import make_server
 from werkzeug.test import Client, EnvironBuilder, TestResponse
 
 from app.http.body import BodyLimits
@@ -75,10 +77,6 @@ def test_requests_of_many_threads_are_served_by_one_that_begins_with_the_first()
         served_in = set(several.map(one, range(8)))
     assert [*served_in] == service.threads
     assert threading.get_ident() not in served_in
-
-
-def test_a_server_without_threads_serves_where_it_is() -> None:
-    assert served(get("/", ident)).get("/").json == threading.get_ident()
 
 
 def test_a_piece_is_made_when_the_one_before_has_been_taken() -> None:
@@ -203,12 +201,27 @@ def test_the_thread_of_a_body_that_does_not_come_is_free_to_say_so() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, ours.makefile("rb") as source:
         theirs.send(b"the first half")
-        overrides = {
-            **THREADED,
-            "wsgi.input": source,
-            "gunicorn.socket": ours,
-            "CONTENT_LENGTH": "1000",
-        }
+        overrides = {**THREADED, "wsgi.input": source, "gunicorn.socket": ours, "CONTENT_LENGTH": "1000"}
         answer = served(length(0.05)).post("/", environ_overrides=overrides)
         assert answer.status_code == 408
         ours.sendall(b"can still be written to")
+
+
+def test_flasks_own_server_serves_too() -> None:
+    """`flask run`: its input has no end of its own, so no more than the declared length may be read."""
+
+    def echo(context: RequestContext) -> Response:
+        return Response([b"<", BodyLimits(100, PATIENCE_S).read(context), b">"])
+
+    server = make_server("127.0.0.1", 0, application([post("/", echo)]), threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        for body in (b"abc", b""):
+            with closing(HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)) as connection:
+                connection.request("POST", "/", body)
+                assert connection.getresponse().read() == b"<%b>" % body
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

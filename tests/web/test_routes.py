@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Iterator
-from typing import Any
 
-import gevent
 import pytest
-from flask import Flask, url_for
 from flask import Response as FlaskResponse
+from flask import session, url_for
 
+from app.factory import create_app
 from app.http.context import RequestContext
 from app.http.response import PendingResponse, Response, json_response
 from app.http.route import Route, get, post
-from app.web.application import FLASK
-from app.web.flask_application import ExactRule, FlaskApplication, RouteTable, label_of
+from app.web.application import Understudy
+from config.loader import load
 from tests.application import application
 
 
@@ -64,33 +62,15 @@ def test_another_method_is_told_which_there_are(method: str, path: str, allowed:
     assert answer.data == (b"" if method == "HEAD" else b'{"detail":"Method Not Allowed"}')
 
 
-def test_a_table_has_all_routes_of_all_blueprints_in_their_order() -> None:
+def test_an_application_has_the_routes_of_all_families_in_their_order() -> None:
     app = application(ROUTES[:2])
     app.add_routes("more", ROUTES[2:])
-    assert list(app.routes) == list(app.flask.routes) == ROUTES
-    assert set(app.flask.blueprints) == {"test", "more"}
-    with pytest.raises(RuntimeError, match="late"):
-        app.add_routes("too late", ())
-
-
-def test_a_table_finds_the_route_behind_a_rule() -> None:
-    app = application(ROUTES).flask
-    found = {
-        (rule.rule, method): app.routes.of(rule)
-        for rule in app.url_map.iter_rules()
-        for method in rule.methods or ()
-    }
-    assert found[("/things", "GET")] is ROUTES[0] and found[("/things", "POST")] is ROUTES[1]
-    assert found[("/things/<name>", "GET")] is ROUTES[2]
-    assert found[("/both", "GET")] is found[("/both", "DELETE")] is BOTH
-    assert len(found) == len(ROUTES) + 1, "no method but those that are named"
-
-
-def test_two_families_may_have_routes_of_the_same_function() -> None:
-    table = RouteTable()
-    blueprints = [table.blueprint(name, [get(f"/{name}", told)]) for name in ("one", "two")]
-    assert [blueprint.name for blueprint in blueprints] == ["one", "two"]
-    assert [route.path for route in table] == ["/one", "/two"]
+    assert list(app.routes) == ROUTES and set(app.blueprints) == {"test", "more"}
+    found = {(rule.rule, method) for rule in app.url_map.iter_rules() for method in rule.methods or ()}
+    assert found == {
+        *(("/things", "GET"), ("/things", "POST"), ("/things/<name>", "GET")),
+        *(("/things/<name>/parts/<part>", "POST"), ("/both", "GET"), ("/both", "DELETE")),
+    }, "no method but those that are named"
 
 
 def test_a_route_has_what_it_was_made_with() -> None:
@@ -112,9 +92,9 @@ def test_a_route_has_what_it_was_made_with() -> None:
 
 
 @pytest.fixture
-def embedded() -> FlaskApplication:
+def embedded() -> Understudy:
     """Routes of ours, and views as Flask has them."""
-    app = application(ROUTES).flask
+    app = application(ROUTES)
 
     @app.get("/text")
     def text() -> str:
@@ -145,19 +125,14 @@ def embedded() -> FlaskApplication:
     ],
 )
 def test_views_may_return_what_flask_allows(
-    embedded: FlaskApplication, path: str, status: int, body: bytes, header: tuple[str, str]
+    embedded: Understudy, path: str, status: int, body: bytes, header: tuple[str, str]
 ) -> None:
     answer = embedded.test_client().get(path)
     assert (answer.status_code, answer.data) == (status, body)
     assert header in list(answer.headers) and answer.headers["Content-Length"] == str(len(body))
 
 
-def test_views_are_no_routes_of_ours_and_have_a_label(embedded: FlaskApplication) -> None:
-    rules = {label_of(rule): embedded.routes.of(rule) for rule in embedded.url_map.iter_rules()}
-    assert rules["/converted/{rest}"] is None and rules["/things/{name}"] is ROUTES[2]
-
-
-def test_a_view_that_streams_is_closed_at_the_end(embedded: FlaskApplication) -> None:
+def test_a_view_that_streams_is_closed_at_the_end(embedded: Understudy) -> None:
     closed: list[str] = []
 
     @embedded.get("/stream")
@@ -175,24 +150,77 @@ def test_a_view_that_streams_is_closed_at_the_end(embedded: FlaskApplication) ->
     assert closed == ["closed"]
 
 
-def test_the_url_of_a_route_can_still_be_made() -> None:
-    app = Flask("embedding")
-    app.url_rule_class = ExactRule
-    app.add_url_rule("/v1/things/<name>", "thing", lambda name: name)
-    with app.test_request_context():
-        assert url_for("thing", name="a b", more="yes") == "/v1/things/a%20b?more=yes"
+def test_the_url_of_a_route_can_be_made(embedded: Understudy) -> None:
+    with embedded.test_request_context():
+        assert url_for("converted", rest="a b", more="yes") == "/converted/a%20b?more=yes"
 
 
-def test_requests_that_come_while_flask_is_loaded_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    imports = builtins.__import__
+def test_hooks_run_in_flasks_order() -> None:
+    app, ran = application(ROUTES), []
 
-    def slow(name: str, *args: Any, **named: Any) -> Any:
-        if name == FLASK:
-            gevent.sleep(0)
-        return imports(name, *args, **named)
+    @app.before_request
+    def first() -> None:
+        ran.append("first")
 
-    monkeypatch.setattr(builtins, "__import__", slow)
-    app = application(ROUTES)
-    asked = [gevent.spawn(lambda: app.flask) for _ in range(5)]
-    gevent.joinall(asked, raise_error=True)
-    assert {id(one.value) for one in asked} == {id(app.flask)}
+    @app.before_request
+    def second() -> str:
+        ran.append("second")
+        return "an answer"
+
+    app.before_request(lambda: ran.append("never"))
+
+    @app.after_request
+    def last(response: FlaskResponse) -> FlaskResponse:
+        ran.append("last")
+        return response
+
+    @app.after_request
+    def last_but_one(response: FlaskResponse) -> FlaskResponse:
+        ran.append("last but one")
+        return response
+
+    @app.teardown_request
+    def teardown(error: BaseException | None) -> None:
+        ran.append("teardown")
+
+    assert app.test_client().get("/both").text == "an answer"
+    assert ran == ["first", "second", "last but one", "last", "teardown"]
+
+
+def test_functions_of_extensions_get_responses_as_flask_has_them() -> None:
+    """Whole ones and streams; what the middleware do comes behind them."""
+    app = create_app(load(["--force-dummy-tokenizer", "--enable-request-id-headers"], {}))
+    app.secret_key = "a secret"
+    seen: list[tuple[int, str | None]] = []
+
+    @app.after_request
+    def look(response: FlaskResponse) -> FlaskResponse:
+        seen.append((response.status_code, response.headers.get("X-Request-Id")))
+        response.headers["X-Extension"] = "1"
+        if response.is_json and "object" in response.get_json():
+            response.set_data(b'{"other":1}')
+        return response
+
+    @app.get("/visits")
+    def visits() -> str:
+        session["visits"] = session.get("visits", 0) + 1
+        return str(session["visits"])
+
+    client = app.test_client()
+    assert [client.get("/visits").text for _ in range(2)] == ["1", "2"]
+    models = client.get("/v1/models", headers={"X-Request-Id": "mine"})
+    assert (models.json, models.headers["X-Request-Id"], models.headers["X-Extension"]) == (
+        *({"other": 1}, "mine"),
+        "1",
+    )
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "stream": True}
+    answer = client.post("/v1/chat/completions", json=chat)
+    assert answer.headers["X-Extension"] == "1" and answer.data.endswith(b"data: [DONE]\n\n")
+    assert seen == [(200, None)] * 4
+
+
+def test_the_test_client_gets_a_stream_token_by_token() -> None:
+    app = create_app(load(["--force-dummy-tokenizer", "--inter-token-latency", "50ms"], {}))
+    body = {"prompt": "a", "max_tokens": 5, "ignore_eos": True, "stream": True}
+    answer = app.test_client().post("/v1/completions", json=body)
+    assert len([piece for piece in answer.response if piece]) > 2

@@ -9,21 +9,20 @@ from __future__ import annotations
 import logging
 import time
 from socket import MSG_PEEK
-from typing import Protocol
 
 import gevent
 
-from app.http.connection import READ, Connection, GeventSocket, Watcher
+from app.clock.clock import Watcher
+from app.http.connection import READ, Connection, GeventSocket
 from app.http.context import RequestContext, current_request
 from app.http.response import CLIENT_GONE, PendingResponse, Response, StreamingBody, json_response
-from app.http.stream import LAST_CHUNK, WRITE, StreamTransport
+from app.http.stream import LAST_CHUNK, SendBuffer, StreamTransport
+from app.server.client_socket import has_bare_line_feed
 from app.server.fair_turns import Share
 from app.server.fast.heads import MOST_HEAD_BYTES, RequestHead, response_head
 from app.server.fast.path import FastPath
-from app.server.head_rules import has_bare_line_feed
 
 log = logging.getLogger(__name__)
-"""Larger bodies are read by the general way."""
 WAYS = {"POST": "fast", "GET": "probe"}
 """How `understudy_requests_total` names what is answered here."""
 HTTP2 = b"PRI "
@@ -32,50 +31,30 @@ BODY_PATIENCE_S = 0.25
 """A body that has not come after so long is waited for by the general way."""
 
 
-class Connections(Protocol):
-    """All connections of a worker, as one of them knows them."""
-
-    @property
-    def path(self) -> FastPath: ...
-
-    def upgrade(self, connection: FastConnection, data: bytes) -> None: ...
-
-    def serve_general(self, connection: FastConnection, data: bytes) -> None: ...
-
-    def forget(self, connection: FastConnection, /) -> bool: ...
-
-    def has(self, connection: FastConnection, /) -> bool: ...
-
-
-class FastConnection:
-    """One client's socket. `since_s` tells since when it waits for a request, or for the rest of one.
+class FastConnection(SendBuffer):
+    """One client's socket. `since_s` is the moment from which it waits for a request, or for the rest of one.
 
     It is `busy` from the first byte of an answer's making to its last byte, also while the general way has
     it.
     """
 
     __slots__ = (
-        *("_all", "_buffer", "_closes", "_connection", "_context", "_path"),
-        *("_reader", "_response", "_unsent", "_writer", "address", "bound"),
+        *("_buffer", "_closes", "_context", "_path", "_reader", "_response", "address", "bound"),
         *("busy", "client", "has_head", "is_new", "share", "since_s"),
     )
 
-    def __init__(
-        self, among: Connections, client: GeventSocket, address: tuple[str, int], bound: object
-    ) -> None:
-        self._all = among
-        self._path = among.path
+    def __init__(self, path: FastPath, client: GeventSocket, address: tuple[str, int], bound: object) -> None:
+        super().__init__(Connection(client), path.answers, path.write_timeout_s)
+        self._path = path
+        path.open[self] = None
         self.client = client
         self.address = address
         self.bound = bound
         """The address of ours that it came to."""
-        self._connection = Connection(client)
         self._buffer = b""
         self._closes = False
         self._context: RequestContext | None = None
         self._response: Response | None = None
-        self._unsent = b""
-        self._writer: Watcher | None = None
         self.share = Share()
         self.busy = False
         self.is_new = True
@@ -83,7 +62,7 @@ class FastConnection:
         self.has_head = False
         """The rest of a body is still to come."""
         self.since_s = time.monotonic()
-        self._reader: Watcher = gevent.get_hub().loop.io(self._connection.fileno(), READ)
+        self._reader: Watcher = gevent.get_hub().loop.io(self.connection.fileno(), READ)
         self._reader.start(self._readable)
 
     def _readable(self) -> None:
@@ -96,7 +75,7 @@ class FastConnection:
             self._path.turns.put(self.share, self._read_in_turn)
 
     def _read_in_turn(self) -> None:
-        if not self.busy and self._all.has(self):
+        if not self.busy and self.is_open:
             self._reader.start(self._readable)
             self._read()
 
@@ -119,7 +98,7 @@ class FastConnection:
         """Answer the request at the beginning of the buffer, if it is all there."""
         data = self._buffer
         if self.is_new and self._path.rpc is not None and data.startswith(HTTP2):
-            self._all.upgrade(self, data)
+            self._upgrade(data)
             return
         end = data.find(b"\r\n\r\n") + 4
         if end < 4:
@@ -154,7 +133,7 @@ class FastConnection:
             self.address[0],
             time.monotonic(),
             body=body,
-            connection=self._connection,
+            connection=self.connection,
             host=head.headers["host"],
         )
         context.route, context.label, context.way = route, route.path, WAYS[head.method]
@@ -172,14 +151,14 @@ class FastConnection:
         except Exception as error:
             outcome = path.respond_to_error(error, context)
         if type(outcome) is Response:
-            self._send(outcome)
+            self._finish(outcome)
         elif isinstance(outcome, PendingResponse):
             self._wait_for(outcome)
         current_request.reset(token)
         return True
 
     def _wait_for(self, pending: PendingResponse) -> None:
-        """The answer is still to come; so is what else the client sends."""
+        """Waits for the answer, and reads nothing meanwhile."""
         self._reader.stop()
         context, middleware = self._context, self._path.middleware
         assert context is not None
@@ -192,27 +171,27 @@ class FastConnection:
             current_request.reset(token)
             self.close()
 
-        self._connection.watch(gone)
+        self.connection.watch(gone)
         pending.then(self._come)
 
     def _come(self, outcome: Response | Exception) -> None:
         context = self._context
         assert context is not None
-        self._connection.unwatch()
+        self.connection.unwatch()
         token = current_request.set(context)
         if isinstance(outcome, Exception):
             outcome = self._path.respond_to_error(outcome, context)
         self._reader.start(self._readable)
-        self._send(outcome)
+        self._finish(outcome)
         current_request.reset(token)
 
-    def _send(self, response: Response) -> None:
+    def _finish(self, response: Response) -> None:
         """Finish the response with the middleware, and write it."""
         context = self._context
         assert context is not None
         try:
             self._path.middleware.end(context, response)
-        except Exception:  # nothing of it has been sent, and nobody else would let the client go
+        except Exception:  # no byte has left, and only this lets the client go
             log.exception("an answer could not be finished")
             self.close()
             return
@@ -221,9 +200,9 @@ class FastConnection:
         if isinstance(body, bytes):
             head = response_head(response, self._closes)
             if response.streamed:
-                self._write(b"%b%x\r\n%b\r\n%b" % (head, len(body), body, LAST_CHUNK))
+                self.put(b"%b%x\r\n%b\r\n%b" % (head, len(body), body, LAST_CHUNK))
             else:
-                self._write(head + body)
+                self.put(head + body)
         elif isinstance(body, StreamingBody):
             self._stream(response, body)
         else:  # pragma: no cover  # routes answer plain requests in no other way
@@ -232,7 +211,7 @@ class FastConnection:
     def _stream(self, response: Response, body: StreamingBody) -> None:
         self._reader.stop()
         transport = StreamTransport(
-            self._connection,
+            self.connection,
             self._path.batcher,
             self._path.write_timeout_s,
             self._streamed,
@@ -240,61 +219,27 @@ class FastConnection:
             head=response_head(response),
             abandoned=self.close,
         )
-        self._connection.watch(transport.abandon)
+        self.connection.watch(transport.client_gone)
         body.attach(transport)
         transport.flush()
 
     def _streamed(self) -> None:
-        self._connection.unwatch()
+        self.connection.unwatch()
         self._reader.start(self._readable)
         self._done()
 
-    def _write(self, data: bytes) -> None:
-        self._unsent = data
-        self._path.answers.put(self._begin_sending)
-
-    def _begin_sending(self) -> None:
-        if self._response is None:  # closed meanwhile
-            return
-        data, self._unsent = self._unsent, b""
-        try:
-            sent = self._connection.send_now(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self.close()
-            return
-        if sent == len(data):
-            self._done()
-            return
-        self._unsent = data[sent:]
+    def lag(self) -> None:
+        """The next request is read when the client has taken the answer."""
         self._reader.stop()
-        self.since_s = time.monotonic()
-        self._writer = gevent.get_hub().loop.io(self._connection.fileno(), WRITE)
-        self._writer.start(self._writable)
+        super().lag()
 
-    def _writable(self) -> None:
-        try:
-            self._unsent = self._unsent[self._connection.send_now(self._unsent) :]
-        except BlockingIOError:
-            return
-        except OSError:
-            self.close()
-            return
-        self.since_s = time.monotonic()
-        if not self._unsent and self._writer is not None:
-            self._writer.close()
-            self._writer = None
-            self._reader.start(self._readable)
-            self._done()
+    def all_sent(self) -> None:
+        self._done()
 
-    @property
-    def takes_no_bytes_since_s(self) -> float | None:
-        """Since when the client has taken nothing of an answer that waits for it; None when none waits."""
-        return self.since_s if self._writer is not None else None
+    def client_gone(self) -> None:
+        self.close()
 
     def _done(self) -> None:
-        """The answer has been sent."""
         response, context = self._response, self._context
         assert response is not None and context is not None
         self._response = self._context = None
@@ -317,13 +262,12 @@ class FastConnection:
             self._reader.start(self._readable)
 
     def _resume(self) -> None:
-        if not self.busy and self._all.has(self):
+        if not self.busy and self.is_open:
             self._reader.start(self._readable)
             self._next()
 
     @property
     def has_unread(self) -> bool:
-        """Bytes have arrived that nobody has read."""
         try:
             return bool(self.client._sock.recv(1, MSG_PEEK))
         except OSError:  # BlockingIOError, too
@@ -334,7 +278,7 @@ class FastConnection:
         self._reader.stop()
         self.busy, self.is_new, self.has_head = True, False, False
         data, self._buffer = self._buffer, b""
-        self._all.serve_general(self, data)
+        self._path.serve_general(self, data)
 
     def take_back(self, data: bytes) -> None:
         """The general way has answered; `data` is what it read beyond that."""
@@ -343,14 +287,12 @@ class FastConnection:
         self._await_request()
 
     def close(self) -> None:
-        """Close the socket; what is being answered is finished for nobody."""
-        if not self._all.forget(self):
+        """Closes the socket; a running answer is discarded."""
+        if not self.is_open:
             return
-        self._connection.unwatch()
-        for watcher in (self._reader, self._writer):
-            if watcher is not None:
-                watcher.stop()
-                watcher.close()
+        self._forget()
+        self.connection.unwatch()
+        self.catch_up()
         response, self._response = self._response, None
         if response is not None and self._context is not None:
             if self._path.logs_access:
@@ -358,16 +300,27 @@ class FastConnection:
             response.close()
         self.client.close()
 
-    def release(self) -> None:
-        """Let go of the socket, which others go on with."""
-        self._all.forget(self)
+    def _forget(self) -> None:
+        self.is_open = False
+        del self._path.open[self]
         self._reader.stop()
         self._reader.close()
 
+    def _upgrade(self, data: bytes) -> None:
+        """The connection begins with `data`, and is HTTP/2."""
+        from app.server.http2.connection import Http2Connection  # which few servers need
+
+        self._forget()
+        Http2Connection(self._path, self.client, self.address).begin(data)
+
     def leave(self) -> None:
-        """What is being answered closes it."""
+        """The running answer closes the connection."""
 
     def look(self, now_s: float) -> None:
-        """What is incomplete goes the general way after a while."""
-        if self.has_head and now_s - self.since_s > BODY_PATIENCE_S:
+        """Closes an idle connection; what is incomplete goes the general way after a while."""
+        if self.busy:
+            return
+        if now_s - self.since_s > self._path.idle_s:
+            self.close()
+        elif self.has_head and now_s - self.since_s > BODY_PATIENCE_S:
             self.leave_to_general()

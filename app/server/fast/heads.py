@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from app.http.response import STATUS_LINES, Response
 from app.http.route import Route
-from app.server.client_socket import default_head
-from app.server.head_rules import HOST, has_bare_line_feed
+from app.server.client_socket import HOST, default_head, has_bare_line_feed
 
 MOST_HEAD_BYTES = 8192
 MOST_FIELDS = 64
@@ -108,8 +107,6 @@ class RequestHeads:
 
 
 class _Fields:
-    """What the parser finds."""
-
     def __init__(self) -> None:
         self._fields: list[tuple[bytes, bytes]] = []
 

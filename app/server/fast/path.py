@@ -1,14 +1,16 @@
-"""What the answers of the fast path have in common: heads, middleware, the access log."""
+"""State that is shared by the connections of one worker that no greenlet waits for."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from math import inf
 
 from app.api.errors import respond_to_error
 from app.http.context import RequestContext
 from app.http.response import Response, StreamingBody
 from app.http.stream import WriteBatcher
+from app.server.connections import Connections
 from app.server.fair_turns import FairTurns
 from app.server.fast.heads import RequestHeads
 from app.server.logs import ServerLogger, log_exchange
@@ -16,11 +18,18 @@ from app.web.application import Understudy
 
 RECEIVE = 1 << 16
 MOST_ANSWERS = 8
-"""So many whole answers are sent together, half a millisecond after the first of them was made."""
+"""Most whole answers that are sent together, half a millisecond after the first one was made."""
+ServeGeneral = Callable[..., None]
+"""Given a `FastConnection` and bytes."""
 
 
 class FastPath:
-    """The fast path of one worker. A client that takes no bytes is cut off after `write_timeout_s`."""
+    """The fast path of one worker.
+
+    An idle connection is closed after `idle_s`. A client that takes no bytes is cut off after
+    `write_timeout_s`. `serve_general` has a greenlet serve the next request of a connection, which begins
+    with the bytes that it is given.
+    """
 
     respond_to_error = staticmethod(respond_to_error)
 
@@ -29,21 +38,27 @@ class FastPath:
         app: Understudy,
         log: ServerLogger,
         turns: FairTurns,
-        write_timeout_s: float,
+        connections: Connections,
+        idle_s: float,
+        serve_general: ServeGeneral,
+        write_timeout_s: float = inf,
         read_timeout_s: float = inf,
     ) -> None:
+        self.open = connections.open
+        self.idle_s = idle_s
         self.heads = RequestHeads(app.routes)
         self.middleware = app.middleware
         self.turns = turns
+        self.serve_general = serve_general
         self.batcher = WriteBatcher()
         self.answers = WriteBatcher(MOST_ANSWERS)
         self.write_timeout_s = write_timeout_s
         self.read_timeout_s = read_timeout_s
         self.rpc = app.rpc
-        """Where the server speaks gRPC, too."""
+        """Methods, if the server speaks gRPC, too."""
         self.received = memoryview(bytearray(RECEIVE))
-        """What has just arrived, on any connection. To have `recv` make room each time, and shrink it to what
-        has come, leaves the C library's heap full of holes."""
+        """Bytes that have just arrived, on any connection. Room that each `recv` makes and then shrinks would
+        fill the C library's heap with holes."""
         self.is_open = True
         """False as soon as every answer has to close its connection."""
         self.new_id = app.new_request_id
@@ -51,13 +66,10 @@ class FastPath:
         self._log = log
 
     def log_access(self, context: RequestContext, response: Response) -> None:
-        """Write the access line of an answer that has been sent."""
-        body = response.body
-        sent = (
-            body.bytes_sent
-            if isinstance(body, StreamingBody)
-            else len(body)
-            if isinstance(body, bytes)
-            else 0
-        )
+        """Writes the access line of an answer that has been sent."""
+        body, sent = response.body, 0
+        if isinstance(body, StreamingBody):
+            sent = body.bytes_sent
+        elif isinstance(body, bytes):
+            sent = len(body)
         log_exchange(self._log, context, response, sent, time.monotonic() - context.arrival_s)

@@ -10,7 +10,7 @@ from h2.errors import ErrorCodes
 from h2.stream import H2Stream
 
 from app.api.errors import as_api_error, forget_frames
-from app.http.connection import Watcher
+from app.clock.clock import Watcher
 from app.http.context import RequestContext, current_request
 from app.http.errors import ApiError
 from app.http.response import CLIENT_GONE, Response, StreamingBody
@@ -80,7 +80,6 @@ class RpcCall:
         self._arrived()
 
     def _arrived(self) -> None:
-        """More of its messages is there."""
         if self.has_request:
             self._begin()
 
@@ -118,7 +117,6 @@ class RpcCall:
         )
 
     def _begin(self) -> None:
-        """The request is all there: a greenlet answers it."""
         message = self._message()
         if message is None:
             return
@@ -145,7 +143,6 @@ class RpcCall:
     # What we say.
 
     def _handle(self, context: RequestContext) -> None:
-        """Greenlet: find the answer."""
         connection = self._connection
         connection.path.turns.wait(connection.share)
         if not self.is_open:
@@ -200,10 +197,9 @@ class RpcCall:
     @property
     def lags(self) -> bool:
         """What is to be said has to wait until it is asked for."""
-        return self._lagging or self._connection.blocked
+        return self._lagging or self._connection.lags
 
     def start(self, source: StreamSource) -> None:
-        """Take pieces of `source` from now on."""
         self._source = source
 
     def write(self, data: bytes, last: bool = False) -> None:
@@ -251,7 +247,6 @@ class RpcCall:
             self._connection.soon(self.ask)
 
     def go_on(self) -> None:
-        """There may be room again."""
         if self.stalled and self.is_open:
             self._push()
             if not self.stalled and self.is_open:
@@ -260,7 +255,7 @@ class RpcCall:
     def ask(self) -> None:
         """Take a slice of what waits, and another one in the next turn."""
         connection = self._connection
-        if self.stalled or connection.blocked or self._source is None or not self.is_open:
+        if self.stalled or connection.lags or self._source is None or not self.is_open:
             return
         try:
             data, more, last = self._source.next_slice()
@@ -277,7 +272,6 @@ class RpcCall:
     # How it ends.
 
     def _finish(self) -> None:
-        """Everything is said: the status, and that is all."""
         response = self._response
         assert response is not None
         trailers = status(response.outcome)
@@ -300,7 +294,6 @@ class RpcCall:
         self.fail(RpcCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def give_up(self) -> None:
-        """The rest of its request has not come."""
         self.fail(RpcCode.DEADLINE_EXCEEDED, "The request did not come in time.")
 
     def cut_off(self) -> None:
@@ -315,15 +308,12 @@ class RpcCall:
 
     @property
     def is_endless(self) -> bool:
-        """It would go on for ever."""
         return self._response is not None and getattr(self._response.body, "endless", False)
 
     def break_off(self) -> None:
-        """End the connection, on purpose."""
         self._connection.close()
 
     def gone(self) -> None:
-        """The client waits for it no more."""
         if self.is_open:
             self._abandon()
             self._close()
@@ -386,7 +376,7 @@ class EachCall(RpcCall):
 
     @property
     def _may_answer(self) -> bool:
-        return self.is_open and not self.stalled and not self._connection.blocked
+        return self.is_open and not self.stalled and not self._connection.lags
 
     def _answer_next(self) -> None:
         """Answer the next message of several, or end with the last one."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from socket import MSG_PEEK
-from typing import Protocol
 
 import gevent
 from h2.errors import ErrorCodes
@@ -18,7 +17,8 @@ from h2.events import (
     WindowUpdated,
 )
 
-from app.http.connection import READ, GeventSocket, Watcher
+from app.clock.clock import Watcher
+from app.http.connection import READ, GeventSocket
 from app.server.fast.path import FastPath
 from app.server.http2.call import EachCall, RpcCall
 from app.server.http2.heads import UNSUPPORTED, read_headers
@@ -34,51 +34,39 @@ from app.server.http2.transport import (
 )
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What a client begins with that knows that the server speaks HTTP/2."""
+"""First bytes of a client with prior knowledge of HTTP/2 (RFC 9113, section 3.4)."""
 HEADERS, SETTINGS, GOAWAY, CONTINUATION = 0x1, 0x4, 0x7, 0x9
 ACK, END_HEADERS = 0x1, 0x4
 STREAM_BITS = 2**31 - 1
 MOST_RESETS = 2000
 """Streams that may be reset at once."""
 RESETS_FORGIVEN = 100
-"""So many of them are forgotten at each look at a connection, which is every fifth of a second."""
+"""Resets that are forgotten at each look at a connection, every fifth of a second."""
 MOST_SETTINGS = 64
-"""Settings of a client that are kept, with those that nobody knows."""
+"""Settings of a client that are kept, unknown ones included."""
 PER_HEADER = 100
 """Bytes that a header takes besides its name and value."""
-
-
-class Connections(Protocol):
-    """The connections of a worker, as one of them knows them."""
-
-    @property
-    def path(self) -> FastPath: ...
-
-    def forget(self, connection: Http2Connection, /) -> bool: ...
 
 
 class Http2Connection(CallTransport[RpcCall]):
     """One client's connection, which is HTTP/2 from its beginning. See `FastConnection`, which gave it up."""
 
-    has_head = False
-
-    def __init__(self, among: Connections, client: GeventSocket, address: tuple[str, int]) -> None:
-        rpc = among.path.rpc
-        assert rpc is not None  # or nobody would have come here
-        super().__init__(among.path, client, address, rpc.most_message_bytes)
-        self._all, self._methods = among, rpc.methods
+    def __init__(self, path: FastPath, client: GeventSocket, address: tuple[str, int]) -> None:
+        rpc = path.rpc
+        assert rpc is not None  # only a server with gRPC upgrades
+        super().__init__(path, client, address, rpc)
+        path.open[self] = None
+        self._methods = rpc.methods
         self._in = b""
-        self._settled = self._is_leaving = self._is_behind = False
+        self._settled = self._is_behind = False
         self._block_bytes = 0
         """Bytes of a header block that goes on in the next frame, with the heads of its frames."""
         self._resets = 0
         self.is_new = True
-        """No call has come yet."""
-        self.since_s = time.monotonic()
         self._reader: Watcher = gevent.get_hub().loop.io(self.connection.fileno(), READ)
 
     def begin(self, data: bytes) -> None:
-        """Takes over: `data`, which is what has come so far, is read in the turn of this connection."""
+        """Takes over; `data`, all bytes so far, are read in the turn of this connection."""
         self._in = data
         self.send_pending()
         self._wait()
@@ -242,8 +230,13 @@ class Http2Connection(CallTransport[RpcCall]):
         for call in list(self.stalled):
             call.go_on()
 
-    def has_room(self) -> None:
-        """Every call may have something to send."""
+    def catch_up(self) -> None:
+        """The socket takes bytes again: every call may have something to send."""
+        super().catch_up()
+        if self.is_open:
+            self.soon(self._wake)
+
+    def _wake(self) -> None:
         for call in list(self.calls.values()):
             call.lag()
 
@@ -251,30 +244,20 @@ class Http2Connection(CallTransport[RpcCall]):
 
     @property
     def busy(self) -> bool:
-        """Calls are being answered."""
         return bool(self.calls)
-
-    def forget_call(self, id: int, call: RpcCall) -> None:
-        """The call is over; without any, the connection is idle."""
-        super().forget_call(id, call)
-        if not self.calls:
-            self.since_s = time.monotonic()
-
-    @property
-    def takes_no_bytes_since_s(self) -> float | None:
-        """Since when the client has taken nothing of what waits for it; None when nothing waits."""
-        return self.blocked_since_s if self.blocked else None
 
     @property
     def has_unread(self) -> bool:
-        """Bytes have arrived that nobody has read."""
         try:
             return self._is_behind or bool(self.client._sock.recv(1, MSG_PEEK))
         except OSError:
             return False
 
     def look(self, now_s: float) -> None:
-        """Ends calls whose client neither sends nor reads any more."""
+        """Ends calls whose client neither sends nor reads any more, and an idle connection."""
+        if not self.busy and now_s - self.since_s > self.path.idle_s:
+            self.close()
+            return
         self._resets = max(0, self._resets - RESETS_FORGIVEN)
         for call in list(self.stalled):
             if now_s - call.since_s < self.path.write_timeout_s:
@@ -295,17 +278,17 @@ class Http2Connection(CallTransport[RpcCall]):
                     self.soon(call.leave)
             self.work()
 
-    def fail(self, code: ErrorCodes, text: str) -> None:
-        """Ends the connection, and tells its client why."""
-        self._is_leaving = True
-        super().fail(code, text)
-
     def close(self) -> None:
-        """Closes the connection; its calls are answered for nobody."""
-        if not self._all.forget(self):
+        """Sends the bytes that the socket takes at once, and closes it; its calls' answers are discarded."""
+        if self not in self.path.open:
             return
+        del self.path.open[self]
         self.leave()
-        self.close_socket()
+        self.flush()
+        self.is_open = False
+        self.catch_up()
+        self._parts.clear()
+        self.client.close()
         self._reader.stop()
         self._reader.close()
         for call in list(self.calls.values()):

@@ -1,4 +1,4 @@
-"""What leaves on one connection of HTTP/2, and the turns in which its work is done.
+"""Bytes that leave on one connection of HTTP/2, and fair turns for its work.
 
 h2 keeps the state of the protocol. DATA frames are written past it, with the windows that it keeps, as it
 takes tens of microseconds for each. All that calls send in one turn of the loop leaves in one piece.
@@ -13,7 +13,6 @@ from contextlib import suppress
 from struct import Struct
 from typing import Generic, ParamSpec, TypeVar
 
-import gevent
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
@@ -25,40 +24,39 @@ from hpack.exceptions import HPACKDecodingError, HPACKError
 from hpack.struct import HeaderTuple
 from hyperframe.frame import GoAwayFrame
 
-from app.http.connection import Connection, GeventSocket, Watcher
-from app.http.rpc import PREFIX_BYTES
-from app.http.stream import WRITE
+from app.http.connection import Connection, GeventSocket
+from app.http.rpc import PREFIX_BYTES, RpcService
+from app.http.stream import SendBuffer
 from app.server.fair_turns import TURN_S, Share
 from app.server.fast.path import FastPath
 from app.server.http2.heads import Headers
 
 P = ParamSpec("P")
 CallT = TypeVar("CallT")
-
 FRAME_HEAD = Struct(">BHBBL")
 """The high and the low part of the payload's size, kind, flags and stream (RFC 9113, section 4.1)."""
 HEAD_BYTES = FRAME_HEAD.size
-DATA = 0x0
 MOST_FRAME_BYTES = 1 << 14
-"""Of a payload: what both sides may send unless they say otherwise, which this one does not."""
+"""Of a payload: the largest that both sides may send by default."""
+BUFFERED_MESSAGES = 4
+"""Most messages of the greatest length that may be incomplete at the same time on one connection."""
+MOST_HELD_BYTES = 1 << 22
+"""Bytes that wait for a client that does not read; calls have stopped sending long before."""
+SLICE_S = 0.001
+"""Most work for one connection in a row, in seconds: a quarter of a turn of the loop."""
+DATA = 0x0
 MOST_CALLS = 1 << 14
 """Calls at a time on one connection."""
 MOST_HEADER_BYTES = 1 << 14
 """Bytes of the headers of a call as they come."""
 MOST_DECODED_BYTES = 1 << 15
-"""Bytes of the headers of a call when they are decoded, with 32 for each of them."""
+"""Bytes of the headers of a call when they are decoded, with 32 for each header."""
 MOST_CLOSED_STREAMS = 1000
-"""Streams of which h2 remembers how they were closed."""
+"""Closed streams that h2 remembers."""
 WINDOW = 1 << 22
 """Bytes of requests that may be on their way on one connection."""
 FIRST_WINDOW = 65_535
-"""Bytes that may be on their way before either side says more."""
-BUFFERED_MESSAGES = 4
-"""So many of the longest messages may be incomplete at the same time on one connection."""
-MOST_HELD_BYTES = 1 << 22
-"""Bytes that wait for a client that does not read; calls have stopped sending long before."""
-SLICE_S = 0.001
-"""Most work for one connection in a row, in seconds: a quarter of a turn of the loop."""
+"""Bytes that may be on their way before either side grants more."""
 TABLE_SIZES = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]{0,9}[\x00-\x7f]){3}")
 """More changes of the table's size than a block may begin with (RFC 7541, section 4.2)."""
 
@@ -75,7 +73,7 @@ class HeaderDecoder(Decoder):
     """hpack's decoder, which would take 50 ms for a block of nothing but changes of its table's size."""
 
     def decode(self, data: bytes, raw: bool = False) -> Iterable[HeaderTuple]:
-        """As in hpack."""
+        """Refuses such a block."""
         if TABLE_SIZES.match(data):
             raise HPACKDecodingError("too many changes of the table's size")
         return super().decode(data, raw)
@@ -111,7 +109,7 @@ class ServerProtocol(H2Connection):
     def open_inbound_streams(self) -> int:
         """None: calls are counted elsewhere, and refused one by one.
 
-        h2 asks for each new stream, and looks at all of them to tell and to forget those that are closed.
+        h2 asks for each new stream, and looks at all streams to forget the closed ones.
         That is done here when there may be as many closed ones as open ones.
         """
         if len(self.streams) >= self._clean_at:
@@ -119,35 +117,43 @@ class ServerProtocol(H2Connection):
         return 0
 
 
-class CallTransport(Generic[CallT]):
-    """A connection as its calls know it. While it is `blocked` the socket takes no bytes, and calls wait.
+class CallTransport(SendBuffer, Generic[CallT]):
+    """A connection as its calls know it. While it lags the socket takes no bytes, and calls wait.
 
     `buffered` is how many bytes of incomplete requests, and of headers of calls, are kept.
     """
 
     def __init__(
-        self, path: FastPath, client: GeventSocket, address: tuple[str, int], most_message_bytes: int
+        self, path: FastPath, client: GeventSocket, address: tuple[str, int], rpc: RpcService
     ) -> None:
+        super().__init__(Connection(client), path.batcher, path.write_timeout_s)
         self.path, self.client, self.address = path, client, address
-        self.most_message_bytes = most_message_bytes
-        self.most_buffered_bytes = BUFFERED_MESSAGES * (most_message_bytes + WINDOW)
-        self.h2 = ServerProtocol(most_message_bytes)
+        self.most_message_bytes = rpc.most_message_bytes
+        self.most_buffered_bytes = BUFFERED_MESSAGES * (rpc.most_message_bytes + WINDOW)
+        self.h2 = ServerProtocol(rpc.most_message_bytes)
         self.calls: dict[int, CallT] = {}
         self.stalled: dict[CallT, None] = {}
         """Calls whose client gives no room for their answers; the one that waits longest comes first."""
         self.buffered = 0
-        self.is_open = True
+        self.since_s = time.monotonic()
         self.share = Share(TURN_S)  # long, until it is known to be short
-        self.blocked = False
-        self.blocked_since_s = 0.0
-        self.connection = Connection(client)
+        self._is_leaving = False
         self._tasks: dict[Callable[[], None], None] = {}
         self._awaits_turn = False
-        self._frames: list[bytes] = []
-        self._rest = b""
-        self._held = 0
-        self._queued = False
-        self._writer: Watcher | None = None
+
+    def close(self) -> None:
+        """Closes the connection; its the answers of its calls are discarded."""
+        raise NotImplementedError
+
+    def client_gone(self) -> None:
+        self.close()
+
+    def forget_call(self, id: int, call: CallT) -> None:
+        """The call is over; without any, the connection is idle."""
+        self.calls.pop(id, None)
+        self.stalled.pop(call, None)
+        if not self.calls:
+            self.since_s = time.monotonic()
 
     # Turns.
 
@@ -185,21 +191,13 @@ class CallTransport(Generic[CallT]):
             self.fail(ErrorCodes.COMPRESSION_ERROR if is_coding else error.error_code, str(error))
 
     def fail(self, code: ErrorCodes, text: str) -> None:
-        """Ends the connection, and tells its client why."""
+        """Ends the connection with a GOAWAY that gives the reason."""
+        self._is_leaving = True
         with suppress(ConnectionFailed):
             self.say_goodbye(code, text)
         self.close()
 
-    def close(self) -> None:
-        """Closes the connection; its calls are answered for nobody."""
-        raise NotImplementedError
-
-    def forget_call(self, id: int, call: CallT) -> None:
-        """The call is over."""
-        self.calls.pop(id, None)
-        self.stalled.pop(call, None)
-
-    # Frames.
+    # What it sends.
 
     def send_headers(self, id: int, headers: Headers, ends: bool = False) -> None:
         """Sends headers of a call, or its trailers when it `ends`."""
@@ -207,12 +205,10 @@ class CallTransport(Generic[CallT]):
         self.send_pending()
 
     def reset(self, id: int, code: ErrorCodes) -> None:
-        """Ends a stream at once."""
         self.h2.reset_stream(id, code)
         self.send_pending()
 
     def send_pending(self) -> None:
-        """Sends what h2 has to say."""
         if data := self.h2.data_to_send():
             self.put(data)
 
@@ -237,72 +233,9 @@ class CallTransport(Generic[CallT]):
             part = data[at : at + MOST_FRAME_BYTES]
             self.put(FRAME_HEAD.pack(0, len(part), DATA, 0, id) + part)
 
-    # Bytes.
-
-    def put(self, frames: bytes) -> None:
-        """Sends `frames` soon, with what else comes in this turn. ConnectionFailed when too much waits."""
-        if not self.is_open:
-            return
-        self._frames.append(frames)
-        if self.blocked:
-            self._held += len(frames)
-            if self._held > MOST_HELD_BYTES:
+    def put(self, data: bytes) -> None:
+        """Sends soon. ConnectionFailed when too much waits."""
+        if self.is_open:
+            super().put(data)
+            if self.lags and self.held_bytes > MOST_HELD_BYTES:
                 raise ConnectionFailed(ErrorCodes.ENHANCE_YOUR_CALM, "answers are not read")
-        elif not self._queued:
-            self._queued = True
-            self.path.batcher.put(self._flush)
-
-    def _flush(self) -> None:
-        """Hub: to the socket, as much as it takes."""
-        self._queued = False
-        if self.blocked or not self._frames:
-            return
-        data = self._frames[0] if len(self._frames) == 1 else b"".join(self._frames)
-        self._frames.clear()
-        if self._send(data) and self._rest and self.is_open:
-            self.blocked, self.blocked_since_s, self._held = True, time.monotonic(), 0
-            self._writer = gevent.get_hub().loop.io(self.connection.fileno(), WRITE)
-            self._writer.start(self._writable)
-
-    def _send(self, data: bytes) -> bool:
-        """False when the client is gone; `_rest` is what there was no room for."""
-        try:
-            self._rest = data[self.connection.send_now(data) :]
-        except BlockingIOError:
-            self._rest = data
-        except OSError:
-            self.close()
-            return False
-        return True
-
-    def _writable(self) -> None:
-        before = len(self._rest)
-        if not self._send(self._rest):
-            return
-        if len(self._rest) < before:
-            self.blocked_since_s = time.monotonic()
-        if not self._rest:
-            self._rest, self._held = b"".join(self._frames), 0
-            self._frames.clear()
-        if not self._rest:
-            self._stop_writing()
-            self.soon(self.has_room)
-
-    def has_room(self) -> None:
-        """The socket takes bytes again."""
-        raise NotImplementedError
-
-    def _stop_writing(self) -> None:
-        self.blocked = False
-        if self._writer is not None:
-            self._writer.stop()
-            self._writer.close()
-            self._writer = None
-
-    def close_socket(self) -> None:
-        """Sends what the socket takes at once, and closes it."""
-        self.is_open = False
-        self._flush()
-        self._stop_writing()
-        self._frames.clear()
-        self.client.close()
