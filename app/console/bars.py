@@ -16,9 +16,9 @@ from msgspec import Struct
 
 from app.clock.pause import Slices
 from app.console.frames import EndRow, Frame, NewBar, PhaseRow
+from app.engine.batch import Phase, SequenceStatus
 from app.engine.request import EngineRequest, Outcome, Watch
 from app.engine.sequence import Sequence, WatchedEngine
-from app.engine.status import Phase, SequenceStatus
 from app.http.context import RequestContext, client_name
 
 MOST_NEW = 500

@@ -20,7 +20,6 @@ from app.engine.cache_manager import KVCacheManager
 from app.engine.client import Emit, Handle
 from app.engine.errors import Draining, KVCacheFull, QueueFull, TooManyRequests
 from app.engine.outputs import Started, Tokens
-from app.engine.pool import SequencePool
 from app.engine.reply import Model, Reply
 from app.engine.request import EngineRequest
 from app.engine.sequence import (
@@ -33,7 +32,7 @@ from app.engine.sequence import (
     emit_failure,
     interrupt,
 )
-from app.engine.timeline import TimedSequence
+from app.engine.timeline import SequencePool, TimedSequence
 from app.engine.timing import PerRequestTiming
 from app.lora.adapters import LoRASlots
 from app.metrics.recorder import Recorder
@@ -89,19 +88,17 @@ class Engine:
         self.timing = PerRequestTiming(
             settings.latency, limits.max_num_seqs, lambda: self.executor.running, streams("latency")
         )
-        self._context = SequenceContext(clock, self.wheel, self.timing, recorder)
+        self._context = SequenceContext(clock, self.wheel, self.timing, recorder, cache)
         self.executor: SequencePool | StepExecutor
         self._sequence: Callable[..., ReplySequence]
         if profile is None:
             slots = SequencePool(limits.max_num_seqs, lora, by_priority, self.wheel.call_soon)
             self.executor, self._sequence = slots, partial(TimedSequence, pool=slots)
         else:
-            from app.engine.stepped import (
-                SteppedSequence,
-                step_executor,  # and all of a scheduler, which others do without
-            )
+            # With all of a scheduler, which others do without.
+            from app.engine.stepped import StepExecutor, SteppedSequence
 
-            steps = step_executor(settings, profile, self._context, lora, cache, streams("drafts"), cost)
+            steps = StepExecutor(settings, profile, self._context, lora, streams("drafts"), cost)
             self.executor, self._sequence = steps, partial(SteppedSequence, executor=steps)
         self._model = model
         self._cache = cache
@@ -177,10 +174,10 @@ class Engine:
             self.check_accepting(1)
             emit_immediately(first, replies[0], emit, self._context)
             return submission
-        blocks = repeat(None) if self._cache is None else self._cache.blocks_of(requests)
+        prompts = repeat(None) if self._cache is None else self._cache.prompts(requests)
         sequences = [
-            self._sequence(request, reply, own, self._context, emit, submission)
-            for request, reply, own in zip(requests, replies, blocks, strict=False)
+            self._sequence(request, reply, prompt, self._context, emit, submission)
+            for request, reply, prompt in zip(requests, replies, prompts, strict=False)
         ]
         if self._refuses_full and not all(sequence.fits() for sequence in sequences):
             raise KVCacheFull

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Listed
 
+from app.engine.batch import Phase, SequenceStatus
 from app.engine.client import Emit
 from app.engine.errors import EngineError, EngineFailed, RequestRefused
 from app.engine.lazy import LazySequence
 from app.engine.outputs import Finish, Part, PartReader, Piece, TokenLogprob, Tokens
 from app.engine.request import EngineRequest
 from app.engine.sequence import COUNTED_AS, Sequence, Submission
-from app.engine.status import Phase, SequenceStatus
 from app.engine.wire import EngineCoreOutput, WireLogprob
 from app.metrics.recorder import Recorder
 
@@ -85,7 +85,7 @@ class RemoteSequence(Sequence):
     def _begin(self, output: EngineCoreOutput) -> None:
         self.running = True
         self._scheduled_s = output.scheduled_s
-        self._cached_tokens, self._created_tokens = output.cached_tokens, output.created_tokens
+        self.cached_tokens, self.created_tokens = output.cached_tokens, output.created_tokens
         self._queued_s = self._queued_s if output.queued_s is None else output.queued_s
         if output.finish in ("error", "timeout"):
             return  # nothing but that is emitted

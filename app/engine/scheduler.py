@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Generic
 
-from app.engine.batch import Batch, Blocks, FirstCome, S, SchedulerLimits, SequenceState, Speculation, Waiting
+from app.engine.batch import Batch, Blocks, Drafts, S, SchedulerLimits, SequenceState
+from app.engine.waiting import WaitingQueue
 
 
 class Scheduler(Generic[S]):
@@ -28,13 +29,13 @@ class Scheduler(Generic[S]):
         self,
         limits: SchedulerLimits,
         blocks: Blocks[S],
-        waiting: Waiting[S] | None = None,
-        speculation: Speculation | None = None,
+        waiting: WaitingQueue[S] | None = None,
+        speculation: Drafts | None = None,
         in_bulk: bool = True,
     ) -> None:
         self.limits = limits
         self.blocks = blocks
-        self.waiting: Waiting[S] = FirstCome[S]() if waiting is None else waiting
+        self.waiting: WaitingQueue[S] = waiting or WaitingQueue()
         self.running: list[S] = []
         """In order of admission, with those whose last token is in flight."""
         self.fetching: list[S] = []
@@ -45,7 +46,6 @@ class Scheduler(Generic[S]):
         self._speculation = speculation
         self._in_bulk = in_bulk and speculation is None
         self._limit = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
-        self._arrivals = 0
         self._places = count()
         self._step = 0
         """The number of the step that is made next."""
@@ -67,13 +67,11 @@ class Scheduler(Generic[S]):
     @property
     def idle(self) -> bool:
         """Whether there is nothing to compute, now or later."""
-        return not self.running and not self.fetching and (self.paused or not len(self.waiting))
+        return not self.running and not self.fetching and (self.paused or not self.waiting.members)
 
     def add(self, sequence: S) -> None:
-        """A sequence has come."""
-        self._arrivals += 1
-        sequence.arrived = self._arrivals
-        self.waiting.add(sequence, sequence.arrived)
+        """Has a sequence wait for its first step."""
+        self.waiting.add(sequence)
 
     def remove(self, sequence: S) -> None:
         """It ends before its time. What is in flight for it is nobody's."""
@@ -97,13 +95,15 @@ class Scheduler(Generic[S]):
             sequence.computed, sequence.remote = sequence.prompt_tokens - 1, False
             self.blocks.filled(sequence)
             # It has blocks already, which those before it may want.
-            self.waiting.add(sequence, sequence.arrived, first=True)
+            self.waiting.add(sequence, first=True)
 
     def schedule(self) -> Batch[S] | None:
-        """The next step; None when there is nothing to compute."""
+        """Returns the next step; None when there is nothing to compute."""
+        if not (self._decoding or self.prefilling or self.waiting.members):
+            return None
         batch: Batch[S] = Batch()
         preempted = self._continue(batch)
-        if not preempted and not self.paused and len(self.waiting):
+        if not preempted and not self.paused and self.waiting.members:
             self._admit(batch)
         if batch.tokens:
             self._step += 1
@@ -276,7 +276,7 @@ class Scheduler(Generic[S]):
         sequence.decodes = False
         sequence.preemptions += 1
         self.preemptions += 1
-        self.waiting.add(sequence, sequence.arrived)
+        self.waiting.add(sequence)
         sequence.preempted()
 
     # Who waits is admitted (rule 3b).

@@ -18,14 +18,14 @@ from typing import Protocol
 from app.clock.clock import Clock
 from app.clock.pause import Slices
 from app.clock.timer_wheel import TimerWheel
-from app.engine.batch import SequenceState
-from app.engine.cache_manager import SequenceBlocks
+from app.engine.batch import SequenceStatus
+from app.engine.cache_manager import CachedSequence, KVCacheManager
 from app.engine.client import Emit, TakeToken
 from app.engine.outputs import Failed, Finish, Part, Started, TokenLogprob, Tokens
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest, Outcome, Watch, notify, watches_of
-from app.engine.status import SequenceStatus
 from app.engine.timing import PerRequestTiming
+from app.kvcache.prompt import Prompt
 from app.metrics.recorder import Recorder
 from app.metrics.sequences import FinishedSequence, FinishReason
 
@@ -56,18 +56,16 @@ class SequenceContext:
     wheel: TimerWheel
     timing: PerRequestTiming
     recorder: Recorder
+    cache: KVCacheManager | None
 
 
-class Sequence(SequenceState):
+class Sequence(CachedSequence):
     """One choice, from its submission to its last token, failure or abort."""
 
     # Thousands of sequences take their turns one after another: each must touch little memory.
     __slots__ = (
         "_begun",
-        "_cached_tokens",
-        "_created_tokens",
         "_emit",
-        "_fetched_tokens",
         "_first_s",
         "_last_s",
         "_now",
@@ -79,7 +77,6 @@ class Sequence(SequenceState):
         "watches",
         "adapter",
         "over",
-        "request",
         "tokens",
     )
 
@@ -91,10 +88,10 @@ class Sequence(SequenceState):
         recorder: Recorder,
         emit: Emit,
         submission: Submission,
+        prompt: Prompt | None = None,
     ) -> None:
         """`output_tokens` is the length of the reply where it is known; `now` gives monotonic seconds."""
-        super().__init__(len(request.prompt_ids), output_tokens, request.priority, request.remote_prefill)
-        self.request = request
+        super().__init__(request, output_tokens, prompt)
         self.adapter = request.adapter
         self.tokens = 0
         """Tokens emitted so far."""
@@ -103,7 +100,6 @@ class Sequence(SequenceState):
         self.watches: Iterable[Watch] = ()
         self._take_token: TakeToken | None = None
         self._begun = False
-        self._cached_tokens = self._created_tokens = self._fetched_tokens = 0
         self._queued_s = request.arrival_s
         """When it came into the queue."""
         self._scheduled_s: float | None = None
@@ -139,9 +135,9 @@ class Sequence(SequenceState):
         """Emits `Started`; returns what the writer takes plain tokens with."""
         self._begun = True
         began_s = at_s if self._scheduled_s is None else self._scheduled_s
-        cached = self._cached_tokens + self._fetched_tokens
+        cached = self.cached_tokens + self.fetched_tokens
         queue_s, prefill_s = max(0.0, began_s - self._queued_s), max(0.0, at_s - began_s)
-        index, created = self.request.index, self._created_tokens
+        index, created = self.request.index, self.created_tokens
         return self._emit(Started(index, at_s, cached, prompt_logprobs, queue_s, prefill_s, created))
 
     def _account(self, tokens: int, at_s: float) -> None:
@@ -149,11 +145,11 @@ class Sequence(SequenceState):
         recorder = self._recorder
         if self._first_s is None:
             self._first_s = at_s
-            request, cached = self.request, self._cached_tokens + self._fetched_tokens
-            if self._fetched_tokens and request.remote_prefill:
-                recorder.fetched(self._fetched_tokens, at_s - (self._scheduled_s or at_s))
-            elif self._fetched_tokens:
-                recorder.loaded(self._fetched_tokens)
+            request, cached = self.request, self.cached_tokens + self.fetched_tokens
+            if self.fetched_tokens and request.remote_prefill:
+                recorder.fetched(self.fetched_tokens, at_s - (self._scheduled_s or at_s))
+            elif self.fetched_tokens:
+                recorder.loaded(self.fetched_tokens)
             ttft_s = at_s - request.arrival_s
             recorder.prefilled(ttft_s, self.prompt_tokens, cached, at_s, min(tokens, 1))
             if tokens > 1:
@@ -211,7 +207,7 @@ class Sequence(SequenceState):
             reason,
             prompt_tokens=self.prompt_tokens,
             generation_tokens=self.tokens,
-            cached_tokens=self._cached_tokens + self._fetched_tokens,
+            cached_tokens=self.cached_tokens + self.fetched_tokens,
             max_tokens=request.max_tokens,
             queue_s=max(0.0, scheduled_s - self._queued_s),
             prefill_s=max(0.0, first_s - scheduled_s),
@@ -229,7 +225,7 @@ class Sequence(SequenceState):
             first_token_s=self._first_s,
             last_token_s=None if self._first_s is None else self._last_s,
             ended_s=now_s,
-            cached_tokens=self._cached_tokens,
+            cached_tokens=self.cached_tokens,
             tokens=self.tokens,
         )
 
@@ -250,20 +246,22 @@ class ReplySequence(Sequence):
         "_position",
         "_reply",
         "_texts",
-        "blocks",
     )
 
     def __init__(
         self,
         request: EngineRequest,
         reply: Reply,
-        blocks: SequenceBlocks | None,
+        prompt: Prompt | None,
         context: SequenceContext,
         emit: Emit,
         submission: Submission,
     ) -> None:
-        super().__init__(request, len(reply.ids), context.clock.now, context.recorder, emit, submission)
-        self.blocks = blocks
+        super().__init__(
+            request, len(reply.ids), context.clock.now, context.recorder, emit, submission, prompt
+        )
+        if request.remote_prefill:
+            self.fetched_tokens = self.prompt_tokens
         self._reply, self._texts, self._ids = reply, reply.texts, reply.ids
         self._context = context
         self._delays: dict[int, float] | None = None
@@ -275,10 +273,15 @@ class ReplySequence(Sequence):
 
     def fits(self) -> bool:
         """Returns whether the KV cache has room for the prompt now."""
-        return self.blocks is None or self.blocks.fits()
+        prompt, cache = self.prompt, self._context.cache
+        return prompt is None or cache is None or cache.cache.can_allocate(prompt)
+
+    def reply_ids(self, start: int, stop: int) -> Listed[int]:
+        return self._ids[start:stop]
 
     def blocks_from(self, first: int) -> list[int]:
-        return [] if self.blocks is None else self.blocks.numbers(first)
+        cache = self._context.cache
+        return [] if cache is None else cache.cache.block_numbers(self, first)
 
     @property
     def text(self) -> str:

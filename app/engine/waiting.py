@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
+from app.engine.batch import SequenceState
 from app.lora.adapters import LoRASlots
 
 FIRST = float("-inf")
@@ -13,19 +14,7 @@ SLACK = 64
 """Entries of removed sequences that the heaps keep before they are cleared."""
 
 
-class Waits(Protocol):
-    """A sequence that can wait for a slot; told apart by identity."""
-
-    @property
-    def adapter(self) -> str | None:
-        """LoRA adapter that must be in memory while it runs."""
-
-    @property
-    def priority(self) -> int:
-        """Lower is earlier, where the scheduling policy looks at it."""
-
-
-W = TypeVar("W", bound=Waits)
+W = TypeVar("W", bound=SequenceState)
 
 
 class WaitingQueue(Generic[W]):
@@ -48,21 +37,18 @@ class WaitingQueue(Generic[W]):
         """Adapters that running sequences hold: each may be unloaded before its sequence leaves."""
         self._arrivals = 0
 
-    def __len__(self) -> int:
-        return len(self.members)
-
     def is_ready(self, adapter: str | None) -> bool:
         """Returns whether a sequence with this adapter could run now."""
         return adapter is None or self._lora.is_ready(adapter) or self._lora.has_room()
 
-    def add(self, sequence: W, number: int | None = None, first: bool = False) -> None:
-        """Adds a sequence: at the place of its `number` if it had one, or before all others."""
-        if number is None:
+    def add(self, sequence: W, first: bool = False) -> None:
+        """Adds a sequence: one that was here before at its old place, or `first`, before all others."""
+        if not sequence.arrived:
             self._arrivals += 1
-            number = self._arrivals
+            sequence.arrived = self._arrivals
         priority = FIRST if first else sequence.priority if self._by_priority else 0
         self.members.add(sequence)
-        heapq.heappush(self._heaps.setdefault(sequence.adapter, []), (priority, number, sequence))
+        heapq.heappush(self._heaps.setdefault(sequence.adapter, []), (priority, sequence.arrived, sequence))
 
     def remove(self, sequence: W) -> bool:
         """Takes a sequence out of the queue; False when it does not wait."""

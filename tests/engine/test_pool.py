@@ -9,13 +9,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.engine.pool import MOST_AT_ONCE, SequencePool
+from app.engine.timeline import MOST_PER_TURN, SequencePool
 
 
 class Waiter:
     """A task that keeps its slot; `free` says whether it fits."""
 
     adapter: str | None = None
+    arrived = 0
 
     def __init__(self, fits: bool = True, keeps: bool = True, priority: int = 0) -> None:
         self.free, self.keeps, self.priority, self.started = fits, keeps, priority, False
@@ -67,7 +68,7 @@ def test_many_that_may_start_together_do_so_in_portions() -> None:
     for task in tasks:
         pool.submit(task)
     pool.resume()
-    started = [MOST_AT_ONCE]
+    started = [MOST_PER_TURN]
     while soon:
         soon.pop()()
         started.append(sum(task.started for task in tasks))

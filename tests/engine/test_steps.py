@@ -14,16 +14,13 @@ from msgspec.structs import replace
 from app.engine.batch import SchedulerLimits
 from app.engine.outputs import Started
 from app.engine.scheduler import Scheduler
-from app.engine.step_cost import StepCost
-from app.engine.step_loop import StepLoop
 from app.fidelity.prefix_blocks import OfflineRequest
 from app.kvcache.counted import CountedBlocks
 from config.profile import FrontCosts, SpeculationRates
 from config.settings import Settings, StepSettings
 from tests.engine.harness import BLOCK_TOKENS, START_S, Harness
-from tests.engine.loops import Moments
+from tests.engine.loops import ClientLoop
 from tests.engine.stepped import PROFILE, moments, stepped
-from tests.fidelity.recorder import Client
 
 BLOCKS = 40
 STEP_S = 0.02
@@ -51,11 +48,10 @@ def test_live_is_as_offline(requests: Sequence[tuple[float, int, int]]) -> None:
         )
         load.append(OfflineRequest(harness.clock.now(), prompt, reply))
     harness.clock.advance(10)
-    client = Client(load, PROFILE.front)
     scheduler: Scheduler[OfflineRequest] = Scheduler(
         SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=8192), CountedBlocks(BLOCKS, BLOCK_TOKENS)
     )
-    loop = StepLoop(scheduler, StepCost(PROFILE.cost), client, Moments(), PROFILE.front.out_per_stream)
+    loop = ClientLoop(load, scheduler, PROFILE)
     loop.advance(float("inf"))
     for number, request in enumerate(load):
         told = moments(harness, str(number))
