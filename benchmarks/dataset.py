@@ -18,8 +18,7 @@ import gevent
 
 from app.dataset.catalogue import ids_hash
 from app.dataset.command import Record, write_sqlite
-from app.dataset.dataset import Dataset
-from app.dataset.rows import FileRows, MemoryRows
+from app.dataset.dataset import Dataset, FileRows, MemoryRows
 from app.dataset.tokens import Tokens
 from app.tokenization import default_tokenizer
 from benchmarks.arrivals import quantile

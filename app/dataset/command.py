@@ -21,9 +21,8 @@ from sqlalchemy.exc import DBAPIError
 from tqdm import tqdm
 
 from app.dataset.catalogue import ids_hash
-from app.dataset.errors import DatasetError
-from app.dataset.rows import replies_table
-from app.dataset.tokens import Tokens, encode
+from app.dataset.dataset import replies_table
+from app.dataset.tokens import DatasetError, Tokens, encode
 from app.tokenization import Message, Tokenizer, TokenizerError, TokenizerInputError
 from config import ConfigError, Settings
 from config.flags import Parser, as_command, whole_number

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from urllib3.exceptions import HTTPError, LocationParseError
 from urllib3.util import Retry, Timeout, parse_url
 
-from app.dataset.errors import DatasetError
+from app.dataset.tokens import DatasetError
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT = Timeout(connect=10, read=60)

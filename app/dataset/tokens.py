@@ -7,8 +7,15 @@ from typing import TypeGuard
 
 import msgspec
 
-from app.dataset.errors import DatasetError
 from app.tokenization import Tokenizer
+
+
+class DatasetError(Exception):
+    """A dataset cannot be used, downloaded or built; its text is one line for the user."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
 
 IDS, STRINGS = ("tokens", "numbers"), ("strings",)
 """Keys of the two lists, in any case."""

@@ -1,21 +1,25 @@
-"""The door to an engine in a process of its own, with a model that computes."""
+"""The door to an engine in a process of its own, with a model that computes; and what its operator does."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from itertools import count
 from math import inf
 
-from gevent.event import AsyncResult
+import gevent
+import msgspec
+import zmq.green as zmq
+from gevent import Greenlet
+from gevent.event import AsyncResult, Event
 from msgspec.structs import replace
+from zmq.utils.monitor import recv_monitor_message
 
 from app.clock.clock import Clock
 from app.clock.pause import pause_if_possible
 from app.engine.client import Emit
-from app.engine.errors import Draining, EngineDead, QueueFull, TooManyRequests
+from app.engine.errors import CallerLeft, CommandFailed, Draining, EngineDead, QueueFull, TooManyRequests
 from app.engine.heartbeat import LONGEST_SILENCE_S, Heartbeat
-from app.engine.link import EngineLink
 from app.engine.outputs import PartReader
 from app.engine.remote_sequence import Names, RemoteSequence
 from app.engine.request import EngineRequest
@@ -27,8 +31,11 @@ from app.engine.wire import (
     Command,
     EngineCoreOutput,
     EngineCoreRequest,
+    Hello,
     Load,
     Notice,
+    Order,
+    PauseMode,
     Ready,
     Sampling,
 )
@@ -303,3 +310,157 @@ def _order(choice: RemoteSequence) -> EngineCoreRequest:
         priority=request.priority,
         cache_salt=request.cache_salt,
     )
+
+
+CONNECTED, LOST = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED
+RECONNECT_MS = 50
+"""How often it is looked for an engine that is not there."""
+GREETING_MS = 500
+"""How often an engine is greeted that has not answered: it may load its model yet."""
+
+
+class EngineLink:
+    """Begin it in the process that uses it. All calls are made in that process's hub, or in greenlets.
+
+    `on_notices` takes what a step has brought, `on_lost` is called when the engine's process has ended. A new
+    one at the same address is found by itself, and is greeted.
+    """
+
+    def __init__(
+        self, endpoint: str, on_notices: Callable[[Sequence[Notice]], None], on_lost: Callable[[], None]
+    ) -> None:
+        self.wants_kv_events = False
+        """Said in the greeting."""
+        self.is_greeted = False
+        """The engine has answered since the connection came about; who hears it says so."""
+        self._endpoint = endpoint
+        self._on_notices, self._on_lost = on_notices, on_lost
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(list[Notice]).decode
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+        self._greenlets: list[Greenlet[[], None]] = []
+
+    def start(self) -> None:
+        """Connect, and greet the engine as soon as it is there."""
+        self._context = context = zmq.Context()
+        self._socket = socket = context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.sndhwm = socket.rcvhwm = 0
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is kept for an engine that is not there
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        monitor = socket.get_monitor_socket(CONNECTED | LOST)
+        self._greenlets = [gevent.spawn(self._watch, socket, monitor), gevent.spawn(self._read, socket)]
+        socket.connect(self._endpoint)
+
+    def close(self) -> None:
+        """Say nothing more. The engine notices."""
+        gevent.killall(self._greenlets)
+        if self._socket is not None:
+            self._socket.disable_monitor()
+            self._socket.close()
+        if self._context is not None:
+            self._context.destroy()
+        self._socket = self._context = None
+
+    def send(self, orders: Sequence[Order]) -> bool:
+        """Never waits. False when nobody is there who could take them."""
+        if self._socket is None:
+            return False
+        try:
+            self._socket.send(self._encode(orders), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _read(self, socket: zmq.Socket[bytes]) -> None:
+        while True:
+            try:
+                notices = self._decode(socket.recv())
+            except msgspec.DecodeError:
+                log.exception("the engine says what is not understood")
+                continue
+            self._on_notices(notices)
+
+    def _watch(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+        hello = [Hello(self.wants_kv_events)]
+        while True:
+            if not monitor.poll(GREETING_MS):
+                if not self.is_greeted:
+                    self.send(hello)
+                continue
+            event = recv_monitor_message(monitor)["event"]
+            if event == LOST:
+                self.is_greeted = False
+                self._on_lost()
+            elif event == CONNECTED:
+                self.send(hello)
+
+
+class RemoteLifecycle:
+    """See `Operations`. Every method may raise EngineDead, or CommandFailed with what the engine says.
+
+    How it stands is what the engine told last, or what our own command has changed since.
+    """
+
+    def __init__(self, engine: RemoteEngine) -> None:
+        self._engine = engine
+
+    @property
+    def is_sleeping(self) -> bool:
+        """See `Operations`."""
+        return self._engine.load.sleep_level is not None
+
+    @property
+    def paused(self) -> bool:
+        """See `Operations`."""
+        return self._engine.load.paused
+
+    def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
+        """See `Operations`. Weights and cache are freed at levels 1 and 2."""
+        self._do(Command(name="sleep", level=level, mode=mode), caller_left)
+        self._engine.load.paused, self._engine.load.sleep_level = True, level
+        self._engine.recorder.sleeping(level)
+        self._engine.recorder.slept("sleep", 0.0)
+
+    def release_cache(self) -> None:
+        """See `Operations`. CommandFailed: memory is freed by `sleep`."""
+        raise CommandFailed("This engine frees the memory of its KV cache when it sleeps at level 1 or 2.")
+
+    def wake_up(self, tags: Collection[str] | None) -> bool:
+        """See `Operations`."""
+        named = None if tags is None else tuple(tags)
+        awake = bool(self._do(Command(name="wake_up", tags=named)).value)
+        if awake:
+            self._engine.load.paused, self._engine.load.sleep_level = False, None
+            self._engine.recorder.sleeping(None)
+        self._engine.recorder.slept("wake", 0.0)
+        return awake
+
+    def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
+        """See `Operations`."""
+        self._do(Command(name="pause", mode=mode, clear=clear_cache), caller_left)
+        self._engine.load.paused = True
+
+    def resume(self) -> None:
+        """See `Operations`."""
+        self._do(Command(name="resume"))
+        self._engine.load.paused = False
+
+    def reset_prefix_cache(self, under_requests: bool = False) -> bool:
+        """See `Operations`."""
+        return bool(self._do(Command(name="reset_prefix_cache", clear=under_requests)).value)
+
+    def drain(self) -> None:
+        """See `Operations`: of this worker."""
+        self._engine.drain()
+
+    def _do(self, command: Command, caller_left: Event | None = None) -> Answer:
+        answer: AsyncResult[Answer] = self._engine.command(command)
+        gevent.wait([answer] if caller_left is None else [answer, caller_left], count=1)
+        if not answer.ready():
+            raise CallerLeft
+        told: Answer = answer.get()
+        if told.error is not None:
+            raise CommandFailed(told.error)
+        return told

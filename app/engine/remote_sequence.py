@@ -8,8 +8,7 @@ from collections.abc import Sequence as Listed
 from app.engine.batch import Phase, SequenceStatus
 from app.engine.client import Emit
 from app.engine.errors import EngineError, EngineFailed, RequestRefused
-from app.engine.lazy import LazySequence
-from app.engine.outputs import Finish, Part, PartReader, Piece, TokenLogprob, Tokens
+from app.engine.outputs import Finish, LazySequence, Part, PartReader, Piece, TokenLogprob, Tokens
 from app.engine.request import EngineRequest
 from app.engine.sequence import COUNTED_AS, Sequence, Submission
 from app.engine.wire import EngineCoreOutput, WireLogprob

@@ -22,8 +22,7 @@ from msgspec.structs import replace
 
 from app.dataset import Datasets
 from app.engine.errors import SchemaUnsatisfiable
-from app.engine.lazy import LazySequence
-from app.engine.outputs import Finish, Part, TokenLogprob
+from app.engine.outputs import Finish, LazySequence, Part, TokenLogprob
 from app.engine.reply import LENGTH, STOP, Reply, joined
 from app.engine.request import Constraint, EngineRequest, ScriptedCall, ScriptedReply
 from app.grammar.writing import write

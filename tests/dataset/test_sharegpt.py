@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.dataset.command import conversations, pairs
-from app.dataset.errors import DatasetError
+from app.dataset.tokens import DatasetError
 
 
 def turns(*said: tuple[str, Any]) -> dict[str, Any]:

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dataset.errors import DatasetError
-from app.dataset.tokens import NO_ID, Tokens, completed, decode, encode
+from app.dataset.tokens import NO_ID, DatasetError, Tokens, completed, decode, encode
 from app.tokenization import LocalTokenizer
 
 IDS, STRINGS = [7, 8], ["a", "b"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from app.kvcache.replay_buffer import END
+from app.kvcache.event_sender import END
 from app.kvindex import streams
 from app.kvindex.streams import Replay, Replayed, ReplayLimits, Replays
 from app.kvindex.subscriber import Context

@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 from app.engine.outputs import Part, PartReader, Piece
 from app.engine.request import Tool, ToolCalls
 from app.engine.wire import TextForm, Thoughts
-from app.parsing.hermes import HermesReader
-from app.parsing.listed import ListedReader, NamedReader
-from app.parsing.readers import readers
-from app.parsing.thoughts import ThoughtReader
+from app.parsing.readers import HermesReader, ListedReader, NamedReader, ThoughtReader, readers
 from tests.engine.harness import engine_request
 
 READERS: dict[str, Callable[[], PartReader]] = {

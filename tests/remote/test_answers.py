@@ -12,7 +12,7 @@ import msgspec
 import openai
 import pytest
 
-from app.engine.link import GREETING_MS
+from app.engine.remote import GREETING_MS
 from app.engine.wire import Sampling
 from app.factory import create_app
 from config.loader import load
