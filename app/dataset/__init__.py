@@ -27,7 +27,6 @@ class Datasets:
         self._by_model = by_model
 
     def __bool__(self) -> bool:
-        """True when there is any."""
         return bool(self._by_model)
 
     def of(self, model: str) -> Dataset | None:
@@ -40,7 +39,6 @@ class Datasets:
         return sum(dataset.size_bytes for dataset in self._by_model.values())
 
     def close(self) -> None:
-        """Close the files."""
         for dataset in self._by_model.values():
             dataset.close()
 

@@ -276,7 +276,6 @@ def _parser() -> Parser:
 
 
 def _build(options: argparse.Namespace, settings: Settings, tokenizer: Tokenizer) -> str:
-    """Make the files; what came of it, in one line."""
     output: Path = options.output
     table = _table_name(options, settings)
     targets = [output, output.with_suffix(".md")]
@@ -325,7 +324,6 @@ def _refused(counts: Counts) -> str:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The input, with a bar on a terminal."""
     with path.open("rb") as file:
         total = os.fstat(file.fileno()).st_size
         bar: Any = tqdm.wrapattr(file, "read", total=total, desc=path.name, disable=None)

@@ -55,7 +55,6 @@ class Declared(UserDefinedType[object]):
         self.name = name
 
     def get_col_spec(self, **kwargs: object) -> str:
-        """The declared type."""
         return self.name
 
 
@@ -120,11 +119,9 @@ class FileRows:
 
     @property
     def size_bytes(self) -> int:
-        """See `Rows.size_bytes`."""
         return self.catalogue.size_bytes
 
     def read(self, key: int) -> object:
-        """See `Rows.read`. Other greenlets run meanwhile."""
         return call_off_hub(self.read_here, key)
 
     def read_here(self, key: int) -> object:
@@ -143,7 +140,6 @@ class FileRows:
         return value
 
     def close(self) -> None:
-        """See `Rows.close`."""
         while self._idle:
             self._idle.pop().close()
 
@@ -167,16 +163,13 @@ class MemoryRows:
 
     @property
     def size_bytes(self) -> int:
-        """See `Rows.size_bytes`."""
         return self.catalogue.size_bytes + self._copy_bytes
 
     def read(self, key: int) -> object:
-        """See `Rows.read`."""
         with _reported(), self._reading:
             return _value(self._connection, self._reply, key)
 
     def close(self) -> None:
-        """See `Rows.close`."""
         self._connection.close()
         self._connection.engine.dispose()
 
@@ -217,7 +210,6 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _copied(path: Path) -> sqlite3.Connection:
-    """A copy of the whole file."""
     memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     try:
         with closing(_open(path)) as source:
@@ -232,7 +224,6 @@ def _copied(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def _reported() -> Iterator[None]:
-    """What SQLite has to say, as DatasetError."""
     try:
         yield
     except DBAPIError as error:
@@ -265,7 +256,6 @@ class Dataset:
         self._has_warned = False
 
     def __len__(self) -> int:
-        """Replies."""
         return len(self._rows.catalogue)
 
     def __bool__(self) -> bool:
@@ -310,7 +300,6 @@ class Dataset:
         return Recorded(tokens.ids, tokens.strings, missing, length + missing >= most)
 
     def close(self) -> None:
-        """Close the file."""
         self._rows.close()
 
     def _key(

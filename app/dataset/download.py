@@ -202,7 +202,6 @@ def shown(name: str) -> Progress:
 
 @contextmanager
 def bar(name: str, have: int, total: int | None) -> Iterator[Advance]:
-    """A bar on stderr."""
     with tqdm(
         desc=name, initial=have, total=total, unit="B", unit_scale=True, dynamic_ncols=True
     ) as progress:

@@ -34,7 +34,6 @@ class Tokens(msgspec.Struct, frozen=True):
         return len(self.ids) or len(self.strings)
 
     def cut(self, most: int) -> Tokens:
-        """The first `most` tokens."""
         return self if len(self) <= most else Tokens(self.ids[:most], self.strings[:most])
 
 

@@ -50,7 +50,6 @@ class CachedSequence(SequenceState):
         """Tokens of the reply whose steps are over, and those of them that the cache knows."""
 
     def reply_ids(self, start: int, stop: int) -> Sequence[int]:
-        """Returns the ids of these tokens of the reply."""
         raise NotImplementedError
 
 
@@ -219,7 +218,6 @@ class KVCacheManager:
         self.publish()
 
     def publish(self) -> None:
-        """Publishes what has happened to the blocks."""
         if events := self.cache.take_events():
             self._steps.append(events)
         if not self._steps:
@@ -245,5 +243,4 @@ class KVCacheManager:
         self.cache.caching = False
 
     def wake(self) -> None:
-        """Caches again."""
         self.cache.caching = True

@@ -112,12 +112,10 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Sequences that hold a slot."""
         return self.executor.running
 
     @property
     def waiting(self) -> int:
-        """Sequences that have none yet."""
         return self.executor.waiting
 
     def sequences(self) -> Iterator[Sequence]:
@@ -128,7 +126,6 @@ class Engine:
                     yield choice
 
     def on_settings(self, settings: Settings) -> None:
-        """Live settings have changed: latencies are sampled from these."""
         self.timing.on_settings(settings)
 
     def check_accepting(self, sequences: int) -> None:
@@ -147,7 +144,6 @@ class Engine:
             raise QueueFull(self.executor.waiting)
 
     def room(self, adapter: str | None = None) -> int:
-        """See `EngineClient.room`."""
         most, room = self._max_unfinished, self._free(adapter)
         return room if most is None else min(room, most - self.running - self.waiting)
 
@@ -167,7 +163,6 @@ class Engine:
         return self.run(requests, replies, emit)
 
     def run(self, requests: Listed[EngineRequest], replies: Listed[Reply], emit: Emit) -> Submission:
-        """As `submit`, with what is said to each."""
         first = requests[0]
         submission = Submission(self._active)
         if self._needs_no_slot(requests, replies):
@@ -190,19 +185,15 @@ class Engine:
         return submission
 
     def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
-        """See `EngineClient.interrupt`. Pauses where there are many."""
         return interrupt(self._active, request_ids, counted)
 
     def drain(self) -> None:
-        """Admit nothing more; what was admitted goes on to its end."""
         self.draining = True
 
     def pause(self) -> None:
-        """Begin nothing more; what runs goes on, what comes waits."""
         self.executor.pause()
 
     def resume(self) -> None:
-        """Begin again, with what has waited first."""
         self.executor.resume()
 
     def _needs_no_slot(self, requests: Listed[EngineRequest], replies: Listed[Reply]) -> bool:
@@ -269,7 +260,6 @@ def emit_immediately(request: EngineRequest, reply: Reply, emit: Emit, context: 
 
 
 def _work(request: EngineRequest) -> int:
-    """How much work a reply may be, in tokens of text."""
     work = REPLY_TOKENS + request.max_tokens + len(request.prompt_ids) // 16  # which may have to be hashed
     if request.stop:
         work += 3 * request.max_tokens + STOP_TOKENS * len(request.stop)

@@ -96,11 +96,9 @@ class RemoteEngine:
         self._listener, self._link.wants_kv_events = listener, True
 
     def start(self) -> None:
-        """Connect to the engine."""
         self._link.start()
 
     def close(self) -> None:
-        """Leave it."""
         self._link.close()
 
     @property
@@ -110,12 +108,10 @@ class RemoteEngine:
 
     @property
     def running(self) -> int:
-        """Sequences of this worker that the engine computes."""
         return sum(choice.running for choice in self._choices.values())
 
     @property
     def waiting(self) -> int:
-        """Sequences of this worker that it has not begun."""
         return len(self._choices) - self.running
 
     def check_accepting(self, sequences: int) -> None:
@@ -130,13 +126,11 @@ class RemoteEngine:
             raise TooManyRequests(unfinished, most)
 
     def check_admission(self, sequences: int) -> None:
-        """See `EngineClient`."""
         self.check_accepting(sequences)
         if sequences > self._free:
             raise QueueFull(max(0, self._unfinished - self._slots))
 
     def room(self, adapter: str | None = None) -> int:
-        """See `EngineClient`."""
         most = self._max_unfinished
         return self._free if most is None else min(self._free, most - self._unfinished)
 
@@ -150,7 +144,6 @@ class RemoteEngine:
         return self._slots + self._max_waiting - self._unfinished
 
     def submit(self, requests: Sequence[EngineRequest], emit: Emit) -> Submission:
-        """See `EngineClient`; also EngineDead. Pauses where there are many."""
         submission = Submission(self._active)
         if not requests:
             return submission
@@ -184,7 +177,6 @@ class RemoteEngine:
         return choice
 
     def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
-        """See `EngineClient`; of this worker's requests. Pauses where there are many."""
         return interrupt(self._active, request_ids, counted)
 
     def sequences(self) -> Iterator[RemoteSequence]:
@@ -192,7 +184,6 @@ class RemoteEngine:
         return iter(list(reversed(self._choices.values())))
 
     def drain(self) -> None:
-        """See `EngineClient`."""
         self.draining = True
 
     def command(self, command: Command) -> AsyncResult[Answer]:
@@ -260,7 +251,6 @@ class RemoteEngine:
         self._forget()
 
     def _forget(self) -> None:
-        """The engine is gone, with all that it computed."""
         self._ready = None
         self._learn(Load())
         _fail(list(self._choices.values()))
@@ -270,7 +260,6 @@ class RemoteEngine:
 
 
 def _fail(choices: Sequence[RemoteSequence]) -> None:
-    """Ends choices whose engine is gone."""
     for choice in choices:
         choice.is_computed = False
         choice.fail(EngineDead())
@@ -342,7 +331,6 @@ class EngineLink:
         self._greenlets: list[Greenlet[[], None]] = []
 
     def start(self) -> None:
-        """Connect, and greet the engine as soon as it is there."""
         self._context = context = zmq.Context()
         self._socket = socket = context.socket(zmq.DEALER)
         socket.linger = 0
@@ -354,7 +342,6 @@ class EngineLink:
         socket.connect(self._endpoint)
 
     def close(self) -> None:
-        """Say nothing more. The engine notices."""
         gevent.killall(self._greenlets)
         if self._socket is not None:
             self._socket.disable_monitor()
@@ -408,12 +395,10 @@ class RemoteLifecycle:
 
     @property
     def is_sleeping(self) -> bool:
-        """See `Operations`."""
         return self._engine.load.sleep_level is not None
 
     @property
     def paused(self) -> bool:
-        """See `Operations`."""
         return self._engine.load.paused
 
     def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
@@ -428,7 +413,6 @@ class RemoteLifecycle:
         raise CommandFailed("This engine frees the memory of its KV cache when it sleeps at level 1 or 2.")
 
     def wake_up(self, tags: Collection[str] | None) -> bool:
-        """See `Operations`."""
         named = None if tags is None else tuple(tags)
         awake = bool(self._do(Command(name="wake_up", tags=named)).value)
         if awake:
@@ -438,21 +422,17 @@ class RemoteLifecycle:
         return awake
 
     def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
-        """See `Operations`."""
         self._do(Command(name="pause", mode=mode, clear=clear_cache), caller_left)
         self._engine.load.paused = True
 
     def resume(self) -> None:
-        """See `Operations`."""
         self._do(Command(name="resume"))
         self._engine.load.paused = False
 
     def reset_prefix_cache(self, under_requests: bool = False) -> bool:
-        """See `Operations`."""
         return bool(self._do(Command(name="reset_prefix_cache", clear=under_requests)).value)
 
     def drain(self) -> None:
-        """See `Operations`: of this worker."""
         self._engine.drain()
 
     def _do(self, command: Command, caller_left: Event | None = None) -> Answer:

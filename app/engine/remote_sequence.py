@@ -56,7 +56,6 @@ class RemoteSequence(Sequence):
         """Does nothing: it was ordered with the others of its request."""
 
     def take(self, output: EngineCoreOutput) -> None:
-        """What a step has brought."""
         if self.over:
             return
         if not self.running:
@@ -120,7 +119,6 @@ class RemoteSequence(Sequence):
             self._tell([*reader.feed(text), *reader.finish()], output.at_s, finish)
 
     def _tell(self, pieces: Listed[Piece], at_s: float, finish: Finish | None = None) -> None:
-        """The last of `pieces` has the end, if it has come."""
         for part, text in pieces[:-1]:
             self._flush(text, part, at_s)
         if pieces:
@@ -147,7 +145,6 @@ class RemoteSequence(Sequence):
         return LazySequence(made, range(len(entries)))
 
     def _entry(self, entry: WireLogprob) -> TokenLogprob:
-        """Itself first, then the alternatives without it."""
         others = [(token_id, value) for token_id, value in entry.top if token_id != entry.token_id]
         ids = [entry.token_id, *(token_id for token_id, _ in others)]
         names = ["" if BROKEN in name else name for name in self._names(ids)]

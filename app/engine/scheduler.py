@@ -172,11 +172,9 @@ class Scheduler(Generic[S]):
         return allotted
 
     def _lacks(self, sequence: S, tokens: int) -> int:
-        """Blocks that it lacks for so many tokens."""
         return max(0, -(-tokens // self.blocks.block_size) - sequence.held)
 
     def _grow(self, sequence: S, tokens: int) -> None:
-        """Give it the blocks for so many tokens, which are free."""
         lacks = self._lacks(sequence, tokens)
         if lacks:
             self.blocks.grow(sequence, lacks)
@@ -229,14 +227,12 @@ class Scheduler(Generic[S]):
         return preempted
 
     def _wanted(self, sequence: S) -> int:
-        """Tokens that it would like to have computed."""
         wanted = sequence.known - sequence.computed
         if self._speculation is None or not sequence.decodes:
             return wanted
         return wanted + min(self._speculation.drafts, sequence.output_tokens - sequence.written - 1)
 
     def _compute(self, allotted: dict[S, int], batch: Batch[S]) -> None:
-        """Put what was allotted into the batch; the blocks are there."""
         decodes = []
         for sequence, tokens in allotted.items():
             if not sequence.decodes:
@@ -379,7 +375,6 @@ class Scheduler(Generic[S]):
                 noted.remove(sequence)
 
     def _scatter(self) -> None:
-        """Write down in each decode what it has."""
         for sequence in self._decoding:
             sequence.computed = self._step + sequence.lead
             sequence.written = sequence.computed - sequence.prompt_tokens + 1
@@ -389,7 +384,6 @@ class Scheduler(Generic[S]):
         self._singly = True
 
     def _gather(self) -> None:
-        """The reverse of `_scatter`, after the step."""
         self._singly = False
         self._decoding = [it for it in self.running if it.decodes]
         for sequence in self._decoding:

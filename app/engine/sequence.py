@@ -111,7 +111,6 @@ class Sequence(CachedSequence):
         raise NotImplementedError
 
     def status(self) -> SequenceStatus:
-        """Returns how far it has come."""
         raise NotImplementedError
 
     def blocks_from(self, first: int) -> list[int]:
@@ -124,11 +123,9 @@ class Sequence(CachedSequence):
         return ""
 
     def _withdraw(self) -> None:
-        """Leaves queue, slot and gauges."""
         raise NotImplementedError
 
     def observe(self) -> None:
-        """Asks the observers of the request who watches this sequence."""
         self.watches = watches_of(self.request)
 
     def _start(self, at_s: float, prompt_logprobs: Listed[TokenLogprob | None] | None) -> TakeToken | None:
@@ -167,7 +164,6 @@ class Sequence(CachedSequence):
             self._end("error")
 
     def abort(self) -> None:
-        """Ends it; nothing more is emitted."""
         if not self.over:
             self._end("abort", counted=False)
 
@@ -316,7 +312,6 @@ class ReplySequence(Sequence):
         """Gives the blocks back, where the sequence itself does so."""
 
     def _empty(self, finish: Finish) -> None:
-        """Replaces the reply by an empty one that ends with `finish`."""
         self._reply = Reply((), (), finish)
         self._texts = self._ids = ()
         self._part_end, self._part = 0, None
@@ -376,7 +371,6 @@ class Submission:
                 sequence.enter(soon=number >= STARTED_AT_ONCE)
 
     def abort(self) -> None:
-        """See `Handle.abort`. Ends the last choice first, so that none gets a slot on the way out."""
         for sequence in reversed(self._sequences):
             sequence.abort()
 
@@ -439,7 +433,6 @@ class WatchedEngine(Protocol):
 
 
 def summed(*delays: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """Returns the seconds before each token, of several lists together."""
     waits: dict[int, float] = {}
     for token, seconds in chain.from_iterable(delays):
         waits[token] = waits.get(token, 0.0) + seconds

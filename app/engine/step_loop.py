@@ -88,7 +88,6 @@ class StepLoop(Generic[S]):
 
     @property
     def busy(self) -> bool:
-        """Whether a step is under way."""
         return bool(self._under_way)
 
     def next_s(self) -> float | None:
@@ -118,7 +117,6 @@ class StepLoop(Generic[S]):
         self.scheduler.complete(batch)
 
     def _make(self, now_s: float) -> bool:
-        """Makes the next step, if there is something to compute."""
         scheduler, line = self.scheduler, self.line
         while line and line[0][0] <= now_s:
             at_s, sequence = line.popleft()

@@ -168,7 +168,6 @@ class SteppedSequence(ReplySequence):
                 return
 
     def _stand(self, gauge: Callable[[int, str | None], None] | None) -> None:
-        """Moves it to another gauge, or to none."""
         if self._gauge is not None:
             self._gauge(-1, self.adapter)
         if gauge is not None:
@@ -241,7 +240,6 @@ class StepExecutor(StepLoop[SteppedSequence]):
 
     @property
     def running(self) -> int:
-        """Sequences that have a place."""
         return len(self.scheduler.running)
 
     @property
@@ -251,7 +249,6 @@ class StepExecutor(StepLoop[SteppedSequence]):
 
     @property
     def waiting(self) -> int:
-        """Sequences without a place."""
         return self._in_line + len(self._queue.members) + len(self.scheduler.fetching)
 
     def free(self, adapter: str | None = None) -> int:
@@ -264,7 +261,6 @@ class StepExecutor(StepLoop[SteppedSequence]):
         self.scheduler.paused = True
 
     def resume(self) -> None:
-        """Gives places away again."""
         self.scheduler.paused = False
         self._look()
 
@@ -358,7 +354,6 @@ class StepExecutor(StepLoop[SteppedSequence]):
             self._wheel.add(self._due_s, self._alarm)
 
     def rearm(self) -> None:
-        """The alarm was lost."""
         self._alarm, self._due_s = None, inf
         self._arm()
 
@@ -440,5 +435,4 @@ class Alarm:
         return self._executor.ring(self, now_s)
 
     def fail(self, error: Exception) -> None:
-        """Goes on with the others: the wheel has logged the error."""
         self._executor.rearm()

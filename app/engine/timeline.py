@@ -162,7 +162,6 @@ class TimedSequence(ReplySequence):
         return MOST_AT_ONCE if wanted is None else max(1, MOST_AT_ONCE // (wanted + 2))
 
     def _gap(self, token: int) -> float:
-        """Seconds between the token before `token` and that one."""
         gap_s = self._context.timing.inter_token()
         return gap_s if self._delays is None else gap_s + self._delays.get(token, 0.0)
 
@@ -227,7 +226,6 @@ class SequencePool:
 
     @property
     def waiting(self) -> int:
-        """Sequences without a slot."""
         return len(self._queue.members)
 
     def free(self, adapter: str | None = None) -> int:
@@ -271,7 +269,6 @@ class SequencePool:
         self.paused = True
 
     def resume(self) -> None:
-        """Gives slots away again."""
         self.paused = False
         self._fill()
 

@@ -83,7 +83,6 @@ class WaitingQueue(Generic[W]):
             self._adapters[sequence] = adapter
 
     def left(self, sequence: W) -> None:
-        """Notes that a sequence no longer has its slot."""
         if self._adapters and (adapter := self._adapters.pop(sequence, None)) is not None:
             self._lora.leave(adapter)
 
@@ -97,7 +96,6 @@ class WaitingQueue(Generic[W]):
             heapq.heapify(kept)
 
     def _live(self, adapter: str | None) -> list[tuple[float, int, W]]:
-        """Returns the heap of `adapter` without removed sequences at its head."""
         heap = self._heaps[adapter]
         while heap and heap[0][2] not in self.members:
             heapq.heappop(heap)

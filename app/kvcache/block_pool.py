@@ -167,7 +167,6 @@ class BlockPool:
 
     @property
     def limit_bytes(self) -> int:
-        """What all blocks take."""
         return self.capacity * BLOCK_BYTES
 
     @property

@@ -62,11 +62,9 @@ class KVCache:
 
     @property
     def caches(self) -> Mapping[str, Bounded]:
-        """What is remembered, by name."""
         return {"KV cache blocks": self.pool, "block hashes": self._hasher.chain.memo}
 
     def __len__(self) -> int:
-        """Sequences that have blocks."""
         return len(self._running)
 
     @property
@@ -186,11 +184,9 @@ class KVCache:
 
     @property
     def observer(self) -> BlockObserver | None:
-        """Who is told what becomes of blocks."""
         return self.pool.observer
 
     def observe(self, observer: BlockObserver | None) -> None:
-        """Tell another one from now on."""
         self.pool.observer = observer
 
     def blocks(self) -> Iterator[Block]:
@@ -276,7 +272,6 @@ class KVCache:
             self._store(sequence, self._hasher.chain.hashes(sequence.last_hash, ids, extras))
 
     def _store(self, sequence: Allocation, hashes: list[bytes]) -> None:
-        """Cache the next blocks of a sequence under `hashes`."""
         if not hashes:
             return
         first, adapter = sequence.stored, sequence.adapter

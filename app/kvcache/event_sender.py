@@ -55,7 +55,6 @@ class ReplayBuffer:
         """Requests that were ignored, as they were none."""
 
     def record(self, sequence: int, payload: bytes) -> None:
-        """A batch has been published."""
         self._batches.append((sequence, zmq.Frame(payload, copy=True)))
         self.size_bytes += len(payload) + BATCH_BYTES
         while len(self._batches) > self._most_batches or self.size_bytes > self.limit_bytes:
@@ -153,7 +152,6 @@ class EventQueue:
         return self._last_s + self._flush_s if self._events else math.inf
 
     def take(self, now_s: float) -> list[KVEvent]:
-        """The next batch."""
         self._last_s = now_s
         taken: list[KVEvent] = []
         size, most = 0, self._steps.popleft() if self._steps else MOST_BATCHES * self._batch
@@ -232,16 +230,13 @@ class EventSender:
         """The addresses that are open, of `events` and of `replay`, with the port in use."""
 
     def listen(self, listener: Listener) -> None:
-        """Hand every batch to `listener`, too."""
         self._listeners.append(listener)
 
     def forget(self, listener: Listener) -> None:
-        """Hand it nothing more."""
         self._listeners.remove(listener)
 
     @property
     def caches(self) -> Mapping[str, Bounded]:
-        """What is kept, by name."""
         return {"KV events to publish": self.queue, "KV events to replay": self.replay}
 
     @property
@@ -251,7 +246,6 @@ class EventSender:
 
     @property
     def next_sequence(self) -> int:
-        """The number of the batch that comes next."""
         return self._sequence
 
     def put(self, events: Sequence[KVEvent]) -> None:

@@ -103,7 +103,6 @@ class EventLog:
         self._pending: list[KVEvent] = []
 
     def take(self) -> list[KVEvent]:
-        """What is pending; then nothing is."""
         events, self._pending = self._pending, []
         return events
 
@@ -140,7 +139,6 @@ class EventLog:
             self._pending += [BlockRemoved([name], MEDIUM, GROUP) for name in self._wire(hashes)]
 
     def cleared(self) -> None:
-        """Everything is forgotten."""
         if self._wanted:
             self._pending.append(AllBlocksCleared())
 

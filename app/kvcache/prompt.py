@@ -115,7 +115,6 @@ class Prompt:
 
     @property
     def looks_up(self) -> bool:
-        """Whether blocks are looked for."""
         return self.cached and self.reads
 
     def hashing(self) -> Iterator[None]:
@@ -126,7 +125,6 @@ class Prompt:
 
     @property
     def hashes(self) -> list[bytes]:
-        """The hash of every full block."""
         for part in self._parts:
             self._hashes += part
         return self._hashes

@@ -68,7 +68,6 @@ class TokenChooser:
         return own if drawn < self._sums[-1] + weight else self._unbiased(own)
 
     def _likeliest(self, own: int) -> int:
-        """The likeliest token besides `own`."""
         weight, token = self._best
         return token if self._allowed is not None or weight > self._rest else self._unbiased(own)
 

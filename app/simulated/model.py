@@ -70,7 +70,6 @@ class Entries:
         self._names: Sequence[str] = ()
 
     def entry(self, position: int) -> TokenLogprob:
-        """The entry of the token at `position`."""
         self._names = self._names or self._vocabulary.pieces(self._ids, False)
         token_id, text, own = self._ids[position], self._names[position], own_logprob(position)
         top = [(token_id, text, own)]
@@ -79,7 +78,6 @@ class Entries:
         return TokenLogprob(token_id, text, own, top)
 
     def _others(self, token_id: int) -> list[tuple[int, str]]:
-        """The alternatives of a token with their names."""
         if self._named:
             others = [other for other in self._named if other != token_id]
             return list(zip(others, self._texts(others), strict=True))
@@ -145,7 +143,6 @@ class StructuredReplies:
         self.use(settings)
 
     def use(self, settings: ToolSettings) -> None:
-        """Make them by these settings from now on."""
         self._ranges = Ranges.of(settings)
 
     def constrained(self, constraint: Constraint, most: int, rng: Random) -> Reply:
@@ -169,7 +166,6 @@ class StructuredReplies:
         return json.dumps(self._schemas.compile(schema).sample(rng, self._ranges), ensure_ascii=False)
 
     def _speak(self, characters: int, rng: Random) -> str:
-        """Whole words of a sentence."""
         _, texts = self._corpus.compose(characters // CHARACTERS_A_TOKEN, rng)
         return "".join(texts)[:characters].rpartition(" ")[0]
 
@@ -309,7 +305,6 @@ class SimulatedModel:
         return reply
 
     def on_settings(self, settings: Settings) -> None:
-        """Live settings have changed."""
         self._settings = settings
         self._structured.use(settings.tools)
         self._calls.use(settings.tools)
@@ -363,7 +358,6 @@ class SimulatedModel:
         return reply
 
     def _decided(self, request: EngineRequest, rng: Random) -> Reply | None:
-        """A whole reply that a script or a plugin decides about."""
         if request.script is not None and not request.script.passes:
             return self._scripted.reply(request, request.script)
         for source in self._plugins:
