@@ -6,7 +6,7 @@ made and when its tokens are there (step model of docs/fidelity.md, rules 3 and 
 A decode takes one token a step, needs a block every `block_size` steps and ends at a step that is known, so
 decodes advance in bulk: two calendars say who needs a block and who ends, and a step costs what changes in
 it, not what runs. Only where blocks run out, or a budget does not reach all, one sequence is looked at after
-another. A property test holds both ways equal.
+another. A property test holds both ways to the rules, told in the plainest way.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ from app.engine.waiting import WaitingQueue
 
 
 class Scheduler(Generic[S]):
-    """Makes one batch after another. `blocks` has room for the longest sequence at least.
-
-    With `in_bulk` off every sequence is looked at in every step, which tells the same.
-    """
+    """Makes one batch after another. `blocks` has room for the longest sequence at least."""
 
     def __init__(
         self,
@@ -31,7 +28,6 @@ class Scheduler(Generic[S]):
         blocks: Blocks[S],
         waiting: WaitingQueue[S] | None = None,
         speculation: Drafts | None = None,
-        in_bulk: bool = True,
     ) -> None:
         self.limits = limits
         self.blocks = blocks
@@ -44,7 +40,7 @@ class Scheduler(Generic[S]):
         self.paused = False
         """Admit none."""
         self._speculation = speculation
-        self._in_bulk = in_bulk and speculation is None
+        self._in_bulk = speculation is None
         self._limit = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
         self._places = count()
         self._step = 0

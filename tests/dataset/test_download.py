@@ -57,11 +57,6 @@ def test_a_file_that_is_there_is_not_fetched(shop: Shop, path: Path) -> None:
     assert (path.read_bytes(), shop.asked) == (b"mine", [])
 
 
-def test_the_start_fetches_the_first_file_that_is_not_there(shop: Shop, path: Path) -> None:
-    prepare(DatasetSettings(dataset_path=(f"tiny={path}",), dataset_url=shop.url, dataset_sha256=SHA256))
-    assert path.read_bytes() == CONTENT
-
-
 def test_a_cut_connection_goes_on_where_it_was_cut(shop: Shop, path: Path) -> None:
     shop.cuts = [100_000, 50_000]
     download(shop.url, path, SHA256)
@@ -140,21 +135,10 @@ def test_a_part_that_begins_elsewhere_is_not_taken(shop: Shop, path: Path) -> No
     assert path.read_bytes() == CONTENT
 
 
-def test_a_body_of_unknown_length_is_taken_as_it_ends(shop: Shop, path: Path) -> None:
-    shop.tell_length = False
-    download(shop.url, path, SHA256)
-    assert path.read_bytes() == CONTENT
-
-
 def test_redirects_are_followed(shop: Shop, path: Path) -> None:
     shop.statuses = [302, 302]
     download(shop.url, path, SHA256)
     assert path.read_bytes() == CONTENT
-
-
-def test_endless_redirects_are_not(shop: Shop, path: Path) -> None:
-    shop.statuses = [302] * 50
-    assert "too many redirects" in trouble(shop, path)
 
 
 def test_a_wrong_checksum_is_told_and_nothing_is_kept(shop: Shop, path: Path) -> None:

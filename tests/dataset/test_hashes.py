@@ -27,7 +27,3 @@ def test_a_chat_is_all_its_turns_and_other_roles_are_unknown() -> None:
     turns = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hi."), ("user", "Grüße")]
     written = "### unknown:\nBe brief.\n### user:\nHi\n### assistant:\nHi.\n### user:\nGrüße\n"
     assert text_hash(turns) == sha256(written.encode()).digest()
-
-
-def test_a_text_that_is_no_unicode_has_a_hash_too() -> None:
-    assert len(text_hash([("user", "\ud800")])) == 32

@@ -15,19 +15,6 @@ def test_a_line_comes_for_each_tenth(caplog: pytest.LogCaptureFixture) -> None:
     assert [text.split("%")[0] for text in caplog.messages] == [f"download of x: {n}0" for n in range(1, 11)]
 
 
-def test_a_line_comes_every_five_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "app.dataset")
-    moments = iter(range(100))
-    with lines("x", 0, None, lambda: float(next(moments))) as advance:
-        for _ in range(17):
-            advance(1_000_000)
-    assert caplog.messages == [
-        "download of x: 5.0 MB, 1.0 MB/s",
-        "download of x: 10.0 MB, 1.0 MB/s",
-        "download of x: 15.0 MB, 1.0 MB/s",
-    ]
-
-
 def test_a_line_tells_share_speed_and_the_time_that_is_left() -> None:
     assert line("x", 25_000_000, 100_000_000, 5e6) == "download of x: 25% of 100.0 MB, 5.0 MB/s, 15 s left"
     assert "left" in line("x", 0, 100, 0.0)

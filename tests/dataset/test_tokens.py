@@ -49,12 +49,6 @@ def test_what_is_written_is_read_again(pairs: list[tuple[int, str]]) -> None:
     assert decode(encode(tokens)) == tokens
 
 
-def test_a_reply_is_as_long_as_its_ids_or_else_its_strings() -> None:
-    assert (len(Tokens(IDS, [])), len(Tokens([], ["a"])), len(Tokens(IDS, ["a"]))) == (2, 1, 2)
-    assert Tokens(IDS, STRINGS).cut(1) == Tokens([7], ["a"])
-    assert Tokens(IDS, STRINGS).cut(2) == Tokens(IDS, STRINGS)
-
-
 def test_a_whole_reply_stays_as_it_was_recorded(tokenizer: LocalTokenizer) -> None:
     strange = Tokens([4_000_000_000, 1], ["not", "mine"])
     assert completed(strange, tokenizer) == strange

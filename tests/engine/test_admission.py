@@ -28,15 +28,6 @@ def test_the_waiting_list_is_bounded() -> None:
     assert harness.gauges() == (1, 1)
 
 
-def test_without_a_waiting_list_only_slots_count() -> None:
-    harness = Harness(slots=2, max_waiting=0, **SLOW)
-    assert refusal(harness, 3) is QueueFull
-    harness.ask("a", 2)
-    assert refusal(harness) is QueueFull
-    harness.clock.advance(10)
-    harness.ask("b")
-
-
 def test_running_and_waiting_together_are_bounded_and_refusals_counted() -> None:
     harness = Harness(slots=1, max_waiting=100, max_unfinished=3, **SLOW)
     harness.ask("a", 2)

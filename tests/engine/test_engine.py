@@ -39,13 +39,6 @@ def test_a_sequence_starts_then_tells_its_tokens_and_then_nothing_more() -> None
     assert harness.is_idle()
 
 
-def test_an_engine_of_this_process_is_there_until_it_is_drained() -> None:
-    engine = Harness().engine
-    assert engine.healthy and not engine.draining
-    engine.drain()
-    assert engine.healthy and engine.draining
-
-
 def test_without_latency_all_is_told_before_submit_returns() -> None:
     harness = Harness()
     harness.ask()
@@ -92,16 +85,6 @@ def test_waiting_is_part_of_the_time_to_the_first_token() -> None:
     assert harness.metric("request_prefill_time_seconds_sum") == pytest.approx(1.0, abs=1e-9)
 
 
-def test_slots_are_given_in_order_of_arrival() -> None:
-    harness = Harness(slots=2, **SLOW)
-    for name in "abcdef":
-        harness.ask(name, max_tokens=3 if name in "ad" else 6)
-    harness.clock.advance(30)
-    begun = [name for name, event in harness.events if isinstance(event, Started)]
-    assert begun == list("abcdef")
-    assert harness.is_idle()
-
-
 def test_all_choices_of_a_request_take_slots_of_their_own() -> None:
     harness = Harness(slots=2, **SLOW)
     harness.ask(choices=3)
@@ -141,12 +124,6 @@ def test_an_abort_while_waiting_gives_the_turn_to_the_next() -> None:
     assert harness.of("b") == [] and harness.finish("c") == "length"
     assert (aborted(harness), finished(harness, "length")) == (1, 2)
     assert harness.metric("time_to_first_token_seconds_count") == 2
-
-
-def test_an_abort_after_the_end_changes_nothing() -> None:
-    harness = Harness()
-    harness.ask().abort()
-    assert aborted(harness) == 0 and finished(harness, "length") == 1
 
 
 def test_the_abort_of_a_request_starts_none_of_its_own_waiting_choices() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -29,15 +28,6 @@ class Waiter:
         return self.keeps
 
 
-def test_a_task_keeps_its_slot_until_it_leaves() -> None:
-    pool = SequencePool(1)
-    first, second = Waiter(), Waiter()
-    assert pool.submit(first) and not pool.submit(second)
-    assert (pool.running, pool.waiting, second.started) == (1, 1, False)
-    pool.leave(first)
-    assert (pool.running, pool.waiting, second.started) == (1, 0, True)
-
-
 def test_a_task_that_does_not_fit_holds_up_those_behind_it() -> None:
     pool = SequencePool(3)
     large, small = Waiter(fits=False), Waiter()
@@ -52,12 +42,6 @@ class Broken(Waiter):
     def start(self) -> bool:
         self.started = True
         raise ZeroDivisionError
-
-
-def test_a_task_that_cannot_start_loses_no_slot(caplog: pytest.LogCaptureFixture) -> None:
-    pool = SequencePool(1)
-    pool.submit(Broken())
-    assert pool.running == 0 and "could not be started" in caplog.text
 
 
 def test_many_that_may_start_together_do_so_in_portions() -> None:
@@ -89,19 +73,6 @@ def test_those_who_may_start_later_share_a_turn_of_the_event_loop() -> None:
     assert SequencePool(2, later=soon.append).submit(Waiter()) and len(soon) == 2
 
 
-@pytest.mark.parametrize("by_priority", [False, True])
-def test_who_matters_more_goes_first_only_where_priorities_count(by_priority: bool) -> None:
-    pool = SequencePool(1, by_priority=True) if by_priority else SequencePool(1)
-    first, *tasks = (Waiter(priority=priority) for priority in (0, 5, 1, 0))
-    pool.submit(first)
-    for task in tasks:
-        pool.submit(task)
-    pool.leave(first)
-    for task in [tasks[2], tasks[1], tasks[0]] if by_priority else tasks:
-        assert task.started
-        pool.leave(task)
-
-
 def test_thousands_of_short_ones_behind_a_long_one_need_no_deep_stack() -> None:
     pool, long = SequencePool(1), Waiter()
     pool.submit(long)
@@ -110,18 +81,6 @@ def test_thousands_of_short_ones_behind_a_long_one_need_no_deep_stack() -> None:
         pool.submit(task)
     pool.leave(long)
     assert all(task.started for task in short) and (pool.running, pool.waiting) == (0, 0)
-
-
-def test_one_may_submit_another_while_it_holds_the_only_slot() -> None:
-    pool, inner = SequencePool(1), Waiter(keeps=False)
-
-    class Outer(Waiter):
-        def start(self) -> bool:
-            assert not pool.submit(inner)
-            return False
-
-    assert pool.submit(Outer()) and inner.started
-    assert (pool.running, pool.waiting, pool.free()) == (0, 0, 1)
 
 
 def test_those_who_left_the_queue_are_forgotten_though_nobody_ever_gets_a_slot() -> None:

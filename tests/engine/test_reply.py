@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.engine.outputs import Part
-from app.engine.reply import LENGTH, STOP, Reply, distinct, joined
+from app.engine.reply import LENGTH, STOP, Reply, joined
 
 THOUGHT, CALL = Part("reasoning"), Part("call")
 REPLY = Reply("abcde", range(5), STOP, [(2, THOUGHT), (5, None)])
@@ -25,14 +25,6 @@ def test_a_reply_that_is_cut_ends_for_its_length_and_has_no_empty_part(
 ) -> None:
     cut = REPLY.cut(most)
     assert (cut.texts, list(cut.ids), cut.finish, cut.spans) == (text, list(range(most)), LENGTH, spans)
-
-
-def test_a_reply_that_is_no_longer_than_that_is_as_it_was() -> None:
-    assert REPLY.cut(5) is REPLY
-
-
-def test_only_spans_that_hold_something_are_kept() -> None:
-    assert distinct([(0, THOUGHT), (3, None), (3, CALL), (4, CALL)]) == [(3, None), (4, CALL)]
 
 
 def test_two_replies_are_one_that_ends_as_the_second_does() -> None:

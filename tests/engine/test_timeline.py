@@ -7,10 +7,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from msgspec.structs import asdict
 
 from app.engine.outputs import Part, Started, TokenLogprob, Tokens
-from app.engine.request import EngineRequest, ScriptedReply, Tool, ToolCalls
 from app.engine.sequence import MOST_AT_ONCE
 from app.engine.timing import PerRequestTiming
 from config.settings import LatencySettings
@@ -156,44 +154,6 @@ def test_a_remote_prefill_costs_its_transfer_alone(settings: Any, seconds: float
 def test_what_is_always_the_same_is_known_to_be(settings: Any, constant: float | None, instant: bool) -> None:
     timing = PerRequestTiming(LatencySettings(**settings), 4, lambda: 4, Random(1))
     assert (timing.constant_gap_s, timing.instant) == (constant, instant)
-
-
-def test_what_is_not_asked_for_is_not_done() -> None:
-    request = EngineRequest(
-        request_id="a",
-        index=0,
-        model="m",
-        prompt_ids=[1],
-        echo_text="",
-        max_tokens=1,
-        limited=False,
-        arrival_s=0.0,
-    )
-    rest = {name: value for name, value in asdict(request).items() if value}
-    assert rest == {
-        "request_id": "a",
-        "model": "m",
-        "prompt_ids": [1],
-        "max_tokens": 1,
-        "n": 1,
-        "together": 1,
-    }
-    assert asdict(ScriptedReply()) == {
-        "passes": False,
-        "text": "",
-        "reasoning": "",
-        "calls": (),
-        "in_parts": True,
-        "finish": None,
-        "first_token_s": 0.0,
-        "per_token_s": 0.0,
-        "before": {},
-    }
-    assert Tool("a").schema is True  # anything
-    assert TokenLogprob(1, "a", -1.0, ()).rank == 1
-    calls = ToolCalls(tools=())
-    assert (calls.least, calls.most, calls.named, calls.lenient) == (0, 1, False, False)
-    assert (Started(0, 0.0).cached_tokens, Part("call").number) == (0, 0)
 
 
 def test_alternatives_have_the_ranks_that_the_token_itself_has_not() -> None:

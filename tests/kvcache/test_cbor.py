@@ -61,8 +61,3 @@ def test_token_ids_come_in_blocks(block_size: int, blocks: int, first: int) -> N
     expected = [cbor2.dumps(ids[at : at + block_size]) for at in range(0, len(ids), block_size)]
     head = cbor.head(cbor.ARRAY, block_size)
     assert [head + codes for codes in block_codes(ids, block_size)] == expected
-
-
-def test_every_id_of_a_vocabulary_is_right() -> None:
-    ids = range(200_000)
-    assert block_codes(ids, 1) == [cbor2.dumps(id_) for id_ in ids]

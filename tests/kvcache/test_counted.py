@@ -36,40 +36,6 @@ class NumberedBlocks:
         return again + self.take(count)
 
 
-def test_one_block_is_the_null_block() -> None:
-    blocks = CountedBlocks(10, SIZE)
-    assert (blocks.capacity, blocks.free) == (9, 9)
-    assert blocks.fits("a", 9 * SIZE, 0)
-    assert not blocks.fits("a", 9 * SIZE + 1, 0)
-
-
-def test_a_sequence_that_comes_back_finds_its_whole_blocks_but_never_that_of_its_last_token() -> None:
-    blocks = CountedBlocks(10, SIZE)
-    blocks.begin("a", 0, 3)
-    assert blocks.free == 6
-    blocks.release("a", 3, findable=2)
-    assert blocks.free == 9
-    assert [blocks.find("a", tokens) for tokens in (SIZE, SIZE + 1, 2 * SIZE, 2 * SIZE + 1, 9 * SIZE)] == [
-        0, 1, 1, 2, 2,
-    ]  # fmt: skip
-    blocks.begin("a", 2, 1)
-    assert (blocks.free, blocks.find("a", 9 * SIZE)) == (6, 0)
-
-
-def test_nothing_is_found_of_a_sequence_that_does_not_come_back_nor_without_caching() -> None:
-    forgotten, uncached, over = (CountedBlocks(10, SIZE, caching) for caching in (True, False, True))
-    for blocks in (forgotten, uncached, over):
-        blocks.begin("a", 0, 3)
-    forgotten.release("a", 3, findable=2)
-    forgotten.forget("a")
-    uncached.release("a", 3, findable=2)
-    over.release("a", 3)
-    for blocks in (forgotten, uncached, over):
-        assert blocks.find("a", 9 * SIZE) == 0
-        blocks.begin("b", 0, 9)
-        assert blocks.free == 0
-
-
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 6), st.integers(0, 6)), max_size=40))
 def test_what_others_have_taken_meanwhile_is_found_no_more(actions: list[tuple[str, int, int]]) -> None:
     counted, numbered = CountedBlocks(13, SIZE), NumberedBlocks(12)

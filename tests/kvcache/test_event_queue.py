@@ -12,10 +12,6 @@ def events(count: int, first: int = 0) -> list[KVEvent]:
     return [BlockRemoved([number]) for number in range(first, first + count)]
 
 
-def test_nothing_is_due_while_nothing_waits() -> None:
-    assert EventQueue(10, 4, 1.0).due_s() == math.inf
-
-
 def test_a_full_batch_is_due_at_once() -> None:
     queue = EventQueue(10, 4, 1.0)
     queue.put(events(4))

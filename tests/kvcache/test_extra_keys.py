@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from random import Random
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvcache.hashing import BlockHasher, Extra
-from app.kvcache.prompt import ExtraKeys, Placeholder, Prompt
+from app.kvcache.prompt import ExtraKeys, Placeholder
 from tests.kvcache.caches import ALICE
-
-
-def test_a_plain_prompt_has_none() -> None:
-    keys = ExtraKeys(16)
-    assert keys.hashed(0, 3) is None
-    assert keys.published(0, 3) == [None, None, None]
 
 
 def test_an_adapter_is_in_every_block_by_name_and_path_and_published_by_name() -> None:
@@ -32,19 +22,10 @@ def test_a_salt_is_in_the_first_block_only() -> None:
     assert keys.published(0, 2) == [["s1"], None]
 
 
-def test_an_empty_salt_is_none() -> None:
-    assert ExtraKeys(16, salt="").hashed(0, 1) is None
-
-
 def test_an_image_is_in_the_blocks_that_it_touches_with_its_offset_in_them() -> None:
     keys = ExtraKeys(16, placeholders=[Placeholder("img-1", 4, 20)])
     assert keys.hashed(0, 3) == [(("mm", "img-1", 4),), (("mm", "img-1", -12),), None]
     assert keys.published(0, 3) == [[["img-1", 4]], [["img-1", -12]], None]
-
-
-def test_an_image_that_ends_with_a_block_is_not_in_the_next_one() -> None:
-    keys = ExtraKeys(16, placeholders=[Placeholder("a", 0, 16), Placeholder("b", 48, 32)])
-    assert [key and key[0][1] for key in keys.hashed(0, 5) or []] == ["a", None, None, "b", "b"]
 
 
 def test_adapter_then_images_in_their_order_then_salt() -> None:
@@ -78,17 +59,3 @@ def test_an_image_is_in_exactly_the_blocks_that_hold_one_of_its_tokens(
             if name == image.identifier and offset == image.offset - block * block_size
         }
         assert inside == blocks
-
-
-@pytest.mark.parametrize(("tokens", "blocks"), [(15, 0), (16, 1), (40, 2)])
-def test_a_prompt_makes_the_keys_of_its_full_blocks_and_of_no_others(tokens: int, blocks: int) -> None:
-    class CountedKeys(ExtraKeys):
-        made = 0
-
-        def hashed(self, first: int, last: int) -> list[Extra] | None:
-            self.made += last - first
-            return super().hashed(first, last)
-
-    keys = CountedKeys(16, ALICE)
-    prompt = Prompt(range(tokens), BlockHasher("sha256_cbor", 16, "0", Random(0)), keys)
-    assert (len(prompt.hashes), keys.made) == (blocks, blocks)

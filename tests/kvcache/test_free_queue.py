@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from app.kvcache.block_pool import Block, FreeQueue
 
 
@@ -15,45 +13,10 @@ def drained(queue: FreeQueue) -> list[int]:
     return [queue.take().number for _ in range(queue.free)]
 
 
-def test_blocks_are_made_in_order_when_they_are_needed() -> None:
-    queue = FreeQueue(1, 4)
-    assert list(queue) == []
-    assert drained(queue) == [1, 2, 3]
-
-
 def test_there_may_be_more_blocks_than_memory_for_them() -> None:
     queue = FreeQueue(1, 10**15)
     assert queue.free == 10**15 - 1
     assert queue.take().number == 1
-
-
-def test_no_block_is_there_when_all_are_taken() -> None:
-    queue = FreeQueue(0, 1)
-    queue.take()
-    with pytest.raises(IndexError):
-        queue.take()
-
-
-def test_empty_blocks_go_first_and_the_last_returned_of_them_before_others() -> None:
-    queue = FreeQueue(1, 1)
-    queue.give_back([held(1), Block(2), held(3), Block(4)])
-    queue.give_back([Block(5), held(6)])
-    assert drained(queue) == [5, 2, 4, 1, 3, 6]
-
-
-def test_a_block_that_is_used_again_leaves_its_place() -> None:
-    queue = FreeQueue(1, 1)
-    blocks = [held(number) for number in range(4)]
-    queue.give_back(blocks)
-    queue.remove(blocks[2])
-    queue.remove(blocks[0])
-    queue.give_back([blocks[0]])
-    assert drained(queue) == [1, 3, 0]
-
-
-def test_a_block_that_is_not_free_cannot_be_removed() -> None:
-    with pytest.raises(KeyError):
-        FreeQueue(1, 1).remove(held(1))
 
 
 def test_blocks_of_unloaded_adapters_go_between_empty_and_other_cached_ones() -> None:

@@ -43,12 +43,6 @@ def test_a_client_may_name_the_alternatives() -> None:
         ]
 
 
-def test_the_names_of_the_tokens_of_a_reply_are_its_text() -> None:
-    text = "日本語 and 🙂🙃, together"
-    entries = reply_logprobs(embedded_tokenizer(), embedded_tokenizer().encode(text), 0)
-    assert "".join(entry.token for entry in entries) == text
-
-
 def test_the_probability_of_a_token_follows_its_position() -> None:
     entries = reply_logprobs(embedded_tokenizer(), [9] * 4, 2)
     assert [entry.logprob for entry in entries] == [-1.0, -1.1, -1.2, -1.0]
