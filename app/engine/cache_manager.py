@@ -73,7 +73,7 @@ class KVCacheManager:
         self.store = store
         self.recorder = recorder
         self.block_size, self.capacity = cache.block_size, cache.capacity
-        self._queue = cache.pool.queue
+        self._queue, self._log = cache.pool.queue, cache.log
         self._adapter_of = adapter_of
         self._publish = publish
         self._steps: list[list[KVEvent]] = []
@@ -194,7 +194,7 @@ class KVCacheManager:
         """
         prompt, recorder = sequence.prompt, self.recorder
         assert prompt is not None
-        if prompt.looks_up:
+        if prompt.cached and prompt.reads:
             recorder.looked_up(sequence.prompt_tokens, found)
         sequence.cached_tokens = found
         if sequence.request.remote_prefill:
@@ -209,8 +209,8 @@ class KVCacheManager:
     def begin_prefill(self) -> None:
         """Keeps the events of a prompt apart: alone in its step, as where one prompt comes after another."""
         self.recorder.cache_used(self.cache.usage)
-        if events := self.cache.take_events():
-            self._steps.append(events)
+        if self._log.pending:
+            self._steps.append(self._log.take())
 
     def end_step(self) -> None:
         """Counts and publishes what has happened to the blocks."""
@@ -218,8 +218,8 @@ class KVCacheManager:
         self.publish()
 
     def publish(self) -> None:
-        if events := self.cache.take_events():
-            self._steps.append(events)
+        if self._log.pending:
+            self._steps.append(self._log.take())
         if not self._steps:
             return
         steps, self._steps = self._steps, []

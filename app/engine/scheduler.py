@@ -150,6 +150,7 @@ class Scheduler(Generic[S]):
             return self._one_by_one(batch)
         self._advance(batch, needs)
         for sequence, tokens in allotted:
+            self._grow(sequence, sequence.computed + tokens)
             self._prefill(sequence, tokens, batch)
         return False
 
@@ -280,7 +281,7 @@ class Scheduler(Generic[S]):
             sequence = self.waiting.head() if budget > 0 else None
             if sequence is None:
                 return
-            known = sequence.known
+            known = sequence.prompt_tokens + sequence.written
             if not sequence.held:
                 found = blocks.find(sequence, known)
                 if not blocks.fits(sequence, known, found):
@@ -312,15 +313,14 @@ class Scheduler(Generic[S]):
         self.fetching.append(sequence)
 
     def _prefill(self, sequence: S, tokens: int, batch: Batch[S]) -> None:
-        """Compute the next `tokens` of a prompt, with blocks for what is not there yet."""
-        self._grow(sequence, sequence.computed + tokens)
+        """Computes the next `tokens` of a prompt, which have blocks."""
         batch.tokens += tokens
         batch.sequences += 1
         batch.prefills += 1
         batch.attention += tokens * (sequence.computed + tokens / 2)
         sequence.computed += tokens
         self.blocks.filled(sequence)
-        if sequence.computed == sequence.known:
+        if sequence.computed == sequence.prompt_tokens + sequence.written:
             self.prefilling.remove(sequence)
             batch.prefilled.append(sequence)
 

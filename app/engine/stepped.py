@@ -217,9 +217,11 @@ class StepExecutor(StepLoop[SteppedSequence]):
         self.watch_step: WatchStep | None = None
         """Called with every step that is made, and the moments of its begin and end."""
         self._manager = context.cache
-        self._blocks: Blocks[SteppedSequence] = context.cache or CountedBlocks(
-            kvcache.kv_cache_size, kvcache.block_size, caching=False
-        )
+        counted = CountedBlocks(kvcache.kv_cache_size, kvcache.block_size, caching=False)
+        blocks: Blocks[SteppedSequence] = context.cache or counted
+        self._pool = counted if context.cache is None else context.cache.cache.pool.queue
+        """What knows how many blocks are `free`."""
+        self._capacity = self._told_free = blocks.capacity
         self._clock, self._wheel, self._recorder = context.clock, context.wheel, context.recorder
         self._timing = context.timing
         self._queue: WaitingQueue[SteppedSequence] = WaitingQueue(lora, limits.by_priority)
@@ -227,7 +229,7 @@ class StepExecutor(StepLoop[SteppedSequence]):
         if profile.speculation is not None:
             drafts = Drafts(profile.speculation.acceptance, rng)
             context.recorder.expect_drafts(drafts.drafts)
-        scheduler = Scheduler(limits, self._blocks, self._queue, drafts)
+        scheduler = Scheduler(limits, blocks, self._queue, drafts)
         depth = 2 if at.async_scheduling else 1
         super().__init__(scheduler, cost or StepCost(profile.cost), profile.front, depth)
         self._in_line = 0
@@ -336,7 +338,9 @@ class StepExecutor(StepLoop[SteppedSequence]):
         self._out.append(due)
 
     def _tell_usage(self) -> None:
-        self._recorder.cache_used(1.0 - self._blocks.free / self._blocks.capacity)
+        if (free := self._pool.free) != self._told_free:
+            self._told_free = free
+            self._recorder.cache_used(1.0 - free / self._capacity)
 
     # The alarm.
 

@@ -74,7 +74,8 @@ class WaitingQueue(Generic[W]):
         """Takes out the `head`, which has a slot now."""
         heapq.heappop(self._heaps[sequence.adapter])
         self._forget(sequence)
-        self.hold(sequence)
+        if sequence.adapter is not None:
+            self.hold(sequence)
 
     def hold(self, sequence: W) -> None:
         """Keeps the adapter of a sequence that got a slot in memory."""

@@ -13,7 +13,7 @@ NULL_BLOCKS = 1
 """vLLM keeps one block, the first, as a placeholder; it holds nothing and is never free."""
 BLOCK_BYTES = 400
 """What a block takes in memory: itself, its hash, its places in the queue and among those that are found."""
-ABSENT_BYTES = 1 << 18
+MOST_UNLOADED = 1000
 """Names of unloaded adapters that are remembered, the latest ones."""
 
 
@@ -49,7 +49,6 @@ class FreeQueue:
         self._cached: OrderedDict[Block, None] = OrderedDict()
         self._unloaded: OrderedDict[Block, None] = OrderedDict()
         self._absent: dict[str, None] = {}
-        self._absent_bytes = 0
         self._releases = 0
 
     def __iter__(self) -> Iterator[Block]:
@@ -101,23 +100,15 @@ class FreeQueue:
         if adapter in self._absent:
             return
         self._absent[adapter] = None
-        self._absent_bytes += _name_bytes(adapter)
-        while self._absent_bytes > ABSENT_BYTES:
-            oldest = next(iter(self._absent))
-            del self._absent[oldest]
-            self._absent_bytes -= _name_bytes(oldest)
+        if len(self._absent) > MOST_UNLOADED:
+            del self._absent[next(iter(self._absent))]
         self._sort()
 
     def load(self, adapter: str) -> None:
         """Blocks of `adapter` are cached ones like others. O(blocks)."""
         if adapter in self._absent:
             del self._absent[adapter]
-            self._absent_bytes -= _name_bytes(adapter)
             self._sort()
-
-    def are_names_counted(self) -> bool:
-        """Whether what the names of unloaded adapters take is what is known of it."""
-        return self._absent_bytes == sum(map(_name_bytes, self._absent))
 
     def _sort(self) -> None:
         """Distribute cached blocks anew. Python's sort is stable and linear for two sorted runs."""
@@ -129,10 +120,6 @@ class FreeQueue:
 
     def _queue_of(self, block: Block) -> OrderedDict[Block, None]:
         return self._unloaded if block.adapter in self._absent else self._cached
-
-
-def _name_bytes(name: str) -> int:
-    return 160 + 4 * len(name)
 
 
 class BlockPool:
@@ -270,7 +257,6 @@ class BlockPool:
             (any(block.references != references.get(block, 0) for block in everyone), "references are wrong"),
             (self.free != self.queue.untouched + len(idle), "free blocks are miscounted"),
             (self.free + len(references) != self.capacity, "blocks are missing, or there are too many"),
-            (not self.queue.are_names_counted(), "unloaded adapters take more or less than they should"),
             (found != hashed, "what can be found is not what is held"),
             ({block.hash for block in hashed} != self._cached.keys(), "a hash finds a block of another"),
         ):

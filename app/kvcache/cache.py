@@ -56,8 +56,8 @@ class KVCache:
         self.caching = caching
         self.block_size = hasher.chain.block_size
         self._hasher = hasher
-        self._events = EventLog(events, int_hashes, self.block_size)
-        self.pool = BlockPool(num_blocks, self._events.removed, observer)
+        self.log = EventLog(events, int_hashes, self.block_size)
+        self.pool = BlockPool(num_blocks, self.log.removed, observer)
         self._running: dict[Hashable, Allocation] = {}
 
     @property
@@ -217,7 +217,7 @@ class KVCache:
             sequence.cached = False
             sequence.tail.clear()
         self.pool.clear(block for sequence in self._running.values() for block in sequence.blocks)
-        self._events.cleared()
+        self.log.cleared()
 
     def unload_adapter(self, name: str) -> None:
         """Let unused blocks of an adapter make room before others, until `load_adapter`. O(blocks)."""
@@ -229,7 +229,7 @@ class KVCache:
 
     def take_events(self) -> list[KVEvent]:
         """What happened since the last call, in order: a step's events, to be published together."""
-        return self._events.take()
+        return self.log.take()
 
     def check_integrity(self) -> None:
         """RuntimeError unless blocks and sequences add up. For tests: O(blocks)."""
@@ -279,7 +279,7 @@ class KVCache:
         for block, block_hash in zip(sequence.blocks[first:], hashes, strict=False):
             self.pool.cache(block, block_hash, name)
         parent = sequence.last_hash if first else None
-        self._events.stored(hashes, parent, sequence.tail, first, sequence.keys, adapter)
+        self.log.stored(hashes, parent, sequence.tail, first, sequence.keys, adapter)
         sequence.stored += len(hashes)
         sequence.last_hash = hashes[-1]
         del sequence.tail[: len(hashes) * self.block_size]

@@ -51,7 +51,7 @@ class ExtraKeys:
         every: list[Key] = []
         if adapter is not None:
             every.append((("lora", adapter.name, adapter.path) if tagged else adapter.name, adapter.name))
-        own = _by_block(block_size, placeholders, tagged)
+        own = _by_block(block_size, placeholders, tagged) if placeholders else {}
         if salt:
             own.setdefault(0, []).append((("cache_salt", salt) if tagged else salt, salt))
         self._every = _split(every)
