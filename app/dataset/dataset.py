@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
-from typing import Protocol
 
 from gevent import monkey
 from msgspec import Struct
@@ -88,97 +87,75 @@ def checked_key(connection: Connection, table: Table) -> ColumnElement[int]:
     return table.c.id if found["id"].pk else literal_column("rowid", Integer)
 
 
-class Rows(Protocol):
-    """The replies of a dataset."""
-
-    catalogue: Catalogue
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory that is held."""
-
-    def read(self, key: int) -> object:
-        """The value of `gen_tokens` in the row `key`. DatasetError when it cannot be had."""
-
-    def close(self) -> None:
-        """Close what is open."""
+Reply = Select[tuple[object]]
 
 
-class FileRows:
-    """Rows of a file, which is opened read-only and read beside the event loop.
+class Rows:
+    """The replies of a file, which is opened read-only, or of a copy of it in memory.
 
-    Only the catalogue is made here. Connections are opened when first needed, so in the worker, and held: as
-    many as threads read at once.
+    A file is read beside the event loop, on connections that are opened when first needed, so in the worker,
+    and held: as many as threads read at once. Reading the copy takes less time than going to another thread.
     """
 
-    def __init__(self, path: Path, table_name: str) -> None:
-        self._engine = create_engine("sqlite://", creator=lambda: _open(path), poolclass=NullPool)
+    def __init__(self, path: Path, table_name: str, in_memory: bool) -> None:
+        self._in_memory = in_memory
+        # A real one, which threads of a stock worker share; greenlets of one thread never meet here.
+        self._reading = monkey.get_original("threading", "Lock")()
         self._idle: deque[Connection] = deque()
-        with _reported(), self._engine.connect() as connection:
-            self.catalogue, self._reply = _prepared(connection, table_name)
-
-    @property
-    def size_bytes(self) -> int:
-        return self.catalogue.size_bytes
-
-    def read(self, key: int) -> object:
-        return call_off_hub(self.read_here, key)
-
-    def read_here(self, key: int) -> object:
-        """See `Rows.read`, in the calling thread."""
+        self._copy_bytes = 0
         with _reported():
+            memory = _copied(path) if in_memory else None
+            self._engine = create_engine(
+                "sqlite://",
+                creator=lambda: _open(path) if memory is None else memory,
+                poolclass=StaticPool if in_memory else NullPool,
+            )
             try:
-                connection = self._idle.pop()
-            except IndexError:
-                connection = self._engine.connect()
-            try:
-                value = _value(connection, self._reply, key)
-            except BaseException:
-                connection.close()
-                raise
-            self._idle.append(connection)
-        return value
-
-    def close(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
-
-
-class MemoryRows:
-    """Rows of a copy in memory, made here; reading one takes less time than going to another thread."""
-
-    def __init__(self, path: Path, table_name: str) -> None:
-        with _reported():
-            memory = _copied(path)
-            # A real one, which threads of a stock worker share; greenlets of one thread never meet here.
-            self._reading = monkey.get_original("threading", "Lock")()
-            engine = create_engine("sqlite://", creator=lambda: memory, poolclass=StaticPool)
-            self._connection = engine.connect()
-            try:
-                self.catalogue, self._reply = _prepared(self._connection, table_name)
-                self._copy_bytes = _pages_bytes(self._connection)
+                with self._engine.connect() as connection:
+                    self.catalogue, self._reply = _prepared(connection, table_name)
+                    if in_memory:
+                        self._copy_bytes = _pages_bytes(connection)
             except BaseException:
                 self.close()
                 raise
 
     @property
     def size_bytes(self) -> int:
+        """Memory that is held: the catalogue, and the copy of the file if there is one."""
         return self.catalogue.size_bytes + self._copy_bytes
 
     def read(self, key: int) -> object:
-        with _reported(), self._reading:
-            return _value(self._connection, self._reply, key)
+        """Returns `gen_tokens` of the row `key`; other greenlets may run meanwhile. May raise DatasetError."""
+        if not self._in_memory:
+            return call_off_hub(self.read_here, key)
+        with self._reading:
+            return self.read_here(key)
+
+    def read_here(self, key: int) -> object:
+        """Reads it in the calling thread."""
+        with _reported():
+            try:
+                connection = self._idle.pop()
+            except IndexError:  # or another thread took it
+                connection = self._engine.connect()
+            try:
+                row = connection.execute(self._reply, {"key": key}).first()
+                if row is None:
+                    raise DatasetError("a row has gone")
+            except BaseException:
+                connection.close()
+                raise
+            self._idle.append(connection)
+        return row[0]
 
     def close(self) -> None:
-        self._connection.close()
-        self._connection.engine.dispose()
-
-
-Reply = Select[tuple[object]]
+        while self._idle:
+            self._idle.pop().close()
+        self._engine.dispose()
 
 
 def _prepared(connection: Connection, table_name: str) -> tuple[Catalogue, Reply]:
-    """The catalogue, and how to read the reply of a row. DatasetError when there is no usable table."""
+    """Returns the catalogue, and how to read the reply of a row. DatasetError without a usable table."""
     table = replies_table(table_name)
     key = checked_key(connection, table)
     wanted = select(table.c.prompt_hash, table.c.n_gen_tokens, key)
@@ -187,13 +164,6 @@ def _prepared(connection: Connection, table_name: str) -> tuple[Catalogue, Reply
     if not len(catalogue):
         raise DatasetError(f"table {table_name} is empty")
     return catalogue, select(table.c.gen_tokens).where(key == bindparam("key"))
-
-
-def _value(connection: Connection, reply: Reply, key: int) -> object:
-    row = connection.execute(reply, {"key": key}).first()
-    if row is None:
-        raise DatasetError("a row has gone")
-    return row[0]
 
 
 def _pages_bytes(connection: Connection) -> int:
@@ -319,5 +289,4 @@ class Dataset:
 
 def open_dataset(path: Path, table_name: str, in_memory: bool, tokenizer: Tokenizer) -> Dataset:
     """The dataset in the file `path`. DatasetError when it is locked, broken or has no such table."""
-    kind = MemoryRows if in_memory else FileRows
-    return Dataset(str(path), kind(path, table_name), tokenizer)
+    return Dataset(str(path), Rows(path, table_name, in_memory), tokenizer)

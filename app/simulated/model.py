@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Protocol
 from zlib import crc32
 
 import msgspec
@@ -41,17 +40,6 @@ STRIDE = 101
 """Distance in the vocabulary between a token and its alternatives."""
 
 
-class Vocabulary(Protocol):
-    """What is needed of a tokenizer here."""
-
-    @property
-    def vocab_size(self) -> int | None: ...
-
-    def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]: ...
-
-    def token_texts(self, ids: Sequence[int]) -> list[str]: ...
-
-
 class Entries:
     """Makes the entries of `ids`, each with `alternatives` besides the token itself, or with `named` tokens.
 
@@ -62,7 +50,7 @@ class Entries:
     __slots__ = ("_alternatives", "_ids", "_named", "_names", "_size", "_vocabulary")
 
     def __init__(
-        self, vocabulary: Vocabulary, ids: Sequence[int], alternatives: int, named: Sequence[int] = ()
+        self, vocabulary: Tokenizer, ids: Sequence[int], alternatives: int, named: Sequence[int] = ()
     ) -> None:
         self._vocabulary, self._ids, self._alternatives = vocabulary, ids, alternatives
         self._size = vocabulary.vocab_size or max(ids, default=0) + 1
@@ -106,7 +94,7 @@ def own_logprob(position: int) -> float:
 
 
 def reply_logprobs(
-    vocabulary: Vocabulary, ids: Sequence[int], wanted: int, named: Sequence[int] = ()
+    vocabulary: Tokenizer, ids: Sequence[int], wanted: int, named: Sequence[int] = ()
 ) -> Sequence[TokenLogprob]:
     """One entry per token of a reply. Each is the likeliest one, and so among the `wanted` ones itself.
 
@@ -116,7 +104,7 @@ def reply_logprobs(
 
 
 def prompt_logprobs(
-    vocabulary: Vocabulary, ids: Sequence[int], alternatives: int
+    vocabulary: Tokenizer, ids: Sequence[int], alternatives: int
 ) -> Sequence[TokenLogprob | None]:
     """One entry per prompt token; the first is None."""
     return LazySequence(Entries(vocabulary, ids, alternatives).prompt_entry, range(len(ids)))
