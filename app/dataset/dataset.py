@@ -125,7 +125,7 @@ class Rows:
         return self.catalogue.size_bytes + self._copy_bytes
 
     def read(self, key: int) -> object:
-        """Returns `gen_tokens` of the row `key`; other greenlets may run meanwhile. May raise DatasetError."""
+        """Returns `gen_tokens` of a row, or raises DatasetError. Other greenlets may run meanwhile."""
         if not self._in_memory:
             return call_off_hub(self.read_here, key)
         with self._reading:

@@ -44,6 +44,11 @@ from config.settings import Settings
 
 log = logging.getLogger(__name__)
 
+CONNECTED, LOST = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED
+RECONNECT_MS = 50
+"""How often it is looked for an engine that is not there."""
+GREETING_MS = 500
+"""How often an engine is greeted that has not answered: it may load its model yet."""
 BATCH_TOKENS = 100_000
 """Tokens of prompts that are ordered in one go: some milliseconds of work."""
 ORDER_TOKENS = 1000
@@ -56,6 +61,8 @@ BlocksListener = Callable[[str, int, bytes], None]
 
 class RemoteEngine:
     """The `EngineClient` of a worker. Begin it in the worker; others may share the engine.
+
+    Orders go, notices come, and the connection may break: a new engine at the same address is greeted.
 
     While the engine's process is gone what ran has failed, what comes is refused, and it is not `healthy`.
     While it does not go on the last two hold.
@@ -75,7 +82,16 @@ class RemoteEngine:
         self.draining = False
         self.load = Load()
         """How the engine does, for all its workers."""
-        self._link = EngineLink(endpoint, self._take, self._lost)
+        self._endpoint = endpoint
+        self._is_greeted = False
+        """The engine has answered since the connection came about."""
+        self._wants_kv_events = False
+        """Said in the greeting."""
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(list[Notice]).decode
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+        self._greenlets: list[Greenlet[[], None]] = []
         self._clock, self._names, self._reader_of = clock, names, reader_of
         self._heartbeat = Heartbeat(endpoint, clock.now)
         self._longest_silence_s = min(LONGEST_SILENCE_S, settings.engine.engine_timeout / 2) or inf
@@ -93,13 +109,27 @@ class RemoteEngine:
 
     def listen(self, listener: BlocksListener) -> None:
         """Hand the engine's KV events to `listener`; to be called before `start`."""
-        self._listener, self._link.wants_kv_events = listener, True
+        self._listener, self._wants_kv_events = listener, True
 
     def start(self) -> None:
-        self._link.start()
+        self._context = context = zmq.Context()
+        self._socket = socket = context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.sndhwm = socket.rcvhwm = 0
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is kept for an engine that is not there
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        monitor = socket.get_monitor_socket(CONNECTED | LOST)
+        self._greenlets = [gevent.spawn(self._watch, socket, monitor), gevent.spawn(self._read, socket)]
+        socket.connect(self._endpoint)
 
     def close(self) -> None:
-        self._link.close()
+        gevent.killall(self._greenlets)
+        if self._socket is not None:
+            self._socket.disable_monitor()
+            self._socket.close()
+        if self._context is not None:
+            self._context.destroy()
+        self._socket = self._context = None
 
     @property
     def healthy(self) -> bool:
@@ -150,14 +180,14 @@ class RemoteEngine:
         self.check_admission(len(requests))
         choices = [self._choice(request, emit, submission) for request in requests]
         first, *others = _batches(choices)
-        if not self._link.send([_order(choice) for choice in first]):
+        if not self._send([_order(choice) for choice in first]):
             raise EngineDead
         self._choices |= {choice.key: choice for choice in choices}
         submission.begin(choices)
         for batch in others:
             pause_if_possible()
             going = [choice for choice in batch if not choice.over]
-            if not self._link.send([_order(choice) for choice in going]):
+            if not self._send([_order(choice) for choice in going]):
                 _fail(going)
         return submission
 
@@ -189,7 +219,7 @@ class RemoteEngine:
     def command(self, command: Command) -> AsyncResult[Answer]:
         """What comes of an operator's command, whose number is chosen here. EngineDead."""
         number = next(self._numbers)
-        if self._ready is None or not self._link.send([replace(command, number=number)]):
+        if self._ready is None or not self._send([replace(command, number=number)]):
             raise EngineDead
         self._answers[number] = answer = AsyncResult()
         return answer
@@ -198,7 +228,42 @@ class RemoteEngine:
         """Forgets a choice that is over; the engine may not know."""
         self._choices.pop(choice.key, None)
         if choice.is_computed:
-            self._link.send([Abort([choice.key])])
+            self._send([Abort([choice.key])])
+
+    # The connection.
+
+    def _send(self, orders: Sequence[Order]) -> bool:
+        """Never waits. False when nobody is there who could take them."""
+        if self._socket is None:
+            return False
+        try:
+            self._socket.send(self._encode(orders), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _read(self, socket: zmq.Socket[bytes]) -> None:
+        while True:
+            try:
+                notices = self._decode(socket.recv())
+            except msgspec.DecodeError:
+                log.exception("the engine says what is not understood")
+                continue
+            self._take(notices)
+
+    def _watch(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+        hello = [Hello(self._wants_kv_events)]
+        while True:
+            if not monitor.poll(GREETING_MS):
+                if not self._is_greeted:
+                    self._send(hello)
+                continue
+            event = recv_monitor_message(monitor)["event"]
+            if event == LOST:
+                self._is_greeted = False
+                self._lost()
+            elif event == CONNECTED:
+                self._send(hello)
 
     # What the engine says.
 
@@ -243,7 +308,7 @@ class RemoteEngine:
         """The engine has loaded its model. If it is another one, nobody computes what the one before did."""
         if self._ready is None or self._ready.boot != ready.boot:
             self._forget()
-        self._ready, self._link.is_greeted = ready, True
+        self._ready, self._is_greeted = ready, True
 
     def _lost(self) -> None:
         if self._ready is not None:
@@ -299,89 +364,6 @@ def _order(choice: RemoteSequence) -> EngineCoreRequest:
         priority=request.priority,
         cache_salt=request.cache_salt,
     )
-
-
-CONNECTED, LOST = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED
-RECONNECT_MS = 50
-"""How often it is looked for an engine that is not there."""
-GREETING_MS = 500
-"""How often an engine is greeted that has not answered: it may load its model yet."""
-
-
-class EngineLink:
-    """Begin it in the process that uses it. All calls are made in that process's hub, or in greenlets.
-
-    `on_notices` takes what a step has brought, `on_lost` is called when the engine's process has ended. A new
-    one at the same address is found by itself, and is greeted.
-    """
-
-    def __init__(
-        self, endpoint: str, on_notices: Callable[[Sequence[Notice]], None], on_lost: Callable[[], None]
-    ) -> None:
-        self.wants_kv_events = False
-        """Said in the greeting."""
-        self.is_greeted = False
-        """The engine has answered since the connection came about; who hears it says so."""
-        self._endpoint = endpoint
-        self._on_notices, self._on_lost = on_notices, on_lost
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(list[Notice]).decode
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._socket: zmq.Socket[bytes] | None = None
-        self._greenlets: list[Greenlet[[], None]] = []
-
-    def start(self) -> None:
-        self._context = context = zmq.Context()
-        self._socket = socket = context.socket(zmq.DEALER)
-        socket.linger = 0
-        socket.sndhwm = socket.rcvhwm = 0
-        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is kept for an engine that is not there
-        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        monitor = socket.get_monitor_socket(CONNECTED | LOST)
-        self._greenlets = [gevent.spawn(self._watch, socket, monitor), gevent.spawn(self._read, socket)]
-        socket.connect(self._endpoint)
-
-    def close(self) -> None:
-        gevent.killall(self._greenlets)
-        if self._socket is not None:
-            self._socket.disable_monitor()
-            self._socket.close()
-        if self._context is not None:
-            self._context.destroy()
-        self._socket = self._context = None
-
-    def send(self, orders: Sequence[Order]) -> bool:
-        """Never waits. False when nobody is there who could take them."""
-        if self._socket is None:
-            return False
-        try:
-            self._socket.send(self._encode(orders), zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
-
-    def _read(self, socket: zmq.Socket[bytes]) -> None:
-        while True:
-            try:
-                notices = self._decode(socket.recv())
-            except msgspec.DecodeError:
-                log.exception("the engine says what is not understood")
-                continue
-            self._on_notices(notices)
-
-    def _watch(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
-        hello = [Hello(self.wants_kv_events)]
-        while True:
-            if not monitor.poll(GREETING_MS):
-                if not self.is_greeted:
-                    self.send(hello)
-                continue
-            event = recv_monitor_message(monitor)["event"]
-            if event == LOST:
-                self.is_greeted = False
-                self._on_lost()
-            elif event == CONNECTED:
-                self.send(hello)
 
 
 class RemoteLifecycle:
