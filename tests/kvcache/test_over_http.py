@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from queue import SimpleQueue
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -328,3 +329,69 @@ def rank_of_an_event(port: int, url: str) -> int:
         *_, payload = socket.recv_multipart()
     rank: int = msgspec.msgpack.decode(payload)[2]
     return rank
+
+
+TEXT = "What is there to be seen in this picture, and what is it that one does not see at once?"
+HITS = "vllm:prefix_cache_hits_total"
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with served("--enable-kvcache", "--block-size", "8", "--zmq-endpoint", "") as client:
+        yield client
+
+
+def chat(client: Client, image: str) -> None:
+    parts = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": TEXT}]
+    ask(client, "/v1/chat/completions", messages=[{"role": "user", "content": parts}], max_tokens=1)
+
+
+def message(client: Client, image: str) -> None:
+    parts = [
+        {"type": "image", "source": {"type": "url", "url": image}},
+        {"type": "text", "text": TEXT},
+    ]
+    ask(client, "/v1/messages", messages=[{"role": "user", "content": parts}], max_tokens=1)
+
+
+def response(client: Client, image: str) -> None:
+    parts = [{"type": "input_image", "image_url": image}, {"type": "input_text", "text": TEXT}]
+    asked = [{"type": "message", "role": "user", "content": parts}]
+    ask(client, "/v1/responses", input=asked, max_output_tokens=1)
+
+
+def ask(client: Client, path: str, **body: object) -> None:
+    answer = client.post(path, {"model": "base", **body})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("tell", [chat, message, response])
+def test_another_image_is_another_prompt(client: Client, tell: Callable[[Client, str], None]) -> None:
+    hits = [client.metric(HITS)]
+    for image in ("one", "one", "other"):
+        tell(client, f"https://example.com/{tell.__name__}/{image}.png")
+        hits.append(client.metric(HITS))
+    assert hits[0] == hits[1] < hits[2] == hits[3]
+
+
+def test_a_rank_that_is_played_alone_tells_of_itself() -> None:
+    alone = ("--data-parallel-size", "4", "--data-parallel-rank", "2")
+    with served(*alone, "--enable-kvcache", "--zmq-endpoint", "tcp://127.0.0.1:5600") as client:
+        sources = client.get("/kv_event_sources").json()
+        assert {rank: source["endpoint"] for rank, source in sources.items()} == {"2": "tcp://127.0.0.1:5602"}
+
+
+def test_every_rank_tells_the_same_engine_ids_and_goes_on_telling_them() -> None:
+    with running_gunicorn(env={"SIM_DATA_PARALLEL_SIZE": "2"}, ports=2) as server:
+        told = [
+            requests.get(f"http://127.0.0.1:{server.port + rank}/query", timeout=20).json()
+            for rank in (0, 1, 0)
+        ]
+    assert told[0] == told[1] == told[2]
+    engines = [UUID(told[0][rank]["engine_id"]) for rank in ("0", "1")]
+    assert list(told[0]) == ["0", "1"] and len(set(engines)) == 2
+
+
+def test_a_rank_that_is_played_alone_names_the_engines_of_all() -> None:
+    with served("--data-parallel-size", "3", "--data-parallel-rank", "2") as client:
+        assert list(client.get("/query").json()) == ["0", "1", "2"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -15,10 +16,11 @@ import pytest
 from app.engine.remote import GREETING_MS
 from app.engine.wire import Sampling
 from app.factory import create_app
+from app.kvcache.events import BlockStored, EventBatch, encoder
 from config.loader import load
 from tests.conformance.sdk import openai_client
 from tests.hostile.wire import Wire, get, is_error, post, wait_until
-from tests.remote.served import SENTENCE, Peer
+from tests.remote.served import SENTENCE, Peer, new_peer, served
 from tests.running_server import RunningServer
 
 CHATS = "/v1/chat/completions"
@@ -285,3 +287,51 @@ def test_the_anthropic_sdk_reads_it(remote: RunningServer, peer: Peer) -> None:
         assert [block.type for block in message.content] == ["text", "tool_use"]
         assert message.content[1].input == {"city": "Rome"}  # type: ignore[union-attr]
         assert message.stop_reason == "tool_use"
+
+
+def test_many_choices_are_all_ordered_and_answered_in_place(remote: RunningServer, peer: Peer) -> None:
+    prompts = [f"Hello number {number}" for number in range(20)]
+    asked = {"prompt": prompts, "n": 10, "max_tokens": 2, "seed": 1}
+    choices = post(remote.port, asked).json()["choices"]
+    assert [choice["index"] for choice in choices] == list(range(200))
+    assert {choice["text"] for choice in choices} == {SENTENCE[:8]}
+    orders = peer.orders[-200:]
+    assert len({order["key"] for order in orders}) == 200
+    assert [order["seed"] for order in orders] == [*range(1, 11)] * 20
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Peer:
+    slow = new_peer(tmp_path / "model")
+    slow.says(SENTENCE * 20, pace_s=0.02)
+    return slow
+
+
+def test_beyond_slots_and_queue_requests_are_refused(slow: Peer) -> None:
+    limits = {"max_num_seqs": "2", "max_waiting_queue_length": "1", "graceful_timeout": "1s"}
+    with served(slow, **limits) as server, Wire(server.port) as first:
+        next(first.post({"prompt": "Hello", "n": 3, "max_tokens": 200, "stream": True}).events())
+        is_error(post(server.port, {"prompt": "Hello"}), 429, "RateLimitError")
+        first.reset()
+        wait_until(lambda: post(server.port, {"prompt": "Hello", "max_tokens": 1}).status == 200)
+        assert get(server.port, "/health").status == 200
+
+
+TOKENS = list(range(1, 33))
+
+
+def test_the_engines_blocks_are_found(tmp_path: Path) -> None:
+    peer = new_peer(tmp_path / "model")
+    stored = BlockStored([11, 12], None, TOKENS, 16, None)
+    (peer.folder / "blocks").write_bytes(encoder("map")(EventBatch(1.0, [stored])))
+    with served(peer, kv_index="true", kv_index_block_size="16", zmq_endpoint="") as server:
+        asked = {"tokens": [*TOKENS, 99], "model": "tiny"}
+
+        def scores() -> dict[str, float]:
+            answer = post(server.port, asked, "/score_tokens")
+            assert answer.status == 200, answer.body
+            return {pod: score["matched"] for pod, score in answer.json()["scores"].items()}
+
+        assert scores() == {}
+        assert post(server.port, {"prompt": "Hello"}).status == 200
+        wait_until(lambda: scores() == {"pod": 2})
