@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import msgspec
 import openai
 import pytest
 
-from app.engine.remote import GREETING_MS
 from app.engine.wire import Sampling
 from app.factory import create_app
 from app.kvcache.events import BlockStored, EventBatch, encoder
@@ -73,13 +71,6 @@ def test_a_stream_is_the_same_token_by_token(remote: RunningServer, peer: Peer) 
     texts = [choice["delta"].get("content") for choice in told]
     assert texts == ["", *(SENTENCE[i : i + 4] for i in range(0, 20, 4))]
     assert told[-1]["finish_reason"] == "length"
-
-
-def test_an_engine_that_has_answered_is_greeted_no_more(remote: RunningServer, peer: Peer) -> None:
-    chat(remote)
-    before = peer.greetings
-    time.sleep(3 * GREETING_MS / 1000)
-    assert peer.greetings == before >= 1
 
 
 def test_every_sampling_field_arrives(remote: RunningServer, peer: Peer) -> None:
@@ -158,14 +149,6 @@ def test_calls_of_tools_are_read_as_they_come(remote: RunningServer, peer: Peer)
     assert "".join(call["arguments"] for call in calls[1:]) == '{"city": "Rome"}'
     assert len(calls) > 3
     assert told[-1]["finish_reason"] == "tool_calls"
-
-
-def test_a_call_that_is_cut_off_is_text_in_a_whole_answer(remote: RunningServer, peer: Peer) -> None:
-    text = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-    peer.says(text)
-    [choice] = chat(remote, tools=[WEATHER], max_tokens=14)["choices"]
-    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", text[:56])
-    assert "tool_calls" not in choice["message"]
 
 
 def test_a_forced_call_has_the_form_that_the_engine_has_to_keep(remote: RunningServer, peer: Peer) -> None:
