@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listed
 from functools import partial
 from itertools import count, repeat
@@ -18,19 +18,19 @@ from app.clock.timer_wheel import TimerWheel
 from app.engine.beams import BeamSearch
 from app.engine.cache_manager import KVCacheManager
 from app.engine.client import Emit, Handle
-from app.engine.errors import Draining, KVCacheFull, QueueFull, TooManyRequests
+from app.engine.errors import KVCacheFull
 from app.engine.outputs import Started, Tokens
 from app.engine.reply import Model, Reply
 from app.engine.request import EngineRequest
 from app.engine.sequence import (
     COUNTED_AS,
     MOST_AT_ONCE,
+    BaseEngine,
     ReplySequence,
     Sequence,
     SequenceContext,
     Submission,
     emit_failure,
-    interrupt,
 )
 from app.engine.timeline import SequencePool, TimedSequence
 from app.engine.timing import PerRequestTiming
@@ -59,7 +59,7 @@ SEEDS = 2**48
 log = logging.getLogger(__name__)
 
 
-class Engine:
+class Engine(BaseEngine):
     """The `EngineClient` of this process: sequences with timelines of their own, or in shared steps."""
 
     def __init__(
@@ -78,10 +78,8 @@ class Engine:
 
         `cost` says what a step costs, instead of the profile.
         """
+        super().__init__(settings, recorder)
         limits = settings.scheduling
-        self.recorder = recorder
-        self.draining = False
-        self.healthy = True
         self.wheel = TimerWheel(clock)
         self.lora = lora
         by_priority = limits.scheduling_policy == "priority"
@@ -104,11 +102,7 @@ class Engine:
         self._cache = cache
         self._clock = clock
         self._seeds = streams("seeds")
-        self._max_waiting = limits.max_waiting_queue_length
-        self._max_unfinished = limits.max_num_queued_reqs
         self._refuses_full = settings.kvcache.kv_cache_full == "refuse"
-        self._active: dict[Submission, None] = {}
-        """What was submitted and is not over, in order of arrival."""
 
     @property
     def running(self) -> int:
@@ -119,7 +113,6 @@ class Engine:
         return self.executor.waiting
 
     def sequences(self) -> Iterator[Sequence]:
-        """All choices that are not over, the latest first. Others may come and go at every pause."""
         for submission in list(reversed(self._active)):
             for choice in reversed(submission.choices):
                 if not choice.over:
@@ -128,24 +121,13 @@ class Engine:
     def on_settings(self, settings: Settings) -> None:
         self.timing.on_settings(settings)
 
-    def check_accepting(self, sequences: int) -> None:
-        """Raise Draining, or TooManyRequests when `sequences` more would exceed `max-num-queued-reqs`."""
-        if self.draining:
-            raise Draining
-        most = self._max_unfinished
-        if most is not None and (unfinished := self.running + self.waiting) + sequences > most:
-            self.recorder.rejected("max_num_queued_reqs")
-            raise TooManyRequests(unfinished, most)
+    @property
+    def _unfinished(self) -> int:
+        return self.executor.running + self.executor.waiting
 
-    def check_admission(self, sequences: int, adapter: str | None = None) -> None:
-        """As `check_accepting`; also QueueFull when neither slots nor the waiting queue hold so many more."""
-        self.check_accepting(sequences)
-        if sequences > self._free(adapter):
-            raise QueueFull(self.executor.waiting)
-
-    def room(self, adapter: str | None = None) -> int:
-        most, room = self._max_unfinished, self._free(adapter)
-        return room if most is None else min(room, most - self.running - self.waiting)
+    @property
+    def _queued(self) -> int:
+        return self.executor.waiting
 
     def _free(self, adapter: str | None) -> int:
         return self.executor.free(adapter) + self._max_waiting - self.executor.waiting
@@ -183,12 +165,6 @@ class Engine:
                 sequence.observe()
         submission.begin(sequences)
         return submission
-
-    def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
-        return interrupt(self._active, request_ids, counted)
-
-    def drain(self) -> None:
-        self.draining = True
 
     def pause(self) -> None:
         self.executor.pause()

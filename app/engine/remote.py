@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import count
 from math import inf
 
@@ -18,12 +18,12 @@ from zmq.utils.monitor import recv_monitor_message
 from app.clock.clock import Clock
 from app.clock.pause import pause_if_possible
 from app.engine.client import Emit
-from app.engine.errors import CallerLeft, CommandFailed, Draining, EngineDead, QueueFull, TooManyRequests
+from app.engine.errors import CallerLeft, CommandFailed, EngineDead
 from app.engine.heartbeat import LONGEST_SILENCE_S, Heartbeat
 from app.engine.outputs import PartReader
 from app.engine.remote_sequence import Names, RemoteSequence
 from app.engine.request import EngineRequest
-from app.engine.sequence import Submission, interrupt
+from app.engine.sequence import BaseEngine, Submission
 from app.engine.wire import (
     Abort,
     Answer,
@@ -59,7 +59,7 @@ BlocksListener = Callable[[str, int, bytes], None]
 """Is given what `Blocks` say."""
 
 
-class RemoteEngine:
+class RemoteEngine(BaseEngine):
     """The `EngineClient` of a worker. Begin it in the worker; others may share the engine.
 
     Orders go, notices come, and the connection may break: a new engine at the same address is greeted.
@@ -78,8 +78,7 @@ class RemoteEngine:
         reader_of: ReaderOf,
     ) -> None:
         """`names` gives the texts of tokens."""
-        self.recorder = recorder
-        self.draining = False
+        super().__init__(settings, recorder)
         self.load = Load()
         """How the engine does, for all its workers."""
         self._endpoint = endpoint
@@ -95,16 +94,12 @@ class RemoteEngine:
         self._clock, self._names, self._reader_of = clock, names, reader_of
         self._heartbeat = Heartbeat(endpoint, clock.now)
         self._longest_silence_s = min(LONGEST_SILENCE_S, settings.engine.engine_timeout / 2) or inf
-        limits = settings.scheduling
-        self._slots, self._max_waiting = limits.max_num_seqs, limits.max_waiting_queue_length
-        self._max_unfinished = limits.max_num_queued_reqs
         self._listener: BlocksListener = lambda topic, sequence, batch: None
         self._ready: Ready | None = None
         self._numbers = count(1)
         self._choices: dict[int, RemoteSequence] = {}
         self._others = 0
         """Sequences of other workers."""
-        self._active: dict[Submission, None] = {}
         self._answers: dict[int, AsyncResult[Answer]] = {}
 
     def listen(self, listener: BlocksListener) -> None:
@@ -144,33 +139,16 @@ class RemoteEngine:
     def waiting(self) -> int:
         return len(self._choices) - self.running
 
-    def check_accepting(self, sequences: int) -> None:
-        """See `EngineClient`; also EngineDead."""
-        if self.draining:
-            raise Draining
-        if not self.healthy:
-            raise EngineDead
-        most, unfinished = self._max_unfinished, self._unfinished
-        if most is not None and unfinished + sequences > most:
-            self.recorder.rejected("max_num_queued_reqs")
-            raise TooManyRequests(unfinished, most)
-
-    def check_admission(self, sequences: int) -> None:
-        self.check_accepting(sequences)
-        if sequences > self._free:
-            raise QueueFull(max(0, self._unfinished - self._slots))
-
-    def room(self, adapter: str | None = None) -> int:
-        most = self._max_unfinished
-        return self._free if most is None else min(self._free, most - self._unfinished)
-
     @property
     def _unfinished(self) -> int:
         """Sequences of all workers. Ours are counted here: what the engine tells of them is a step behind."""
         return len(self._choices) + self._others
 
     @property
-    def _free(self) -> int:
+    def _queued(self) -> int:
+        return max(0, self._unfinished - self._slots)
+
+    def _free(self, adapter: str | None) -> int:
         return self._slots + self._max_waiting - self._unfinished
 
     def submit(self, requests: Sequence[EngineRequest], emit: Emit) -> Submission:
@@ -206,15 +184,9 @@ class RemoteEngine:
         choice.observe()
         return choice
 
-    def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
-        return interrupt(self._active, request_ids, counted)
-
     def sequences(self) -> Iterator[RemoteSequence]:
         """This worker's choices that are not over, the latest first."""
         return iter(list(reversed(self._choices.values())))
-
-    def drain(self) -> None:
-        self.draining = True
 
     def command(self, command: Command) -> AsyncResult[Answer]:
         """What comes of an operator's command, whose number is chosen here. EngineDead."""

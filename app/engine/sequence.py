@@ -13,7 +13,6 @@ from collections.abc import Sequence as Listed
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
 
 from app.clock.clock import Clock
 from app.clock.pause import Slices
@@ -21,6 +20,7 @@ from app.clock.timer_wheel import TimerWheel
 from app.engine.batch import SequenceStatus
 from app.engine.cache_manager import CachedSequence, KVCacheManager
 from app.engine.client import Emit, TakeToken
+from app.engine.errors import Draining, EngineDead, QueueFull, TooManyRequests
 from app.engine.outputs import Failed, Finish, Part, Started, TokenLogprob, Tokens
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest, Outcome, Watch, notify, watches_of
@@ -28,6 +28,7 @@ from app.engine.timing import PerRequestTiming
 from app.kvcache.prompt import Prompt
 from app.metrics.recorder import Recorder
 from app.metrics.sequences import FinishedSequence, FinishReason
+from config.settings import Settings
 
 ABORT = Finish("abort")
 CACHE_THRESHOLD = Finish("cache_threshold")
@@ -411,25 +412,66 @@ class Submission:
                 self._future.set_result(None)
 
 
-def interrupt(active: Iterable[Submission], request_ids: Container[str] | None, counted: bool) -> int:
-    """Interrupts the choices of `active` with these ids, or all; returns how many. Pauses between many."""
-    slices = Slices()
-    return sum([submission.interrupt(request_ids, slices, counted) for submission in list(active)])
+class BaseEngine:
+    """What engines of both kinds share: who is admitted, and what is not over."""
 
-
-class WatchedEngine(Protocol):
-    """An engine, as it can be looked at."""
+    def __init__(self, settings: Settings, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.draining = False
+        limits = settings.scheduling
+        self._slots, self._max_waiting = limits.max_num_seqs, limits.max_waiting_queue_length
+        self._max_unfinished = limits.max_num_queued_reqs
+        self._active: dict[Submission, None] = {}
+        """What was submitted and is not over, in order of arrival."""
 
     @property
-    def recorder(self) -> Recorder:
-        """Where it counts."""
+    def healthy(self) -> bool:
+        return True
 
     @property
-    def draining(self) -> bool:
-        """True when nothing more is admitted."""
+    def _unfinished(self) -> int:
+        """Sequences that run or wait."""
+        raise NotImplementedError
+
+    @property
+    def _queued(self) -> int:
+        """Sequences that wait."""
+        raise NotImplementedError
+
+    def _free(self, adapter: str | None) -> int:
+        """Returns how many more sequences slots and waiting queue hold now."""
+        raise NotImplementedError
 
     def sequences(self) -> Iterator[Sequence]:
-        """All choices that are not over, the latest first."""
+        """Yields all choices that are not over, the latest first. Others may come and go at every pause."""
+        raise NotImplementedError
+
+    def check_accepting(self, sequences: int) -> None:
+        if self.draining:
+            raise Draining
+        if not self.healthy:
+            raise EngineDead
+        most = self._max_unfinished
+        if most is not None and (unfinished := self._unfinished) + sequences > most:
+            self.recorder.rejected("max_num_queued_reqs")
+            raise TooManyRequests(unfinished, most)
+
+    def check_admission(self, sequences: int, adapter: str | None = None) -> None:
+        self.check_accepting(sequences)
+        if sequences > self._free(adapter):
+            raise QueueFull(self._queued)
+
+    def room(self, adapter: str | None = None) -> int:
+        most, room = self._max_unfinished, self._free(adapter)
+        return room if most is None else min(room, most - self._unfinished)
+
+    def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
+        """See `EngineClient`. Pauses where there are many."""
+        slices = Slices()
+        return sum([it.interrupt(request_ids, slices, counted) for it in list(self._active)])
+
+    def drain(self) -> None:
+        self.draining = True
 
 
 def summed(*delays: Iterable[tuple[int, float]]) -> dict[int, float]:

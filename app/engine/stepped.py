@@ -16,12 +16,11 @@ from app.engine.batch import Batch, Blocks, Drafts, Phase, SchedulerLimits, Sequ
 from app.engine.client import Emit
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest
-from app.engine.scheduler import Scheduler
+from app.engine.scheduler import Scheduler, WaitingQueue
 from app.engine.sequence import CACHE_THRESHOLD, ReplySequence, SequenceContext, Submission
 from app.engine.step_cost import CostModel, StepCost
 from app.engine.step_loop import StepLoop
-from app.engine.waiting import WaitingQueue
-from app.kvcache.counted import CountedBlocks
+from app.kvcache.block_pool import CountedBlocks
 from app.kvcache.prompt import Prompt
 from app.lora.adapters import LoRASlots
 from app.metrics.sequences import FinishReason

@@ -14,8 +14,8 @@ from app.engine.batch import Phase, SequenceStatus
 from app.engine.client import Emit, TakeToken
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest
+from app.engine.scheduler import WaitingQueue
 from app.engine.sequence import CACHE_THRESHOLD, MOST_AT_ONCE, ReplySequence, SequenceContext, Submission
-from app.engine.waiting import WaitingQueue
 from app.kvcache.prompt import Prompt
 from app.lora.adapters import LoRASlots
 from app.metrics.sequences import FinishReason

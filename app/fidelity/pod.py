@@ -10,7 +10,7 @@ from app.engine.scheduler import Scheduler
 from app.engine.step_cost import CostModel
 from app.engine.step_loop import StepLoop
 from app.fidelity.prefix_blocks import GroupedRequest, PrefixBlocks
-from app.kvcache.counted import CountedBlocks
+from app.kvcache.block_pool import CountedBlocks
 from config.profile import EngineLimits, Profile
 
 FIRST_BIN_S = 1 / 16

@@ -15,8 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from app.engine.batch import Batch, SchedulerLimits
-from app.engine.scheduler import Scheduler
-from app.engine.waiting import WaitingQueue
+from app.engine.scheduler import Scheduler, WaitingQueue
 from app.engine.wire import TextForm
 from app.kvcache.cache import KVCache
 from app.kvcache.events import KVEvent

@@ -26,10 +26,9 @@ from app.engine.reply import LENGTH, STOP, Reply, joined
 from app.engine.request import Constraint, EngineRequest, ScriptedCall, ScriptedReply
 from app.grammar.writing import write
 from app.schema import Ranges, SchemaError, Schemas
-from app.simulated.biased import biased, chooser
 from app.simulated.calls import CallReplies, written
 from app.simulated.corpus import Corpus
-from app.simulated.endings import stopped
+from app.simulated.endings import biased, chooser, stopped
 from app.simulated.modes import DatasetMode, EchoMode, LengthSource, RandomMode, ReplySource
 from app.tokenization import Tokenizer
 from config.settings import Settings, ToolSettings

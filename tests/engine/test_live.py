@@ -20,7 +20,7 @@ import yaml
 from app.engine.batch import SchedulerLimits
 from app.engine.scheduler import Scheduler
 from app.fidelity.prefix_blocks import OfflineRequest
-from app.kvcache.counted import CountedBlocks
+from app.kvcache.block_pool import CountedBlocks
 from config.profile import SHIPPED, Profile, read_profile
 from tests.engine.loops import ClientLoop
 from tests.running_server import RunningServer, running_server

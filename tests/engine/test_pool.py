@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from app.engine.scheduler import FIRST, SLACK, WaitingQueue
 from app.engine.timeline import MOST_PER_TURN, SequencePool
-from app.engine.waiting import FIRST, SLACK, WaitingQueue
 from app.lora.adapters import LoRASlots
 
 

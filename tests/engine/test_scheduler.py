@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.engine.batch import Batch, SchedulerLimits, SequenceState
 from app.engine.scheduler import Scheduler
-from app.kvcache.counted import CountedBlocks
+from app.kvcache.block_pool import CountedBlocks
 from tests.engine.plain_scheduler import Plain, PlainScheduler
 
 BLOCK = 4

@@ -15,7 +15,7 @@ from app.engine.batch import SchedulerLimits
 from app.engine.outputs import Started
 from app.engine.scheduler import Scheduler
 from app.fidelity.prefix_blocks import OfflineRequest
-from app.kvcache.counted import CountedBlocks
+from app.kvcache.block_pool import CountedBlocks
 from config.profile import FrontCosts, SpeculationRates
 from config.settings import StepSettings
 from tests.engine.harness import BLOCK_TOKENS, START_S, Harness

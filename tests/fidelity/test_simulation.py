@@ -14,7 +14,7 @@ from app.engine.scheduler import Scheduler
 from app.fidelity.pod import Timeline, scheduler_limits
 from app.fidelity.prefix_blocks import OfflineRequest
 from app.fidelity.simulation import Outcome, Plan, Simulation, simulate
-from app.kvcache.counted import CountedBlocks
+from app.kvcache.block_pool import CountedBlocks
 from app.load.policies import BLIND, POLICIES
 from app.load.trace import Load
 from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile

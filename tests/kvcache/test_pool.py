@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvcache.block_pool import Block, BlockPool, FreeQueue
-from app.kvcache.counted import CountedBlocks
+from app.kvcache.block_pool import Block, BlockPool, CountedBlocks, FreeQueue
 
 HASH = b"h" * 32
 
