@@ -11,8 +11,8 @@ another. A property test holds both ways to the rules, told in the plainest way.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Generic, TypeVar
 
@@ -42,6 +42,8 @@ class WaitingQueue(Generic[W]):
         self._by_priority = by_priority
         self._heaps: dict[str | None, list[tuple[float, int, W]]] = {}
         """By adapter: priority, number in order of arrival, and the sequence."""
+        self._entries = 0
+        """In all heaps, with those of sequences that were removed."""
         self.members: set[W] = set()
         """All that wait."""
         self._adapters: dict[W, str] = {}
@@ -59,22 +61,30 @@ class WaitingQueue(Generic[W]):
             sequence.arrived = self._arrivals
         priority = FIRST if first else sequence.priority if self._by_priority else 0
         self.members.add(sequence)
-        heapq.heappush(self._heaps.setdefault(sequence.adapter, []), (priority, sequence.arrived, sequence))
+        self._entries += 1
+        heap = self._heaps.get(sequence.adapter)
+        if heap is None:
+            heap = self._heaps[sequence.adapter] = []
+        heappush(heap, (priority, sequence.arrived, sequence))
 
     def remove(self, sequence: W) -> bool:
         """Takes a sequence out of the queue; False when it does not wait."""
         if sequence not in self.members:
             return False
-        self._forget(sequence)
+        self.members.remove(sequence)
+        self._clear()
         return True
 
     def head(self) -> W | None:
         """Returns the next one; None when none may start."""
-        if not self.members:
+        members = self.members
+        if not members:
             return None
+        if len(self._heaps) == 1 and (heap := self._heaps.get(None)):  # as nearly always
+            if heap[0][2] not in members:
+                heap = self._live(None)
+            return heap[0][2]
         heads = [heap[0] for adapter in list(self._heaps) if (heap := self._live(adapter))]
-        if len(heads) == 1 and heads[0][2].adapter is None:
-            return heads[0][2]
         room = self._lora.has_room()
         ready = [it for it in heads if self._lora.is_ready(it[2].adapter) or room and it[0] == FIRST]
         if not ready and room:
@@ -83,8 +93,11 @@ class WaitingQueue(Generic[W]):
 
     def pop(self, sequence: W) -> None:
         """Takes out the `head`, which has a slot now."""
-        heapq.heappop(self._heaps[sequence.adapter])
-        self._forget(sequence)
+        heappop(self._heaps[sequence.adapter])
+        self._entries -= 1
+        self.members.remove(sequence)
+        if self._entries > SLACK:
+            self._clear()
         if sequence.adapter is not None:
             self.hold(sequence)
 
@@ -98,19 +111,20 @@ class WaitingQueue(Generic[W]):
         if self._adapters and (adapter := self._adapters.pop(sequence, None)) is not None:
             self._lora.leave(adapter)
 
-    def _forget(self, sequence: W) -> None:
+    def _clear(self) -> None:
         """Drops entries of sequences that were removed, before they outnumber those that wait."""
-        self.members.remove(sequence)
-        if sum(map(len, self._heaps.values())) <= 2 * len(self.members) + SLACK:
+        if self._entries <= 2 * len(self.members) + SLACK:
             return
         for adapter, heap in list(self._heaps.items()):
             self._heaps[adapter] = kept = [entry for entry in heap if entry[2] in self.members]
-            heapq.heapify(kept)
+            heapify(kept)
+        self._entries = sum(map(len, self._heaps.values()))
 
     def _live(self, adapter: str | None) -> list[tuple[float, int, W]]:
         heap = self._heaps[adapter]
         while heap and heap[0][2] not in self.members:
-            heapq.heappop(heap)
+            heappop(heap)
+            self._entries -= 1
         if not heap:
             del self._heaps[adapter]
         return heap
