@@ -14,18 +14,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from app.engine.batch import Batch, Blocks, Drafts, S, SchedulerLimits, SequenceState
 from app.lora.adapters import LoRASlots
 
-FIRST = float("-inf")
+FIRST = -(1 << 128)
 """Before all priorities."""
+PRIORITY = 1 << 48
+"""More than sequences ever come: in one number, a priority decides before the order of arrival."""
 SLACK = 64
 """Entries of removed sequences that the heaps keep before they are cleared."""
 
 
 W = TypeVar("W", bound=SequenceState)
+_place = attrgetter("place")
 
 
 class WaitingQueue(Generic[W]):
@@ -40,8 +44,8 @@ class WaitingQueue(Generic[W]):
         """Without `lora` no sequence has an adapter."""
         self._lora = LoRASlots(0, lambda adapter: False) if lora is None else lora
         self._by_priority = by_priority
-        self._heaps: dict[str | None, list[tuple[float, int, W]]] = {}
-        """By adapter: priority, number in order of arrival, and the sequence."""
+        self._heaps: dict[str | None, list[tuple[int, W]]] = {}
+        """By adapter: place by priority and order of arrival, and the sequence."""
         self._entries = 0
         """In all heaps, with those of sequences that were removed."""
         self.members: set[W] = set()
@@ -59,13 +63,17 @@ class WaitingQueue(Generic[W]):
         if not sequence.arrived:
             self._arrivals += 1
             sequence.arrived = self._arrivals
-        priority = FIRST if first else sequence.priority if self._by_priority else 0
+        place = sequence.arrived
+        if first:
+            place += FIRST
+        elif self._by_priority:
+            place += sequence.priority * PRIORITY
         self.members.add(sequence)
         self._entries += 1
         heap = self._heaps.get(sequence.adapter)
         if heap is None:
             heap = self._heaps[sequence.adapter] = []
-        heappush(heap, (priority, sequence.arrived, sequence))
+        heappush(heap, (place, sequence))
 
     def remove(self, sequence: W) -> bool:
         """Takes a sequence out of the queue; False when it does not wait."""
@@ -81,15 +89,15 @@ class WaitingQueue(Generic[W]):
         if not members:
             return None
         if len(self._heaps) == 1 and (heap := self._heaps.get(None)):  # as nearly always
-            if heap[0][2] not in members:
+            if heap[0][1] not in members:
                 heap = self._live(None)
-            return heap[0][2]
+            return heap[0][1]
         heads = [heap[0] for adapter in list(self._heaps) if (heap := self._live(adapter))]
         room = self._lora.has_room()
-        ready = [it for it in heads if self._lora.is_ready(it[2].adapter) or room and it[0] == FIRST]
+        ready = [it for it in heads if self._lora.is_ready(it[1].adapter) or room and it[0] < FIRST // 2]
         if not ready and room:
             ready = heads
-        return min(ready)[2] if ready else None
+        return min(ready)[1] if ready else None
 
     def pop(self, sequence: W) -> None:
         """Takes out the `head`, which has a slot now."""
@@ -116,13 +124,13 @@ class WaitingQueue(Generic[W]):
         if self._entries <= 2 * len(self.members) + SLACK:
             return
         for adapter, heap in list(self._heaps.items()):
-            self._heaps[adapter] = kept = [entry for entry in heap if entry[2] in self.members]
+            self._heaps[adapter] = kept = [entry for entry in heap if entry[1] in self.members]
             heapify(kept)
         self._entries = sum(map(len, self._heaps.values()))
 
-    def _live(self, adapter: str | None) -> list[tuple[float, int, W]]:
+    def _live(self, adapter: str | None) -> list[tuple[int, W]]:
         heap = self._heaps[adapter]
-        while heap and heap[0][2] not in self.members:
+        while heap and heap[0][1] not in self.members:
             heappop(heap)
             self._entries -= 1
         if not heap:
@@ -142,6 +150,7 @@ class Scheduler(Generic[S]):
     ) -> None:
         self.limits = limits
         self.blocks = blocks
+        self._block_size = blocks.block_size
         self.waiting: WaitingQueue[S] = waiting or WaitingQueue()
         self.running: list[S] = []
         """In order of admission, with those whose last token is in flight."""
@@ -296,10 +305,11 @@ class Scheduler(Generic[S]):
         batch.context = step * count + self._leads
         if needs:
             del self._needs[step]
+            grow, note = self.blocks.grow, self._note_need
             for sequence in sorted(needs, key=_place):
-                self.blocks.grow(sequence, 1)
+                grow(sequence, 1)
                 sequence.held += 1
-                self._note_need(sequence)
+                note(sequence)
         ends = self._ends.pop(step, ())
         for sequence in sorted(ends, key=_place):
             self._end(sequence, batch)
@@ -467,10 +477,14 @@ class Scheduler(Generic[S]):
         self._note_need(sequence)
 
     def _note_need(self, sequence: S) -> None:
-        """Write down when a decode needs its next block, if it ever does."""
-        step = sequence.held * self.blocks.block_size - sequence.lead
-        if step <= sequence.last_step:
-            self._needs.setdefault(step, []).append(sequence)
+        """Writes down when a decode needs its next block, if it ever does."""
+        room = sequence.held * self._block_size
+        if room < sequence.prompt_tokens + sequence.output_tokens - 1:  # less than it has in its last step
+            step = room - sequence.lead
+            if (needs := self._needs.get(step)) is None:
+                self._needs[step] = [sequence]
+            else:
+                needs.append(sequence)
 
     def _part(self, sequence: S) -> None:
         """It advances with the others no more."""
@@ -495,7 +509,3 @@ class Scheduler(Generic[S]):
         self._decoding = [it for it in self.running if it.decodes]
         for sequence in self._decoding:
             self._join(sequence)
-
-
-def _place(sequence: SequenceState) -> int:
-    return sequence.place

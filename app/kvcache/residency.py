@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
 from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from app.metrics.recorder import Recorder
+if TYPE_CHECKING:
+    from app.metrics.recorder import Recorder
 
 USES = 4
 """Uses of a block that are remembered, for the gaps between them."""
