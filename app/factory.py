@@ -317,7 +317,7 @@ def engine_of(
     if not components.settings.engine.is_real:
         simulated = service_of(components, cache, plugins)
         return simulated, Lifecycle(simulated, components.recorder, cache), None
-    from app.engine.remote_lifecycle import RemoteLifecycle
+    from app.engine.remote import RemoteLifecycle
     from app.real_engine import real_model, remote_engine  # and ZMQ
 
     engine = remote_engine(components)

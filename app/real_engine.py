@@ -20,8 +20,7 @@ from app.engine.wire import EngineProcessOptions
 from app.llm.errors import LLMError
 from app.llm.resolve import find_model
 from app.llm.tokenizer import load_tokenizer
-from app.parsing.readers import readers
-from app.parsing.thoughts import CLOSE, OPEN
+from app.parsing.readers import THINK_BEGIN, THINK_END, readers
 from app.server import ranks
 from app.server.engine_process import given_length
 from app.server.handover import ENDPOINT
@@ -119,9 +118,9 @@ def real_model(components: Components) -> RealModel:
 
 def thought_tokens(tokenizer: Tokenizer) -> ThoughtTokens | None:
     """The tags of thoughts, where each is one token that is shown as text."""
-    ids = [tokenizer.encode(tag) for tag in (OPEN, CLOSE)]
+    ids = [tokenizer.encode(tag) for tag in (THINK_BEGIN, THINK_END)]
     shown = [tokenizer.decode(of_tag) for of_tag in ids]
-    if [len(of_tag) for of_tag in ids] != [1, 1] or shown != [OPEN, CLOSE]:
+    if [len(of_tag) for of_tag in ids] != [1, 1] or shown != [THINK_BEGIN, THINK_END]:
         return None
     return ThoughtTokens(ids[0][0], ids[1][0], tokenizer.decode)
 

@@ -18,8 +18,7 @@ import gevent
 
 from app.dataset.catalogue import ids_hash
 from app.dataset.command import Record, write_sqlite
-from app.dataset.dataset import Dataset
-from app.dataset.rows import FileRows, MemoryRows
+from app.dataset.dataset import Dataset, Rows
 from app.dataset.tokens import Tokens
 from app.tokenization import default_tokenizer
 from benchmarks.arrivals import quantile
@@ -58,22 +57,18 @@ class Round:
     stall_max_ms: float
 
 
-class Inline:
+class Inline(Rows):
     """Rows of a file, read in the thread of the event loop."""
 
-    def __init__(self, rows: FileRows) -> None:
-        self.catalogue = rows.catalogue
-        self.size_bytes = rows.size_bytes
-        self.close = rows.close
-        self.read = rows.read_here
+    def read(self, key: int) -> object:
+        return self.read_here(key)
 
 
-class Beside(Inline):
+class Beside(Rows):
     """Rows of a file, read as a patched server reads them."""
 
-    def __init__(self, rows: FileRows) -> None:
-        super().__init__(rows)
-        self.read = lambda key: gevent.get_hub().threadpool.apply(rows.read_here, (key,))
+    def read(self, key: int) -> object:
+        return gevent.get_hub().threadpool.apply(self.read_here, (key,))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -83,12 +78,12 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "replies.sqlite3")
         write_sqlite(path, TABLE, _records(options.rows))
-        rows, tokenizer = FileRows(path, TABLE), default_tokenizer()
+        tokenizer = default_tokenizer()
         datasets = {
             NOTHING: None,
-            INLINE: Dataset(INLINE, Inline(rows), tokenizer),
-            BESIDE: Dataset(BESIDE, Beside(rows), tokenizer),
-            MEMORY: Dataset(MEMORY, MemoryRows(path, TABLE), tokenizer),
+            INLINE: Dataset(INLINE, Inline(path, TABLE, in_memory=False), tokenizer),
+            BESIDE: Dataset(BESIDE, Beside(path, TABLE, in_memory=False), tokenizer),
+            MEMORY: Dataset(MEMORY, Rows(path, TABLE, in_memory=True), tokenizer),
         }
         subjects = [(where, written) for written in (False, True) for where in datasets]
 

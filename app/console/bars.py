@@ -16,9 +16,9 @@ from msgspec import Struct
 
 from app.clock.pause import Slices
 from app.console.frames import EndRow, Frame, NewBar, PhaseRow
+from app.engine.batch import Phase, SequenceStatus
 from app.engine.request import EngineRequest, Outcome, Watch
-from app.engine.sequence import Sequence, WatchedEngine
-from app.engine.status import Phase, SequenceStatus
+from app.engine.sequence import BaseEngine, Sequence
 from app.http.context import RequestContext, client_name
 
 MOST_NEW = 500
@@ -85,7 +85,7 @@ class Bar(Struct, gc=False, eq=False):
 class Bars:
     """The bars of one engine. `began_s` is moment 0 of all that is told."""
 
-    def __init__(self, engine: WatchedEngine, now: Callable[[], float], began_s: float) -> None:
+    def __init__(self, engine: BaseEngine, now: Callable[[], float], began_s: float) -> None:
         """`now` is the engine's clock."""
         self._engine = engine
         self._now = now

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 from app.console.bars import Bars, in_ms
 from app.console.blocks import BlockMap
 from app.console.frames import FIGURES, EventRow, Frame, Picture, StepRow
-from app.engine.batch import Batch
+from app.engine.batch import Batch, Phase
 from app.engine.cache_manager import KVCacheManager
 from app.engine.engine import Engine
 from app.engine.lifecycle import Operations
 from app.engine.request import EngineRequest
-from app.engine.sequence import WatchedEngine
-from app.engine.status import Phase
+from app.engine.sequence import BaseEngine
 from app.engine.stepped import StepExecutor, SteppedSequence
 from app.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 from app.metrics.figures import Figures
@@ -37,7 +36,7 @@ class Steps:
     """Is told every step while somebody looks. `began_s` is moment 0."""
 
     def __init__(
-        self, engine: WatchedEngine, began_s: float, number_of: Callable[[EngineRequest], int | None]
+        self, engine: BaseEngine, began_s: float, number_of: Callable[[EngineRequest], int | None]
     ) -> None:
         """`number_of` knows the bars of requests."""
         executor = engine.executor if isinstance(engine, Engine) else None
@@ -161,7 +160,7 @@ class Observer:
 
     def __init__(
         self,
-        engine: WatchedEngine,
+        engine: BaseEngine,
         lifecycle: Operations,
         now: Callable[[], float],
         unix: Callable[[], float],

@@ -1,9 +1,81 @@
-"""Recorded conversations as replies.
+"""Recorded conversations as replies: which file answers for which model.
 
 `prepare` and `open_datasets` are called once at the start, `Datasets.of` and `Dataset.reply` for each reply.
 """
 
-from app.dataset.errors import DatasetError
-from app.dataset.routing import Datasets, open_datasets, prepare
+from __future__ import annotations
 
-__all__ = ["DatasetError", "Datasets", "open_datasets", "prepare"]
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.dataset.tokens import DatasetError as DatasetError
+from app.tokenization import Tokenizer
+from config.sections.reply import ALL_MODELS, DatasetSettings
+
+if TYPE_CHECKING:
+    from app.dataset.dataset import Dataset
+
+logger = logging.getLogger(__name__)
+
+
+class Datasets:
+    """The datasets of a server, by model."""
+
+    def __init__(self, by_model: Mapping[str, Dataset]) -> None:
+        self._by_model = by_model
+
+    def __bool__(self) -> bool:
+        return bool(self._by_model)
+
+    def of(self, model: str) -> Dataset | None:
+        """The model's own, else the one for all models, else None."""
+        return self._by_model.get(model) or self._by_model.get(ALL_MODELS)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that is held: as much as the files make necessary, which nothing adds to later."""
+        return sum(dataset.size_bytes for dataset in self._by_model.values())
+
+    def close(self) -> None:
+        for dataset in self._by_model.values():
+            dataset.close()
+
+
+def open_datasets(settings: DatasetSettings, tokenizer: Tokenizer) -> Datasets:
+    """All datasets of the settings that can be used; there is one warning about each of the others.
+
+    May take a second for a million replies, and longer for copies in memory. Starts nothing that a fork
+    would lose. `prepare` comes before it.
+    """
+    opened: dict[str, Dataset] = {}
+    for model, path in settings.files.items():
+        # Its library takes a tenth of a second to import and some memory: only for who has datasets.
+        from app.dataset.dataset import open_dataset
+
+        name, in_memory = settings.dataset_table_name, settings.dataset_in_memory
+        try:
+            opened[model] = open_dataset(Path(path).expanduser(), name, in_memory, tokenizer)
+        except DatasetError as error:
+            logger.warning("dataset %s is not used: %s", path, error)
+        else:
+            whose = f"model {model}" if model else "all models"
+            logger.info("dataset %s: %d replies for %s", path, len(opened[model]), whose)
+    return Datasets(opened)
+
+
+def prepare(settings: DatasetSettings) -> None:
+    """Download the first file if it is not there and may be downloaded.
+
+    DatasetError, which should stop the start, when that fails or any file is missing.
+    """
+    for number, text in enumerate(settings.files.values()):
+        path = Path(text).expanduser()
+        if path.exists():
+            continue
+        if number or settings.dataset_url is None:
+            raise DatasetError(f"setting dataset-path: there is no file {text}")
+        from app.dataset.download import download
+
+        download(settings.dataset_url, path, settings.dataset_sha256)

@@ -60,7 +60,6 @@ class Catalogue:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the arrays."""
         arrays = (self._prefixes, self._lengths, self._keys, self._by_length, self._by_hash)
         return sum(map(sys.getsizeof, arrays))
 

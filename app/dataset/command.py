@@ -8,8 +8,7 @@ import sqlite3
 import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO
@@ -21,9 +20,8 @@ from sqlalchemy.exc import DBAPIError
 from tqdm import tqdm
 
 from app.dataset.catalogue import ids_hash
-from app.dataset.errors import DatasetError
-from app.dataset.rows import replies_table
-from app.dataset.tokens import Tokens, encode
+from app.dataset.dataset import replies_table
+from app.dataset.tokens import DatasetError, Tokens, encode
 from app.tokenization import Message, Tokenizer, TokenizerError, TokenizerInputError
 from config import ConfigError, Settings
 from config.flags import Parser, as_command, whole_number
@@ -82,12 +80,9 @@ def conversations(file: BinaryIO) -> Iterator[object]:
     try:
         yield from ijson.items(file, "item", use_float=True)
     except ijson.JSONError as error:
-        raise DatasetError(f"it is not JSON: {_first_line(error.args[0])}") from error
-
-
-def _first_line(message: str | bytes) -> str:
-    text = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
-    return text.splitlines()[0]
+        said = error.args[0]
+        text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+        raise DatasetError(f"it is not JSON: {text.splitlines()[0]}") from error
 
 
 def pairs(conversation: object) -> Iterator[Pair]:
@@ -122,41 +117,33 @@ class Record(msgspec.Struct, frozen=True):
     reply: str
 
 
-@dataclass(slots=True)
-class Counts:
-    """What came of the input; `refusal` is why the first of the refused questions was not taken."""
-
-    conversations: int = 0
-    records: int = 0
-    refused: int = 0
-    refusal: str = ""
-
-
 class Recorder:
     """Turns conversations into records with the ids of `tokenizer`, and counts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.counts = Counts()
+        self.conversations = self.recorded = self.refused = 0
+        self.refusal = ""
+        """Why the first of the refused questions was not taken."""
         self._tokenizer = tokenizer
 
     def records(self, conversations: Iterable[object]) -> Iterator[Record]:
-        """Two records for each question with a reply: one as text, one as the chat so far.
+        """Yields two records for each question with a reply: one as text, one as the chat so far.
 
         A conversation ends where the tokenizer refuses it. TokenizerError when the tokenizer fails.
         """
         for conversation in conversations:
-            self.counts.conversations += 1
+            self.conversations += 1
             try:
                 for pair in pairs(conversation):
                     made = self._records(pair)
-                    self.counts.records += len(made)
+                    self.recorded += len(made)
                     yield from made
             except TokenizerInputError as error:
-                self.counts.refused += 1
-                self.counts.refusal = self.counts.refusal or str(error)
+                self.refused += 1
+                self.refusal = self.refusal or str(error)
 
     def _records(self, pair: Pair) -> list[Record]:
-        """None for a reply without tokens. The prompts are encoded as the server does it by default."""
+        """Returns none for a reply without tokens. Prompts are encoded as the server does it by default."""
         ids = self._tokenizer.encode(pair.reply)
         if not ids:
             return []
@@ -178,27 +165,14 @@ def write_sqlite(path: Path, table_name: str, records: Iterable[Record]) -> None
     with engine.begin() as connection:
         connection.exec_driver_sql("BEGIN")
         table.create(connection)
-        for rows in _batches(map(_row, records)):
-            connection.execute(insert(table), rows)
+        rows = map(_row, records)
+        while batch := list(islice(rows, ROWS_PER_INSERT)):
+            connection.execute(insert(table), batch)
 
 
 def _row(record: Record) -> dict[str, object]:
-    return {
-        "prompt_hash": record.prompt_hash,
-        "gen_tokens": encode(record.tokens),
-        "n_gen_tokens": len(record.tokens),
-    }
-
-
-def _batches(rows: Iterable[dict[str, object]]) -> Iterator[list[dict[str, object]]]:
-    batch: list[dict[str, object]] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == ROWS_PER_INSERT:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+    tokens = record.tokens
+    return {"prompt_hash": record.prompt_hash, "gen_tokens": encode(tokens), "n_gen_tokens": len(tokens)}
 
 
 def written_as_json(records: Iterable[Record], file: TextIO, tokenizer: Tokenizer) -> Iterator[Record]:
@@ -234,20 +208,6 @@ def all_or_none(paths: Sequence[Path]) -> Iterator[list[Path]]:
             part.unlink(missing_ok=True)
 
 
-def card(title: str, source: str, model: str, tokenizer: str, table: str, counts: Counts) -> str:
-    """The page as Markdown; `title` is the name of the SQLite file, `source` that of the input."""
-    return CARD.format(
-        title=title.rpartition(".")[0] or title,
-        file=title,
-        source=source,
-        model=model,
-        tokenizer=tokenizer,
-        table=table,
-        conversations=counts.conversations,
-        records=counts.records,
-    )
-
-
 ABOUT = """\
 Make a dataset (an SQLite file with recorded replies, see docs/datasets.md) out of a JSON file with
 conversations in the form of ShareGPT. The settings of the server are flags here, too: the model and its
@@ -277,7 +237,7 @@ def _parser() -> Parser:
 
 
 def _build(options: argparse.Namespace, settings: Settings, tokenizer: Tokenizer) -> str:
-    """Make the files; what came of it, in one line."""
+    """Makes the files; returns what came of it, in one line."""
     output: Path = options.output
     table = _table_name(options, settings)
     targets = [output, output.with_suffix(".md")]
@@ -289,18 +249,26 @@ def _build(options: argparse.Namespace, settings: Settings, tokenizer: Tokenizer
         output.parent.mkdir(parents=True, exist_ok=True)
         with all_or_none(targets) as (sqlite, page, *debug):
             records = recorder.records(islice(conversations(file), options.max_records))
-            if debug:
-                with debug[0].open("w", encoding="utf-8") as readable:
-                    write_sqlite(sqlite, table, written_as_json(records, readable, tokenizer))
-            else:
+            with debug[0].open("w", encoding="utf-8") if debug else nullcontext() as readable:
+                if readable is not None:
+                    records = written_as_json(records, readable, tokenizer)
                 write_sqlite(sqlite, table, records)
-            if not recorder.counts.records:
-                raise DatasetError(f"it has no question of a human with a reply{_refused(recorder.counts)}")
-            model, source = settings.model.model, options.input.name
-            page.write_text(card(output.name, source, model, tokenizer.name, table, recorder.counts), "utf-8")
-    counts = recorder.counts
-    made = f"{output}: {counts.records} records of {counts.conversations} conversations"
-    return made + _refused(counts)
+            refused = f"; {recorder.refused} were cut short: {recorder.refusal}" if recorder.refused else ""
+            if not recorder.recorded:
+                raise DatasetError(f"it has no question of a human with a reply{refused}")
+            card = CARD.format(
+                title=output.name.rpartition(".")[0] or output.name,
+                file=output.name,
+                source=options.input.name,
+                model=settings.model.model,
+                tokenizer=tokenizer.name,
+                table=table,
+                conversations=recorder.conversations,
+                records=recorder.recorded,
+            )
+            page.write_text(card, "utf-8")
+    made = f"{output}: {recorder.recorded} records of {recorder.conversations} conversations"
+    return made + refused
 
 
 def _table_name(options: argparse.Namespace, settings: Settings) -> str:
@@ -320,13 +288,8 @@ def _check_targets(targets: Sequence[Path]) -> None:
             raise DatasetError(f"{target} exists already and is not written over")
 
 
-def _refused(counts: Counts) -> str:
-    return f"; {counts.refused} were cut short: {counts.refusal}" if counts.refused else ""
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The input, with a bar on a terminal."""
     with path.open("rb") as file:
         total = os.fstat(file.fileno()).st_size
         bar: Any = tqdm.wrapattr(file, "read", total=total, desc=path.name, disable=None)

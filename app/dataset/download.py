@@ -17,7 +17,7 @@ from tqdm import tqdm
 from urllib3.exceptions import HTTPError, LocationParseError
 from urllib3.util import Retry, Timeout, parse_url
 
-from app.dataset.errors import DatasetError
+from app.dataset.tokens import DatasetError
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT = Timeout(connect=10, read=60)
@@ -202,7 +202,6 @@ def shown(name: str) -> Progress:
 
 @contextmanager
 def bar(name: str, have: int, total: int | None) -> Iterator[Advance]:
-    """A bar on stderr."""
     with tqdm(
         desc=name, initial=have, total=total, unit="B", unit_scale=True, dynamic_ncols=True
     ) as progress:

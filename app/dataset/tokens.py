@@ -7,8 +7,15 @@ from typing import TypeGuard
 
 import msgspec
 
-from app.dataset.errors import DatasetError
 from app.tokenization import Tokenizer
+
+
+class DatasetError(Exception):
+    """A dataset cannot be used, downloaded or built; its text is one line for the user."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
 
 IDS, STRINGS = ("tokens", "numbers"), ("strings",)
 """Keys of the two lists, in any case."""
@@ -27,7 +34,6 @@ class Tokens(msgspec.Struct, frozen=True):
         return len(self.ids) or len(self.strings)
 
     def cut(self, most: int) -> Tokens:
-        """The first `most` tokens."""
         return self if len(self) <= most else Tokens(self.ids[:most], self.strings[:most])
 
 

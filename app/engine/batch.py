@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
+from enum import IntEnum
+from random import Random
 from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
@@ -20,8 +21,36 @@ class SchedulerLimits(Struct, frozen=True, kw_only=True):
     by_priority: bool = False
 
 
+class Phase(IntEnum):
+    """What a sequence does that is not over."""
+
+    QUEUED = 0
+    PREFILL = 1
+    TRANSFER = 2
+    """The cache of its prompt, which was computed elsewhere, is on its way."""
+    DECODE = 3
+    PREEMPTED = 4
+
+
+class SequenceStatus(Struct, frozen=True, gc=False):
+    """How far a sequence has come; read from outside now and then.
+
+    `computed` tokens of the prompt are there or under way; `held` blocks count where steps are shared.
+    Moments are monotonic seconds: since when it runs, and when its first token was due.
+    """
+
+    phase: Phase
+    computed: int
+    held: int
+    scheduled_s: float | None
+    first_s: float | None
+
+
 class SequenceState:
     """What the scheduler knows of a sequence."""
+
+    adapter: str | None = None
+    """The LoRA adapter that must be in memory while it runs."""
 
     __slots__ = (
         "arrived",
@@ -128,10 +157,6 @@ class Batch(Generic[S]):
         self.drafts: dict[S, tuple[int, int]] = {}
         """By speculation: tokens that were drafted for a decode, and how many of them were right."""
 
-    def count(self, sequence: S) -> int:
-        """Tokens of its reply that a sequence gets."""
-        return 1 + self.drafts[sequence][1] if sequence in self.drafts else 1
-
 
 class Blocks(Protocol[S]):  # type: ignore[misc]
     """The pool that sequences take their blocks from."""
@@ -167,64 +192,18 @@ class Blocks(Protocol[S]):  # type: ignore[misc]
         """It does not come back."""
 
 
-class Waiting(Protocol[S]):
-    """The sequences that wait, and which of them is next."""
+class Drafts:
+    """A draft for each of `rates`, the chance that it is right, given that all before it were (rule 5)."""
 
-    def __len__(self) -> int: ...
-
-    def add(self, sequence: S, number: int | None = None, first: bool = False) -> None:
-        """Adds a sequence, at the place of its `number` in order of arrival, or before all others."""
-
-    def head(self) -> S | None:
-        """Returns the next one; None when none may start."""
-
-    def pop(self, sequence: S) -> None:
-        """Takes out the `head`: it has a place now."""
-
-    def left(self, sequence: S) -> None:
-        """Notes that a sequence no longer has its place."""
-
-    def remove(self, sequence: S) -> bool:
-        """Takes a sequence out; False when it does not wait."""
-
-
-class Speculation(Protocol):
-    """Drafts that are checked in the step of a decode (rule 5)."""
-
-    drafts: int
-    """Tokens drafted a step."""
+    def __init__(self, rates: Sequence[float], rng: Random) -> None:
+        self.drafts = len(rates)
+        """Tokens drafted a step."""
+        self._rates = rates
+        self._rng = rng
 
     def accepted(self, drafts: int) -> int:
-        """How many of `drafts` tokens were right."""
-
-
-class FirstCome(Generic[S]):
-    """First come, first served; who was preempted, or has blocks, comes first."""
-
-    def __init__(self) -> None:
-        self._queue: deque[S] = deque()
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def add(self, sequence: S, number: int | None = None, first: bool = False) -> None:
-        if sequence.preemptions or first:
-            self._queue.appendleft(sequence)
-        else:
-            self._queue.append(sequence)
-
-    def head(self) -> S | None:
-        return self._queue[0] if self._queue else None
-
-    def pop(self, sequence: S) -> None:
-        self._queue.popleft()
-
-    def left(self, sequence: S) -> None:
-        """Places are all the same here."""
-
-    def remove(self, sequence: S) -> bool:
-        try:
-            self._queue.remove(sequence)
-        except ValueError:
-            return False
-        return True
+        """Returns how many of the first `drafts` are right, up to the first that is not."""
+        for number, rate in enumerate(self._rates[:drafts]):
+            if self._rng.random() >= rate:
+                return number
+        return drafts

@@ -51,13 +51,11 @@ class BeamSearch:
             raise
 
     def abort(self) -> None:
-        """See `Handle.abort`."""
         if not self._is_over:
             self._stop()
             self.future.set_result(None)
 
     def _stop(self) -> None:
-        """Ends the requests of this step; their outputs matter no more."""
         self._is_over = True
         for handle in self._running:
             handle.abort()
@@ -68,7 +66,6 @@ class BeamSearch:
         self.future.set_result(None)
 
     def _begin_step(self) -> None:
-        """One request for each beam that goes on."""
         step, now_s = self._step, self._clock.now()
         going = [
             (request, reply)
@@ -119,7 +116,6 @@ class BeamSearch:
             self._fail(0, error)
 
     def _tell(self, aborted: Finish | None) -> None:
-        """Emits the beams, each in one piece."""
         self._is_over = True
         at_s = self._clock.now()
         for request, reply in self._beams:

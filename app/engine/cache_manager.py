@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain, count, groupby
+from itertools import chain, groupby
 
 from app.clock.pause import pause_if_possible
+from app.engine.batch import SequenceState
 from app.engine.errors import PromptExceedsCache
 from app.engine.request import EngineRequest
 from app.kvcache.block_pool import Block
@@ -18,8 +19,46 @@ from app.metrics.recorder import Recorder
 Publish = Callable[[Sequence[KVEvent]], None]
 
 
+class CachedSequence(SequenceState):
+    """What the cache knows of a sequence; counts are in tokens of its prompt, if not said otherwise."""
+
+    __slots__ = (
+        "cached_tokens",
+        "created_tokens",
+        "fetched_tokens",
+        "handed",
+        "hits",
+        "prompt",
+        "request",
+        "stored",
+    )
+
+    def __init__(self, request: EngineRequest, output_tokens: int, prompt: Prompt | None = None) -> None:
+        """Without a `prompt` it has no blocks that could be found."""
+        super().__init__(len(request.prompt_ids), output_tokens, request.priority, request.remote_prefill)
+        self.request = request
+        self.prompt = prompt
+        self.hits: list[Block] = []
+        """Blocks that were found for the prompt, until they are taken."""
+        self.cached_tokens = 0
+        """Found in the cache."""
+        self.fetched_tokens = 0
+        """Fetched from another engine, or from a connector's store."""
+        self.created_tokens = 0
+        """Not cached before, and from then on."""
+        self.handed = self.stored = 0
+        """Tokens of the reply whose steps are over, and those of them that the cache knows."""
+
+    def reply_ids(self, start: int, stop: int) -> Sequence[int]:
+        raise NotImplementedError
+
+
 class KVCacheManager:
-    """One engine's cache. `adapter_of` knows adapters by name, `publish` takes a step's events."""
+    """One engine's cache, and the scheduler's `Blocks` in it. `adapter_of` knows adapters by name.
+
+    A sequence with latencies of its own takes the blocks of its prompt at once (`allocate`), and others one
+    by one for its reply (`append`). In steps a scheduler decides (`find` to `forget`).
+    """
 
     def __init__(
         self,
@@ -29,35 +68,33 @@ class KVCacheManager:
         publish: Publish | None = None,
         store: Store | None = None,
     ) -> None:
-        """`store` is where a connector keeps blocks besides."""
+        """`publish` takes a step's events; `store` is where a connector keeps blocks besides."""
         self.cache = cache
         self.store = store
         self.recorder = recorder
+        self.block_size, self.capacity = cache.block_size, cache.capacity
+        self._queue, self._log = cache.pool.queue, cache.log
         self._adapter_of = adapter_of
         self._publish = publish
-        self._numbers = count()
         self._steps: list[list[KVEvent]] = []
         """The events of each prefill that are not published yet."""
 
-    def blocks_of(self, requests: Sequence[EngineRequest]) -> list[SequenceBlocks]:
-        """What each of `requests`, in order of index, will have. PromptExceedsCache for what never fits.
+    def prompts(self, requests: Sequence[EngineRequest]) -> list[Prompt]:
+        """Returns the prompt of each of `requests`, which are in order of index.
 
-        Each prompt is hashed once, with pauses in which others have their turn.
+        Each is hashed once, with pauses for other work. PromptExceedsCache for one that never fits.
         """
-        blocks: list[SequenceBlocks] = []
+        prompts: list[Prompt] = []
         for _, choices in groupby(requests, key=lambda it: it.index // it.n):
             first = next(choices)
             prompt = self._prompt(first)
-            for request in chain((first,), choices):
-                key = f"{request.request_id} {next(self._numbers)}"
-                store = None if first.remote_prefill else self.store
-                blocks.append(SequenceBlocks(self, key, prompt, store, first.prompt_logprobs is None))
-        return blocks
+            prompts += [prompt for _ in chain((first,), choices)]
+        return prompts
 
     def _prompt(self, request: EngineRequest) -> Prompt:
         tokens = len(request.prompt_ids)
         if not self.cache.fits_ever(tokens):
-            raise PromptExceedsCache(tokens, self.cache.capacity * self.cache.block_size)
+            raise PromptExceedsCache(tokens, self.capacity * self.block_size)
         name = request.adapter
         adapter = None if name is None else self._adapter_of(name)
         media = [Placeholder(*item) for item in request.media]
@@ -68,21 +105,121 @@ class KVCacheManager:
             pause_if_possible()
         return prompt
 
+    # A sequence with latencies of its own.
+
+    def allocate(self, sequence: CachedSequence) -> None:
+        """Takes the blocks of the prompt, and notes in the sequence what was found of it."""
+        assert sequence.prompt is not None
+        found = self.cache.begin(sequence, sequence.prompt) or 0
+        self._note(sequence, found, self._load(sequence, found))
+        self.begin_prefill()
+
+    def append(self, sequence: CachedSequence, ids: Sequence[int]) -> None:
+        """Gives room to the tokens of a step that is over, and publishes its events."""
+        # Without a free block the reply goes on all the same: nothing is preempted yet.
+        if ids:
+            self.cache.append(sequence, ids)
+        self.end_step()
+
+    def finish(self, sequence: CachedSequence) -> None:
+        """Gives the blocks back, and publishes the events."""
+        self.cache.finish(sequence)
+        self.end_step()
+
+    # `Blocks` of a scheduler.
+
+    @property
+    def free(self) -> int:
+        return self._queue.free
+
+    def find(self, sequence: CachedSequence, tokens: int) -> int:
+        prompt = sequence.prompt
+        assert prompt is not None
+        sequence.stored = sequence.handed = written = tokens - sequence.prompt_tokens
+        if len(prompt.token_ids) != tokens:  # it was preempted, and has written since
+            ids = [*sequence.request.prompt_ids, *sequence.reply_ids(0, written)]
+            sequence.prompt = prompt = self.cache.again(prompt, ids)
+        sequence.hits = hits = self.cache.hits(prompt)
+        sequence.loaded = 0 if sequence.preemptions else self._load(sequence, len(hits) * self.block_size)
+        return len(hits)
+
+    def fits(self, sequence: CachedSequence, tokens: int, found: int) -> bool:
+        assert sequence.prompt is not None
+        return self.cache.fits(sequence.prompt, sequence.hits)
+
+    def begin(self, sequence: CachedSequence, found: int, count: int) -> None:
+        assert sequence.prompt is not None
+        cached = self.cache.begin(sequence, sequence.prompt, found + count, sequence.hits) or 0
+        sequence.hits = []
+        if not sequence.preemptions:
+            self._note(sequence, cached, sequence.loaded)
+
+    def grow(self, sequence: CachedSequence, count: int) -> None:
+        self.cache.grow(sequence, count)
+
+    def filled(self, sequence: CachedSequence) -> None:
+        assert sequence.prompt is not None
+        self.cache.compute(sequence, sequence.prompt, sequence.computed)
+
+    def release(self, sequence: CachedSequence, held: int, findable: int) -> None:
+        self.cache.finish(sequence)
+
+    def forget(self, sequence: CachedSequence) -> None:
+        """Does nothing: its hashes find what it left."""
+
+    def handed_out(self, sequence: CachedSequence, count: int) -> None:
+        """Notes tokens of a reply whose step is over; those that fill up a block go into the cache.
+
+        All but the newest one are computed, and have blocks.
+        """
+        sequence.handed += count
+        before, size = sequence.prompt_tokens - 1, self.block_size
+        if (before + sequence.handed) // size * size > before + sequence.stored:
+            self.cache.write(sequence, sequence.reply_ids(sequence.stored, sequence.handed))
+            sequence.stored = sequence.handed
+
+    # For both.
+
+    def _load(self, sequence: CachedSequence, found: int) -> int:
+        """Returns the tokens that the store of a connector has behind the `found` ones of the cache."""
+        prompt, store = sequence.prompt, self.store
+        if store is None or prompt is None or not prompt.reads or sequence.request.remote_prefill:
+            return 0
+        return store.find(prompt, found)
+
+    def _note(self, sequence: CachedSequence, found: int, loaded: int) -> None:
+        """Counts the look-up of a prompt, and has the store keep it.
+
+        The rest of a remote prefill comes over the net.
+        """
+        prompt, recorder = sequence.prompt, self.recorder
+        assert prompt is not None
+        if prompt.cached and prompt.reads:
+            recorder.looked_up(sequence.prompt_tokens, found)
+        sequence.cached_tokens = found
+        if sequence.request.remote_prefill:
+            sequence.fetched_tokens -= found
+            return
+        if self.store is not None:
+            recorder.looked_up_in_store(sequence.prompt_tokens - found, loaded, self.store.tier)
+            self.store.keep(prompt)
+        sequence.fetched_tokens = loaded
+        sequence.created_tokens = self.cache.created(prompt, found + loaded)
+
     def begin_prefill(self) -> None:
-        """Keep the events of a prompt apart: alone in its step, as where one prompt comes after another."""
+        """Keeps the events of a prompt apart: alone in its step, as where one prompt comes after another."""
         self.recorder.cache_used(self.cache.usage)
-        if events := self.cache.take_events():
-            self._steps.append(events)
+        if self._log.pending:
+            self._steps.append(self._log.take())
 
     def end_step(self) -> None:
         """Counts and publishes what has happened to the blocks."""
-        self.begin_prefill()
+        self.recorder.cache_used(self.cache.usage)
         self.publish()
 
     def publish(self) -> None:
-        """Publishes what has happened to the blocks."""
-        if events := self.cache.take_events():
-            self._steps.append(events)
+        if self._log.pending:
+            self._steps.append(self._log.take())
         if not self._steps:
             return
         steps, self._steps = self._steps, []
@@ -91,7 +228,7 @@ class KVCacheManager:
                 self._publish(events)
 
     def reset(self, under_requests: bool = False) -> bool:
-        """Forget all that is cached; False, and nothing is forgotten, while requests run, if that matters.
+        """Forgets all that is cached; False, and nothing is forgotten, while requests run, if that matters.
 
         The event waits for the next step, as in vLLM.
         """
@@ -101,95 +238,9 @@ class KVCacheManager:
         return self.cache.reset()
 
     def sleep(self) -> None:
-        """Forget everything and cache nothing more; see `reset` for the event."""
+        """Forgets everything and caches nothing more; see `reset` for the event."""
         self.cache.discard()
         self.cache.caching = False
 
     def wake(self) -> None:
-        """Cache again."""
         self.cache.caching = True
-
-
-class SequenceBlocks:
-    """The blocks of one sequence, known to the cache as `key`.
-
-    A sequence on its own timeline takes those of its prompt at once (`allocate`), and one after another for
-    its reply (`append`). In steps a scheduler decides (`HashedBlocks`).
-    """
-
-    __slots__ = ("_manager", "_reads", "_store", "hits", "key", "loaded", "prompt")
-
-    def __init__(
-        self,
-        manager: KVCacheManager,
-        key: str,
-        prompt: Prompt,
-        store: Store | None = None,
-        reads: bool = True,
-    ) -> None:
-        """Unless it `reads`, nothing of its prompt comes from `store`, where it is kept all the same."""
-        self.key = key
-        self.prompt = prompt
-        self.hits: list[Block] = []
-        """Blocks that were found for the prompt, until they are taken."""
-        self.loaded = 0
-        """Tokens of the prompt that come from the store of a connector."""
-        self._reads = reads
-        self._store = store
-        self._manager = manager
-
-    def numbers(self, first: int) -> list[int]:
-        """Returns the numbers of its blocks, from its `first`-th one on; none while it has none."""
-        try:
-            return self._manager.cache.block_numbers(self.key, first)
-        except KeyError:
-            return []
-
-    def fits(self) -> bool:
-        """Returns whether the prompt's blocks could be had now."""
-        return self._manager.cache.can_allocate(self.prompt)
-
-    def count_hits(self) -> int:
-        """Returns the tokens of the prompt that are cached now."""
-        cache = self._manager.cache
-        return len(cache.hits(self.prompt)) * cache.block_size
-
-    def allocate(self) -> tuple[int, int]:
-        """Takes the prompt's blocks; returns its cached tokens, and those that are cached from now on."""
-        manager = self._manager
-        found = manager.cache.begin(self.key, self.prompt) or 0
-        self.load(found)
-        self.count_lookup(found)
-        manager.begin_prefill()
-        return found, manager.cache.created(self.prompt, found + self.loaded)
-
-    def load(self, found: int) -> int:
-        """Returns the tokens that the store of a connector has behind the `found` ones of the cache."""
-        if self._store is not None and self._reads:
-            self.loaded = self._store.find(self.prompt, found)
-        return self.loaded
-
-    def count_lookup(self, found: int) -> None:
-        """Counts `found` cached tokens of the prompt, and what its store had; keeps the prompt there."""
-        recorder, tokens = self._manager.recorder, len(self.prompt.token_ids)
-        if self.prompt.looks_up:
-            recorder.looked_up(tokens, found)
-        if self._store is not None:
-            recorder.looked_up_in_store(tokens - found, self.loaded, self._store.tier)
-            self._store.keep(self.prompt)
-
-    def append(self, ids: Sequence[int]) -> None:
-        """Gives room to the tokens of a step that is over, and publishes its events."""
-        # Without a free block the reply goes on all the same: nothing is preempted yet.
-        if ids:
-            self._manager.cache.append(self.key, ids)
-        self._manager.end_step()
-
-    def write(self, ids: Sequence[int]) -> None:
-        """Notes known tokens of the reply, of which all but the last are computed; they have blocks."""
-        self._manager.cache.write(self.key, ids)
-
-    def release(self) -> None:
-        """Gives the blocks back, and publishes the events."""
-        self._manager.cache.finish(self.key)
-        self._manager.end_step()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listed
 from functools import partial
 from itertools import count, repeat
@@ -18,22 +18,21 @@ from app.clock.timer_wheel import TimerWheel
 from app.engine.beams import BeamSearch
 from app.engine.cache_manager import KVCacheManager
 from app.engine.client import Emit, Handle
-from app.engine.errors import Draining, KVCacheFull, QueueFull, TooManyRequests
+from app.engine.errors import KVCacheFull
 from app.engine.outputs import Started, Tokens
-from app.engine.pool import SequencePool
 from app.engine.reply import Model, Reply
 from app.engine.request import EngineRequest
 from app.engine.sequence import (
     COUNTED_AS,
     MOST_AT_ONCE,
+    BaseEngine,
     ReplySequence,
     Sequence,
     SequenceContext,
     Submission,
     emit_failure,
-    interrupt,
 )
-from app.engine.timeline import TimedSequence
+from app.engine.timeline import SequencePool, TimedSequence
 from app.engine.timing import PerRequestTiming
 from app.lora.adapters import LoRASlots
 from app.metrics.recorder import Recorder
@@ -60,7 +59,7 @@ SEEDS = 2**48
 log = logging.getLogger(__name__)
 
 
-class Engine:
+class Engine(BaseEngine):
     """The `EngineClient` of this process: sequences with timelines of their own, or in shared steps."""
 
     def __init__(
@@ -79,80 +78,56 @@ class Engine:
 
         `cost` says what a step costs, instead of the profile.
         """
+        super().__init__(settings, recorder)
         limits = settings.scheduling
-        self.recorder = recorder
-        self.draining = False
-        self.healthy = True
         self.wheel = TimerWheel(clock)
         self.lora = lora
         by_priority = limits.scheduling_policy == "priority"
         self.timing = PerRequestTiming(
             settings.latency, limits.max_num_seqs, lambda: self.executor.running, streams("latency")
         )
-        self._context = SequenceContext(clock, self.wheel, self.timing, recorder)
+        self._context = SequenceContext(clock, self.wheel, self.timing, recorder, cache)
         self.executor: SequencePool | StepExecutor
         self._sequence: Callable[..., ReplySequence]
         if profile is None:
             slots = SequencePool(limits.max_num_seqs, lora, by_priority, self.wheel.call_soon)
             self.executor, self._sequence = slots, partial(TimedSequence, pool=slots)
         else:
-            from app.engine.stepped import (
-                SteppedSequence,
-                step_executor,  # and all of a scheduler, which others do without
-            )
+            # With all of a scheduler, which others do without.
+            from app.engine.stepped import StepExecutor, SteppedSequence
 
-            steps = step_executor(settings, profile, self._context, lora, cache, streams("drafts"), cost)
+            steps = StepExecutor(settings, profile, self._context, lora, streams("drafts"), cost)
             self.executor, self._sequence = steps, partial(SteppedSequence, executor=steps)
         self._model = model
         self._cache = cache
         self._clock = clock
         self._seeds = streams("seeds")
-        self._max_waiting = limits.max_waiting_queue_length
-        self._max_unfinished = limits.max_num_queued_reqs
         self._refuses_full = settings.kvcache.kv_cache_full == "refuse"
-        self._active: dict[Submission, None] = {}
-        """What was submitted and is not over, in order of arrival."""
 
     @property
     def running(self) -> int:
-        """Sequences that hold a slot."""
         return self.executor.running
 
     @property
     def waiting(self) -> int:
-        """Sequences that have none yet."""
         return self.executor.waiting
 
     def sequences(self) -> Iterator[Sequence]:
-        """All choices that are not over, the latest first. Others may come and go at every pause."""
         for submission in list(reversed(self._active)):
             for choice in reversed(submission.choices):
                 if not choice.over:
                     yield choice
 
     def on_settings(self, settings: Settings) -> None:
-        """Live settings have changed: latencies are sampled from these."""
         self.timing.on_settings(settings)
 
-    def check_accepting(self, sequences: int) -> None:
-        """Raise Draining, or TooManyRequests when `sequences` more would exceed `max-num-queued-reqs`."""
-        if self.draining:
-            raise Draining
-        most = self._max_unfinished
-        if most is not None and (unfinished := self.running + self.waiting) + sequences > most:
-            self.recorder.rejected("max_num_queued_reqs")
-            raise TooManyRequests(unfinished, most)
+    @property
+    def _unfinished(self) -> int:
+        return self.executor.running + self.executor.waiting
 
-    def check_admission(self, sequences: int, adapter: str | None = None) -> None:
-        """As `check_accepting`; also QueueFull when neither slots nor the waiting queue hold so many more."""
-        self.check_accepting(sequences)
-        if sequences > self._free(adapter):
-            raise QueueFull(self.executor.waiting)
-
-    def room(self, adapter: str | None = None) -> int:
-        """See `EngineClient.room`."""
-        most, room = self._max_unfinished, self._free(adapter)
-        return room if most is None else min(room, most - self.running - self.waiting)
+    @property
+    def _queued(self) -> int:
+        return self.executor.waiting
 
     def _free(self, adapter: str | None) -> int:
         return self.executor.free(adapter) + self._max_waiting - self.executor.waiting
@@ -170,17 +145,16 @@ class Engine:
         return self.run(requests, replies, emit)
 
     def run(self, requests: Listed[EngineRequest], replies: Listed[Reply], emit: Emit) -> Submission:
-        """As `submit`, with what is said to each."""
         first = requests[0]
         submission = Submission(self._active)
         if self._needs_no_slot(requests, replies):
             self.check_accepting(1)
             emit_immediately(first, replies[0], emit, self._context)
             return submission
-        blocks = repeat(None) if self._cache is None else self._cache.blocks_of(requests)
+        prompts = repeat(None) if self._cache is None else self._cache.prompts(requests)
         sequences = [
-            self._sequence(request, reply, own, self._context, emit, submission)
-            for request, reply, own in zip(requests, replies, blocks, strict=False)
+            self._sequence(request, reply, prompt, self._context, emit, submission)
+            for request, reply, prompt in zip(requests, replies, prompts, strict=False)
         ]
         if self._refuses_full and not all(sequence.fits() for sequence in sequences):
             raise KVCacheFull
@@ -192,20 +166,10 @@ class Engine:
         submission.begin(sequences)
         return submission
 
-    def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
-        """See `EngineClient.interrupt`. Pauses where there are many."""
-        return interrupt(self._active, request_ids, counted)
-
-    def drain(self) -> None:
-        """Admit nothing more; what was admitted goes on to its end."""
-        self.draining = True
-
     def pause(self) -> None:
-        """Begin nothing more; what runs goes on, what comes waits."""
         self.executor.pause()
 
     def resume(self) -> None:
-        """Begin again, with what has waited first."""
         self.executor.resume()
 
     def _needs_no_slot(self, requests: Listed[EngineRequest], replies: Listed[Reply]) -> bool:
@@ -272,7 +236,6 @@ def emit_immediately(request: EngineRequest, reply: Reply, emit: Emit, context: 
 
 
 def _work(request: EngineRequest) -> int:
-    """How much work a reply may be, in tokens of text."""
     work = REPLY_TOKENS + request.max_tokens + len(request.prompt_ids) // 16  # which may have to be hashed
     if request.stop:
         work += 3 * request.max_tokens + STOP_TOKENS * len(request.stop)

@@ -35,7 +35,6 @@ class Heartbeat:
     # The engine's side.
 
     def begin(self) -> None:
-        """From now on it beats."""
         with suppress(OSError):  # no folder: it is the end of all of us
             self._path.touch(mode=0o600)
             self._tell(self._now())
@@ -75,7 +74,6 @@ class Heartbeat:
             return None
 
     def is_silent(self, limit_s: float) -> bool:
-        """Whether the last one is longer ago."""
         last_s = self.last_s()
         return last_s is not None and self._now() - last_s > limit_s
 

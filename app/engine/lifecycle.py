@@ -78,12 +78,10 @@ class Lifecycle:
 
     @property
     def is_sleeping(self) -> bool:
-        """See `Operations`."""
         return bool(self._asleep)
 
     @property
     def paused(self) -> bool:
-        """See `Operations`."""
         return self._holds or self._slept
 
     @property
@@ -121,7 +119,6 @@ class Lifecycle:
         self._recorder.slept("release_kv_cache_memory", 0.0)
 
     def wake_up(self, tags: Collection[str] | None) -> bool:
-        """See `Operations`."""
         self._asleep -= woken_by(tags, self._asleep)
         if self._cache is not None and "kv_cache" not in self._asleep:
             self._cache.wake()
@@ -140,7 +137,6 @@ class Lifecycle:
             self.reset_prefix_cache(under_requests=True)
 
     def resume(self) -> None:
-        """Begin requests again, those that waited first."""
         self._is_paused = self._slept = False
         self._go_on()
 
@@ -149,7 +145,6 @@ class Lifecycle:
         return self._cache is None or self._cache.reset(under_requests)
 
     def drain(self) -> None:
-        """Admit nothing more; what was admitted goes on to its end."""
         self._engine.drain()
 
     def _settle(self, mode: PauseMode, caller_left: Event) -> None:

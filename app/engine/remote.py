@@ -1,25 +1,29 @@
-"""The door to an engine in a process of its own, with a model that computes."""
+"""The door to an engine in a process of its own, with a model that computes; and what its operator does."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import count
 from math import inf
 
-from gevent.event import AsyncResult
+import gevent
+import msgspec
+import zmq.green as zmq
+from gevent import Greenlet
+from gevent.event import AsyncResult, Event
 from msgspec.structs import replace
+from zmq.utils.monitor import recv_monitor_message
 
 from app.clock.clock import Clock
 from app.clock.pause import pause_if_possible
 from app.engine.client import Emit
-from app.engine.errors import Draining, EngineDead, QueueFull, TooManyRequests
+from app.engine.errors import CallerLeft, CommandFailed, EngineDead
 from app.engine.heartbeat import LONGEST_SILENCE_S, Heartbeat
-from app.engine.link import EngineLink
 from app.engine.outputs import PartReader
 from app.engine.remote_sequence import Names, RemoteSequence
 from app.engine.request import EngineRequest
-from app.engine.sequence import Submission, interrupt
+from app.engine.sequence import BaseEngine, Submission
 from app.engine.wire import (
     Abort,
     Answer,
@@ -27,8 +31,11 @@ from app.engine.wire import (
     Command,
     EngineCoreOutput,
     EngineCoreRequest,
+    Hello,
     Load,
     Notice,
+    Order,
+    PauseMode,
     Ready,
     Sampling,
 )
@@ -37,6 +44,11 @@ from config.settings import Settings
 
 log = logging.getLogger(__name__)
 
+CONNECTED, LOST = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED
+RECONNECT_MS = 50
+"""How often it is looked for an engine that is not there."""
+GREETING_MS = 500
+"""How often an engine is greeted that has not answered: it may load its model yet."""
 BATCH_TOKENS = 100_000
 """Tokens of prompts that are ordered in one go: some milliseconds of work."""
 ORDER_TOKENS = 1000
@@ -47,8 +59,10 @@ BlocksListener = Callable[[str, int, bytes], None]
 """Is given what `Blocks` say."""
 
 
-class RemoteEngine:
+class RemoteEngine(BaseEngine):
     """The `EngineClient` of a worker. Begin it in the worker; others may share the engine.
+
+    Orders go, notices come, and the connection may break: a new engine at the same address is greeted.
 
     While the engine's process is gone what ran has failed, what comes is refused, and it is not `healthy`.
     While it does not go on the last two hold.
@@ -64,37 +78,53 @@ class RemoteEngine:
         reader_of: ReaderOf,
     ) -> None:
         """`names` gives the texts of tokens."""
-        self.recorder = recorder
-        self.draining = False
+        super().__init__(settings, recorder)
         self.load = Load()
         """How the engine does, for all its workers."""
-        self._link = EngineLink(endpoint, self._take, self._lost)
+        self._endpoint = endpoint
+        self._is_greeted = False
+        """The engine has answered since the connection came about."""
+        self._wants_kv_events = False
+        """Said in the greeting."""
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(list[Notice]).decode
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+        self._greenlets: list[Greenlet[[], None]] = []
         self._clock, self._names, self._reader_of = clock, names, reader_of
         self._heartbeat = Heartbeat(endpoint, clock.now)
         self._longest_silence_s = min(LONGEST_SILENCE_S, settings.engine.engine_timeout / 2) or inf
-        limits = settings.scheduling
-        self._slots, self._max_waiting = limits.max_num_seqs, limits.max_waiting_queue_length
-        self._max_unfinished = limits.max_num_queued_reqs
         self._listener: BlocksListener = lambda topic, sequence, batch: None
         self._ready: Ready | None = None
         self._numbers = count(1)
         self._choices: dict[int, RemoteSequence] = {}
         self._others = 0
         """Sequences of other workers."""
-        self._active: dict[Submission, None] = {}
         self._answers: dict[int, AsyncResult[Answer]] = {}
 
     def listen(self, listener: BlocksListener) -> None:
         """Hand the engine's KV events to `listener`; to be called before `start`."""
-        self._listener, self._link.wants_kv_events = listener, True
+        self._listener, self._wants_kv_events = listener, True
 
     def start(self) -> None:
-        """Connect to the engine."""
-        self._link.start()
+        self._context = context = zmq.Context()
+        self._socket = socket = context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.sndhwm = socket.rcvhwm = 0
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is kept for an engine that is not there
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        monitor = socket.get_monitor_socket(CONNECTED | LOST)
+        self._greenlets = [gevent.spawn(self._watch, socket, monitor), gevent.spawn(self._read, socket)]
+        socket.connect(self._endpoint)
 
     def close(self) -> None:
-        """Leave it."""
-        self._link.close()
+        gevent.killall(self._greenlets)
+        if self._socket is not None:
+            self._socket.disable_monitor()
+            self._socket.close()
+        if self._context is not None:
+            self._context.destroy()
+        self._socket = self._context = None
 
     @property
     def healthy(self) -> bool:
@@ -103,35 +133,11 @@ class RemoteEngine:
 
     @property
     def running(self) -> int:
-        """Sequences of this worker that the engine computes."""
         return sum(choice.running for choice in self._choices.values())
 
     @property
     def waiting(self) -> int:
-        """Sequences of this worker that it has not begun."""
         return len(self._choices) - self.running
-
-    def check_accepting(self, sequences: int) -> None:
-        """See `EngineClient`; also EngineDead."""
-        if self.draining:
-            raise Draining
-        if not self.healthy:
-            raise EngineDead
-        most, unfinished = self._max_unfinished, self._unfinished
-        if most is not None and unfinished + sequences > most:
-            self.recorder.rejected("max_num_queued_reqs")
-            raise TooManyRequests(unfinished, most)
-
-    def check_admission(self, sequences: int) -> None:
-        """See `EngineClient`."""
-        self.check_accepting(sequences)
-        if sequences > self._free:
-            raise QueueFull(max(0, self._unfinished - self._slots))
-
-    def room(self, adapter: str | None = None) -> int:
-        """See `EngineClient`."""
-        most = self._max_unfinished
-        return self._free if most is None else min(self._free, most - self._unfinished)
 
     @property
     def _unfinished(self) -> int:
@@ -139,25 +145,27 @@ class RemoteEngine:
         return len(self._choices) + self._others
 
     @property
-    def _free(self) -> int:
+    def _queued(self) -> int:
+        return max(0, self._unfinished - self._slots)
+
+    def _free(self, adapter: str | None) -> int:
         return self._slots + self._max_waiting - self._unfinished
 
     def submit(self, requests: Sequence[EngineRequest], emit: Emit) -> Submission:
-        """See `EngineClient`; also EngineDead. Pauses where there are many."""
         submission = Submission(self._active)
         if not requests:
             return submission
         self.check_admission(len(requests))
         choices = [self._choice(request, emit, submission) for request in requests]
         first, *others = _batches(choices)
-        if not self._link.send([_order(choice) for choice in first]):
+        if not self._send([_order(choice) for choice in first]):
             raise EngineDead
         self._choices |= {choice.key: choice for choice in choices}
         submission.begin(choices)
         for batch in others:
             pause_if_possible()
             going = [choice for choice in batch if not choice.over]
-            if not self._link.send([_order(choice) for choice in going]):
+            if not self._send([_order(choice) for choice in going]):
                 _fail(going)
         return submission
 
@@ -176,22 +184,14 @@ class RemoteEngine:
         choice.observe()
         return choice
 
-    def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
-        """See `EngineClient`; of this worker's requests. Pauses where there are many."""
-        return interrupt(self._active, request_ids, counted)
-
     def sequences(self) -> Iterator[RemoteSequence]:
         """This worker's choices that are not over, the latest first."""
         return iter(list(reversed(self._choices.values())))
 
-    def drain(self) -> None:
-        """See `EngineClient`."""
-        self.draining = True
-
     def command(self, command: Command) -> AsyncResult[Answer]:
         """What comes of an operator's command, whose number is chosen here. EngineDead."""
         number = next(self._numbers)
-        if self._ready is None or not self._link.send([replace(command, number=number)]):
+        if self._ready is None or not self._send([replace(command, number=number)]):
             raise EngineDead
         self._answers[number] = answer = AsyncResult()
         return answer
@@ -200,7 +200,42 @@ class RemoteEngine:
         """Forgets a choice that is over; the engine may not know."""
         self._choices.pop(choice.key, None)
         if choice.is_computed:
-            self._link.send([Abort([choice.key])])
+            self._send([Abort([choice.key])])
+
+    # The connection.
+
+    def _send(self, orders: Sequence[Order]) -> bool:
+        """Never waits. False when nobody is there who could take them."""
+        if self._socket is None:
+            return False
+        try:
+            self._socket.send(self._encode(orders), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _read(self, socket: zmq.Socket[bytes]) -> None:
+        while True:
+            try:
+                notices = self._decode(socket.recv())
+            except msgspec.DecodeError:
+                log.exception("the engine says what is not understood")
+                continue
+            self._take(notices)
+
+    def _watch(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+        hello = [Hello(self._wants_kv_events)]
+        while True:
+            if not monitor.poll(GREETING_MS):
+                if not self._is_greeted:
+                    self._send(hello)
+                continue
+            event = recv_monitor_message(monitor)["event"]
+            if event == LOST:
+                self._is_greeted = False
+                self._lost()
+            elif event == CONNECTED:
+                self._send(hello)
 
     # What the engine says.
 
@@ -245,7 +280,7 @@ class RemoteEngine:
         """The engine has loaded its model. If it is another one, nobody computes what the one before did."""
         if self._ready is None or self._ready.boot != ready.boot:
             self._forget()
-        self._ready, self._link.is_greeted = ready, True
+        self._ready, self._is_greeted = ready, True
 
     def _lost(self) -> None:
         if self._ready is not None:
@@ -253,7 +288,6 @@ class RemoteEngine:
         self._forget()
 
     def _forget(self) -> None:
-        """The engine is gone, with all that it computed."""
         self._ready = None
         self._learn(Load())
         _fail(list(self._choices.values()))
@@ -263,7 +297,6 @@ class RemoteEngine:
 
 
 def _fail(choices: Sequence[RemoteSequence]) -> None:
-    """Ends choices whose engine is gone."""
     for choice in choices:
         choice.is_computed = False
         choice.fail(EngineDead())
@@ -303,3 +336,65 @@ def _order(choice: RemoteSequence) -> EngineCoreRequest:
         priority=request.priority,
         cache_salt=request.cache_salt,
     )
+
+
+class RemoteLifecycle:
+    """See `Operations`. Every method may raise EngineDead, or CommandFailed with what the engine says.
+
+    How it stands is what the engine told last, or what our own command has changed since.
+    """
+
+    def __init__(self, engine: RemoteEngine) -> None:
+        self._engine = engine
+
+    @property
+    def is_sleeping(self) -> bool:
+        return self._engine.load.sleep_level is not None
+
+    @property
+    def paused(self) -> bool:
+        return self._engine.load.paused
+
+    def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
+        """See `Operations`. Weights and cache are freed at levels 1 and 2."""
+        self._do(Command(name="sleep", level=level, mode=mode), caller_left)
+        self._engine.load.paused, self._engine.load.sleep_level = True, level
+        self._engine.recorder.sleeping(level)
+        self._engine.recorder.slept("sleep", 0.0)
+
+    def release_cache(self) -> None:
+        """See `Operations`. CommandFailed: memory is freed by `sleep`."""
+        raise CommandFailed("This engine frees the memory of its KV cache when it sleeps at level 1 or 2.")
+
+    def wake_up(self, tags: Collection[str] | None) -> bool:
+        named = None if tags is None else tuple(tags)
+        awake = bool(self._do(Command(name="wake_up", tags=named)).value)
+        if awake:
+            self._engine.load.paused, self._engine.load.sleep_level = False, None
+            self._engine.recorder.sleeping(None)
+        self._engine.recorder.slept("wake", 0.0)
+        return awake
+
+    def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
+        self._do(Command(name="pause", mode=mode, clear=clear_cache), caller_left)
+        self._engine.load.paused = True
+
+    def resume(self) -> None:
+        self._do(Command(name="resume"))
+        self._engine.load.paused = False
+
+    def reset_prefix_cache(self, under_requests: bool = False) -> bool:
+        return bool(self._do(Command(name="reset_prefix_cache", clear=under_requests)).value)
+
+    def drain(self) -> None:
+        self._engine.drain()
+
+    def _do(self, command: Command, caller_left: Event | None = None) -> Answer:
+        answer: AsyncResult[Answer] = self._engine.command(command)
+        gevent.wait([answer] if caller_left is None else [answer, caller_left], count=1)
+        if not answer.ready():
+            raise CallerLeft
+        told: Answer = answer.get()
+        if told.error is not None:
+            raise CommandFailed(told.error)
+        return told

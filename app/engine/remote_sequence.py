@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Listed
 
+from app.engine.batch import Phase, SequenceStatus
 from app.engine.client import Emit
 from app.engine.errors import EngineError, EngineFailed, RequestRefused
-from app.engine.lazy import LazySequence
-from app.engine.outputs import Finish, Part, PartReader, Piece, TokenLogprob, Tokens
+from app.engine.outputs import Finish, LazySequence, Part, PartReader, Piece, TokenLogprob, Tokens
 from app.engine.request import EngineRequest
 from app.engine.sequence import COUNTED_AS, Sequence, Submission
-from app.engine.status import Phase, SequenceStatus
 from app.engine.wire import EngineCoreOutput, WireLogprob
 from app.metrics.recorder import Recorder
 
@@ -57,7 +56,6 @@ class RemoteSequence(Sequence):
         """Does nothing: it was ordered with the others of its request."""
 
     def take(self, output: EngineCoreOutput) -> None:
-        """What a step has brought."""
         if self.over:
             return
         if not self.running:
@@ -85,7 +83,7 @@ class RemoteSequence(Sequence):
     def _begin(self, output: EngineCoreOutput) -> None:
         self.running = True
         self._scheduled_s = output.scheduled_s
-        self._cached_tokens, self._created_tokens = output.cached_tokens, output.created_tokens
+        self.cached_tokens, self.created_tokens = output.cached_tokens, output.created_tokens
         self._queued_s = self._queued_s if output.queued_s is None else output.queued_s
         if output.finish in ("error", "timeout"):
             return  # nothing but that is emitted
@@ -121,7 +119,6 @@ class RemoteSequence(Sequence):
             self._tell([*reader.feed(text), *reader.finish()], output.at_s, finish)
 
     def _tell(self, pieces: Listed[Piece], at_s: float, finish: Finish | None = None) -> None:
-        """The last of `pieces` has the end, if it has come."""
         for part, text in pieces[:-1]:
             self._flush(text, part, at_s)
         if pieces:
@@ -148,7 +145,6 @@ class RemoteSequence(Sequence):
         return LazySequence(made, range(len(entries)))
 
     def _entry(self, entry: WireLogprob) -> TokenLogprob:
-        """Itself first, then the alternatives without it."""
         others = [(token_id, value) for token_id, value in entry.top if token_id != entry.token_id]
         ids = [entry.token_id, *(token_id for token_id, _ in others)]
         names = ["" if BROKEN in name else name for name in self._names(ids)]

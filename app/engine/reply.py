@@ -64,7 +64,6 @@ class Reply(Struct, gc=False):
 
 
 def distinct(spans: Sequence[Span]) -> list[Span]:
-    """`spans` without those that are empty."""
     starts = (0, *(end for end, _ in spans))
     return [span for start, span in zip(starts, spans, strict=False) if span[0] > start]
 

@@ -6,35 +6,152 @@ made and when its tokens are there (step model of docs/fidelity.md, rules 3 and 
 A decode takes one token a step, needs a block every `block_size` steps and ends at a step that is known, so
 decodes advance in bulk: two calendars say who needs a block and who ends, and a step costs what changes in
 it, not what runs. Only where blocks run out, or a budget does not reach all, one sequence is looked at after
-another. A property test holds both ways equal.
+another. A property test holds both ways to the rules, told in the plainest way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Generic
+from operator import attrgetter
+from typing import Generic, TypeVar
 
-from app.engine.batch import Batch, Blocks, FirstCome, S, SchedulerLimits, SequenceState, Speculation, Waiting
+from app.engine.batch import Batch, Blocks, Drafts, S, SchedulerLimits, SequenceState
+from app.lora.adapters import LoRASlots
+
+FIRST = -(1 << 128)
+"""Before all priorities."""
+PRIORITY = 1 << 48
+"""More than sequences ever come: in one number, a priority decides before the order of arrival."""
+SLACK = 64
+"""Entries of removed sequences that the heaps keep before they are cleared."""
+
+
+W = TypeVar("W", bound=SequenceState)
+_place = attrgetter("place")
+
+
+class WaitingQueue(Generic[W]):
+    """First come, first served, or by priority; but adapters decide first.
+
+    A sequence whose adapter is in memory goes before one whose adapter would have to be loaded. One whose
+    adapter cannot be loaded now holds up no other (simulator.md 10.2). A sequence that leaves the queue for a
+    slot keeps its adapter in memory until `left`.
+    """
+
+    def __init__(self, lora: LoRASlots | None = None, by_priority: bool = False) -> None:
+        """Without `lora` no sequence has an adapter."""
+        self._lora = LoRASlots(0, lambda adapter: False) if lora is None else lora
+        self._by_priority = by_priority
+        self._heaps: dict[str | None, list[tuple[int, W]]] = {}
+        """By adapter: place by priority and order of arrival, and the sequence."""
+        self._entries = 0
+        """In all heaps, with those of sequences that were removed."""
+        self.members: set[W] = set()
+        """All that wait."""
+        self._adapters: dict[W, str] = {}
+        """Adapters that running sequences hold: each may be unloaded before its sequence leaves."""
+        self._arrivals = 0
+
+    def is_ready(self, adapter: str | None) -> bool:
+        """Returns whether a sequence with this adapter could run now."""
+        return adapter is None or self._lora.is_ready(adapter) or self._lora.has_room()
+
+    def add(self, sequence: W, first: bool = False) -> None:
+        """Adds a sequence: one that was here before at its old place, or `first`, before all others."""
+        if not sequence.arrived:
+            self._arrivals += 1
+            sequence.arrived = self._arrivals
+        place = sequence.arrived
+        if first:
+            place += FIRST
+        elif self._by_priority:
+            place += sequence.priority * PRIORITY
+        self.members.add(sequence)
+        self._entries += 1
+        heap = self._heaps.get(sequence.adapter)
+        if heap is None:
+            heap = self._heaps[sequence.adapter] = []
+        heappush(heap, (place, sequence))
+
+    def remove(self, sequence: W) -> bool:
+        """Takes a sequence out of the queue; False when it does not wait."""
+        if sequence not in self.members:
+            return False
+        self.members.remove(sequence)
+        self._clear()
+        return True
+
+    def head(self) -> W | None:
+        """Returns the next one; None when none may start."""
+        members = self.members
+        if not members:
+            return None
+        if len(self._heaps) == 1 and (heap := self._heaps.get(None)):  # as nearly always
+            if heap[0][1] not in members:
+                heap = self._live(None)
+            return heap[0][1]
+        heads = [heap[0] for adapter in list(self._heaps) if (heap := self._live(adapter))]
+        room = self._lora.has_room()
+        ready = [it for it in heads if self._lora.is_ready(it[1].adapter) or room and it[0] < FIRST // 2]
+        if not ready and room:
+            ready = heads
+        return min(ready)[1] if ready else None
+
+    def pop(self, sequence: W) -> None:
+        """Takes out the `head`, which has a slot now."""
+        heappop(self._heaps[sequence.adapter])
+        self._entries -= 1
+        self.members.remove(sequence)
+        if self._entries > SLACK:
+            self._clear()
+        if sequence.adapter is not None:
+            self.hold(sequence)
+
+    def hold(self, sequence: W) -> None:
+        """Keeps the adapter of a sequence that got a slot in memory."""
+        adapter = sequence.adapter
+        if adapter is not None and self._lora.enter(adapter):
+            self._adapters[sequence] = adapter
+
+    def left(self, sequence: W) -> None:
+        if self._adapters and (adapter := self._adapters.pop(sequence, None)) is not None:
+            self._lora.leave(adapter)
+
+    def _clear(self) -> None:
+        """Drops entries of sequences that were removed, before they outnumber those that wait."""
+        if self._entries <= 2 * len(self.members) + SLACK:
+            return
+        for adapter, heap in list(self._heaps.items()):
+            self._heaps[adapter] = kept = [entry for entry in heap if entry[1] in self.members]
+            heapify(kept)
+        self._entries = sum(map(len, self._heaps.values()))
+
+    def _live(self, adapter: str | None) -> list[tuple[int, W]]:
+        heap = self._heaps[adapter]
+        while heap and heap[0][1] not in self.members:
+            heappop(heap)
+            self._entries -= 1
+        if not heap:
+            del self._heaps[adapter]
+        return heap
 
 
 class Scheduler(Generic[S]):
-    """Makes one batch after another. `blocks` has room for the longest sequence at least.
-
-    With `in_bulk` off every sequence is looked at in every step, which tells the same.
-    """
+    """Makes one batch after another. `blocks` has room for the longest sequence at least."""
 
     def __init__(
         self,
         limits: SchedulerLimits,
         blocks: Blocks[S],
-        waiting: Waiting[S] | None = None,
-        speculation: Speculation | None = None,
-        in_bulk: bool = True,
+        waiting: WaitingQueue[S] | None = None,
+        speculation: Drafts | None = None,
     ) -> None:
         self.limits = limits
         self.blocks = blocks
-        self.waiting: Waiting[S] = FirstCome[S]() if waiting is None else waiting
+        self._block_size = blocks.block_size
+        self.waiting: WaitingQueue[S] = waiting or WaitingQueue()
         self.running: list[S] = []
         """In order of admission, with those whose last token is in flight."""
         self.fetching: list[S] = []
@@ -43,9 +160,8 @@ class Scheduler(Generic[S]):
         self.paused = False
         """Admit none."""
         self._speculation = speculation
-        self._in_bulk = in_bulk and speculation is None
+        self._in_bulk = speculation is None
         self._limit = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
-        self._arrivals = 0
         self._places = count()
         self._step = 0
         """The number of the step that is made next."""
@@ -67,13 +183,11 @@ class Scheduler(Generic[S]):
     @property
     def idle(self) -> bool:
         """Whether there is nothing to compute, now or later."""
-        return not self.running and not self.fetching and (self.paused or not len(self.waiting))
+        return not self.running and not self.fetching and (self.paused or not self.waiting.members)
 
     def add(self, sequence: S) -> None:
-        """A sequence has come."""
-        self._arrivals += 1
-        sequence.arrived = self._arrivals
-        self.waiting.add(sequence, sequence.arrived)
+        """Has a sequence wait for its first step."""
+        self.waiting.add(sequence)
 
     def remove(self, sequence: S) -> None:
         """It ends before its time. What is in flight for it is nobody's."""
@@ -97,13 +211,15 @@ class Scheduler(Generic[S]):
             sequence.computed, sequence.remote = sequence.prompt_tokens - 1, False
             self.blocks.filled(sequence)
             # It has blocks already, which those before it may want.
-            self.waiting.add(sequence, sequence.arrived, first=True)
+            self.waiting.add(sequence, first=True)
 
     def schedule(self) -> Batch[S] | None:
-        """The next step; None when there is nothing to compute."""
+        """Returns the next step; None when there is nothing to compute."""
+        if not (self._decoding or self.prefilling or self.waiting.members):
+            return None
         batch: Batch[S] = Batch()
         preempted = self._continue(batch)
-        if not preempted and not self.paused and len(self.waiting):
+        if not preempted and not self.paused and self.waiting.members:
             self._admit(batch)
         if batch.tokens:
             self._step += 1
@@ -154,6 +270,7 @@ class Scheduler(Generic[S]):
             return self._one_by_one(batch)
         self._advance(batch, needs)
         for sequence, tokens in allotted:
+            self._grow(sequence, sequence.computed + tokens)
             self._prefill(sequence, tokens, batch)
         return False
 
@@ -172,11 +289,9 @@ class Scheduler(Generic[S]):
         return allotted
 
     def _lacks(self, sequence: S, tokens: int) -> int:
-        """Blocks that it lacks for so many tokens."""
         return max(0, -(-tokens // self.blocks.block_size) - sequence.held)
 
     def _grow(self, sequence: S, tokens: int) -> None:
-        """Give it the blocks for so many tokens, which are free."""
         lacks = self._lacks(sequence, tokens)
         if lacks:
             self.blocks.grow(sequence, lacks)
@@ -190,10 +305,11 @@ class Scheduler(Generic[S]):
         batch.context = step * count + self._leads
         if needs:
             del self._needs[step]
+            grow, note = self.blocks.grow, self._note_need
             for sequence in sorted(needs, key=_place):
-                self.blocks.grow(sequence, 1)
+                grow(sequence, 1)
                 sequence.held += 1
-                self._note_need(sequence)
+                note(sequence)
         ends = self._ends.pop(step, ())
         for sequence in sorted(ends, key=_place):
             self._end(sequence, batch)
@@ -229,14 +345,12 @@ class Scheduler(Generic[S]):
         return preempted
 
     def _wanted(self, sequence: S) -> int:
-        """Tokens that it would like to have computed."""
         wanted = sequence.known - sequence.computed
         if self._speculation is None or not sequence.decodes:
             return wanted
         return wanted + min(self._speculation.drafts, sequence.output_tokens - sequence.written - 1)
 
     def _compute(self, allotted: dict[S, int], batch: Batch[S]) -> None:
-        """Put what was allotted into the batch; the blocks are there."""
         decodes = []
         for sequence, tokens in allotted.items():
             if not sequence.decodes:
@@ -276,7 +390,7 @@ class Scheduler(Generic[S]):
         sequence.decodes = False
         sequence.preemptions += 1
         self.preemptions += 1
-        self.waiting.add(sequence, sequence.arrived)
+        self.waiting.add(sequence)
         sequence.preempted()
 
     # Who waits is admitted (rule 3b).
@@ -288,7 +402,7 @@ class Scheduler(Generic[S]):
             sequence = self.waiting.head() if budget > 0 else None
             if sequence is None:
                 return
-            known = sequence.known
+            known = sequence.prompt_tokens + sequence.written
             if not sequence.held:
                 found = blocks.find(sequence, known)
                 if not blocks.fits(sequence, known, found):
@@ -320,15 +434,14 @@ class Scheduler(Generic[S]):
         self.fetching.append(sequence)
 
     def _prefill(self, sequence: S, tokens: int, batch: Batch[S]) -> None:
-        """Compute the next `tokens` of a prompt, with blocks for what is not there yet."""
-        self._grow(sequence, sequence.computed + tokens)
+        """Computes the next `tokens` of a prompt, which have blocks."""
         batch.tokens += tokens
         batch.sequences += 1
         batch.prefills += 1
         batch.attention += tokens * (sequence.computed + tokens / 2)
         sequence.computed += tokens
         self.blocks.filled(sequence)
-        if sequence.computed == sequence.known:
+        if sequence.computed == sequence.prompt_tokens + sequence.written:
             self.prefilling.remove(sequence)
             batch.prefilled.append(sequence)
 
@@ -364,10 +477,14 @@ class Scheduler(Generic[S]):
         self._note_need(sequence)
 
     def _note_need(self, sequence: S) -> None:
-        """Write down when a decode needs its next block, if it ever does."""
-        step = sequence.held * self.blocks.block_size - sequence.lead
-        if step <= sequence.last_step:
-            self._needs.setdefault(step, []).append(sequence)
+        """Writes down when a decode needs its next block, if it ever does."""
+        room = sequence.held * self._block_size
+        if room < sequence.prompt_tokens + sequence.output_tokens - 1:  # less than it has in its last step
+            step = room - sequence.lead
+            if (needs := self._needs.get(step)) is None:
+                self._needs[step] = [sequence]
+            else:
+                needs.append(sequence)
 
     def _part(self, sequence: S) -> None:
         """It advances with the others no more."""
@@ -379,7 +496,6 @@ class Scheduler(Generic[S]):
                 noted.remove(sequence)
 
     def _scatter(self) -> None:
-        """Write down in each decode what it has."""
         for sequence in self._decoding:
             sequence.computed = self._step + sequence.lead
             sequence.written = sequence.computed - sequence.prompt_tokens + 1
@@ -389,12 +505,7 @@ class Scheduler(Generic[S]):
         self._singly = True
 
     def _gather(self) -> None:
-        """The reverse of `_scatter`, after the step."""
         self._singly = False
         self._decoding = [it for it in self.running if it.decodes]
         for sequence in self._decoding:
             self._join(sequence)
-
-
-def _place(sequence: SequenceState) -> int:
-    return sequence.place

@@ -13,21 +13,22 @@ from collections.abc import Sequence as Listed
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
 
 from app.clock.clock import Clock
 from app.clock.pause import Slices
 from app.clock.timer_wheel import TimerWheel
-from app.engine.batch import SequenceState
-from app.engine.cache_manager import SequenceBlocks
+from app.engine.batch import SequenceStatus
+from app.engine.cache_manager import CachedSequence, KVCacheManager
 from app.engine.client import Emit, TakeToken
+from app.engine.errors import Draining, EngineDead, QueueFull, TooManyRequests
 from app.engine.outputs import Failed, Finish, Part, Started, TokenLogprob, Tokens
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest, Outcome, Watch, notify, watches_of
-from app.engine.status import SequenceStatus
 from app.engine.timing import PerRequestTiming
+from app.kvcache.prompt import Prompt
 from app.metrics.recorder import Recorder
 from app.metrics.sequences import FinishedSequence, FinishReason
+from config.settings import Settings
 
 ABORT = Finish("abort")
 CACHE_THRESHOLD = Finish("cache_threshold")
@@ -56,18 +57,16 @@ class SequenceContext:
     wheel: TimerWheel
     timing: PerRequestTiming
     recorder: Recorder
+    cache: KVCacheManager | None
 
 
-class Sequence(SequenceState):
+class Sequence(CachedSequence):
     """One choice, from its submission to its last token, failure or abort."""
 
     # Thousands of sequences take their turns one after another: each must touch little memory.
     __slots__ = (
         "_begun",
-        "_cached_tokens",
-        "_created_tokens",
         "_emit",
-        "_fetched_tokens",
         "_first_s",
         "_last_s",
         "_now",
@@ -79,7 +78,6 @@ class Sequence(SequenceState):
         "watches",
         "adapter",
         "over",
-        "request",
         "tokens",
     )
 
@@ -91,10 +89,10 @@ class Sequence(SequenceState):
         recorder: Recorder,
         emit: Emit,
         submission: Submission,
+        prompt: Prompt | None = None,
     ) -> None:
         """`output_tokens` is the length of the reply where it is known; `now` gives monotonic seconds."""
-        super().__init__(len(request.prompt_ids), output_tokens, request.priority, request.remote_prefill)
-        self.request = request
+        super().__init__(request, output_tokens, prompt)
         self.adapter = request.adapter
         self.tokens = 0
         """Tokens emitted so far."""
@@ -103,7 +101,6 @@ class Sequence(SequenceState):
         self.watches: Iterable[Watch] = ()
         self._take_token: TakeToken | None = None
         self._begun = False
-        self._cached_tokens = self._created_tokens = self._fetched_tokens = 0
         self._queued_s = request.arrival_s
         """When it came into the queue."""
         self._scheduled_s: float | None = None
@@ -115,7 +112,6 @@ class Sequence(SequenceState):
         raise NotImplementedError
 
     def status(self) -> SequenceStatus:
-        """Returns how far it has come."""
         raise NotImplementedError
 
     def blocks_from(self, first: int) -> list[int]:
@@ -128,20 +124,18 @@ class Sequence(SequenceState):
         return ""
 
     def _withdraw(self) -> None:
-        """Leaves queue, slot and gauges."""
         raise NotImplementedError
 
     def observe(self) -> None:
-        """Asks the observers of the request who watches this sequence."""
         self.watches = watches_of(self.request)
 
     def _start(self, at_s: float, prompt_logprobs: Listed[TokenLogprob | None] | None) -> TakeToken | None:
         """Emits `Started`; returns what the writer takes plain tokens with."""
         self._begun = True
         began_s = at_s if self._scheduled_s is None else self._scheduled_s
-        cached = self._cached_tokens + self._fetched_tokens
+        cached = self.cached_tokens + self.fetched_tokens
         queue_s, prefill_s = max(0.0, began_s - self._queued_s), max(0.0, at_s - began_s)
-        index, created = self.request.index, self._created_tokens
+        index, created = self.request.index, self.created_tokens
         return self._emit(Started(index, at_s, cached, prompt_logprobs, queue_s, prefill_s, created))
 
     def _account(self, tokens: int, at_s: float) -> None:
@@ -149,11 +143,11 @@ class Sequence(SequenceState):
         recorder = self._recorder
         if self._first_s is None:
             self._first_s = at_s
-            request, cached = self.request, self._cached_tokens + self._fetched_tokens
-            if self._fetched_tokens and request.remote_prefill:
-                recorder.fetched(self._fetched_tokens, at_s - (self._scheduled_s or at_s))
-            elif self._fetched_tokens:
-                recorder.loaded(self._fetched_tokens)
+            request, cached = self.request, self.cached_tokens + self.fetched_tokens
+            if self.fetched_tokens and request.remote_prefill:
+                recorder.fetched(self.fetched_tokens, at_s - (self._scheduled_s or at_s))
+            elif self.fetched_tokens:
+                recorder.loaded(self.fetched_tokens)
             ttft_s = at_s - request.arrival_s
             recorder.prefilled(ttft_s, self.prompt_tokens, cached, at_s, min(tokens, 1))
             if tokens > 1:
@@ -171,7 +165,6 @@ class Sequence(SequenceState):
             self._end("error")
 
     def abort(self) -> None:
-        """Ends it; nothing more is emitted."""
         if not self.over:
             self._end("abort", counted=False)
 
@@ -211,7 +204,7 @@ class Sequence(SequenceState):
             reason,
             prompt_tokens=self.prompt_tokens,
             generation_tokens=self.tokens,
-            cached_tokens=self._cached_tokens + self._fetched_tokens,
+            cached_tokens=self.cached_tokens + self.fetched_tokens,
             max_tokens=request.max_tokens,
             queue_s=max(0.0, scheduled_s - self._queued_s),
             prefill_s=max(0.0, first_s - scheduled_s),
@@ -229,7 +222,7 @@ class Sequence(SequenceState):
             first_token_s=self._first_s,
             last_token_s=None if self._first_s is None else self._last_s,
             ended_s=now_s,
-            cached_tokens=self._cached_tokens,
+            cached_tokens=self.cached_tokens,
             tokens=self.tokens,
         )
 
@@ -250,20 +243,22 @@ class ReplySequence(Sequence):
         "_position",
         "_reply",
         "_texts",
-        "blocks",
     )
 
     def __init__(
         self,
         request: EngineRequest,
         reply: Reply,
-        blocks: SequenceBlocks | None,
+        prompt: Prompt | None,
         context: SequenceContext,
         emit: Emit,
         submission: Submission,
     ) -> None:
-        super().__init__(request, len(reply.ids), context.clock.now, context.recorder, emit, submission)
-        self.blocks = blocks
+        super().__init__(
+            request, len(reply.ids), context.clock.now, context.recorder, emit, submission, prompt
+        )
+        if request.remote_prefill:
+            self.fetched_tokens = self.prompt_tokens
         self._reply, self._texts, self._ids = reply, reply.texts, reply.ids
         self._context = context
         self._delays: dict[int, float] | None = None
@@ -275,10 +270,15 @@ class ReplySequence(Sequence):
 
     def fits(self) -> bool:
         """Returns whether the KV cache has room for the prompt now."""
-        return self.blocks is None or self.blocks.fits()
+        prompt, cache = self.prompt, self._context.cache
+        return prompt is None or cache is None or cache.cache.can_allocate(prompt)
+
+    def reply_ids(self, start: int, stop: int) -> Listed[int]:
+        return self._ids[start:stop]
 
     def blocks_from(self, first: int) -> list[int]:
-        return [] if self.blocks is None else self.blocks.numbers(first)
+        cache = self._context.cache
+        return [] if cache is None else cache.cache.block_numbers(self, first)
 
     @property
     def text(self) -> str:
@@ -313,7 +313,6 @@ class ReplySequence(Sequence):
         """Gives the blocks back, where the sequence itself does so."""
 
     def _empty(self, finish: Finish) -> None:
-        """Replaces the reply by an empty one that ends with `finish`."""
         self._reply = Reply((), (), finish)
         self._texts = self._ids = ()
         self._part_end, self._part = 0, None
@@ -373,7 +372,6 @@ class Submission:
                 sequence.enter(soon=number >= STARTED_AT_ONCE)
 
     def abort(self) -> None:
-        """See `Handle.abort`. Ends the last choice first, so that none gets a slot on the way out."""
         for sequence in reversed(self._sequences):
             sequence.abort()
 
@@ -414,29 +412,69 @@ class Submission:
                 self._future.set_result(None)
 
 
-def interrupt(active: Iterable[Submission], request_ids: Container[str] | None, counted: bool) -> int:
-    """Interrupts the choices of `active` with these ids, or all; returns how many. Pauses between many."""
-    slices = Slices()
-    return sum([submission.interrupt(request_ids, slices, counted) for submission in list(active)])
+class BaseEngine:
+    """What engines of both kinds share: who is admitted, and what is not over."""
 
-
-class WatchedEngine(Protocol):
-    """An engine, as it can be looked at."""
+    def __init__(self, settings: Settings, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.draining = False
+        limits = settings.scheduling
+        self._slots, self._max_waiting = limits.max_num_seqs, limits.max_waiting_queue_length
+        self._max_unfinished = limits.max_num_queued_reqs
+        self._active: dict[Submission, None] = {}
+        """What was submitted and is not over, in order of arrival."""
 
     @property
-    def recorder(self) -> Recorder:
-        """Where it counts."""
+    def healthy(self) -> bool:
+        return True
 
     @property
-    def draining(self) -> bool:
-        """True when nothing more is admitted."""
+    def _unfinished(self) -> int:
+        """Sequences that run or wait."""
+        raise NotImplementedError
+
+    @property
+    def _queued(self) -> int:
+        """Sequences that wait."""
+        raise NotImplementedError
+
+    def _free(self, adapter: str | None) -> int:
+        """Returns how many more sequences slots and waiting queue hold now."""
+        raise NotImplementedError
 
     def sequences(self) -> Iterator[Sequence]:
-        """All choices that are not over, the latest first."""
+        """Yields all choices that are not over, the latest first. Others may come and go at every pause."""
+        raise NotImplementedError
+
+    def check_accepting(self, sequences: int) -> None:
+        if self.draining:
+            raise Draining
+        if not self.healthy:
+            raise EngineDead
+        most = self._max_unfinished
+        if most is not None and (unfinished := self._unfinished) + sequences > most:
+            self.recorder.rejected("max_num_queued_reqs")
+            raise TooManyRequests(unfinished, most)
+
+    def check_admission(self, sequences: int, adapter: str | None = None) -> None:
+        self.check_accepting(sequences)
+        if sequences > self._free(adapter):
+            raise QueueFull(self._queued)
+
+    def room(self, adapter: str | None = None) -> int:
+        most, room = self._max_unfinished, self._free(adapter)
+        return room if most is None else min(room, most - self._unfinished)
+
+    def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
+        """See `EngineClient`. Pauses where there are many."""
+        slices = Slices()
+        return sum([it.interrupt(request_ids, slices, counted) for it in list(self._active)])
+
+    def drain(self) -> None:
+        self.draining = True
 
 
 def summed(*delays: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """Returns the seconds before each token, of several lists together."""
     waits: dict[int, float] = {}
     for token, seconds in chain.from_iterable(delays):
         waits[token] = waits.get(token, 0.0) + seconds

@@ -9,25 +9,22 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from math import inf, nextafter
+from math import inf
 from random import Random
 
-from app.engine.batch import Batch, Blocks, SchedulerLimits, Speculation
-from app.engine.cache_manager import KVCacheManager, SequenceBlocks
+from app.engine.batch import Batch, Blocks, Drafts, Phase, SchedulerLimits, SequenceStatus
 from app.engine.client import Emit
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest
-from app.engine.scheduler import Scheduler
+from app.engine.scheduler import Scheduler, WaitingQueue
 from app.engine.sequence import CACHE_THRESHOLD, ReplySequence, SequenceContext, Submission
-from app.engine.speculation import Drafts
-from app.engine.status import SequenceStatus, computed_in_steps, phase_in_steps
 from app.engine.step_cost import CostModel, StepCost
 from app.engine.step_loop import StepLoop
-from app.engine.waiting import WaitingQueue
-from app.kvcache.counted import CountedBlocks
+from app.kvcache.block_pool import CountedBlocks
+from app.kvcache.prompt import Prompt
 from app.lora.adapters import LoRASlots
 from app.metrics.sequences import FinishReason
-from config.profile import FrontCosts, Profile
+from config.profile import Profile
 from config.settings import Settings
 
 MOST_PER_TURN = 256
@@ -35,64 +32,23 @@ MOST_PER_TURN = 256
 log = logging.getLogger(__name__)
 
 
-def step_executor(
-    settings: Settings,
-    profile: Profile,
-    runtime: SequenceContext,
-    lora: LoRASlots,
-    cache: KVCacheManager | None,
-    rng: Random,
-    cost: CostModel | None = None,
-) -> StepExecutor:
-    """The executor that `settings` and `profile` describe. `cost` instead of the profile's, if given."""
-    scheduling, at, kvcache = settings.scheduling, settings.steps, settings.kvcache
-    limits = SchedulerLimits(
-        max_num_seqs=scheduling.max_num_seqs,
-        max_num_batched_tokens=at.max_num_batched_tokens,
-        long_prefill_token_threshold=at.long_prefill_token_threshold,
-        enable_chunked_prefill=at.enable_chunked_prefill,
-        by_priority=scheduling.scheduling_policy == "priority",
-    )
-    blocks: Blocks[SteppedSequence] = (
-        CountedBlocks(kvcache.kv_cache_size, kvcache.block_size, caching=False)
-        if cache is None
-        else HashedBlocks(cache)
-    )
-    rates = profile.speculation
-    return StepExecutor(
-        limits,
-        blocks,
-        cost or StepCost(profile.cost),
-        profile.front,
-        runtime,
-        lora,
-        cache,
-        None if rates is None else Drafts(rates.acceptance, rng),
-        2 if at.async_scheduling else 1,
-    )
-
-
 class SteppedSequence(ReplySequence):
     """One choice in the steps of an engine, which the scheduler itself holds."""
 
-    __slots__ = ("_executor", "_gauge", "_late", "_promised", "_shift_s", "handed", "stored")
+    __slots__ = ("_executor", "_gauge", "_late", "_promised", "_shift_s")
 
     def __init__(
         self,
         request: EngineRequest,
         reply: Reply,
-        blocks: SequenceBlocks | None,
+        prompt: Prompt | None,
         context: SequenceContext,
         emit: Emit,
         submission: Submission,
         executor: StepExecutor,
     ) -> None:
-        super().__init__(request, reply, blocks, context, emit, submission)
-        self.handed = self.stored = 0
-        """Tokens of the reply whose steps are over, and those of them that the cache knows."""
+        super().__init__(request, reply, prompt, context, emit, submission)
         self._executor = executor
-        if request.remote_prefill:
-            self._fetched_tokens = self.prompt_tokens
         self._gauge: Callable[[int, str | None], None] | None = None
         """The gauge that counts it now."""
         self._promised = 0
@@ -103,11 +59,16 @@ class SteppedSequence(ReplySequence):
         """Moments and numbers of tokens that wait on purpose."""
 
     def status(self) -> SequenceStatus:
-        phase, computed = phase_in_steps(self), computed_in_steps(self)
+        if self.decodes or self.last:  # a decode that advances in bulk has all of its prompt
+            return SequenceStatus(
+                Phase.DECODE, self.prompt_tokens, self.held, self._scheduled_s, self._first_s
+            )
+        waits = Phase.PREEMPTED if self.preemptions else Phase.TRANSFER if self.held else Phase.QUEUED
+        phase, computed = Phase.PREFILL if self.running else waits, min(self.computed, self.prompt_tokens)
         return SequenceStatus(phase, computed, self.held, self._scheduled_s, self._first_s)
 
     def blocks_from(self, first: int) -> list[int]:
-        return [] if self.blocks is None or self.held <= first else self.blocks.numbers(first)
+        return [] if self.held <= first else super().blocks_from(first)
 
     def enter(self, soon: bool) -> None:
         """Goes to the front; the scheduler sees it later, each prompt of several by itself."""
@@ -118,7 +79,7 @@ class SteppedSequence(ReplySequence):
         """The scheduler sees it; False when it needs no step."""
         self._queued_s = at_s
         least = self.request.least_hit_rate
-        if least and self._share_cached() < least:
+        if least and self._cached_share() < least:
             # Too little is cached: the reply is empty, and comes at once (simulator.md 13.7).
             self._empty(CACHE_THRESHOLD)
             self._scheduled_s = now_s = self._now()
@@ -127,8 +88,11 @@ class SteppedSequence(ReplySequence):
         self._stand(self._recorder.waiting)
         return True
 
-    def _share_cached(self) -> float:
-        return 0.0 if self.blocks is None else self.blocks.count_hits() / max(1, self.prompt_tokens)
+    def _cached_share(self) -> float:
+        cache = self._context.cache
+        if cache is None or self.prompt is None:
+            return 0.0
+        return len(cache.cache.hits(self.prompt)) * cache.block_size / max(1, self.prompt_tokens)
 
     def admitted(self, now_s: float) -> None:
         """It has a place, and takes part in the next step."""
@@ -136,40 +100,15 @@ class SteppedSequence(ReplySequence):
             self._scheduled_s = now_s
         self._stand(self._recorder.running)
 
-    def found(self, tokens: int, loaded: int, created: int) -> None:
-        """Notes the tokens of its prompt that are cached, that a store has, and that are cached from now on.
-
-        The rest of a remote prefill comes over the net.
-        """
-        self._cached_tokens = tokens
-        if self._fetched_tokens:
-            self._fetched_tokens -= tokens
-        else:
-            self._fetched_tokens, self._created_tokens = loaded, created
-
-    @property
-    def cached_tokens(self) -> int:
-        """Prompt tokens that need not be computed here; all of them when it comes again."""
-        return self.prompt_tokens if self._begun else self._cached_tokens + self._fetched_tokens
-
-    def all_ids(self, written: int) -> list[int]:
-        """Returns the ids of the prompt and of the first `written` tokens of the reply."""
-        return [*self.request.prompt_ids, *self._ids[:written]]
-
-    def store(self, count: int, block_size: int) -> None:
-        """Notes `count` tokens whose step is over; tells the cache of them when they fill up a block."""
-        self.handed += count
-        if not self.running or self.blocks is None or self.over:
-            return
-        known = self.prompt_tokens + self.handed - 1
-        if known // block_size * block_size > self.prompt_tokens + self.stored - 1:
-            self.blocks.write(self._ids[self.stored : self.handed])
-            self.stored = self.handed
-
     def preempted(self) -> None:
         if not self.over:
             self._recorder.preempted()
             self._stand(self._recorder.waiting)
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """Prompt tokens that its prefill has computed; none when it was preempted and comes again."""
+        return 0 if self._begun else self.prompt_tokens - self.cached_tokens - self.fetched_tokens
 
     def has_last(self) -> None:
         """The step of its last token is over: it no longer has a place."""
@@ -228,7 +167,6 @@ class SteppedSequence(ReplySequence):
                 return
 
     def _stand(self, gauge: Callable[[int, str | None], None] | None) -> None:
-        """Moves it to another gauge, or to none."""
         if self._gauge is not None:
             self._gauge(-1, self.adapter)
         if gauge is not None:
@@ -246,66 +184,11 @@ class SteppedSequence(ReplySequence):
         self._late.clear()
 
 
-class HashedBlocks:
-    """The scheduler's `Blocks` in a `KVCache`."""
-
-    def __init__(self, manager: KVCacheManager) -> None:
-        self._cache, self._recorder, self._pool = manager.cache, manager.recorder, manager.cache.pool
-        self.block_size = manager.cache.block_size
-        self.capacity = manager.cache.capacity
-
-    @property
-    def free(self) -> int:
-        return self._pool.queue.free
-
-    def find(self, sequence: SteppedSequence, tokens: int) -> int:
-        blocks = sequence.blocks
-        assert blocks is not None
-        sequence.stored = sequence.handed = written = tokens - sequence.prompt_tokens
-        if len(blocks.prompt.token_ids) != tokens:  # it was preempted, and has written since
-            blocks.prompt = self._cache.again(blocks.prompt, sequence.all_ids(written))
-        blocks.hits = self._cache.hits(blocks.prompt)
-        found = len(blocks.hits)
-        sequence.loaded = 0 if sequence.preemptions else blocks.load(found * self.block_size)
-        return found
-
-    def fits(self, sequence: SteppedSequence, tokens: int, found: int) -> bool:
-        blocks = sequence.blocks
-        assert blocks is not None
-        return self._cache.fits(blocks.prompt, blocks.hits)
-
-    def begin(self, sequence: SteppedSequence, found: int, count: int) -> None:
-        blocks = sequence.blocks
-        assert blocks is not None
-        cached = self._cache.begin(blocks.key, blocks.prompt, blocks=found + count, hits=blocks.hits) or 0
-        blocks.hits = []
-        if not sequence.preemptions:
-            blocks.count_lookup(cached)
-            created = self._cache.created(blocks.prompt, cached + blocks.loaded)
-            sequence.found(cached, blocks.loaded, created)
-
-    def grow(self, sequence: SteppedSequence, count: int) -> None:
-        if sequence.blocks is not None:
-            self._cache.grow(sequence.blocks.key, count)
-
-    def filled(self, sequence: SteppedSequence) -> None:
-        blocks = sequence.blocks
-        assert blocks is not None
-        self._cache.compute(blocks.key, blocks.prompt, sequence.computed)
-
-    def release(self, sequence: SteppedSequence, held: int, findable: int) -> None:
-        if sequence.blocks is not None:
-            self._cache.finish(sequence.blocks.key)
-
-    def forget(self, sequence: SteppedSequence) -> None:
-        """Does nothing: its hashes find what it left."""
-
-
 WatchStep = Callable[[Batch[SteppedSequence], float, float], None]
 """Called with a step, and the moments of its begin and end."""
 
 
-class StepExecutor:
+class StepExecutor(StepLoop[SteppedSequence]):
     """Runs sequences in the steps of one engine: `StepLoop` on the live clock.
 
     It counts each step, and publishes the cache's events at its end.
@@ -313,36 +196,43 @@ class StepExecutor:
 
     def __init__(
         self,
-        limits: SchedulerLimits,
-        blocks: Blocks[SteppedSequence],
-        cost: CostModel,
-        front: FrontCosts,
+        settings: Settings,
+        profile: Profile,
         context: SequenceContext,
         lora: LoRASlots,
-        manager: KVCacheManager | None,
-        speculation: Speculation | None,
-        depth: int,
+        rng: Random,
+        cost: CostModel | None = None,
     ) -> None:
-        """`manager` is the cache that `blocks` are of, where there is one."""
+        """`cost` says what a step costs, instead of the profile. `rng` decides which drafts are right."""
+        scheduling, at, kvcache = settings.scheduling, settings.steps, settings.kvcache
+        self.limits = limits = SchedulerLimits(
+            max_num_seqs=scheduling.max_num_seqs,
+            max_num_batched_tokens=at.max_num_batched_tokens,
+            long_prefill_token_threshold=at.long_prefill_token_threshold,
+            enable_chunked_prefill=at.enable_chunked_prefill,
+            by_priority=scheduling.scheduling_policy == "priority",
+        )
         self.slots = limits.max_num_seqs
-        self.limits = limits
         self.watch_step: WatchStep | None = None
         """Called with every step that is made, and the moments of its begin and end."""
-        self._blocks, self._front, self._manager = blocks, front, manager
+        self._manager = context.cache
+        counted = CountedBlocks(kvcache.kv_cache_size, kvcache.block_size, caching=False)
+        blocks: Blocks[SteppedSequence] = context.cache or counted
+        self._pool = counted if context.cache is None else context.cache.cache.pool.queue
+        """What knows how many blocks are `free`."""
+        self._capacity = self._told_free = blocks.capacity
         self._clock, self._wheel, self._recorder = context.clock, context.wheel, context.recorder
-        self._queue: WaitingQueue[SteppedSequence] = WaitingQueue(lora, limits.by_priority)
-        self._scheduler = Scheduler(limits, blocks, self._queue, speculation)
-        self._loop: StepLoop[SteppedSequence] = StepLoop(
-            self._scheduler, cost, self, self, front.out_per_stream, depth, self._transfer
-        )
         self._timing = context.timing
-        if speculation is not None:
-            context.recorder.expect_drafts(speculation.drafts)
-        self._line: deque[tuple[float, SteppedSequence]] = deque()
-        """Sequences in the front, with the moments at which the scheduler sees them."""
+        self._queue: WaitingQueue[SteppedSequence] = WaitingQueue(lora, limits.by_priority)
+        drafts = None
+        if profile.speculation is not None:
+            drafts = Drafts(profile.speculation.acceptance, rng)
+            context.recorder.expect_drafts(drafts.drafts)
+        scheduler = Scheduler(limits, blocks, self._queue, drafts)
+        depth = 2 if at.async_scheduling else 1
+        super().__init__(scheduler, cost or StepCost(profile.cost), profile.front, depth)
         self._in_line = 0
-        """Those of them that are not over."""
-        self._seen_s = -inf
+        """Sequences in the front that are not over."""
         self._out: deque[DueTokens] = deque()
         self._alarm: Alarm | None = None
         self._due_s = inf
@@ -351,40 +241,35 @@ class StepExecutor:
 
     @property
     def running(self) -> int:
-        """Sequences that have a place."""
-        return len(self._scheduler.running)
+        return len(self.scheduler.running)
 
     @property
     def prefilling(self) -> Iterable[SteppedSequence]:
         """Sequences with a part of the prompt left, after the step that was made last."""
-        return self._scheduler.prefilling
+        return self.scheduler.prefilling
 
     @property
     def waiting(self) -> int:
-        """Sequences without a place."""
-        return self._in_line + len(self._queue.members) + len(self._scheduler.fetching)
+        return self._in_line + len(self._queue.members) + len(self.scheduler.fetching)
 
     def free(self, adapter: str | None = None) -> int:
         """Returns the places that sequences with this adapter could have now."""
-        ready = not self._scheduler.paused and self._queue.is_ready(adapter)
-        return self.slots - len(self._scheduler.running) if ready else 0
+        ready = not self.scheduler.paused and self._queue.is_ready(adapter)
+        return self.slots - len(self.scheduler.running) if ready else 0
 
     def pause(self) -> None:
         """Gives no more places away; running sequences keep theirs."""
-        self._scheduler.paused = True
+        self.scheduler.paused = True
 
     def resume(self) -> None:
-        """Gives places away again."""
-        self._scheduler.paused = False
+        self.scheduler.paused = False
         self._look()
 
     def submit(self, sequence: SteppedSequence, apart: bool = False) -> None:
         """Takes a sequence into the front; if `apart`, the scheduler sees it after those before it."""
-        due_s = self._front.visible_s(sequence.request.arrival_s, sequence.prompt_tokens)
+        due_s = self.send(sequence, sequence.request.arrival_s, apart)
         if (late_s := self._clock.now() - due_s) > 0:
             self._recorder.late(late_s)
-        self._seen_s = max(nextafter(self._seen_s, inf) if apart else self._seen_s, due_s)
-        self._line.append((self._seen_s, sequence))
         self._in_line += 1
         self._arm()
 
@@ -393,65 +278,52 @@ class StepExecutor:
         if not sequence.arrived:
             self._in_line -= 1
             return
-        self._scheduler.remove(sequence)
+        self.scheduler.remove(sequence)
         if not self._turning:
             self._tell_usage()
         self._look()
 
     def _look(self) -> None:
         """Makes a step where none is under way, and something has changed."""
-        if not self._loop.busy and not self._scheduler.idle:
-            self._loop.wake(self._clock.now())
+        if not self.busy and not self.scheduler.idle:
+            self.wake(self._clock.now())
             self._arm()
 
-    # What the loop asks.
+    # What the loop calls.
 
-    def next_s(self) -> float | None:
-        """See `Arrivals`."""
-        return self._line[0][0] if self._line else None
-
-    def take(self, until_s: float) -> list[SteppedSequence]:
-        """See `Arrivals`."""
-        taken: list[SteppedSequence] = []
-        while self._line and self._line[0][0] <= until_s:
-            at_s, sequence = self._line.popleft()
-            if not sequence.over and self._is_seen(sequence, at_s):
-                taken.append(sequence)
-        if taken:
-            # Outputs of one may have ended it, or others: those have withdrawn by themselves.
-            taken = [sequence for sequence in taken if not sequence.over]
-            self._in_line -= len(taken)
-        return taken
-
-    def _is_seen(self, sequence: SteppedSequence, at_s: float) -> bool:
-        """Whether the scheduler is to have it. A sequence that is over withdraws by itself."""
+    def seen(self, sequence: SteppedSequence, at_s: float) -> bool:
+        """A sequence that is over, or that needs no step, withdraws by itself."""
+        if sequence.over:
+            return False
         try:
-            return sequence.seen(at_s)
+            if not sequence.seen(at_s):
+                return False
         except Exception as error:
             log.exception("what ends a sequence at once could not be handed out")
             sequence.fail(error)
-        return False
+            return False
+        self._in_line -= 1
+        return True
 
-    def _transfer(self, sequence: SteppedSequence) -> float:
+    def transfer_s(self, sequence: SteppedSequence) -> float:
         return self._timing.time_to_first_token(sequence.prompt_tokens, remote=True)
 
     def step_made(self, batch: Batch[SteppedSequence], start_s: float, end_s: float) -> None:
-        """See `Outputs`."""
         if self.watch_step is not None:
             self.watch_step(batch, start_s, end_s)
         for sequence in batch.admitted:
             if not sequence.over:
-                sequence.admitted(self._loop.now_s)
+                sequence.admitted(self.now_s)
 
     def step_over(self, batch: Batch[SteppedSequence], first_s: float, gap_s: float) -> None:
-        """See `Outputs`."""
-        due = DueTokens(batch, first_s, gap_s)
-        tokens = 0
+        due = DueTokens(batch, first_s)
+        tokens, manager = 0, self._manager
         for sequence, count in due.tokens:
             tokens += count
-            sequence.store(count, self._blocks.block_size)
-        if self._manager is not None:
-            self._manager.publish()
+            if manager is not None and sequence.running and not sequence.over:
+                manager.handed_out(sequence, count)
+        if manager is not None:
+            manager.publish()
         for drafted, accepted in batch.drafts.values():
             self._recorder.drafted(drafted, accepted)
         for sequence in batch.ends:
@@ -460,12 +332,14 @@ class StepExecutor:
         if due.tokens:
             # A prompt counts in the step of its last chunk, as in vLLM.
             for sequence in batch.prefilled:
-                tokens += 0 if sequence.over else sequence.prompt_tokens - sequence.cached_tokens
+                tokens += 0 if sequence.over else sequence.prefilled_tokens
             self._recorder.step(tokens)
         self._out.append(due)
 
     def _tell_usage(self) -> None:
-        self._recorder.cache_used(1.0 - self._blocks.free / self._blocks.capacity)
+        if (free := self._pool.free) != self._told_free:
+            self._told_free = free
+            self._recorder.cache_used(1.0 - free / self._capacity)
 
     # The alarm.
 
@@ -473,7 +347,7 @@ class StepExecutor:
         """Have the alarm ring when the next thing is due."""
         if self._turning:
             return
-        event_s = self._loop.next_s()
+        event_s = self.next_s()
         due_s = self._out[0].next_s if self._out else inf
         if event_s is not None and event_s < due_s:
             due_s = event_s
@@ -483,7 +357,6 @@ class StepExecutor:
             self._wheel.add(self._due_s, self._alarm)
 
     def rearm(self) -> None:
-        """The alarm was lost."""
         self._alarm, self._due_s = None, inf
         self._arm()
 
@@ -507,7 +380,7 @@ class StepExecutor:
         """In order of their moments: events of the loop, and tokens that are due."""
         budget = MOST_PER_TURN
         while True:
-            event_s = self._loop.next_s()
+            event_s = self.next_s()
             out_s = self._out[0].next_s if self._out else None
             if out_s is not None and (event_s is None or out_s <= event_s):
                 if out_s > now_s or budget <= 0:
@@ -516,15 +389,16 @@ class StepExecutor:
             elif event_s is None or event_s > now_s or budget <= 0:
                 return event_s
             else:
-                self._loop.go_on(event_s)
+                self.go_on(event_s)
                 budget -= 1
 
     def _hand_out(self, until_s: float, most: int) -> int:
         """Hands out what is due by then, at most `most` tokens of the first step; returns how many."""
-        first = self._out[0]
-        count = 0
+        first, count = self._out[0], 0
         while first.left and count < most and (at_s := first.next_s) <= until_s:
-            sequence, tokens = first.pop()
+            sequence, tokens = first.tokens[-first.left]
+            first.left -= 1
+            first.next_s += self._out_s
             count += 1
             if sequence.over:
                 continue
@@ -539,25 +413,17 @@ class StepExecutor:
 
 
 class DueTokens:
-    """The tokens of a step, due one sequence after another: at `first_s`, and `gap_s` seconds apart."""
+    """The tokens of a step, due one sequence after another."""
 
-    __slots__ = ("_gap_s", "left", "next_s", "tokens")
+    __slots__ = ("left", "next_s", "tokens")
 
-    def __init__(self, batch: Batch[SteppedSequence], first_s: float, gap_s: float) -> None:
-        counts = batch.drafts
-        self.tokens = [
-            (it, 1 + counts[it][1] if it in counts else 1) for it in (*batch.decodes, *batch.prefilled)
-        ]
+    def __init__(self, batch: Batch[SteppedSequence], first_s: float) -> None:
+        counts, sequences = batch.drafts, (*batch.decodes, *batch.prefilled)
+        self.tokens = [(it, 1 + counts[it][1] if it in counts else 1) for it in sequences]
         """Sequences, and how many tokens each gets."""
-        self._gap_s = gap_s
         self.left = len(self.tokens)
         self.next_s = first_s
-
-    def pop(self) -> tuple[SteppedSequence, int]:
-        """Returns the next sequence, and how many tokens it gets."""
-        self.left -= 1
-        self.next_s += self._gap_s
-        return self.tokens[-self.left - 1]
+        """The moment of the first that is left."""
 
 
 class Alarm:
@@ -572,5 +438,4 @@ class Alarm:
         return self._executor.ring(self, now_s)
 
     def fail(self, error: Exception) -> None:
-        """Goes on with the others: the wheel has logged the error."""
         self._executor.rearm()

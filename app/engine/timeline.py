@@ -7,17 +7,21 @@ made for it, and nothing for a token but the output.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Listed
 
-from app.engine.cache_manager import SequenceBlocks
+from app.engine.batch import Phase, SequenceStatus
 from app.engine.client import Emit, TakeToken
-from app.engine.pool import SequencePool
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest
+from app.engine.scheduler import WaitingQueue
 from app.engine.sequence import CACHE_THRESHOLD, MOST_AT_ONCE, ReplySequence, SequenceContext, Submission
-from app.engine.status import Phase, SequenceStatus
+from app.kvcache.prompt import Prompt
+from app.lora.adapters import LoRASlots
 from app.metrics.sequences import FinishReason
 
+MOST_PER_TURN = 128
+"""Most sequences that start in one turn of the event loop; keeps other streams on time."""
 log = logging.getLogger(__name__)
 
 
@@ -33,13 +37,13 @@ class TimedSequence(ReplySequence):
         self,
         request: EngineRequest,
         reply: Reply,
-        blocks: SequenceBlocks | None,
+        prompt: Prompt | None,
         context: SequenceContext,
         emit: Emit,
         submission: Submission,
         pool: SequencePool,
     ) -> None:
-        super().__init__(request, reply, blocks, context, emit, submission)
+        super().__init__(request, reply, prompt, context, emit, submission)
         self._pool = pool
         self._queued = self._holds_slot = False
         self._due_s = 0.0
@@ -75,22 +79,18 @@ class TimedSequence(ReplySequence):
         return True
 
     def _prefill(self, at_s: float) -> None:
-        """Begin at `at_s`: take the blocks, and see when the first token is due."""
-        request, prompt_tokens = self.request, len(self.request.prompt_ids)
-        if self.blocks is not None:
-            self._cached_tokens, created = self.blocks.allocate()
-        if self._cached_tokens < request.least_hit_rate * prompt_tokens:
+        """Begins at `at_s`: takes the blocks, and finds out when the first token is due."""
+        request, prompt_tokens, cache = self.request, self.prompt_tokens, self._context.cache
+        if cache is not None:
+            cache.allocate(self)
+        if self.cached_tokens < request.least_hit_rate * prompt_tokens:
             # Too little is cached: the reply is empty, and comes at once (simulator.md 13.7).
             self._empty(CACHE_THRESHOLD)
+            self.fetched_tokens = self.created_tokens = 0
             self._due_s = at_s
             return
-        if request.remote_prefill:
-            self._fetched_tokens = prompt_tokens - self._cached_tokens
-        elif self.blocks is not None:
-            self._fetched_tokens = self.blocks.loaded
-            self._created_tokens = created
         self._due_s = at_s + self._context.timing.time_to_first_token(
-            prompt_tokens, self._cached_tokens + self._fetched_tokens, request.remote_prefill
+            prompt_tokens, self.cached_tokens + self.fetched_tokens, request.remote_prefill
         )
         if self._delays is not None:
             self._due_s += self._delays.get(0, 0.0)
@@ -132,8 +132,8 @@ class TimedSequence(ReplySequence):
             return None
         self._position, self._due_s = stop, next_s
         token_id = self._ids[start]
-        if self.blocks is not None:
-            self.blocks.append((token_id,))
+        if context.cache is not None:
+            context.cache.append(self, (token_id,))
         context.recorder.decoded(1, at_s - self._last_s, at_s)
         self.tokens += 1
         self._last_s = at_s
@@ -162,7 +162,6 @@ class TimedSequence(ReplySequence):
         return MOST_AT_ONCE if wanted is None else max(1, MOST_AT_ONCE // (wanted + 2))
 
     def _gap(self, token: int) -> float:
-        """Seconds between the token before `token` and that one."""
         gap_s = self._context.timing.inter_token()
         return gap_s if self._delays is None else gap_s + self._delays.get(token, 0.0)
 
@@ -179,13 +178,13 @@ class TimedSequence(ReplySequence):
         return SequenceStatus(phase, self.prompt_tokens, 0, running_s, first_s)
 
     def _write(self, ids: Listed[int]) -> None:
-        if self.blocks is not None:
-            self.blocks.append(ids)
+        if self._context.cache is not None:
+            self._context.cache.append(self, ids)
 
     def _release(self) -> None:
-        if self.blocks is not None:
-            blocks, self.blocks = self.blocks, None
-            blocks.release()
+        if self.prompt is not None and self._context.cache is not None:
+            self.prompt = None
+            self._context.cache.finish(self)
 
     def _withdraw(self) -> None:
         if self._queued:
@@ -199,3 +198,112 @@ class TimedSequence(ReplySequence):
         super()._end(reason, counted)
         if self._holds_slot:
             self._pool.leave(self)
+
+
+class SequencePool:
+    """Runs at most `slots` sequences at a time, in the manner of `concurrent.futures`.
+
+    A slot is no thread: a thread would only sleep (the timer wheel does the waiting), and a hop to it would
+    cost more than a short reply does. A sequence starts in the turn that gives it a slot: the submitter's own
+    turn when one is free, else the turn in which another sequence leaves. The future of a request is
+    `Handle.future`, made for those who wait for one. One event loop owns the state, so there is no lock.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        lora: LoRASlots | None = None,
+        by_priority: bool = False,
+        later: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
+        """`later`, if given, calls a function in a later turn of the event loop."""
+        self.slots = slots
+        self.running = 0
+        self.paused = False
+        self._queue: WaitingQueue[TimedSequence] = WaitingQueue(lora, by_priority)
+        self._later = later
+        self._will_fill = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue.members)
+
+    def free(self, adapter: str | None = None) -> int:
+        """Returns the slots that sequences with this adapter would get at once."""
+        if self.paused or adapter is not None and not self._queue.is_ready(adapter):
+            return 0
+        return self.slots - self.running
+
+    def submit(self, sequence: TimedSequence, soon: bool = False) -> bool:
+        """Starts `sequence` as soon as a slot is free; True when that was now.
+
+        With `soon` it starts in a later turn of the event loop: for requests of many choices.
+        """
+        members = self._queue.members
+        if soon and self._later is not None:
+            self._queue.add(sequence)
+            self._fill_later()
+            return False
+        if not members and self.free(sequence.adapter) > 0 and sequence.fits():
+            self._queue.hold(sequence)
+            self._run(sequence)
+            if members:  # another one came while it ran, and found no slot
+                self._fill()
+            return True
+        self._queue.add(sequence)
+        self._fill()
+        return sequence not in members
+
+    def withdraw(self, sequence: TimedSequence) -> bool:
+        """Takes a sequence out of the queue; False when it does not wait."""
+        return self._queue.remove(sequence)
+
+    def leave(self, sequence: TimedSequence) -> None:
+        """Gives the slot of a sequence back that has kept it."""
+        self._give_back(sequence)
+        if self._queue.members:
+            self._fill()
+
+    def pause(self) -> None:
+        """Gives no more slots away; running sequences keep theirs."""
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+        self._fill()
+
+    def _fill(self) -> None:
+        started = 0
+        while not self.paused and self.running < self.slots:
+            if started == MOST_PER_TURN and self._later is not None:
+                self._fill_later()
+                return
+            sequence = self._queue.head()
+            if sequence is None or not sequence.fits():
+                return
+            self._queue.pop(sequence)
+            started += 1
+            self._run(sequence)
+
+    def _fill_later(self) -> None:
+        if self._later is not None and not self._will_fill:
+            self._will_fill = True
+            self._later(self._fill_now)
+
+    def _fill_now(self) -> None:
+        self._will_fill = False
+        self._fill()
+
+    def _run(self, sequence: TimedSequence) -> None:
+        self.running += 1
+        keeps = False
+        try:
+            keeps = sequence.start()
+        except Exception:
+            log.exception("a sequence could not be started")
+        if not keeps:
+            self._give_back(sequence)
+
+    def _give_back(self, sequence: TimedSequence) -> None:
+        self.running -= 1
+        self._queue.left(sequence)

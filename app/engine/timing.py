@@ -66,7 +66,6 @@ class PerRequestTiming:
         return self._sample(factor * at.time_to_first_token, at.time_to_first_token_std_dev)
 
     def inter_token(self) -> float:
-        """Seconds between one token and the next."""
         if self.constant_gap_s is not None:
             return self.constant_gap_s
         at = self._latency

@@ -28,7 +28,6 @@ class Weights:
         """Stands for the numbers themselves."""
 
     def connect(self) -> None:
-        """Begin to take weights from a trainer."""
         self._check_configured()
         self._connected = True
 
@@ -39,7 +38,6 @@ class Weights:
         self._connected = False
 
     def start(self) -> None:
-        """Begin an update."""
         self._check_configured()
         if self._updating:
             raise CommandFailed("A weight update is active already: call finish_weight_update first.")
@@ -66,7 +64,6 @@ class Weights:
         self.version = self.version if version is None else version
 
     def reset(self) -> None:
-        """Play that all weights are zero."""
         self._content = "zero"
 
     def checksums(self) -> dict[str, str]:

@@ -7,8 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from app.console.frames import FIGURES, EndRow, Frame, Picture, StepRow
-from app.engine.batch import Batch
-from app.engine.status import Phase
+from app.engine.batch import Batch, Phase
 from app.fidelity.pod import Pod
 from app.fidelity.prefix_blocks import GroupedRequest
 from app.fidelity.simulation import Outcome, Plan

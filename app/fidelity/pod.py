@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from random import Random
 
-from app.engine.batch import Batch, Blocks, SchedulerLimits
+from app.engine.batch import Batch, Blocks, Drafts, SchedulerLimits
 from app.engine.scheduler import Scheduler
-from app.engine.speculation import Drafts
 from app.engine.step_cost import CostModel
 from app.engine.step_loop import StepLoop
 from app.fidelity.prefix_blocks import GroupedRequest, PrefixBlocks
-from app.kvcache.counted import CountedBlocks
+from app.kvcache.block_pool import CountedBlocks
 from config.profile import EngineLimits, Profile
 
 FIRST_BIN_S = 1 / 16
@@ -77,7 +75,7 @@ def _sums(some: list[float], others: list[float]) -> list[float]:
     return [a + b for a, b in zip(some, others, strict=False)] + some[len(others) :]
 
 
-class Pod:
+class Pod(StepLoop[GroupedRequest]):
     """An engine as `profile` describes it. `ended` is called with each request that has its last token."""
 
     def __init__(
@@ -99,30 +97,13 @@ class Pod:
         blocks: Blocks[GroupedRequest] = self.blocks
         rates = profile.speculation
         drafts = None if rates is None else Drafts(rates.acceptance, Random(seed))
-        self.scheduler = Scheduler(scheduler_limits(at), blocks, speculation=drafts)
-        self.loop = StepLoop(
-            self.scheduler,
-            cost,
-            self,
-            self,
-            profile.front.out_per_stream,
-            depth=2 if at.async_scheduling else 1,
-        )
+        scheduler = Scheduler(scheduler_limits(at), blocks, speculation=drafts)
+        super().__init__(scheduler, cost, profile.front, depth=2 if at.async_scheduling else 1)
         self.due_s: float | None = None
         """When it has something to do."""
-        self._front = profile.front
-        self._line: deque[tuple[float, GroupedRequest]] = deque()
-        """Requests and when the scheduler sees them."""
-        self._seen_s = float("-inf")
         self._timeline = timeline
         self._watch = watch
         self._ended = ended
-
-    def send(self, request: GroupedRequest) -> None:
-        """A request arrives; those that are sent come in the order of their moments."""
-        visible_s = self._front.visible_s(request.send_s, request.prompt_tokens)
-        self._seen_s = max(self._seen_s, visible_s)
-        self._line.append((self._seen_s, request))
 
     @property
     def cached_tokens(self) -> int:
@@ -138,20 +119,6 @@ class Pod:
         find = blocks.pool.longest_prefix
         # Tails are taken first, so who has the last block has those before it.
         return len(keys) if find(keys[-1:]) else len(find(keys))
-
-    # The arrivals of the loop.
-
-    def next_s(self) -> float | None:
-        return self._line[0][0] if self._line else None
-
-    def take(self, until_s: float) -> list[GroupedRequest]:
-        taken: list[GroupedRequest] = []
-        line = self._line
-        while line and line[0][0] <= until_s:
-            taken.append(line.popleft()[1])
-        return taken
-
-    # Its outputs.
 
     def step_made(self, batch: Batch[GroupedRequest], start_s: float, end_s: float) -> None:
         blocks = self.blocks

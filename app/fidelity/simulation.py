@@ -144,7 +144,7 @@ class Simulation:
             self._settle(self._due[0][0] + SLICE_S)
             self._told(self._done)
         out = self.outcome
-        out.steps = sum(pod.loop.steps for pod in self.pods)
+        out.steps = sum(pod.steps for pod in self.pods)
         out.preemptions = sum(pod.scheduler.preemptions for pod in self.pods)
         out.cached_tokens = sum(pod.cached_tokens for pod in self.pods)
         return out
@@ -183,7 +183,7 @@ class Simulation:
     def _advance(self, number: int, due_s: float, until_s: float) -> None:
         pod = self.pods[number]
         if pod.due_s == due_s:
-            pod.due_s = next_s = pod.loop.advance(until_s)
+            pod.due_s = next_s = pod.advance(until_s)
             if next_s is not None:
                 heappush(self._due, (next_s, number))
 
@@ -195,8 +195,8 @@ class Simulation:
         counts[number] += 1
         self.outcome.pod[request.number] = number
         pod = self.pods[number]
-        pod.send(request)
-        due_s = pod.loop.next_s()
+        pod.send(request, request.send_s)
+        due_s = pod.next_s()
         if due_s is not None and due_s != pod.due_s:
             pod.due_s = due_s
             heappush(self._due, (due_s, number))

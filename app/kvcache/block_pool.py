@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
@@ -13,7 +13,7 @@ NULL_BLOCKS = 1
 """vLLM keeps one block, the first, as a placeholder; it holds nothing and is never free."""
 BLOCK_BYTES = 400
 """What a block takes in memory: itself, its hash, its places in the queue and among those that are found."""
-ABSENT_BYTES = 1 << 18
+MOST_UNLOADED = 1000
 """Names of unloaded adapters that are remembered, the latest ones."""
 
 
@@ -49,7 +49,6 @@ class FreeQueue:
         self._cached: OrderedDict[Block, None] = OrderedDict()
         self._unloaded: OrderedDict[Block, None] = OrderedDict()
         self._absent: dict[str, None] = {}
-        self._absent_bytes = 0
         self._releases = 0
 
     def __iter__(self) -> Iterator[Block]:
@@ -101,23 +100,15 @@ class FreeQueue:
         if adapter in self._absent:
             return
         self._absent[adapter] = None
-        self._absent_bytes += _name_bytes(adapter)
-        while self._absent_bytes > ABSENT_BYTES:
-            oldest = next(iter(self._absent))
-            del self._absent[oldest]
-            self._absent_bytes -= _name_bytes(oldest)
+        if len(self._absent) > MOST_UNLOADED:
+            del self._absent[next(iter(self._absent))]
         self._sort()
 
     def load(self, adapter: str) -> None:
         """Blocks of `adapter` are cached ones like others. O(blocks)."""
         if adapter in self._absent:
             del self._absent[adapter]
-            self._absent_bytes -= _name_bytes(adapter)
             self._sort()
-
-    def are_names_counted(self) -> bool:
-        """Whether what the names of unloaded adapters take is what is known of it."""
-        return self._absent_bytes == sum(map(_name_bytes, self._absent))
 
     def _sort(self) -> None:
         """Distribute cached blocks anew. Python's sort is stable and linear for two sorted runs."""
@@ -129,10 +120,6 @@ class FreeQueue:
 
     def _queue_of(self, block: Block) -> OrderedDict[Block, None]:
         return self._unloaded if block.adapter in self._absent else self._cached
-
-
-def _name_bytes(name: str) -> int:
-    return 160 + 4 * len(name)
 
 
 class BlockPool:
@@ -167,7 +154,6 @@ class BlockPool:
 
     @property
     def limit_bytes(self) -> int:
-        """What all blocks take."""
         return self.capacity * BLOCK_BYTES
 
     @property
@@ -271,9 +257,85 @@ class BlockPool:
             (any(block.references != references.get(block, 0) for block in everyone), "references are wrong"),
             (self.free != self.queue.untouched + len(idle), "free blocks are miscounted"),
             (self.free + len(references) != self.capacity, "blocks are missing, or there are too many"),
-            (not self.queue.are_names_counted(), "unloaded adapters take more or less than they should"),
             (found != hashed, "what can be found is not what is held"),
             ({block.hash for block in hashed} != self._cached.keys(), "a hash finds a block of another"),
         ):
             if broken:
                 raise RuntimeError(what)
+
+
+class Span(Struct, gc=False):
+    """Free blocks that stand together in the queue: the first `blocks` of what a sequence had.
+
+    They are taken from its tail, so those that are left are always a beginning.
+    """
+
+    blocks: int
+
+
+class CountedBlocks:
+    """`num_blocks` blocks of `block_size` tokens, one of them vLLM's null block.
+
+    With `caching` a sequence that is released to come back finds what is left of its whole blocks.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, caching: bool = True) -> None:
+        self.capacity = num_blocks - 1
+        self.block_size = block_size
+        self.free = self.capacity
+        """Blocks that no sequence uses; some of them may still be found."""
+        self._caching = caching
+        self._queue: deque[Span] = deque([Span(self.capacity)])
+        """All free blocks; those that are taken next stand first."""
+        self._left: dict[Hashable, Span] = {}
+        """What sequences that are to come back have left in the queue."""
+
+    def find(self, sequence: Hashable, tokens: int) -> int:
+        """Blocks of the first `tokens` tokens that are there already; never the one of the last token."""
+        span = self._left.get(sequence)
+        return 0 if span is None else min(span.blocks, (tokens - 1) // self.block_size)
+
+    def fits(self, sequence: Hashable, tokens: int, found: int) -> bool:
+        """Whether the whole of a sequence could have its blocks now, `found` of which it has found."""
+        return -(-tokens // self.block_size) <= self.free
+
+    def begin(self, sequence: Hashable, found: int, count: int) -> None:
+        """Give a sequence the blocks that it has found, and `count` more. The caller has checked `free`."""
+        span = self._left.pop(sequence, None)
+        if span is not None:
+            span.blocks -= found
+            self.free -= found
+        self.grow(sequence, count)
+
+    def grow(self, sequence: Hashable, count: int) -> None:
+        """Give a sequence `count` more blocks. The caller has checked `free`."""
+        self.free -= count
+        queue = self._queue
+        while count:
+            first = queue[0]
+            taken = min(first.blocks, count)
+            first.blocks -= taken
+            count -= taken
+            if not first.blocks:
+                queue.popleft()
+
+    def filled(self, sequence: Hashable) -> None:
+        """More of its prompt is computed, which nobody else looks for."""
+
+    def release(self, sequence: Hashable, held: int, findable: int = 0) -> None:
+        """A sequence no longer uses its `held` blocks; the first `findable` it may find again."""
+        self.free += held
+        kept = findable if self._caching else 0
+        queue = self._queue
+        if others := held - kept:
+            if queue and not self._left:  # nobody comes back: one span says it all
+                queue[-1].blocks += others
+            else:
+                queue.append(Span(others))
+        if kept:
+            self._left[sequence] = span = Span(kept)
+            queue.append(span)
+
+    def forget(self, sequence: Hashable) -> None:
+        """A sequence that was to come back does not."""
+        self._left.pop(sequence, None)

@@ -6,7 +6,7 @@ once if they were computed more than once, and the last token of a prompt is alw
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -36,7 +36,7 @@ class Allocation(Struct, gc=False):
 
 
 class KVCache:
-    """`num_blocks` blocks, one of them vLLM's null block, for sequences that are known by a request id.
+    """`num_blocks` blocks, one of them vLLM's null block, for sequences that have an `owner` each.
 
     Not for several threads; greenlets may share it, as no method gives up control. With `caching` off nothing
     is cached and prompts begin without hits; it may be switched while sequences run.
@@ -56,17 +56,15 @@ class KVCache:
         self.caching = caching
         self.block_size = hasher.chain.block_size
         self._hasher = hasher
-        self._events = EventLog(events, int_hashes, self.block_size)
-        self.pool = BlockPool(num_blocks, self._events.removed, observer)
-        self._running: dict[str, Allocation] = {}
+        self.log = EventLog(events, int_hashes, self.block_size)
+        self.pool = BlockPool(num_blocks, self.log.removed, observer)
+        self._running: dict[Hashable, Allocation] = {}
 
     @property
     def caches(self) -> Mapping[str, Bounded]:
-        """What is remembered, by name."""
         return {"KV cache blocks": self.pool, "block hashes": self._hasher.chain.memo}
 
     def __len__(self) -> int:
-        """Sequences that have blocks."""
         return len(self._running)
 
     @property
@@ -112,7 +110,7 @@ class KVCache:
         return self.fits(prompt, self.hits(prompt))
 
     def begin(
-        self, request_id: str, prompt: Prompt, blocks: int | None = None, hits: list[Block] | None = None
+        self, owner: Hashable, prompt: Prompt, blocks: int | None = None, hits: list[Block] | None = None
     ) -> int | None:
         """Give a sequence blocks for its prompt; the number of prompt tokens that were there already.
 
@@ -120,8 +118,8 @@ class KVCache:
         many, and the prompt is computed in parts: `grow` and `compute` go on. With `hits` the caller has
         looked for its blocks just now, and seen that it fits. ValueError when the request has blocks already.
         """
-        if request_id in self._running:
-            raise ValueError(f"request {request_id} has blocks already")
+        if owner in self._running:
+            raise ValueError(f"request {owner} has blocks already")
         if hits is None:
             hits = self.hits(prompt)
             if not self.fits(prompt, hits):
@@ -140,22 +138,22 @@ class KVCache:
             tail=list(prompt.token_ids[found * self.block_size :]) if prompt.cached else [],
             cached=prompt.cached,
         )
-        self._running[request_id] = sequence
+        self._running[owner] = sequence
         if blocks is None:
             self._store(sequence, prompt.hashes[found:])
         return found * self.block_size
 
-    def compute(self, request_id: str, prompt: Prompt, computed: int) -> None:
+    def compute(self, owner: Hashable, prompt: Prompt, computed: int) -> None:
         """So many tokens of a prompt that began in parts are computed now, and have blocks."""
-        sequence = self._running[request_id]
+        sequence = self._running[owner]
         if sequence.cached:
             self._store(sequence, prompt.hashes[sequence.stored : computed // self.block_size])
 
-    def grow(self, request_id: str, count: int) -> None:
+    def grow(self, owner: Hashable, count: int) -> None:
         """Give a sequence `count` more blocks. The caller has checked `free`."""
-        self._running[request_id].blocks += self.pool.take(count)
+        self._running[owner].blocks += self.pool.take(count)
 
-    def append(self, request_id: str, token_ids: Sequence[int]) -> bool:
+    def append(self, owner: Hashable, token_ids: Sequence[int]) -> bool:
         """A step has brought new tokens of the reply: give room to those before the newest one.
 
         A block is cached once the token behind it is there: it is then computed to its end. False when too
@@ -163,36 +161,32 @@ class KVCache:
         or with none, finds some, for instance after another one was preempted (`finish`). KeyError for a
         sequence without blocks.
         """
-        sequence = self._running[request_id]
+        sequence = self._running[owner]
         needed = max(0, self._blocks_of(sequence.tokens + len(token_ids) - 1) - len(sequence.blocks))
         if enough := needed <= self.pool.queue.free:
             sequence.blocks += self.pool.take(needed)
-        self.write(request_id, token_ids)
+        self.write(owner, token_ids)
         return enough
 
-    def write(self, request_id: str, token_ids: Sequence[int]) -> None:
+    def write(self, owner: Hashable, token_ids: Sequence[int]) -> None:
         """As `append`, for blocks that the sequence has been given by `grow`."""
-        sequence = self._running[request_id]
+        sequence = self._running[owner]
         sequence.tokens += len(token_ids)
         if sequence.cached:
             sequence.tail += token_ids
             full = (sequence.tokens - 1) // self.block_size
             self._store_computed(sequence, min(full, len(sequence.blocks)))
 
-    def block_numbers(self, request_id: str, first: int = 0) -> list[int]:
-        """Where the keys and values of a sequence are kept, in order, from its `first`-th block on.
-
-        KeyError for one without blocks.
-        """
-        return [block.number for block in self._running[request_id].blocks[first:]]
+    def block_numbers(self, owner: Hashable, first: int = 0) -> list[int]:
+        """Returns the numbers of a sequence's blocks from its `first`-th one on; none where it has none."""
+        sequence = self._running.get(owner)
+        return [] if sequence is None else [block.number for block in sequence.blocks[first:]]
 
     @property
     def observer(self) -> BlockObserver | None:
-        """Who is told what becomes of blocks."""
         return self.pool.observer
 
     def observe(self, observer: BlockObserver | None) -> None:
-        """Tell another one from now on."""
         self.pool.observer = observer
 
     def blocks(self) -> Iterator[Block]:
@@ -201,12 +195,12 @@ class KVCache:
         for sequence in self._running.values():
             yield from sequence.blocks
 
-    def finish(self, request_id: str) -> None:
+    def finish(self, owner: Hashable) -> None:
         """The sequence has ended or is preempted: its blocks are free, and cached ones can still be found.
 
         Does nothing for a sequence without blocks.
         """
-        sequence = self._running.pop(request_id, None)
+        sequence = self._running.pop(owner, None)
         if sequence is not None:
             self.pool.release(sequence.blocks)
 
@@ -223,7 +217,7 @@ class KVCache:
             sequence.cached = False
             sequence.tail.clear()
         self.pool.clear(block for sequence in self._running.values() for block in sequence.blocks)
-        self._events.cleared()
+        self.log.cleared()
 
     def unload_adapter(self, name: str) -> None:
         """Let unused blocks of an adapter make room before others, until `load_adapter`. O(blocks)."""
@@ -235,17 +229,17 @@ class KVCache:
 
     def take_events(self) -> list[KVEvent]:
         """What happened since the last call, in order: a step's events, to be published together."""
-        return self._events.take()
+        return self.log.take()
 
     def check_integrity(self) -> None:
         """RuntimeError unless blocks and sequences add up. For tests: O(blocks)."""
         self.pool.check_integrity(sequence.blocks for sequence in self._running.values())
-        for request_id, sequence in self._running.items():
+        for owner, sequence in self._running.items():
             stored = sequence.blocks[: sequence.stored]
             if sequence.cached and any(block.hash is None for block in stored):
-                raise RuntimeError(f"a stored block of request {request_id} has no hash")
+                raise RuntimeError(f"a stored block of request {owner} has no hash")
             if any(block.hash is not None for block in sequence.blocks[sequence.stored :]):
-                raise RuntimeError(f"a block of request {request_id} has a hash before it is full")
+                raise RuntimeError(f"a block of request {owner} has a hash before it is full")
 
     def hits(self, prompt: Prompt) -> list[Block]:
         """The blocks of a prompt that are there already; never the one of its last token."""
@@ -278,7 +272,6 @@ class KVCache:
             self._store(sequence, self._hasher.chain.hashes(sequence.last_hash, ids, extras))
 
     def _store(self, sequence: Allocation, hashes: list[bytes]) -> None:
-        """Cache the next blocks of a sequence under `hashes`."""
         if not hashes:
             return
         first, adapter = sequence.stored, sequence.adapter
@@ -286,7 +279,7 @@ class KVCache:
         for block, block_hash in zip(sequence.blocks[first:], hashes, strict=False):
             self.pool.cache(block, block_hash, name)
         parent = sequence.last_hash if first else None
-        self._events.stored(hashes, parent, sequence.tail, first, sequence.keys, adapter)
+        self.log.stored(hashes, parent, sequence.tail, first, sequence.keys, adapter)
         sequence.stored += len(hashes)
         sequence.last_hash = hashes[-1]
         del sequence.tail[: len(hashes) * self.block_size]

@@ -102,7 +102,6 @@ def _text(packed: bytes, block_size: int) -> str:
 
 
 def _any(*columns: bytes) -> bytes:
-    """The bits of all columns together."""
     bits = 0
     for column in columns:
         bits |= int.from_bytes(column, "little")

@@ -100,11 +100,10 @@ class EventLog:
         self._wanted = wanted
         self._int_hashes = int_hashes
         self._block_size = block_size
-        self._pending: list[KVEvent] = []
+        self.pending: list[KVEvent] = []
 
     def take(self) -> list[KVEvent]:
-        """What is pending; then nothing is."""
-        events, self._pending = self._pending, []
+        events, self.pending = self.pending, []
         return events
 
     def stored(
@@ -119,7 +118,7 @@ class EventLog:
         """Blocks from number `first` of a sequence on hold the first of `token_ids`."""
         if not self._wanted:
             return
-        self._pending.append(
+        self.pending.append(
             BlockStored(
                 block_hashes=self._wire(hashes),
                 parent_block_hash=low64(parent) if parent is not None and self._int_hashes else parent,
@@ -137,12 +136,11 @@ class EventLog:
     def removed(self, hashes: Sequence[bytes]) -> None:
         """These blocks make room, one after the other: an event each, as from vLLM."""
         if self._wanted:
-            self._pending += [BlockRemoved([name], MEDIUM, GROUP) for name in self._wire(hashes)]
+            self.pending += [BlockRemoved([name], MEDIUM, GROUP) for name in self._wire(hashes)]
 
     def cleared(self) -> None:
-        """Everything is forgotten."""
         if self._wanted:
-            self._pending.append(AllBlocksCleared())
+            self.pending.append(AllBlocksCleared())
 
     def _wire(self, hashes: Sequence[bytes]) -> list[BlockHash]:
         return list(all_low64(hashes)) if self._int_hashes else list(hashes)
@@ -163,27 +161,32 @@ class Arrays(Struct, frozen=True):
     """How many items the arrays of an older vLLM have, the event's name first.
 
     `rank` is whether a batch has one; `offsets` whether extra keys of images, where there are extra keys, are
-    pairs with an offset.
+    pairs with an offset. `legacy` is llm-d's simulator: 0 for no parent, extra keys always nil.
     """
 
     stored: int
     removed: int
     rank: bool = True
     offsets: bool = True
+    legacy: bool = False
 
     def event(self, event: KVEvent) -> Sequence[object]:
         match event:
             case BlockStored():
+                parent: object = event.parent_block_hash
+                keys = event.extra_keys if self.offsets else _without_offsets(event.extra_keys)
+                if self.legacy:
+                    parent, keys = _NO_PARENT if parent is None else parent, None
                 return [
                     "BlockStored",
                     event.block_hashes,
-                    event.parent_block_hash,
+                    parent,
                     event.token_ids,
                     event.block_size,
                     event.lora_id,
                     event.medium,
                     event.lora_name,
-                    event.extra_keys if self.offsets else _without_offsets(event.extra_keys),
+                    keys,
                     event.group_idx,
                     event.kv_cache_spec_kind,
                     event.kv_cache_spec_sliding_window,
@@ -203,6 +206,7 @@ _ARRAYS: dict[LayoutName, Arrays] = {
     "0.19": Arrays(stored=9, removed=3),
     "0.20": Arrays(stored=10, removed=4),
     "0.22": Arrays(stored=12, removed=4),
+    "llm-d-inference-sim": Arrays(stored=9, removed=3, legacy=True),
 }
 
 _NO_PARENT = Raw(b"\xcf" + bytes(8))
@@ -214,36 +218,15 @@ def encoder(layout: LayoutName = DEFAULT_LAYOUT) -> Encode:
     encode = Encoder().encode
     if layout == "map":
         return encode
-    if layout == "llm-d-inference-sim":
-        return lambda batch: encode([batch.ts, list(map(_legacy, batch.events)), batch.data_parallel_rank])
     arrays = _ARRAYS.get(layout)
     if arrays is None:
         raise ValueError(f"unknown layout of KV events {layout}")
-    if arrays.rank:
-        return lambda batch: encode(
-            [batch.ts, list(map(arrays.event, batch.events)), batch.data_parallel_rank]
-        )
-    return lambda batch: encode([batch.ts, list(map(arrays.event, batch.events))])
 
+    def encode_arrays(batch: EventBatch) -> bytes:
+        events = list(map(arrays.event, batch.events))
+        return encode([batch.ts, events, batch.data_parallel_rank] if arrays.rank else [batch.ts, events])
 
-def _legacy(event: KVEvent) -> Sequence[object]:
-    """The arrays of llm-d's simulator: 0 for no parent, extra keys always nil."""
-    match event:
-        case BlockStored():
-            return [
-                "BlockStored",
-                event.block_hashes,
-                _NO_PARENT if event.parent_block_hash is None else event.parent_block_hash,
-                event.token_ids,
-                event.block_size,
-                event.lora_id,
-                event.medium,
-                event.lora_name,
-                None,
-            ]
-        case BlockRemoved():
-            return ["BlockRemoved", event.block_hashes, event.medium]
-    return ["AllBlocksCleared"]
+    return encode_arrays
 
 
 def _without_offsets(extra_keys: PublishedKeys | None) -> PublishedKeys | None:

@@ -51,7 +51,7 @@ class ExtraKeys:
         every: list[Key] = []
         if adapter is not None:
             every.append((("lora", adapter.name, adapter.path) if tagged else adapter.name, adapter.name))
-        own = _by_block(block_size, placeholders, tagged)
+        own = _by_block(block_size, placeholders, tagged) if placeholders else {}
         if salt:
             own.setdefault(0, []).append((("cache_salt", salt) if tagged else salt, salt))
         self._every = _split(every)
@@ -115,7 +115,6 @@ class Prompt:
 
     @property
     def looks_up(self) -> bool:
-        """Whether blocks are looked for."""
         return self.cached and self.reads
 
     def hashing(self) -> Iterator[None]:
@@ -126,7 +125,6 @@ class Prompt:
 
     @property
     def hashes(self) -> list[bytes]:
-        """The hash of every full block."""
         for part in self._parts:
             self._hashes += part
         return self._hashes

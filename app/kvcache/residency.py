@@ -9,7 +9,10 @@ from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
 from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from app.metrics.recorder import Recorder
 
 USES = 4
 """Uses of a block that are remembered, for the gaps between them."""
@@ -37,19 +40,6 @@ class BlockObserver(Protocol):
         """No block holds anything any more."""
 
 
-class ResidencyMetrics(Protocol):
-    """Where observations go; all in seconds."""
-
-    def block_lifetime(self, seconds: float) -> None:
-        """From filling to eviction (vllm:kv_block_lifetime_seconds)."""
-
-    def block_idle_before_evict(self, seconds: float) -> None:
-        """From the last use to eviction (vllm:kv_block_idle_before_evict_seconds)."""
-
-    def block_reuse_gap(self, seconds: float) -> None:
-        """Between two uses (vllm:kv_block_reuse_gap_seconds)."""
-
-
 class Residency:
     """Follows a share `sample` (0 to 1) of the blocks from allocation to eviction, `limit_bytes` of them.
 
@@ -58,7 +48,7 @@ class Residency:
 
     def __init__(
         self,
-        metrics: ResidencyMetrics,
+        metrics: Recorder,
         sample: float,
         rng: Random,
         now: Callable[[], float],

@@ -57,7 +57,6 @@ class PromptStore:
         return tokens - cached
 
     def keep(self, prompt: Prompt) -> None:
-        """See `Store`."""
         key = self._key(prompt, self._aligned(len(prompt.token_ids)))
         if self.memo.get(key) is None:
             self.memo.put(key, True, DIGEST_BYTES)
@@ -84,7 +83,6 @@ class BlockStore:
         return found
 
     def keep(self, prompt: Prompt) -> None:
-        """See `Store`."""
         for key in prompt.hashes if prompt.cached else ():
             if self.memo.get(key) is None:
                 self.memo.put(key, True, len(key))

@@ -13,7 +13,7 @@ import zmq
 from msgspec import Struct
 
 from app.kvcache.endpoints import is_ipv6, of_rank
-from app.kvcache.replay_buffer import END
+from app.kvcache.event_sender import END
 from app.kvcache.sockets import affinity
 from app.kvindex.decoding import Batch, Data, TooLarge, Unreadable, decode
 from app.kvindex.holders import Engine

@@ -15,8 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from app.engine.batch import Batch, SchedulerLimits
-from app.engine.scheduler import Scheduler
-from app.engine.waiting import WaitingQueue
+from app.engine.scheduler import Scheduler, WaitingQueue
 from app.engine.wire import TextForm
 from app.kvcache.cache import KVCache
 from app.kvcache.events import KVEvent
@@ -142,7 +141,7 @@ class LLMEngine:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting.members)
 
     @property
     def num_running(self) -> int:
@@ -170,8 +169,10 @@ class LLMEngine:
         if request.request_id in self._choices:
             raise RequestError(f"The request id {request.request_id} is in use.")
         self._preprocessor.check(request)
-        if len(self._waiting) + request.params.n > max(self.options.max_queue_size, request.params.n):
-            raise QueueFull(f"{len(self._waiting)} requests wait, of at most {self.options.max_queue_size}.")
+        if len(self._waiting.members) + request.params.n > max(self.options.max_queue_size, request.params.n):
+            raise QueueFull(
+                f"{len(self._waiting.members)} requests wait, of at most {self.options.max_queue_size}."
+            )
         eos, count = self.eos_token_ids, request.params.n
         choices = [self._preprocessor.sequence(request, index, eos, form) for index in range(count)]
         self.stats.requests += 1
@@ -224,7 +225,7 @@ class LLMEngine:
             sequence.computed, sequence.written = 0, len(sequence.output_ids)
             sequence.preemptions += 1
             self.scheduler.preemptions += 1
-            self._waiting.add(sequence, sequence.arrived)
+            self._waiting.add(sequence)
 
     def clear_stats(self) -> None:
         self.stats = EngineStats()

@@ -1,14 +1,231 @@
-"""Which reader finds the parts of a request's text."""
+"""Readers of what a model that computes says: thoughts, calls as Hermes and Llama write them, and text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
-from app.engine.outputs import PartReader
+from app.engine.outputs import Part, PartReader, Piece
 from app.engine.request import EngineRequest
-from app.parsing.hermes import HermesReader
-from app.parsing.listed import ListedReader, NamedReader
-from app.parsing.thoughts import ThoughtReader
+from app.parsing.call_object import CallObject
+
+
+def overlap(text: str, tag: str) -> int:
+    """Characters at the end of `text` with which `tag` may have begun."""
+    longest = min(len(text), len(tag) - 1)
+    return next((n for n in range(longest, 0, -1) if tag.startswith(text[-n:])), 0)
+
+
+def cut(text: str, tag: str) -> tuple[str, str, bool]:
+    """What is before and behind `tag`, and True; without it what surely is not of it, the rest, and False."""
+    before, found, behind = text.partition(tag)
+    if found:
+        return before, behind, True
+    safe = len(text) - overlap(text, tag)
+    return text[:safe], text[safe:], False
+
+
+CALL_BEGIN: Final = "<tool_call>"
+CALL_END: Final = "</tool_call>"
+
+
+class HermesReader:
+    """See `PartReader`. A call that is none stays text; text behind a call is not told, as in vLLM."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._call: CallObject | None = None
+        self._kept = ""
+        self._inner = ""
+        """All between the tags so far."""
+        self._whole: list[str] = []
+
+    def feed(self, text: str) -> list[Piece]:
+        self._whole.append(text)
+        self._kept += text
+        pieces: list[Piece] = []
+        found = True
+        while found:
+            if self._call is None:
+                before, self._kept, found = cut(self._kept, CALL_BEGIN)
+                pieces += self._text(before)
+                if found:
+                    self._call, self._inner = CallObject(self._calls), ""
+            else:
+                before, self._kept, found = cut(self._kept, CALL_END)
+                pieces += self._inside(self._call, before)
+                if found:
+                    pieces += self._close(self._call)
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        kept, self._kept = self._kept, ""
+        call = self._call
+        if call is None:
+            return self._text(kept)
+        pieces = self._inside(call, kept)
+        if call.closed and call.is_call:
+            return pieces
+        return [*pieces, (Part("call", self._calls, raw="".join(self._whole)), "")]
+
+    def _text(self, text: str) -> list[Piece]:
+        return [(None, text)] if text and not self._calls else []
+
+    def _inside(self, call: CallObject, text: str) -> list[Piece]:
+        self._inner += text
+        return [] if call.closed else call.feed(text)[0]
+
+    def _close(self, call: CallObject) -> list[Piece]:
+        self._call = None
+        if call.is_call:
+            self._calls += 1
+            return []
+        return [(None, f"{CALL_BEGIN}{self._inner}{CALL_END}")]
+
+
+PYTHON_TAG: Final = "<|python_tag|>"
+BETWEEN: Final = " \t\r\n,;[]"
+
+
+class ListedReader:
+    """See `PartReader`. A text that does not begin as a call does is all text.
+
+    `forced`: it is a list of calls, whatever it begins with; one that is cut off before it has a name is told
+    in whole answers alone.
+    """
+
+    def __init__(self, forced: bool = False) -> None:
+        self._forced = forced
+        self._calls = 0
+        self._call: CallObject | None = None
+        self._is_text = False
+        self._kept = ""
+        """Of which it is not known yet what it is."""
+        self._whole: list[str] = []
+
+    def feed(self, text: str) -> list[Piece]:
+        self._whole.append(text)
+        pieces: list[Piece] = []
+        text, self._kept = self._kept + text, ""
+        while text:
+            if self._is_text:
+                pieces += self._text(text)
+                break
+            if self._call is None:
+                text = self._look(text)
+            else:
+                told, text = self._call.feed(text)
+                pieces += told
+                if self._call.closed:
+                    pieces += self._close(self._call)
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        call, kept = self._call, self._kept
+        self._kept = ""
+        if call is None:
+            return self._text(kept) if kept.strip(BETWEEN) or not self._calls else []
+        if not call.is_call and not self._forced:
+            return self._text(kept + call.raw)
+        return [(Part("call", self._calls, raw="".join(self._whole)), "")]
+
+    def _look(self, text: str) -> str:
+        """Whether a call begins; what is to be read next."""
+        inner = text.lstrip(BETWEEN if self._calls or self._forced else None)
+        if inner.startswith(PYTHON_TAG):
+            inner = inner[len(PYTHON_TAG) :].lstrip()
+        if not inner or (not self._calls and PYTHON_TAG.startswith(inner)):
+            self._kept = text
+            return ""
+        if inner[0] != "{":
+            self._is_text = True
+            return text
+        self._call = CallObject(self._calls)
+        return inner
+
+    def _close(self, call: CallObject) -> list[Piece]:
+        self._call = None
+        if call.is_call:
+            self._calls += 1
+            return []
+        self._is_text = True
+        return self._text(call.raw)
+
+    def _text(self, text: str) -> list[Piece]:
+        return [(None, text)] if text and not self._calls else []
+
+
+class NamedReader:
+    """See `PartReader`. All of the text are the arguments of one call, which had to be made."""
+
+    def __init__(self, name: str) -> None:
+        self._part = Part("call", 0, name)
+
+    def feed(self, text: str) -> list[Piece]:
+        return [(self._part, text)] if text else []
+
+    def finish(self) -> list[Piece]:
+        return []
+
+
+THINK_BEGIN: Final = "<think>"
+THINK_END: Final = "</think>"
+THOUGHT: Final = Part("reasoning")
+
+
+class ThoughtReader:
+    """See `PartReader`. `then` reads what comes behind the thoughts.
+
+    Some templates write the opening tag themselves, so thoughts begin with or without it; unless `begun`,
+    only with it.
+    """
+
+    def __init__(self, then: PartReader | None, begun: bool = True) -> None:
+        self._then, self._begun_before = then, begun
+        self._kept = ""
+        self._begins = self._thinks = True
+
+    def feed(self, text: str) -> list[Piece]:
+        if not self._thinks:
+            return self._reply(text)
+        self._kept += text
+        if self._begins and not self._begun():
+            return []
+        if not self._thinks:
+            rest, self._kept = self._kept, ""
+            return self._reply(rest)
+        thought, self._kept, found = cut(self._kept, THINK_END)
+        pieces: list[Piece] = [(THOUGHT, thought)] if thought else []
+        if found:
+            self._thinks = False
+            rest, self._kept = self._kept, ""
+            pieces += self._reply(rest)
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        kept, self._kept = self._kept, ""
+        if self._begins and not self._begun_before:
+            pieces = self._reply(kept)
+        else:
+            pieces = [(THOUGHT, kept)] if kept else []
+        return pieces if self._then is None else [*pieces, *self._then.finish()]
+
+    def _begun(self) -> bool:
+        """Whether it is certain how it begins; takes the tag away."""
+        inner = self._kept.lstrip()
+        if THINK_BEGIN.startswith(inner) and inner != THINK_BEGIN:  # or nothing but blanks
+            return False
+        if inner.startswith(THINK_BEGIN):
+            self._kept = inner[len(THINK_BEGIN) :]
+        else:
+            self._thinks = self._begun_before
+        self._begins = False
+        return True
+
+    def _reply(self, text: str) -> list[Piece]:
+        if not text:
+            return []
+        return [(None, text)] if self._then is None else list(self._then.feed(text))
 
 
 def readers(tool_call_parser: str) -> Callable[[EngineRequest], PartReader | None]:

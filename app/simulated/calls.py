@@ -60,7 +60,6 @@ class CallReplies:
         self.use(settings)
 
     def use(self, settings: ToolSettings) -> None:
-        """Make them by these settings from now on."""
         self._settings = settings
         self._ranges = Ranges.of(settings)
 
@@ -104,7 +103,6 @@ class CallReplies:
             yield written(short, terse=last)
 
     def _call(self, calls: ToolCalls, rng: Random, size: Size = Size.USUAL) -> tuple[str, str]:
-        """Name and arguments."""
         tool = calls.tools[0] if calls.named else rng.choice(calls.tools)
         arguments = self._schemas.compile(tool.schema, calls.lenient).sample(rng, self._ranges, size)
         return tool.name, json.dumps(

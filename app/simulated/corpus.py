@@ -84,7 +84,6 @@ class Phrases:
             return self._made[number]
 
     def __iter__(self) -> Iterator[Phrase]:
-        """All that are phrases."""
         return (phrase for number in range(len(self)) if (phrase := self[number]) is not None)
 
     def _make(self, numbers: Iterable[int]) -> None:

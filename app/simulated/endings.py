@@ -1,20 +1,28 @@
-"""Where a reply ends before its length: the stop strings and stop tokens that cut it.
+"""What a request changes in a reply: where stops end it, and which tokens a bias chooses.
 
 Stops follow the rules of vLLM's detokenizer: a stop string counts once more than `min_tokens` tokens are
 out; the one that is complete first wins; its token is the last one; the text ends before the stop string
 unless it is to be included. While no stop has come, as many characters are held back as could still turn
 out to be its beginning.
+
+A token that a reply has of itself counts as chosen with a probability of 0.37 (see `logprobs`), and all
+others as equally likely. So a bias of 100 decides, one of -100 forbids, and others shift the odds.
 """
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from math import exp
+from random import Random
 
 from app.clock.pause import Slices
 from app.engine.outputs import Finish
-from app.engine.reply import Reply
+from app.engine.reply import STOP, Reply
 from app.engine.request import EngineRequest
+from app.engine.wire import Sampling
+from app.tokenization import Tokenizer
 
 SEARCHED_IN_A_STEP = 20_000
 """Characters that are searched for a stop string in a step of work, about 10 us."""
@@ -91,3 +99,93 @@ def _held_back(text: str, offsets: Sequence[int], held: int, last: bool) -> list
     if last:
         ends[-1] = size
     return [text[start:end] for start, end in pairwise(ends)]
+
+
+OWN = 0.37
+"""Probability of the token that a reply has of itself."""
+MOST_BIAS = 100.0
+NEVER = 1e-4
+"""Odds below which a reply does not end of itself."""
+VOCABULARY = 50_000
+"""Tokens that a remote tokenizer is taken to have."""
+CHOICE = 8
+"""Steps of work that a token costs."""
+
+
+class TokenChooser:
+    """Chooses tokens for one reply by the odds of `sampling`; the likeliest one, if `greedy`."""
+
+    def __init__(self, sampling: Sampling, vocab_size: int, greedy: bool) -> None:
+        limit, allowed = MOST_BIAS, sampling.allowed_token_ids
+        bias = {token: min(max(value, -limit), limit) for token, value in sampling.logit_bias.items()}
+        self._rest = (1 - OWN) / vocab_size
+        """Probability of each token that the reply has not of itself."""
+        self._vocab_size = vocab_size
+        self._greedy = greedy
+        self._bias = bias
+        self._allowed = None if allowed is None else frozenset(allowed)
+        self._ids = tuple(bias) if allowed is None else tuple(self._allowed or ())
+        rest = self._rest
+        weights = [rest * exp(bias[token]) if token in bias else rest for token in self._ids]
+        self._sums = list(accumulate(weights))
+        self._unnamed = 0.0 if allowed is not None else max(0.0, 1 - OWN - rest * len(self._ids))
+        """Probability of all tokens that the request does not name."""
+        self._best = max(zip(weights, self._ids, strict=True)) if greedy else (0.0, 0)
+
+    def never_keeps(self, own: int) -> bool:
+        """Whether `own` is forbidden, or as good as that, also where the reply has it of itself."""
+        return self._weight(own) < NEVER * (self._sums[-1] + self._unnamed)
+
+    def _weight(self, own: int) -> float:
+        if self._allowed is not None and own not in self._allowed:
+            return 0.0
+        return OWN * exp(self._bias.get(own, 0.0))
+
+    def choose(self, own: int, rng: Random) -> int:
+        """The token in the place of `own`, which the reply has of itself."""
+        weight = self._weight(own)
+        if self._greedy:
+            return own if weight >= max(self._best[0], self._rest) else self._likeliest(own)
+        drawn = rng.random() * (self._sums[-1] + weight + self._unnamed)
+        if drawn < self._sums[-1]:
+            return self._ids[bisect(self._sums, drawn)]
+        return own if drawn < self._sums[-1] + weight else self._unbiased(own)
+
+    def _likeliest(self, own: int) -> int:
+        weight, token = self._best
+        return token if self._allowed is not None or weight > self._rest else self._unbiased(own)
+
+    def _unbiased(self, own: int) -> int:
+        """`own`, or the next token that has no bias."""
+        token = own
+        while token in self._bias:
+            token = (token + 1) % self._vocab_size
+            if token == own:
+                break
+        return token
+
+
+def chooser(request: EngineRequest, tokenizer: Tokenizer) -> TokenChooser | None:
+    """What chooses the tokens of a reply to `request`; None where the reply decides alone."""
+    if request.sampling is None:
+        return None
+    return TokenChooser(request.sampling, tokenizer.vocab_size or VOCABULARY, request.greedy)
+
+
+def biased(
+    reply: Reply, request: EngineRequest, tokens: TokenChooser, tokenizer: Tokenizer, rng: Random
+) -> Reply:
+    """`reply` with the tokens that `tokens` chooses; it ends where that is the end of text."""
+    eos, finish, slices = tokenizer.eos_token_id, reply.finish, Slices()
+    ids: list[int] = []
+    for own in reply.ids:
+        slices.spend(CHOICE)
+        token = tokens.choose(own, rng)
+        if token == eos and not request.ignore_eos:
+            if len(ids) >= request.min_tokens:
+                finish = STOP
+                break
+            token = own
+        ids.append(token)
+    spans = [(len(ids), reply.spans[0][1])] if reply.spans and ids else ()
+    return Reply(tokenizer.pieces(ids), ids, finish, spans)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Protocol
 from zlib import crc32
 
 import msgspec
@@ -22,35 +21,22 @@ from msgspec.structs import replace
 
 from app.dataset import Datasets
 from app.engine.errors import SchemaUnsatisfiable
-from app.engine.lazy import LazySequence
-from app.engine.outputs import Finish, Part, TokenLogprob
+from app.engine.outputs import Finish, LazySequence, Part, TokenLogprob
 from app.engine.reply import LENGTH, STOP, Reply, joined
 from app.engine.request import Constraint, EngineRequest, ScriptedCall, ScriptedReply
 from app.grammar.writing import write
 from app.schema import Ranges, SchemaError, Schemas
-from app.simulated.biased import biased, chooser
 from app.simulated.calls import CallReplies, written
 from app.simulated.corpus import Corpus
-from app.simulated.endings import stopped
+from app.simulated.endings import biased, chooser, stopped
 from app.simulated.modes import DatasetMode, EchoMode, LengthSource, RandomMode, ReplySource
 from app.tokenization import Tokenizer
-from config.settings import Settings, ToolSettings
+from config.settings import Settings
 
 STEP = 0.5
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 STRIDE = 101
 """Distance in the vocabulary between a token and its alternatives."""
-
-
-class Vocabulary(Protocol):
-    """What is needed of a tokenizer here."""
-
-    @property
-    def vocab_size(self) -> int | None: ...
-
-    def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]: ...
-
-    def token_texts(self, ids: Sequence[int]) -> list[str]: ...
 
 
 class Entries:
@@ -63,7 +49,7 @@ class Entries:
     __slots__ = ("_alternatives", "_ids", "_named", "_names", "_size", "_vocabulary")
 
     def __init__(
-        self, vocabulary: Vocabulary, ids: Sequence[int], alternatives: int, named: Sequence[int] = ()
+        self, vocabulary: Tokenizer, ids: Sequence[int], alternatives: int, named: Sequence[int] = ()
     ) -> None:
         self._vocabulary, self._ids, self._alternatives = vocabulary, ids, alternatives
         self._size = vocabulary.vocab_size or max(ids, default=0) + 1
@@ -71,7 +57,6 @@ class Entries:
         self._names: Sequence[str] = ()
 
     def entry(self, position: int) -> TokenLogprob:
-        """The entry of the token at `position`."""
         self._names = self._names or self._vocabulary.pieces(self._ids, False)
         token_id, text, own = self._ids[position], self._names[position], own_logprob(position)
         top = [(token_id, text, own)]
@@ -80,7 +65,6 @@ class Entries:
         return TokenLogprob(token_id, text, own, top)
 
     def _others(self, token_id: int) -> list[tuple[int, str]]:
-        """The alternatives of a token with their names."""
         if self._named:
             others = [other for other in self._named if other != token_id]
             return list(zip(others, self._texts(others), strict=True))
@@ -109,7 +93,7 @@ def own_logprob(position: int) -> float:
 
 
 def reply_logprobs(
-    vocabulary: Vocabulary, ids: Sequence[int], wanted: int, named: Sequence[int] = ()
+    vocabulary: Tokenizer, ids: Sequence[int], wanted: int, named: Sequence[int] = ()
 ) -> Sequence[TokenLogprob]:
     """One entry per token of a reply. Each is the likeliest one, and so among the `wanted` ones itself.
 
@@ -119,7 +103,7 @@ def reply_logprobs(
 
 
 def prompt_logprobs(
-    vocabulary: Vocabulary, ids: Sequence[int], alternatives: int
+    vocabulary: Tokenizer, ids: Sequence[int], alternatives: int
 ) -> Sequence[TokenLogprob | None]:
     """One entry per prompt token; the first is None."""
     return LazySequence(Entries(vocabulary, ids, alternatives).prompt_entry, range(len(ids)))
@@ -134,98 +118,9 @@ SHARES = (1, 0.5, 0.2, 0)
 """Of that size, in each try: the last one is the shortest text."""
 
 
-class StructuredReplies:
-    """Makes them. All raise SchemaError when nothing satisfies what is asked for."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, corpus: Corpus, schemas: Schemas, settings: ToolSettings
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._corpus = corpus
-        self._schemas = schemas
-        self.use(settings)
-
-    def use(self, settings: ToolSettings) -> None:
-        """Make them by these settings from now on."""
-        self._ranges = Ranges.of(settings)
-
-    def constrained(self, constraint: Constraint, most: int, rng: Random) -> Reply:
-        """A text that satisfies `constraint`, cut off at `most` tokens when none that is drawn is short."""
-        ids: list[int] = []
-        for attempt in range(TRIES):
-            ids = self._tokenizer.encode(self._text(constraint, most, attempt, rng))
-            if len(ids) < most:  # and the end of text fits, too
-                break
-        return Reply(self._tokenizer.pieces(ids), ids, STOP).cut(most)
-
-    def _text(self, constraint: Constraint, most: int, attempt: int, rng: Random) -> str:
-        if constraint.grammar is not None:
-            size = min(USUAL_SIZE, most * CHARACTERS_A_TOKEN) * SHARES[attempt]
-            return write(constraint.grammar, int(size), rng, self._ranges, self._speak)
-        if constraint.choices:
-            return rng.choice(constraint.choices)
-        if constraint.regex is not None:
-            return self._schemas.matching_text(constraint.regex, rng)
-        schema = True if constraint.schema is None else constraint.schema
-        return json.dumps(self._schemas.compile(schema).sample(rng, self._ranges), ensure_ascii=False)
-
-    def _speak(self, characters: int, rng: Random) -> str:
-        """Whole words of a sentence."""
-        _, texts = self._corpus.compose(characters // CHARACTERS_A_TOKEN, rng)
-        return "".join(texts)[:characters].rpartition(" ")[0]
-
-
 REASONING = Part("reasoning")
 THOUGHTS = "<think>\n{}\n</think>\n\n"
 """How models mark up what they think."""
-
-
-class ScriptedReplies:
-    """Makes replies of what scripts say, each of as many tokens as its text has."""
-
-    def __init__(self, tokenizer: Tokenizer, calls: CallReplies) -> None:
-        self._tokenizer = tokenizer
-        self._calls = calls
-
-    def reply(self, request: EngineRequest, script: ScriptedReply) -> Reply:
-        """The reply; like any other it ends at the limit of tokens and at a stop string."""
-        if not script.in_parts:
-            reply = self._told(request, raw_text(script))
-        else:
-            reply = self._in_parts(request, script)
-        reply = reply.cut(request.max_tokens)
-        if script.finish is not None and reply.finish == STOP:
-            reply.finish = Finish(script.finish)
-        return reply
-
-    def _in_parts(self, request: EngineRequest, script: ScriptedReply) -> Reply:
-        """What does not fit into the limit is not begun."""
-        made: list[Callable[[EngineRequest], Reply]] = []
-        if script.reasoning:
-            made.append(lambda request: as_thoughts(self._told(request, script.reasoning)))
-        if script.text or not script.calls:
-            made.append(lambda request: self._told(request, script.text))
-        if script.calls:
-            made.append(lambda request: self._called(script.calls, request.max_tokens))
-        reply, room = Reply([], [], STOP), request.max_tokens
-        for number, make in enumerate(made):
-            if number and room <= 0:
-                reply.finish = LENGTH
-                break
-            part = make(replace(request, max_tokens=room)).cut(room)
-            reply = joined(reply, part) if reply.ids else part
-            room -= len(part.ids)
-            if part.finish != STOP:
-                break
-        return reply
-
-    def _told(self, request: EngineRequest, text: str) -> Reply:
-        ids = self._tokenizer.encode(text)
-        reply = Reply(self._tokenizer.pieces(ids), ids, STOP).cut(request.max_tokens)
-        return stopped(reply, request) if request.stop or request.stop_token_ids else reply
-
-    def _called(self, calls: Sequence[ScriptedCall], most: int) -> Reply:
-        return self._calls.marked_up(written(calls), most)
 
 
 def as_thoughts(reply: Reply) -> Reply:
@@ -292,9 +187,8 @@ class SimulatedModel:
         self._recorded: ReplySource | None = None
         if datasets and not echoes:
             self._recorded = DatasetMode(datasets, corpus).reply
-        self._structured = StructuredReplies(tokenizer, corpus, schemas, settings.tools)
+        self._schemas, self._ranges = schemas, Ranges.of(settings.tools)
         self._calls = CallReplies(tokenizer, corpus, schemas, settings.tools)
-        self._scripted = ScriptedReplies(tokenizer, self._calls)
         self._plugins: tuple[ReplySource, ...] = ()
         self._text_rng, self._call_rng = text_rng, call_rng
 
@@ -305,14 +199,13 @@ class SimulatedModel:
 
     def worded(self, request: EngineRequest, script: ScriptedReply) -> Reply:
         """The reply that says what `script` has decided, at its pace."""
-        reply = self._scripted.reply(request, script)
+        reply = self._scripted(request, script)
         reply.delays = delays_of(script, len(reply.ids))
         return reply
 
     def on_settings(self, settings: Settings) -> None:
-        """Live settings have changed."""
         self._settings = settings
-        self._structured.use(settings.tools)
+        self._ranges = Ranges.of(settings.tools)
         self._calls.use(settings.tools)
 
     def reply(self, request: EngineRequest) -> Reply:
@@ -364,9 +257,8 @@ class SimulatedModel:
         return reply
 
     def _decided(self, request: EngineRequest, rng: Random) -> Reply | None:
-        """A whole reply that a script or a plugin decides about."""
         if request.script is not None and not request.script.passes:
-            return self._scripted.reply(request, request.script)
+            return self._scripted(request, request.script)
         for source in self._plugins:
             if (reply := source(request, rng)) is not None:
                 return reply
@@ -378,7 +270,7 @@ class SimulatedModel:
             if calls is not None:
                 return calls
         if request.constraint is not None:
-            said = self._structured.constrained(request.constraint, request.max_tokens, own or self._call_rng)
+            said = self._constrained(request.constraint, request.max_tokens, own or self._call_rng)
         else:
             said = self._free(request, rng)
         return stopped(said, request) if request.stop or request.stop_token_ids else said
@@ -421,3 +313,71 @@ class SimulatedModel:
             return None
         prompt = crc32(msgspec.json.encode(request.prompt_ids))
         return Random((request.seed or 0) * 2**32 + prompt)
+
+    # Texts of a form.
+
+    def _constrained(self, constraint: Constraint, most: int, rng: Random) -> Reply:
+        """A text that satisfies `constraint`, cut off at `most` tokens when none that is drawn is short."""
+        ids: list[int] = []
+        for attempt in range(TRIES):
+            ids = self._tokenizer.encode(self._text_of(constraint, most, attempt, rng))
+            if len(ids) < most:  # and the end of text fits, too
+                break
+        return Reply(self._tokenizer.pieces(ids), ids, STOP).cut(most)
+
+    def _text_of(self, constraint: Constraint, most: int, attempt: int, rng: Random) -> str:
+        if constraint.grammar is not None:
+            size = min(USUAL_SIZE, most * CHARACTERS_A_TOKEN) * SHARES[attempt]
+            return write(constraint.grammar, int(size), rng, self._ranges, self._speak)
+        if constraint.choices:
+            return rng.choice(constraint.choices)
+        if constraint.regex is not None:
+            return self._schemas.matching_text(constraint.regex, rng)
+        schema = True if constraint.schema is None else constraint.schema
+        return json.dumps(self._schemas.compile(schema).sample(rng, self._ranges), ensure_ascii=False)
+
+    def _speak(self, characters: int, rng: Random) -> str:
+        _, texts = self._corpus.compose(characters // CHARACTERS_A_TOKEN, rng)
+        return "".join(texts)[:characters].rpartition(" ")[0]
+
+    # Replies of scripts.
+
+    def _scripted(self, request: EngineRequest, script: ScriptedReply) -> Reply:
+        """What a script says; like any other reply it ends at the limit of tokens and at a stop string."""
+        if not script.in_parts:
+            reply = self._told(request, raw_text(script))
+        else:
+            reply = self._in_parts(request, script)
+        reply = reply.cut(request.max_tokens)
+        if script.finish is not None and reply.finish == STOP:
+            reply.finish = Finish(script.finish)
+        return reply
+
+    def _in_parts(self, request: EngineRequest, script: ScriptedReply) -> Reply:
+        """What does not fit into the limit is not begun."""
+        made: list[Callable[[EngineRequest], Reply]] = []
+        if script.reasoning:
+            made.append(lambda request: as_thoughts(self._told(request, script.reasoning)))
+        if script.text or not script.calls:
+            made.append(lambda request: self._told(request, script.text))
+        if script.calls:
+            made.append(lambda request: self._called(script.calls, request.max_tokens))
+        reply, room = Reply([], [], STOP), request.max_tokens
+        for number, make in enumerate(made):
+            if number and room <= 0:
+                reply.finish = LENGTH
+                break
+            part = make(replace(request, max_tokens=room)).cut(room)
+            reply = joined(reply, part) if reply.ids else part
+            room -= len(part.ids)
+            if part.finish != STOP:
+                break
+        return reply
+
+    def _told(self, request: EngineRequest, text: str) -> Reply:
+        ids = self._tokenizer.encode(text)
+        reply = Reply(self._tokenizer.pieces(ids), ids, STOP).cut(request.max_tokens)
+        return stopped(reply, request) if request.stop or request.stop_token_ids else reply
+
+    def _called(self, calls: Sequence[ScriptedCall], most: int) -> Reply:
+        return self._calls.marked_up(written(calls), most)

@@ -18,7 +18,7 @@ from app.console.observer import Observer
 from app.engine.cache_manager import KVCacheManager
 from app.engine.engine import Engine
 from app.engine.lifecycle import Operations
-from app.engine.sequence import WatchedEngine
+from app.engine.sequence import BaseEngine
 from app.http.body import BodyLimits
 from app.http.context import RequestContext
 from app.http.response import Response
@@ -65,7 +65,7 @@ class Console:
         self,
         live: LiveSettings,
         server: ServerSettings,
-        engine: WatchedEngine,
+        engine: BaseEngine,
         lifecycle: Operations,
         clock: Clock,
         cache: KVCacheManager | None,

@@ -10,7 +10,7 @@ from app.engine.scheduler import Scheduler
 from app.engine.step_cost import StepCost
 from app.fidelity.pod import scheduler_limits
 from app.fidelity.prefix_blocks import OfflineRequest
-from app.kvcache.counted import CountedBlocks
+from app.kvcache.block_pool import CountedBlocks
 from benchmarks.rehearse.playing import Clock, Token
 from config.profile import CostConstants, EngineLimits
 

@@ -11,7 +11,7 @@ import pytest
 from app.console import bars, blocks
 from app.console.bars import Origin
 from app.console.frames import Frame
-from app.engine.status import Phase
+from app.engine.batch import Phase
 from config.settings import StepSettings
 from tests.console.watched import Page, Watched, quick_profile
 

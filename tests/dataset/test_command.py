@@ -1,23 +1,36 @@
 """`python -m app dataset`, as a user runs it."""
 
+from __future__ import annotations
+
 import base64
+import io
 import json
 import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from app.cli import main
 from app.dataset.catalogue import ids_hash
-from app.dataset.command import Recorder
+from app.dataset.command import Recorder, conversations, pairs
 from app.dataset.dataset import open_dataset
+from app.dataset.tokens import DatasetError
 from app.tokenization import LocalTokenizer, TokenizerInputError
 from tests.running_server import ROOT
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
 
 CONVERSATIONS = [
     {
@@ -38,16 +51,23 @@ CONVERSATIONS = [
 ]
 
 
-def run(*argv: str, cwd: Path = ROOT, **environ: str) -> "subprocess.CompletedProcess[str]":
-    clean = {name: text for name, text in os.environ.items() if not name.startswith("SIM_")}
-    return subprocess.run(
-        [sys.executable, "-m", "app", "dataset", *argv],
-        cwd=cwd,
-        env=clean | {"PYTHONPATH": str(ROOT)} | environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+    """Calls the command as its process would, in a folder and with variables of the environment."""
+
+    def run(*argv: str, cwd: Path = ROOT, **environ: str) -> Done:
+        for name in [name for name in os.environ if name.startswith("SIM_")]:
+            monkeypatch.delenv(name)
+        for name, text in environ.items():
+            monkeypatch.setenv(name, text)
+        monkeypatch.chdir(cwd)
+        status = main(["dataset", *argv])
+        return Done(status, *capsys.readouterr())
+
+    return run
+
+
+Run = Callable[..., Done]
 
 
 @pytest.fixture
@@ -62,7 +82,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_dataset_is_made_that_the_server_understands(
-    source: Path, tmp_path: Path, tokenizer: LocalTokenizer
+    run: Run, source: Path, tmp_path: Path, tokenizer: LocalTokenizer
 ) -> None:
     output = tmp_path / "new" / "replies.sqlite3"
     done = run("--input", str(source), "--output", str(output))
@@ -86,7 +106,7 @@ def test_a_dataset_is_made_that_the_server_understands(
             assert ("".join(found.texts), found.ids) == (text, tokenizer.encode(text))
 
 
-def test_the_table_is_declared_as_others_expect_it(source: Path, tmp_path: Path) -> None:
+def test_the_table_is_declared_as_others_expect_it(run: Run, source: Path, tmp_path: Path) -> None:
     output = tmp_path / "replies.sqlite3"
     done = run("--input", str(source), "--output", str(output), "--table-name", "talks")
     assert done.returncode == 0
@@ -108,7 +128,7 @@ def test_the_table_is_declared_as_others_expect_it(source: Path, tmp_path: Path)
 
 
 def test_the_page_and_the_readable_copy_tell_what_is_in_it(
-    source: Path, tmp_path: Path, tokenizer: LocalTokenizer
+    run: Run, source: Path, tmp_path: Path, tokenizer: LocalTokenizer
 ) -> None:
     output = tmp_path / "replies.sqlite3"
     done = run("--input", str(source), "--output", str(output), "--debug-json", "--model", "tiny")
@@ -130,18 +150,18 @@ def test_the_page_and_the_readable_copy_tell_what_is_in_it(
     assert "Who are you?" in chat["input_text"] and chat["input_text"] != "Who are you?"
 
 
-def test_only_so_many_conversations_are_taken(source: Path, tmp_path: Path) -> None:
+def test_only_so_many_conversations_are_taken(run: Run, source: Path, tmp_path: Path) -> None:
     done = run("--input", str(source), "--output", str(tmp_path / "out.db"), "--max-records", "1")
     assert done.stdout.endswith("4 records of 1 conversations\n")
 
 
-def test_relative_names_belong_to_the_folder_of_the_user(source: Path, tmp_path: Path) -> None:
+def test_relative_names_belong_to_the_folder_of_the_user(run: Run, source: Path, tmp_path: Path) -> None:
     done = run("--input", source.name, "--output", "out.sqlite3", cwd=tmp_path)
     assert done.returncode == 0
     assert names(tmp_path) == ["out.md", "out.sqlite3", "talks.json"]
 
 
-def test_the_settings_of_the_server_are_taken(source: Path, tmp_path: Path) -> None:
+def test_the_settings_of_the_server_are_taken(run: Run, source: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.sqlite3"
     wrong = run("--input", str(source), "--output", str(output), "--tokenizer", "/nowhere")
     assert (wrong.returncode, wrong.stdout) == (1, "")
@@ -152,7 +172,7 @@ def test_the_settings_of_the_server_are_taken(source: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("taken", ["out.sqlite3", "out.md", "out.json"])
-def test_no_file_is_written_over(source: Path, tmp_path: Path, taken: str) -> None:
+def test_no_file_is_written_over(run: Run, source: Path, tmp_path: Path, taken: str) -> None:
     (tmp_path / taken).write_text("mine")
     done = run("--input", str(source), "--output", str(tmp_path / "out.sqlite3"), "--debug-json")
     assert (done.returncode, done.stdout) == (1, "")
@@ -171,7 +191,9 @@ def test_no_file_is_written_over(source: Path, tmp_path: Path, taken: str) -> No
         (b'[1, {"conversations": [{"from": "system"}]}]', "it has no question of a human with a reply"),
     ],
 )
-def test_a_bad_input_is_one_line_and_leaves_no_half_file(tmp_path: Path, content: bytes, told: str) -> None:
+def test_a_bad_input_is_one_line_and_leaves_no_half_file(
+    run: Run, tmp_path: Path, content: bytes, told: str
+) -> None:
     source = tmp_path / "talks.json"
     source.write_bytes(content)
     done = run("--input", str(source), "--output", str(tmp_path / "out.sqlite3"), "--debug-json")
@@ -197,7 +219,7 @@ def test_a_bad_input_is_one_line_and_leaves_no_half_file(tmp_path: Path, content
         (["--input", "a", "--output", "b", "--prot", "1"], "unknown flag --prot; did you mean --port?", 2),
     ],
 )
-def test_a_wrong_command_is_one_line(source: Path, argv: list[str], told: str, status: int) -> None:
+def test_a_wrong_command_is_one_line(run: Run, source: Path, argv: list[str], told: str, status: int) -> None:
     folder = str(source.parent)
     done = run(*(each.replace("{}", folder) for each in argv))
     assert (done.returncode, done.stdout) == (status, "")
@@ -205,10 +227,10 @@ def test_a_wrong_command_is_one_line(source: Path, argv: list[str], told: str, s
     assert told.replace("{}", folder) in done.stderr
 
 
-def test_help_tells_the_flags() -> None:
-    done = run("--help")
-    assert done.returncode == 0
-    assert "--input FILE.json" in done.stdout
+def test_help_of_the_process_tells_the_flags() -> None:
+    command = [sys.executable, "-m", "app", "dataset", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "--input FILE.json" in done.stdout
 
 
 class Picky:
@@ -229,5 +251,82 @@ class Picky:
 def test_a_conversation_ends_where_the_tokenizer_refuses_it(tokenizer: LocalTokenizer) -> None:
     recorder = Recorder(Picky(tokenizer))
     assert len(list(recorder.records(CONVERSATIONS))) == 4
-    counts = recorder.counts
-    assert (counts.conversations, counts.refused, counts.refusal) == (4, 1, "not this one")
+    assert (recorder.conversations, recorder.refused, recorder.refusal) == (4, 1, "not this one")
+
+
+def turns(*said: tuple[str, Any]) -> dict[str, Any]:
+    return {"id": "1", "conversations": [{"from": speaker, "value": text} for speaker, text in said]}
+
+
+def test_items_come_one_by_one() -> None:
+    items = [turns(("human", "Grüße")), {"conversations": [1.5]}, 3]
+    for text in (
+        json.dumps(items),
+        json.dumps(items, indent=2, ensure_ascii=False),
+        "\ufeff \n" + json.dumps(items),
+    ):
+        assert list(conversations(io.BytesIO(text.encode()))) == items
+
+
+def test_what_is_good_before_a_break_comes_first() -> None:
+    found = conversations(io.BytesIO(b'[{"id": 1}, {"id": 2}, {"i'))
+    assert next(found) == {"id": 1}
+    assert next(found) == {"id": 2}
+    with pytest.raises(DatasetError, match="it is not JSON: .*EOF"):
+        next(found)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b'{"id": []}', b"null", b"text", b"\x00\x01", b"\x1f\x8b\x08"]
+)
+def test_what_is_no_array_is_told(content: bytes) -> None:
+    with pytest.raises(DatasetError, match="not a JSON array"):
+        list(conversations(io.BytesIO(content)))
+
+
+@pytest.mark.parametrize("content", [b"[1 2]", b"[1] x", b'["\xff"]', b"[", b"[1,]"])
+def test_what_is_no_json_is_told_in_one_line(content: bytes) -> None:
+    with pytest.raises(DatasetError, match="it is not JSON: [^\n]+$"):
+        list(conversations(io.BytesIO(content)))
+
+
+def test_each_question_comes_with_all_that_was_said_before() -> None:
+    first, second = pairs(turns(("human", "q1"), ("gpt", "a1"), ("human", "q2"), ("gpt", "a2")))
+    assert first == ("q1", [{"role": "user", "content": "q1"}], "a1")
+    assert (second.question, second.reply) == ("q2", "a2")
+    assert [(each["role"], each["content"]) for each in second.messages] == [
+        ("user", "q1"),
+        ("assistant", "a1"),
+        ("user", "q2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [("human", "q1"), ("gpt", "a1"), ("human", "q2")],
+        [("human", "q1"), ("gpt", "a1"), ("system", "x"), ("gpt", "a2"), ("human", "q3"), ("gpt", "a3")],
+        [("human", "q1"), ("gpt", "a1"), ("human", "q2"), ("human", "q3")],
+        [("human", "q1"), ("gpt", "a1"), ("human", None), ("gpt", "a2")],
+        [("human", "q1"), ("gpt", "a1"), ("human", "q2"), ("gpt", ["a2"])],
+    ],
+)
+def test_a_conversation_ends_at_the_first_turn_of_the_wrong_one(said: list[tuple[str, Any]]) -> None:
+    assert [pair.question for pair in pairs(turns(*said))] == ["q1"]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        None,
+        3,
+        [],
+        "x",
+        {},
+        {"conversations": None},
+        {"conversations": [1, 2]},
+        turns(("gpt", "a"), ("human", "q")),
+    ],
+)
+def test_what_is_no_conversation_has_no_questions(item: Any) -> None:
+    assert list(pairs(item)) == []

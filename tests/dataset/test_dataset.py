@@ -41,12 +41,6 @@ def test_a_reply_that_is_too_long_is_cut_and_reaches_the_limit(opened: Opener) -
     assert reply(dataset, 3) == Recorded([1, 2, 3], ["1 ", "2 ", "3 "], 0, True)
 
 
-def test_a_reply_as_long_as_the_limit_reaches_it(opened: Opener) -> None:
-    dataset = opened([row(PROMPT, [1, 2])])
-    assert reply(dataset, 2).reached_limit
-    assert not reply(dataset, 3).reached_limit
-
-
 def test_with_ignore_eos_an_exact_reply_comes_first_then_a_longer_one_then_a_shorter_one(
     opened: Opener,
 ) -> None:
@@ -69,15 +63,6 @@ def test_an_unknown_prompt_gets_any_reply_that_fits(opened: Opener) -> None:
     assert drawn == {1, 2, 3, 4}
     exact = {len(reply(dataset, 4, 4, UNKNOWN, seed).ids) for seed in range(20)}
     assert exact == {4}
-
-
-def test_an_unknown_prompt_gets_any_reply_when_none_fits(opened: Opener) -> None:
-    dataset = opened([row([4], [4] * 4), row([5], [5] * 5)])
-    assert {tuple(reply(dataset, 2, prompt=UNKNOWN, seed=seed).ids) for seed in range(30)} == {
-        (4, 4),
-        (5, 5),
-    }
-    assert {reply(dataset, 7, 7, UNKNOWN, seed).missing for seed in range(30)} == {2, 3}
 
 
 def test_older_files_are_found_by_the_text(opened: Opener, tokenizer: LocalTokenizer) -> None:

@@ -1,5 +1,7 @@
 """Downloads from a real HTTP server: whole, broken off, resumed, and of the wrong thing."""
 
+from __future__ import annotations
+
 import hashlib
 import logging
 import threading
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from app.dataset import DatasetError, prepare
-from app.dataset.download import Advance, download
+from app.dataset.download import Advance, bar, download, line, lines, shown
 from config.settings import DatasetSettings
 from tests.dataset.file_server import Shop, open_shop
 from tests.running_server import free_port
@@ -55,11 +57,6 @@ def test_a_file_that_is_there_is_not_fetched(shop: Shop, path: Path) -> None:
     settings = DatasetSettings(dataset_path=(str(path),), dataset_url=shop.url, dataset_sha256=SHA256)
     prepare(settings)
     assert (path.read_bytes(), shop.asked) == (b"mine", [])
-
-
-def test_the_start_fetches_the_first_file_that_is_not_there(shop: Shop, path: Path) -> None:
-    prepare(DatasetSettings(dataset_path=(f"tiny={path}",), dataset_url=shop.url, dataset_sha256=SHA256))
-    assert path.read_bytes() == CONTENT
 
 
 def test_a_cut_connection_goes_on_where_it_was_cut(shop: Shop, path: Path) -> None:
@@ -140,21 +137,10 @@ def test_a_part_that_begins_elsewhere_is_not_taken(shop: Shop, path: Path) -> No
     assert path.read_bytes() == CONTENT
 
 
-def test_a_body_of_unknown_length_is_taken_as_it_ends(shop: Shop, path: Path) -> None:
-    shop.tell_length = False
-    download(shop.url, path, SHA256)
-    assert path.read_bytes() == CONTENT
-
-
 def test_redirects_are_followed(shop: Shop, path: Path) -> None:
     shop.statuses = [302, 302]
     download(shop.url, path, SHA256)
     assert path.read_bytes() == CONTENT
-
-
-def test_endless_redirects_are_not(shop: Shop, path: Path) -> None:
-    shop.statuses = [302] * 50
-    assert "too many redirects" in trouble(shop, path)
 
 
 def test_a_wrong_checksum_is_told_and_nothing_is_kept(shop: Shop, path: Path) -> None:
@@ -248,3 +234,36 @@ def test_a_log_without_a_terminal_tells_each_tenth(
         download(shop.url, path)
     assert len(caplog.messages) >= 3
     assert "download of replies.sqlite3" in caplog.text
+
+
+def test_a_line_comes_for_each_tenth(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "app.dataset")
+    with lines("x", 0, 1000, lambda: 1.0) as advance:
+        for _ in range(100):
+            advance(10)
+    assert [text.split("%")[0] for text in caplog.messages] == [f"download of x: {n}0" for n in range(1, 11)]
+
+
+def test_a_line_tells_share_speed_and_the_time_that_is_left() -> None:
+    assert line("x", 25_000_000, 100_000_000, 5e6) == "download of x: 25% of 100.0 MB, 5.0 MB/s, 15 s left"
+    assert "left" in line("x", 0, 100, 0.0)
+
+
+def test_what_was_there_before_counts_for_the_share_but_not_for_the_speed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "app.dataset")
+    moments = iter([0.0, 10.0])
+    with lines("x", 80_000_000, 100_000_000, lambda: next(moments)) as advance:
+        advance(10_000_000)
+    assert caplog.messages == ["download of x: 90% of 100.0 MB, 1.0 MB/s, 10 s left"]
+
+
+def test_a_terminal_gets_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with bar("x", 0, 100) as advance:
+        advance(100)
+    assert "100%" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with shown("replies")(0, 10) as advance:
+        advance(10)
+    assert "replies" in capsys.readouterr().err

@@ -62,57 +62,29 @@ def test_other_greenlets_run_while_a_lookup_waits_for_the_file(file: Path) -> No
     )
 
 
-@pytest.mark.parametrize("in_memory", [False, True], ids=["file", "memory"])
-def test_many_greenlets_look_up_at_once(file: Path, in_memory: bool) -> None:
-    run(
-        f"""
-        dataset = open_dataset(path, "llmd", {in_memory}, default_tokenizer())
-
-        def look_up(number):
-            for turn in range(20):
-                found = dataset.reply([number, 5], (), 1, 100, Random(turn))
-                assert found.ids == [number] * (number % 50 + 1), found
-
-        gevent.joinall([gevent.spawn(look_up, number) for number in range(100)], raise_error=True)
-        dataset.close()
-        print("done")
-        """,
-        file,
-    )
-
-
-@pytest.mark.parametrize("in_memory", [False, True], ids=["file", "memory"])
-def test_a_dataset_outlives_a_fork(file: Path, in_memory: bool) -> None:
-    run(
-        f"""
-        dataset = open_dataset(path, "llmd", {in_memory}, default_tokenizer())
-        child = os.fork()
-        found = dataset.reply(prompt, (), 1, 5, Random(1))
-        assert found.ids == [70, 71]
-        if child == 0:
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        dataset.close()
-        print("done")
-        """,
-        file,
-    )
-
-
-def test_native_threads_share_a_copy_in_memory(file: Path) -> None:
-    """Also a server with plain threads may have one."""
+def test_greenlets_look_up_at_once_and_a_fork_is_outlived(file: Path) -> None:
     run(
         """
-        dataset = open_dataset(path, "llmd", True, default_tokenizer())
-
-        def look_up(number):
-            for turn in range(200):
+        def look_up(dataset, number, turns):
+            for turn in range(turns):
                 found = dataset.reply([number, 5], (), 1, 100, Random(turn))
                 assert found.ids == [number] * (number % 50 + 1), found
 
-        pool = gevent.get_hub().threadpool
-        gevent.joinall([pool.spawn(look_up, number) for number in range(8)], raise_error=True)
-        dataset.close()
+        for in_memory in (False, True):
+            dataset = open_dataset(path, "llmd", in_memory, default_tokenizer())
+            child = os.fork()
+            found = dataset.reply(prompt, (), 1, 5, Random(1))
+            assert found.ids == [70, 71]
+            if child == 0:
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            greenlets = [gevent.spawn(look_up, dataset, number, 20) for number in range(100)]
+            gevent.joinall(greenlets, raise_error=True)
+            if in_memory:  # native threads share it, too
+                pool = gevent.get_hub().threadpool
+                threads = [pool.spawn(look_up, dataset, number, 200) for number in range(8)]
+                gevent.joinall(threads, raise_error=True)
+            dataset.close()
         print("done")
         """,
         file,

@@ -70,12 +70,6 @@ def test_a_missing_table_is_told(path: Path, in_memory: bool, tokenizer: LocalTo
 
 
 @kinds
-def test_an_empty_table_is_told(path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> None:
-    make_file(path, [])
-    assert trouble(path, in_memory, tokenizer) == "table llmd is empty"
-
-
-@kinds
 def test_a_file_that_cannot_be_used_is_closed_without_a_word(
     path: Path, in_memory: bool, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -166,9 +160,3 @@ def test_only_the_first_file_can_be_downloaded(path: Path) -> None:
     missing = f"tiny={path}.other"
     with pytest.raises(DatasetError, match="there is no file"):
         prepare(DatasetSettings(dataset_path=(str(path), missing), dataset_url="http://127.0.0.1:1/x"))
-
-
-def test_files_that_are_there_need_no_preparation(path: Path) -> None:
-    make_file(path, ROWS)
-    prepare(DatasetSettings(dataset_path=(str(path),), dataset_url="http://127.0.0.1:1/x"))
-    prepare(DatasetSettings())

@@ -3,8 +3,6 @@
 import hashlib
 import json
 import re
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +77,3 @@ def test_a_file_that_does_not_exist_stops_the_start(tmp_path: Path) -> None:
         pass
     assert re.search(r"ended with status [1-9]", str(caught.value))
     assert f"setting dataset-path: there is no file {tmp_path / 'nowhere'}" in str(caught.value)
-
-
-def test_a_file_that_is_locked_is_a_warning_and_sample_text(file: Path) -> None:
-    with closing(sqlite3.connect(file, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        with running_server("--dataset-path", str(file)) as server:
-            assert ask(server, max_tokens=5)["message"]["content"]
-            assert server.log().count(f"dataset {file} is not used: database is locked") == 1

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dataset.errors import DatasetError
-from app.dataset.tokens import NO_ID, Tokens, completed, decode, encode
+from app.dataset.tokens import NO_ID, DatasetError, Tokens, completed, decode, encode
 from app.tokenization import LocalTokenizer
 
 IDS, STRINGS = [7, 8], ["a", "b"]
@@ -48,12 +47,6 @@ def test_what_holds_no_reply_is_refused(raw: object) -> None:
 def test_what_is_written_is_read_again(pairs: list[tuple[int, str]]) -> None:
     tokens = Tokens([each for each, _ in pairs], [text for _, text in pairs])
     assert decode(encode(tokens)) == tokens
-
-
-def test_a_reply_is_as_long_as_its_ids_or_else_its_strings() -> None:
-    assert (len(Tokens(IDS, [])), len(Tokens([], ["a"])), len(Tokens(IDS, ["a"]))) == (2, 1, 2)
-    assert Tokens(IDS, STRINGS).cut(1) == Tokens([7], ["a"])
-    assert Tokens(IDS, STRINGS).cut(2) == Tokens(IDS, STRINGS)
 
 
 def test_a_whole_reply_stays_as_it_was_recorded(tokenizer: LocalTokenizer) -> None:

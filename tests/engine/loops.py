@@ -2,12 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
 from app.engine.batch import Batch
+from app.engine.scheduler import Scheduler
+from app.engine.step_cost import StepCost
+from app.engine.step_loop import StepLoop
 from app.fidelity.prefix_blocks import OfflineRequest
+from config.profile import Profile
 
 
-class Moments:
-    """Writes the moments of the first and the last token into each request."""
+class ClientLoop(StepLoop[OfflineRequest]):
+    """An engine and its client in their simplest form: what `Simulation` and servers are compared with.
+
+    The client sends what `load` holds, in order of arrival, with at most `in_flight` requests at a time. A
+    place is free again `turnaround_s` after the last token of the request that had it. The moments of the
+    first and the last token are written into each request.
+    """
+
+    def __init__(
+        self,
+        load: Sequence[OfflineRequest],
+        scheduler: Scheduler[OfflineRequest],
+        profile: Profile,
+        in_flight: int | None = None,
+        turnaround_s: float = 0.0,
+    ) -> None:
+        super().__init__(scheduler, StepCost(profile.cost), profile.front)
+        self._load = list(load)
+        self._turnaround_s = turnaround_s
+        self._places: list[float] | None = None if in_flight is None else [float("-inf")] * in_flight
+        """When each place that is free, or known to be free soon, is."""
+
+    def next_s(self) -> float | None:
+        if not self.line:
+            self._send()
+        return super().next_s()
+
+    def _make(self, now_s: float) -> bool:
+        while not self.line or self.line[-1][0] <= now_s:
+            if not self._send():
+                break
+        return super()._make(now_s)
+
+    def _send(self) -> bool:
+        """Sends the next request, if a place is known to become free for it."""
+        if not self._load or (self._places is not None and not self._places):
+            return False
+        request = self._load.pop(0)
+        if self._places is not None:
+            request.send_s = max(request.arrival_s, heappop(self._places))
+        self.send(request, request.send_s)
+        return True
 
     def step_made(self, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
         """Nothing is told of it."""
@@ -17,3 +64,6 @@ class Moments:
             request.last_s = first_s + place * gap_s
             if request.first_s < 0:
                 request.first_s = request.last_s
+        for request in batch.ends:
+            if self._places is not None:
+                heappush(self._places, request.last_s + self._turnaround_s)

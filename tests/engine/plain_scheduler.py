@@ -23,6 +23,7 @@ class Plain:
     held: int = 0
     preempted: int = 0
     last: bool = False
+    first: bool = False
 
     @property
     def known(self) -> int:
@@ -69,7 +70,7 @@ class PlainScheduler:
     def add(self, it: Plain) -> None:
         self.arrivals += 1
         it.arrived = self.arrivals
-        self.waiting.append(it)
+        self._wait(it)
 
     def remove(self, it: Plain) -> None:
         for some in (self.waiting, self.running, self.fetching):
@@ -81,12 +82,17 @@ class PlainScheduler:
     def fetched(self, it: Plain) -> None:
         self.fetching.remove(it)
         it.computed, it.remote = it.prompt - 1, False
-        self.waiting.insert(0, it)  # those before it may want the very blocks that it has
+        it.first = True  # those before it may want the very blocks that it has
+        self._wait(it)
 
     def complete(self) -> None:
         for it in self.under_way.pop(0):
             if it in self.running or it in self.waiting:
                 self.remove(it)
+
+    def _wait(self, it: Plain) -> None:
+        self.waiting.append(it)
+        self.waiting.sort(key=lambda it: (not it.first, it.arrived))
 
     def schedule(self) -> tuple[object, ...] | None:
         """A step: tokens, what decodes have behind them, what prefills look back at, and who is in it."""
@@ -223,7 +229,8 @@ class PlainScheduler:
         it.computed, it.again = 0, True
         it.preempted += 1
         self.preemptions += 1
-        self.waiting.insert(0, it)
+        it.first = False
+        self._wait(it)
 
 
 def _numbers(some: Sequence[Plain]) -> list[int]:

@@ -130,14 +130,6 @@ def test_the_lowest_priority_number_is_next_and_equals_keep_their_order() -> Non
     assert finished(served) == ["first", "soon", "late", "later"]
 
 
-def test_without_the_policy_priorities_do_not_matter() -> None:
-    served = Harness(slots=1, time_to_first_token=0.5)
-    for name, priority in (("first", 9), ("second", 5), ("third", -1)):
-        served.ask(name, max_tokens=1, priority=priority)
-    served.clock.advance(10)
-    assert finished(served) == ["first", "second", "third"]
-
-
 def loras(served: Harness) -> list[tuple[str, str]]:
     """Running and waiting adapters of every series, the latest last."""
     lines = [
@@ -161,16 +153,6 @@ def test_the_metric_tells_which_adapters_run_and_wait() -> None:
     served.clock.advance(0.6)
     assert loras(served)[-1] == ("", "")
     assert len(loras(served)) <= 64
-
-
-def test_an_abort_of_a_waiting_request_leaves_the_line_in_order() -> None:
-    served = harness(1, 1)
-    served.ask("0", max_tokens=1, adapter="l1")
-    gone = served.ask("1", max_tokens=1, adapter="l1")
-    served.ask("2", max_tokens=1, adapter="l1")
-    gone.abort()
-    served.clock.advance(10)
-    assert finished(served) == ["0", "2"]
 
 
 @pytest.mark.parametrize("timing", ["requests", "steps"])

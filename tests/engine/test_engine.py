@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.errors import QueueFull
+from app.engine.errors import Draining, EngineError, QueueFull, TooManyRequests
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from tests.engine.harness import SLOT_S, START_S, Harness, engine_request
 
@@ -37,13 +37,6 @@ def test_a_sequence_starts_then_tells_its_tokens_and_then_nothing_more() -> None
     assert kinds == [Started] + [Tokens] * 5
     assert [event.finish is not None for event in harness.tokens()] == [False] * 4 + [True]
     assert harness.is_idle()
-
-
-def test_an_engine_of_this_process_is_there_until_it_is_drained() -> None:
-    engine = Harness().engine
-    assert engine.healthy and not engine.draining
-    engine.drain()
-    assert engine.healthy and engine.draining
 
 
 def test_without_latency_all_is_told_before_submit_returns() -> None:
@@ -92,16 +85,6 @@ def test_waiting_is_part_of_the_time_to_the_first_token() -> None:
     assert harness.metric("request_prefill_time_seconds_sum") == pytest.approx(1.0, abs=1e-9)
 
 
-def test_slots_are_given_in_order_of_arrival() -> None:
-    harness = Harness(slots=2, **SLOW)
-    for name in "abcdef":
-        harness.ask(name, max_tokens=3 if name in "ad" else 6)
-    harness.clock.advance(30)
-    begun = [name for name, event in harness.events if isinstance(event, Started)]
-    assert begun == list("abcdef")
-    assert harness.is_idle()
-
-
 def test_all_choices_of_a_request_take_slots_of_their_own() -> None:
     harness = Harness(slots=2, **SLOW)
     harness.ask(choices=3)
@@ -141,12 +124,6 @@ def test_an_abort_while_waiting_gives_the_turn_to_the_next() -> None:
     assert harness.of("b") == [] and harness.finish("c") == "length"
     assert (aborted(harness), finished(harness, "length")) == (1, 2)
     assert harness.metric("time_to_first_token_seconds_count") == 2
-
-
-def test_an_abort_after_the_end_changes_nothing() -> None:
-    harness = Harness()
-    harness.ask().abort()
-    assert aborted(harness) == 0 and finished(harness, "length") == 1
 
 
 def test_the_abort_of_a_request_starts_none_of_its_own_waiting_choices() -> None:
@@ -233,3 +210,78 @@ def test_whatever_happens_everything_comes_back_to_zero(
     assert sum(finished(harness, reason) for reason in REASONS) + aborted(harness) == asked
     for (_, before), (_, after) in pairwise(harness.events):
         assert not isinstance(before, Failed) and not isinstance(after, Failed)
+
+
+def refusal(harness: Harness, choices: int = 1) -> type[EngineError]:
+    with pytest.raises(EngineError) as caught:
+        harness.ask("refused", choices)
+    assert harness.of("refused") == []
+    return caught.type
+
+
+def test_the_waiting_list_is_bounded() -> None:
+    harness = Harness(slots=1, max_waiting=1, **SLOW)
+    harness.ask("a")
+    harness.ask("b")
+    assert refusal(harness) is QueueFull
+    harness.clock.advance(1)
+    harness.ask("c")
+    assert harness.gauges() == (1, 1)
+
+
+def test_running_and_waiting_together_are_bounded_and_refusals_counted() -> None:
+    harness = Harness(slots=1, max_waiting=100, max_unfinished=3, **SLOW)
+    harness.ask("a", 2)
+    assert refusal(harness, 2) is TooManyRequests
+    assert harness.metric("admission_rejections_total", reason="max_num_queued_reqs") == 1
+    harness.ask("b")
+    assert refusal(harness) is TooManyRequests
+
+
+def test_room_is_what_slots_queue_and_limit_leave() -> None:
+    free = Harness(slots=2, max_waiting=3, **SLOW)
+    bounded = Harness(slots=2, max_waiting=3, max_unfinished=4, **SLOW)
+    rooms = []
+    for choices in (0, 1, 2, 1):
+        for harness in (free, bounded):
+            if choices:
+                harness.ask(f"{choices}", choices)
+        rooms.append((free.engine.room(), bounded.engine.room()))
+    assert rooms == [(5, 4), (4, 3), (2, 1), (1, 0)]
+    with pytest.raises(QueueFull, match="2 wait already"):
+        free.ask(choices=2)
+    with pytest.raises(TooManyRequests, match="4 of at most 4"):
+        bounded.ask()
+
+
+def test_an_operator_ends_requests_by_name_or_all() -> None:
+    harness = Harness(slots=2, **SLOW)
+    for name in "abc":
+        harness.ask(name, 2)
+    assert harness.engine.interrupt({"b", "x"}) == 3
+    assert [harness.finish("b", index) for index in range(2)] == ["abort", "abort"]
+    assert harness.gauges() == (2, 2) and not harness.of("c")
+    assert [type(it) for it in harness.of("b")] == [Started, Tokens]
+    harness.clock.advance(0.55)
+    assert harness.engine.interrupt() == 6, "each choice, and each request with several of them"
+    assert [type(it) for it in harness.of("a")] == [Started, Tokens, Tokens]
+    assert harness.finish("a") == harness.finish("c") == "abort" and harness.is_idle()
+    assert harness.engine.interrupt() == 0
+
+
+def test_one_that_needs_no_slot_may_be_the_only_one() -> None:
+    harness = Harness(max_unfinished=1)
+    for name in "ab":
+        harness.ask(name)
+        assert harness.finish(name) == "length"
+
+
+def test_a_draining_engine_goes_on_and_admits_nothing() -> None:
+    harness = Harness(slots=1, **SLOW)
+    harness.ask("a")
+    harness.ask("b")
+    harness.engine.drain()
+    assert refusal(harness) is Draining
+    harness.clock.advance(10)
+    assert (harness.finish("a"), harness.finish("b")) == ("length", "length")
+    assert harness.is_idle()

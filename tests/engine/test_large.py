@@ -118,14 +118,6 @@ def test_of_many_choices_the_first_start_at_once_and_the_others_in_a_while() -> 
     assert harness.engine.running == 150
 
 
-def test_the_same_large_request_is_never_answered_the_same() -> None:
-    harness = Harness(slots=500, clock=BusyClock(START_S))
-    for name in "ab":
-        harness.ask(name, **LARGE)
-    harness.clock.advance(100)
-    assert not set(said(harness, "a")) & set(said(harness, "b"))
-
-
 def test_each_prompt_is_hashed_once_for_all_its_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = Harness(slots=9, blocks=100)
     assert harness.cache is not None

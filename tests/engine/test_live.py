@@ -19,13 +19,10 @@ import yaml
 
 from app.engine.batch import SchedulerLimits
 from app.engine.scheduler import Scheduler
-from app.engine.step_cost import StepCost
-from app.engine.step_loop import StepLoop
 from app.fidelity.prefix_blocks import OfflineRequest
-from app.kvcache.counted import CountedBlocks
+from app.kvcache.block_pool import CountedBlocks
 from config.profile import SHIPPED, Profile, read_profile
-from tests.engine.loops import Moments
-from tests.fidelity.recorder import Client
+from tests.engine.loops import ClientLoop
 from tests.running_server import RunningServer, running_server
 from tests.tracing.collector import SERVER, Collector, Received, running_collector
 
@@ -93,9 +90,7 @@ def offline(load: Sequence[OfflineRequest], profile: Profile) -> None:
     at = profile.engine
     limits = SchedulerLimits(max_num_seqs=at.max_num_seqs, max_num_batched_tokens=at.max_num_batched_tokens)
     scheduler: Scheduler[OfflineRequest] = Scheduler(limits, CountedBlocks(at.num_gpu_blocks, at.block_size))
-    client = Client(load, profile.front)
-    loop = StepLoop(scheduler, StepCost(profile.cost), client, Moments(), profile.front.out_per_stream)
-    loop.advance(float("inf"))
+    ClientLoop(load, scheduler, profile).advance(float("inf"))
 
 
 def test_every_request_has_the_moments_of_the_simulation(

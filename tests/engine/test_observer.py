@@ -43,14 +43,6 @@ def test_a_sequence_tells_when_it_was_where() -> None:
     assert moments(told) == (0, 2, 6, 6)
 
 
-def test_each_choice_tells_of_itself() -> None:
-    harness = Observed(slots=1)
-    harness.ask(choices=2, max_tokens=2)
-    harness.clock.advance(10)
-    assert moments(harness.outcome(index=0))[0] == 0
-    assert moments(harness.outcome(index=1))[0] == 3  # it waited for the place
-
-
 def test_who_never_got_a_slot_says_so() -> None:
     harness = Observed(slots=1)
     harness.ask("first")
@@ -60,14 +52,6 @@ def test_who_never_got_a_slot_says_so() -> None:
     told = harness.outcome("second")
     assert (told.reason, told.tokens) == ("abort", 0)
     assert moments(told) == (None, None, None, 1.5)
-
-
-def test_who_left_during_the_prefill_has_no_first_token() -> None:
-    harness = Observed()
-    group = harness.ask()
-    harness.clock.advance(1)
-    group.abort()
-    assert moments(harness.outcome()) == (0, None, None, 1)
 
 
 def test_who_left_later_tells_how_far_it_came() -> None:
@@ -96,15 +80,6 @@ def test_an_observer_that_fails_breaks_nothing() -> None:
     assert harness.finish("first") == harness.finish("second") == "length"
     assert set(harness.outcomes) == {("first", 0), ("second", 0)}
     assert harness.is_idle()
-
-
-def test_who_is_not_interested_is_not_told() -> None:
-    harness = Harness()
-    asked: list[int] = []
-    harness.observers.append(lambda generation: asked.append(generation.index))  # type: ignore[func-returns-value]
-    harness.ask(choices=3)
-    harness.clock.advance(1)
-    assert asked == [0, 1, 2]
 
 
 def test_the_outcome_comes_after_the_last_event() -> None:

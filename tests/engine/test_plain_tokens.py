@@ -100,11 +100,6 @@ def test_in_shared_steps_they_are_the_same_too(reasoning: bool) -> None:
     assert plain.by_themselves == texts - 1 - (not reasoning)
 
 
-def test_most_tokens_of_a_paced_stream_come_by_themselves() -> None:
-    listener, _ = heard(True, None, {"max_tokens": 50}, inter_token_latency=0.01)
-    assert listener.by_themselves == 48  # neither the first one nor the last
-
-
 def test_thoughts_come_before_what_is_said_and_not_by_themselves() -> None:
     listener, _ = heard(True, None, {"max_tokens": 60, "reasoning": True}, inter_token_latency=0.01)
     kinds = [part.kind if part else "text" for *_, part in listener.tokens]

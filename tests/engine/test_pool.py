@@ -1,21 +1,24 @@
-"""The pool of pool: who runs, who waits and who is next; and no slot is ever lost."""
+"""The pool of slots and the line before it: who runs, who waits, who is next; and no slot is ever lost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.engine.pool import MOST_AT_ONCE, SequencePool
+from app.engine.scheduler import FIRST, SLACK, WaitingQueue
+from app.engine.timeline import MOST_PER_TURN, SequencePool
+from app.lora.adapters import LoRASlots
 
 
 class Waiter:
     """A task that keeps its slot; `free` says whether it fits."""
 
     adapter: str | None = None
+    arrived = 0
 
     def __init__(self, fits: bool = True, keeps: bool = True, priority: int = 0) -> None:
         self.free, self.keeps, self.priority, self.started = fits, keeps, priority, False
@@ -26,15 +29,6 @@ class Waiter:
     def start(self) -> bool:
         self.started = True
         return self.keeps
-
-
-def test_a_task_keeps_its_slot_until_it_leaves() -> None:
-    pool = SequencePool(1)
-    first, second = Waiter(), Waiter()
-    assert pool.submit(first) and not pool.submit(second)
-    assert (pool.running, pool.waiting, second.started) == (1, 1, False)
-    pool.leave(first)
-    assert (pool.running, pool.waiting, second.started) == (1, 0, True)
 
 
 def test_a_task_that_does_not_fit_holds_up_those_behind_it() -> None:
@@ -53,12 +47,6 @@ class Broken(Waiter):
         raise ZeroDivisionError
 
 
-def test_a_task_that_cannot_start_loses_no_slot(caplog: pytest.LogCaptureFixture) -> None:
-    pool = SequencePool(1)
-    pool.submit(Broken())
-    assert pool.running == 0 and "could not be started" in caplog.text
-
-
 def test_many_that_may_start_together_do_so_in_portions() -> None:
     soon: list[Callable[[], None]] = []
     pool = SequencePool(1000, later=soon.append)
@@ -67,7 +55,7 @@ def test_many_that_may_start_together_do_so_in_portions() -> None:
     for task in tasks:
         pool.submit(task)
     pool.resume()
-    started = [MOST_AT_ONCE]
+    started = [MOST_PER_TURN]
     while soon:
         soon.pop()()
         started.append(sum(task.started for task in tasks))
@@ -88,19 +76,6 @@ def test_those_who_may_start_later_share_a_turn_of_the_event_loop() -> None:
     assert SequencePool(2, later=soon.append).submit(Waiter()) and len(soon) == 2
 
 
-@pytest.mark.parametrize("by_priority", [False, True])
-def test_who_matters_more_goes_first_only_where_priorities_count(by_priority: bool) -> None:
-    pool = SequencePool(1, by_priority=True) if by_priority else SequencePool(1)
-    first, *tasks = (Waiter(priority=priority) for priority in (0, 5, 1, 0))
-    pool.submit(first)
-    for task in tasks:
-        pool.submit(task)
-    pool.leave(first)
-    for task in [tasks[2], tasks[1], tasks[0]] if by_priority else tasks:
-        assert task.started
-        pool.leave(task)
-
-
 def test_thousands_of_short_ones_behind_a_long_one_need_no_deep_stack() -> None:
     pool, long = SequencePool(1), Waiter()
     pool.submit(long)
@@ -109,18 +84,6 @@ def test_thousands_of_short_ones_behind_a_long_one_need_no_deep_stack() -> None:
         pool.submit(task)
     pool.leave(long)
     assert all(task.started for task in short) and (pool.running, pool.waiting) == (0, 0)
-
-
-def test_one_may_submit_another_while_it_holds_the_only_slot() -> None:
-    pool, inner = SequencePool(1), Waiter(keeps=False)
-
-    class Outer(Waiter):
-        def start(self) -> bool:
-            assert not pool.submit(inner)
-            return False
-
-    assert pool.submit(Outer()) and inner.started
-    assert (pool.running, pool.waiting, pool.free()) == (0, 0, 1)
 
 
 def test_those_who_left_the_queue_are_forgotten_though_nobody_ever_gets_a_slot() -> None:
@@ -188,3 +151,110 @@ class Slots(RuleBasedStateMachine):
 
 TestSlots = Slots.TestCase
 TestSlots.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+ADAPTERS = [None, "a", "b", "c"]
+
+
+@dataclass(eq=False)
+class Ticket:
+    adapter: str | None
+    priority: int
+    arrived: int = 0
+
+
+class Line(RuleBasedStateMachine):
+    """Everybody in order of arrival, and what is said of who is next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lora = LoRASlots(2, lambda adapter: True)
+        self.by_priority = True
+        self.begin()
+
+    def begin(self) -> None:
+        self.queue: WaitingQueue[Ticket] = WaitingQueue(self.lora, self.by_priority)
+        self.line: list[tuple[float, int, Ticket]] = []
+        self.arrivals = 0
+        self.running: list[Ticket] = []
+        self.places: dict[Ticket, int] = {}
+
+    @precondition(lambda self: not self.line and not self.running)
+    @rule()
+    def is_by_the_other_policy(self) -> None:
+        self.by_priority = not self.by_priority
+        self.begin()
+
+    @rule(adapter=st.sampled_from(ADAPTERS), priority=st.integers(0, 2))
+    def comes(self, adapter: str | None, priority: int) -> None:
+        ticket = Ticket(adapter, priority)
+        self.arrivals += 1
+        self.queue.add(ticket)
+        self.stands(ticket, self.arrivals)
+
+    @rule(adapter=st.sampled_from(ADAPTERS))
+    def comes_before_all_others(self, adapter: str | None) -> None:
+        ticket = Ticket(adapter, 0)
+        self.arrivals += 1
+        self.queue.add(ticket, first=True)
+        self.stands(ticket, self.arrivals, first=True)
+
+    def stands(self, ticket: Ticket, number: int, first: bool = False) -> None:
+        self.places[ticket] = number
+        priority = FIRST if first else ticket.priority if self.by_priority else 0
+        self.line.append((priority, number, ticket))
+
+    def next(self) -> Ticket | None:
+        resident = set(self.lora)
+        room = self.lora.has_room()
+        ready = [
+            it
+            for it in self.line
+            if it[2].adapter is None or it[2].adapter in resident or (it[0] == FIRST and room)
+        ]
+        if not ready and room:
+            ready = self.line
+        return min(ready)[2] if ready else None
+
+    @precondition(lambda self: self.next() is not None)
+    @rule()
+    def goes_in(self) -> None:
+        ticket = self.next()
+        assert ticket is not None and self.queue.head() is ticket
+        self.queue.pop(ticket)
+        self.line = [it for it in self.line if it[2] is not ticket]
+        self.running.append(ticket)
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 9), again=st.booleans())
+    def leaves_its_place(self, which: int, again: bool) -> None:
+        ticket = self.running.pop(which % len(self.running))
+        self.queue.left(ticket)
+        if again:
+            self.queue.add(ticket)
+            self.stands(ticket, self.places[ticket])
+
+    @precondition(lambda self: self.line)
+    @rule(which=st.integers(0, 9))
+    def gives_up(self, which: int) -> None:
+        ticket = self.line.pop(which % len(self.line))[2]
+        assert self.queue.remove(ticket) and not self.queue.remove(ticket)
+
+    @rule(adapter=st.sampled_from(ADAPTERS))
+    def many_come_and_give_up(self, adapter: str | None) -> None:
+        for _ in range(2 * SLACK):
+            ticket = Ticket(adapter, 1)
+            self.arrivals += 1
+            self.queue.add(ticket)
+            assert self.queue.remove(ticket)
+
+    @invariant()
+    def the_same_one_is_next(self) -> None:
+        assert self.queue.head() is self.next()
+        assert self.queue.members == {it[2] for it in self.line}
+        kept = sum(map(len, self.queue._heaps.values()))
+        assert len(self.line) <= kept <= 2 * len(self.line) + SLACK
+
+
+TestLine = Line.TestCase
+TestLine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

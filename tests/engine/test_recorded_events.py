@@ -112,6 +112,7 @@ def test_a_prompt_that_reads_no_cache_is_no_query_of_it() -> None:
 def test_every_step_has_the_recorded_events(profile: Profile | None) -> None:
     play = Play(Recorded(), profile)
     batches, clock, engine, cache = play.batches, play.clock, play.engine, play.cache
+    published = 0
     for number, request in enumerate(RECORDING):
         batches.clear()
         outputs: list[Any] = []
@@ -127,4 +128,5 @@ def test_every_step_has_the_recorded_events(profile: Profile | None) -> None:
         [started] = [output for output in outputs if isinstance(output, Started)]
         assert started.cached_tokens == request["cached_tokens"]
         assert [msgspec.to_builtins(batch) for batch in batches] == recorded_batches(request)
+        assert request["sequence"] == list(range(published, published := published + len(batches)))
     cache.check_integrity()

@@ -68,10 +68,6 @@ def test_a_choice_waits_until_the_engine_has_begun_it_and_runs_to_its_end(play: 
     assert play.ends() == ["stop"] and not play.aborted and not [*play.engine.sequences()]
 
 
-def test_who_asks_for_nothing_gets_nothing(play: Worker) -> None:
-    assert play.engine.submit([], play.outputs.append).future.done()  # type: ignore[arg-type]
-
-
 def test_slots_and_queue_bound_what_is_admitted(play: Worker) -> None:
     assert play.engine.room() == 3
     play.engine.check_admission(3)
@@ -275,13 +271,6 @@ def test_an_engine_that_says_nothing_is_greeted_again_until_it_does(tmp_path: Pa
         before = greetings(play)
         gevent.sleep(1.2)
         assert greetings(play) == before
-
-
-def test_who_has_left_is_not_heard_any_more(play: Worker) -> None:
-    play.engine.close()
-    with pytest.raises(EngineDead):
-        play.ask()
-    play.engine.close()
 
 
 def test_a_watcher_is_told_of_each_choice(play: Worker) -> None:

@@ -11,7 +11,7 @@ import pytest
 from gevent.event import Event
 
 from app.engine.errors import CallerLeft, CommandFailed
-from app.engine.remote_lifecycle import RemoteLifecycle
+from app.engine.remote import RemoteLifecycle
 from app.engine.wire import Answer
 from tests.engine.played_engine import DEADLINE_S, Worker, until, worker
 

@@ -209,13 +209,6 @@ def test_what_fails_is_told_once_and_nothing_else(fields: Any, error: type[Excep
     assert play.metric("request_decode_time_seconds_sum") == 0
 
 
-def test_what_breaks_here_is_computed_there_still() -> None:
-    play = Play()
-    play.say("a")
-    play.choice.fail(ZeroDivisionError())
-    assert isinstance(play.outputs[-1], Failed) and play.left == [True]
-
-
 def test_what_is_aborted_here_is_computed_there_still() -> None:
     aborted, interrupted = Play(), Play()
     aborted.say("a")
@@ -244,15 +237,6 @@ def test_its_times_and_tokens_are_counted() -> None:
     assert play.metric("request_max_num_generation_tokens_sum") == 4
     assert play.metric("request_success_total", 'finished_reason="stop"') == 1
     assert play.metric("request_generation_tokens_sum") == 4
-
-
-def test_several_first_tokens_are_one_and_more_that_follow_without_a_wait() -> None:
-    play = Play()
-    play.say("a", "b", "c", finish="stop")
-    assert play.metric("generation_tokens_total") == 3
-    assert play.metric("time_to_first_token_seconds_count") == 1
-    assert play.metric("inter_token_latency_seconds_count") == 2
-    assert play.metric("inter_token_latency_seconds_sum") == 0.0
 
 
 def test_who_watches_is_told_how_it_went() -> None:

@@ -68,13 +68,6 @@ def test_an_idle_device_wakes_up_and_is_no_hotter_for_it() -> None:
     assert (cost(step(), **constants), cost(step(), idle=True, **constants)) == (0.5, 0.75)
 
 
-def test_steps_of_one_size_cost_the_same_however_often_they_come() -> None:
-    costs = StepCost(CostConstants(weights=0.5, per_token=0.01))
-    batches = [step(tokens=tokens) for tokens in (1, 200, 1, 200)]
-    told = [costs.seconds(batch, float(number), idle=False) for number, batch in enumerate(batches)]
-    assert told[:2] == told[2:] and told[0] < told[1]
-
-
 class Device:
     """Heat as docs/fidelity.md tells it, in steps so small that they are as good as none."""
 

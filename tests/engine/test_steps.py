@@ -14,16 +14,13 @@ from msgspec.structs import replace
 from app.engine.batch import SchedulerLimits
 from app.engine.outputs import Started
 from app.engine.scheduler import Scheduler
-from app.engine.step_cost import StepCost
-from app.engine.step_loop import StepLoop
 from app.fidelity.prefix_blocks import OfflineRequest
-from app.kvcache.counted import CountedBlocks
+from app.kvcache.block_pool import CountedBlocks
 from config.profile import FrontCosts, SpeculationRates
-from config.settings import Settings, StepSettings
+from config.settings import StepSettings
 from tests.engine.harness import BLOCK_TOKENS, START_S, Harness
-from tests.engine.loops import Moments
+from tests.engine.loops import ClientLoop
 from tests.engine.stepped import PROFILE, moments, stepped
-from tests.fidelity.recorder import Client
 
 BLOCKS = 40
 STEP_S = 0.02
@@ -51,11 +48,10 @@ def test_live_is_as_offline(requests: Sequence[tuple[float, int, int]]) -> None:
         )
         load.append(OfflineRequest(harness.clock.now(), prompt, reply))
     harness.clock.advance(10)
-    client = Client(load, PROFILE.front)
     scheduler: Scheduler[OfflineRequest] = Scheduler(
         SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=8192), CountedBlocks(BLOCKS, BLOCK_TOKENS)
     )
-    loop = StepLoop(scheduler, StepCost(PROFILE.cost), client, Moments(), PROFILE.front.out_per_stream)
+    loop = ClientLoop(load, scheduler, PROFILE)
     loop.advance(float("inf"))
     for number, request in enumerate(load):
         told = moments(harness, str(number))
@@ -152,26 +148,6 @@ def test_tokens_leave_one_after_another_however_slow_that_is() -> None:
     assert [at_s - told[0] for at_s in told] == pytest.approx([0.1 * place for place in range(12)])
 
 
-def test_limits_that_are_not_given_are_those_of_a_server_without_settings() -> None:
-    default, given = SchedulerLimits(), Settings()
-    assert default.max_num_seqs == 256  # of vLLM; those of a simulation are fewer
-    assert default.max_num_batched_tokens == given.steps.max_num_batched_tokens
-    assert default.enable_chunked_prefill == given.steps.enable_chunked_prefill
-    assert default.long_prefill_token_threshold == given.steps.long_prefill_token_threshold
-    assert default.by_priority == (given.scheduling.scheduling_policy == "priority")
-
-
-def test_who_has_no_place_waits_for_one() -> None:
-    harness = stepped(slots=1)
-    harness.ask("a", max_tokens=3)
-    harness.ask("b", max_tokens=3)
-    harness.clock.advance(0.02)
-    assert harness.gauges() == (1, 1)
-    harness.clock.advance(1)
-    assert moments(harness, "b")[0] > moments(harness, "a")[-1]
-    assert harness.is_idle()
-
-
 def test_a_full_cache_preempts_and_everybody_gets_all_the_same() -> None:
     harness = stepped(blocks=12, slots=4)
     for name in "abc":
@@ -228,16 +204,6 @@ def test_too_little_cached_ends_at_once() -> None:
     harness.clock.advance(1)
     assert harness.finish("a") == "cache_threshold" and not moments(harness, "a")
     assert harness.is_idle()
-
-
-def test_too_little_cached_waits_on_purpose_without_a_place() -> None:
-    harness = stepped(blocks=BLOCKS)
-    harness.ask("a", least_hit_rate=0.5, delays=((0, 0.5),))
-    harness.clock.advance(0.4)
-    assert not harness.of("a") and (harness.engine.running, harness.engine.waiting) == (0, 1)
-    harness.clock.advance(0.4)
-    assert harness.finish("a") == "cache_threshold" and harness.is_idle()
-    assert harness.metric("iteration_tokens_total_count") == 0
 
 
 @pytest.mark.parametrize(("least", "finish"), [(0.9, "length"), (1.0, "cache_threshold")])

@@ -7,10 +7,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from msgspec.structs import asdict
 
 from app.engine.outputs import Part, Started, TokenLogprob, Tokens
-from app.engine.request import EngineRequest, ScriptedReply, Tool, ToolCalls
+from app.engine.reply import LENGTH, STOP, Reply, joined
 from app.engine.sequence import MOST_AT_ONCE
 from app.engine.timing import PerRequestTiming
 from config.settings import LatencySettings
@@ -158,44 +157,6 @@ def test_what_is_always_the_same_is_known_to_be(settings: Any, constant: float |
     assert (timing.constant_gap_s, timing.instant) == (constant, instant)
 
 
-def test_what_is_not_asked_for_is_not_done() -> None:
-    request = EngineRequest(
-        request_id="a",
-        index=0,
-        model="m",
-        prompt_ids=[1],
-        echo_text="",
-        max_tokens=1,
-        limited=False,
-        arrival_s=0.0,
-    )
-    rest = {name: value for name, value in asdict(request).items() if value}
-    assert rest == {
-        "request_id": "a",
-        "model": "m",
-        "prompt_ids": [1],
-        "max_tokens": 1,
-        "n": 1,
-        "together": 1,
-    }
-    assert asdict(ScriptedReply()) == {
-        "passes": False,
-        "text": "",
-        "reasoning": "",
-        "calls": (),
-        "in_parts": True,
-        "finish": None,
-        "first_token_s": 0.0,
-        "per_token_s": 0.0,
-        "before": {},
-    }
-    assert Tool("a").schema is True  # anything
-    assert TokenLogprob(1, "a", -1.0, ()).rank == 1
-    calls = ToolCalls(tools=())
-    assert (calls.least, calls.most, calls.named, calls.lenient) == (0, 1, False, False)
-    assert (Started(0, 0.0).cached_tokens, Part("call").number) == (0, 0)
-
-
 def test_alternatives_have_the_ranks_that_the_token_itself_has_not() -> None:
     entry = TokenLogprob(1, "a", -3.0, (), rank=3)
     assert [*islice(entry.ranks, 5)] == [3, 1, 2, 4, 5]
@@ -209,3 +170,29 @@ def test_outputs_can_be_split(count: int) -> None:
     assert [*first.texts, *rest.texts] == ["a", "b", "c"] and [*first.ids, *rest.ids] == [7, 8, 9]
     assert len(first.texts) == len(first.ids) == count
     assert {(it.index, it.at_s, it.part) for it in (first, rest)} == {(3, 5.0, part)}
+
+
+THOUGHT, CALL = Part("reasoning"), Part("call")
+REPLY = Reply("abcde", range(5), STOP, [(2, THOUGHT), (5, None)])
+
+
+@pytest.mark.parametrize(
+    ("most", "text", "spans"),
+    [
+        (4, "abcd", [(2, THOUGHT), (4, None)]),
+        (2, "ab", [(2, THOUGHT)]),
+        (1, "a", [(1, THOUGHT)]),
+        (0, "", []),
+    ],
+)
+def test_a_reply_that_is_cut_ends_for_its_length_and_has_no_empty_part(
+    most: int, text: str, spans: list[tuple[int, Part | None]]
+) -> None:
+    cut = REPLY.cut(most)
+    assert (cut.texts, list(cut.ids), cut.finish, cut.spans) == (text, list(range(most)), LENGTH, spans)
+
+
+def test_two_replies_are_one_that_ends_as_the_second_does() -> None:
+    both = joined(REPLY, Reply("xy", [8, 9], LENGTH))
+    assert (both.texts, both.ids, both.finish) == ([*"abcdexy"], [0, 1, 2, 3, 4, 8, 9], LENGTH)
+    assert both.spans == [(2, THOUGHT), (5, None), (7, None)]

@@ -38,10 +38,6 @@ def test_a_prompt_of_which_nothing_is_computed_costs_the_overhead(prompt: int, c
     assert waits.time_to_first_token(prompt, cached) == 0.5
 
 
-def test_what_is_not_said_to_be_cached_or_remote_is_computed_here() -> None:
-    assert latency(prefill_time_per_token=1.0, kv_cache_transfer_latency=9.0).time_to_first_token(3) == 3.0
-
-
 @given(mean_s=st.floats(1e-6, 10), share=st.floats(0, 30), seed=st.integers(0, 2**32))
 def test_jitter_stays_within_seventy_per_cent_however_large_the_deviation(
     mean_s: float, share: float, seed: int
@@ -55,11 +51,6 @@ def test_jitter_within_those_bounds_is_a_normal_distribution() -> None:
     waits, drawn = latency(inter_token_latency=0.5, inter_token_latency_std_dev=0.01, seed=3), Random(3)
     for _ in range(50):
         assert waits.inter_token() == drawn.gauss(0.5, 0.01)
-
-
-def test_no_deviation_means_no_jitter_and_no_latency_stays_none() -> None:
-    assert {latency(inter_token_latency=0.02).inter_token() for _ in range(9)} == {0.02}
-    assert latency(inter_token_latency_std_dev=0.5).inter_token() == 0
 
 
 @pytest.mark.parametrize(("running", "factor"), [(0, 1.0), (1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)])

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from app.console.report import report_of
-from app.engine.status import Phase
+from app.engine.batch import Phase
 from app.fidelity import film as films
 from app.fidelity.film import Film
 from app.fidelity.simulate import run

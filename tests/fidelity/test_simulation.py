@@ -11,16 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.scheduler import Scheduler
-from app.engine.step_cost import StepCost
-from app.engine.step_loop import StepLoop
 from app.fidelity.pod import Timeline, scheduler_limits
 from app.fidelity.prefix_blocks import OfflineRequest
 from app.fidelity.simulation import Outcome, Plan, Simulation, simulate
-from app.kvcache.counted import CountedBlocks
+from app.kvcache.block_pool import CountedBlocks
 from app.load.policies import BLIND, POLICIES
 from app.load.trace import Load
 from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
-from tests.fidelity.recorder import Client, MomentRecorder
+from tests.engine.loops import ClientLoop
 
 ENGINE = EngineLimits(
     num_gpu_blocks=40, block_size=4, max_num_seqs=6, max_num_batched_tokens=32, max_model_len=100
@@ -95,11 +93,9 @@ def test_a_fleet_of_one_is_as_the_client_of_one_engine(
         OfflineRequest(*row)
         for row in zip(load.arrival_s, load.input_tokens, load.output_tokens, strict=True)
     ]
-    client = Client(those, profile.front, places, turnaround_s)
     blocks = CountedBlocks(ENGINE.num_gpu_blocks, ENGINE.block_size)
     scheduler: Scheduler[OfflineRequest] = Scheduler(scheduler_limits(ENGINE), blocks)
-    recorder = MomentRecorder(client)
-    loop = StepLoop(scheduler, StepCost(profile.cost), client, recorder, profile.front.out_per_stream)
+    loop = ClientLoop(those, scheduler, profile, places, turnaround_s)
     loop.advance(float("inf"))
     assert moments(outcome) == [(it.send_s, it.first_s, it.last_s) for it in those]
     assert (outcome.steps, outcome.preemptions) == (loop.steps, scheduler.preemptions)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.kvcache.endpoints import PublisherSettings, is_bound, is_ipv6, of_rank
-from config.settings import Settings
+from app.kvcache.endpoints import is_bound, is_ipv6, of_rank
 
 
 @pytest.mark.parametrize(
@@ -76,16 +75,3 @@ def test_the_form_of_an_address_says_who_binds(endpoint: str, bound: bool) -> No
 )
 def test_the_form_of_an_address_says_whether_it_is_of_ipv6(endpoint: str, ipv6: bool) -> None:
     assert is_ipv6(endpoint) == ipv6
-
-
-def test_a_publisher_of_which_nothing_is_said_batches_as_a_server_without_settings_does() -> None:
-    ours, at = PublisherSettings(endpoint=None, topic="kv"), Settings().kvcache
-    assert (ours.rank, ours.replay_endpoint) == (0, at.kv_events_replay_endpoint or None)
-    assert (ours.layout, ours.replay_layout) == (at.events_layout, at.kv_events_replay_layout)
-    assert (ours.batch_events, ours.flush_s) == (at.event_batch_size, at.event_flush_interval)
-    assert ours.replay_batches == at.kv_events_replay_queue_size
-
-
-def test_as_many_events_wait_as_in_vllm_and_a_hundredth_of_the_messages() -> None:
-    ours = PublisherSettings(endpoint=None, topic="kv")
-    assert (ours.queue_events, ours.hwm) == (100_000, 100_000 // 100)

@@ -9,7 +9,8 @@ import pytest
 
 from app.clock.clock import VirtualClock
 from app.kvcache.endpoints import PublisherSettings
-from app.kvcache.event_sender import EventSender
+from app.kvcache.event_sender import MESSAGE_BYTES, MOST_BATCHES, EventQueue, EventSender
+from app.kvcache.events import BlockRemoved, KVEvent, event_bytes
 from tests.kvcache.sockets import TOPIC, removed
 
 
@@ -59,3 +60,72 @@ def test_who_answers_replays_looks_for_requests_ten_times_a_second_as_vllm_does(
         assert sender.turn() == 101.0  # fewer events than a batch wait a second
     finally:
         sender.close()
+
+
+def events(count: int, first: int = 0) -> list[KVEvent]:
+    return [BlockRemoved([number]) for number in range(first, first + count)]
+
+
+def test_a_full_batch_is_due_at_once() -> None:
+    queue = EventQueue(10, 4, 1.0)
+    queue.put(events(4))
+    assert queue.take(100.0) == events(4)
+    queue.put(events(3))
+    assert queue.due_s() == 101.0
+    queue.put(events(1))
+    assert queue.due_s() == -math.inf
+
+
+def test_fewer_events_wait_until_the_last_batch_is_old_enough() -> None:
+    queue = EventQueue(10, 4, 1.0)
+    queue.put(events(1))
+    assert queue.due_s() == -math.inf
+    queue.take(100.0)
+    queue.put(events(1))
+    assert queue.due_s() == 101.0
+
+
+def test_what_has_gathered_goes_together_up_to_a_limit_in_order() -> None:
+    queue = EventQueue(100, 2, 1.0)
+    queue.put(events(40))
+    queue.put(events(10, 40))
+    most = 2 * MOST_BATCHES
+    assert [queue.take(0.0), queue.take(0.0)] == [events(most), events(50 - most, most)]
+
+
+def test_without_an_interval_every_step_goes_alone_as_from_vllm() -> None:
+    queue = EventQueue(100, 2, 0.0)
+    for step in (events(40), [], events(1, 40)):
+        queue.put(step)
+    assert [queue.take(0.0), queue.take(0.0)] == [events(40), events(1, 40)]
+    assert queue.due_s() == math.inf
+
+
+def test_what_finds_no_room_is_lost_and_counted() -> None:
+    queue = EventQueue(5, 4, 0.0)
+    assert queue.put(events(4)) == 0
+    assert queue.put(events(4, 4)) == 3
+    assert queue.put(events(1)) == 1
+    assert queue.take(0.0) + queue.take(0.0) == events(5)
+
+
+def test_a_message_has_no_more_events_than_its_bytes_allow_but_always_one() -> None:
+    def large(share: float) -> KVEvent:
+        return BlockRemoved([0] * int(share * MESSAGE_BYTES / event_bytes(BlockRemoved([0] * 1000)) * 1000))
+
+    queue = EventQueue(100, 4, 0.0)
+    waiting = [large(0.4), large(0.4), large(0.4), large(2.0), large(0.9), large(0.05)]
+    assert queue.put(waiting) == 0
+    queue.put(events(1))
+    parts = [waiting[:2], waiting[2:3], waiting[3:4], waiting[4:], events(1)]
+    assert [queue.take(0.0) for _ in parts] == parts
+
+
+def test_events_wait_up_to_a_number_of_bytes() -> None:
+    one = event_bytes(BlockRemoved([0]))
+    queue = EventQueue(100, 1, 0.0, limit_bytes=3 * one)
+    assert queue.put(events(4)) == 1
+    assert (len(queue), queue.size_bytes) == (3, 3 * one)
+    queue.take(0.0)
+    assert (len(queue), queue.size_bytes) == (0, 0)
+    assert queue.put(events(4)) == 1

@@ -6,6 +6,7 @@ import hashlib
 import tracemalloc
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any
 
 import cbor2
 import pytest
@@ -13,6 +14,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.kvcache import cbor
+from app.kvcache.cbor import block_codes
 from app.kvcache.hashing import (
     EXTRAS_MEMO_BYTES,
     PART_BLOCKS,
@@ -23,6 +26,8 @@ from app.kvcache.hashing import (
     low64,
     none_hash,
 )
+from app.kvcache.prompt import ExtraKeys, Placeholder
+from tests.kvcache.caches import ALICE
 
 IDS = range(1, 33)
 
@@ -206,21 +211,6 @@ def test_the_memory_of_remembered_hashes_is_not_reckoned_too_low_nor_twice(
     assert taken <= ours.chain.memo.size_bytes - reckoned < 2 * taken
 
 
-def test_blocks_that_come_one_by_one_as_those_of_a_reply_are_not_remembered() -> None:
-    ours = hasher()
-    ours.hashes(range(16))
-    assert len(ours.chain.memo) == 0
-    ours.hashes(range(32))
-    assert len(ours.chain.memo) == 1
-
-
-def test_a_salt_that_is_remembered_with_its_hashes_counts_once_however_many_blocks_have_it() -> None:
-    plain, salted = hasher(), hasher()
-    plain.hashes(range(320))
-    salted.hashes(range(320), [("s" * 50_000,)] * 20)
-    assert 50_000 < salted.chain.memo.size_bytes - plain.chain.memo.size_bytes < 51_000
-
-
 @pytest.mark.slow
 def test_salts_are_remembered_within_bounds() -> None:
     hash_blocks = hash_function("sha256_cbor", 16)
@@ -251,20 +241,109 @@ def test_without_a_seed_a_weak_hash_begins_anew_in_every_server(algorithm: Algor
     assert none_hash(algorithm, None, Random(1)) != none_hash(algorithm, None, Random(2))
 
 
-def test_an_empty_seed_is_a_seed() -> None:
-    assert none_hash("sha256_cbor", "", Random(0)) == hashlib.sha256(cbor2.dumps("")).digest()
-
-
 def test_a_negative_token_id_is_refused() -> None:
     with pytest.raises(ValueError):
         hasher(block_size=2).hashes([1, -1])
 
 
-def test_a_block_needs_a_token() -> None:
-    with pytest.raises(ValueError):
-        hasher(block_size=0)
+def test_an_adapter_is_in_every_block_by_name_and_path_and_published_by_name() -> None:
+    keys = ExtraKeys(16, ALICE)
+    assert keys.hashed(0, 2) == [(("lora", "Alice", "/p/alice"),)] * 2
+    assert keys.published(5, 7) == [["Alice"], ["Alice"]]
 
 
-def test_an_unknown_algorithm_is_refused() -> None:
+def test_a_salt_is_in_the_first_block_only() -> None:
+    keys = ExtraKeys(16, salt="s1")
+    assert keys.hashed(0, 2) == [(("cache_salt", "s1"),), None]
+    assert keys.hashed(1, 2) == [None]
+    assert keys.published(0, 2) == [["s1"], None]
+
+
+def test_an_image_is_in_the_blocks_that_it_touches_with_its_offset_in_them() -> None:
+    keys = ExtraKeys(16, placeholders=[Placeholder("img-1", 4, 20)])
+    assert keys.hashed(0, 3) == [(("mm", "img-1", 4),), (("mm", "img-1", -12),), None]
+    assert keys.published(0, 3) == [[["img-1", 4]], [["img-1", -12]], None]
+
+
+def test_adapter_then_images_in_their_order_then_salt() -> None:
+    images = [Placeholder("second", 8, 2), Placeholder("first", 1, 2)]
+    keys = ExtraKeys(16, ALICE, "s1", images)
+    assert keys.published(0, 2) == [["Alice", ["first", 1], ["second", 8], "s1"], ["Alice"]]
+    assert [key[0] for key in (keys.hashed(0, 1) or [()])[0] or ()] == ["lora", "mm", "mm", "cache_salt"]
+
+
+def test_before_vllm_0_31_hashes_cover_bare_keys() -> None:
+    keys = ExtraKeys(16, ALICE, "s1", [Placeholder("img-1", 4, 20)], tagged=False)
+    assert keys.hashed(0, 3) == [("Alice", ("img-1", 4), "s1"), ("Alice", ("img-1", -12)), ("Alice",)]
+
+
+spans = st.tuples(st.integers(0, 100), st.integers(0, 60))
+
+
+@given(st.lists(spans, max_size=6), st.integers(1, 20))
+def test_an_image_is_in_exactly_the_blocks_that_hold_one_of_its_tokens(
+    found: list[tuple[int, int]], block_size: int
+) -> None:
+    images = [Placeholder(str(n), offset, length) for n, (offset, length) in enumerate(found) if length]
+    published = ExtraKeys(block_size, placeholders=images).published(0, 200)
+    for image in images:
+        tokens = range(image.offset, image.offset + image.length)
+        blocks = {token // block_size for token in tokens}
+        inside = {
+            block
+            for block, keys in enumerate(published)
+            for name, offset in keys or []
+            if name == image.identifier and offset == image.offset - block * block_size
+        }
+        assert inside == blocks
+
+
+EDGES = [0, 23, 24, 255, 256, 65_535, 65_536, 151_643, 2**18 - 1, 2**18, 2**32 - 1, 2**32, 2**53, 2**64 - 1]
+
+texts = st.text(max_size=300)
+plain = st.none() | st.integers(-(2**64), 2**64 - 1) | st.binary(max_size=300) | texts
+values = st.recursive(
+    plain,
+    lambda inner: (
+        st.lists(inner, max_size=30).map(tuple)
+        | st.lists(inner, max_size=4)
+        | st.dictionaries(texts, inner, max_size=4)
+    ),
+    max_leaves=60,
+)
+
+
+@pytest.mark.slow
+@given(values)
+def test_values_are_encoded_canonically(value: Any) -> None:
+    assert cbor.encode(value) == cbor2.dumps(value, canonical=True)
+
+
+@pytest.mark.parametrize("number", [*EDGES, *(-1 - edge for edge in EDGES)])
+def test_integers_have_their_shortest_form_at_every_edge(number: int) -> None:
+    assert cbor.encode(number) == cbor2.dumps(number)
+
+
+@pytest.mark.parametrize("value", [1.5, True, object(), {1.5: 2}])
+def test_what_no_block_hash_covers_is_refused(value: object) -> None:
+    with pytest.raises(TypeError):
+        cbor.encode(value)
+
+
+def test_integers_beyond_64_bits_are_refused() -> None:
     with pytest.raises(ValueError):
-        hasher("md5")  # type: ignore[arg-type]
+        cbor.encode(2**64)
+
+
+@given(st.lists(st.integers(0, 2**64 - 1) | st.sampled_from(EDGES) | st.integers(0, 200_000)))
+def test_token_ids_of_every_width_are_those_of_an_array(ids: list[int]) -> None:
+    head = cbor.head(cbor.ARRAY, len(ids))
+    assert head + b"".join(block_codes(ids, 1)) == cbor2.dumps(ids)
+
+
+@given(st.integers(1, 40), st.integers(0, 10), st.integers(0, 2**32 - 1))
+def test_token_ids_come_in_blocks(block_size: int, blocks: int, first: int) -> None:
+    ids = [(first + 7919 * n) % 2**32 for n in range(block_size * blocks)]
+    expected = [cbor2.dumps(ids[at : at + block_size]) for at in range(0, len(ids), block_size)]
+    head = cbor.head(cbor.ARRAY, block_size)
+    assert [head + codes for codes in block_codes(ids, block_size)] == expected

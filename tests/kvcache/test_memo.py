@@ -31,14 +31,6 @@ def test_what_is_used_all_the_time_is_never_forgotten(size: int, others: list[in
         assert memo.get(-1) == 7
 
 
-def test_what_is_not_used_is_forgotten_in_the_end() -> None:
-    memo: Memo[int, int] = Memo(10 * ONE)
-    for number in range(11):
-        memo.put(number, number, 10)
-    assert memo.get(0) is None
-    assert memo.get(10) == 10
-
-
 def test_large_entries_make_others_be_forgotten_sooner() -> None:
     memo: Memo[str, str] = Memo(10 * ONE)
     memo.put("a", "A", 10)
@@ -46,9 +38,3 @@ def test_large_entries_make_others_be_forgotten_sooner() -> None:
     assert memo.get("a") == "A"
     memo.put("c", "C", 5 * ONE - ENTRY_BYTES)
     assert (memo.get("a"), memo.get("b"), memo.size_bytes) == ("A", None, 6 * ONE)
-
-
-def test_what_is_larger_than_half_is_not_remembered() -> None:
-    memo: Memo[str, str] = Memo(10 * ONE)
-    memo.put("a", "A", 5 * ONE)
-    assert (memo.get("a"), memo.size_bytes) == (None, 0)

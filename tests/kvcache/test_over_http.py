@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from queue import SimpleQueue
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -90,6 +91,27 @@ def published(*flags: str, **env: str) -> Iterator[tuple[Client, Subscriber]]:
             yield client, subscriber
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tuple[Client, Subscriber]]:
+    adapters = ("--lora-modules", "first=/adapters/first", "second=/adapters/second")
+    with published("--server-dev-mode", "--kv-cache-metrics", *adapters) as both:
+        yield both
+
+
+@pytest.fixture
+def empty(shared: tuple[Client, Subscriber]) -> tuple[Client, Subscriber]:
+    """That server with an empty cache, and its subscriber, who has read all events so far."""
+    client, subscriber = shared
+    assert client.post("/reset_prefix_cache").status_code == 200
+    client.complete(prompt=[1])
+    while subscriber.events(1)[0]["type"] != "AllBlocksCleared":
+        pass
+    return shared
+
+
+Both = tuple[Client, Subscriber]
+
+
 def cached(answer: Any) -> int:
     tokens: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
     return tokens
@@ -133,19 +155,19 @@ def of_prompt(prompt: list[int], event: dict[str, Any], fact: dict[str, Any]) ->
     assert event["token_ids"][:known] == prompt[start : start + known]
 
 
-def test_the_cache_shows_in_metrics_and_answers() -> None:
-    with published("--server-dev-mode", "--kv-cache-metrics") as (client, subscriber):
-        assert cached(client.complete(prompt=PROMPT)) == 0
-        assert cached(client.complete(prompt=PROMPT)) == 96
-        assert client.metric("vllm:prefix_cache_queries_total") == 200
-        assert client.metric("vllm:prefix_cache_hits_total") == 96
-        assert client.metric("vllm:kv_cache_usage_perc") == 0
-        assert client.metric("vllm:prompt_tokens_cached_total") == 96
-        assert [event["type"] for event in subscriber.events(1)] == ["BlockStored"]
-        assert client.post("/reset_prefix_cache").status_code == 200
-        assert not subscriber.has_more(), "the next step tells it"
-        assert cached(client.complete(prompt=PROMPT)) == 0
-        assert [event["type"] for event in subscriber.events(2)] == ["AllBlocksCleared", "BlockStored"]
+def test_the_cache_shows_in_metrics_and_answers(empty: Both) -> None:
+    client, subscriber = empty
+    names = ("prefix_cache_queries_total", "prefix_cache_hits_total", "prompt_tokens_cached_total")
+    before = [client.metric(f"vllm:{name}") for name in names]
+    assert cached(client.complete(prompt=PROMPT)) == 0
+    assert cached(client.complete(prompt=PROMPT)) == 96
+    counted = [client.metric(f"vllm:{name}") - so_far for name, so_far in zip(names, before, strict=True)]
+    assert counted == [200, 96, 96] and client.metric("vllm:kv_cache_usage_perc") == 0
+    assert [event["type"] for event in subscriber.events(1)] == ["BlockStored"]
+    assert client.post("/reset_prefix_cache").status_code == 200
+    assert not subscriber.has_more(), "the next step tells it"
+    assert cached(client.complete(prompt=PROMPT)) == 0
+    assert [event["type"] for event in subscriber.events(2)] == ["AllBlocksCleared", "BlockStored"]
 
 
 USAGE: dict[str, Any] = {
@@ -175,58 +197,59 @@ def told_usage(text: str) -> Any:
     return [usage for usage in said if usage][-1]
 
 
-def test_new_and_read_blocks_are_told_apart() -> None:
-    with published() as (client, _):
-        for number, (path, stream) in enumerate((it, stream) for it in USAGE for stream in (False, True)):
-            text = f"{number} " + "one two three four five six seven " * 30
-            body: dict[str, Any] = {"model": MODEL, "stream": stream}
-            if path == "/v1/responses":
-                body |= {"input": text, "max_output_tokens": 2}
-            else:
-                body |= {"messages": [{"role": "user", "content": text}], "max_tokens": 2}
-            if path == "/v1/chat/completions" and stream:
-                body["stream_options"] = {"include_usage": True}
-            new, again = (USAGE[path](told_usage(client.post(path, body).text)) for _ in range(2))
-            tokens, whole = new[0], new[0] // 32 * 32
-            assert new == (tokens, 0, whole) and tokens > 64, (path, stream)
-            found = (tokens - 1) // 32 * 32
-            assert again == (tokens, found, whole - found), (path, stream)
+def test_new_and_read_blocks_are_told_apart(empty: Both) -> None:
+    client, _ = empty
+    for number, (path, stream) in enumerate((it, stream) for it in USAGE for stream in (False, True)):
+        text = f"{number} " + "one two three four five six seven " * 30
+        body: dict[str, Any] = {"model": MODEL, "stream": stream}
+        if path == "/v1/responses":
+            body |= {"input": text, "max_output_tokens": 2}
+        else:
+            body |= {"messages": [{"role": "user", "content": text}], "max_tokens": 2}
+        if path == "/v1/chat/completions" and stream:
+            body["stream_options"] = {"include_usage": True}
+        new, again = (USAGE[path](told_usage(client.post(path, body).text)) for _ in range(2))
+        tokens, whole = new[0], new[0] // 32 * 32
+        assert new == (tokens, 0, whole) and tokens > 64, (path, stream)
+        found = (tokens - 1) // 32 * 32
+        assert again == (tokens, found, whole - found), (path, stream)
 
 
-def test_adapters_have_blocks_of_their_own() -> None:
-    adapters = ("--lora-modules", "first=/adapters/first", "second=/adapters/second")
-    with published(*adapters) as (client, subscriber):
-        hashes = []
-        for number, model in ((None, MODEL), (1, "first"), (2, "second")):
-            assert cached(client.complete(model=model, prompt=PROMPT)) == 0
-            [event] = subscriber.events(1)
-            assert (event["lora_name"], event["lora_id"]) == (None if model == MODEL else model, number)
-            hashes.append(tuple(event["block_hashes"]))
-        assert len(set(hashes)) == 3
-        assert cached(client.complete(model="second", prompt=PROMPT)) == 96
+def test_adapters_have_blocks_of_their_own(empty: Both) -> None:
+    client, subscriber = empty
+    hashes = []
+    for number, model in ((None, MODEL), (1, "first"), (2, "second")):
+        assert cached(client.complete(model=model, prompt=PROMPT)) == 0
+        [event] = subscriber.events(1)
+        assert (event["lora_name"], event["lora_id"]) == (None if model == MODEL else model, number)
+        hashes.append(tuple(event["block_hashes"]))
+    assert len(set(hashes)) == 3
+    assert cached(client.complete(model="second", prompt=PROMPT)) == 96
 
 
-def test_a_request_may_ask_for_hits_only() -> None:
-    with published() as (client, _):
-        missed = client.complete(prompt=PROMPT, cache_hit_threshold=0.5)
-        assert missed["choices"][0]["finish_reason"] == "cache_threshold"
-        assert client.complete(prompt=PROMPT)["choices"][0]["finish_reason"] == "length"
-        hit = client.complete(prompt=PROMPT, cache_hit_threshold=0.5)
-        assert hit["choices"][0]["finish_reason"] == "length"
+def test_a_request_may_ask_for_hits_only(empty: Both) -> None:
+    client, _ = empty
+    missed = client.complete(prompt=PROMPT, cache_hit_threshold=0.5)
+    assert missed["choices"][0]["finish_reason"] == "cache_threshold"
+    assert client.complete(prompt=PROMPT)["choices"][0]["finish_reason"] == "length"
+    hit = client.complete(prompt=PROMPT, cache_hit_threshold=0.5)
+    assert hit["choices"][0]["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_miss_can_be_had_on_demand(path: str) -> None:
+def test_a_miss_can_be_had_on_demand() -> None:
     """With simulator.md's header, also where no cache is played."""
-    chat = {"messages": [{"role": "user", "content": "Hello"}]}
-    body = {"prompt": "Hello"} if path == "/v1/completions" else chat
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "Hello"},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
+    }
     with served() as client:
-        for told, reason in (("true", "cache_threshold"), ("F", "length")):
-            headers = {"X-Cache-Threshold-Finish-Reason": told}
-            answer = client.post(path, body | {"max_tokens": 1, "ignore_eos": True}, headers=headers)
-            assert answer.json()["choices"][0]["finish_reason"] == reason
-        wrong = client.post(path, body, headers={"X-Cache-Threshold-Finish-Reason": "maybe"})
-        assert wrong.status_code == 400
+        for path, body in bodies.items():
+            for told, reason in (("true", "cache_threshold"), ("F", "length")):
+                headers = {"X-Cache-Threshold-Finish-Reason": told}
+                answer = client.post(path, body | {"max_tokens": 1, "ignore_eos": True}, headers=headers)
+                assert answer.json()["choices"][0]["finish_reason"] == reason
+            wrong = client.post(path, body, headers={"X-Cache-Threshold-Finish-Reason": "maybe"})
+            assert wrong.status_code == 400
 
 
 def test_blocks_of_a_client_that_leaves_are_free_again() -> None:
@@ -272,11 +295,6 @@ def test_a_subscriber_that_does_not_read_slows_nobody() -> None:
             assert client.metric("vllm:num_requests_running") == 0
 
 
-def test_nobody_needs_to_listen() -> None:
-    with served("--enable-kvcache", "--zmq-endpoint", f"tcp://127.0.0.1:{free_port()}") as client:
-        assert client.complete(prompt=PROMPT)["usage"]["completion_tokens"] == 1
-
-
 def test_every_rank_publishes_at_a_port_of_its_own() -> None:
     first = free_port(2)
     env = {
@@ -311,3 +329,69 @@ def rank_of_an_event(port: int, url: str) -> int:
         *_, payload = socket.recv_multipart()
     rank: int = msgspec.msgpack.decode(payload)[2]
     return rank
+
+
+TEXT = "What is there to be seen in this picture, and what is it that one does not see at once?"
+HITS = "vllm:prefix_cache_hits_total"
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with served("--enable-kvcache", "--block-size", "8", "--zmq-endpoint", "") as client:
+        yield client
+
+
+def chat(client: Client, image: str) -> None:
+    parts = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": TEXT}]
+    ask(client, "/v1/chat/completions", messages=[{"role": "user", "content": parts}], max_tokens=1)
+
+
+def message(client: Client, image: str) -> None:
+    parts = [
+        {"type": "image", "source": {"type": "url", "url": image}},
+        {"type": "text", "text": TEXT},
+    ]
+    ask(client, "/v1/messages", messages=[{"role": "user", "content": parts}], max_tokens=1)
+
+
+def response(client: Client, image: str) -> None:
+    parts = [{"type": "input_image", "image_url": image}, {"type": "input_text", "text": TEXT}]
+    asked = [{"type": "message", "role": "user", "content": parts}]
+    ask(client, "/v1/responses", input=asked, max_output_tokens=1)
+
+
+def ask(client: Client, path: str, **body: object) -> None:
+    answer = client.post(path, {"model": "base", **body})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("tell", [chat, message, response])
+def test_another_image_is_another_prompt(client: Client, tell: Callable[[Client, str], None]) -> None:
+    hits = [client.metric(HITS)]
+    for image in ("one", "one", "other"):
+        tell(client, f"https://example.com/{tell.__name__}/{image}.png")
+        hits.append(client.metric(HITS))
+    assert hits[0] == hits[1] < hits[2] == hits[3]
+
+
+def test_a_rank_that_is_played_alone_tells_of_itself() -> None:
+    alone = ("--data-parallel-size", "4", "--data-parallel-rank", "2")
+    with served(*alone, "--enable-kvcache", "--zmq-endpoint", "tcp://127.0.0.1:5600") as client:
+        sources = client.get("/kv_event_sources").json()
+        assert {rank: source["endpoint"] for rank, source in sources.items()} == {"2": "tcp://127.0.0.1:5602"}
+
+
+def test_every_rank_tells_the_same_engine_ids_and_goes_on_telling_them() -> None:
+    with running_gunicorn(env={"SIM_DATA_PARALLEL_SIZE": "2"}, ports=2) as server:
+        told = [
+            requests.get(f"http://127.0.0.1:{server.port + rank}/query", timeout=20).json()
+            for rank in (0, 1, 0)
+        ]
+    assert told[0] == told[1] == told[2]
+    engines = [UUID(told[0][rank]["engine_id"]) for rank in ("0", "1")]
+    assert list(told[0]) == ["0", "1"] and len(set(engines)) == 2
+
+
+def test_a_rank_that_is_played_alone_names_the_engines_of_all() -> None:
+    with served("--data-parallel-size", "3", "--data-parallel-rank", "2") as client:
+        assert list(client.get("/query").json()) == ["0", "1", "2"]

@@ -1,10 +1,14 @@
-"""Blocks and their hashes, without sequences."""
+"""Blocks without sequences: which are free, in which order they are used again, what they take."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
 
-from app.kvcache.block_pool import BlockPool
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.kvcache.block_pool import Block, BlockPool, CountedBlocks, FreeQueue
 
 HASH = b"h" * 32
 
@@ -13,36 +17,6 @@ def pool(blocks: int = 4) -> tuple[BlockPool, list[bytes]]:
     """A pool of so many usable blocks, and the hashes that it evicts."""
     evicted: list[bytes] = []
     return BlockPool(blocks + 1, evicted.extend), evicted
-
-
-def test_of_equal_blocks_the_one_cached_first_is_found() -> None:
-    ours, evicted = pool(3)
-    blocks = ours.take(3)
-    for block in blocks:
-        ours.cache(block, HASH)
-    assert ours.longest_prefix([HASH]) == [blocks[0]]
-    for gone, found in ((0, 1), (1, 2)):
-        ours.release([blocks[gone]])
-        assert ours.take(1) == [blocks[gone]]
-        assert ours.longest_prefix([HASH]) == [blocks[found]]
-    ours.release([blocks[2]])
-    ours.take(1)
-    assert ours.longest_prefix([HASH]) == []
-    assert evicted == [HASH] * 3
-
-
-def test_a_prefix_ends_where_a_block_is_missing() -> None:
-    ours, _ = pool(3)
-    first, third = ours.take(2)
-    ours.cache(first, b"1")
-    ours.cache(third, b"3")
-    assert ours.longest_prefix([b"1", b"2", b"3"]) == [first]
-
-
-def test_a_null_block_is_never_handed_out() -> None:
-    ours, _ = pool(2)
-    assert [block.number for block in ours.take(2)] == [1, 2]
-    assert (ours.capacity, ours.free) == (2, 0)
 
 
 def test_memory_is_taken_by_blocks_that_were_used_and_by_those_only() -> None:
@@ -79,3 +53,87 @@ def test_the_check_finds_broken_books() -> None:
                 mine[1].number = mine[0].number
         with pytest.raises(RuntimeError):
             ours.check_integrity(sequences)
+
+
+def held(number: int, adapter: str | None = None) -> Block:
+    return Block(number, hash=bytes([number]), adapter=adapter)
+
+
+def drained(queue: FreeQueue) -> list[int]:
+    return [queue.take().number for _ in range(queue.free)]
+
+
+def test_there_may_be_more_blocks_than_memory_for_them() -> None:
+    queue = FreeQueue(1, 10**15)
+    assert queue.free == 10**15 - 1
+    assert queue.take().number == 1
+
+
+def test_blocks_of_unloaded_adapters_go_between_empty_and_other_cached_ones() -> None:
+    queue = FreeQueue(1, 1)
+    queue.give_back([held(1), held(2, "a")])
+    queue.give_back([held(3, "b"), Block(4)])
+    queue.unload("a")
+    queue.unload("b")
+    queue.give_back([held(5), held(6, "a")])
+    assert [block.number for block in queue] == [4, 2, 3, 6, 1, 5]
+    queue.load("b")
+    assert drained(queue) == [4, 2, 6, 1, 3, 5]
+
+
+def test_blocks_that_are_emptied_keep_their_order() -> None:
+    queue = FreeQueue(1, 1)
+    queue.give_back([held(1), held(2, "a")])
+    queue.unload("a")
+    for block in queue:
+        block.hash = None
+    queue.empty_all()
+    queue.give_back([held(3), Block(4)])
+    assert drained(queue) == [4, 2, 1, 3]
+
+
+SIZE = 16
+
+
+class NumberedBlocks:
+    """Blocks with numbers, in the order in which they became free; the first is taken next."""
+
+    def __init__(self, count: int) -> None:
+        self.free = list(range(count))
+        self.left: dict[str, list[int]] = {}
+
+    def take(self, count: int) -> list[int]:
+        taken, self.free = self.free[:count], self.free[count:]
+        for name, blocks in self.left.items():
+            gone = [place for place, block in enumerate(blocks) if block in taken]
+            self.left[name] = blocks[: min(gone, default=len(blocks))]
+        return taken
+
+    def leave(self, name: str, blocks: Sequence[int], findable: int) -> None:
+        self.free += reversed(blocks)
+        self.left[name] = list(blocks[:findable])
+
+    def come_back(self, name: str, found: int, count: int) -> list[int]:
+        again = self.left.pop(name, [])[:found]
+        self.free = [block for block in self.free if block not in again]
+        return again + self.take(count)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 6), st.integers(0, 6)), max_size=40))
+def test_what_others_have_taken_meanwhile_is_found_no_more(actions: list[tuple[str, int, int]]) -> None:
+    counted, numbered = CountedBlocks(13, SIZE), NumberedBlocks(12)
+    held: dict[str, list[int]] = {}
+    for name, count, findable in actions:
+        if name in held:
+            blocks = held.pop(name)
+            findable = min(findable, len(blocks))
+            counted.release(name, len(blocks), findable)
+            numbered.leave(name, blocks, findable)
+            continue
+        tokens = count * SIZE + 1
+        found = counted.find(name, tokens)
+        assert found == min(len(numbered.left.get(name, [])), count)
+        if count <= counted.free:
+            counted.begin(name, found, count - found)
+            held[name] = numbered.come_back(name, found, count - found)
+        assert counted.free == len(numbered.free)

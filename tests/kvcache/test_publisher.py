@@ -6,7 +6,6 @@ import logging
 from pathlib import Path
 
 import gevent
-import msgspec
 import pytest
 import zmq
 
@@ -131,19 +130,6 @@ def test_what_comes_after_the_close_is_lost_and_counted(peers: Peers) -> None:
     assert publisher.published.dropped_events == 2
 
 
-def test_a_publisher_that_never_published_closes(peers: Peers) -> None:
-    publisher = peers.publisher("tcp://*:0")
-    publisher.close()
-    publisher.start()
-    assert publisher.addresses == {}
-
-
-def test_nothing_is_open_before_the_start(peers: Peers) -> None:
-    publisher = peers.publisher("tcp://*:0")
-    publisher.put([])
-    assert publisher.addresses == {}
-
-
 def test_a_subscriber_that_comes_late_is_found(peers: Peers) -> None:
     first, port = peers.listening()
     first.close()
@@ -194,18 +180,3 @@ def test_an_endpoint_that_is_taken_is_used_once_it_is_free(
     occupant.close()
     until(lambda: publisher.addresses)
     meet(publisher, peers.connected_to(publisher.addresses["events"]))
-
-
-def test_older_layouts_can_be_chosen(peers: Peers) -> None:
-    subscriber, port = peers.listening()
-    publisher = peers.publisher(f"tcp://127.0.0.1:{port}", layout="0.10.2")
-    while not subscriber.poll(20):
-        publisher.put(removed(5))
-    payload = subscriber.recv_multipart()[2]
-    assert msgspec.msgpack.decode(payload) == [1.5, [["BlockRemoved", [5], "GPU"]], 0]
-
-
-@pytest.mark.parametrize("endpoints", [{"endpoint": "kv"}, {"endpoint": None, "replay_endpoint": "tcp://kv"}])
-def test_an_endpoint_that_is_none_is_refused(peers: Peers, endpoints: dict[str, str | None]) -> None:
-    with pytest.raises(ValueError):
-        peers.publisher(**endpoints)

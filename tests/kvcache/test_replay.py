@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import zmq
 
-from app.kvcache.publisher import PAUSE_EVERY, Publisher
-from app.kvcache.replay_buffer import BATCH_BYTES, ReplayBuffer
+from app.kvcache.event_sender import BATCH_BYTES, ReplayBuffer
+from app.kvcache.publisher import Publisher
 from tests.kvcache.sockets import END, TOPIC, Peers, meet, patience, removed, until
 
 
@@ -53,18 +53,6 @@ def test_a_late_subscriber_asks_for_what_it_missed(peers: Peers) -> None:
     assert messages[-1] == [b"", END, b""]
 
 
-def test_a_replay_has_the_payloads_that_were_published(peers: Peers) -> None:
-    publisher = published(peers, 0)
-    subscriber = peers.connected_to(publisher.addresses["events"])
-    met = meet(publisher, subscriber)
-    publisher.put(removed(5))
-    with patience():
-        live = subscriber.recv_multipart()
-    client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
-    ask(client, met + 1)
-    assert answer(client) == [live, [b"", END, b""]]
-
-
 def test_before_vllm_0_26_there_was_no_topic(peers: Peers) -> None:
     publisher = published(peers, 2, replay_layout="bare")
     client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
@@ -80,17 +68,6 @@ def test_only_the_last_batches_are_kept(peers: Peers, start: int, expected: list
     client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
     ask(client, start)
     assert sequences(answer(client)) == expected
-
-
-def test_in_a_long_replay_others_have_their_turns(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[None] = []
-    monkeypatch.setattr("app.kvcache.publisher.pause", lambda: pauses.append(None))
-    publisher = published(peers, 3 * PAUSE_EVERY)
-    assert not pauses
-    client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
-    ask(client, 0)
-    assert sequences(answer(client)) == list(range(3 * PAUSE_EVERY))
-    assert len(pauses) == 3
 
 
 def test_large_batches_are_kept_as_far_as_they_fit() -> None:
@@ -116,18 +93,6 @@ def test_a_req_socket_receives_the_first_message(peers: Peers) -> None:
     with patience():
         topic, sequence, _ = client.recv_multipart()
     assert (topic, sequence) == (TOPIC.encode(), (1).to_bytes(8, "big"))
-
-
-def test_a_client_may_ask_again_and_others_with_it(peers: Peers) -> None:
-    publisher = published(peers, 2)
-    clients = [peers.connected_to(publisher.addresses["replay"], zmq.DEALER) for _ in range(3)]
-    for client in clients:
-        ask(client, 0)
-        ask(client, 1)
-    for client in clients:
-        assert sequences(answer(client)) == [0, 1]
-        assert sequences(answer(client)) == [1]
-    assert publisher.replay.answered == 6
 
 
 def test_what_is_no_request_is_ignored_and_counted(peers: Peers) -> None:
@@ -192,13 +157,3 @@ def test_clients_that_do_not_read_share_what_they_were_sent() -> None:
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def test_replays_work_without_a_pub_socket(peers: Peers) -> None:
-    publisher = peers.publisher(None, replay_endpoint="tcp://*:0")
-    publisher.put(removed(1))
-    client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
-    until(lambda: publisher.published.batches)
-    ask(client, 0)
-    assert sequences(answer(client)) == [0]
-    assert publisher.published.lost_batches == 0

@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 from app.engine.outputs import Part, PartReader, Piece
 from app.engine.request import Tool, ToolCalls
 from app.engine.wire import TextForm, Thoughts
-from app.parsing.hermes import HermesReader
-from app.parsing.listed import ListedReader, NamedReader
-from app.parsing.readers import readers
-from app.parsing.thoughts import ThoughtReader
+from app.parsing.readers import HermesReader, ListedReader, NamedReader, ThoughtReader, readers
 from tests.engine.harness import engine_request
 
 READERS: dict[str, Callable[[], PartReader]] = {
@@ -48,67 +45,76 @@ def call(number: int, name: str, arguments: str) -> Piece:
 ARGUMENTS = '{"city": "Rome", "note": "a } \\" {"}'
 
 
-def test_a_call_in_tags_is_a_call_and_the_text_before_it_a_text() -> None:
-    text = f"Let me see.\n<tool_call>\n{WEATHER}\n</tool_call>"
-    assert read(HermesReader(), [text]) == [(None, "Let me see.\n"), call(0, "weather", ARGUMENTS)]
+THOUGHT = Part("reasoning")
+CUT_OFF = '<tool_call>{"name": "f", "arguments": {"a'
+CASES: list[tuple[str, str, list[Piece]]] = [
+    (
+        "hermes",
+        f"Let me see.\n<tool_call>\n{WEATHER}\n</tool_call>",
+        [(None, "Let me see.\n"), call(0, "weather", ARGUMENTS)],
+    ),
+    (
+        "hermes",  # calls are numbered, and what stands between and behind them is not told
+        f"<tool_call>{WEATHER}</tool_call>\nand\n<tool_call>{WEATHER}</tool_call> done",
+        [call(0, "weather", ARGUMENTS), call(1, "weather", ARGUMENTS)],
+    ),
+    *(
+        ("hermes", text := f"<tool_call>{inner}</tool_call> and so on", [(None, text)])
+        for inner in ("no JSON", '{"arguments": {}}', '{"name": 3, "arguments": {}}', "[]", "")
+    ),
+    ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', [call(0, "f", '{"a": 1}')]),
+    ("hermes", f"<tool_call>{WEATHER}", [call(0, "weather", ARGUMENTS)]),
+    ("hermes", CUT_OFF, [call(0, "f", '{"a'), (Part("call", 0, raw=CUT_OFF), "")]),
+    *(
+        (
+            "llama3",
+            f'{before}{{"name": "f", "{key}": {{"a": [1]}}}}; {{"name": "g", "{key}": {{}}}}',
+            [call(0, "f", '{"a": [1]}'), call(1, "g", "{}")],
+        )
+        for before in ("", "\n ", "<|python_tag|>")
+        for key in ("arguments", "parameters")
+    ),
+    *(
+        ("llama3", text, [(None, text)])
+        for text in ("Hello {there}", '{"a": 1}', '{"a": 1} {"name": "f"}', "<|pyth", "{", " \n")
+    ),
+    (
+        "forced",
+        '[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": 2.5}]',
+        [call(0, "f", '{"a": 1}'), call(1, "g", "2.5")],
+    ),
+    ("forced", '[{"na', [(Part("call", 0, raw='[{"na'), "")]),  # nothing that a stream is told
+    ("named", '{"a": 1}', [call(0, "f", '{"a": 1}')]),
+    *(
+        ("thoughts", f"{begin}Hm <b>.</think>\n\nYes", [(THOUGHT, "Hm <b>."), (None, "\n\nYes")])
+        for begin in ("", "<think>", "\n<think>")
+    ),
+    ("thoughts and calls", "<think>Hm </thi", [(THOUGHT, "Hm </thi")]),
+    *(
+        ("thoughts that may come", f"{blank}<think>Hm</think>\n{{}}", [(THOUGHT, "Hm"), (None, "\n{}")])
+        for blank in ("", " ")
+    ),
+    *(
+        ("thoughts that may come", text, [(None, text)] if text else [])
+        for text in ("{}", "<thi", "", "\n", "<b>")
+    ),
+    (
+        "thoughts and calls",
+        f"Hm</think>So<tool_call>{WEATHER}</tool_call>",
+        [(THOUGHT, "Hm"), (None, "So"), call(0, "weather", ARGUMENTS)],
+    ),
+]
 
 
-def test_several_calls_are_numbered_and_what_stands_between_them_is_not_told() -> None:
-    text = f"<tool_call>{WEATHER}</tool_call>\nand\n<tool_call>{WEATHER}</tool_call> done"
-    assert read(HermesReader(), [text]) == [call(0, "weather", ARGUMENTS), call(1, "weather", ARGUMENTS)]
+@pytest.mark.parametrize(("kind", "text", "told"), CASES)
+def test_a_text_is_told_by_its_parts(kind: str, text: str, told: list[Piece]) -> None:
+    assert read(READERS[kind](), [text]) == told
 
 
 def test_the_name_is_told_before_the_arguments_are_over() -> None:
     reader = HermesReader()
     told = reader.feed('<tool_call>{"name": "weather", "arguments": {"ci')
     assert told == [call(0, "weather", ""), call(0, "weather", '{"ci')]
-
-
-@pytest.mark.parametrize("inner", ["no JSON", '{"arguments": {}}', '{"name": 3, "arguments": {}}', "[]", ""])
-def test_what_is_no_call_stays_text(inner: str) -> None:
-    text = f"<tool_call>{inner}</tool_call> and so on"
-    assert read(HermesReader(), [text]) == [(None, text)]
-
-
-def test_arguments_may_stand_before_the_name() -> None:
-    text = '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>'
-    assert read(HermesReader(), [text]) == [call(0, "f", '{"a": 1}')]
-
-
-def test_the_last_tag_may_be_missing() -> None:
-    assert read(HermesReader(), [f"<tool_call>{WEATHER}"]) == [call(0, "weather", ARGUMENTS)]
-
-
-def test_a_call_that_is_cut_off_leaves_all_of_the_reply_as_text_for_whole_answers() -> None:
-    text = '<tool_call>{"name": "f", "arguments": {"a'
-    assert read(HermesReader(), [text]) == [call(0, "f", '{"a'), (Part("call", 0, raw=text), "")]
-
-
-@pytest.mark.parametrize("key", ["arguments", "parameters"])
-@pytest.mark.parametrize("before", ["", "\n ", "<|python_tag|>"])
-def test_llama_writes_its_calls_as_bare_json(before: str, key: str) -> None:
-    text = f'{before}{{"name": "f", "{key}": {{"a": [1]}}}}; {{"name": "g", "{key}": {{}}}}'
-    assert read(ListedReader(), [text]) == [call(0, "f", '{"a": [1]}'), call(1, "g", "{}")]
-
-
-@pytest.mark.parametrize(
-    "text", ["Hello {there}", '{"a": 1}', '{"a": 1} {"name": "f"}', "<|pyth", "{", " \n"]
-)
-def test_of_llama_anything_else_is_text(text: str) -> None:
-    assert read(ListedReader(), [text]) == [(None, text)]
-
-
-def test_a_forced_choice_is_a_list_of_calls() -> None:
-    text = '[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": 2.5}]'
-    assert read(ListedReader(forced=True), [text]) == [call(0, "f", '{"a": 1}'), call(1, "g", "2.5")]
-
-
-def test_a_forced_list_that_is_cut_off_before_its_first_name_tells_a_stream_nothing() -> None:
-    assert read(ListedReader(forced=True), ['[{"na']) == [(Part("call", 0, raw='[{"na'), "")]
-
-
-def test_all_that_a_named_tool_gets_are_arguments() -> None:
-    assert read(NamedReader("f"), ['{"a"', ": 1}"]) == [call(0, "f", '{"a": 1}')]
 
 
 NAMED = ToolCalls(tools=(Tool("f"),), least=1, named=True)
@@ -132,31 +138,6 @@ def test_a_call_that_must_be_made_may_follow_thoughts(
     assert reader is not None and read(reader, [text]) == told
 
 
-@pytest.mark.parametrize("begin", ["", "<think>", "\n<think>"])
-def test_thoughts_end_with_their_tag(begin: str) -> None:
-    told = read(ThoughtReader(None), [f"{begin}Hm <b>.</think>\n\nYes"])
-    assert told == [(Part("reasoning"), "Hm <b>."), (None, "\n\nYes")]
-
-
-def test_thoughts_that_do_not_end_are_all_there_is() -> None:
-    assert read(ThoughtReader(HermesReader()), ["<think>Hm </thi"]) == [(Part("reasoning"), "Hm </thi")]
-
-
-@pytest.mark.parametrize("text", ["<think>Hm</think>\n{}", " <think>Hm</think>\n{}"])
-def test_thoughts_that_need_not_come_are_told_by_their_tag(text: str) -> None:
-    assert read(ThoughtReader(None, begun=False), [text]) == [(Part("reasoning"), "Hm"), (None, "\n{}")]
-
-
-@pytest.mark.parametrize("text", ["{}", "<thi", "", "\n", "<b>"])
-def test_without_their_tag_they_have_not_come(text: str) -> None:
-    assert read(ThoughtReader(None, begun=False), [text]) == ([(None, text)] if text else [])
-
-
-def test_a_call_may_follow_thoughts() -> None:
-    told = read(ThoughtReader(HermesReader()), [f"Hm</think>So<tool_call>{WEATHER}</tool_call>"])
-    assert told == [(Part("reasoning"), "Hm"), (None, "So"), call(0, "weather", ARGUMENTS)]
-
-
 SCRAPS = st.sampled_from(
     [
         *("<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", "<tool", "</", "<"),
@@ -177,7 +158,10 @@ def test_any_cut_of_a_text_has_the_same_parts(kind: str, data: st.DataObject) ->
     assert read(make(), tokens) == read(make(), [text]) == read(make(), list(text))
 
 
-@given(st.dictionaries(st.text(max_size=5), st.integers() | st.text() | st.none(), max_size=4), st.booleans())
+TOLD = st.text().filter(lambda text: "</tool_call>" not in text)  # which ends the call, wherever it stands
+
+
+@given(st.dictionaries(st.text(max_size=5), st.integers() | TOLD | st.none(), max_size=4), st.booleans())
 def test_arguments_are_told_as_they_were_written(arguments: dict[str, object], tight: bool) -> None:
     separators = (",", ":") if tight else (", ", ": ")
     written = json.dumps({"name": "f", "arguments": arguments}, separators=separators)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -12,13 +12,13 @@ import msgspec
 import openai
 import pytest
 
-from app.engine.link import GREETING_MS
 from app.engine.wire import Sampling
 from app.factory import create_app
+from app.kvcache.events import BlockStored, EventBatch, encoder
 from config.loader import load
 from tests.conformance.sdk import openai_client
 from tests.hostile.wire import Wire, get, is_error, post, wait_until
-from tests.remote.served import SENTENCE, Peer
+from tests.remote.served import SENTENCE, Peer, new_peer, served
 from tests.running_server import RunningServer
 
 CHATS = "/v1/chat/completions"
@@ -71,13 +71,6 @@ def test_a_stream_is_the_same_token_by_token(remote: RunningServer, peer: Peer) 
     texts = [choice["delta"].get("content") for choice in told]
     assert texts == ["", *(SENTENCE[i : i + 4] for i in range(0, 20, 4))]
     assert told[-1]["finish_reason"] == "length"
-
-
-def test_an_engine_that_has_answered_is_greeted_no_more(remote: RunningServer, peer: Peer) -> None:
-    chat(remote)
-    before = peer.greetings
-    time.sleep(3 * GREETING_MS / 1000)
-    assert peer.greetings == before >= 1
 
 
 def test_every_sampling_field_arrives(remote: RunningServer, peer: Peer) -> None:
@@ -156,14 +149,6 @@ def test_calls_of_tools_are_read_as_they_come(remote: RunningServer, peer: Peer)
     assert "".join(call["arguments"] for call in calls[1:]) == '{"city": "Rome"}'
     assert len(calls) > 3
     assert told[-1]["finish_reason"] == "tool_calls"
-
-
-def test_a_call_that_is_cut_off_is_text_in_a_whole_answer(remote: RunningServer, peer: Peer) -> None:
-    text = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-    peer.says(text)
-    [choice] = chat(remote, tools=[WEATHER], max_tokens=14)["choices"]
-    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", text[:56])
-    assert "tool_calls" not in choice["message"]
 
 
 def test_a_forced_call_has_the_form_that_the_engine_has_to_keep(remote: RunningServer, peer: Peer) -> None:
@@ -285,3 +270,51 @@ def test_the_anthropic_sdk_reads_it(remote: RunningServer, peer: Peer) -> None:
         assert [block.type for block in message.content] == ["text", "tool_use"]
         assert message.content[1].input == {"city": "Rome"}  # type: ignore[union-attr]
         assert message.stop_reason == "tool_use"
+
+
+def test_many_choices_are_all_ordered_and_answered_in_place(remote: RunningServer, peer: Peer) -> None:
+    prompts = [f"Hello number {number}" for number in range(20)]
+    asked = {"prompt": prompts, "n": 10, "max_tokens": 2, "seed": 1}
+    choices = post(remote.port, asked).json()["choices"]
+    assert [choice["index"] for choice in choices] == list(range(200))
+    assert {choice["text"] for choice in choices} == {SENTENCE[:8]}
+    orders = peer.orders[-200:]
+    assert len({order["key"] for order in orders}) == 200
+    assert [order["seed"] for order in orders] == [*range(1, 11)] * 20
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Peer:
+    slow = new_peer(tmp_path / "model")
+    slow.says(SENTENCE * 20, pace_s=0.02)
+    return slow
+
+
+def test_beyond_slots_and_queue_requests_are_refused(slow: Peer) -> None:
+    limits = {"max_num_seqs": "2", "max_waiting_queue_length": "1", "graceful_timeout": "1s"}
+    with served(slow, **limits) as server, Wire(server.port) as first:
+        next(first.post({"prompt": "Hello", "n": 3, "max_tokens": 200, "stream": True}).events())
+        is_error(post(server.port, {"prompt": "Hello"}), 429, "RateLimitError")
+        first.reset()
+        wait_until(lambda: post(server.port, {"prompt": "Hello", "max_tokens": 1}).status == 200)
+        assert get(server.port, "/health").status == 200
+
+
+TOKENS = list(range(1, 33))
+
+
+def test_the_engines_blocks_are_found(tmp_path: Path) -> None:
+    peer = new_peer(tmp_path / "model")
+    stored = BlockStored([11, 12], None, TOKENS, 16, None)
+    (peer.folder / "blocks").write_bytes(encoder("map")(EventBatch(1.0, [stored])))
+    with served(peer, kv_index="true", kv_index_block_size="16", zmq_endpoint="") as server:
+        asked = {"tokens": [*TOKENS, 99], "model": "tiny"}
+
+        def scores() -> dict[str, float]:
+            answer = post(server.port, asked, "/score_tokens")
+            assert answer.status == 200, answer.body
+            return {pod: score["matched"] for pod, score in answer.json()["scores"].items()}
+
+        assert scores() == {}
+        assert post(server.port, {"prompt": "Hello"}).status == 200
+        wait_until(lambda: scores() == {"pod": 2})

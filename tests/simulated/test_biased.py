@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.engine.wire import Sampling
-from app.simulated.biased import TokenChooser
+from app.simulated.endings import TokenChooser
 from tests.engine.harness import Harness, embedded_tokenizer
 
 END = embedded_tokenizer().eos_token_id or 0

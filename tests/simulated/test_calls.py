@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from random import Random
 from typing import Any
 
 import jsonschema
@@ -70,14 +69,6 @@ def test_the_tokens_of_a_call_are_those_of_its_markup() -> None:
         for name, arguments in called(events)
     ]
     assert raw(events) == "\n".join(texts)
-
-
-def test_a_named_call_has_its_markup_too() -> None:
-    events = played(ToolCalls(tools=TOOLS[:1], least=1, named=True))
-    ((name, arguments),) = called(events)
-    assert name == "get_weather"
-    written = json.dumps(arguments, ensure_ascii=False)
-    assert raw(events) == f'{OPENING}{{"name": "get_weather", "arguments": {written}}}{CLOSING}'
 
 
 @pytest.mark.parametrize(
@@ -276,31 +267,3 @@ def test_parts_keep_the_pace_of_the_whole_reply() -> None:
         count += len(event.ids)
         assert event.at_s == pytest.approx(start_s + 0.5 + (count - 1) * 0.1, abs=1e-6)
     assert count > 40
-
-
-def test_extra_waits_delay_what_follows_them() -> None:
-    harness = Harness(inter_token_latency=0.1)
-    harness.ask(max_tokens=4, delays=((0, 2.0), (2, 5.0)))
-    start_s = harness.clock.now()
-    harness.clock.advance(100)
-    assert [event.at_s - start_s for event in harness.tokens()] == pytest.approx([2.0, 2.1, 7.2, 7.3])
-
-
-def test_an_image_follows_the_last_token_after_its_own_time() -> None:
-    harness = Harness(inter_token_latency=0.1, time_to_generate_image=3.0)
-    harness.ask(max_tokens=2, image=True)
-    start_s = harness.clock.now()
-    harness.clock.advance(100)
-    events = harness.tokens()
-    assert [event.at_s - start_s for event in events] == pytest.approx([0, 0.1, 3.1])
-    assert events[-1].part is not None and events[-1].part.kind == "image"
-    assert (list(events[-1].ids), events[-1].finish and events[-1].finish.reason) == ([], "length")
-
-
-def test_the_choice_of_tools_is_even() -> None:
-    rng = Random(1)
-    names = [
-        called(played(ToolCalls(tools=TOOLS, least=1), server_seed=rng.randrange(10**6)))[0][0]
-        for _ in range(60)
-    ]
-    assert 15 < names.count("get_weather") < 45

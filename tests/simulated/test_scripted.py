@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from app.engine.outputs import Tokens
 from app.engine.request import ScriptedReply
-from app.simulated.model import delays_of
 from config.profile import read_profile
 from config.settings import StepSettings
 from tests.engine.harness import Harness, embedded_tokenizer
@@ -107,12 +106,6 @@ def test_a_stop_string_ends_the_text_and_nothing_follows() -> None:
     assert parts(harness.tokens()) == [("text", "Let me ")]
 
 
-def test_nothing_can_be_said() -> None:
-    harness = played(ScriptedReply(text=""))
-    assert (harness.said(), counted(harness.tokens()), harness.finish()) == ("", 1, "stop")
-    assert harness.is_idle()
-
-
 @pytest.mark.parametrize("reason", ["length", "abort", "content_filter"])
 def test_a_finish_reason_is_the_scripts_where_no_limit_ends_it(reason: Any) -> None:
     assert played(ScriptedReply(text="So it is.", finish=reason)).finish() == reason
@@ -148,9 +141,3 @@ def test_a_reply_that_passes_is_the_models_own_at_the_pace_of_the_script() -> No
     assert harness.said() == own.said()
     first, *_, last = harness.tokens()
     assert last.at_s - first.at_s == pytest.approx(3.0)
-
-
-def test_delays_are_told_once_a_token() -> None:
-    script = ScriptedReply(first_token_s=1.0, per_token_s=0.5, before={0: 1.0, 2: 3.0})
-    assert dict(delays_of(script, 3)) == {0: 2.0, 1: 0.5, 2: 3.5}
-    assert delays_of(ScriptedReply(), 1000) == []

@@ -75,17 +75,6 @@ def test_what_might_begin_a_stop_is_held_back_until_it_is_known() -> None:
     assert got.finish == Finish("stop", "END")
 
 
-def test_a_held_back_end_leaves_with_the_last_token() -> None:
-    got = stopped(script("Hello", " world"), engine_request(stop=("XYZ",)))
-    assert got.texts == ["Hel", "lo world"]
-    assert got.finish == Finish("length")
-
-
-def test_an_included_stop_needs_no_holding_back() -> None:
-    got = stopped(script("Hello", " world", " END now"), engine_request(stop=("END",), include_stop=True))
-    assert got.texts == ["Hello", " world", " END"]
-
-
 def test_a_stop_token_is_counted_but_not_shown() -> None:
     got = stopped(script("a", "b", "c"), engine_request(stop_token_ids=frozenset({1})))
     assert (got.texts, got.ids, got.finish) == (["a", ""], [0, 1], Finish("stop", 1))
@@ -94,8 +83,3 @@ def test_a_stop_token_is_counted_but_not_shown() -> None:
 def test_a_stop_token_before_min_tokens_does_not_count() -> None:
     got = stopped(script("a", "b", "c"), engine_request(stop_token_ids=frozenset({0, 2}), min_tokens=1))
     assert got.finish == Finish("stop", 2)
-
-
-def test_an_included_stop_token_is_shown() -> None:
-    got = stopped(script("a", "b"), engine_request(stop_token_ids=frozenset({1}), include_stop=True))
-    assert got.texts == ["a", "b"]

@@ -1,7 +1,8 @@
-"""Replies are exactly as long as they say, whoever counts."""
+"""Texts of mode random: exactly as long as they say, of specified lengths, with log probabilities."""
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from random import Random
 
@@ -10,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.simulated.corpus import Corpus, sample_sentences
+from app.simulated.model import BROKEN, prompt_logprobs, reply_logprobs
+from app.simulated.modes import BUCKETS, bucket_range, limited_length, reply_length
 from app.tokenization import Tokenizer, TokenizerError, load_tokenizer
 from tests.engine.harness import embedded_corpus, embedded_tokenizer
 from tests.needs import RECORDING
@@ -51,12 +54,6 @@ def test_a_reply_encoded_again_is_exactly_the_ids_that_were_counted(count: int, 
     counts_exactly(embedded_tokenizer(), embedded_corpus(), count, seed)
 
 
-@pytest.mark.parametrize("count", range(1, 41))
-def test_short_replies_are_exact_whatever_is_drawn(count: int) -> None:
-    for seed in range(60):
-        counts_exactly(embedded_tokenizer(), embedded_corpus(), count, seed)
-
-
 @pytest.mark.shared
 @given(count=st.integers(0, 400), seed=st.integers(0, 2**64))
 @settings(max_examples=200, deadline=None)
@@ -79,12 +76,6 @@ def test_replies_are_in_several_scripts() -> None:
     assert "def " in text or "import " in text or "return " in text
 
 
-def test_most_sentences_are_usable() -> None:
-    book = embedded_corpus()
-    assert len(list(book._openings)) > 0.8 * len(sample_sentences())
-    assert len(list(book._followers)) > 0.8 * len(sample_sentences())
-
-
 class Deaf:
     """A tokenizer that keeps nothing of what it is told."""
 
@@ -101,3 +92,93 @@ class Deaf:
 def test_a_tokenizer_that_is_lossy_throughout_is_refused() -> None:
     with pytest.raises(TokenizerError, match="deaf"):
         Corpus(Deaf(), sample_sentences())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("most", "ranges"),
+    [
+        (47, [(1, 9), (10, 18), (19, 27), (28, 36), (37, 46)]),
+        (50, [(1, 9), (10, 19), (20, 29), (30, 39), (40, 49)]),
+        (500, [(1, 20), (21, 40), (41, 60), (61, 480), (481, 499)]),
+        (7, [(1, 1), (2, 2), (3, 3), (4, 4), (5, 6)]),
+        (200, [(1, 20), (21, 40), (41, 60), (61, 180), (181, 199)]),
+    ],
+)
+def test_buckets_are_those_of_the_specification(most: int, ranges: list[tuple[int, int]]) -> None:
+    assert [bucket_range(most, bucket) for bucket in range(BUCKETS)] == ranges
+
+
+@given(most=st.integers(1, 5000), limited=st.booleans(), seed=st.integers(0, 2**32))
+def test_a_length_is_within_the_limit_and_one_only_where_the_limit_is(
+    most: int, limited: bool, seed: int
+) -> None:
+    assert min(2, most) <= reply_length(most, limited, Random(seed)) <= most
+
+
+def test_fifteen_per_cent_use_the_limit_up() -> None:
+    rng = Random(4)
+    drawn = Counter(limited_length(300, rng) == 300 for _ in range(20_000))
+    assert drawn[True] / 20_000 == pytest.approx(0.15, abs=0.01)
+
+
+def test_without_a_limit_lengths_gather_around_forty() -> None:
+    rng = Random(4)
+    drawn = [reply_length(4000, False, rng) for _ in range(20_000)]
+    assert sum(drawn) / len(drawn) == pytest.approx(41, abs=1.5)
+    assert min(drawn) == 2
+
+
+SIZE = embedded_tokenizer().vocab_size or 0
+IDS = st.lists(st.integers(0, SIZE - 1), max_size=30)
+
+
+@given(ids=IDS, wanted=st.integers(0, 20))
+def test_each_token_comes_first_and_its_alternatives_are_other_real_tokens_less_and_less_likely(
+    ids: list[int], wanted: int
+) -> None:
+    entries = reply_logprobs(embedded_tokenizer(), ids, wanted)
+    assert [entry.token_id for entry in entries] == ids
+    for entry in entries:
+        tokens, texts, logprobs = zip(*entry.top, strict=True)
+        assert entry.top[0] == (entry.token_id, entry.token, entry.logprob)
+        assert len(tokens) == len(set(tokens)) == max(wanted, 1)
+        assert all(0 <= token < SIZE for token in tokens)
+        alone = embedded_tokenizer().token_texts(tokens[1:])
+        assert list(texts[1:]) == alone and BROKEN not in "".join(alone) and all(alone)
+        assert list(logprobs) == sorted(logprobs, reverse=True) and logprobs[0] < 0
+
+
+def test_all_tokens_are_alternatives_and_those_without_a_name_come_last() -> None:
+    [entry] = reply_logprobs(embedded_tokenizer(), [9], SIZE)
+    assert sorted(token for token, _, _ in entry.top) == list(range(SIZE))
+    names = [name == "" for _, name, _ in entry.top]
+    assert names == sorted(names) and any(names)
+
+
+def test_a_client_may_name_the_alternatives() -> None:
+    for entry in reply_logprobs(embedded_tokenizer(), [9, 65], 3, (5, 9, 65)):
+        assert entry.top[0][0] == entry.token_id
+        assert [token for token, _, _ in entry.top[1:]] == [
+            each for each in (5, 9, 65) if each != entry.token_id
+        ]
+
+
+def test_the_probability_of_a_token_follows_its_position() -> None:
+    entries = reply_logprobs(embedded_tokenizer(), [9] * 4, 2)
+    assert [entry.logprob for entry in entries] == [-1.0, -1.1, -1.2, -1.0]
+    assert [entry.top[1][2] for entry in entries] == [-1.5, -1.6, -1.7, -1.5]
+
+
+@given(ids=IDS)
+def test_nothing_comes_before_the_first_token_of_a_prompt(ids: list[int]) -> None:
+    entries = prompt_logprobs(embedded_tokenizer(), ids, 1)
+    assert len(entries) == len(ids)
+    assert [entry is None for entry in entries] == [k == 0 for k in range(len(ids))]
+
+
+def test_half_a_character_has_no_name_and_the_token_that_completes_it_has_the_whole() -> None:
+    tokenizer = embedded_tokenizer()
+    text = "naïve 𝔘 ꙮ 🦉"
+    entries = reply_logprobs(tokenizer, tokenizer.encode(text), 0)
+    assert "".join(entry.token for entry in entries) == text
+    assert any(entry.token == "" for entry in entries)

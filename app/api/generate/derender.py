@@ -16,9 +16,7 @@ from app.http.context import RequestContext
 from app.http.errors import bad_request
 from app.http.response import Response, json_response
 from app.http.route import Route, post
-from app.parsing.hermes import HermesReader
-from app.parsing.listed import ListedReader
-from app.parsing.thoughts import ThoughtReader
+from app.parsing.readers import HermesReader, ListedReader, ThoughtReader
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.coercion import JsonObject
 from app.protocol.common import Usage
