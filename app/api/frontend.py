@@ -200,7 +200,12 @@ class Frontend:
         together = len(prompts) * asked.n
         # Who sets no limit gets short replies, unless their end is ignored.
         if not stream and (asked.requested is not None or asked.request.ignore_eos):
-            check_answer_size(together, max(asked.max_tokens, default=1), asked.most_logprobs)
+            tokens, prompt_tokens = (
+                asked.n * sum(asked.max_tokens),
+                sum(len(prompt.ids) for prompt in prompts),
+            )
+            entries = tokens * asked.entries_per_token
+            check_answer_size(tokens, entries + asked.n * prompt_tokens * asked.entries_per_prompt_token)
         # Before as many engine requests are made as a hostile request asks for.
         responder.engine.check_admission(together)
         requests = self.builder.build(asked, meta, prompts, context, constraint, image)

@@ -19,7 +19,6 @@ from msgspec import Struct
 from app.api.builder import Prompt
 from app.api.frontend import Frontend
 from app.api.identity import ResponseMeta
-from app.api.pieces import Holes
 from app.api.writer import ResponseWriter
 from app.engine.outputs import EngineOutput
 from app.http.context import RequestContext
@@ -87,7 +86,7 @@ class LabelWriter(ResponseWriter):
     def closing(self) -> NoReturn:
         raise NotImplementedError("labels are not streamed")
 
-    def whole(self, holes: Holes) -> Struct:
+    def whole(self) -> Struct:
         return self._answer(sum(choice.tokens for choice in self.choices))
 
 

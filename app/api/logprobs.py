@@ -1,22 +1,22 @@
-"""Log probabilities in the shapes of the API families, rendered a slice of tokens at a time."""
+"""Log probabilities in the shapes of the API families."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from msgspec import Raw
 
-from app.api.pieces import SLICE, Holes, list_pieces, slices
+from app.api.pieces import SLICE, joined, slices
 from app.engine.outputs import TokenLogprob
 from app.protocol import common as wire
 from app.protocol.common import encode
 
-T = TypeVar("T")
 Entries = Sequence[TokenLogprob]
 """Those of some tokens in a row; they may be computed where they are looked at, and not be kept."""
 SomeEntries = Sequence[TokenLogprob | None]
 """The same; None is a token of which nothing is known."""
+E = TypeVar("E", bound=TokenLogprob | None)
 
 NULL = Raw(b"null")
 ALL = -1
@@ -65,15 +65,15 @@ def width(entries: SomeEntries | None) -> int:
     return 1 if last is None else 1 + len(last.top)
 
 
-def rendered(
-    spans: Sequence[Entries], render: Callable[[Entries], Sequence[T]], holes: Holes
-) -> Sequence[T] | Raw:
-    """All entries of a reply in one list; in slices, if they are many."""
-    wide = next((width(span) for span in spans if span), 1)
-    if sum(map(len, spans)) * wide <= SLICE:
-        return [entry for span in spans for entry in render(span)]
-    size = max(1, SLICE // wide)
-    return holes.later(list_pieces(encode(render(some)) for span in spans for some in slices(span, size)))
+def _parts(spans: Iterable[Sequence[E]]) -> Iterator[Sequence[E]]:
+    """Yields `spans` in parts of at most `SLICE` log probabilities."""
+    for span in spans:
+        yield from slices(span, max(1, SLICE // width(span)))
+
+
+def rendered(spans: Sequence[Entries], render: Callable[[Entries], Sequence[object]]) -> Raw:
+    """Returns all entries of a reply in one list."""
+    return joined(encode(render(part)) for part in _parts(spans))
 
 
 class ChatLogprobs:
@@ -184,14 +184,9 @@ def token_id_entries(entries: Entries) -> list[wire.TokenIdLogprob]:
     ]
 
 
-def prompt_entries(entries: SomeEntries | None, holes: Holes) -> wire.PromptLogprobs | Raw | None:
-    """The `prompt_logprobs` list: by token id, with rank and text; null for the first token."""
-    if entries is None:
-        return None
-    wide = width(entries)
-    if len(entries) * wide <= SLICE:
-        return _by_id(entries)
-    return holes.later(list_pieces(encode(_by_id(some)) for some in slices(entries, max(1, SLICE // wide))))
+def prompt_entries(entries: SomeEntries | None) -> Raw | None:
+    """Returns the `prompt_logprobs` list: by token id, with rank and text; null for the first token."""
+    return None if entries is None else joined(encode(_by_id(part)) for part in _parts((entries,)))
 
 
 def _by_id(entries: SomeEntries) -> wire.PromptLogprobs:
@@ -216,39 +211,20 @@ class CompletionLogprobs:
         self._offset = 0
         """Where the next token begins, in characters."""
 
-    def lists(
-        self, spans: Sequence[SomeEntries], names: Sequence[str], holes: Holes
-    ) -> wire.CompletionLogprobs:
-        """The lists of the next tokens. `names` has those of the first ones, whose entries may be None.
-
-        In slices, if they are long: names and log probabilities are gathered while the offsets are written.
-        """
+    def lists(self, spans: Sequence[SomeEntries], names: Sequence[str]) -> wire.CompletionLogprobs:
+        """Returns the lists of the next tokens; `names` has those whose entries are None."""
         tokens: list[str] = []
         values: list[float | None] = []
-        wide = max(map(width, spans[:2]), default=1)  # a prompt's and a reply's
-        if sum(map(len, spans)) * wide <= SLICE:
-            spans = [tuple(span) for span in spans]  # each entry is made once
-            places = [place for span in spans for place in self._offsets(span, names, tokens, values)]
-            tops = [top for span in spans for top in self._tops(span)]
-            return wire.CompletionLogprobs(places, values, tokens, tops)
-        size = max(1, SLICE // wide)
+        places: list[int] = []
 
-        def offsets() -> Iterator[bytes]:
-            done = 0
-            for span in spans:
-                for some in slices(span, size):
-                    yield encode(self._offsets(some, names, tokens, values))
-                    done += len(some)
-                    if done >= size:
-                        done = 0
-                        yield b""
+        def tops() -> Iterator[bytes]:
+            for part in _parts(spans):
+                entries = tuple(part)  # each entry is made once
+                places.extend(self._offsets(entries, names, tokens, values))
+                yield encode(self._tops(entries))
 
-        all_tops = (encode(self._tops(some)) for span in spans for some in slices(span, size))
         return wire.CompletionLogprobs(
-            holes.later(list_pieces(offsets())),
-            holes.later(list_pieces(map(encode, slices(values)))),
-            holes.later(list_pieces(map(encode, slices(tokens)))),
-            holes.later(list_pieces(all_tops)),
+            top_logprobs=joined(tops()), text_offset=places, token_logprobs=values, tokens=tokens
         )
 
     def _offsets(

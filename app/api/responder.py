@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from gevent.event import Event as Bell
 
-from app.api.pieces import body_of
 from app.api.stream import EventStream, TakeOver
 from app.api.writer import ResponseWriter
 from app.engine.client import EngineClient, Handle
@@ -19,7 +18,7 @@ from app.faults.injector import fault_of
 from app.http.connection import Connection
 from app.http.context import RequestContext
 from app.http.errors import ApiError
-from app.http.response import CLIENT_GONE, EVENT_STREAM, JSON, PendingResponse, Response, json_response
+from app.http.response import CLIENT_GONE, EVENT_STREAM, PendingResponse, Response, json_response
 from app.http.stream import StreamTransport, WriteBatcher
 
 
@@ -141,7 +140,7 @@ class Responder:
                 self.load.end()
         if collector.gone:
             return json_response(b"", CLIENT_GONE)
-        return Response(body_of(collector.pieces()), 200, self.headers, JSON)
+        return json_response(collector.body(), 200, self.headers)
 
     def _pending(self, collector: ResponseCollector) -> PendingResponse:
         """The response that comes when the engine's future is done."""
@@ -199,12 +198,6 @@ class ResponseCollector:
         if self._error is not None:
             raise self._error
         return self._writer.body()
-
-    def pieces(self) -> Iterator[bytes]:
-        """The same in pieces."""
-        if self._error is not None:
-            raise self._error
-        return self._writer.pieces()
 
     def leave(self) -> None:
         """The client has left: nothing of the request goes on."""

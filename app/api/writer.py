@@ -10,7 +10,7 @@ from msgspec import Raw, Struct, UnsetType
 
 from app.api.identity import ResponseMeta
 from app.api.logprobs import SomeEntries, width
-from app.api.pieces import HOLE, SLICE, Holes, blocks, template
+from app.api.pieces import HOLE, SLICE, joined, template
 from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, TokenLogprob, Tokens
 from app.protocol.chat_response import ChunkChoice, Delta
 from app.protocol.common import NO_TAIL, ChunkHead, ChunkTail, PerRequestMetrics, encode
@@ -163,9 +163,6 @@ def split(output: Tokens, size: int) -> Iterator[Tokens]:
 
 T = TypeVar("T", bound=Struct)
 
-TAKEN = 4096
-"""Outputs that are taken in at once."""
-
 
 class UsageOverrides(Struct, frozen=True):
     """What an answer says of its tokens instead of how many they are; None where it tells the truth."""
@@ -187,7 +184,7 @@ class ResponseWriter(ABC):
     """One answer to one request, as a stream or whole. No other code knows a family's wire format.
 
     A stream: `chunk`, or `chunks` of what is large, for every output; then `closing`.
-    A whole answer: `take` for every output as it comes; then `body`, or `pieces` of what may be large.
+    A whole answer: `take` for every output as it comes; then `body`.
     """
 
     started: Started | None = None
@@ -207,7 +204,7 @@ class ResponseWriter(ABC):
         """The server-sent events that tell of `output`; empty when there is nothing to tell."""
 
     def chunks(self, output: EngineOutput) -> Iterator[bytes]:
-        """As `chunk`, in pieces of whole events that take less than 5 ms each. An empty one is a pause."""
+        """As `chunk`, in pieces of whole events that take less than 5 ms each."""
         if type(output) is not Tokens:
             yield self.chunk(output)
             return
@@ -274,38 +271,22 @@ class ResponseWriter(ABC):
         elif type(output) is Failed:
             raise output.error
 
-    def body(self, outputs: Iterable[EngineOutput] = ()) -> bytes:
-        """The whole JSON answer, after `outputs`. Raises the error of a `Failed` one."""
-        for output in outputs:
-            self.take(output)
-        holes = Holes()
-        whole = self.whole(holes)
-        return b"".join(holes.written(whole)) if holes.fillings else encode(whole)
-
-    def pieces(self, outputs: Iterable[EngineOutput] = ()) -> Iterator[bytes]:
-        """As `body`, in pieces of about 32 KiB, none of which takes longer than 5 ms to make.
-
-        An empty piece is a pause. An error comes before the first other piece.
-        """
-        for number, output in enumerate(outputs, 1):
-            self.take(output)
-            if number % TAKEN == 0:
-                yield b""
-        holes = Holes()
-        yield from blocks(holes.written(self.whole(holes)))
+    def body(self) -> bytes:
+        """Returns the whole JSON answer, once all outputs are taken."""
+        return encode(self.whole())
 
     @abstractmethod
-    def whole(self, holes: Holes) -> Struct:
-        """The answer as a struct, whose long values are in `holes`."""
+    def whole(self) -> Struct:
+        """Returns the answer as a struct; where it is long, other requests have turns."""
 
-    def each_choice(self, make: Callable[[int, ChoiceState, Holes], T], holes: Holes) -> Sequence[T] | Raw:
-        """What `make` makes of each choice and its number; one choice after the other, if they are large."""
+    def each_choice(self, make: Callable[[int, ChoiceState], T]) -> Sequence[T] | Raw:
+        """Returns what `make` makes of each choice and its number; large ones are written one by one."""
         choices = self.choices
         if len(choices) == 1:
-            return (make(0, choices[0], holes),)
-        if len(choices) + sum(choice.tokens for choice in choices) <= SLICE // 8:
-            return [make(index, choice, holes) for index, choice in enumerate(choices)]
-        return holes.objects(choices, make)
+            return (make(0, choices[0]),)
+        if len(choices) + sum([choice.tokens for choice in choices]) <= SLICE:
+            return [make(index, choice) for index, choice in enumerate(choices)]
+        return joined(encode([make(index, choice)]) for index, choice in enumerate(choices))
 
 
 class PlainChoice:

@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from app.api.anthropic.writer import MessageResponseOptions, MessageWriter, ThreadNotFound
 from app.api.identity import ResponseMeta
-from app.api.pieces import Holes
 from app.api.writer import Segment
 from app.engine.outputs import EngineOutput, Tokens
 from app.protocol.anthropic import Block, MessageParam, MessagesRequest, ThreadContinue, ToolParam
@@ -90,9 +89,9 @@ class ThreadWriter(MessageWriter):
             self._keep_reply()
         return super().closing()
 
-    def whole(self, holes: Holes) -> MessageResponse:
+    def whole(self) -> MessageResponse:
         self._keep_reply()
-        return super().whole(holes)
+        return super().whole()
 
     def _keep_reply(self) -> None:
         segments = self.choices[0].segments

@@ -14,7 +14,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from app.api.errors import as_api_error, forget_frames
 from app.api.identity import ResponseMeta
-from app.api.pieces import HOLE, Holes, template
+from app.api.pieces import HOLE, template
 from app.api.writer import ResponseWriter, Segment
 from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
 from app.http.errors import ApiError, bad_request
@@ -142,9 +142,9 @@ class MessageWriter(ResponseWriter):
         if segment is not None:
             segment.texts += output.texts
 
-    def whole(self, holes: Holes) -> wire.MessageResponse:
+    def whole(self) -> wire.MessageResponse:
         options = self._options
-        blocks = [_whole(segment, holes) for segment in self.choices[0].segments]
+        blocks = [_whole(segment) for segment in self.choices[0].segments]
         stop = self._stop()
         return wire.MessageResponse(
             id=self._meta.id,
@@ -189,12 +189,12 @@ def _opening(segment: Segment) -> wire.ContentBlock:
     return wire.ToolUseBlock(segment.id, segment.part.name, {})
 
 
-def _whole(segment: Segment, holes: Holes) -> wire.ContentBlock:
+def _whole(segment: Segment) -> wire.ContentBlock:
     """A block with all that is in it."""
     if segment.part is None:
-        return wire.TextBlock(holes.text(segment.texts))
+        return wire.TextBlock("".join(segment.texts))
     if segment.part.kind == "reasoning":
-        return wire.ThinkingBlock(holes.text(segment.texts), segment.id)
+        return wire.ThinkingBlock("".join(segment.texts), segment.id)
     return wire.ToolUseBlock(segment.id, segment.part.name, _input(segment.text))
 
 

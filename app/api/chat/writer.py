@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from app.api.errors import as_stream_error
 from app.api.identity import ResponseMeta, ResponseOptions
 from app.api.logprobs import ChatLogprobs, prompt_entries, rendered
-from app.api.pieces import HOLE, SLICE, Holes, blocks
+from app.api.pieces import HOLE, SLICE, blocks
 from app.api.writer import (
     ChoiceState,
     PlainChoice,
@@ -276,7 +276,7 @@ class ChatWriter(ResponseWriter):
         prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
         return Usage(prompt_tokens, prompt_tokens + tokens, tokens, prompt_details, details)
 
-    def whole(self, holes: Holes) -> ChatCompletion:
+    def whole(self) -> ChatCompletion:
         meta, options = self._meta, self._options
         if options.parsed is not None:
             for choice in self.choices:
@@ -288,48 +288,48 @@ class ChatWriter(ResponseWriter):
             id=meta.id,
             created=meta.created,
             model=meta.model,
-            choices=self.each_choice(self._choice, holes),
+            choices=self.each_choice(self._choice),
             system_fingerprint=meta.fingerprint,
             usage=self._usage(self.choices, details, None),
-            prompt_logprobs=prompt_entries(self.prompt_logprobs, holes),
-            prompt_token_ids=holes.numbers(options.prompt_ids) if options.token_ids else None,
+            prompt_logprobs=prompt_entries(self.prompt_logprobs),
+            prompt_token_ids=options.prompt_ids if options.token_ids else None,
             prompt_text=options.prompt_text,
             kv_transfer_params=options.transfer,
             ec_transfer_params=options.encoded_media,
             metrics=self.timing() if options.metrics else None,
         )
 
-    def _choice(self, index: int, choice: ChoiceState, holes: Holes) -> ChatChoice:
-        message = self._message(choice, holes)
+    def _choice(self, index: int, choice: ChoiceState) -> ChatChoice:
+        message = self._message(choice)
         logprobs = ids = None
         if self._logprobs is not None:
-            logprobs = LogprobContent(rendered(choice.logprobs, self._logprobs.entries, holes))
+            logprobs = LogprobContent(rendered(choice.logprobs, self._logprobs.entries))
         if self._options.token_ids and not self._options.hides:
-            ids = holes.numbers(choice.ids)
+            ids = choice.ids
         return ChatChoice(
             index, message, logprobs, self._finish_reason(choice), choice.finish.stop_reason, ids
         )
 
-    def _message(self, choice: ChoiceState, holes: Holes) -> ChatMessage:
+    def _message(self, choice: ChoiceState) -> ChatMessage:
         options, texts = self._options, choice.texts
         if options.echo is not None:
             texts = [options.echo, *texts]
         if not choice.segments and not options.reasons:
-            return ChatMessage(options.role, holes.text(texts))
-        message = ChatMessage(options.role, self._content(choice, texts, holes))
+            return ChatMessage(options.role, "".join(texts))
+        message = ChatMessage(options.role, self._content(choice, texts))
         if choice.called:
             calls = [segment for segment in choice.segments if segment.kind == "call"]
-            message.tool_calls = [self._tool_call(call, holes) for call in calls]
+            message.tool_calls = [self._tool_call(call) for call in calls]
         thoughts = choice.texts_of("reasoning")
         if options.show_reasoning and any(thoughts):
-            message.reasoning = holes.text(thoughts)
+            message.reasoning = "".join(thoughts)
         return message
 
-    def _content(self, choice: ChoiceState, texts: Sequence[str], holes: Holes) -> Content | None:
+    def _content(self, choice: ChoiceState, texts: Sequence[str]) -> Content | None:
         """The content beside thoughts, calls and images."""
         said = any(texts)
         if images := choice.texts_of("image"):
-            text = [TextBlock(holes.text(texts))] if said else []
+            text = [TextBlock("".join(texts))] if said else []
             return [*text, ImageBlock(ImageURL("".join(images)))]
         options = self._options
         if (
@@ -339,9 +339,9 @@ class ChatWriter(ResponseWriter):
             and (choice.called or options.reasons)
         ):
             return None
-        return holes.text(texts)
+        return "".join(texts)
 
-    def _tool_call(self, call: Segment, holes: Holes) -> ToolCall:
+    def _tool_call(self, call: Segment) -> ToolCall:
         part = call.part or Part("call")
-        function = FunctionCall(part.name, holes.text(call.texts))
+        function = FunctionCall(part.name, "".join(call.texts))
         return ToolCall(part.id or self._options.new_call_id(), "function", function=function)

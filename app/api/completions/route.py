@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from app.api.builder import Prompt
 from app.api.completions.writer import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.api.frontend import Frontend
@@ -11,6 +13,10 @@ from app.http.errors import bad_request
 from app.http.response import Response
 from app.http.route import PlainHandler, Route, post
 from app.protocol.completions import CompletionRequest, TokenIds
+from app.protocol.validation.generation import ValidatedRequest
+
+MOST_STREAMED = 50_000
+"""Log probabilities of a prompt that a stream repeats in its first event: about 25 ms of work."""
 
 
 def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]:
@@ -27,6 +33,7 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
         if asked.prompt_embeds:
             raise bad_request("Prompts as embeddings are not enabled.", "prompt_embeds")
         prompts = [completion_prompt(frontend, asked, prompt) for prompt in asked.prompts()]
+        _check_repeated(accepted, prompts)
         head = frontend.identity.head("cmpl", context, asked.request_id, accepted.model)
         shape = CompletionResponseOptions(
             **frontend.options(accepted),
@@ -41,6 +48,20 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
     return [
         post("/v1/completions", completions, plain=plain),
     ]
+
+
+def _check_repeated(asked: ValidatedRequest[CompletionRequest], prompts: Sequence[Prompt]) -> None:
+    """Raises ApiError 400 for a stream that repeats more log probabilities of a prompt than fit an event."""
+    request, longest = asked.request, max((len(prompt.ids) for prompt in prompts), default=0)
+    if not (request.stream and request.echo and request.logprobs is not None):
+        return
+    entries = longest * asked.entries_per_prompt_token
+    if entries > MOST_STREAMED:
+        raise bad_request(
+            f"echo and logprobs would tell {entries} log probabilities of a prompt at once, "
+            f"more than {MOST_STREAMED} for a stream.",
+            "echo",
+        )
 
 
 def completion_prompt(frontend: Frontend, asked: CompletionRequest, prompt: str | TokenIds) -> Prompt:

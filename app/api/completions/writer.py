@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from app.api.errors import as_stream_error
 from app.api.identity import ResponseMeta, ResponseOptions
 from app.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name, width
-from app.api.pieces import HOLE, SLICE, Holes, blocks
+from app.api.pieces import HOLE, SLICE
 from app.api.writer import (
     ChoiceState,
     PlainChoice,
@@ -98,11 +98,6 @@ class CompletionWriter(ResponseWriter):
         self.has_failed = True
         return error_event(as_stream_error(output.error))
 
-    def chunks(self, output: EngineOutput) -> Iterator[bytes]:
-        if type(output) is Tokens and not self._plain:
-            return blocks(self._special(output))
-        return super().chunks(output)
-
     def is_large(self, output: EngineOutput) -> bool:
         options, index = self._options, output.index
         if type(output) is not Tokens or index in self._logprobs or not (options.echo or options.token_ids):
@@ -138,22 +133,12 @@ class CompletionWriter(ResponseWriter):
         return PLAIN_TEXT.events(self._texts[output.index], output.texts[:number])
 
     def _special(self, output: Tokens, first: int = 0) -> Iterator[bytes]:
-        """The chunk of each token, with all that the request asked for; pauses while a long one is made."""
+        """Yields the chunk of each token, with all that the request asked for."""
         for i in places(output)[first:]:
-            holes = Holes()
-            choice, tail = self._special_choice(output, i, holes)
-            if not holes.fillings:
-                yield chunk_event(self._head, choice, tail)
-                continue
-            pieces: list[bytes] = []
-            for piece in holes.written(choice):
-                pieces.append(piece)
-                yield b""
-            yield chunk_event(self._head, Raw(b"".join(pieces)), tail)
+            choice, tail = self._special_choice(output, i)
+            yield chunk_event(self._head, choice, tail)
 
-    def _special_choice(
-        self, output: Tokens, i: int, holes: Holes
-    ) -> tuple[CompletionChunkChoice, ChunkTail]:
+    def _special_choice(self, output: Tokens, i: int) -> tuple[CompletionChunkChoice, ChunkTail]:
         options, index, ids = self._options, output.index, output.ids[i : i + 1]
         finish = output.finish if i + 1 >= len(output.texts) else None
         choice, prompt = self.choices[index], options.prompts[index // options.n]
@@ -165,10 +150,10 @@ class CompletionWriter(ResponseWriter):
         text = "".join(self._texts_of(prompt, output.texts[i : i + 1], echoes))
         shown = CompletionChunkChoice(index, text)
         if options.logprobs:
-            spans = () if output.logprobs is None else (tuple(output.logprobs[i : i + 1]),)
-            shown.logprobs = self._lists(self._logprobs[index], index, spans, echoes, holes)
+            spans = () if output.logprobs is None else (output.logprobs[i : i + 1],)
+            shown.logprobs = self._lists(self._logprobs[index], index, spans, echoes)
         if first and (options.token_ids or options.echo):
-            shown.prompt_token_ids = holes.numbers(prompt.ids)
+            shown.prompt_token_ids = prompt.ids
         if options.token_ids:
             shown.token_ids = ids
         if finish is not None:
@@ -193,17 +178,16 @@ class CompletionWriter(ResponseWriter):
         index: int,
         spans: Sequence[SomeEntries],
         echoes: bool,
-        holes: Holes,
     ) -> wire.CompletionLogprobs:
         """The entries of choice `index`, those of its prompt first if it is echoed."""
         if not echoes:
-            return logprobs.lists(spans, (), holes)
+            return logprobs.lists(spans, ())
         options, number = self._options, index // self._options.n
         prompt, of_prompt = options.prompts[number], self._prompt_entries[number] or ()
         names = prompt.token_texts
         if options.token_id_names:
             names = [token_name(token_id, "", True) for token_id in prompt.ids]
-        return logprobs.lists([of_prompt, *(() if options.prompt_only else spans)], names, holes)
+        return logprobs.lists([of_prompt, *(() if options.prompt_only else spans)], names)
 
     def _usage(self, prompts: Sequence[EchoedPrompt], choices: Sequence[ChoiceState]) -> Usage:
         prompt_tokens = sum([len(prompt.ids) for prompt in prompts])
@@ -211,7 +195,7 @@ class CompletionWriter(ResponseWriter):
         prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
         return Usage(prompt_tokens, prompt_tokens + tokens, tokens)
 
-    def whole(self, holes: Holes) -> Completion:
+    def whole(self) -> Completion:
         meta, options = self._meta, self._options
         usage = self._usage(options.prompts, self.choices)
         usage.prompt_tokens_details = usage.completion_tokens_details = None
@@ -221,28 +205,28 @@ class CompletionWriter(ResponseWriter):
             id=meta.id,
             created=meta.created,
             model=meta.model,
-            choices=self.each_choice(self._choice, holes),
+            choices=self.each_choice(self._choice),
             system_fingerprint=meta.fingerprint,
             usage=usage,
             kv_transfer_params=options.transfer,
             metrics=self.timing() if options.metrics else None,
         )
 
-    def _choice(self, index: int, choice: ChoiceState, holes: Holes) -> CompletionChoice:
+    def _choice(self, index: int, choice: ChoiceState) -> CompletionChoice:
         options = self._options
         prompt = options.prompts[index // options.n]
-        text = holes.text(self._texts_of(prompt, choice.texts, options.echo))
+        text = "".join(self._texts_of(prompt, choice.texts, options.echo))
         logprobs = None
         if options.logprobs:
             own = CompletionLogprobs(options.token_id_names)
-            logprobs = self._lists(own, index, choice.logprobs, options.echo, holes)
+            logprobs = self._lists(own, index, choice.logprobs, options.echo)
         return CompletionChoice(
             index,
             text,
             logprobs,
             choice.finish.reason,
             choice.finish.stop_reason,
-            holes.numbers(choice.ids) if options.token_ids else None,
-            prompt_entries(self._prompt_entries[index // options.n], holes),
-            holes.numbers(prompt.ids) if options.token_ids else None,
+            choice.ids if options.token_ids else None,
+            prompt_entries(self._prompt_entries[index // options.n]),
+            prompt.ids if options.token_ids else None,
         )

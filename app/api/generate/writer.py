@@ -9,7 +9,6 @@ from msgspec import UNSET, UnsetType
 from app.api.errors import as_stream_error
 from app.api.identity import ResponseMeta, ResponseOptions
 from app.api.logprobs import ALL, ChatLogprobs, Entries, prompt_entries, rendered, token_id_entries
-from app.api.pieces import Holes
 from app.api.writer import ChoiceState, ResponseWriter, places
 from app.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.http.response import DONE, error_event, event_of
@@ -128,7 +127,7 @@ class GenerateWriter(ResponseWriter):
         prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
         return Usage(prompt_tokens, prompt_tokens + tokens, tokens, details, more)
 
-    def whole(self, holes: Holes) -> GenerateResponse:
+    def whole(self) -> GenerateResponse:
         meta, options = self._meta, self._options
         details = PromptTokensDetails(self.told_cached, None, None) if options.prompt_details else None
         return GenerateResponse(
@@ -136,21 +135,21 @@ class GenerateWriter(ResponseWriter):
             model=meta.model,
             created=meta.created,
             usage=self._usage(self.choices, details),
-            prompt_logprobs=prompt_entries(self.prompt_logprobs, holes),
-            prompt_token_ids=holes.numbers(options.prompt_ids) if options.token_ids else None,
+            prompt_logprobs=prompt_entries(self.prompt_logprobs),
+            prompt_token_ids=options.prompt_ids if options.token_ids else None,
             kv_transfer_params=options.transfer,
             ec_transfer_params=options.encoded_media,
             output_mode=self._mode,
-            choices=self.each_choice(self._choice, holes),
+            choices=self.each_choice(self._choice),
         )
 
-    def _choice(self, index: int, choice: ChoiceState, holes: Holes) -> GenerateChoice:
+    def _choice(self, index: int, choice: ChoiceState) -> GenerateChoice:
         options, finish = self._options, choice.finish
-        ids = holes.numbers(choice.ids)
-        text = holes.text(choice.texts) if options.text else UNSET
+        ids = choice.ids
+        text = "".join(choice.texts) if options.text else UNSET
         logprobs = None
         if options.logprobs:
-            logprobs = LogprobContent(rendered(choice.logprobs, self._entries, holes))
+            logprobs = LogprobContent(rendered(choice.logprobs, self._entries))
         return GenerateChoice(
             index,
             finish.reason,

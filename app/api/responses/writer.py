@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from app.api.errors import as_stream_error
 from app.api.identity import ResponseMeta
 from app.api.logprobs import Entries, ItemLogprobs, rendered
-from app.api.pieces import HOLE, Holes, template
+from app.api.pieces import HOLE, template
 from app.api.writer import ResponseWriter, Segment
 from app.engine.outputs import EngineOutput, Failed, Part, Started, TokenLogprob, Tokens
 from app.http.errors import bad_request
@@ -402,28 +402,14 @@ class ResponsesWriter(ResponseWriter):
     def _own_id(self, part: Part | None) -> str:
         return self._new_id()
 
-    def whole(self, holes: Holes) -> ResponseObject:
-        """Its last state; when that is long, `ended` gets it with the last piece of its items."""
+    def whole(self) -> ResponseObject:
         choice, options = self.choices[0], self._options
         if not choice.segments and not options.parses:
             choice.begin(None, self._new_id())
-        own_holes = Holes()
-        items = [_item(segment, self._logprobs, own_holes, options.calls) for segment in choice.segments]
+        items = [_item(segment, self._logprobs, options.calls) for segment in choice.segments]
         response = self._last_state(items)
-        if not own_holes.fillings:
-            self._end(response)
-            return response
-        return replace(response, output=holes.later(self._written(response, own_holes)))
-
-    def _written(self, response: ResponseObject, holes: Holes) -> Iterator[bytes]:
-        """The items in pieces; then the response has them all."""
-        kept: list[bytes] = []
-        for piece in holes.written(response.output):
-            if self._ended is not None:
-                kept.append(piece)
-            yield piece
-        if self._ended is not None:
-            self._ended(replace(response, output=Raw(b"".join(kept))))
+        self._end(response)
+        return response
 
     def _end(self, response: ResponseObject) -> None:
         if self._ended is not None:
@@ -459,15 +445,15 @@ class ResponsesWriter(ResponseWriter):
         return response
 
 
-def _item(segment: Segment, logprobs: ItemLogprobs | None, holes: Holes, calls: Calls) -> OutputItem:
+def _item(segment: Segment, logprobs: ItemLogprobs | None, calls: Calls) -> OutputItem:
     """Returns the item as a whole response has it, where thoughts have no status."""
     status = None if segment.kind == "reasoning" else "completed"
     if segment.part is None and not any(segment.texts):
         return item_of(segment, status, None)
-    text = holes.text(segment.texts)
+    text = "".join(segment.texts)
     if logprobs is None or segment.part is not None:
         return item_of(segment, status, text, calls=calls)
-    return item_of(segment, status, text, rendered(segment.logprobs, logprobs.entries, holes))
+    return item_of(segment, status, text, rendered(segment.logprobs, logprobs.entries))
 
 
 def _error(error: Exception) -> ResponseError:

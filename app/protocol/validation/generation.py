@@ -295,9 +295,14 @@ class ValidatedRequest(Generic[R]):
             self._check_prompt(prompt_ids)
 
     @property
-    def most_logprobs(self) -> int:
-        """Log probabilities of each generated token, "all" spelled out."""
-        return self._limits.logprobs(self.logprobs)
+    def entries_per_prompt_token(self) -> int:
+        """Log probabilities that the answer tells of each token of a prompt, alternatives included."""
+        return 0 if self.prompt_logprobs is None else 1 + self._limits.logprobs(self.prompt_logprobs)
+
+    @property
+    def entries_per_token(self) -> int:
+        """The same of each generated token."""
+        return 0 if self.logprobs is None else 1 + self._limits.logprobs(self.logprobs)
 
     def _check_logprobs(self) -> None:
         limits, by_id = self._limits, self.request.logprob_token_ids
