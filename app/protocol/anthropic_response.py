@@ -1,13 +1,10 @@
-"""What ``POST /v1/messages`` answers (vllm-api.md section 7): keys in vLLM's order, UNSET is left out.
-
-`Raw` is JSON that is written by itself, in parts where it is long.
-"""
+"""What ``POST /v1/messages`` answers (vllm-api.md section 7): keys in vLLM's order, UNSET is left out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from app.protocol.common import ECTransferParams, KVTransferParams
 
@@ -15,15 +12,15 @@ from app.protocol.common import ECTransferParams, KVTransferParams
 class TextBlock(Struct, tag_field="type", tag="text"):
     """What is said."""
 
-    text: str | Raw
+    text: str
 
 
 class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
     """What is thought."""
 
-    thinking: str | Raw
+    thinking: str
     signature: str | UnsetType = UNSET
-    """UNSET at the begin of a stream's block, which a `SignatureDelta` ends."""
+    """UNSET at the begin of a stream's block."""
 
 
 class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
@@ -31,7 +28,7 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
 
     id: str
     name: str
-    input: Mapping[str, object] | Raw
+    input: Mapping[str, object]
 
 
 ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
@@ -52,7 +49,7 @@ class MessageResponse(Struct, kw_only=True):
     id: str
     type: str = "message"
     role: str = "assistant"
-    content: Sequence[ContentBlock] | Raw
+    content: Sequence[ContentBlock]
     model: str
     stop_reason: str | None | UnsetType = UNSET
     stop_sequence: str | None | UnsetType = UNSET
@@ -61,72 +58,11 @@ class MessageResponse(Struct, kw_only=True):
     ec_transfer_params: ECTransferParams | UnsetType = UNSET
 
 
-class MessageStart(Struct, tag_field="type", tag="message_start"):
-    """The event that a stream begins with."""
-
-    message: MessageResponse
-
-
-class ContentBlockStart(Struct, tag_field="type", tag="content_block_start"):
-    """The event of a new block, `index` counted from 0."""
-
-    content_block: ContentBlock
-    index: int
-
-
-class TextDelta(Struct, tag_field="type", tag="text_delta"):
-    """More of a text."""
-
-    text: str | Raw
-
-
-class ThinkingDelta(Struct, tag_field="type", tag="thinking_delta"):
-    """More of a thought."""
-
-    thinking: str | Raw
-
-
-class InputJSONDelta(Struct, tag_field="type", tag="input_json_delta"):
-    """More of the input of a tool: a piece of JSON, as text."""
-
-    partial_json: str | Raw
-
-
-class SignatureDelta(Struct, tag_field="type", tag="signature_delta"):
-    """What ends a thought."""
-
-    signature: str
-
-
-class ContentBlockDelta(Struct, tag_field="type", tag="content_block_delta"):
-    """The event of something more in a block."""
-
-    delta: TextDelta | ThinkingDelta | InputJSONDelta | SignatureDelta
-    index: int | Raw
-
-
-class ContentBlockStop(Struct, tag_field="type", tag="content_block_stop"):
-    """The event of a block's end."""
-
-    index: int
-
-
 class StopDelta(Struct):
     """Why a message ended, and the stop sequence that was met."""
 
     stop_reason: str | None
     stop_sequence: str | None
-
-
-class MessageDelta(Struct, tag_field="type", tag="message_delta"):
-    """The event of a message's end."""
-
-    delta: StopDelta
-    usage: MessageUsage
-
-
-class MessageStop(Struct, tag_field="type", tag="message_stop"):
-    """The last event of a stream."""
 
 
 class ErrorDetail(Struct):

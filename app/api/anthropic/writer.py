@@ -14,7 +14,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from app.api.errors import as_api_error, forget_frames
 from app.api.identity import ResponseMeta
-from app.api.pieces import HOLE, template
+from app.api.pieces import GAP, HOLE
 from app.api.writer import ResponseWriter, Segment
 from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
 from app.http.errors import ApiError, bad_request
@@ -83,8 +83,8 @@ class MessageWriter(ResponseWriter):
     def closing(self) -> bytes:
         if self.has_failed:
             return b""
-        end = _event("message_delta", wire.MessageDelta(self._stop(), self._usage()))
-        return b"".join((self._close(), end, _event("message_stop", wire.MessageStop())))
+        end = _event("message_delta", delta=self._stop(), usage=self._usage())
+        return b"".join((self._close(), end, _event("message_stop")))
 
     def _start(self) -> bytes:
         """All tokens of the prompt count as input here: what was cached comes at the end."""
@@ -96,7 +96,7 @@ class MessageWriter(ResponseWriter):
             stop_sequence=None,
             usage=wire.MessageUsage(self.usage.told(self._options.prompt_tokens, 0)[0], 0),
         )
-        return _event("message_start", wire.MessageStart(message))
+        return _event("message_start", message=message)
 
     def _tokens(self, output: Tokens) -> Iterator[bytes]:
         segment = self.choices[0].shown(output, self._own_id)
@@ -117,20 +117,22 @@ class MessageWriter(ResponseWriter):
     def _open(self, segment: Segment) -> bytes:
         self._segment = segment
         self._index += 1
-        begin, end = template(wire.ContentBlockDelta(DELTAS[segment.kind](HOLE), self._index))
-        self._begin, self._end = b"event: content_block_delta\ndata: " + begin, end + b"\n\n"
-        return _event("content_block_start", wire.ContentBlockStart(_opening(segment), self._index))
+        self._begin, self._end = self._delta(*DELTAS[segment.kind], HOLE).split(GAP)
+        return _event("content_block_start", content_block=_opening(segment), index=self._index)
+
+    def _delta(self, kind: str, key: str, value: str | Raw) -> bytes:
+        """Returns the event of something more in the block."""
+        return _event("content_block_delta", delta={"type": kind, key: value}, index=self._index)
 
     def _close(self) -> bytes:
         """The end of the block that the stream is in, if it is in one."""
         segment = self._segment
         if segment is None:
             return b""
-        stop = _event("content_block_stop", wire.ContentBlockStop(self._index))
+        stop = _event("content_block_stop", index=self._index)
         if segment.kind != "reasoning":
             return stop
-        signed = wire.ContentBlockDelta(wire.SignatureDelta(segment.id), self._index)
-        return _event("content_block_delta", signed) + stop
+        return self._delta("signature_delta", "signature", segment.id) + stop
 
     def take(self, output: EngineOutput) -> None:
         if type(output) is not Tokens:
@@ -207,16 +209,16 @@ def _input(arguments: str) -> dict[str, object]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _event(name: str, event: Struct) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(event))
+def _event(name: str, **fields: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode({"type": name, **fields}))
 
 
-DELTAS: dict[str, Callable[[Raw], wire.TextDelta | wire.ThinkingDelta | wire.InputJSONDelta]] = {
-    "text": wire.TextDelta,
-    "reasoning": wire.ThinkingDelta,
-    "call": wire.InputJSONDelta,
+DELTAS = {
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
 }
-"""What more of a block of each kind is."""
+"""Type and key of more of a block of each kind."""
 
 
 SCHEMA = "Bad Request"
