@@ -1,4 +1,4 @@
-"""Scripted replies in every API family, whole and streamed, with latencies of their own and in steps."""
+"""Scripted replies in every API family, whole and streamed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.running_server import QUICK_STEPS, ROOT, RunningServer, running_serve
 SCRIPT = str(ROOT / "tests" / "conformance" / "script.yaml")
 EXAMPLE = str(ROOT / "examples" / "scripts" / "weather.yaml")
 FLAGS = ("--model=tiny", "--enable-scale-out", "--enable-prompt-tokens-details", "--script", SCRIPT)
-TIMINGS = {"requests": (), "steps": ("--profile", str(QUICK_STEPS))}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 CITIES = [{"city": "Rome"}, {"city": "Oslo"}]
 
 
-@pytest.fixture(scope="module", params=TIMINGS)
-def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
-    with running_server(*FLAGS, *TIMINGS[request.param]) as server:
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    """Requests share steps: `test_ways.py` proves that answers do not depend on that."""
+    with running_server(*FLAGS, "--profile", str(QUICK_STEPS)) as server:
         yield server
 
 

@@ -1,4 +1,4 @@
-"""Ten requests get the same answers on the fast path and by Flask, with latencies and in an engine's steps."""
+"""Ten requests get the same answers on both ways of a request, with latencies and in steps."""
 
 from __future__ import annotations
 
