@@ -21,10 +21,12 @@ from app.api.pieces import BLOCK_BYTES, SLICE, check_answer_size
 from app.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
 from app.api.writer import ResponseWriter
 from app.engine.outputs import EngineOutput, Finish, Part, Started, TokenLogprob, Tokens
+from app.factory import create_app
 from app.http.errors import ApiError
 from app.protocol.common import encode
 from app.protocol.response_object import ResponseObject
 from app.protocol.responses import ResponsesRequest
+from config.loader import load
 from tests.api.segments import THOUGHT, body_of
 
 META = ResponseMeta("id-1", 1_700_000_000, "a model", "fp")
@@ -214,6 +216,19 @@ def test_what_takes_too_much_memory_is_refused(tokens: int, entries: int, fits: 
     with pytest.raises(ApiError, match="stream") as refused:
         check_answer_size(tokens, entries)
     assert (refused.value.status, refused.value.type) == (400, "BadRequestError")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stream", "status"), [(3000, True, 400), (2000, True, 200), (3000, False, 200)]
+)
+def test_a_stream_repeats_only_so_many_log_probabilities_of_a_prompt(
+    tokens: int, stream: bool, status: int
+) -> None:
+    flags = ["--seed", "1", "--force-dummy-tokenizer", "--max-model-len", "4096"]
+    body = {"prompt": [5] * tokens, "max_tokens": 1, "echo": True, "logprobs": 20, "stream": stream}
+    answer = create_app(load(flags, {})).test_client().post("/v1/completions", json=body)
+    assert answer.status_code == status
+    assert status == 200 or answer.get_json()["error"]["param"] == "echo"
 
 
 def test_the_bytes_of_tokens_are_remembered_within_bounds() -> None:
