@@ -56,8 +56,6 @@ def remote_cached_tokens(request: GenerationRequest) -> int | None:
 
 
 class SharedOptions(TypedDict):
-    """What `ResponseOptions` of every family have."""
-
     n: int
     include_usage: bool
     continuous_usage: bool
@@ -79,7 +77,6 @@ class ChatRules(Struct, frozen=True):
 
     @classmethod
     def of(cls, api: ApiSettings) -> ChatRules:
-        """As the settings say."""
         kwargs = json_object(api.default_chat_template_kwargs or "{}")
         return cls(api.trust_request_chat_template, kwargs, api.exclude_tools_when_tool_choice_none)
 
@@ -155,7 +152,6 @@ class Frontend:
         return encoded(hashes) if self.encoder_only else None
 
     def options(self, asked: ValidatedRequest[GenerationRequest]) -> SharedOptions:
-        """The fields of `ResponseOptions` for this request."""
         request = asked.request
         options = request.stream_options
         usage = options is not None and bool(options.include_usage)

@@ -95,7 +95,6 @@ class Identity:
         return ResponseMeta(own, self.now_s(), model, self._fingerprint, JOINTS.get(prefix, ""))
 
     def now_s(self) -> int:
-        """Unix seconds."""
         return int(self._now())
 
     def fresh_id(self) -> str:

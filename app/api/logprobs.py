@@ -40,7 +40,6 @@ class TokenBytes:
         self._known: dict[str, Raw] = {}
 
     def of(self, text: str) -> Raw:
-        """The UTF-8 of `text`."""
         return self._known.get(text) or self._add(text)
 
     def _add(self, text: str) -> Raw:
@@ -60,7 +59,6 @@ def token_name(token_id: int, text: str, as_id: bool) -> str:
 
 
 def width(entries: SomeEntries | None) -> int:
-    """How many log probabilities there are of each token: its own and those of the alternatives."""
     last = entries[-1] if entries else None
     return 1 if last is None else 1 + len(last.top)
 
@@ -92,7 +90,6 @@ class ChatLogprobs:
         self._bytes = TokenBytes()
 
     def entries(self, entries: Entries) -> list[wire.ChatLogprob]:
-        """The entries of some tokens."""
         of, as_ids, alternative = self._bytes.of, self._as_ids, wire.ChatAlternative
         byteless = self._byteless
         return [
@@ -126,7 +123,6 @@ class ItemLogprobs:
         self._bytes = TokenBytes()
 
     def entries(self, entries: Entries) -> list[wire.ItemLogprob]:
-        """As the message tells them."""
         of, alternative = self._bytes.of, wire.ItemAlternative
         return [
             wire.ItemLogprob(
@@ -169,7 +165,6 @@ def _shown(entry: TokenLogprob, top: int) -> Sequence[tuple[int, str, float]]:
 
 
 def token_id_entries(entries: Entries) -> list[wire.TokenIdLogprob]:
-    """Entries where tokens are only ids."""
     return [
         wire.TokenIdLogprob(
             entry.token_id,

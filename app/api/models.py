@@ -89,7 +89,6 @@ def _card(
 
 
 def _anthropic_list(now_s: int, models: ServedModels) -> dict[str, Any]:
-    """All of them on one page, whatever number of them was asked for."""
     created_at = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     data = [
         {

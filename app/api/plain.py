@@ -67,7 +67,6 @@ class PlainHandler(Generic[P]):
         return self._frontend.force_usage or (options is not None and options.include_usage)
 
     def writer(self, recognised: Recognised[P], head: ResponseMeta) -> ResponseWriter:
-        """What writes the answer."""
         raise NotImplementedError
 
     def answer(self, context: RequestContext, recognised: Recognised[P]) -> Response | PendingResponse:

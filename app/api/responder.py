@@ -92,14 +92,12 @@ class Responder:
         return self._pending(collector)
 
     def broken(self, error: ApiError, writer: ResponseWriter) -> Response:
-        """A stream that ends with `error` before its first token."""
         chunks = [writer.chunk(Failed(0, error)), writer.closing()]
         return Response(chunks, 200, self.headers, EVENT_STREAM)
 
     def transport(
         self, connection: Connection, finished: Callable[[], None], head: bytes = b"", ends_body: bool = True
     ) -> StreamTransport:
-        """What writes a stream to `connection` from the hub."""
         return StreamTransport(connection, self.batcher, self.write_timeout_s, finished, ends_body, head)
 
     def _stream(
@@ -143,8 +141,6 @@ class Responder:
         return json_response(collector.body(), 200, self.headers)
 
     def _pending(self, collector: ResponseCollector) -> PendingResponse:
-        """The response that comes when the engine's future is done."""
-
         def over(future: Future[None]) -> None:
             self.load.end()
             if collector.gone:
@@ -173,7 +169,6 @@ class ResponseCollector:
         """The client has left."""
 
     def submit(self, engine: EngineClient, requests: Sequence[EngineRequest]) -> None:
-        """Submits the choices. Raises what `EngineClient.submit` does."""
         handle = engine.submit(requests, self.emit)
         if self.unfinished:
             self._handle = handle
@@ -194,7 +189,6 @@ class ResponseCollector:
             self.unfinished -= 1
 
     def body(self) -> bytes:
-        """The whole answer. Raises what made a choice fail."""
         if self._error is not None:
             raise self._error
         return self._writer.body()

@@ -31,12 +31,10 @@ class Segment(Struct):
 
     @property
     def kind(self) -> str:
-        """`text`, `reasoning`, `call` or `image`."""
         return "text" if self.part is None else self.part.kind
 
     @property
     def text(self) -> str:
-        """All that is in it."""
         return "".join(self.texts)
 
 
@@ -125,7 +123,6 @@ class ChoiceState(Struct):
         return segment if segment is not None and segment.part == part else None
 
     def begin(self, part: Part | None, own_id: str = "") -> Segment:
-        """A new segment, the last one now."""
         segment = Segment(part, own_id)
         self.segments.append(segment)
         if part is not None and part.kind == "call":
@@ -133,7 +130,6 @@ class ChoiceState(Struct):
         return segment
 
     def texts_of(self, kind: str) -> list[str]:
-        """The texts of all segments of this kind, token by token."""
         return [text for segment in self.segments if segment.kind == kind for text in segment.texts]
 
 
@@ -172,7 +168,6 @@ class UsageOverrides(Struct, frozen=True):
     cached_tokens: int | None = None
 
     def told(self, prompt_tokens: int, tokens: int) -> tuple[int, int]:
-        """The tokens of prompt and completion as they are told."""
         prompt, completion = self.prompt_tokens, self.completion_tokens
         return (
             prompt_tokens if prompt is None else prompt,
@@ -224,7 +219,6 @@ class ResponseWriter(ABC):
 
     @property
     def told_cached(self) -> int:
-        """Cached tokens of the prompt, as they are told."""
         told = self.usage.cached_tokens
         return self.cached_tokens if told is None else told
 
@@ -301,12 +295,10 @@ class PlainChoice:
         """What follows the text in the event."""
 
     def begins(self, head: bytes, choices: int) -> list[bytes]:
-        """The event of each choice up to its text."""
         first = head + self._before_index
         return [b"%b%d%b" % (first, index, self._before_text) for index in range(choices)]
 
     def events(self, begin: bytes, texts: Sequence[str]) -> bytes:
-        """The events of one choice with these texts."""
         return begin + (self.end + begin).join(map(encode, texts)) + self.end if texts else b""
 
 
@@ -317,7 +309,6 @@ def chunk_head(meta: ResponseMeta, kind: str) -> bytes:
 
 
 def chunk_event(head: bytes, choice: Struct | Raw, tail: ChunkTail = NO_TAIL) -> bytes:
-    """The event of one choice."""
     return b"%b%b%b" % (head, encode(choice), _end(tail))
 
 
@@ -331,7 +322,6 @@ def chunk_events(head: bytes, delta: Delta, choices: int, tail: ChunkTail) -> It
 
 
 def last_event(head: bytes, tail: ChunkTail) -> bytes:
-    """The event without a choice."""
     return head + _end(tail)
 
 

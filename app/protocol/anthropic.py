@@ -103,14 +103,12 @@ class Block(Struct, kw_only=True):
 
 
 def check_content(content: str | list[Block] | None) -> None:
-    """Raises Misfit for blocks that change the tools outside a system turn."""
     for block in content if isinstance(content, list) else ():
         if block.type in TOOL_CHANGES:
             raise Misfit(f'blocks of type {block.type} in messages of role "system" only')
 
 
 def convert_system(value: object) -> object:
-    """Returns the system text or blocks in `value`. Raises `Misfit`."""
     system = convert_value(str | list[Block] | None, value)
     check_content(system)
     return system
@@ -289,7 +287,6 @@ def _take_tools(chat: ChatCompletionRequest, asked: Asked) -> None:
 
 
 def _tools_now(asked: Asked) -> Sequence[ToolParam]:
-    """Returns the declared tools as the system turns of the conversation have left them."""
     contents = [turn.content for turn in asked.messages if isinstance(turn.content, list)]
     changes = [block for content in contents for block in content if block.type in TOOL_CHANGES]
     if not changes:

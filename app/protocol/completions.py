@@ -66,7 +66,6 @@ class CompletionRequest(GenerationFields, kw_only=True):
         super().__post_init__()
 
     def prompts(self) -> list[str] | list[TokenIds]:
-        """The prompts one by one, whichever of the four forms they came in."""
         prompt = self.prompt
         if isinstance(prompt, str) or prompt and isinstance(prompt[0], int):
             return cast("list[str] | list[TokenIds]", [prompt])

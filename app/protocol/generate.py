@@ -86,7 +86,6 @@ def convert_sampling_params(value: object) -> SamplingParams:
 
 
 def convert_token_ids(value: object) -> object:
-    """The prompt in `value`; it is not empty."""
     ids = non_negative(value)
     if not ids:
         raise Misfit("a list that is not empty")
@@ -191,7 +190,6 @@ class GenerateRequest(Request, kw_only=True):
 
     @property
     def mm_hashes(self) -> dict[str, list[str]] | None:
-        """Hashes of images and the like, by modality."""
         return self.features.mm_hashes if self.features else None
 
     def as_completion(self, max_model_len: int) -> CompletionRequest:

@@ -131,7 +131,6 @@ class NamedToolChoice(Struct, kw_only=True):
     allowed_tools: AllowedTools | None = None
 
     def names(self) -> list[str]:
-        """The functions that it names."""
         if self.type == "allowed_tools" and self.allowed_tools is not None:
             return [tool.function.name for tool in self.allowed_tools.tools]
         return [self.function.name] if self.function is not None else []

@@ -50,7 +50,6 @@ class PlainRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
 
     @property
     def prompt_key(self) -> bytes:
-        """The bytes by which the prompt is known."""
         raise NotImplementedError
 
     @property

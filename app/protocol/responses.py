@@ -247,7 +247,6 @@ class TextFormat(msgspec.Struct, kw_only=True):
             raise Misfit("a name and a schema")
 
     def told(self) -> JsonObject:
-        """As the answer repeats it."""
         told: JsonObject = msgspec.to_builtins(self)
         return told if self.type == "json_schema" else {"type": self.type}
 
@@ -265,7 +264,6 @@ def convert_format(value: object) -> TextFormat | None:
 
 
 def convert_history(value: object) -> list[JsonObject] | None:
-    """Returns the messages in `value`. Raises `Misfit`."""
     try:
         history: list[JsonObject] | None = convert_value(list[JsonObject] | None, value)
         return history
@@ -362,7 +360,6 @@ class ResponsesRequest(Request, kw_only=True):
 
     @property
     def logprobs(self) -> int | None:
-        """Alternatives wanted per token (-1: all); None when no log probabilities are wanted."""
         return self.top_logprobs if LOGPROBS in (self.include or ()) else None
 
     def check(self) -> None:

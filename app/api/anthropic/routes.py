@@ -80,7 +80,6 @@ THINKING_EFFORTS: Sequence[Effort] = ("low", "medium", "high", "xhigh", "max")
 
 
 def message_chats(frontend: Frontend) -> Callable[[Asked], ChatCompletionRequest]:
-    """Returns what makes a chat of a request of this family; ApiError 400 when it breaks the rules of one."""
     tokenizer = frontend.tokenizer
     effort = frontend.builder.settings.reply.anthropic_disabled_thinking_effort
     merges_system = cache(partial(_merges_system, tokenizer))

@@ -59,7 +59,6 @@ class ThreadStore:
         return before.size
 
     def keep(self, message_id: str, asked: MessagesRequest, size: int, reply: Sequence[Block]) -> None:
-        """Keeps the conversation of `asked` with its reply."""
         turns = [*asked.messages, MessageParam(role="assistant", content=list(reply))]
         self._kept[message_id] = Thread(turns, asked.system, asked.tools, size)
 
@@ -99,7 +98,6 @@ class ThreadWriter(MessageWriter):
 
 
 def _block(segment: Segment) -> Block:
-    """What was said, as a client would send it back."""
     if segment.kind == "reasoning":
         return Block(type="thinking", thinking=segment.text, signature=segment.id)
     if segment.part is None:

@@ -37,8 +37,6 @@ STOP_REASONS = {
 
 
 class MessageResponseOptions(Struct, frozen=True, kw_only=True):
-    """What one message tells besides its content."""
-
     prompt_tokens: int
     prompt_details: bool = False
     """Cached tokens are told apart in usage."""
@@ -121,7 +119,6 @@ class MessageWriter(ResponseWriter):
         return _event("content_block_start", content_block=_opening(segment), index=self._index)
 
     def _delta(self, kind: str, key: str, value: str | Raw) -> bytes:
-        """Returns the event of something more in the block."""
         return _event("content_block_delta", delta={"type": kind, key: value}, index=self._index)
 
     def _close(self) -> bytes:
@@ -160,7 +157,6 @@ class MessageWriter(ResponseWriter):
         )
 
     def _stop(self) -> wire.StopDelta:
-        """Why the message ended, and the stop sequence that was met."""
         finish = self.choices[0].finish
         if finish.reason == "stop":
             if isinstance(finish.stop_reason, str):
@@ -178,12 +174,10 @@ class MessageWriter(ResponseWriter):
 
 
 def _or_unset(value: T | None) -> T | UnsetType:
-    """What is null is left out of a whole message."""
     return UNSET if value is None else value
 
 
 def _opening(segment: Segment) -> wire.ContentBlock:
-    """A block before anything is in it."""
     if segment.part is None:
         return wire.TextBlock("")
     if segment.part.kind == "reasoning":
@@ -192,7 +186,6 @@ def _opening(segment: Segment) -> wire.ContentBlock:
 
 
 def _whole(segment: Segment) -> wire.ContentBlock:
-    """A block with all that is in it."""
     if segment.part is None:
         return wire.TextBlock("".join(segment.texts))
     if segment.part.kind == "reasoning":
@@ -201,7 +194,6 @@ def _whole(segment: Segment) -> wire.ContentBlock:
 
 
 def _input(arguments: str) -> dict[str, object]:
-    """The input of a tool; empty when the call was cut off before its end."""
     try:
         parsed = msgspec.json.decode(arguments)
     except msgspec.DecodeError:
@@ -243,7 +235,6 @@ def error_body(error: ApiError) -> bytes:
 
 
 def error_event(error: Exception) -> bytes:
-    """The event of an error that came after the stream had begun."""
     return b"event: error\ndata: " + error_body(_known(error)) + b"\n\n"
 
 

@@ -93,12 +93,10 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
 
     @property
     def hides(self) -> bool:
-        """Thoughts are hidden, and so are tokens and log probabilities."""
         return self.parses and not self.show_reasoning
 
     @property
     def plain(self) -> bool:
-        """A chunk tells a text, and nothing else."""
         special = self.token_ids or self.continuous_usage or self.blocks or self.parsed is not None
         return self.top_logprobs is None and not special
 
@@ -108,8 +106,6 @@ PLAIN_THOUGHT = PlainChoice(ChunkChoice(HOLE, Delta(reasoning=HOLE), token_ids=N
 
 
 class ChatWriter(ResponseWriter):
-    """Writes the answer to one chat request."""
-
     keeps_alive = True
     _logprobs: ChatLogprobs | None = None
     _plain = False
@@ -192,7 +188,6 @@ class ChatWriter(ResponseWriter):
         return self._plain_chunks(choice, output, last) + self._special(choice, output, last)
 
     def _plain_chunks(self, choice: ChoiceState, output: Tokens, number: int) -> bytes:
-        """The chunks of the first tokens."""
         choice.tokens += len(output.ids[:number])
         texts = output.texts[:number]
         if output.part is None:
@@ -326,7 +321,6 @@ class ChatWriter(ResponseWriter):
         return message
 
     def _content(self, choice: ChoiceState, texts: Sequence[str]) -> Content | None:
-        """The content beside thoughts, calls and images."""
         said = any(texts)
         if images := choice.texts_of("image"):
             text = [TextBlock("".join(texts))] if said else []

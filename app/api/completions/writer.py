@@ -54,7 +54,6 @@ class CompletionResponseOptions(ResponseOptions, frozen=True, kw_only=True):
 
     @property
     def plain(self) -> bool:
-        """A chunk tells a text, and nothing else."""
         return not (self.logprobs or self.token_ids or self.continuous_usage or self.echo)
 
 
@@ -62,8 +61,6 @@ PLAIN_TEXT = PlainChoice(CompletionChunkChoice(HOLE, HOLE))
 
 
 class CompletionWriter(ResponseWriter):
-    """Writes the answer to one completion request."""
-
     keeps_alive = True
 
     def __init__(self, meta: ResponseMeta, options: CompletionResponseOptions) -> None:
@@ -79,7 +76,6 @@ class CompletionWriter(ResponseWriter):
 
     @cached_property
     def _head(self) -> bytes:
-        """What every chunk begins with; a whole answer has none."""
         return chunk_head(self._meta, COMPLETION)
 
     def chunk(self, output: EngineOutput) -> bytes:
@@ -126,14 +122,12 @@ class CompletionWriter(ResponseWriter):
             self._prompt_entries[output.index // self._options.n] = output.prompt_logprobs
 
     def _plain_chunks(self, output: Tokens, number: int) -> bytes:
-        """The chunks of the first tokens."""
         if not self._texts:
             self._texts = PLAIN_TEXT.begins(self._head, len(self.choices))
         self.choices[output.index].tokens += len(output.ids[:number])
         return PLAIN_TEXT.events(self._texts[output.index], output.texts[:number])
 
     def _special(self, output: Tokens, first: int = 0) -> Iterator[bytes]:
-        """Yields the chunk of each token, with all that the request asked for."""
         for i in places(output)[first:]:
             choice, tail = self._special_choice(output, i)
             yield chunk_event(self._head, choice, tail)
@@ -179,7 +173,6 @@ class CompletionWriter(ResponseWriter):
         spans: Sequence[SomeEntries],
         echoes: bool,
     ) -> wire.CompletionLogprobs:
-        """The entries of choice `index`, those of its prompt first if it is echoed."""
         if not echoes:
             return logprobs.lists(spans, ())
         options, number = self._options, index // self._options.n

@@ -82,7 +82,6 @@ class Window:
 
 
 def seeded(window: Window, prompt_ids: Sequence[int] | None) -> StreamState:
-    """The state behind a prompt."""
     tokens = window.strings((prompt_ids or ())[-SEED - 2 :])
     return StreamState(prev_tokens=tokens, prefix_offset=max(len(tokens) - SEED, 0), read_offset=len(tokens))
 
@@ -186,7 +185,6 @@ def chat_delta(
 def _add_call(
     frontend: Frontend, calls: dict[int, JsonObject], call_ids: list[str], part: Part, piece: str
 ) -> None:
-    """Put a piece of a call into its delta, which begins with id and name when it is new."""
     number = part.number
     if number not in calls:
         begins = number >= len(call_ids)
@@ -204,7 +202,6 @@ def _add_call(
 
 
 def logprobs_of(tokenizer: Tokenizer, logprobs: Logprobs, context: Sequence[int]) -> JsonObject:
-    """Log probabilities as a chat tells them; `context` are the tokens before."""
     if logprobs.content is None:
         return {"content": None}
     before, entries = list(context), []
@@ -232,7 +229,6 @@ def _completed(tokenizer: Tokenizer, token_id: int, before: Sequence[int]) -> st
 
 
 def completion_logprobs(found: JsonObject, offset: int) -> JsonObject:
-    """The same as a text completion tells them: lists that are parallel."""
     entries = found["content"]
     lists: dict[str, list[object]] = {
         "text_offset": [],
@@ -281,7 +277,6 @@ def routes(frontend: Frontend) -> list[Route]:
 
 
 def _parses(frontend: Frontend) -> bool:
-    """A parser of thoughts or tool calls stands behind the model."""
     tools = frontend.builder.settings.tools
     return frontend.limits.reasons or bool(tools.tool_call_parser and tools.enable_auto_tool_choice)
 

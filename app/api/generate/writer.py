@@ -37,8 +37,6 @@ class GenerateResponseOptions(ResponseOptions, frozen=True, kw_only=True):
 
 
 class GenerateWriter(ResponseWriter):
-    """Writes the answer to one generate request."""
-
     def __init__(self, meta: ResponseMeta, options: GenerateResponseOptions) -> None:
         super().__init__(options.n)
         self._meta = meta
@@ -102,7 +100,6 @@ class GenerateWriter(ResponseWriter):
         super().take(output)
 
     def _note_weights(self, output: Tokens) -> None:
-        """Note which version of the weights the tokens are of, before they are counted."""
         spans, start, version = (
             self._versions[output.index],
             self.choices[output.index].tokens,
@@ -113,7 +110,6 @@ class GenerateWriter(ResponseWriter):
         spans[-1].end = start + len(output.ids)
 
     def _details(self) -> PromptTokensDetails | UnsetType:
-        """Details of the usage that ends a stream."""
         return PromptTokensDetails(self.told_cached) if self._options.prompt_details else UNSET
 
     def _usage(

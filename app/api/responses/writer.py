@@ -53,7 +53,6 @@ def item_of(
     logprobs: Logprobs = None,
     calls: Calls = MappingProxyType({}),
 ) -> OutputItem:
-    """The item with `text` in it; None when nothing is in it."""
     own_id = ID_PREFIXES[segment.kind] + segment.id
     if segment.part is None:
         content = () if text is None else (OutputText(text=text, logprobs=logprobs),)
@@ -117,7 +116,6 @@ class EventWriter:
         """The items that are over, as the response has them in the end."""
 
     def of_response(self, kind: str, response: ResponseObject) -> bytes:
-        """Returns the event `response.<kind>` of the whole response."""
         return _event(kind, {"response": response, "sequence_number": self._next()})
 
     def tokens(self, segment: Segment, output: Tokens) -> Iterator[bytes]:
@@ -133,11 +131,9 @@ class EventWriter:
                 yield self.delta(text)
 
     def delta(self, text: str) -> bytes:
-        """Returns the event of one more piece of the current item."""
         return b"%b%b%b%d%b" % (self._begin, encode(text), self._plain_middle, self._next(), self._end)
 
     def closing(self) -> Iterator[bytes]:
-        """Yields the events at the end of the current item, if there is one."""
         segment, self._segment = self._segment, None
         if segment is None:
             return
@@ -180,7 +176,6 @@ class EventWriter:
         self._plain_middle = before + b"[]" + after if len(middle) == 2 else before
 
     def _done(self, segment: Segment, text: Raw) -> bytes:
-        """Returns the event of all of the item's text."""
         fields = _of_content(segment)
         if segment.kind == "call":
             assert segment.part is not None
@@ -263,8 +258,6 @@ INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 class ResponsesOptions(Struct, frozen=True, kw_only=True):
-    """What one response tells besides its items."""
-
     response: ResponseObject
     """As `new_response` makes it."""
     prompt_ids: Sequence[int]
@@ -356,7 +349,6 @@ class ResponsesWriter(ResponseWriter):
         return [*self.opening(), self._events.of_response("failed", response)]
 
     def last_events(self) -> list[bytes]:
-        """What ends the stream, one by one."""
         if self.has_failed:
             return []
         last = [*self._events.closing()]
@@ -404,7 +396,6 @@ class ResponsesWriter(ResponseWriter):
             self._ended(response)
 
     def _last_state(self, items: Sequence[OutputItem] | Sequence[Raw]) -> ResponseObject:
-        """The response when all has been said."""
         choice, options = self.choices[0], self._options
         reason = choice.finish.reason
         status = STATUS.get(reason, "completed")
@@ -445,7 +436,6 @@ def _item(segment: Segment, logprobs: ItemLogprobs | None, calls: Calls) -> Outp
 
 
 def _error(error: Exception) -> ResponseError:
-    """`error` of a response that has failed."""
     known = as_stream_error(error)
     # A message may quote a lone surrogate of the client.
     message = known.message.encode("utf-8", "replace").decode()

@@ -30,7 +30,6 @@ _UINT64_END = 2**64
 
 
 def check_choices(n: int) -> None:
-    """The number of choices is one that may be thought of at all."""
     if n < 1:
         raise bad_request(f"n must be at least 1, got {n}")
     if n > MAX_CHOICES:
@@ -64,7 +63,6 @@ def _structural_tag(form: ResponseFormat) -> str:
 
 
 def biased_ids(logit_bias: Mapping[str, float] | None) -> list[int]:
-    """The token ids that are the keys of `logit_bias`."""
     ids = []
     for key in logit_bias or ():
         try:
@@ -88,7 +86,6 @@ def check_extra_arguments(request: GenerationRequest) -> None:
 
 
 def check_penalties(request: GenerationRequest) -> None:
-    """Presence and frequency are in [-2, 2], repetition is a finite number above 0."""
     presence, frequency = request.presence_penalty, request.frequency_penalty
     if presence is not None and not -2 <= presence <= 2:
         raise bad_request(f"presence_penalty must be in [-2, 2], got {presence}")
@@ -100,7 +97,6 @@ def check_penalties(request: GenerationRequest) -> None:
 
 
 def check_distribution(request: GenerationRequest) -> None:
-    """Temperature, top-p, top-k and min-p are in their ranges."""
     if request.temperature is not None and not 0 <= request.temperature <= 2:
         raise bad_request(f"temperature must be in [0, 2], got {request.temperature}", "temperature")
     if request.top_p is not None and not 0 < request.top_p <= 1:
@@ -132,7 +128,6 @@ def check_words(stop: StopStrings, bad_words: Sequence[str]) -> None:
 
 
 def check_greedy(n: int, temperature: float | None) -> None:
-    """Greedy sampling has one choice."""
     if n > 1 and temperature is not None and 0 <= temperature < GREEDY_BELOW:
         raise bad_request(f"n must be 1 with greedy sampling, got {n}")
 
@@ -177,7 +172,6 @@ def check_prompt_text(text: str, max_model_len: int, max_chars_per_token: int) -
 
 
 def check_prompt_length(prompt_tokens: int, max_model_len: int) -> None:
-    """The (truncated) prompt fits the context, output aside. Raises `ApiError`."""
     if prompt_tokens > max_model_len:
         raise bad_request(
             f"{maximum_context(max_model_len)}, and the prompt alone has {prompt_tokens}.", "input_tokens"
@@ -348,7 +342,6 @@ def _check_length(param: str, tokens: int | None, limits: ModelLimits) -> None:
 
 
 def _top_logprobs(request: GenerationRequest) -> int | None:
-    """A completion has the number alone, a chat a switch besides."""
     if isinstance(request, CompletionRequest):
         return request.logprobs
     return request.top_logprobs if request.logprobs else None

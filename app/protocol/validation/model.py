@@ -49,13 +49,11 @@ class ModelLimits:
         return self.vocab_size if wanted == -1 else wanted or 0
 
     def check_logprobs(self, param: str, wanted: int | None) -> None:
-        """No more log probabilities than allowed."""
         count, most = self.logprobs(wanted), self.logprobs(self.max_logprobs)
         if count > most:
             raise bad_request(f"{count} {param} were asked for, at most {most} are possible", param)
 
     def check_vocabulary(self, param: str, token_ids: Sequence[int]) -> None:
-        """All token ids are in the vocabulary."""
         if wrong := self._unknown(token_ids):
             raise bad_request(
                 f"{param}: {wrong} are not in the vocabulary of {self.vocab_size} tokens", param
@@ -73,14 +71,12 @@ class ModelLimits:
             raise bad_request("a token id of the prompt is not in the vocabulary")
 
     def _unknown(self, token_ids: Sequence[int]) -> list[int]:
-        """The first few that are not in the vocabulary."""
         if not token_ids or min(token_ids) >= 0 and max(token_ids) < self.vocab_size:
             return []
         return list(islice((each for each in token_ids if not 0 <= each < self.vocab_size), MAX_NAMED))
 
 
 def check_logprob_token_ids(ids: Sequence[int]) -> None:
-    """Tokens whose log probabilities are wanted by name are few."""
     if len(ids) > MAX_LOGPROB_TOKEN_IDS:
         raise bad_request(
             f"at most {MAX_LOGPROB_TOKEN_IDS} logprob_token_ids are possible, got {len(ids)}",
@@ -89,7 +85,6 @@ def check_logprob_token_ids(ids: Sequence[int]) -> None:
 
 
 def check_bad_words(words: Sequence[str]) -> None:
-    """Words that must not be said are few, where each counts once."""
     if not all(map(str.strip, words)):
         raise bad_request("each of bad_words needs at least one token", "bad_words")
     if len(set(words)) > MAX_BAD_WORDS:
@@ -97,7 +92,6 @@ def check_bad_words(words: Sequence[str]) -> None:
 
 
 def check_constraint(wanted: StructuredOutputs) -> None:
-    """The form of the reply is one that can be looked for at all."""
     if wanted.choice == []:
         raise bad_request("structured_outputs.choice must not be empty")
     texts = {"grammar": wanted.grammar, "json": wanted.json, "structural_tag": wanted.structural_tag}
@@ -118,7 +112,6 @@ def check_depth(schema: object) -> None:
 
 
 def _is_deeper_than(levels: int, value: object) -> bool:
-    """Whether objects and lists are in one another on more than `levels` levels below the first."""
     layer = [value]
     for _ in range(levels + 1):
         below: list[object] = []
