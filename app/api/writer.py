@@ -8,12 +8,14 @@ from typing import TypeVar
 
 from msgspec import Raw, Struct, UnsetType
 
+from app.api.errors import as_stream_error
 from app.api.identity import ResponseMeta
 from app.api.logprobs import SomeEntries, width
 from app.api.pieces import HOLE, SLICE, joined, template
 from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, TokenLogprob, Tokens
+from app.http.response import error_event
 from app.protocol.chat_response import ChunkChoice, Delta
-from app.protocol.common import NO_TAIL, ChunkHead, ChunkTail, PerRequestMetrics, encode
+from app.protocol.common import NO_TAIL, ChunkHead, ChunkTail, PerRequestMetrics, Usage, encode
 
 UNFINISHED = Finish("abort")
 """The end of a choice that has been given none."""
@@ -194,9 +196,31 @@ class ResponseWriter(ABC):
     def __init__(self, choices: int) -> None:
         self.choices = [ChoiceState()] if choices == 1 else [ChoiceState() for _ in range(choices)]
 
-    @abstractmethod
     def chunk(self, output: EngineOutput) -> bytes:
-        """The server-sent events that tell of `output`; empty when there is nothing to tell."""
+        """Returns the server-sent events that tell of `output`; empty when there is nothing to tell."""
+        if type(output) is Tokens:
+            return self._tokens(output)
+        if type(output) is Started:
+            return self._start(output)
+        assert type(output) is Failed
+        self.has_failed = True
+        return self._failure(output.error)
+
+    def _tokens(self, output: Tokens) -> bytes:
+        raise NotImplementedError
+
+    def _start(self, output: Started) -> bytes:
+        self.begin(output)
+        return b""
+
+    def _failure(self, error: Exception) -> bytes:
+        return error_event(as_stream_error(error))
+
+    def _usage_of(self, prompt_tokens: int, choices: Sequence[ChoiceState]) -> Usage:
+        """Returns the tokens of prompts and `choices`, as they are told."""
+        tokens = choices[0].tokens if len(choices) == 1 else sum([choice.tokens for choice in choices])
+        prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
+        return Usage(prompt_tokens, prompt_tokens + tokens, tokens)
 
     def chunks(self, output: EngineOutput) -> Iterator[bytes]:
         """As `chunk`, in pieces of whole events that take less than 5 ms each."""

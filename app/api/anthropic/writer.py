@@ -16,7 +16,7 @@ from app.api.errors import as_api_error, forget_frames
 from app.api.identity import ResponseMeta
 from app.api.pieces import GAP, HOLE
 from app.api.writer import ResponseWriter, Segment
-from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
+from app.engine.outputs import EngineOutput, Part, Started, Tokens
 from app.http.errors import ApiError, bad_request
 from app.http.response import Response, json_response
 from app.protocol import anthropic_response as wire
@@ -62,21 +62,17 @@ class MessageWriter(ResponseWriter):
         self._begin = self._end = b""
         """What surrounds a piece of its text."""
 
-    def chunk(self, output: EngineOutput) -> bytes:
-        if type(output) is Tokens:
-            segment = self._segment
-            if segment is not None and output.part is segment.part and len(output.texts) == 1:
-                # Nearly every output of a paced stream is such a one.
-                self.choices[0].count(output)
-                text = output.texts[0]
-                return b"%b%b%b" % (self._begin, encode(text), self._end) if text else b""
-            return b"".join(self._tokens(output))
-        if type(output) is Started:
-            self.begin(output)
-            return self._start()
-        assert type(output) is Failed
-        self.has_failed = True
-        return error_event(output.error)
+    def _tokens(self, output: Tokens) -> bytes:
+        segment = self._segment
+        if segment is not None and output.part is segment.part and len(output.texts) == 1:
+            # Nearly every output of a paced stream is such a one.
+            self.choices[0].count(output)
+            text = output.texts[0]
+            return b"%b%b%b" % (self._begin, encode(text), self._end) if text else b""
+        return b"".join(self._events(output))
+
+    def _failure(self, error: Exception) -> bytes:
+        return error_event(error)
 
     def closing(self) -> bytes:
         if self.has_failed:
@@ -84,8 +80,9 @@ class MessageWriter(ResponseWriter):
         end = _event("message_delta", delta=self._stop(), usage=self._usage())
         return b"".join((self._close(), end, _event("message_stop")))
 
-    def _start(self) -> bytes:
+    def _start(self, output: Started) -> bytes:
         """All tokens of the prompt count as input here: what was cached comes at the end."""
+        self.begin(output)
         message = wire.MessageResponse(
             id=self._meta.id,
             content=(),
@@ -96,7 +93,7 @@ class MessageWriter(ResponseWriter):
         )
         return _event("message_start", message=message)
 
-    def _tokens(self, output: Tokens) -> Iterator[bytes]:
+    def _events(self, output: Tokens) -> Iterator[bytes]:
         segment = self.choices[0].shown(output, self._own_id)
         if segment is None:
             return

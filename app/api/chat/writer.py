@@ -7,7 +7,6 @@ from itertools import chain
 
 from msgspec import UNSET, UnsetType
 
-from app.api.errors import as_stream_error
 from app.api.identity import ResponseMeta, ResponseOptions
 from app.api.logprobs import ChatLogprobs, prompt_entries, rendered
 from app.api.pieces import HOLE, SLICE, blocks
@@ -22,8 +21,8 @@ from app.api.writer import (
     last_event,
     places,
 )
-from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
-from app.http.response import DONE, error_event
+from app.engine.outputs import EngineOutput, Part, Started, Tokens
+from app.http.response import DONE
 from app.protocol.chat_response import (
     ChatChoice,
     ChatCompletion,
@@ -121,14 +120,8 @@ class ChatWriter(ResponseWriter):
         if options.top_logprobs is not None and not options.hides:
             self._logprobs = ChatLogprobs(options.top_logprobs, options.token_id_names, options.beams)
 
-    def chunk(self, output: EngineOutput) -> bytes:
-        if type(output) is Tokens:
-            return self._tokens(output)
-        if type(output) is Started:
-            return b"".join(self._begin(output))
-        assert type(output) is Failed
-        self.has_failed = True
-        return error_event(as_stream_error(output.error))
+    def _start(self, output: Started) -> bytes:
+        return b"".join(self._begin(output))
 
     def chunks(self, output: EngineOutput) -> Iterator[bytes]:
         return blocks(self._begin(output)) if type(output) is Started else super().chunks(output)
@@ -263,13 +256,12 @@ class ChatWriter(ResponseWriter):
         no_thoughts: None | UnsetType,
     ) -> Usage:
         """`no_thoughts` stands where a model has none."""
-        prompt_tokens = len(self._options.prompt_ids)
-        tokens = choices[0].tokens if len(choices) == 1 else sum([choice.tokens for choice in choices])
-        details: CompletionTokensDetails | None | UnsetType = no_thoughts
+        usage = self._usage_of(len(self._options.prompt_ids), choices)
+        usage.prompt_tokens_details, usage.completion_tokens_details = prompt_details, no_thoughts
         if self._options.reasons:
-            details = CompletionTokensDetails(sum(choice.reasoning_tokens for choice in choices))
-        prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
-        return Usage(prompt_tokens, prompt_tokens + tokens, tokens, prompt_details, details)
+            thoughts = sum(choice.reasoning_tokens for choice in choices)
+            usage.completion_tokens_details = CompletionTokensDetails(thoughts)
+        return usage
 
     def whole(self) -> ChatCompletion:
         meta, options = self._meta, self._options

@@ -7,7 +7,6 @@ from functools import cached_property
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.api.errors import as_stream_error
 from app.api.identity import ResponseMeta, ResponseOptions
 from app.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name, width
 from app.api.pieces import HOLE, SLICE
@@ -20,8 +19,8 @@ from app.api.writer import (
     last_event,
     places,
 )
-from app.engine.outputs import EngineOutput, Failed, Started, Tokens
-from app.http.response import DONE, error_event
+from app.engine.outputs import EngineOutput, Started, Tokens
+from app.http.response import DONE
 from app.protocol import common as wire
 from app.protocol.common import NO_TAIL, ChunkTail, KVTransferParams, PromptTokensDetails, Usage
 from app.protocol.completions import (
@@ -78,21 +77,17 @@ class CompletionWriter(ResponseWriter):
     def _head(self) -> bytes:
         return chunk_head(self._meta, COMPLETION)
 
-    def chunk(self, output: EngineOutput) -> bytes:
-        if type(output) is Tokens:
-            if not self._plain:
-                return b"".join(self._special(output))
-            if output.finish is None:
-                return self._plain_chunks(output, len(output.texts))
-            number = max(0, len(output.texts) - 1)
-            return self._plain_chunks(output, number) + b"".join(self._special(output, number))
-        if type(output) is Started:
-            self.begin(output)
-            self._prompt_entries[output.index // self._options.n] = output.prompt_logprobs
-            return b""
-        assert type(output) is Failed
-        self.has_failed = True
-        return error_event(as_stream_error(output.error))
+    def _tokens(self, output: Tokens) -> bytes:
+        if not self._plain:
+            return b"".join(self._special(output))
+        if output.finish is None:
+            return self._plain_chunks(output, len(output.texts))
+        number = max(0, len(output.texts) - 1)
+        return self._plain_chunks(output, number) + b"".join(self._special(output, number))
+
+    def _start(self, output: Started) -> bytes:
+        self._prompt_entries[output.index // self._options.n] = output.prompt_logprobs
+        return super()._start(output)
 
     def is_large(self, output: EngineOutput) -> bool:
         options, index = self._options, output.index
@@ -183,10 +178,7 @@ class CompletionWriter(ResponseWriter):
         return logprobs.lists([of_prompt, *(() if options.prompt_only else spans)], names)
 
     def _usage(self, prompts: Sequence[EchoedPrompt], choices: Sequence[ChoiceState]) -> Usage:
-        prompt_tokens = sum([len(prompt.ids) for prompt in prompts])
-        tokens = choices[0].tokens if len(choices) == 1 else sum([choice.tokens for choice in choices])
-        prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
-        return Usage(prompt_tokens, prompt_tokens + tokens, tokens)
+        return self._usage_of(sum([len(prompt.ids) for prompt in prompts]), choices)
 
     def whole(self) -> Completion:
         meta, options = self._meta, self._options

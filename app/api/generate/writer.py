@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 
 from msgspec import UNSET, UnsetType
 
-from app.api.errors import as_stream_error
 from app.api.identity import ResponseMeta, ResponseOptions
 from app.api.logprobs import ALL, ChatLogprobs, Entries, prompt_entries, rendered, token_id_entries
 from app.api.writer import ChoiceState, ResponseWriter, places
-from app.engine.outputs import EngineOutput, Failed, Started, Tokens
-from app.http.response import DONE, error_event, event_of
+from app.engine.outputs import EngineOutput, Tokens
+from app.http.response import DONE, event_of
 from app.protocol.common import (
     ChatLogprob,
     ECTransferParams,
@@ -49,16 +48,9 @@ class GenerateWriter(ResponseWriter):
         self._begun = False
         self._versions: list[list[WeightVersion]] = [[] for _ in self.choices]
 
-    def chunk(self, output: EngineOutput) -> bytes:
-        if type(output) is Tokens:
-            self._note_weights(output)
-            return b"".join([self._token(output, i) for i in places(output)])
-        if type(output) is Started:
-            self.begin(output)
-            return b""
-        assert type(output) is Failed
-        self.has_failed = True
-        return error_event(as_stream_error(output.error))
+    def _tokens(self, output: Tokens) -> bytes:
+        self._note_weights(output)
+        return b"".join([self._token(output, i) for i in places(output)])
 
     def closing(self) -> bytes:
         if not self._options.include_usage or self.has_failed:
@@ -118,10 +110,9 @@ class GenerateWriter(ResponseWriter):
         details: PromptTokensDetails | None | UnsetType,
         more: None | UnsetType = None,
     ) -> Usage:
-        prompt_tokens = len(self._options.prompt_ids)
-        tokens = sum([choice.tokens for choice in choices])
-        prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
-        return Usage(prompt_tokens, prompt_tokens + tokens, tokens, details, more)
+        usage = self._usage_of(len(self._options.prompt_ids), choices)
+        usage.prompt_tokens_details, usage.completion_tokens_details = details, more
+        return usage
 
     def whole(self) -> GenerateResponse:
         meta, options = self._meta, self._options
