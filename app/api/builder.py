@@ -24,7 +24,7 @@ from app.http.context import RequestContext
 from app.http.errors import bad_request
 from app.lora.adapters import LoRARegistry
 from app.protocol.chat import ChatCompletionRequest
-from app.protocol.validation.generation import GenerationRequest, ValidatedRequest
+from app.protocol.validation import GenerationRequest, ValidatedRequest
 from app.schema import Schemas
 from config.sections.api import json_object
 from config.settings import Settings

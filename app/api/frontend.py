@@ -26,13 +26,13 @@ from app.http.errors import ApiError
 from app.http.response import Response
 from app.protocol.common import ECTransferParams
 from app.protocol.decoding import Request, decode
-from app.protocol.validation.generation import (
+from app.protocol.validation import (
     GenerationRequest,
+    ModelLimits,
     ValidatedRequest,
     check_prompt_text,
     fit_prompt,
 )
-from app.protocol.validation.model import ModelLimits
 from app.tokenization import Tokenizer
 from config.sections.api import ApiSettings, json_object
 

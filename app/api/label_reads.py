@@ -38,7 +38,7 @@ from app.protocol.label_reads import (
     ScoreList,
     one_token,
 )
-from app.protocol.validation.generation import ValidatedRequest
+from app.protocol.validation import ValidatedRequest
 from app.tokenization import ChatOptions
 from config.settings import ModelSettings
 

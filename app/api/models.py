@@ -16,7 +16,7 @@ from app.lora.adapters import LoRARegistry
 from app.protocol.admin import LoadAdapterRequest, RegisterAdapterRequest, UnloadAdapterRequest
 from app.protocol.coercion import Misfit, convert
 from app.protocol.decoding import decode, read_json
-from app.protocol.validation.rules import check_unicode
+from app.protocol.rules import check_unicode
 
 
 class ServedModels:

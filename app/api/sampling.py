@@ -13,7 +13,7 @@ from app.engine.wire import Sampling, TextForm, Thoughts
 from app.http.errors import bad_request
 from app.protocol.options import StructuredOutputs
 from app.protocol.plain import PlainRequest
-from app.protocol.validation.generation import GenerationRequest
+from app.protocol.validation import GenerationRequest
 
 ANY_OBJECT = '{"type": "object"}'
 MOST_LOOKED_AT: Final = 32_768

@@ -14,7 +14,7 @@ from app.api.logprobs import SomeEntries, width
 from app.api.pieces import HOLE, SLICE, joined, template
 from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, TokenLogprob, Tokens
 from app.http.response import error_event
-from app.protocol.chat_response import ChunkChoice, Delta
+from app.protocol.chat import ChunkChoice, Delta
 from app.protocol.common import NO_TAIL, ChunkHead, ChunkTail, PerRequestMetrics, Usage, encode
 
 UNFINISHED = Finish("abort")

@@ -12,6 +12,7 @@ from typing import ClassVar, cast
 from msgspec import Raw, Struct
 
 from app.http.errors import bad_request
+from app.protocol import rules
 from app.protocol.coercion import Misfit
 from app.protocol.common import CompletionLogprobs, KVTransferParams, PerRequestMetrics, PromptLogprobs, Usage
 from app.protocol.decoding import RawRequest
@@ -19,7 +20,6 @@ from app.protocol.generation import GenerationFields
 from app.protocol.options import (
     Natural,
 )
-from app.protocol.validation import rules
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024

@@ -20,7 +20,7 @@ from msgspec import Struct
 from app.clock.pause import pause_if_possible
 from app.http.errors import ApiError, malformed
 from app.protocol.coercion import JsonObject, Misfit, convert, param_of
-from app.protocol.validation.rules import check_unicode
+from app.protocol.rules import check_unicode
 
 LONG = 1 << 17
 """Bytes of a body from which on other requests have a turn between the phases of decoding."""

@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from app.http.errors import bad_request, malformed
+from app.protocol import rules
 from app.protocol.coercion import JsonObject, Misfit, convert, non_negative
 from app.protocol.common import ECTransferParams, KVTransferParams, LogprobContent, PromptLogprobs, Usage
 from app.protocol.completions import CompletionRequest
@@ -25,7 +26,6 @@ from app.protocol.options import (
     StreamOptions,
     StructuredOutputs,
 )
-from app.protocol.validation import rules
 
 Ids = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
 Offsets = Annotated[list[int], Meta(min_length=2, max_length=2)]

@@ -15,7 +15,7 @@ from msgspec import Meta, Raw, Struct
 
 from app.protocol.completions import DEFAULT_MAX_TOKENS
 from app.protocol.options import Int64
-from app.protocol.validation.model import ModelLimits
+from app.protocol.validation import ModelLimits
 
 MOST_TOKENS = 4096
 """Longer replies are made by the general way."""

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from app.http.errors import bad_request
+from app.protocol import rules
 from app.protocol.coercion import JsonObject, Misfit, convert, convert_value, param_of
 from app.protocol.decoding import RawRequest, Request
 from app.protocol.options import CacheSalt, Effort, ExtraArg, Int64, StopStrings, StructuredOutputs
@@ -19,7 +20,6 @@ from app.protocol.response_tools import (
     convert_tools,
     resolve_choice,
 )
-from app.protocol.validation import rules
 
 Status = Literal["in_progress", "completed", "incomplete"]
 SAID_TO = ("input_text", "input_image", "input_file")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
-from app.api.completions.writer import CompletionResponseOptions, CompletionWriter, EchoedPrompt
+from app.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.api.identity import ResponseMeta
 from app.engine.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
 from app.http.errors import too_many

@@ -13,7 +13,7 @@ import pytest
 from app.api import logprobs, writer
 from app.api.anthropic.writer import MessageResponseOptions, MessageWriter
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
-from app.api.completions.writer import CompletionResponseOptions, CompletionWriter, EchoedPrompt
+from app.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.api.generate.writer import GenerateResponseOptions, GenerateWriter
 from app.api.identity import ResponseMeta
 from app.api.logprobs import TokenBytes

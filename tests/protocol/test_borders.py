@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from app.http.errors import ApiError
+from app.protocol import rules
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.decoding import decode
 from app.protocol.generate import GenerateRequest
 from app.protocol.messages import check_tool_calls, normalize_messages
-from app.protocol.validation import rules
-from app.protocol.validation.generation import ValidatedRequest, fit_prompt
-from app.protocol.validation.model import ModelLimits
+from app.protocol.validation import ModelLimits, ValidatedRequest, fit_prompt
 from tests.protocol.refused import refused
 
 VOCABULARY = 50

@@ -39,8 +39,7 @@ from app.protocol.tokenize import (
     TokenizeChatRequest,
     TokenizePromptRequest,
 )
-from app.protocol.validation.generation import ValidatedRequest
-from app.protocol.validation.model import ModelLimits
+from app.protocol.validation import ModelLimits, ValidatedRequest
 
 JSON = "application/json"
 KINDS: tuple[type[Request], ...] = (ChatCompletionRequest, CompletionRequest, DetokenizeRequest)

@@ -10,15 +10,15 @@ from app.http.errors import ApiError
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import decode
-from app.protocol.validation.generation import (
+from app.protocol.validation import (
     GenerationRequest,
+    ModelLimits,
     ValidatedRequest,
     check_prompt_text,
     constrained_outputs,
     fit_prompt,
     resolve_max_tokens,
 )
-from app.protocol.validation.model import ModelLimits
 
 CONTEXT = 2048
 LIMITS = ModelLimits(max_model_len=CONTEXT, vocab_size=4096)

@@ -23,7 +23,7 @@ from app.http.route import PlainHandler, Route, post
 from app.protocol.chat import BATCH_LATE, BatchChatRequest, ChatCompletionRequest
 from app.protocol.messages import Message, content_text
 from app.protocol.options import NamedToolChoice
-from app.protocol.validation.generation import ValidatedRequest
+from app.protocol.validation import ValidatedRequest
 
 
 def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]:

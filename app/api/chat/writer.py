@@ -23,7 +23,7 @@ from app.api.writer import (
 )
 from app.engine.outputs import EngineOutput, Part, Started, Tokens
 from app.http.response import DONE
-from app.protocol.chat_response import (
+from app.protocol.chat import (
     ChatChoice,
     ChatCompletion,
     ChatMessage,

@@ -35,7 +35,7 @@ from app.protocol.derender import (
     Logprobs,
     StreamState,
 )
-from app.protocol.validation.generation import MAX_CHOICES
+from app.protocol.validation import MAX_CHOICES
 from app.tokenization import Tokenizer
 
 SEED = 5

@@ -11,7 +11,7 @@ from app.api.anthropic.routes import message_chats
 from app.api.builder import Prompt
 from app.api.chat.prompt import chat_options, chat_prompt
 from app.api.chat.tools import check_tool_choice, tool_calls_of
-from app.api.completions.route import completion_prompt
+from app.api.completions import completion_prompt
 from app.api.frontend import Frontend
 from app.api.responses.routes import response_prompt
 from app.api.sampling import text_form
@@ -27,7 +27,7 @@ from app.protocol.completions import CompletionRequest
 from app.protocol.options import StreamOptions, StructuredOutputs
 from app.protocol.responses import ResponsesRequest
 from app.protocol.responses_chat import chat_request as chat_of_response
-from app.protocol.validation.generation import GenerationRequest, ValidatedRequest, fit_prompt
+from app.protocol.validation import GenerationRequest, ValidatedRequest, fit_prompt
 from app.schema import Schemas
 from config.settings import ToolSettings
 

@@ -24,7 +24,7 @@ from app.kvcache.event_sender import EventSender
 from app.pooling.model import PoolingModel
 from app.pooling.numbers import Turns
 from app.protocol.pooling import EmbeddingRequest
-from app.protocol.validation.generation import check_prompt_length
+from app.protocol.validation import check_prompt_length
 from config.settings import ModelSettings
 
 

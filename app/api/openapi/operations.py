@@ -25,8 +25,7 @@ from app.protocol.admin import (
 )
 from app.protocol.anthropic import CountTokensRequest, MessagesRequest
 from app.protocol.anthropic_response import ErrorResponse, MessageResponse
-from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
-from app.protocol.chat_response import ChatCompletion
+from app.protocol.chat import BatchChatRequest, ChatCompletion, ChatCompletionRequest
 from app.protocol.completions import Completion, CompletionRequest
 from app.protocol.derender import DerenderChatRequest, DerenderCompletionRequest, DerenderStreamRequest
 from app.protocol.generate import AbortRequest, GenerateRequest, GenerateResponse

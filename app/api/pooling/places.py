@@ -23,8 +23,8 @@ from app.http.context import RequestContext
 from app.http.errors import bad_request
 from app.http.response import CLIENT_GONE, Response, json_response
 from app.pooling.numbers import TURN, Turns
+from app.protocol import validation as rules
 from app.protocol.pooling import MAX_INPUTS, ClassificationRequest, EmbeddingRequest, PoolingFields, TokenIds
-from app.protocol.validation import generation as rules
 from app.tokenization import ChatOptions
 
 BATCH = 256
