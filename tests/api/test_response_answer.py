@@ -241,20 +241,6 @@ def test_a_stream_of_a_thought_has_its_events_in_order() -> None:
     assert found[-1]["response"]["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
 
 
-def test_the_only_content_of_an_item_has_number_0_in_every_event() -> None:
-    found = streamed(answer(), told([(THOUGHT, ["Hm", "m"]), (None, ["Y", "es"])], Finish("stop")))
-    numbered = [event["type"] for event in found if "content_index" in event]
-    assert len(set(numbered)) == 6  # two of a thought, two of a message, two that both have
-    assert {event["content_index"] for event in found if "content_index" in event} == {0}
-
-
-def test_hidden_thoughts_are_counted() -> None:
-    events = told([(THOUGHT, ["Hm", "m"]), (None, ["Yes"])], Finish("stop"))
-    body = whole(answer(shows_reasoning=False), events)
-    assert [item["type"] for item in body["output"]] == ["message"]
-    assert body["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
-
-
 def test_a_stream_of_a_call_has_its_events_in_order() -> None:
     found = streamed(answer(), told([(call(0), ["", "{", "}", ""])], Finish("stop")))
     assert kinds(found)[2:-1] == [
@@ -311,14 +297,6 @@ def test_a_custom_tool_is_given_a_text_at_once() -> None:
     assert whole(answer(calls=CALLED), events)["output"] == [item]
 
 
-def test_a_call_opens_with_its_name_before_it_has_arguments() -> None:
-    writer = answer()
-    writer.chunk(Started(0, 0.5))
-    (opened,) = parsed(writer.chunk(Tokens(0, [""], [1], 1.0, part=call(0))))
-    assert opened["item"]["name"] == "weather"
-    assert writer.chunk(Tokens(0, [""], [2], 1.0, part=call(0))) == b""
-
-
 @pytest.mark.parametrize(
     ("reason", "status", "details"),
     [
@@ -358,13 +336,6 @@ def test_an_image_is_counted_and_not_shown() -> None:
     body = whole(answer(), events)
     assert [content["text"] for content in body["output"][0]["content"]] == ["Look"]
     assert body["usage"]["output_tokens"] == 2
-
-
-def test_what_was_asked_is_repeated() -> None:
-    asked = {"instructions": "Be brief.", "metadata": {"a": "b"}, "user": "me", "temperature": 0.5}
-    body = whole(answer(asked=asked), told([(None, ["Hi"])], Finish("stop")))
-    assert {name: body[name] for name in asked} == asked
-    assert (body["max_output_tokens"], body["parallel_tool_calls"], body["tools"]) == (9, True, [])
 
 
 def test_transfer_params_are_told_at_the_end() -> None:

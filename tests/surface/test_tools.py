@@ -69,13 +69,6 @@ def test_a_required_call_is_made(sdk: openai.OpenAI) -> None:
         assert (choice.finish_reason, choice.message.content) == ("tool_calls", "")
 
 
-def test_a_named_call_is_made_and_ends_with_stop(sdk: openai.OpenAI) -> None:
-    named = {"type": "function", "function": {"name": "get_time"}}
-    choice = chat(sdk, tool_choice=named).choices[0]
-    assert checked(choice.message.tool_calls) == ["get_time"]
-    assert choice.finish_reason == "stop"
-
-
 def test_auto_calls_now_and_then(sdk: openai.OpenAI) -> None:
     reasons = {chat(sdk, seed=seed).choices[0].finish_reason for seed in range(30)}
     assert "tool_calls" in reasons and "stop" in reasons
@@ -149,11 +142,6 @@ def test_a_text_of_a_grammar_fits_the_limit_where_it_can(client: Client) -> None
         choice = client.post("/v1/completions", asked).json()["choices"][0]
         assert choice["finish_reason"] == "stop" or limit == 1
         assert re.fullmatch("(ab)+", choice["text"]) or limit == 1
-
-
-def test_a_response_format_of_tags_keeps_their_schemas(client: Client) -> None:
-    answer = client.chat(response_format={"type": "structural_tag", **TAGS})
-    assert TAGGED.fullmatch(answer["choices"][0]["message"]["content"])
 
 
 def test_thoughts_are_told_apart() -> None:
