@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from app.api.builder import SEND_IMAGE, Prompt, RequestBuilder, check_rank, truth
 from app.api.chat.media import encoded
 from app.api.chat.tools import constraint_of, tag_of
-from app.api.identity import Identity, ResponseMeta
+from app.api.identity import Identity, ResponseMeta, ResponseOptions
 from app.api.models import ServedModels
 from app.api.pieces import check_answer_size
 from app.api.responder import Responder
@@ -53,16 +54,6 @@ def remote_cached_tokens(request: GenerationRequest) -> int | None:
     transfer = request.kv_transfer_params or {}
     cached = transfer.get("remote_prefill_cached_tokens") if transfer.get("do_remote_prefill") else None
     return cached if isinstance(cached, int) else None
-
-
-class SharedOptions(TypedDict):
-    n: int
-    include_usage: bool
-    continuous_usage: bool
-    token_ids: bool
-    token_id_names: bool
-    prompt_details: bool
-    metrics: bool
 
 
 class ChatRules(Struct, frozen=True):
@@ -151,21 +142,24 @@ class Frontend:
         """`ec_transfer_params` of an encoder's answer; None of any other's."""
         return encoded(hashes) if self.encoder_only else None
 
-    def options(self, asked: ValidatedRequest[GenerationRequest]) -> SharedOptions:
+    def options(self, asked: ValidatedRequest[GenerationRequest]) -> dict[str, Any]:
+        """Returns the fields of `ResponseOptions` for this request."""
         request = asked.request
         options = request.stream_options
         usage = options is not None and bool(options.include_usage)
         names = request.return_tokens_as_token_ids
         everywhere = usage and options is not None and bool(options.continuous_usage_stats)
-        return {
-            "n": asked.n,
-            "include_usage": usage or self.force_usage,
-            "continuous_usage": everywhere or self.force_usage,
-            "token_ids": bool(request.return_token_ids),
-            "token_id_names": self.token_id_names if names is None else names,
-            "prompt_details": self.prompt_details and not request.use_beam_search,
-            "metrics": self.request_metrics,
-        }
+        return asdict(
+            ResponseOptions(
+                n=asked.n,
+                include_usage=usage or self.force_usage,
+                continuous_usage=everywhere or self.force_usage,
+                token_ids=bool(request.return_token_ids),
+                token_id_names=self.token_id_names if names is None else names,
+                prompt_details=self.prompt_details and not request.use_beam_search,
+                metrics=self.request_metrics,
+            )
+        )
 
     def submit(
         self,

@@ -16,7 +16,6 @@ from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.api.generate.writer import GenerateResponseOptions, GenerateWriter
 from app.api.identity import ResponseMeta
-from app.api.logprobs import TokenBytes
 from app.api.pieces import BLOCK_BYTES, SLICE, check_answer_size
 from app.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
 from app.api.writer import ResponseWriter
@@ -229,14 +228,3 @@ def test_a_stream_repeats_only_so_many_log_probabilities_of_a_prompt(
     answer = create_app(load(flags, {})).test_client().post("/v1/completions", json=body)
     assert answer.status_code == status
     assert status == 200 or answer.get_json()["error"]["param"] == "echo"
-
-
-def test_the_bytes_of_tokens_are_remembered_within_bounds() -> None:
-    known = TokenBytes(limit_bytes=4000)
-    known.of("a")
-    assert known.size_bytes == len(b"[97]") + TokenBytes.PLACE_BYTES
-    for number in range(1000):
-        text = f"token {number}"
-        assert json.loads(encode(known.of(text))) == list(text.encode())
-        assert known.of(text) is known.of(text)
-        assert 0 < known.size_bytes <= known.limit_bytes
