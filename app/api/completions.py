@@ -11,7 +11,7 @@ from app.api.builder import Prompt
 from app.api.frontend import Frontend
 from app.api.identity import ResponseMeta, ResponseOptions, address_of
 from app.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name, width
-from app.api.pieces import HOLE, SLICE
+from app.api.pieces import HOLE, SLICE, Holes
 from app.api.writer import (
     ChoiceState,
     PlainChoice,
@@ -175,15 +175,16 @@ class CompletionWriter(ResponseWriter):
         index: int,
         spans: Sequence[SomeEntries],
         echoes: bool,
+        holes: Holes | None = None,
     ) -> wire.CompletionLogprobs:
         if not echoes:
-            return logprobs.lists(spans, ())
+            return logprobs.lists(spans, (), holes)
         options, number = self._options, index // self._options.n
         prompt, of_prompt = options.prompts[number], self._prompt_entries[number] or ()
         names = prompt.token_texts
         if options.token_id_names:
             names = [token_name(token_id, "", True) for token_id in prompt.ids]
-        return logprobs.lists([of_prompt, *(() if options.prompt_only else spans)], names)
+        return logprobs.lists([of_prompt, *(() if options.prompt_only else spans)], names, holes)
 
     def _usage(self, prompts: Sequence[EchoedPrompt], choices: Sequence[ChoiceState]) -> Usage:
         return self._usage_of(sum([len(prompt.ids) for prompt in prompts]), choices)
@@ -212,7 +213,7 @@ class CompletionWriter(ResponseWriter):
         logprobs = None
         if options.logprobs:
             own = CompletionLogprobs(options.token_id_names)
-            logprobs = self._lists(own, index, choice.logprobs, options.echo)
+            logprobs = self._lists(own, index, choice.logprobs, options.echo, self._holes)
         return CompletionChoice(
             index,
             text,
@@ -220,13 +221,13 @@ class CompletionWriter(ResponseWriter):
             choice.finish.reason,
             choice.finish.stop_reason,
             choice.ids if options.token_ids else None,
-            prompt_entries(self._prompt_entries[index // options.n]),
+            prompt_entries(self._prompt_entries[index // options.n], self._holes),
             prompt.ids if options.token_ids else None,
         )
 
 
-MOST_STREAMED = 50_000
-"""Log probabilities of a prompt that a stream repeats in its first event: about 25 ms of work."""
+MOST_STREAMED = 20_000
+"""Log probabilities of a prompt that a stream repeats in its first event: about 10 ms of work."""
 
 
 def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]:

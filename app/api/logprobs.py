@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from msgspec import Raw
 
-from app.api.pieces import SLICE, joined, slices
+from app.api.pieces import SLICE, Holes, joined, slices
 from app.engine.outputs import TokenLogprob
 from app.protocol import common as wire
 from app.protocol.common import encode
@@ -49,9 +49,11 @@ def _parts(spans: Iterable[Sequence[E]]) -> Iterator[Sequence[E]]:
         yield from slices(span, max(1, SLICE // width(span)))
 
 
-def rendered(spans: Sequence[Entries], render: Callable[[Entries], Sequence[object]]) -> Raw:
+def rendered(
+    spans: Sequence[Entries], render: Callable[[Entries], Sequence[object]], holes: Holes | None = None
+) -> Raw:
     """Returns all entries of a reply in one list."""
-    return joined(encode(render(part)) for part in _parts(spans))
+    return joined((encode(render(part)) for part in _parts(spans)), holes)
 
 
 class ChatLogprobs:
@@ -159,9 +161,9 @@ def token_id_entries(entries: Entries) -> list[wire.TokenIdLogprob]:
     ]
 
 
-def prompt_entries(entries: SomeEntries | None) -> Raw | None:
+def prompt_entries(entries: SomeEntries | None, holes: Holes) -> Raw | None:
     """Returns the `prompt_logprobs` list: by token id, with rank and text; null for the first token."""
-    return None if entries is None else joined(encode(_by_id(part)) for part in _parts((entries,)))
+    return None if entries is None else joined((encode(_by_id(part)) for part in _parts((entries,))), holes)
 
 
 def _by_id(entries: SomeEntries) -> wire.PromptLogprobs:
@@ -186,7 +188,9 @@ class CompletionLogprobs:
         self._offset = 0
         """Where the next token begins, in characters."""
 
-    def lists(self, spans: Sequence[SomeEntries], names: Sequence[str]) -> wire.CompletionLogprobs:
+    def lists(
+        self, spans: Sequence[SomeEntries], names: Sequence[str], holes: Holes | None = None
+    ) -> wire.CompletionLogprobs:
         """Returns the lists of the next tokens; `names` has those whose entries are None."""
         tokens: list[str] = []
         values: list[float | None] = []
@@ -199,7 +203,7 @@ class CompletionLogprobs:
                 yield encode(self._tops(entries))
 
         return wire.CompletionLogprobs(
-            top_logprobs=joined(tops()), text_offset=places, token_logprobs=values, tokens=tokens
+            top_logprobs=joined(tops(), holes), text_offset=places, token_logprobs=values, tokens=tokens
         )
 
     def _offsets(

@@ -7,11 +7,13 @@ from typing import TypeVar
 
 from msgspec import Raw, Struct
 
-from app.clock.pause import Slices
+from app.clock.pause import Slices, pause_if_possible
 from app.http.errors import bad_request
 from app.protocol.common import encode
 
 Item = TypeVar("Item")
+Holes = list[Sequence[bytes]]
+"""Long lists of an answer, each in pieces."""
 
 GAP = b"\0"
 """What a hole is written as. No JSON holds it: in texts it is escaped."""
@@ -28,14 +30,16 @@ TOKEN_BYTES = 48
 
 Measured at the process: 36 bytes, of 128 choices of 4,000 tokens.
 """
-ENTRY_BYTES = 160
-"""Memory of a log probability in an answer: about 75 bytes of JSON, in a part and in the whole."""
+ENTRY_BYTES = 80
+"""Memory of a log probability in an answer: about 75 bytes of JSON."""
+WHOLE_BYTES = 8 << 20
+"""An answer up to here is sent in one, and tells its length."""
 
 
 def check_answer_size(tokens: int, entries: int) -> None:
     """Raises ApiError 400 when so many tokens and log probabilities are too many for one whole answer.
 
-    Possible are 5,592,405 tokens, or 1,677,721 log probabilities, alternatives and those of prompts included.
+    Possible are 5,592,405 tokens, or 3,355,443 log probabilities, alternatives and those of prompts included.
     A stream has no such limit: nothing of it is kept.
     """
     size = tokens * TOKEN_BYTES + entries * ENTRY_BYTES
@@ -52,15 +56,42 @@ def slices(items: Sequence[Item], size: int = SLICE) -> Iterator[Sequence[Item]]
         yield items[start : start + size]
 
 
-def joined(lists: Iterable[bytes]) -> Raw:
-    """Returns one JSON list of the items of several; other requests have turns while it is long."""
+def joined(lists: Iterable[bytes], holes: Holes | None = None) -> Raw:
+    """Returns one JSON list of the items of several; other requests have turns while it is long.
+
+    With `holes` a long one is kept there, and a hole is returned: `filled` puts it in without a copy.
+    """
     turns = Slices(BLOCK_BYTES)
     items: list[bytes] = []
     for some in lists:
         if some != b"[]":
-            items.append(some[1:-1])
+            items.append(b"%b%b" % (b"," if items else b"[", some[1:-1]))
         turns.spend(len(some))
-    return Raw(b"[%b]" % b",".join(items))
+    items.append(b"]" if items else b"[]")
+    if holes is None or sum(map(len, items)) <= BLOCK_BYTES:
+        return Raw(b"".join(items))
+    holes.append(items)
+    return HOLE
+
+
+def filled(value: object, holes: Holes) -> list[bytes]:
+    """Returns the JSON of `value` in pieces; its long lists, in the order of its keys, are in `holes`."""
+    if not holes:
+        return [encode(value)]
+    first, *others = encode(value).split(GAP)
+    pieces = [first]
+    for filling, other in zip(holes, others, strict=True):
+        pieces += filling
+        pieces.append(other)
+    holes.clear()
+    return pieces
+
+
+def paced(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yields the same bytes; other requests have turns between."""
+    for block in blocks(pieces):
+        yield block
+        pause_if_possible()
 
 
 def blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:

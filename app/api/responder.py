@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gevent.event import Event as Bell
 
+from app.api.pieces import WHOLE_BYTES, paced
 from app.api.stream import EventStream, TakeOver
 from app.api.writer import ResponseWriter
 from app.engine.client import EngineClient, Handle
@@ -18,7 +19,7 @@ from app.faults.injector import fault_of
 from app.http.connection import Connection
 from app.http.context import RequestContext
 from app.http.errors import ApiError
-from app.http.response import CLIENT_GONE, EVENT_STREAM, PendingResponse, Response, json_response
+from app.http.response import CLIENT_GONE, EVENT_STREAM, JSON, PendingResponse, Response, json_response
 from app.http.stream import StreamTransport, WriteBatcher
 
 
@@ -138,7 +139,10 @@ class Responder:
                 self.load.end()
         if collector.gone:
             return json_response(b"", CLIENT_GONE)
-        return json_response(collector.body(), 200, self.headers)
+        pieces = collector.pieces()
+        if sum(map(len, pieces)) <= WHOLE_BYTES:
+            return json_response(b"".join(pieces), 200, self.headers)
+        return Response(paced(pieces), 200, self.headers, JSON)
 
     def _pending(self, collector: ResponseCollector) -> PendingResponse:
         def over(future: Future[None]) -> None:
@@ -189,9 +193,13 @@ class ResponseCollector:
             self.unfinished -= 1
 
     def body(self) -> bytes:
+        return b"".join(self.pieces())
+
+    def pieces(self) -> list[bytes]:
+        """As `body`; where the answer is long, other requests have turns."""
         if self._error is not None:
             raise self._error
-        return self._writer.body()
+        return self._writer.pieces()
 
     def leave(self) -> None:
         """The client has left: nothing of the request goes on."""

@@ -11,7 +11,8 @@ from msgspec import Raw, Struct, UnsetType
 from app.api.errors import as_stream_error
 from app.api.identity import ResponseMeta
 from app.api.logprobs import SomeEntries, width
-from app.api.pieces import HOLE, SLICE, joined, template
+from app.api.pieces import BLOCK_BYTES, HOLE, SLICE, Holes, filled, template
+from app.clock.pause import Slices
 from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, TokenLogprob, Tokens
 from app.http.response import error_event
 from app.protocol.chat import ChunkChoice, Delta
@@ -190,6 +191,7 @@ class ResponseWriter(ABC):
     prompt_logprobs: SomeEntries | None = None
     has_failed = False
     usage = UsageOverrides()
+    _holes: Holes
     keeps_alive = False
     """A stream that says nothing for long gets comments (`sse-keep-alive-interval`)."""
 
@@ -291,11 +293,16 @@ class ResponseWriter(ABC):
 
     def body(self) -> bytes:
         """Returns the whole JSON answer, once all outputs are taken."""
-        return encode(self.whole())
+        return b"".join(self.pieces())
+
+    def pieces(self) -> list[bytes]:
+        """As `body`; where the answer is long, other requests have turns."""
+        self._holes = []
+        return filled(self.whole(), self._holes)
 
     @abstractmethod
     def whole(self) -> Struct:
-        """Returns the answer as a struct; where it is long, other requests have turns."""
+        """Returns the answer as a struct, whose long lists are in `_holes`."""
 
     def each_choice(self, make: Callable[[int, ChoiceState], T]) -> Sequence[T] | Raw:
         """Returns what `make` makes of each choice and its number; large ones are written one by one."""
@@ -304,7 +311,14 @@ class ResponseWriter(ABC):
             return (make(0, choices[0]),)
         if len(choices) + sum([choice.tokens for choice in choices]) <= SLICE:
             return [make(index, choice) for index, choice in enumerate(choices)]
-        return joined(encode([make(index, choice)]) for index, choice in enumerate(choices))
+        before, pieces, turns = self._holes, list[bytes](), Slices(BLOCK_BYTES)
+        self._holes = []
+        for index, choice in enumerate(choices):
+            written = filled(make(index, choice), self._holes)
+            pieces += [b"," if pieces else b"[", *written]
+            turns.spend(len(written[0]))
+        self._holes = [*before, [*pieces, b"]"]]
+        return HOLE
 
 
 class PlainChoice:

@@ -203,9 +203,9 @@ def test_a_chat_begins_in_pieces_where_its_first_events_are_long(options: Any, l
     [
         (16384 * 341, 0, True),
         (16384 * 342, 0, False),
-        (79_000, 79_000 * 20, True),
-        (79_000, 79_000 * 21, False),
-        (0, 1 << 21, False),
+        (150_000, 150_000 * 21, True),
+        (150_000, 150_000 * 22, False),
+        (0, 1 << 22, False),
     ],
 )
 def test_what_takes_too_much_memory_is_refused(tokens: int, entries: int, fits: bool) -> None:
@@ -218,7 +218,7 @@ def test_what_takes_too_much_memory_is_refused(tokens: int, entries: int, fits: 
 
 
 @pytest.mark.parametrize(
-    ("tokens", "stream", "status"), [(3000, True, 400), (2000, True, 200), (3000, False, 200)]
+    ("tokens", "stream", "status"), [(3000, True, 400), (900, True, 200), (3000, False, 200)]
 )
 def test_a_stream_repeats_only_so_many_log_probabilities_of_a_prompt(
     tokens: int, stream: bool, status: int

@@ -278,7 +278,7 @@ class ChatWriter(ResponseWriter):
             choices=self.each_choice(self._choice),
             system_fingerprint=meta.fingerprint,
             usage=self._usage(self.choices, details, None),
-            prompt_logprobs=prompt_entries(self.prompt_logprobs),
+            prompt_logprobs=prompt_entries(self.prompt_logprobs, self._holes),
             prompt_token_ids=options.prompt_ids if options.token_ids else None,
             prompt_text=options.prompt_text,
             kv_transfer_params=options.transfer,
@@ -290,7 +290,7 @@ class ChatWriter(ResponseWriter):
         message = self._message(choice)
         logprobs = ids = None
         if self._logprobs is not None:
-            logprobs = LogprobContent(rendered(choice.logprobs, self._logprobs.entries))
+            logprobs = LogprobContent(rendered(choice.logprobs, self._logprobs.entries, self._holes))
         if self._options.token_ids and not self._options.hides:
             ids = choice.ids
         return ChatChoice(
