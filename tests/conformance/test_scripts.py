@@ -312,37 +312,6 @@ def test_a_report_says_which_rule_answered_how_often(server: RunningServer, clie
     assert caches["script counters"]["size_bytes"] <= caches["script counters"]["limit_bytes"]
 
 
-def get_weather(city: str) -> str:
-    """The tool of the agents."""
-    return f"sun in {city}"
-
-
-@streamed
-def test_an_agent_of_the_openai_sdk_goes_round_its_loop(stream: bool) -> None:
-    with (
-        running_server("--model=tiny", "--script", EXAMPLE) as server,
-        openai_client(server, strict=False, max_retries=2) as client,
-    ):
-        messages = user("What is the weather in Rome?")
-        asked = client.chat.completions.create(model="tiny", messages=messages, tools=[TOOL])
-        if stream:
-            with client.chat.completions.stream(model="tiny", messages=messages, tools=[TOOL]) as events:
-                asked = events.get_final_completion()
-        (choice,) = asked.choices
-        assert (choice.message.content, choice.finish_reason) == ("Let me look.", "tool_calls")
-        messages.append(choice.message.model_dump(exclude_none=True))
-        for call in choice.message.tool_calls or ():
-            assert call.type == "function"
-            result = get_weather(**json.loads(call.function.arguments))
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-        answer = client.chat.completions.create(model="tiny", messages=messages, tools=[TOOL])
-        assert answer.choices[0].message.content == "The weather: sun in Rome."
-        hello = client.chat.completions.create(
-            model="tiny", messages=user("Hello!"), extra_headers={"X-User": "Ada"}
-        )
-        assert hello.choices[0].message.content == "Hello Ada!", "the SDK tries again after the 503"
-
-
 @pytest.mark.clients
 def test_an_agent_of_pydantic_ai_goes_round_its_loop() -> None:
     with running_server("--model=tiny", "--script", EXAMPLE) as server:
