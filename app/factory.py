@@ -16,7 +16,7 @@ from app.api.admin import reports
 from app.api.admin import weights as weight_routes
 from app.api.admin.config import PeerRanks
 from app.api.anthropic import routes as anthropic
-from app.api.anthropic.threads import ThreadStore
+from app.api.anthropic.writer import ThreadStore
 from app.api.chat import route as chat
 from app.api.generate import routes as generate
 from app.api.identity import Identity, system_fingerprint

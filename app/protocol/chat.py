@@ -22,10 +22,10 @@ from app.protocol.common import (
     Usage,
 )
 from app.protocol.decoding import RawRequest
-from app.protocol.generation import GenerationFields
 from app.protocol.messages import Message, are_plain, check_tool_calls, convert_messages, normalize_messages
 from app.protocol.options import (
     Effort,
+    GenerationFields,
     Tool,
     ToolChoice,
 )

@@ -16,8 +16,8 @@ from app.protocol import rules
 from app.protocol.coercion import Misfit
 from app.protocol.common import CompletionLogprobs, KVTransferParams, PerRequestMetrics, PromptLogprobs, Usage
 from app.protocol.decoding import RawRequest
-from app.protocol.generation import GenerationFields
 from app.protocol.options import (
+    GenerationFields,
     Natural,
 )
 

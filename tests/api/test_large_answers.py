@@ -23,8 +23,7 @@ from app.engine.outputs import EngineOutput, Finish, Part, Started, TokenLogprob
 from app.factory import create_app
 from app.http.errors import ApiError
 from app.protocol.common import encode
-from app.protocol.response_object import ResponseObject
-from app.protocol.responses import ResponsesRequest
+from app.protocol.responses import ResponseObject, ResponsesRequest
 from config.loader import load
 from tests.api.segments import THOUGHT, body_of
 

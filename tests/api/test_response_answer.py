@@ -14,9 +14,8 @@ from app.api.identity import ResponseMeta
 from app.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
 from app.engine.outputs import EngineOutput, Failed, Finish, Started, Tokens
 from app.http.errors import ApiError, bad_request, internal, too_many
-from app.protocol.response_object import ResponseObject
 from app.protocol.response_tools import CalledTool
-from app.protocol.responses import ResponsesRequest
+from app.protocol.responses import ResponseObject, ResponsesRequest
 from tests.api.segments import IMAGE, THOUGHT, Segment, body_of, call, segments, told, whole
 from tests.conformance.wire import parsed
 

@@ -6,8 +6,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 
-from app.api.anthropic.threads import ThreadStore, ThreadWriter
-from app.api.anthropic.writer import MessageResponseOptions, MessageWriter, message_error
+from app.api.anthropic.writer import (
+    MessageResponseOptions,
+    MessageWriter,
+    ThreadStore,
+    ThreadWriter,
+    message_error,
+)
 from app.api.builder import Prompt
 from app.api.chat.prompt import chat_options, chat_prompt
 from app.api.chat.tools import check_tool_choice

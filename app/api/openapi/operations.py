@@ -23,8 +23,7 @@ from app.protocol.admin import (
     WeightCheckRequest,
     WeightVersionRequest,
 )
-from app.protocol.anthropic import CountTokensRequest, MessagesRequest
-from app.protocol.anthropic_response import ErrorResponse, MessageResponse
+from app.protocol.anthropic import CountTokensRequest, ErrorResponse, MessageResponse, MessagesRequest
 from app.protocol.chat import BatchChatRequest, ChatCompletion, ChatCompletionRequest
 from app.protocol.completions import Completion, CompletionRequest
 from app.protocol.derender import DerenderChatRequest, DerenderCompletionRequest, DerenderStreamRequest
@@ -40,8 +39,7 @@ from app.protocol.pooling import (
     RerankRequest,
     ScoreRequest,
 )
-from app.protocol.response_object import ResponseObject
-from app.protocol.responses import ResponsesRequest
+from app.protocol.responses import ResponseObject, ResponsesRequest
 from app.protocol.tokenize import (
     DetokenizeRequest,
     ScoreChatRequest,

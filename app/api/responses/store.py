@@ -27,7 +27,7 @@ from app.http.errors import ApiError
 from app.http.response import EVENT_STREAM, Response, json_response
 from app.protocol.common import encode
 from app.protocol.messages import Message
-from app.protocol.response_object import ResponseObject
+from app.protocol.responses import ResponseObject
 
 MOST_RESPONSES = 1000
 MOST_BYTES = 256 << 20

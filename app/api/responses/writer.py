@@ -19,7 +19,8 @@ from app.api.writer import ResponseWriter, Segment
 from app.engine.outputs import EngineOutput, Failed, Part, Started, TokenLogprob, Tokens
 from app.http.errors import bad_request
 from app.protocol.common import ECTransferParams, ItemLogprob, KVTransferParams, encode
-from app.protocol.response_object import (
+from app.protocol.response_tools import CalledTool, custom_input
+from app.protocol.responses import (
     CustomCallItem,
     FunctionCallItem,
     IncompleteDetails,
@@ -33,10 +34,10 @@ from app.protocol.response_object import (
     ReasoningText,
     ResponseError,
     ResponseObject,
+    ResponsesRequest,
     ResponseUsage,
+    TextConfig,
 )
-from app.protocol.response_tools import CalledTool, custom_input
-from app.protocol.responses import ResponsesRequest, TextConfig
 
 Logprobs = Sequence[ItemLogprob] | Raw | None
 ID_PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
