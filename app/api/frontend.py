@@ -195,7 +195,9 @@ class Frontend:
                 sum(len(prompt.ids) for prompt in prompts),
             )
             entries = tokens * asked.entries_per_token
-            check_answer_size(tokens, entries + asked.n * prompt_tokens * asked.entries_per_prompt_token)
+            check_answer_size(
+                together, tokens, entries + asked.n * prompt_tokens * asked.entries_per_prompt_token
+            )
         # Before as many engine requests are made as a hostile request asks for.
         responder.engine.check_admission(together)
         requests = self.builder.build(asked, meta, prompts, context, constraint, image)

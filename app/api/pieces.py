@@ -36,8 +36,8 @@ WHOLE_BYTES = 8 << 20
 """An answer up to here is sent in one, and tells its length."""
 
 
-def check_answer_size(tokens: int, entries: int) -> None:
-    """Raises ApiError 400 when so many tokens and log probabilities are too many for one whole answer.
+def check_answer_size(n: int, tokens: int, entries: int) -> None:
+    """Raises ApiError 400 when `n` choices of so many tokens and log probabilities in all are too large.
 
     Possible are 5,592,405 tokens, or 3,355,443 log probabilities, alternatives and those of prompts included.
     A stream has no such limit: nothing of it is kept.
@@ -45,7 +45,7 @@ def check_answer_size(tokens: int, entries: int) -> None:
     size = tokens * TOKEN_BYTES + entries * ENTRY_BYTES
     if size > MAX_ANSWER_BYTES:
         raise bad_request(
-            f"An answer of up to {tokens} tokens and {entries} log probabilities would take "
+            f"n={n} choices of up to {tokens} tokens and {entries} log probabilities together would take "
             f"{size >> 20} MiB, more than {MAX_ANSWER_BYTES >> 20}. Ask for less, or for a stream."
         )
 

@@ -209,10 +209,10 @@ def test_a_chat_begins_in_pieces_where_its_first_events_are_long(options: Any, l
 )
 def test_what_takes_too_much_memory_is_refused(tokens: int, entries: int, fits: bool) -> None:
     if fits:
-        check_answer_size(tokens, entries)
+        check_answer_size(1, tokens, entries)
         return
     with pytest.raises(ApiError, match="stream") as refused:
-        check_answer_size(tokens, entries)
+        check_answer_size(1, tokens, entries)
     assert (refused.value.status, refused.value.type) == (400, "BadRequestError")
 
 
