@@ -2,8 +2,7 @@
 # make test       run all tests; its last line says what was skipped, and how to have it
 # make test-fast  run those that start no process: under a minute; tests/README.md says which
 # make test-shared  run those that compare with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
-# make test-general  conformance and hostile clients once more, with servers that do without the fast path
-# make test-steps    conformance once more, with requests that share the steps of an engine
+# make test-general  hostile clients once more, with servers that do without the fast path
 # make test-image    run the tests of the image, and those that start no process, with the Python that the image has
 # make lint       ruff, mypy and plain words
 # make bench      run the benchmarks
@@ -56,7 +55,7 @@ IMAGE_VERSION := $(shell sed -n 's/^FROM python:\([0-9.]*\)-slim.*/\1/p' Dockerf
 IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/versions/$(IMAGE_VERSION).*/bin/python; do \
 	$$python -c '' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run test test-fast test-shared test-general test-steps test-image image-python test-engine lint bench mutants fleet image venv \
+.PHONY: run test test-fast test-shared test-general test-image image-python test-engine lint bench mutants fleet image venv \
 	clients node-clients browser engine llm servers test-servers clean
 
 run: $(VENV)/.run
@@ -75,12 +74,7 @@ test-shared: $(VENV)/.dev
 	$(BIN)/python -m pytest $(AT_A_TIME) -m "not shared" tests/conformance
 
 test-general: $(VENV)/.dev
-	$(BIN)/python -m pytest --general-way $(AT_A_TIME) tests/conformance tests/hostile
-
-# What is left out is about replies that take their time, or a cache smaller than one request.
-test-steps: $(VENV)/.dev
-	$(BIN)/python -m pytest --steps $(AT_A_TIME) tests/conformance --ignore=tests/conformance/test_kv_events.py \
-		--ignore=tests/conformance/test_responses_store.py
+	$(BIN)/python -m pytest --general-way $(AT_A_TIME) tests/hostile
 
 # Those that start no process are not run as by test-fast: the first picture of an environment asks for fonts.
 image-python:

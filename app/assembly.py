@@ -33,7 +33,7 @@ from app.kvcache.stores import store_of
 from app.lora.adapters import LoRARegistry, LoRASlots, rank_of
 from app.metrics.exposition import Families
 from app.metrics.fake import FakeFamilies
-from app.protocol.validation.model import ModelLimits
+from app.protocol.validation import ModelLimits
 from app.simulated.corpus import Corpus, sample_sentences
 from app.simulated.model import Silent, SimulatedModel
 from config import ConfigError, Settings

@@ -9,15 +9,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from app.api import invocations, label_reads, models, tokens
+from app.api import completions, invocations, label_reads, models, tokens
 from app.api.admin import config as admin
 from app.api.admin import lifecycle as lifecycle_routes
 from app.api.admin import reports
 from app.api.admin.config import PeerRanks
 from app.api.anthropic import routes as anthropic
-from app.api.anthropic.threads import ThreadStore
+from app.api.anthropic.writer import ThreadStore
 from app.api.chat import route as chat
-from app.api.completions import route as completions
 from app.api.generate import routes as generate
 from app.api.identity import Identity, system_fingerprint
 from app.api.kv import event_sources

@@ -11,7 +11,7 @@ from hypothesis import Phase, settings
 
 from tests.needs import NEEDS, skipped_line
 from tests.processes import refuse_process, starts_process
-from tests.running_server import GENERAL_WAY, STEPS, RunningServer, running_server
+from tests.running_server import GENERAL_WAY, RunningServer, running_server
 
 LEFT_OUT = ("server", "slow", *(need.marker for need in NEEDS))
 """The markers of tests that do not run under --fast."""
@@ -34,16 +34,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--general-way", action="store_true", help="servers do without the fast path, as under other workers"
     )
-    parser.addoption(
-        "--steps", action="store_true", help="requests share the steps of an engine in every server"
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("general_way"):
         os.environ[GENERAL_WAY] = "yes"
-    if config.getoption("steps"):
-        os.environ[STEPS] = "yes"
     config.addinivalue_line("markers", "server: starts a process, most often a server; found by itself")
     config.addinivalue_line("markers", "slow: half a second and more, though it starts no process")
     for need in NEEDS:

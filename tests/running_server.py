@@ -23,8 +23,6 @@ SEED = "7"
 """Of servers that are not told another: what they say is the same each time."""
 GENERAL_WAY = "UNDERSTUDY_TESTS_GENERAL_WAY"
 """Set by --general-way, for servers of every kind."""
-STEPS = "UNDERSTUDY_TESTS_STEPS"
-"""The same for --steps."""
 SERVER_PORTS = range(16_000, 32_000)
 PORTS_A_WORKER = 2_000
 """How many of these each process of pytest-xdist has to itself: a port is free until a server is there."""
@@ -92,9 +90,8 @@ def running_gunicorn(
 
 
 def way() -> dict[str, str]:
-    """The variables by which servers go another way, when the tests run with --general-way or --steps."""
-    general = {"SIM_FAST_PATH": "false"} if os.environ.get(GENERAL_WAY) else {}
-    return general | ({"SIM_PROFILE": str(QUICK_STEPS)} if os.environ.get(STEPS) else {})
+    """The variables by which servers go another way, when the tests run with --general-way."""
+    return {"SIM_FAST_PATH": "false"} if os.environ.get(GENERAL_WAY) else {}
 
 
 def free_port(ports: int = 1) -> int:

@@ -24,7 +24,7 @@ from app.http.context import RequestContext
 from app.http.errors import bad_request
 from app.lora.adapters import LoRARegistry
 from app.protocol.chat import ChatCompletionRequest
-from app.protocol.validation.generation import GenerationRequest, ValidatedRequest
+from app.protocol.validation import GenerationRequest, ValidatedRequest
 from app.schema import Schemas
 from config.sections.api import json_object
 from config.settings import Settings
@@ -57,7 +57,6 @@ class RequestBuilder:
     """Where a model computes."""
 
     def on_settings(self, settings: Settings) -> None:
-        """Live settings have changed."""
         self.settings = settings
 
     def wants_image(self, asked: bool | None) -> bool:
@@ -93,7 +92,6 @@ class RequestBuilder:
         constraint: Constraint | None,
         image: bool,
     ) -> EngineRequest:
-        """The first choice of the first prompt."""
         request, prompt, fault = asked.request, prompts[0], fault_of(context)
         transfer = (request.kv_transfer_params or NOTHING) if self.settings.kvcache.transfers else NOTHING
         if self.real is not None:
@@ -178,7 +176,6 @@ class RequestBuilder:
 def _choices(
     first: EngineRequest, meta: ResponseMeta, prompts: Sequence[Prompt], max_tokens: Sequence[int]
 ) -> Iterator[EngineRequest]:
-    """All choices of all prompts, in order, of which `first` is the first one."""
     slices = Slices(AT_ONCE)
     for number, (prompt, most) in enumerate(zip(prompts, max_tokens, strict=True)):
         own = first if number == 0 else _for_prompt(first, meta.engine_id(number), number, prompt, most)

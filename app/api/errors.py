@@ -73,7 +73,6 @@ def as_stream_error(error: Exception) -> ApiError:
 
 
 def error_response(error: Exception) -> Response:
-    """The answer to a request that raised `error`."""
     known = as_api_error(error)
     forget_frames(error)
     return json_response(known.body(), known.status, known.headers)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from app.api.builder import SEND_IMAGE, Prompt, RequestBuilder, check_rank, truth
 from app.api.chat.media import encoded
 from app.api.chat.tools import constraint_of, tag_of
-from app.api.identity import Identity, ResponseMeta
+from app.api.identity import Identity, ResponseMeta, ResponseOptions
 from app.api.models import ServedModels
 from app.api.pieces import check_answer_size
 from app.api.responder import Responder
@@ -26,13 +27,13 @@ from app.http.errors import ApiError
 from app.http.response import Response
 from app.protocol.common import ECTransferParams
 from app.protocol.decoding import Request, decode
-from app.protocol.validation.generation import (
+from app.protocol.validation import (
     GenerationRequest,
+    ModelLimits,
     ValidatedRequest,
     check_prompt_text,
     fit_prompt,
 )
-from app.protocol.validation.model import ModelLimits
 from app.tokenization import Tokenizer
 from config.sections.api import ApiSettings, json_object
 
@@ -55,18 +56,6 @@ def remote_cached_tokens(request: GenerationRequest) -> int | None:
     return cached if isinstance(cached, int) else None
 
 
-class SharedOptions(TypedDict):
-    """What `ResponseOptions` of every family have."""
-
-    n: int
-    include_usage: bool
-    continuous_usage: bool
-    token_ids: bool
-    token_id_names: bool
-    prompt_details: bool
-    metrics: bool
-
-
 class ChatRules(Struct, frozen=True):
     """How a server renders conversations."""
 
@@ -79,7 +68,6 @@ class ChatRules(Struct, frozen=True):
 
     @classmethod
     def of(cls, api: ApiSettings) -> ChatRules:
-        """As the settings say."""
         kwargs = json_object(api.default_chat_template_kwargs or "{}")
         return cls(api.trust_request_chat_template, kwargs, api.exclude_tools_when_tool_choice_none)
 
@@ -154,22 +142,24 @@ class Frontend:
         """`ec_transfer_params` of an encoder's answer; None of any other's."""
         return encoded(hashes) if self.encoder_only else None
 
-    def options(self, asked: ValidatedRequest[GenerationRequest]) -> SharedOptions:
-        """The fields of `ResponseOptions` for this request."""
+    def options(self, asked: ValidatedRequest[GenerationRequest]) -> dict[str, Any]:
+        """Returns the fields of `ResponseOptions` for this request."""
         request = asked.request
         options = request.stream_options
         usage = options is not None and bool(options.include_usage)
         names = request.return_tokens_as_token_ids
         everywhere = usage and options is not None and bool(options.continuous_usage_stats)
-        return {
-            "n": asked.n,
-            "include_usage": usage or self.force_usage,
-            "continuous_usage": everywhere or self.force_usage,
-            "token_ids": bool(request.return_token_ids),
-            "token_id_names": self.token_id_names if names is None else names,
-            "prompt_details": self.prompt_details and not request.use_beam_search,
-            "metrics": self.request_metrics,
-        }
+        return asdict(
+            ResponseOptions(
+                n=asked.n,
+                include_usage=usage or self.force_usage,
+                continuous_usage=everywhere or self.force_usage,
+                token_ids=bool(request.return_token_ids),
+                token_id_names=self.token_id_names if names is None else names,
+                prompt_details=self.prompt_details and not request.use_beam_search,
+                metrics=self.request_metrics,
+            )
+        )
 
     def submit(
         self,
@@ -200,7 +190,14 @@ class Frontend:
         together = len(prompts) * asked.n
         # Who sets no limit gets short replies, unless their end is ignored.
         if not stream and (asked.requested is not None or asked.request.ignore_eos):
-            check_answer_size(together, max(asked.max_tokens, default=1), asked.most_logprobs)
+            tokens, prompt_tokens = (
+                asked.n * sum(asked.max_tokens),
+                sum(len(prompt.ids) for prompt in prompts),
+            )
+            entries = tokens * asked.entries_per_token
+            check_answer_size(
+                together, tokens, entries + asked.n * prompt_tokens * asked.entries_per_prompt_token
+            )
         # Before as many engine requests are made as a hostile request asks for.
         responder.engine.check_admission(together)
         requests = self.builder.build(asked, meta, prompts, context, constraint, image)

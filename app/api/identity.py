@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from app.http.context import RequestContext
 from app.protocol.common import KVTransferParams
-from app.protocol.validation.generation import GenerationRequest
+from app.protocol.validation import GenerationRequest
 from config.settings import ModelSettings, ServerSettings, Settings
 
 SIDE_CHANNEL_PORT = 5600
@@ -95,7 +95,6 @@ class Identity:
         return ResponseMeta(own, self.now_s(), model, self._fingerprint, JOINTS.get(prefix, ""))
 
     def now_s(self) -> int:
-        """Unix seconds."""
         return int(self._now())
 
     def fresh_id(self) -> str:

@@ -20,7 +20,6 @@ from msgspec import Struct
 from app.api.builder import Prompt
 from app.api.frontend import Frontend
 from app.api.identity import ResponseMeta
-from app.api.pieces import Holes
 from app.api.writer import ResponseWriter
 from app.engine.outputs import EngineOutput
 from app.http.context import RequestContext
@@ -39,7 +38,7 @@ from app.protocol.label_reads import (
     ItemScore,
     ScoreList,
 )
-from app.protocol.validation.generation import ValidatedRequest
+from app.protocol.validation import ValidatedRequest
 from app.tokenization import ChatOptions
 from config.settings import ModelSettings
 
@@ -99,7 +98,7 @@ class LabelWriter(ResponseWriter):
     def closing(self) -> bytes:
         raise NotImplementedError
 
-    def whole(self, holes: Holes) -> Struct:
+    def whole(self) -> Struct:
         return self._answer(sum(choice.tokens for choice in self.choices))
 
 

@@ -1,57 +1,36 @@
-"""Log probabilities in the shapes of the API families, rendered a slice of tokens at a time."""
+"""Log probabilities in the shapes of the API families."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 from msgspec import Raw
 
-from app.api.pieces import SLICE, Holes, list_pieces, slices
+from app.api.pieces import SLICE, Holes, joined, slices
 from app.engine.outputs import TokenLogprob
 from app.protocol import common as wire
 from app.protocol.common import encode
 
-T = TypeVar("T")
 Entries = Sequence[TokenLogprob]
 """Those of some tokens in a row; they may be computed where they are looked at, and not be kept."""
 SomeEntries = Sequence[TokenLogprob | None]
 """The same; None is a token of which nothing is known."""
+E = TypeVar("E", bound=TokenLogprob | None)
 
 NULL = Raw(b"null")
 ALL = -1
 """As many alternatives as there are."""
 
 
-class TokenBytes:
-    """The bytes of tokens as JSON lists of numbers, each made once: a third less work for an entry of many.
+MOST_KNOWN = 4096
+"""Texts whose bytes an answer remembers: a third less work for an entry of many alternatives."""
 
-    It forgets everything when it would take more than `limit_bytes`.
-    """
 
-    PLACE_BYTES = 256
-    """About what a text takes here besides its numbers."""
-
-    __slots__ = ("_known", "limit_bytes", "size_bytes")
-
-    def __init__(self, limit_bytes: int = 1 << 20) -> None:
-        self.limit_bytes = limit_bytes
-        self.size_bytes = 0
-        self._known: dict[str, Raw] = {}
-
-    def of(self, text: str) -> Raw:
-        """The UTF-8 of `text`."""
-        return self._known.get(text) or self._add(text)
-
-    def _add(self, text: str) -> Raw:
-        numbers = encode(list(text.encode()))
-        size = len(numbers) + self.PLACE_BYTES
-        if self.size_bytes + size > self.limit_bytes:
-            self._known.clear()
-            self.size_bytes = 0
-        self.size_bytes += size
-        self._known[text] = raw = Raw(numbers)
-        return raw
+def token_bytes(text: str) -> Raw:
+    """Returns the UTF-8 of `text` as a JSON list of numbers."""
+    return Raw(encode(list(text.encode())))
 
 
 def token_name(token_id: int, text: str, as_id: bool) -> str:
@@ -60,20 +39,21 @@ def token_name(token_id: int, text: str, as_id: bool) -> str:
 
 
 def width(entries: SomeEntries | None) -> int:
-    """How many log probabilities there are of each token: its own and those of the alternatives."""
     last = entries[-1] if entries else None
     return 1 if last is None else 1 + len(last.top)
 
 
+def _parts(spans: Iterable[Sequence[E]]) -> Iterator[Sequence[E]]:
+    """Yields `spans` in parts of at most `SLICE` log probabilities."""
+    for span in spans:
+        yield from slices(span, max(1, SLICE // width(span)))
+
+
 def rendered(
-    spans: Sequence[Entries], render: Callable[[Entries], Sequence[T]], holes: Holes
-) -> Sequence[T] | Raw:
-    """All entries of a reply in one list; in slices, if they are many."""
-    wide = next((width(span) for span in spans if span), 1)
-    if sum(map(len, spans)) * wide <= SLICE:
-        return [entry for span in spans for entry in render(span)]
-    size = max(1, SLICE // wide)
-    return holes.later(list_pieces(encode(render(some)) for span in spans for some in slices(span, size)))
+    spans: Sequence[Entries], render: Callable[[Entries], Sequence[object]], holes: Holes | None = None
+) -> Raw:
+    """Returns all entries of a reply in one list."""
+    return joined((encode(render(part)) for part in _parts(spans)), holes)
 
 
 class ChatLogprobs:
@@ -89,11 +69,10 @@ class ChatLogprobs:
         self._top = top
         self._as_ids = as_ids
         self._byteless = byteless
-        self._bytes = TokenBytes()
+        self._bytes = lru_cache(MOST_KNOWN)(token_bytes)
 
     def entries(self, entries: Entries) -> list[wire.ChatLogprob]:
-        """The entries of some tokens."""
-        of, as_ids, alternative = self._bytes.of, self._as_ids, wire.ChatAlternative
+        of, as_ids, alternative = self._bytes, self._as_ids, wire.ChatAlternative
         byteless = self._byteless
         return [
             wire.ChatLogprob(
@@ -123,11 +102,10 @@ class ItemLogprobs:
     def __init__(self, top: int, as_ids: bool = False) -> None:
         self._top = top
         self._as_ids = as_ids
-        self._bytes = TokenBytes()
+        self._bytes = lru_cache(MOST_KNOWN)(token_bytes)
 
     def entries(self, entries: Entries) -> list[wire.ItemLogprob]:
-        """As the message tells them."""
-        of, alternative = self._bytes.of, wire.ItemAlternative
+        of, alternative = self._bytes, wire.ItemAlternative
         return [
             wire.ItemLogprob(
                 entry.token,
@@ -169,7 +147,6 @@ def _shown(entry: TokenLogprob, top: int) -> Sequence[tuple[int, str, float]]:
 
 
 def token_id_entries(entries: Entries) -> list[wire.TokenIdLogprob]:
-    """Entries where tokens are only ids."""
     return [
         wire.TokenIdLogprob(
             entry.token_id,
@@ -184,14 +161,9 @@ def token_id_entries(entries: Entries) -> list[wire.TokenIdLogprob]:
     ]
 
 
-def prompt_entries(entries: SomeEntries | None, holes: Holes) -> wire.PromptLogprobs | Raw | None:
-    """The `prompt_logprobs` list: by token id, with rank and text; null for the first token."""
-    if entries is None:
-        return None
-    wide = width(entries)
-    if len(entries) * wide <= SLICE:
-        return _by_id(entries)
-    return holes.later(list_pieces(encode(_by_id(some)) for some in slices(entries, max(1, SLICE // wide))))
+def prompt_entries(entries: SomeEntries | None, holes: Holes) -> Raw | None:
+    """Returns the `prompt_logprobs` list: by token id, with rank and text; null for the first token."""
+    return None if entries is None else joined((encode(_by_id(part)) for part in _parts((entries,))), holes)
 
 
 def _by_id(entries: SomeEntries) -> wire.PromptLogprobs:
@@ -217,38 +189,21 @@ class CompletionLogprobs:
         """Where the next token begins, in characters."""
 
     def lists(
-        self, spans: Sequence[SomeEntries], names: Sequence[str], holes: Holes
+        self, spans: Sequence[SomeEntries], names: Sequence[str], holes: Holes | None = None
     ) -> wire.CompletionLogprobs:
-        """The lists of the next tokens. `names` has those of the first ones, whose entries may be None.
-
-        In slices, if they are long: names and log probabilities are gathered while the offsets are written.
-        """
+        """Returns the lists of the next tokens; `names` has those whose entries are None."""
         tokens: list[str] = []
         values: list[float | None] = []
-        wide = max(map(width, spans[:2]), default=1)  # a prompt's and a reply's
-        if sum(map(len, spans)) * wide <= SLICE:
-            spans = [tuple(span) for span in spans]  # each entry is made once
-            places = [place for span in spans for place in self._offsets(span, names, tokens, values)]
-            tops = [top for span in spans for top in self._tops(span)]
-            return wire.CompletionLogprobs(places, values, tokens, tops)
-        size = max(1, SLICE // wide)
+        places: list[int] = []
 
-        def offsets() -> Iterator[bytes]:
-            done = 0
-            for span in spans:
-                for some in slices(span, size):
-                    yield encode(self._offsets(some, names, tokens, values))
-                    done += len(some)
-                    if done >= size:
-                        done = 0
-                        yield b""
+        def tops() -> Iterator[bytes]:
+            for part in _parts(spans):
+                entries = tuple(part)  # each entry is made once
+                places.extend(self._offsets(entries, names, tokens, values))
+                yield encode(self._tops(entries))
 
-        all_tops = (encode(self._tops(some)) for span in spans for some in slices(span, size))
         return wire.CompletionLogprobs(
-            holes.later(list_pieces(offsets())),
-            holes.later(list_pieces(map(encode, slices(values)))),
-            holes.later(list_pieces(map(encode, slices(tokens)))),
-            holes.later(list_pieces(all_tops)),
+            top_logprobs=joined(tops(), holes), text_offset=places, token_logprobs=values, tokens=tokens
         )
 
     def _offsets(

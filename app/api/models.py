@@ -16,7 +16,7 @@ from app.lora.adapters import LoRARegistry
 from app.protocol.admin import LoadAdapterRequest, RegisterAdapterRequest, UnloadAdapterRequest
 from app.protocol.coercion import Misfit, convert
 from app.protocol.decoding import decode, read_json
-from app.protocol.validation.rules import check_unicode
+from app.protocol.rules import check_unicode
 
 
 class ServedModels:
@@ -89,7 +89,6 @@ def _card(
 
 
 def _anthropic_list(now_s: int, models: ServedModels) -> dict[str, Any]:
-    """All of them on one page, whatever number of them was asked for."""
     created_at = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     data = [
         {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
-from app.api.completions.writer import CompletionResponseOptions, CompletionWriter, EchoedPrompt
+from app.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.api.frontend import Frontend
 from app.api.identity import ResponseMeta
 from app.api.writer import ResponseWriter
@@ -13,7 +13,7 @@ from app.engine.request import EngineRequest
 from app.http.context import RequestContext
 from app.http.response import PendingResponse, Response
 from app.protocol.plain import PlainChat, PlainCompletion, PlainReader, PlainRequest, Recognised
-from app.protocol.validation.generation import GREEDY_BELOW
+from app.protocol.validation import GREEDY_BELOW
 from app.tokenization.memo import KnownChats, KnownPrompts, KnownTexts
 from config.settings import Settings
 
@@ -67,7 +67,6 @@ class PlainHandler(Generic[P]):
         return self._frontend.force_usage or (options is not None and options.include_usage)
 
     def writer(self, recognised: Recognised[P], head: ResponseMeta) -> ResponseWriter:
-        """What writes the answer."""
         raise NotImplementedError
 
     def answer(self, context: RequestContext, recognised: Recognised[P]) -> Response | PendingResponse:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from gevent.event import Event as Bell
 
-from app.api.pieces import body_of
+from app.api.pieces import WHOLE_BYTES, paced
 from app.api.stream import EventStream, TakeOver
 from app.api.writer import ResponseWriter
 from app.engine.client import EngineClient, Handle
@@ -93,14 +93,12 @@ class Responder:
         return self._pending(collector)
 
     def broken(self, error: ApiError, writer: ResponseWriter) -> Response:
-        """A stream that ends with `error` before its first token."""
         chunks = [writer.chunk(Failed(0, error)), writer.closing()]
         return Response(chunks, 200, self.headers, EVENT_STREAM)
 
     def transport(
         self, connection: Connection, finished: Callable[[], None], head: bytes = b"", ends_body: bool = True
     ) -> StreamTransport:
-        """What writes a stream to `connection` from the hub."""
         return StreamTransport(connection, self.batcher, self.write_timeout_s, finished, ends_body, head)
 
     def _stream(
@@ -141,11 +139,12 @@ class Responder:
                 self.load.end()
         if collector.gone:
             return json_response(b"", CLIENT_GONE)
-        return Response(body_of(collector.pieces()), 200, self.headers, JSON)
+        pieces = collector.pieces()
+        if sum(map(len, pieces)) <= WHOLE_BYTES:
+            return json_response(b"".join(pieces), 200, self.headers)
+        return Response(paced(pieces), 200, self.headers, JSON)
 
     def _pending(self, collector: ResponseCollector) -> PendingResponse:
-        """The response that comes when the engine's future is done."""
-
         def over(future: Future[None]) -> None:
             self.load.end()
             if collector.gone:
@@ -174,7 +173,6 @@ class ResponseCollector:
         """The client has left."""
 
     def submit(self, engine: EngineClient, requests: Sequence[EngineRequest]) -> None:
-        """Submits the choices. Raises what `EngineClient.submit` does."""
         handle = engine.submit(requests, self.emit)
         if self.unfinished:
             self._handle = handle
@@ -195,13 +193,10 @@ class ResponseCollector:
             self.unfinished -= 1
 
     def body(self) -> bytes:
-        """The whole answer. Raises what made a choice fail."""
-        if self._error is not None:
-            raise self._error
-        return self._writer.body()
+        return b"".join(self.pieces())
 
-    def pieces(self) -> Iterator[bytes]:
-        """The same in pieces."""
+    def pieces(self) -> list[bytes]:
+        """As `body`; where the answer is long, other requests have turns."""
         if self._error is not None:
             raise self._error
         return self._writer.pieces()

@@ -13,7 +13,7 @@ from app.engine.wire import Sampling, TextForm, Thoughts
 from app.http.errors import bad_request
 from app.protocol.options import StructuredOutputs
 from app.protocol.plain import PlainRequest
-from app.protocol.validation.generation import GenerationRequest
+from app.protocol.validation import GenerationRequest
 
 ANY_OBJECT = '{"type": "object"}'
 MOST_LOOKED_AT: Final = 32_768
@@ -92,7 +92,6 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
     """Of any reply, whatever is asked for."""
 
     def of(self, request: GenerationRequest) -> Sampling:
-        """A request that is validated."""
         allowed, bias = request.allowed_token_ids, request.logit_bias
         return Sampling(
             temperature=_or(request.temperature, self.temperature),
@@ -109,7 +108,6 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
         )
 
     def of_plain(self, request: PlainRequest) -> Sampling:
-        """One of the fast path."""
         return Sampling(
             temperature=_or(request.temperature, self.temperature),
             top_p=_or(request.top_p, self.top_p),

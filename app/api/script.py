@@ -21,7 +21,7 @@ from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.messages import Message as WireMessage
 from app.protocol.messages import content_text
-from app.protocol.validation.generation import GenerationRequest
+from app.protocol.validation import GenerationRequest
 from app.script.book import Decision, ScriptBook
 from app.script.matching import KNOWN, Message, Request
 from app.script.rules import ScriptFailure

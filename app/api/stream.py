@@ -133,7 +133,6 @@ class EventStream(StreamingBody):
             self._note_chunk(not self.unfinished)
 
     def _note_chunk(self, last: bool) -> None:
-        """Restart the idle timer, or stop it behind the last chunk."""
         timer = self._idle_timer
         if timer is None:
             return
@@ -289,7 +288,6 @@ class PlainTokens:
         self._around: tuple[bytes, bytes, int, ChoiceState] | None = None
 
     def take(self, text: str, token_id: int, at_s: float) -> None:
-        """See `TakeToken`."""
         stream, around = self._stream, self._around
         transport = stream.transport
         if around is None or transport is None or transport.lags or not stream.unfinished:
@@ -313,5 +311,4 @@ class PlainTokens:
 
 
 def _weight(output: EngineOutput) -> int:
-    """What rendering an output costs, in tokens."""
     return len(output.ids) if type(output) is Tokens else 1

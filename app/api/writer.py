@@ -8,12 +8,15 @@ from typing import TypeVar
 
 from msgspec import Raw, Struct, UnsetType
 
+from app.api.errors import as_stream_error
 from app.api.identity import ResponseMeta
 from app.api.logprobs import SomeEntries, width
-from app.api.pieces import HOLE, SLICE, Holes, blocks, template
+from app.api.pieces import BLOCK_BYTES, HOLE, SLICE, Holes, filled, template
+from app.clock.pause import Slices
 from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, TokenLogprob, Tokens
-from app.protocol.chat_response import ChunkChoice, Delta
-from app.protocol.common import NO_TAIL, ChunkHead, ChunkTail, PerRequestMetrics, encode
+from app.http.response import error_event
+from app.protocol.chat import ChunkChoice, Delta
+from app.protocol.common import NO_TAIL, ChunkHead, ChunkTail, PerRequestMetrics, Usage, encode
 
 UNFINISHED = Finish("abort")
 """The end of a choice that has been given none."""
@@ -31,12 +34,10 @@ class Segment(Struct):
 
     @property
     def kind(self) -> str:
-        """`text`, `reasoning`, `call` or `image`."""
         return "text" if self.part is None else self.part.kind
 
     @property
     def text(self) -> str:
-        """All that is in it."""
         return "".join(self.texts)
 
 
@@ -125,7 +126,6 @@ class ChoiceState(Struct):
         return segment if segment is not None and segment.part == part else None
 
     def begin(self, part: Part | None, own_id: str = "") -> Segment:
-        """A new segment, the last one now."""
         segment = Segment(part, own_id)
         self.segments.append(segment)
         if part is not None and part.kind == "call":
@@ -133,7 +133,6 @@ class ChoiceState(Struct):
         return segment
 
     def texts_of(self, kind: str) -> list[str]:
-        """The texts of all segments of this kind, token by token."""
         return [text for segment in self.segments if segment.kind == kind for text in segment.texts]
 
 
@@ -163,9 +162,6 @@ def split(output: Tokens, size: int) -> Iterator[Tokens]:
 
 T = TypeVar("T", bound=Struct)
 
-TAKEN = 4096
-"""Outputs that are taken in at once."""
-
 
 class UsageOverrides(Struct, frozen=True):
     """What an answer says of its tokens instead of how many they are; None where it tells the truth."""
@@ -175,7 +171,6 @@ class UsageOverrides(Struct, frozen=True):
     cached_tokens: int | None = None
 
     def told(self, prompt_tokens: int, tokens: int) -> tuple[int, int]:
-        """The tokens of prompt and completion as they are told."""
         prompt, completion = self.prompt_tokens, self.completion_tokens
         return (
             prompt_tokens if prompt is None else prompt,
@@ -187,7 +182,7 @@ class ResponseWriter(ABC):
     """One answer to one request, as a stream or whole. No other code knows a family's wire format.
 
     A stream: `chunk`, or `chunks` of what is large, for every output; then `closing`.
-    A whole answer: `take` for every output as it comes; then `body`, or `pieces` of what may be large.
+    A whole answer: `take` for every output as it comes; then `body`.
     """
 
     started: Started | None = None
@@ -196,18 +191,41 @@ class ResponseWriter(ABC):
     prompt_logprobs: SomeEntries | None = None
     has_failed = False
     usage = UsageOverrides()
+    _holes: Holes
     keeps_alive = False
     """A stream that says nothing for long gets comments (`sse-keep-alive-interval`)."""
 
     def __init__(self, choices: int) -> None:
         self.choices = [ChoiceState()] if choices == 1 else [ChoiceState() for _ in range(choices)]
 
-    @abstractmethod
     def chunk(self, output: EngineOutput) -> bytes:
-        """The server-sent events that tell of `output`; empty when there is nothing to tell."""
+        """Returns the server-sent events that tell of `output`; empty when there is nothing to tell."""
+        if type(output) is Tokens:
+            return self._tokens(output)
+        if type(output) is Started:
+            return self._start(output)
+        assert type(output) is Failed
+        self.has_failed = True
+        return self._failure(output.error)
+
+    def _tokens(self, output: Tokens) -> bytes:
+        raise NotImplementedError
+
+    def _start(self, output: Started) -> bytes:
+        self.begin(output)
+        return b""
+
+    def _failure(self, error: Exception) -> bytes:
+        return error_event(as_stream_error(error))
+
+    def _usage_of(self, prompt_tokens: int, choices: Sequence[ChoiceState]) -> Usage:
+        """Returns the tokens of prompts and `choices`, as they are told."""
+        tokens = choices[0].tokens if len(choices) == 1 else sum([choice.tokens for choice in choices])
+        prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
+        return Usage(prompt_tokens, prompt_tokens + tokens, tokens)
 
     def chunks(self, output: EngineOutput) -> Iterator[bytes]:
-        """As `chunk`, in pieces of whole events that take less than 5 ms each. An empty one is a pause."""
+        """As `chunk`, in pieces of whole events that take less than 5 ms each."""
         if type(output) is not Tokens:
             yield self.chunk(output)
             return
@@ -227,7 +245,6 @@ class ResponseWriter(ABC):
 
     @property
     def told_cached(self) -> int:
-        """Cached tokens of the prompt, as they are told."""
         told = self.usage.cached_tokens
         return self.cached_tokens if told is None else told
 
@@ -274,38 +291,34 @@ class ResponseWriter(ABC):
         elif type(output) is Failed:
             raise output.error
 
-    def body(self, outputs: Iterable[EngineOutput] = ()) -> bytes:
-        """The whole JSON answer, after `outputs`. Raises the error of a `Failed` one."""
-        for output in outputs:
-            self.take(output)
-        holes = Holes()
-        whole = self.whole(holes)
-        return b"".join(holes.written(whole)) if holes.fillings else encode(whole)
+    def body(self) -> bytes:
+        """Returns the whole JSON answer, once all outputs are taken."""
+        return b"".join(self.pieces())
 
-    def pieces(self, outputs: Iterable[EngineOutput] = ()) -> Iterator[bytes]:
-        """As `body`, in pieces of about 32 KiB, none of which takes longer than 5 ms to make.
-
-        An empty piece is a pause. An error comes before the first other piece.
-        """
-        for number, output in enumerate(outputs, 1):
-            self.take(output)
-            if number % TAKEN == 0:
-                yield b""
-        holes = Holes()
-        yield from blocks(holes.written(self.whole(holes)))
+    def pieces(self) -> list[bytes]:
+        """As `body`; where the answer is long, other requests have turns."""
+        self._holes = []
+        return filled(self.whole(), self._holes)
 
     @abstractmethod
-    def whole(self, holes: Holes) -> Struct:
-        """The answer as a struct, whose long values are in `holes`."""
+    def whole(self) -> Struct:
+        """Returns the answer as a struct, whose long lists are in `_holes`."""
 
-    def each_choice(self, make: Callable[[int, ChoiceState, Holes], T], holes: Holes) -> Sequence[T] | Raw:
-        """What `make` makes of each choice and its number; one choice after the other, if they are large."""
+    def each_choice(self, make: Callable[[int, ChoiceState], T]) -> Sequence[T] | Raw:
+        """Returns what `make` makes of each choice and its number; large ones are written one by one."""
         choices = self.choices
         if len(choices) == 1:
-            return (make(0, choices[0], holes),)
-        if len(choices) + sum(choice.tokens for choice in choices) <= SLICE // 8:
-            return [make(index, choice, holes) for index, choice in enumerate(choices)]
-        return holes.objects(choices, make)
+            return (make(0, choices[0]),)
+        if len(choices) + sum([choice.tokens for choice in choices]) <= SLICE:
+            return [make(index, choice) for index, choice in enumerate(choices)]
+        before, pieces, turns = self._holes, list[bytes](), Slices(BLOCK_BYTES)
+        self._holes = []
+        for index, choice in enumerate(choices):
+            written = filled(make(index, choice), self._holes)
+            pieces += [b"," if pieces else b"[", *written]
+            turns.spend(len(written[0]))
+        self._holes = [*before, [*pieces, b"]"]]
+        return HOLE
 
 
 class PlainChoice:
@@ -320,12 +333,10 @@ class PlainChoice:
         """What follows the text in the event."""
 
     def begins(self, head: bytes, choices: int) -> list[bytes]:
-        """The event of each choice up to its text."""
         first = head + self._before_index
         return [b"%b%d%b" % (first, index, self._before_text) for index in range(choices)]
 
     def events(self, begin: bytes, texts: Sequence[str]) -> bytes:
-        """The events of one choice with these texts."""
         return begin + (self.end + begin).join(map(encode, texts)) + self.end if texts else b""
 
 
@@ -336,7 +347,6 @@ def chunk_head(meta: ResponseMeta, kind: str) -> bytes:
 
 
 def chunk_event(head: bytes, choice: Struct | Raw, tail: ChunkTail = NO_TAIL) -> bytes:
-    """The event of one choice."""
     return b"%b%b%b" % (head, encode(choice), _end(tail))
 
 
@@ -350,7 +360,6 @@ def chunk_events(head: bytes, delta: Delta, choices: int, tail: ChunkTail) -> It
 
 
 def last_event(head: bytes, tail: ChunkTail) -> bytes:
-    """The event without a choice."""
     return head + _end(tail)
 
 

@@ -1,4 +1,7 @@
-"""Bodies of ``POST /v1/messages`` and ``/count_tokens``, and their chats (vllm-api.md section 7)."""
+"""``POST /v1/messages`` and ``/count_tokens``: bodies, their chats, and answers (vllm-api.md section 7).
+
+Answers have their keys in vLLM's order, and UNSET is left out.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 from app.http.errors import bad_request, malformed
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.coercion import JsonObject, Misfit, convert_value
+from app.protocol.common import ECTransferParams, KVTransferParams
 from app.protocol.decoding import Request
 from app.protocol.messages import Message
 from app.protocol.options import (
@@ -103,14 +107,12 @@ class Block(Struct, kw_only=True):
 
 
 def check_content(content: str | list[Block] | None) -> None:
-    """Raises Misfit for blocks that change the tools outside a system turn."""
     for block in content if isinstance(content, list) else ():
         if block.type in TOOL_CHANGES:
             raise Misfit(f'blocks of type {block.type} in messages of role "system" only')
 
 
 def convert_system(value: object) -> object:
-    """Returns the system text or blocks in `value`. Raises `Misfit`."""
     system = convert_value(str | list[Block] | None, value)
     check_content(system)
     return system
@@ -289,7 +291,6 @@ def _take_tools(chat: ChatCompletionRequest, asked: Asked) -> None:
 
 
 def _tools_now(asked: Asked) -> Sequence[ToolParam]:
-    """Returns the declared tools as the system turns of the conversation have left them."""
     contents = [turn.content for turn in asked.messages if isinstance(turn.content, list)]
     changes = [block for content in contents for block in content if block.type in TOOL_CHANGES]
     if not changes:
@@ -466,3 +467,73 @@ def _tool_results(block: Block) -> Iterator[Message]:
         yield {"role": "user", "content": images}
     if references:
         yield {**answer, "content": references}
+
+
+class TextBlock(Struct, tag_field="type", tag="text"):
+    """What is said."""
+
+    text: str
+
+
+class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
+    """What is thought."""
+
+    thinking: str
+    signature: str | UnsetType = UNSET
+    """UNSET at the begin of a stream's block."""
+
+
+class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
+    """A tool that is called; `input` is an object."""
+
+    id: str
+    name: str
+    input: Mapping[str, object]
+
+
+ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class MessageUsage(Struct):
+    """Tokens; those of the prompt are apart when the server tells where they came from."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int | UnsetType = UNSET
+    cache_read_input_tokens: int | UnsetType = UNSET
+
+
+class MessageResponse(Struct, kw_only=True):
+    """A message: whole, or as a stream begins with it."""
+
+    id: str
+    type: str = "message"
+    role: str = "assistant"
+    content: Sequence[ContentBlock]
+    model: str
+    stop_reason: str | None | UnsetType = UNSET
+    stop_sequence: str | None | UnsetType = UNSET
+    usage: MessageUsage
+    kv_transfer_params: KVTransferParams | UnsetType = UNSET
+    ec_transfer_params: ECTransferParams | UnsetType = UNSET
+
+
+class StopDelta(Struct):
+    """Why a message ended, and the stop sequence that was met."""
+
+    stop_reason: str | None
+    stop_sequence: str | None
+
+
+class ErrorDetail(Struct):
+    """What an error is called, and what it says."""
+
+    type: str
+    message: str
+    details: dict[str, str] | UnsetType = UNSET
+
+
+class ErrorResponse(Struct, tag_field="type", tag="error"):
+    """An error, as a body or as an event."""
+
+    error: ErrorDetail

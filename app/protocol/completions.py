@@ -12,14 +12,14 @@ from typing import ClassVar, cast
 from msgspec import Raw, Struct
 
 from app.http.errors import bad_request
+from app.protocol import rules
 from app.protocol.coercion import Misfit
 from app.protocol.common import CompletionLogprobs, KVTransferParams, PerRequestMetrics, PromptLogprobs, Usage
 from app.protocol.decoding import RawRequest
-from app.protocol.generation import GenerationFields
 from app.protocol.options import (
+    GenerationFields,
     Natural,
 )
-from app.protocol.validation import rules
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
@@ -66,7 +66,6 @@ class CompletionRequest(GenerationFields, kw_only=True):
         super().__post_init__()
 
     def prompts(self) -> list[str] | list[TokenIds]:
-        """The prompts one by one, whichever of the four forms they came in."""
         prompt = self.prompt
         if isinstance(prompt, str) or prompt and isinstance(prompt[0], int):
             return cast("list[str] | list[TokenIds]", [prompt])

@@ -20,7 +20,7 @@ from msgspec import Struct
 from app.clock.pause import pause_if_possible
 from app.http.errors import ApiError, malformed
 from app.protocol.coercion import JsonObject, Misfit, convert, param_of
-from app.protocol.validation.rules import check_unicode
+from app.protocol.rules import check_unicode
 
 LONG = 1 << 17
 """Bytes of a body from which on other requests have a turn between the phases of decoding."""
@@ -88,7 +88,6 @@ class UnparsableBody(ApiError):
         super().__init__(400, "Bad Request", "There was an error parsing the body")
 
     def body(self) -> bytes:
-        """The JSON body, in the shape of the web framework's own errors."""
         return msgspec.json.encode({"detail": self.message})
 
 
@@ -105,7 +104,6 @@ def decode(body: bytes, content_type: str | None, kind: type[T]) -> T:
 
 
 def decode_query(query: Mapping[str, str], kind: type[S]) -> S:
-    """The struct in a query. ApiError 400 names what does not fit."""
     try:
         return convert(kind, query)
     except Misfit as misfit:
@@ -162,7 +160,6 @@ def first_fit(values: JsonObject, kinds: Sequence[type[Request]]) -> type[Reques
 
 
 def check_content_type(content_type: str | None) -> None:
-    """ApiError 400 for anything but JSON."""
     if not is_json(content_type):
         raise malformed("the content type must be application/json")
 

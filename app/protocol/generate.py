@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from app.http.errors import bad_request, malformed
+from app.protocol import rules
 from app.protocol.coercion import JsonObject, Misfit, convert, non_negative
 from app.protocol.common import ECTransferParams, KVTransferParams, LogprobContent, PromptLogprobs, Usage
 from app.protocol.completions import CompletionRequest
@@ -25,7 +26,6 @@ from app.protocol.options import (
     StreamOptions,
     StructuredOutputs,
 )
-from app.protocol.validation import rules
 
 Ids = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
 Offsets = Annotated[list[int], Meta(min_length=2, max_length=2)]
@@ -86,7 +86,6 @@ def convert_sampling_params(value: object) -> SamplingParams:
 
 
 def convert_token_ids(value: object) -> object:
-    """The prompt in `value`; it is not empty."""
     ids = non_negative(value)
     if not ids:
         raise Misfit("a list that is not empty")
@@ -191,7 +190,6 @@ class GenerateRequest(Request, kw_only=True):
 
     @property
     def mm_hashes(self) -> dict[str, list[str]] | None:
-        """Hashes of images and the like, by modality."""
         return self.features.mm_hashes if self.features else None
 
     def as_completion(self, max_model_len: int) -> CompletionRequest:

@@ -10,12 +10,12 @@ from typing import ClassVar
 
 from msgspec import Struct
 
+from app.protocol import rules
 from app.protocol.coercion import JsonObject, Misfit
 from app.protocol.common import Usage
 from app.protocol.completions import CompletionRequest, TokenIds
 from app.protocol.decoding import RawRequest, Request
 from app.protocol.options import Int64
-from app.protocol.validation import rules
 
 
 class LabelRequest(Request, kw_only=True):

@@ -31,7 +31,6 @@ def _is_plain(message: object) -> bool:
 
 
 def convert_messages(value: object) -> list[Message]:
-    """The messages in `value`, which have been normalized; raises `Misfit`."""
     if not isinstance(value, list):
         raise Misfit("a list of messages")
     for index, message in enumerate(value):

@@ -15,7 +15,7 @@ from msgspec import Meta, Raw, Struct
 
 from app.protocol.completions import DEFAULT_MAX_TOKENS
 from app.protocol.options import Int64
-from app.protocol.validation.model import ModelLimits
+from app.protocol.validation import ModelLimits
 
 MOST_TOKENS = 4096
 """Longer replies are made by the general way."""
@@ -50,7 +50,6 @@ class PlainRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
 
     @property
     def prompt_key(self) -> bytes:
-        """The bytes by which the prompt is known."""
         raise NotImplementedError
 
     @property

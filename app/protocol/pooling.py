@@ -13,12 +13,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeGuard, cast
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from app.http.errors import bad_request
+from app.protocol import rules
 from app.protocol.coercion import JsonObject, Misfit, as_it_is, convert
 from app.protocol.common import Usage
 from app.protocol.decoding import RawRequest, Request
 from app.protocol.messages import Message, are_plain, convert_messages
 from app.protocol.options import CacheSalt, Int64, Natural
-from app.protocol.validation import rules
 
 MAX_INPUTS = 65_536
 """Texts, conversations or documents of one request."""

@@ -354,7 +354,6 @@ def called_tools(tools: Sequence[ToolParam]) -> Mapping[str, CalledTool]:
 
 
 def _members(tool: ToolParam) -> Iterator[JsonObject]:
-    """Yields the functions of a namespace."""
     members = tool["tools"] if tool["type"] == "namespace" else ()
     assert isinstance(members, list | tuple)
     yield from (member for member in members if member["type"] == "function")
@@ -407,5 +406,4 @@ def resolve_choice(choice: JsonObject, tools: object) -> JsonObject:
 
 
 def flat_name(namespace: str, name: str) -> str:
-    """Returns what the model calls a function of a namespace."""
     return f"{namespace}__{name}"

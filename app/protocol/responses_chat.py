@@ -67,7 +67,6 @@ def go_on(chat: ResponsesChat, before: Sequence[Message], output: Sequence[JsonO
 
 
 def _messages(instructions: str | None, asked: str | Sequence[InputItem]) -> list[Message]:
-    """The conversation, `instructions` first."""
     system: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(asked, str):
         return [*system, {"role": "user", "content": asked}]
@@ -139,7 +138,6 @@ def _call(item: InputItem) -> JsonObject:
 
 
 def _first_text(content: Content | None) -> str:
-    """Returns what an assistant says or thinks, of which vLLM takes the first part alone."""
     if isinstance(content, str):
         return content
     return (content[0].said or "") if content else ""

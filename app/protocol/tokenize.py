@@ -12,11 +12,11 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
+from app.protocol import rules
 from app.protocol.coercion import JsonObject, Misfit
 from app.protocol.decoding import RawRequest, Request
 from app.protocol.messages import Message, are_plain, convert_messages
 from app.protocol.options import INT64_MAX, Tool
-from app.protocol.validation import rules
 
 TOKEN_MAX = 2**32 - 1
 

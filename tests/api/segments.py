@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
+from typing import Any
 
 from hypothesis import strategies as st
 
-from app.engine.outputs import Part
+from app.api.writer import ResponseWriter
+from app.engine.outputs import EngineOutput, Finish, Part, Started, TokenLogprob, Tokens
 
 THOUGHT = Part("reasoning")
 IMAGE = Part("image")
@@ -19,6 +21,38 @@ Segment = tuple[Part | None, Sequence[str]]
 
 def call(number: int, name: str = "weather") -> Part:
     return Part("call", number, name)
+
+
+def body_of(writer: ResponseWriter, outputs: Iterable[EngineOutput]) -> bytes:
+    """The whole answer after `outputs`."""
+    for output in outputs:
+        writer.take(output)
+    return writer.body()
+
+
+def whole(writer: ResponseWriter, outputs: Iterable[EngineOutput]) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(body_of(writer, outputs))
+    return body
+
+
+def logprob(token: str) -> TokenLogprob:
+    return TokenLogprob(1, token, -1.0, [(1, token, -1.0), (2, "other", -1.5), (3, "more", -2.0)])
+
+
+def told(
+    segments: Sequence[Segment], finish: Finish, most: int = 1, cached: int = 0, logprobs: bool = False
+) -> list[EngineOutput]:
+    """The events of a reply, up to `most` tokens in each; at least one has the end."""
+    events: list[EngineOutput] = [Started(0, 0.5, cached)]
+    for part, texts in segments or [(None, [""])]:
+        for start in range(0, len(texts), most):
+            some = texts[start : start + most]
+            entries = [logprob(text) for text in some] if logprobs else None
+            events.append(Tokens(0, some, list(range(len(some))), 1.0, entries, part=part))
+    last = events[-1]
+    assert isinstance(last, Tokens)
+    last.finish = finish
+    return events
 
 
 TEXT = st.text(max_size=4).filter(lambda text: not any("\ud800" <= c <= "\udfff" for c in text))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import gevent
@@ -46,9 +46,6 @@ class Plain:
 
     def closing(self) -> bytes:
         return END
-
-    def body(self, events: Iterable[EngineOutput]) -> bytes:
-        raise NotImplementedError
 
 
 class Socket:

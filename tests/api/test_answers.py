@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
-from app.api.completions.writer import CompletionResponseOptions, CompletionWriter, EchoedPrompt
+from app.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.api.identity import ResponseMeta
 from app.engine.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
 from app.http.errors import too_many
+from tests.api.segments import TEXT, body_of, whole
 
 META = ResponseMeta("id-1", 1_700_000_000, "a model", "fp")
 PROMPT = EchoedPrompt([7, 8, 9], "The prompt", ["The", " ", "prompt"])
@@ -46,7 +47,6 @@ class Reply:
         )
 
 
-TEXT = st.text(max_size=4).filter(lambda text: not any("\ud800" <= c <= "\udfff" for c in text))
 REPLY = st.builds(
     Reply,
     st.lists(TEXT, min_size=1, max_size=12),
@@ -84,11 +84,6 @@ def streamed(answer: ChatWriter | CompletionWriter, events: Sequence[EngineOutpu
     *items, done, rest = text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     return [json.loads(item.removeprefix("data: ")) for item in items]
-
-
-def whole(answer: ChatWriter | CompletionWriter, events: Sequence[EngineOutput]) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(answer.body(events))
-    return body
 
 
 def choices_of(chunks: Sequence[dict[str, Any]], index: int) -> list[dict[str, Any]]:
@@ -204,7 +199,7 @@ def test_a_failure_is_told_in_the_stream_and_raised_for_a_whole_answer(make: Any
         assert chunks[-1]["error"]["code"] == code
         assert "secret" not in json.dumps(chunks)
         with pytest.raises(type(error)):
-            make([reply]).body(events)
+            body_of(make([reply]), events)
 
 
 @pytest.mark.parametrize("make", [chat, completion])

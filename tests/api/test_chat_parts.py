@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.api.identity import ResponseMeta
 from app.engine.outputs import EngineOutput, Finish, Part, Started, Tokens
+from tests.api import segments
+from tests.api.segments import IMAGE, THOUGHT
 
 META = ResponseMeta("id-1", 1_700_000_000, "a model", "fp")
-THOUGHT = Part("reasoning")
-IMAGE = Part("image")
 STOP = Finish("stop")
 
 
@@ -47,8 +47,7 @@ def deltas(events: list[EngineOutput], **fields: Any) -> list[dict[str, Any]]:
 
 
 def whole(events: list[EngineOutput], **fields: Any) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(ChatWriter(META, shape(**fields)).body([Started(0, 0.5), *events]))
-    return body
+    return segments.whole(ChatWriter(META, shape(**fields)), [Started(0, 0.5), *events])
 
 
 MARKED_UP: list[EngineOutput] = [

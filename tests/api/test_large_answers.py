@@ -1,30 +1,31 @@
-"""Large answers are written in pieces that say the same, and none of which is much work."""
+"""Large answers are written in parts that say the same, with turns for others between them."""
 
 from __future__ import annotations
 
 import json
-import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
+import gevent
 import pytest
 
-from app.api import logprobs, pieces, writer
+from app.api import logprobs, writer
 from app.api.anthropic.writer import MessageResponseOptions, MessageWriter
 from app.api.chat.writer import ChatResponseOptions, ChatWriter
-from app.api.completions.writer import CompletionResponseOptions, CompletionWriter, EchoedPrompt
+from app.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.api.generate.writer import GenerateResponseOptions, GenerateWriter
 from app.api.identity import ResponseMeta
-from app.api.logprobs import TokenBytes
-from app.api.pieces import BLOCK_BYTES, SLICE, WHOLE_BYTES, body_of, check_answer_size
+from app.api.pieces import BLOCK_BYTES, SLICE, check_answer_size
 from app.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
 from app.api.writer import ResponseWriter
-from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, TokenLogprob, Tokens
-from app.http.errors import ApiError, too_many
+from app.engine.outputs import EngineOutput, Finish, Part, Started, TokenLogprob, Tokens
+from app.factory import create_app
+from app.http.errors import ApiError
 from app.protocol.common import encode
-from app.protocol.response_object import ResponseObject
-from app.protocol.responses import ResponsesRequest
+from app.protocol.responses import ResponseObject, ResponsesRequest
+from config.loader import load
+from tests.api.segments import THOUGHT, body_of
 
 META = ResponseMeta("id-1", 1_700_000_000, "a model", "fp")
 PROMPT = list(range(3 * SLICE))
@@ -108,78 +109,46 @@ FAMILIES = [
     pytest.param(make, choices, id=f"{make.__name__}-{choices}")
     for make, choices in ((chat, 3), (chat, 1), (completion, 2), (generate, 2), (message, 1), (response, 1))
 ]
-THOUGHT = Part("reasoning")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [None, THOUGHT], ids=["text", "thought"])
 @pytest.mark.parametrize(("make", "choices"), FAMILIES)
-def test_a_large_answer_says_in_pieces_what_it_says_in_one(
+def test_a_large_answer_is_written_in_parts_that_say_the_same(
     make: Callable[[int], ResponseWriter], choices: int, part: Part | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outputs = [*reply(choices, 2 * SLICE + 5, part=part)]
-    found = b"".join(make(choices).pieces(outputs))
-    assert found == make(choices).body(outputs)
-    for module in (pieces, logprobs, writer):
+    found = body_of(make(choices), outputs)
+    for module in (logprobs, writer):
         monkeypatch.setattr(module, "SLICE", 10**9)
-    assert found == make(choices).body(outputs)
+    assert found == body_of(make(choices), outputs)
     json.loads(found)
 
 
-@pytest.mark.parametrize(("make", "choices"), FAMILIES)
-def test_no_piece_is_much_work(make: Callable[[int], ResponseWriter], choices: int) -> None:
-    writer = make(choices)
-    for output in reply(choices, 5 * SLICE):
-        writer.take(output)
-    before = Entries.made
-    for piece in writer.pieces():
-        assert len(piece) < 4 * BLOCK_BYTES
-        assert Entries.made - before < 4 * SLICE
-        before = Entries.made
+@pytest.mark.parametrize(("make", "choices"), [(chat, 3), (completion, 2), (generate, 2), (response, 1)])
+def test_other_requests_have_turns_while_a_large_answer_is_written(
+    make: Callable[[int], ResponseWriter], choices: int
+) -> None:
+    made: list[int] = []
 
+    def look() -> None:
+        while not done:
+            made.append(Entries.made)
+            gevent.sleep(0)
 
-@pytest.mark.slow
-def test_many_small_choices_leave_in_pieces_of_some_size() -> None:
-    found = [*chat(1000).pieces(reply(1000, 3))]
-    assert len(found) > 1
-    assert all(BLOCK_BYTES <= len(piece) < 4 * BLOCK_BYTES for piece in found[:-1])
-    body = json.loads(b"".join(found))
-    assert [choice["index"] for choice in body["choices"]] == list(range(1000))
-
-
-@pytest.mark.slow
-def test_writing_a_large_answer_takes_little_memory() -> None:
-    """3.6 million log probabilities, 230 MB of JSON."""
-    writer = ChatWriter(META, ChatResponseOptions(n=30, prompt_ids=[1], top_logprobs=-1))
-    for output in reply(30, 2000, at_once=2000):
-        writer.take(output)
-    tracemalloc.start()
-    try:
-        size = sum(len(piece) for piece, _ in zip(writer.pieces(), range(100), strict=False))
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert size > 100 * BLOCK_BYTES
-    assert peak < 4 << 20
-
-
-def test_outputs_are_taken_in_with_pauses() -> None:
-    tokens = 3 * writer.TAKEN
-    first = [*chat(1).pieces(reply(1, tokens, at_once=1, with_logprobs=False))][:3]
-    assert first == [b"", b"", b""]
-
-
-def test_the_error_of_an_output_is_raised_before_anything_is_written() -> None:
-    outputs: list[EngineOutput] = [*reply(1, 5), Failed(0, too_many("Full."))]
-    with pytest.raises(ApiError, match="Full"):
-        next(chat(1).pieces(outputs))
+    done = False
+    other = gevent.spawn(look)
+    body_of(make(choices), reply(choices, 5 * SLICE))
+    done = True
+    other.join()
+    assert max(later - before for before, later in pairwise(made)) < 4 * SLICE
 
 
 @pytest.mark.parametrize("tokens", [1, 3 * SLICE])
-def test_a_response_that_is_written_in_pieces_is_kept_whole(tokens: int) -> None:
+def test_a_response_is_kept_as_it_was_written(tokens: int) -> None:
     kept: list[ResponseObject] = []
-    body = b"".join(response(1, kept.append).pieces(reply(1, tokens)))
-    assert [encode(state) for state in kept] == [body]
+    written = body_of(response(1, kept.append), reply(1, tokens))
+    assert [encode(state) for state in kept] == [written]
 
 
 @pytest.mark.parametrize("make", [chat, completion, generate, message, response])
@@ -195,7 +164,7 @@ def test_a_large_output_is_streamed_in_pieces_of_whole_events(make: Callable[[in
 
 def test_a_stream_tells_all_of_a_large_prompt() -> None:
     writer = completion(1)
-    data = b"".join(piece for output in reply(1, 7) for piece in writer.chunks(output))
+    data = b"".join(map(writer.chunk, reply(1, 7)))
     events = [json.loads(event.removeprefix(b"data: ")) for event in data.split(b"\n\n") if event]
     first, second = events[0]["choices"][0], events[1]["choices"][0]
     assert first["prompt_token_ids"] == PROMPT
@@ -216,12 +185,9 @@ def test_the_roles_of_very_many_choices_leave_in_pieces() -> None:
 @pytest.mark.parametrize(
     ("options", "large"),
     [
-        ({}, False),
         ({"echo": "x" * SLICE}, False),
-        ({"echo": "x" * (SLICE + 1)}, True),
         ({"echo": "x" * (1 + SLICE // 4), "n": 4}, True),
         ({"prompt_text": "x" * (SLICE + 1)}, True),
-        ({"prompt_text": "x" * SLICE, "echo": "x" * SLICE}, True),
         ({"prompt_ids": PROMPT, "token_ids": True}, True),
         ({"prompt_ids": PROMPT}, False),
     ],
@@ -232,45 +198,32 @@ def test_a_chat_begins_in_pieces_where_its_first_events_are_long(options: Any, l
 
 
 @pytest.mark.parametrize(
-    ("n", "tokens", "alternatives", "fits"),
+    ("tokens", "entries", "fits"),
     [
-        (1, 1 << 20, 20, True),
-        (128, 4000, 20, True),
-        (128, 8193, 20, False),
-        (128, 8193, None, True),
-        (16384, 341, None, True),
-        (16384, 342, None, False),
-        (16384, 65, 0, False),
+        (16384 * 341, 0, True),
+        (16384 * 342, 0, False),
+        (150_000, 150_000 * 21, True),
+        (150_000, 150_000 * 22, False),
+        (0, 1 << 22, False),
     ],
 )
-def test_what_takes_too_much_memory_is_refused(
-    n: int, tokens: int, alternatives: int | None, fits: bool
-) -> None:
+def test_what_takes_too_much_memory_is_refused(tokens: int, entries: int, fits: bool) -> None:
     if fits:
-        check_answer_size(n, tokens, alternatives)
+        check_answer_size(1, tokens, entries)
         return
     with pytest.raises(ApiError, match="stream") as refused:
-        check_answer_size(n, tokens, alternatives)
+        check_answer_size(1, tokens, entries)
     assert (refused.value.status, refused.value.type) == (400, "BadRequestError")
 
 
-def test_a_body_is_sent_in_one_up_to_some_size() -> None:
-    assert body_of(iter([b"a", b"", b"b"])) == b"ab"
-    large = [b"x" * (1 << 20)] * 20
-    found = body_of(iter([b"", *large, b""]))
-    assert not isinstance(found, bytes)
-    assert [*found] == large
-    assert sum(map(len, large)) > WHOLE_BYTES
-    assert body_of(iter([b"x" * WHOLE_BYTES])) == b"x" * WHOLE_BYTES
-    assert not isinstance(body_of(iter([b"x" * WHOLE_BYTES, b"x"])), bytes)
-
-
-def test_the_bytes_of_tokens_are_remembered_within_bounds() -> None:
-    known = TokenBytes(limit_bytes=4000)
-    known.of("a")
-    assert known.size_bytes == len(b"[97]") + TokenBytes.PLACE_BYTES
-    for number in range(1000):
-        text = f"token {number}"
-        assert json.loads(encode(known.of(text))) == list(text.encode())
-        assert known.of(text) is known.of(text)
-        assert 0 < known.size_bytes <= known.limit_bytes
+@pytest.mark.parametrize(
+    ("tokens", "stream", "status"), [(3000, True, 400), (900, True, 200), (3000, False, 200)]
+)
+def test_a_stream_repeats_only_so_many_log_probabilities_of_a_prompt(
+    tokens: int, stream: bool, status: int
+) -> None:
+    flags = ["--seed", "1", "--force-dummy-tokenizer", "--max-model-len", "4096"]
+    body = {"prompt": [5] * tokens, "max_tokens": 1, "echo": True, "logprobs": 20, "stream": stream}
+    answer = create_app(load(flags, {})).test_client().post("/v1/completions", json=body)
+    assert answer.status_code == status
+    assert status == 200 or answer.get_json()["error"]["param"] == "echo"

@@ -15,7 +15,7 @@ from app.api.anthropic.writer import MessageResponseOptions, MessageWriter
 from app.api.identity import ResponseMeta
 from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, Tokens
 from app.http.errors import ApiError, internal, retryable, too_many
-from tests.api.segments import IMAGE, THOUGHT, Segment, call, segments
+from tests.api.segments import IMAGE, THOUGHT, Segment, body_of, call, segments, told, whole
 from tests.conformance.wire import parsed
 
 META = ResponseMeta("chatcmpl-1", 1_700_000_000, "a model", "fp")
@@ -30,19 +30,6 @@ def answer(cached_details: bool = False, **shape: Any) -> MessageWriter:
     )
 
 
-def told(segments: Sequence[Segment], finish: Finish, most: int = 1, cached: int = 0) -> list[EngineOutput]:
-    """The events of a reply, up to `most` tokens in each; at least one has the end."""
-    events: list[EngineOutput] = [Started(0, 0.5, cached)]
-    for part, texts in segments or [(None, [""])]:
-        for start in range(0, len(texts), most):
-            some = texts[start : start + most]
-            events.append(Tokens(0, some, list(range(len(some))), 1.0, part=part))
-    last = events[-1]
-    assert isinstance(last, Tokens)
-    last.finish = finish
-    return events
-
-
 def named(data: bytes) -> list[tuple[str, dict[str, Any]]]:
     """Name and JSON of every event."""
     return [(event["type"], event) for event in parsed(data)]
@@ -50,11 +37,6 @@ def named(data: bytes) -> list[tuple[str, dict[str, Any]]]:
 
 def streamed(writer: MessageWriter, events: Sequence[EngineOutput]) -> list[tuple[str, dict[str, Any]]]:
     return named(b"".join(map(writer.chunk, events)) + writer.closing())
-
-
-def whole(writer: MessageWriter, events: Sequence[EngineOutput]) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(writer.body(events))
-    return body
 
 
 def gathered(events: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
@@ -269,4 +251,4 @@ def test_a_failure_ends_the_stream_with_an_error(error: Exception, kind: str) ->
 def test_a_failure_of_a_whole_message_is_raised() -> None:
     events: Iterator[EngineOutput] = iter([Started(0, 0.5), Failed(0, too_many("Full."))])
     with pytest.raises(ApiError, match="Full"):
-        answer().body(events)
+        body_of(answer(), events)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
@@ -13,12 +12,11 @@ from hypothesis import strategies as st
 
 from app.api.identity import ResponseMeta
 from app.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
-from app.engine.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
+from app.engine.outputs import EngineOutput, Failed, Finish, Started, Tokens
 from app.http.errors import ApiError, bad_request, internal, too_many
-from app.protocol.response_object import ResponseObject
 from app.protocol.response_tools import CalledTool
-from app.protocol.responses import ResponsesRequest
-from tests.api.segments import IMAGE, THOUGHT, Segment, call, segments
+from app.protocol.responses import ResponseObject, ResponsesRequest
+from tests.api.segments import IMAGE, THOUGHT, Segment, body_of, call, segments, told, whole
 from tests.conformance.wire import parsed
 
 META = ResponseMeta("resp_1", 1_700_000_000, "a model", "fp")
@@ -46,35 +44,10 @@ def test_what_a_request_leaves_out_is_told_as_vllm_tells_it() -> None:
     assert (made.parallel_tool_calls, made.truncation) == (False, "auto")
 
 
-def logprob(token: str) -> TokenLogprob:
-    return TokenLogprob(1, token, -1.0, [(1, token, -1.0), (2, "other", -1.5), (3, "more", -2.0)])
-
-
-def told(
-    segments: Sequence[Segment], finish: Finish, most: int = 1, cached: int = 0, logprobs: bool = False
-) -> list[EngineOutput]:
-    """The events of a reply, up to `most` tokens in each; at least one has the end."""
-    events: list[EngineOutput] = [Started(0, 0.5, cached)]
-    for part, texts in segments or [(None, [""])]:
-        for start in range(0, len(texts), most):
-            some = texts[start : start + most]
-            entries = [logprob(text) for text in some] if logprobs else None
-            events.append(Tokens(0, some, list(range(len(some))), 1.0, entries, part=part))
-    last = events[-1]
-    assert isinstance(last, Tokens)
-    last.finish = finish
-    return events
-
-
 def streamed(writer: ResponsesWriter, events: Sequence[EngineOutput]) -> list[dict[str, Any]]:
     found = parsed(b"".join(map(writer.chunk, events)) + writer.closing())
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
-
-
-def whole(writer: ResponsesWriter, events: Sequence[EngineOutput]) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(writer.body(events))
-    return body
 
 
 def kinds(events: Sequence[dict[str, Any]]) -> list[str]:
@@ -267,20 +240,6 @@ def test_a_stream_of_a_thought_has_its_events_in_order() -> None:
     assert found[-1]["response"]["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
 
 
-def test_the_only_content_of_an_item_has_number_0_in_every_event() -> None:
-    found = streamed(answer(), told([(THOUGHT, ["Hm", "m"]), (None, ["Y", "es"])], Finish("stop")))
-    numbered = [event["type"] for event in found if "content_index" in event]
-    assert len(set(numbered)) == 6  # two of a thought, two of a message, two that both have
-    assert {event["content_index"] for event in found if "content_index" in event} == {0}
-
-
-def test_hidden_thoughts_are_counted() -> None:
-    events = told([(THOUGHT, ["Hm", "m"]), (None, ["Yes"])], Finish("stop"))
-    body = whole(answer(shows_reasoning=False), events)
-    assert [item["type"] for item in body["output"]] == ["message"]
-    assert body["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
-
-
 def test_a_stream_of_a_call_has_its_events_in_order() -> None:
     found = streamed(answer(), told([(call(0), ["", "{", "}", ""])], Finish("stop")))
     assert kinds(found)[2:-1] == [
@@ -337,14 +296,6 @@ def test_a_custom_tool_is_given_a_text_at_once() -> None:
     assert whole(answer(calls=CALLED), events)["output"] == [item]
 
 
-def test_a_call_opens_with_its_name_before_it_has_arguments() -> None:
-    writer = answer()
-    writer.chunk(Started(0, 0.5))
-    (opened,) = parsed(writer.chunk(Tokens(0, [""], [1], 1.0, part=call(0))))
-    assert opened["item"]["name"] == "weather"
-    assert writer.chunk(Tokens(0, [""], [2], 1.0, part=call(0))) == b""
-
-
 @pytest.mark.parametrize(
     ("reason", "status", "details"),
     [
@@ -384,13 +335,6 @@ def test_an_image_is_counted_and_not_shown() -> None:
     body = whole(answer(), events)
     assert [content["text"] for content in body["output"][0]["content"]] == ["Look"]
     assert body["usage"]["output_tokens"] == 2
-
-
-def test_what_was_asked_is_repeated() -> None:
-    asked = {"instructions": "Be brief.", "metadata": {"a": "b"}, "user": "me", "temperature": 0.5}
-    body = whole(answer(asked=asked), told([(None, ["Hi"])], Finish("stop")))
-    assert {name: body[name] for name in asked} == asked
-    assert (body["max_output_tokens"], body["parallel_tool_calls"], body["tools"]) == (9, True, [])
 
 
 def test_transfer_params_are_told_at_the_end() -> None:
@@ -433,7 +377,7 @@ def test_a_failure_ends_the_stream_with_a_failed_response(error: Exception, code
 def test_a_failure_of_a_whole_response_is_raised() -> None:
     ended: list[ResponseObject] = []
     with pytest.raises(ApiError, match="Full"):
-        answer(ended).body([Started(0, 0.5), Failed(0, too_many("Full."))])
+        body_of(answer(ended), [Started(0, 0.5), Failed(0, too_many("Full."))])
     assert ended == []
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from app.api.sampling import SamplingDefaults, check_real
-from app.engine.wire import Sampling
+from app.api.sampling import MOST_LOOKED_AT, SamplingDefaults, ThoughtTokens, check_real
+from app.engine.wire import Sampling, Thoughts
 from app.http.errors import ApiError
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import decode
@@ -85,3 +86,31 @@ def test_media_for_an_engine_of_text_are_refused() -> None:
 )
 def test_what_asks_for_nothing_of_the_kind_is_taken(fields: dict[str, Any]) -> None:
     check_real(asked(**fields), has_media=False)
+
+
+BEGIN, END, BLANK, WORD = 1, 2, 3, 4
+TEXTS = {BEGIN: "<think>", END: "</think>", BLANK: "\n\n", WORD: "word"}
+BEGUN, POSSIBLE = Thoughts(end_id=END), Thoughts(end_id=END, begin_id=BEGIN)
+
+
+def text_of(ids: Sequence[int]) -> str:
+    return "".join(TEXTS[it] for it in ids)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ([WORD, BEGIN], BEGUN),
+        ([WORD, BEGIN, BLANK], BEGUN),
+        ([WORD, BEGIN, WORD, WORD], BEGUN),
+        ([BEGIN, WORD, END, WORD, BEGIN], BEGUN),
+        ([WORD, BEGIN, BLANK, END, BLANK], None),
+        ([WORD, BEGIN, END], None),
+        ([BEGIN, WORD, END, WORD, BLANK], POSSIBLE),
+        ([WORD], POSSIBLE),
+        ([], POSSIBLE),
+        ([BEGIN] + [WORD] * MOST_LOOKED_AT, POSSIBLE),
+    ],
+)
+def test_a_prompt_says_whether_thoughts_come(prompt: list[int], expected: Thoughts | None) -> None:
+    assert ThoughtTokens(BEGIN, END, text_of).after(prompt) == expected

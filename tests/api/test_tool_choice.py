@@ -13,7 +13,7 @@ from app.http.errors import ApiError
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.decoding import decode
 from app.protocol.options import StructuredOutputs
-from app.protocol.validation.generation import constrained_outputs
+from app.protocol.validation import constrained_outputs
 from app.schema import Schemas
 from config.settings import ToolSettings
 

@@ -73,15 +73,6 @@ def test_a_message_counts_its_tokens(client: anthropic.Anthropic) -> None:
     assert said(message)
 
 
-def test_a_streamed_message_is_the_whole_one_in_pieces(client: anthropic.Anthropic) -> None:
-    whole = create(client, max_tokens=40, extra_body=REPEATABLE)
-    events = list(create(client, max_tokens=40, extra_body=REPEATABLE, stream=True))
-    texts = [event.delta.text for event in events if event.type == "content_block_delta"]
-    assert "".join(texts) == said(whole)
-    assert events[0].type == "message_start"
-    assert events[-1].type == "message_stop"
-
-
 def test_the_stream_helper_gathers_the_message(client: anthropic.Anthropic) -> None:
     whole = create(client, max_tokens=40, extra_body=REPEATABLE)
     asked: dict[str, Any] = {"model": MODEL, "messages": [HELLO], "max_tokens": 40, "extra_body": REPEATABLE}
@@ -91,35 +82,6 @@ def test_the_stream_helper_gathers_the_message(client: anthropic.Anthropic) -> N
     assert "".join(texts) == said(final) == said(whole)
     assert final.stop_reason == whole.stop_reason
     assert final.usage.output_tokens == whole.usage.output_tokens
-
-
-def test_a_message_ends_before_a_stop_sequence(client: anthropic.Anthropic) -> None:
-    whole = said(create(client, max_tokens=40, extra_body=REPEATABLE))
-    word = whole.split()[1]
-    message = create(client, max_tokens=40, extra_body=REPEATABLE, stop_sequences=[word])
-    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", word)
-    assert said(message) == whole[: whole.index(word)]
-
-
-def test_a_conversation_goes_on(client: anthropic.Anthropic) -> None:
-    turns: list[MessageParam] = [HELLO]
-    costs = []
-    for _ in range(3):
-        message = create(client, messages=turns, system="You are brief.")
-        costs.append((message.usage.cache_read_input_tokens or 0) + message.usage.input_tokens)
-        turns += [{"role": "assistant", "content": message.content}, HELLO]
-    assert costs == sorted(set(costs))
-
-
-def test_tokens_are_counted_before_they_are_spent(client: anthropic.Anthropic) -> None:
-    asked: dict[str, Any] = {
-        "model": MODEL,
-        "messages": [HELLO],
-        "system": [{"type": "text", "text": "You are brief.", "cache_control": {"type": "ephemeral"}}],
-    }
-    usage = client.messages.create(**asked, max_tokens=1).usage
-    counted = client.messages.count_tokens(**asked).input_tokens
-    assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
 @pytest.mark.parametrize(
@@ -170,20 +132,6 @@ def test_a_tool_is_used_and_its_result_answered(client: anthropic.Anthropic) -> 
     result = {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "sunny"}]}
     turns = [HELLO, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
     assert said(create(client, **asked, messages=turns, tool_choice={"type": "none"}))
-
-
-def test_a_named_tool_is_used(client: anthropic.Anthropic) -> None:
-    choice = {"type": "tool", "name": "time"}
-    message = create(client, tools=[WEATHER, TIME], tool_choice=choice, max_tokens=200)
-    assert [block.name for block in message.content] == ["time"]
-    assert message.stop_reason == "tool_use"
-
-
-def test_each_use_of_a_tool_has_an_id_of_its_own(client: anthropic.Anthropic) -> None:
-    asked = {"tools": [WEATHER, TIME], "tool_choice": {"type": "any"}, "max_tokens": 400}
-    ids = [block.id for _ in range(10) for block in create(client, **asked).content]
-    assert len(set(ids)) == len(ids) > 10
-    assert all(own_id.startswith("chatcmpl-tool-") for own_id in ids)
 
 
 def test_one_tool_at_a_time_can_be_asked_for(client: anthropic.Anthropic) -> None:

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -37,18 +36,16 @@ def all_agree(report: str) -> bool:
     return agreeing == exchanges != "0"
 
 
-@pytest.mark.parametrize("cases", [CASES, MORE_CASES], ids=["first", "second"])
-def test_every_exchange_agrees_with_flags(cases: Path) -> None:
-    with running_server(*FLAGS, env=ENVIRONMENT) as server:
-        report = replay(server.url, "--cases", str(cases))
-    assert all_agree(report), report
-
-
-@pytest.mark.parametrize("cases", [CASES, MORE_CASES], ids=["first", "second"])
-def test_every_exchange_agrees_with_variables(cases: Path) -> None:
-    with running_gunicorn(env=ENVIRONMENT | VARIABLES) as server:
-        report = replay(server.url, "--cases", str(cases))
-    assert all_agree(report), report
+@pytest.mark.parametrize("start", ["flags", "variables"])
+def test_every_exchange_agrees(start: str) -> None:
+    with (
+        running_server(*FLAGS, env=ENVIRONMENT)
+        if start == "flags"
+        else running_gunicorn(env=ENVIRONMENT | VARIABLES)
+    ) as server:
+        for cases in (CASES, MORE_CASES):
+            report = replay(server.url, "--cases", str(cases))
+            assert all_agree(report), report
 
 
 def test_the_second_set_agrees_however_the_dice_fall() -> None:
@@ -58,9 +55,7 @@ def test_the_second_set_agrees_however_the_dice_fall() -> None:
             assert all_agree(report), report
 
 
-@pytest.mark.parametrize(
-    "variant", ["base", "guarded", "lora", "reasoning-qwen3", "reasoning-r1", "embed", "classify"]
-)
+@pytest.mark.parametrize("variant", CONFIGURATIONS)
 def test_every_exchange_of_a_variant_agrees(variant: str) -> None:
     """The third set. A seed, because a few exchanges need a certain letter in what is said."""
     command = [sys.executable, str(VARIANTS), "--python", sys.executable, "--variant", variant]

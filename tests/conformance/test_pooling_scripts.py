@@ -1,4 +1,4 @@
-"""Scripts about numbers: vectors, classes and scores, of every route that has them, in both timings."""
+"""Scripts about numbers: vectors, classes and scores of every route that has them."""
 
 from __future__ import annotations
 
@@ -36,17 +36,14 @@ rules:
   then: {embedding: cats and dogs}
 - then: {text: words are for others}
 """
-TIMINGS = {"requests": (), "steps": ("--profile", str(QUICK_STEPS))}
 
 
-@pytest.fixture(scope="module", params=TIMINGS)
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningServer]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     path = tmp_path_factory.mktemp("scripts") / "numbers.yaml"
     path.write_text(SCRIPT)
     flags = ("--model=tiny", "--task=pooling", "--default-embedding-dimensions=8", "--script", str(path))
-    with running_server(*flags, *TIMINGS[request.param]) as server:
+    with running_server(*flags, "--profile", str(QUICK_STEPS)) as server:
         yield server
 
 

@@ -104,11 +104,6 @@ def test_each_token_has_its_log_probabilities(client: openai.OpenAI, most: int) 
     assert [len(entry.top_logprobs) for entry in told] == [most] * 4
 
 
-def test_without_include_there_are_no_log_probabilities(client: openai.OpenAI) -> None:
-    response = create(client, top_logprobs=2, max_output_tokens=4)
-    assert response.output[0].content[0].logprobs is None
-
-
 def test_a_function_is_called_and_its_result_is_answered(client: openai.OpenAI) -> None:
     conversation: list[Any] = [{"role": "user", "content": "How is the weather in Oslo?"}]
     first = create(client, input=conversation, tools=[WEATHER])
@@ -177,11 +172,6 @@ def test_thoughts_come_before_words(thinker: openai.OpenAI) -> None:
     assert response.usage.output_tokens_details.reasoning_tokens > 0
     again = create(thinker, input=[*response.output, {"role": "user", "content": "And?"}])
     assert again.output_text
-
-
-def test_thoughts_are_streamed_as_parts_of_a_content(thinker: openai.OpenAI) -> None:
-    types = {event.type for event in create(thinker, stream=True)}
-    assert {"response.content_part.added", "response.reasoning_text.delta"} <= types
 
 
 def test_a_response_is_kept_and_continued(thinker: openai.OpenAI) -> None:

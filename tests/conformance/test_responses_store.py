@@ -78,12 +78,6 @@ def test_a_response_that_is_not_to_be_kept_is_not(keeping: RunningServer) -> Non
         assert error_of(get(keeping, response["id"])) == (404, "invalid_request_error", "response_id")
 
 
-def test_what_failed_can_be_read_when_its_id_was_told(keeping: RunningServer) -> None:
-    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 21}
-    failed = stream(keeping, **asked)[-1]["response"]
-    assert ok(get(keeping, failed["id"])) == failed
-
-
 def test_a_conversation_goes_on(keeping: RunningServer) -> None:
     first = respond(keeping, instructions="Be brief.")
     second = respond(keeping, previous_response_id=first["id"], input="and?")
@@ -114,11 +108,6 @@ def test_a_call_is_answered_in_the_next_response(keeping: RunningServer) -> None
     assert [item["type"] for item in later["output"]] == ["message"]
 
 
-def test_an_unknown_response_cannot_be_continued(keeping: RunningServer) -> None:
-    got = send(keeping, previous_response_id="resp_nowhere")
-    assert error_of(got) == (404, "invalid_request_error", "response_id")
-
-
 def test_in_the_background_the_state_is_answered_at_once(keeping: RunningServer) -> None:
     response_id = begun(keeping, max_output_tokens=40)
     wait_until(lambda: status(keeping, response_id) in ("completed", "incomplete"))
@@ -126,12 +115,6 @@ def test_in_the_background_the_state_is_answered_at_once(keeping: RunningServer)
     assert response["background"] is True
     assert text_of(response)
     assert respond(keeping, previous_response_id=response_id)["output"]
-
-
-def test_a_call_can_be_made_in_the_background(keeping: RunningServer) -> None:
-    response_id = begun(keeping, tools=[WEATHER], **FREELY)
-    wait_until(lambda: status(keeping, response_id) == "completed")
-    assert [item["type"] for item in ok(get(keeping, response_id))["output"]] == ["function_call"]
 
 
 def test_the_events_of_the_background_can_be_read_again(keeping: RunningServer) -> None:

@@ -1,4 +1,4 @@
-"""Scripted replies in every API family, whole and streamed, with latencies of their own and in steps."""
+"""Scripted replies in every API family, whole and streamed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.running_server import QUICK_STEPS, ROOT, RunningServer, running_serve
 SCRIPT = str(ROOT / "tests" / "conformance" / "script.yaml")
 EXAMPLE = str(ROOT / "examples" / "scripts" / "weather.yaml")
 FLAGS = ("--model=tiny", "--enable-scale-out", "--enable-prompt-tokens-details", "--script", SCRIPT)
-TIMINGS = {"requests": (), "steps": ("--profile", str(QUICK_STEPS))}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 CITIES = [{"city": "Rome"}, {"city": "Oslo"}]
 
 
-@pytest.fixture(scope="module", params=TIMINGS)
-def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
-    with running_server(*FLAGS, *TIMINGS[request.param]) as server:
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    """Requests share steps: `test_ways.py` proves that answers do not depend on that."""
+    with running_server(*FLAGS, "--profile", str(QUICK_STEPS)) as server:
         yield server
 
 
@@ -310,37 +310,6 @@ def test_a_report_says_which_rule_answered_how_often(server: RunningServer, clie
     assert (answered, report["unanswered"]) == ({"text": 2, "thought": 1}, 1)
     caches = requests.get(server.url + "/admin/memory", timeout=20).json()["caches"]
     assert caches["script counters"]["size_bytes"] <= caches["script counters"]["limit_bytes"]
-
-
-def get_weather(city: str) -> str:
-    """The tool of the agents."""
-    return f"sun in {city}"
-
-
-@streamed
-def test_an_agent_of_the_openai_sdk_goes_round_its_loop(stream: bool) -> None:
-    with (
-        running_server("--model=tiny", "--script", EXAMPLE) as server,
-        openai_client(server, strict=False, max_retries=2) as client,
-    ):
-        messages = user("What is the weather in Rome?")
-        asked = client.chat.completions.create(model="tiny", messages=messages, tools=[TOOL])
-        if stream:
-            with client.chat.completions.stream(model="tiny", messages=messages, tools=[TOOL]) as events:
-                asked = events.get_final_completion()
-        (choice,) = asked.choices
-        assert (choice.message.content, choice.finish_reason) == ("Let me look.", "tool_calls")
-        messages.append(choice.message.model_dump(exclude_none=True))
-        for call in choice.message.tool_calls or ():
-            assert call.type == "function"
-            result = get_weather(**json.loads(call.function.arguments))
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-        answer = client.chat.completions.create(model="tiny", messages=messages, tools=[TOOL])
-        assert answer.choices[0].message.content == "The weather: sun in Rome."
-        hello = client.chat.completions.create(
-            model="tiny", messages=user("Hello!"), extra_headers={"X-User": "Ada"}
-        )
-        assert hello.choices[0].message.content == "Hello Ada!", "the SDK tries again after the 503"
 
 
 @pytest.mark.clients

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.conformance.wire import TEXT, USAGE_KEYS, chat, error_of, post, text, token_ids
+from tests.conformance.wire import USAGE_KEYS, chat, text, token_ids
 from tests.running_server import RunningServer
 
 CHAT_KEYS = [
@@ -116,21 +116,8 @@ def test_tokens_can_be_named_by_their_ids(vllm: RunningServer) -> None:
     assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
 
 
-def test_no_alternatives_are_shown_when_none_are_wanted(vllm: RunningServer) -> None:
-    entries = chat(vllm, logprobs=True, top_logprobs=0)["choices"][0]["logprobs"]["content"]
-    assert [entry["top_logprobs"] for entry in entries] == [[], []]
-    top = text(vllm, logprobs=0)["choices"][0]["logprobs"]["top_logprobs"]
-    assert [len(entry) for entry in top] == [1, 1]
-
-
 def test_the_prompts_text_comes_back_when_asked(vllm: RunningServer) -> None:
     assert "hi" in chat(vllm, return_prompt_text=True)["prompt_text"]
-
-
-def test_no_prompt_at_all_is_refused(vllm: RunningServer) -> None:
-    for stream in (False, True):
-        got = post(vllm, TEXT, {"prompt": [], "stream": stream})
-        assert error_of(got) == (400, "BadRequestError", None)
 
 
 def test_a_completion_tells_as_many_log_probabilities_as_wanted(vllm: RunningServer) -> None:

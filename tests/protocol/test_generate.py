@@ -9,7 +9,7 @@ import pytest
 from app.http.errors import ApiError
 from app.protocol.decoding import decode
 from app.protocol.generate import GenerateRequest
-from app.protocol.validation.rules import check_structural_tag
+from app.protocol.rules import check_structural_tag
 
 CONTEXT = 10
 

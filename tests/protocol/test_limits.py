@@ -14,15 +14,15 @@ from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import decode
 from app.protocol.generate import GenerateRequest
 from app.protocol.messages import check_tool_calls, normalize_messages
-from app.protocol.validation.generation import (
+from app.protocol.validation import (
     GenerationRequest,
+    ModelLimits,
     ValidatedRequest,
     check_prompt_text,
     constrained_outputs,
     fit_prompt,
     resolve_max_tokens,
 )
-from app.protocol.validation.model import ModelLimits
 from tests.protocol.refused import refused
 
 CONTEXT = 2048

@@ -17,8 +17,7 @@ from app.protocol.chat import ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.decoding import Request, decode, decode_first
 from app.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest
-from app.protocol.validation.generation import ValidatedRequest
-from app.protocol.validation.model import ModelLimits
+from app.protocol.validation import ModelLimits, ValidatedRequest
 
 JSON = "application/json"
 KINDS: tuple[type[Request], ...] = (ChatCompletionRequest, CompletionRequest, DetokenizeRequest)

@@ -1,11 +1,16 @@
-"""Every route is in the documentation, with an example."""
+"""The documents: every route has an example, tables are whole, what docs/seeds.md promises is there."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
+
+import pytest
 
 from app import create_app
+from app.cli import COMMANDS
 from config.loader import load
+from config.settings import BY_NAME
 from tests.running_server import ROOT
 
 EVERYTHING = (
@@ -46,3 +51,36 @@ def test_every_route_has_an_example() -> None:
     missing = {path for path in routes() - OTHER_NAMES if path not in examples and path not in variants}
     missing = {path for path in missing if path.removeprefix("/v1").removeprefix("/v2") not in variants}
     assert missing == set()
+
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
+RULER = re.compile(r"\|(?:\s*:?-+:?\s*\|)+")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_table_has_a_head_and_a_ruler(page: Path) -> None:
+    """A blank line within a table would end it, and show its other rows as text."""
+    for table in TABLE.findall(CODE.sub("", page.read_text("utf-8"))):
+        assert RULER.fullmatch(table.splitlines()[1:2][0] if "\n" in table.strip() else ""), table[:200]
+
+
+SEEDS = (ROOT / "docs" / "seeds.md").read_text("utf-8")
+ROWS = [re.split(r" ?(?<!\\)\| ?", line)[1:-1] for line in SEEDS.splitlines() if line.startswith("| ")]
+
+
+def test_every_row_says_what_is_here_and_has_three_cells() -> None:
+    assert len(ROWS) > 20 and {len(row) for row in ROWS} == {3}
+    assert all(here for _, here, _ in ROWS)
+
+
+def test_the_settings_commands_and_files_it_names_are_there() -> None:
+    here = " ".join(cell for _, cell, _ in ROWS)
+    flags = set(re.findall(r"--([a-z][a-z-]+)", here))
+    assert flags <= set(BY_NAME) and len(flags) > 10
+    commands = set(re.findall(r"python -m app ([a-z]+)", here))
+    assert commands <= set(COMMANDS)
+    for path in re.findall(r"\]\(([\w.-]+)\)", SEEDS):
+        assert (ROOT / "docs" / path).exists()
+    assert all((ROOT / path).exists() for path in re.findall(r"`(deploy/\w+)`", here))

@@ -98,15 +98,6 @@ def test_what_is_rendered_generates_what_the_chat_would(client: Client) -> None:
     assert text == client.chat(max_tokens=7, temperature=0)["choices"][0]["message"]["content"]
 
 
-def test_each_prompt_of_a_completion_is_rendered(client: Client) -> None:
-    body = {"prompt": ["Hello there", "Hi"]}
-    rendered = client.post("/v1/completions/render", body).json()
-    tokens = [client.post("/tokenize", {"prompt": text}).json()["tokens"] for text in body["prompt"]]
-    assert [item["token_ids"] for item in rendered] == tokens
-    ids = client.post("/v1/completions/render", {"prompt": [3, 1, 4]}).json()
-    assert ids[0]["token_ids"] == [3, 1, 4]
-
-
 @pytest.mark.parametrize(("model", "status"), [("first", 200), ("nobody's", 404)])
 def test_adapters_are_rendered_for_too(client: Client, model: str, status: int) -> None:
     answer = client.post("/v1/chat/completions/render", {"model": model, "messages": MESSAGES})

@@ -69,35 +69,9 @@ def test_a_required_call_is_made(sdk: openai.OpenAI) -> None:
         assert (choice.finish_reason, choice.message.content) == ("tool_calls", "")
 
 
-def test_a_named_call_is_made_and_ends_with_stop(sdk: openai.OpenAI) -> None:
-    named = {"type": "function", "function": {"name": "get_time"}}
-    choice = chat(sdk, tool_choice=named).choices[0]
-    assert checked(choice.message.tool_calls) == ["get_time"]
-    assert choice.finish_reason == "stop"
-
-
-def test_only_allowed_tools_are_called(sdk: openai.OpenAI) -> None:
-    allowed = {"mode": "required", "tools": [TOOLS[1]]}
-    for _ in range(5):
-        choice = chat(sdk, tool_choice={"type": "allowed_tools", "allowed_tools": allowed}).choices[0]
-        assert set(checked(choice.message.tool_calls)) == {"get_time"}
-
-
 def test_auto_calls_now_and_then(sdk: openai.OpenAI) -> None:
     reasons = {chat(sdk, seed=seed).choices[0].finish_reason for seed in range(30)}
     assert "tool_calls" in reasons and "stop" in reasons
-
-
-@pytest.mark.parametrize("asked", [{"tool_choice": "none"}, {"tools": openai.omit}])
-def test_none_calls_nothing(sdk: openai.OpenAI, asked: dict[str, Any]) -> None:
-    choice = chat(sdk, **asked).choices[0]
-    assert choice.message.tool_calls is None and choice.message.content
-
-
-def test_without_parallel_calls_there_is_one(sdk: openai.OpenAI) -> None:
-    for seed in range(10):
-        message = chat(sdk, tool_choice="required", parallel_tool_calls=False, seed=seed).choices[0].message
-        assert len(message.tool_calls) == 1
 
 
 def test_a_streamed_call_is_the_whole_one_piece_by_piece(sdk: openai.OpenAI) -> None:
@@ -125,41 +99,6 @@ def test_the_parser_s_work_is_counted(client: Client, sdk: openai.OpenAI) -> Non
     before = client.metric(name, mode="streaming", outcome="tool_call")
     list(chat(sdk, tool_choice="required", stream=True))
     assert client.metric(name, mode="streaming", outcome="tool_call") > before
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"type": "object", "properties": {"a": {"type": "stringstring"}}},
-        {"type": "object", "properties": {"a": {"minimum": "one"}}},
-        {"type": "object", "properties": {"a": False}, "required": ["a"]},
-        {"$ref": "https://example.com/elsewhere.json"},
-        {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}},
-    ],
-)
-def test_a_schema_that_cannot_be_used_is_a_clear_400(sdk: openai.OpenAI, parameters: dict[str, Any]) -> None:
-    tool = {"type": "function", "function": {"name": "odd", "parameters": parameters}}
-    for stream in (False, True):
-        with pytest.raises(openai.BadRequestError) as caught:
-            chat(sdk, tools=[tool], tool_choice="required", stream=stream)
-        assert caught.value.status_code == 400
-
-
-def test_strict_schemas_and_skipped_validation_are_settings() -> None:
-    odd = {"type": "object", "properties": {"a": {"type": "string", "contentEncoding": "base64"}}}
-    wrong = {"type": "object", "properties": {"a": {"type": "stringstring"}}, "required": ["a"]}
-
-    def status(client: Client, parameters: Any) -> int:
-        tool = {"type": "function", "function": {"name": "odd", "parameters": parameters}}
-        body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool], "tool_choice": "required"}
-        return client.post("/v1/chat/completions", body).status_code
-
-    with served() as client:
-        assert (status(client, odd), status(client, wrong)) == (200, 400)
-        client.post("/admin/config", {"strict-tool-schemas": True})
-        assert (status(client, odd), status(client, wrong)) == (400, 400)
-        client.post("/admin/config", {"strict-tool-schemas": False, "skip-tool-validation": True})
-        assert (status(client, odd), status(client, wrong)) == (200, 200)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -196,31 +135,6 @@ def test_vllm_s_own_constraints_hold_in_both_families(client: Client, wanted: An
     assert fits(text["choices"][0]["text"])
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-@pytest.mark.parametrize(
-    ("asked", "param"),
-    [
-        ({"structured_outputs": {"grammar": "root := nope nope"}}, None),
-        ({"structured_outputs": {"grammar": "root ::= nope"}}, None),
-        ({"structured_outputs": {"json": "{nope"}}, None),
-        ({"structured_outputs": {"structural_tag": '{"format": {"type": "nope"}}'}}, "structured_outputs"),
-        ({"response_format": {"type": "structural_tag", "format": {"type": "nope"}}}, "response_format"),
-    ],
-)
-def test_a_form_that_cannot_be_read_is_refused(
-    client: Client, path: str, asked: dict[str, Any], param: str | None
-) -> None:
-    prompt = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {"prompt": "hi"}
-    for stream in (False, True):
-        answer = client.post(path, {**prompt, **asked, "stream": stream})
-        # What only the engine looks at is told in a stream after its 200; a structural tag is read before.
-        begun = stream and param is None
-        told = json.loads(answer.text.split("\n\n")[0].removeprefix("data: ")) if begun else answer.json()
-        error = told["error"]
-        assert (error["code"], error["type"], error["param"]) == (400, "BadRequestError", param)
-        assert answer.status_code == (200 if begun else 400)
-
-
 def test_a_text_of_a_grammar_fits_the_limit_where_it_can(client: Client) -> None:
     grammar = {"grammar": 'root ::= "ab" | "ab" root'}
     for limit in (1, 2, 5, 20):
@@ -228,16 +142,6 @@ def test_a_text_of_a_grammar_fits_the_limit_where_it_can(client: Client) -> None
         choice = client.post("/v1/completions", asked).json()["choices"][0]
         assert choice["finish_reason"] == "stop" or limit == 1
         assert re.fullmatch("(ab)+", choice["text"]) or limit == 1
-
-
-def test_a_response_format_of_tags_keeps_their_schemas(client: Client) -> None:
-    answer = client.chat(response_format={"type": "structural_tag", **TAGS})
-    assert TAGGED.fullmatch(answer["choices"][0]["message"]["content"])
-
-
-def test_json_objects_parse(sdk: openai.OpenAI) -> None:
-    reply = chat(sdk, tools=openai.omit, response_format={"type": "json_object"})
-    assert isinstance(json.loads(reply.choices[0].message.content), dict)
 
 
 def test_thoughts_are_told_apart() -> None:

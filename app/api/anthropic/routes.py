@@ -6,8 +6,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 
-from app.api.anthropic.threads import ThreadStore, ThreadWriter
-from app.api.anthropic.writer import MessageResponseOptions, MessageWriter, message_error
+from app.api.anthropic.writer import (
+    MessageResponseOptions,
+    MessageWriter,
+    ThreadStore,
+    ThreadWriter,
+    message_error,
+)
 from app.api.builder import Prompt
 from app.api.chat.prompt import chat_options, chat_prompt
 from app.api.chat.tools import check_tool_choice
@@ -80,7 +85,6 @@ THINKING_EFFORTS: Sequence[Effort] = ("low", "medium", "high", "xhigh", "max")
 
 
 def message_chats(frontend: Frontend) -> Callable[[Asked], ChatCompletionRequest]:
-    """Returns what makes a chat of a request of this family; ApiError 400 when it breaks the rules of one."""
     tokenizer = frontend.tokenizer
     effort = frontend.builder.settings.reply.anthropic_disabled_thinking_effort
     merges_system = cache(partial(_merges_system, tokenizer))

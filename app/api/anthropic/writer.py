@@ -6,21 +6,33 @@ to one block: a block begins where another part does, and blocks are numbered in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
+from cachetools import LRUCache
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from app.api.errors import as_api_error, forget_frames
 from app.api.identity import ResponseMeta
-from app.api.pieces import HOLE, Holes, template
+from app.api.pieces import GAP, HOLE
 from app.api.writer import ResponseWriter, Segment
-from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
+from app.engine.outputs import EngineOutput, Part, Started, Tokens
 from app.http.errors import ApiError, bad_request
 from app.http.response import Response, json_response
-from app.protocol import anthropic_response as wire
-from app.protocol.anthropic_response import ErrorDetail, ErrorResponse
+from app.protocol import anthropic as wire
+from app.protocol.anthropic import (
+    Block,
+    ErrorDetail,
+    ErrorResponse,
+    MessageParam,
+    MessageResponse,
+    MessagesRequest,
+    ThreadContinue,
+    ToolParam,
+)
 from app.protocol.common import ECTransferParams, KVTransferParams, encode
 
 T = TypeVar("T")
@@ -37,8 +49,6 @@ STOP_REASONS = {
 
 
 class MessageResponseOptions(Struct, frozen=True, kw_only=True):
-    """What one message tells besides its content."""
-
     prompt_tokens: int
     prompt_details: bool = False
     """Cached tokens are told apart in usage."""
@@ -64,30 +74,27 @@ class MessageWriter(ResponseWriter):
         self._begin = self._end = b""
         """What surrounds a piece of its text."""
 
-    def chunk(self, output: EngineOutput) -> bytes:
-        if type(output) is Tokens:
-            segment = self._segment
-            if segment is not None and output.part is segment.part and len(output.texts) == 1:
-                # Nearly every output of a paced stream is such a one.
-                self.choices[0].count(output)
-                text = output.texts[0]
-                return b"%b%b%b" % (self._begin, encode(text), self._end) if text else b""
-            return b"".join(self._tokens(output))
-        if type(output) is Started:
-            self.begin(output)
-            return self._start()
-        assert type(output) is Failed
-        self.has_failed = True
-        return error_event(output.error)
+    def _tokens(self, output: Tokens) -> bytes:
+        segment = self._segment
+        if segment is not None and output.part is segment.part and len(output.texts) == 1:
+            # Nearly every output of a paced stream is such a one.
+            self.choices[0].count(output)
+            text = output.texts[0]
+            return b"%b%b%b" % (self._begin, encode(text), self._end) if text else b""
+        return b"".join(self._events(output))
+
+    def _failure(self, error: Exception) -> bytes:
+        return error_event(error)
 
     def closing(self) -> bytes:
         if self.has_failed:
             return b""
-        end = _event("message_delta", wire.MessageDelta(self._stop(), self._usage()))
-        return b"".join((self._close(), end, _event("message_stop", wire.MessageStop())))
+        end = _event("message_delta", delta=self._stop(), usage=self._usage())
+        return b"".join((self._close(), end, _event("message_stop")))
 
-    def _start(self) -> bytes:
+    def _start(self, output: Started) -> bytes:
         """All tokens of the prompt count as input here: what was cached comes at the end."""
+        self.begin(output)
         message = wire.MessageResponse(
             id=self._meta.id,
             content=(),
@@ -96,9 +103,9 @@ class MessageWriter(ResponseWriter):
             stop_sequence=None,
             usage=wire.MessageUsage(self.usage.told(self._options.prompt_tokens, 0)[0], 0),
         )
-        return _event("message_start", wire.MessageStart(message))
+        return _event("message_start", message=message)
 
-    def _tokens(self, output: Tokens) -> Iterator[bytes]:
+    def _events(self, output: Tokens) -> Iterator[bytes]:
         segment = self.choices[0].shown(output, self._own_id)
         if segment is None:
             return
@@ -117,20 +124,21 @@ class MessageWriter(ResponseWriter):
     def _open(self, segment: Segment) -> bytes:
         self._segment = segment
         self._index += 1
-        begin, end = template(wire.ContentBlockDelta(DELTAS[segment.kind](HOLE), self._index))
-        self._begin, self._end = b"event: content_block_delta\ndata: " + begin, end + b"\n\n"
-        return _event("content_block_start", wire.ContentBlockStart(_opening(segment), self._index))
+        self._begin, self._end = self._delta(*DELTAS[segment.kind], HOLE).split(GAP)
+        return _event("content_block_start", content_block=_opening(segment), index=self._index)
+
+    def _delta(self, kind: str, key: str, value: str | Raw) -> bytes:
+        return _event("content_block_delta", delta={"type": kind, key: value}, index=self._index)
 
     def _close(self) -> bytes:
         """The end of the block that the stream is in, if it is in one."""
         segment = self._segment
         if segment is None:
             return b""
-        stop = _event("content_block_stop", wire.ContentBlockStop(self._index))
+        stop = _event("content_block_stop", index=self._index)
         if segment.kind != "reasoning":
             return stop
-        signed = wire.ContentBlockDelta(wire.SignatureDelta(segment.id), self._index)
-        return _event("content_block_delta", signed) + stop
+        return self._delta("signature_delta", "signature", segment.id) + stop
 
     def take(self, output: EngineOutput) -> None:
         if type(output) is not Tokens:
@@ -142,9 +150,9 @@ class MessageWriter(ResponseWriter):
         if segment is not None:
             segment.texts += output.texts
 
-    def whole(self, holes: Holes) -> wire.MessageResponse:
+    def whole(self) -> wire.MessageResponse:
         options = self._options
-        blocks = [_whole(segment, holes) for segment in self.choices[0].segments]
+        blocks = [_whole(segment) for segment in self.choices[0].segments]
         stop = self._stop()
         return wire.MessageResponse(
             id=self._meta.id,
@@ -158,7 +166,6 @@ class MessageWriter(ResponseWriter):
         )
 
     def _stop(self) -> wire.StopDelta:
-        """Why the message ended, and the stop sequence that was met."""
         finish = self.choices[0].finish
         if finish.reason == "stop":
             if isinstance(finish.stop_reason, str):
@@ -176,12 +183,10 @@ class MessageWriter(ResponseWriter):
 
 
 def _or_unset(value: T | None) -> T | UnsetType:
-    """What is null is left out of a whole message."""
     return UNSET if value is None else value
 
 
 def _opening(segment: Segment) -> wire.ContentBlock:
-    """A block before anything is in it."""
     if segment.part is None:
         return wire.TextBlock("")
     if segment.part.kind == "reasoning":
@@ -189,17 +194,15 @@ def _opening(segment: Segment) -> wire.ContentBlock:
     return wire.ToolUseBlock(segment.id, segment.part.name, {})
 
 
-def _whole(segment: Segment, holes: Holes) -> wire.ContentBlock:
-    """A block with all that is in it."""
+def _whole(segment: Segment) -> wire.ContentBlock:
     if segment.part is None:
-        return wire.TextBlock(holes.text(segment.texts))
+        return wire.TextBlock("".join(segment.texts))
     if segment.part.kind == "reasoning":
-        return wire.ThinkingBlock(holes.text(segment.texts), segment.id)
+        return wire.ThinkingBlock("".join(segment.texts), segment.id)
     return wire.ToolUseBlock(segment.id, segment.part.name, _input(segment.text))
 
 
 def _input(arguments: str) -> dict[str, object]:
-    """The input of a tool; empty when the call was cut off before its end."""
     try:
         parsed = msgspec.json.decode(arguments)
     except msgspec.DecodeError:
@@ -207,16 +210,16 @@ def _input(arguments: str) -> dict[str, object]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _event(name: str, event: Struct) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(event))
+def _event(name: str, **fields: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode({"type": name, **fields}))
 
 
-DELTAS: dict[str, Callable[[Raw], wire.TextDelta | wire.ThinkingDelta | wire.InputJSONDelta]] = {
-    "text": wire.TextDelta,
-    "reasoning": wire.ThinkingDelta,
-    "call": wire.InputJSONDelta,
+DELTAS = {
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
 }
-"""What more of a block of each kind is."""
+"""Type and key of more of a block of each kind."""
 
 
 SCHEMA = "Bad Request"
@@ -241,7 +244,6 @@ def error_body(error: ApiError) -> bytes:
 
 
 def error_event(error: Exception) -> bytes:
-    """The event of an error that came after the stream had begun."""
     return b"event: error\ndata: " + error_body(_known(error)) + b"\n\n"
 
 
@@ -257,3 +259,96 @@ def _known(error: Exception) -> ApiError:
     if isinstance(error, RecursionError):  # the input of a tool, one level below what cannot be parsed
         return bad_request("The request is nested too deeply.")
     return as_api_error(error)
+
+
+MOST_BYTES = 64 << 20
+LEAST_BYTES = 1 << 12
+"""Bytes that a conversation counts as at the least."""
+
+
+class Thread(Struct, frozen=True):
+    """A conversation with its last reply, and what was asked beside it; `size` in bytes of its requests."""
+
+    messages: Sequence[MessageParam]
+    system: str | list[Block] | None
+    tools: list[ToolParam] | None
+    size: int
+
+
+class ThreadStore:
+    """Keeps conversations by the id of their last reply; which was touched longest ago is forgotten first."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self.limit_bytes = most_bytes
+        self._kept: LRUCache[str, Thread] = LRUCache(
+            most_bytes, lambda kept: min(max(kept.size, LEAST_BYTES), most_bytes)
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that all conversations count as."""
+        return int(self._kept.currsize)
+
+    def resume(self, asked: MessagesRequest) -> int:
+        """Puts the conversation so far before the turns of `asked`, and returns its bytes.
+
+        System and tools are those of its beginning. ApiError 404 when it is not here (any more).
+        """
+        if not isinstance(asked.thread, ThreadContinue):
+            return 0
+        before = self._kept.get(asked.thread.previous_message_id)
+        if before is None:
+            raise ThreadNotFound(asked.thread.previous_message_id)
+        asked.messages = [*before.messages, *asked.messages]
+        asked.system, asked.tools = before.system, before.tools
+        return before.size
+
+    def keep(self, message_id: str, asked: MessagesRequest, size: int, reply: Sequence[Block]) -> None:
+        turns = [*asked.messages, MessageParam(role="assistant", content=list(reply))]
+        self._kept[message_id] = Thread(turns, asked.system, asked.tools, size)
+
+
+class ThreadWriter(MessageWriter):
+    """Writes a message whose blocks `keep` gets when it is complete, with the bytes of their texts."""
+
+    def __init__(
+        self,
+        meta: ResponseMeta,
+        options: MessageResponseOptions,
+        new_id: Callable[[], str],
+        keep: Callable[[Sequence[Block], int], None],
+    ) -> None:
+        super().__init__(meta, options, new_id)
+        self._keep_blocks = keep
+
+    def chunk(self, output: EngineOutput) -> bytes:
+        events = super().chunk(output)
+        segment = self._segment
+        if type(output) is Tokens and segment is not None and segment.part == output.part:
+            segment.texts += output.texts
+        return events
+
+    def closing(self) -> bytes:
+        if not self.has_failed:
+            self._keep_reply()
+        return super().closing()
+
+    def whole(self) -> MessageResponse:
+        self._keep_reply()
+        return super().whole()
+
+    def _keep_reply(self) -> None:
+        segments = self.choices[0].segments
+        self._keep_blocks([_block(segment) for segment in segments], sum(len(each.text) for each in segments))
+
+
+def _block(segment: Segment) -> Block:
+    if segment.kind == "reasoning":
+        return Block(type="thinking", thinking=segment.text, signature=segment.id)
+    if segment.part is None:
+        return Block(type="text", text=segment.text)
+    arguments: object = None
+    with suppress(ValueError):
+        arguments = json.loads(segment.text)
+    known = arguments if isinstance(arguments, dict) else {}
+    return Block(type="tool_use", id=segment.id, name=segment.part.name, input=known)

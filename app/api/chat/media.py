@@ -75,7 +75,6 @@ def media_tokens(
 
 
 def _without(messages: Sequence[Message], modality: str) -> list[Message]:
-    """The messages without the parts of a modality."""
     kept: list[Message] = []
     for message in messages:
         content = message.get("content")
@@ -90,7 +89,6 @@ def _modality(part: object) -> str | None:
 
 
 def placeholders(media: Features | None) -> tuple[tuple[str, int, int], ...]:
-    """Hash, first token and number of tokens of each item."""
     if media is None:
         return ()
     return tuple(
@@ -134,6 +132,5 @@ ENCODED = EncodedItem(
 
 
 def encoded(hashes: Mapping[str, Sequence[str]] | None) -> ECTransferParams | None:
-    """`ec_transfer_params` of an encoder's answer: an address for each hash; None without media."""
     names = [name for found in (hashes or {}).values() if isinstance(found, list) for name in found]
     return {name: ENCODED for name in names if isinstance(name, str)} or None

@@ -23,7 +23,7 @@ from app.http.route import PlainHandler, Route, post
 from app.protocol.chat import BATCH_LATE, BatchChatRequest, ChatCompletionRequest
 from app.protocol.messages import Message, content_text
 from app.protocol.options import NamedToolChoice
-from app.protocol.validation.generation import ValidatedRequest
+from app.protocol.validation import ValidatedRequest
 
 
 def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]:
@@ -80,7 +80,6 @@ def response_options(
     prompt: Prompt,
     image: bool = False,
 ) -> ChatResponseOptions:
-    """What the answer to a conversation is to show."""
     request, last, ids, media = asked.request, messages[-1], prompt.ids, prompt.features
     role = frontend.response_role if request.add_generation_prompt else str(last["role"])
     choice = request.tool_choice
@@ -119,7 +118,6 @@ def _shown_logprobs(request: ChatCompletionRequest) -> int | None:
 def _media_tokens(
     frontend: Frontend, request: ChatCompletionRequest, messages: Sequence[Message], media: Features
 ) -> Mapping[str, int] | None:
-    """Prompt tokens by modality, where the answer tells them."""
     if not frontend.prompt_details:
         return None
     options = chat_options(request, frontend.chat_rules)

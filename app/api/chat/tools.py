@@ -15,8 +15,7 @@ from app.protocol.coercion import JsonObject
 from app.protocol.options import NamedToolChoice, StructuredOutputs
 from app.protocol.options import Tool as ToolParam
 from app.protocol.responses_chat import ResponsesChat
-from app.protocol.validation.generation import GenerationRequest
-from app.protocol.validation.model import check_depth
+from app.protocol.validation import GenerationRequest, check_depth
 from app.schema import SchemaError, Schemas
 from app.schema.backends import untaken
 from app.schema.strict import check_strict

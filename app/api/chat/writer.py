@@ -7,10 +7,9 @@ from itertools import chain
 
 from msgspec import UNSET, UnsetType
 
-from app.api.errors import as_stream_error
 from app.api.identity import ResponseMeta, ResponseOptions
 from app.api.logprobs import ChatLogprobs, prompt_entries, rendered
-from app.api.pieces import HOLE, SLICE, Holes, blocks
+from app.api.pieces import HOLE, SLICE, blocks
 from app.api.writer import (
     ChoiceState,
     PlainChoice,
@@ -22,9 +21,9 @@ from app.api.writer import (
     last_event,
     places,
 )
-from app.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
-from app.http.response import DONE, error_event
-from app.protocol.chat_response import (
+from app.engine.outputs import EngineOutput, Part, Started, Tokens
+from app.http.response import DONE
+from app.protocol.chat import (
     ChatChoice,
     ChatCompletion,
     ChatMessage,
@@ -93,12 +92,10 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
 
     @property
     def hides(self) -> bool:
-        """Thoughts are hidden, and so are tokens and log probabilities."""
         return self.parses and not self.show_reasoning
 
     @property
     def plain(self) -> bool:
-        """A chunk tells a text, and nothing else."""
         special = self.token_ids or self.continuous_usage or self.blocks or self.parsed is not None
         return self.top_logprobs is None and not special
 
@@ -108,8 +105,6 @@ PLAIN_THOUGHT = PlainChoice(ChunkChoice(HOLE, Delta(reasoning=HOLE), token_ids=N
 
 
 class ChatWriter(ResponseWriter):
-    """Writes the answer to one chat request."""
-
     keeps_alive = True
     _logprobs: ChatLogprobs | None = None
     _plain = False
@@ -125,14 +120,8 @@ class ChatWriter(ResponseWriter):
         if options.top_logprobs is not None and not options.hides:
             self._logprobs = ChatLogprobs(options.top_logprobs, options.token_id_names, options.beams)
 
-    def chunk(self, output: EngineOutput) -> bytes:
-        if type(output) is Tokens:
-            return self._tokens(output)
-        if type(output) is Started:
-            return b"".join(self._begin(output))
-        assert type(output) is Failed
-        self.has_failed = True
-        return error_event(as_stream_error(output.error))
+    def _start(self, output: Started) -> bytes:
+        return b"".join(self._begin(output))
 
     def chunks(self, output: EngineOutput) -> Iterator[bytes]:
         return blocks(self._begin(output)) if type(output) is Started else super().chunks(output)
@@ -192,7 +181,6 @@ class ChatWriter(ResponseWriter):
         return self._plain_chunks(choice, output, last) + self._special(choice, output, last)
 
     def _plain_chunks(self, choice: ChoiceState, output: Tokens, number: int) -> bytes:
-        """The chunks of the first tokens."""
         choice.tokens += len(output.ids[:number])
         texts = output.texts[:number]
         if output.part is None:
@@ -268,15 +256,14 @@ class ChatWriter(ResponseWriter):
         no_thoughts: None | UnsetType,
     ) -> Usage:
         """`no_thoughts` stands where a model has none."""
-        prompt_tokens = len(self._options.prompt_ids)
-        tokens = choices[0].tokens if len(choices) == 1 else sum([choice.tokens for choice in choices])
-        details: CompletionTokensDetails | None | UnsetType = no_thoughts
+        usage = self._usage_of(len(self._options.prompt_ids), choices)
+        usage.prompt_tokens_details, usage.completion_tokens_details = prompt_details, no_thoughts
         if self._options.reasons:
-            details = CompletionTokensDetails(sum(choice.reasoning_tokens for choice in choices))
-        prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
-        return Usage(prompt_tokens, prompt_tokens + tokens, tokens, prompt_details, details)
+            thoughts = sum(choice.reasoning_tokens for choice in choices)
+            usage.completion_tokens_details = CompletionTokensDetails(thoughts)
+        return usage
 
-    def whole(self, holes: Holes) -> ChatCompletion:
+    def whole(self) -> ChatCompletion:
         meta, options = self._meta, self._options
         if options.parsed is not None:
             for choice in self.choices:
@@ -288,48 +275,47 @@ class ChatWriter(ResponseWriter):
             id=meta.id,
             created=meta.created,
             model=meta.model,
-            choices=self.each_choice(self._choice, holes),
+            choices=self.each_choice(self._choice),
             system_fingerprint=meta.fingerprint,
             usage=self._usage(self.choices, details, None),
-            prompt_logprobs=prompt_entries(self.prompt_logprobs, holes),
-            prompt_token_ids=holes.numbers(options.prompt_ids) if options.token_ids else None,
+            prompt_logprobs=prompt_entries(self.prompt_logprobs, self._holes),
+            prompt_token_ids=options.prompt_ids if options.token_ids else None,
             prompt_text=options.prompt_text,
             kv_transfer_params=options.transfer,
             ec_transfer_params=options.encoded_media,
             metrics=self.timing() if options.metrics else None,
         )
 
-    def _choice(self, index: int, choice: ChoiceState, holes: Holes) -> ChatChoice:
-        message = self._message(choice, holes)
+    def _choice(self, index: int, choice: ChoiceState) -> ChatChoice:
+        message = self._message(choice)
         logprobs = ids = None
         if self._logprobs is not None:
-            logprobs = LogprobContent(rendered(choice.logprobs, self._logprobs.entries, holes))
+            logprobs = LogprobContent(rendered(choice.logprobs, self._logprobs.entries, self._holes))
         if self._options.token_ids and not self._options.hides:
-            ids = holes.numbers(choice.ids)
+            ids = choice.ids
         return ChatChoice(
             index, message, logprobs, self._finish_reason(choice), choice.finish.stop_reason, ids
         )
 
-    def _message(self, choice: ChoiceState, holes: Holes) -> ChatMessage:
+    def _message(self, choice: ChoiceState) -> ChatMessage:
         options, texts = self._options, choice.texts
         if options.echo is not None:
             texts = [options.echo, *texts]
         if not choice.segments and not options.reasons:
-            return ChatMessage(options.role, holes.text(texts))
-        message = ChatMessage(options.role, self._content(choice, texts, holes))
+            return ChatMessage(options.role, "".join(texts))
+        message = ChatMessage(options.role, self._content(choice, texts))
         if choice.called:
             calls = [segment for segment in choice.segments if segment.kind == "call"]
-            message.tool_calls = [self._tool_call(call, holes) for call in calls]
+            message.tool_calls = [self._tool_call(call) for call in calls]
         thoughts = choice.texts_of("reasoning")
         if options.show_reasoning and any(thoughts):
-            message.reasoning = holes.text(thoughts)
+            message.reasoning = "".join(thoughts)
         return message
 
-    def _content(self, choice: ChoiceState, texts: Sequence[str], holes: Holes) -> Content | None:
-        """The content beside thoughts, calls and images."""
+    def _content(self, choice: ChoiceState, texts: Sequence[str]) -> Content | None:
         said = any(texts)
         if images := choice.texts_of("image"):
-            text = [TextBlock(holes.text(texts))] if said else []
+            text = [TextBlock("".join(texts))] if said else []
             return [*text, ImageBlock(ImageURL("".join(images)))]
         options = self._options
         if (
@@ -339,9 +325,9 @@ class ChatWriter(ResponseWriter):
             and (choice.called or options.reasons)
         ):
             return None
-        return holes.text(texts)
+        return "".join(texts)
 
-    def _tool_call(self, call: Segment, holes: Holes) -> ToolCall:
+    def _tool_call(self, call: Segment) -> ToolCall:
         part = call.part or Part("call")
-        function = FunctionCall(part.name, holes.text(call.texts))
+        function = FunctionCall(part.name, "".join(call.texts))
         return ToolCall(part.id or self._options.new_call_id(), "function", function=function)

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from app.api.frontend import Frontend
-from app.engine.outputs import Part, PartReader
+from app.api.writer import ChoiceState
+from app.engine.outputs import Part, PartReader, Tokens
 from app.http.context import RequestContext
 from app.http.errors import bad_request
 from app.http.response import Response, json_response
 from app.http.route import Route, post
 from app.parsing.readers import HermesReader, ListedReader, ThoughtReader
-from app.protocol.chat import ChatCompletionRequest
+from app.protocol.chat import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
 from app.protocol.coercion import JsonObject
 from app.protocol.common import Usage
 from app.protocol.completions import CompletionRequest
@@ -33,7 +34,7 @@ from app.protocol.derender import (
     Logprobs,
     StreamState,
 )
-from app.protocol.validation.generation import MAX_CHOICES
+from app.protocol.validation import MAX_CHOICES
 from app.tokenization import Tokenizer
 
 SEED = 5
@@ -80,7 +81,6 @@ class Window:
 
 
 def seeded(window: Window, prompt_ids: Sequence[int] | None) -> StreamState:
-    """The state behind a prompt."""
     tokens = window.strings((prompt_ids or ())[-SEED - 2 :])
     return StreamState(prev_tokens=tokens, prefix_offset=max(len(tokens) - SEED, 0), read_offset=len(tokens))
 
@@ -101,36 +101,24 @@ def _pieces(reader: PartReader | None, texts: Sequence[str], ends: bool) -> Iter
         yield from reader.finish()
 
 
-def chat_message(frontend: Frontend, chat: ChatCompletionRequest | None, text: str) -> JsonObject:
+def chat_message(frontend: Frontend, chat: ChatCompletionRequest | None, text: str) -> ChatMessage:
     """The assistant's message of a whole `text`; without `chat` nothing in it is told apart."""
-    said: list[str] = []
-    thoughts: list[str] = []
-    calls: dict[int, tuple[str, list[str]]] = {}
-    reader = None if chat is None else _reader(frontend, chat)
-    for part, piece in _pieces(reader, [text], True):
-        if part is None or part.raw:
-            said = [part.raw] if part is not None else [*said, piece]
-            calls = {} if part is not None else calls
-        elif part.kind == "reasoning":
-            thoughts.append(piece)
-        elif part.name:
-            calls.setdefault(part.number, (part.name, []))[1].append(piece)
-    content = "".join(said) or (None if calls or thoughts else "")
-    if chat is not None and chat.tool_choice not in ("none", "auto", None):
-        content = content or ""
-    message: JsonObject = {"role": "assistant", "content": content}
-    message |= dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
+    choice = ChoiceState()
+    for part, piece in _pieces(None if chat is None else _reader(frontend, chat), [text], True):
+        choice.take(Tokens(0, [piece], [], 0.0, part=part))
+    said, thoughts = "".join(choice.texts), choice.texts_of("reasoning")
+    forced = chat is not None and chat.tool_choice not in ("none", "auto", None)
+    message = ChatMessage("assistant", said if said or forced or not choice.segments else None)
+    calls = [
+        ToolCall(frontend.identity.fresh_id(), "function", function=FunctionCall(call.part.name, call.text))
+        for call in choice.segments
+        if call.part is not None and call.kind == "call"
+    ]
     if calls:
-        message["tool_calls"] = [
-            {
-                "id": frontend.identity.fresh_id(),
-                "type": "function",
-                "function": {"name": name, "arguments": "".join(arguments)},
-            }
-            for name, arguments in calls.values()
-        ]
-    shows = chat is not None and chat.include_reasoning
-    return message | {"reasoning": "".join(thoughts) if thoughts and shows else None}
+        message.tool_calls = calls
+    if thoughts and chat is not None and chat.include_reasoning:
+        message.reasoning = "".join(thoughts)
+    return message
 
 
 def chat_delta(
@@ -184,7 +172,6 @@ def chat_delta(
 def _add_call(
     frontend: Frontend, calls: dict[int, JsonObject], call_ids: list[str], part: Part, piece: str
 ) -> None:
-    """Put a piece of a call into its delta, which begins with id and name when it is new."""
     number = part.number
     if number not in calls:
         begins = number >= len(call_ids)
@@ -202,7 +189,6 @@ def _add_call(
 
 
 def logprobs_of(tokenizer: Tokenizer, logprobs: Logprobs, context: Sequence[int]) -> JsonObject:
-    """Log probabilities as a chat tells them; `context` are the tokens before."""
     if logprobs.content is None:
         return {"content": None}
     before, entries = list(context), []
@@ -230,7 +216,6 @@ def _completed(tokenizer: Tokenizer, token_id: int, before: Sequence[int]) -> st
 
 
 def completion_logprobs(found: JsonObject, offset: int) -> JsonObject:
-    """The same as a text completion tells them: lists that are parallel."""
     entries = found["content"]
     lists: dict[str, list[object]] = {
         "text_offset": [],
@@ -279,7 +264,6 @@ def routes(frontend: Frontend) -> list[Route]:
 
 
 def _parses(frontend: Frontend) -> bool:
-    """A parser of thoughts or tool calls stands behind the model."""
     tools = frontend.builder.settings.tools
     return frontend.limits.reasons or bool(tools.tool_call_parser and tools.enable_auto_tool_choice)
 

@@ -11,7 +11,7 @@ from app.api.anthropic.routes import message_chats
 from app.api.builder import Prompt
 from app.api.chat.prompt import chat_options, chat_prompt
 from app.api.chat.tools import check_tool_choice, tool_calls_of
-from app.api.completions.route import completion_prompt
+from app.api.completions import completion_prompt
 from app.api.frontend import Frontend
 from app.api.responses.routes import response_prompt
 from app.api.sampling import text_form
@@ -27,7 +27,7 @@ from app.protocol.completions import CompletionRequest
 from app.protocol.options import StreamOptions, StructuredOutputs
 from app.protocol.responses import ResponsesRequest
 from app.protocol.responses_chat import chat_request as chat_of_response
-from app.protocol.validation.generation import GenerationRequest, ValidatedRequest, fit_prompt
+from app.protocol.validation import GenerationRequest, ValidatedRequest, fit_prompt
 from app.schema import Schemas
 from config.settings import ToolSettings
 
@@ -155,7 +155,6 @@ def _generate_request(
 
 
 def _features(asked: GenerationRequest, prompt: Prompt) -> JsonObject | None:
-    """Where media stand, and, unless the request has no use for them, their data."""
     if prompt.features is None:
         return None
     kept: JsonObject = {**prompt.features}
@@ -184,7 +183,6 @@ def _reasoning_ended(frontend: Frontend, chat: ChatCompletionRequest, ids: Seque
 
 
 def _parser_kwargs(frontend: Frontend, chat: ChatCompletionRequest) -> JsonObject | None:
-    """What the reasoning parser beside the engine is to be made with."""
     if not frontend.limits.reasons:
         return None
     given: JsonObject = {
@@ -263,7 +261,6 @@ def sampling_params(
 
 
 def _but(given: dict[str, tuple[object, object]]) -> JsonObject:
-    """The values that are not their defaults."""
     return {name: value for name, (value, default) in given.items() if value != default}
 
 
@@ -282,7 +279,6 @@ def _distribution(asked: ValidatedRequest[GenerationRequest]) -> JsonObject:
 
 
 def _held_back(asked: ValidatedRequest[GenerationRequest]) -> int:
-    """Characters that may be the begin of a stop string."""
     if not asked.stop or asked.request.include_stop_str_in_output:
         return 0
     return max(map(len, asked.stop)) - 1
@@ -338,7 +334,6 @@ def _tag(name: str, schema: object, gap: str) -> JsonObject:
 
 
 def extra_args_of(request: GenerationRequest) -> JsonObject:
-    """What is passed on to the engine beside the sampling parameters."""
     names = ("kv_transfer_params", "ec_transfer_params")
     transfers = {name: given for name in names if (given := getattr(request, name))}
     return {**(request.vllm_xargs or {}), **transfers}

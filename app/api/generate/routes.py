@@ -105,7 +105,6 @@ def routes(frontend: Frontend, enabled: bool, weights: Weights, aborts: bool = F
 
 
 def _ids(body: dict[str, Any]) -> list[str]:
-    """The request ids in `body`: a list, or a single one."""
     ids = body.get("request_ids")
     if isinstance(ids, str):
         return [ids] if ids else []

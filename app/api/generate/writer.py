@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 
 from msgspec import UNSET, UnsetType
 
-from app.api.errors import as_stream_error
 from app.api.identity import ResponseMeta, ResponseOptions
 from app.api.logprobs import ALL, ChatLogprobs, Entries, prompt_entries, rendered, token_id_entries
-from app.api.pieces import Holes
 from app.api.writer import ChoiceState, ResponseWriter, places
-from app.engine.outputs import EngineOutput, Failed, Started, Tokens
-from app.http.response import DONE, error_event, event_of
+from app.engine.outputs import EngineOutput, Tokens
+from app.http.response import DONE, event_of
 from app.protocol.common import (
     ChatLogprob,
     ECTransferParams,
@@ -38,8 +36,6 @@ class GenerateResponseOptions(ResponseOptions, frozen=True, kw_only=True):
 
 
 class GenerateWriter(ResponseWriter):
-    """Writes the answer to one generate request."""
-
     def __init__(self, meta: ResponseMeta, options: GenerateResponseOptions) -> None:
         super().__init__(options.n)
         self._meta = meta
@@ -52,16 +48,9 @@ class GenerateWriter(ResponseWriter):
         self._begun = False
         self._versions: list[list[WeightVersion]] = [[] for _ in self.choices]
 
-    def chunk(self, output: EngineOutput) -> bytes:
-        if type(output) is Tokens:
-            self._note_weights(output)
-            return b"".join([self._token(output, i) for i in places(output)])
-        if type(output) is Started:
-            self.begin(output)
-            return b""
-        assert type(output) is Failed
-        self.has_failed = True
-        return error_event(as_stream_error(output.error))
+    def _tokens(self, output: Tokens) -> bytes:
+        self._note_weights(output)
+        return b"".join([self._token(output, i) for i in places(output)])
 
     def closing(self) -> bytes:
         if not self._options.include_usage or self.has_failed:
@@ -103,7 +92,6 @@ class GenerateWriter(ResponseWriter):
         super().take(output)
 
     def _note_weights(self, output: Tokens) -> None:
-        """Note which version of the weights the tokens are of, before they are counted."""
         spans, start, version = (
             self._versions[output.index],
             self.choices[output.index].tokens,
@@ -114,7 +102,6 @@ class GenerateWriter(ResponseWriter):
         spans[-1].end = start + len(output.ids)
 
     def _details(self) -> PromptTokensDetails | UnsetType:
-        """Details of the usage that ends a stream."""
         return PromptTokensDetails(self.told_cached) if self._options.prompt_details else UNSET
 
     def _usage(
@@ -123,12 +110,11 @@ class GenerateWriter(ResponseWriter):
         details: PromptTokensDetails | None | UnsetType,
         more: None | UnsetType = None,
     ) -> Usage:
-        prompt_tokens = len(self._options.prompt_ids)
-        tokens = sum([choice.tokens for choice in choices])
-        prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
-        return Usage(prompt_tokens, prompt_tokens + tokens, tokens, details, more)
+        usage = self._usage_of(len(self._options.prompt_ids), choices)
+        usage.prompt_tokens_details, usage.completion_tokens_details = details, more
+        return usage
 
-    def whole(self, holes: Holes) -> GenerateResponse:
+    def whole(self) -> GenerateResponse:
         meta, options = self._meta, self._options
         details = PromptTokensDetails(self.told_cached, None, None) if options.prompt_details else None
         return GenerateResponse(
@@ -136,21 +122,21 @@ class GenerateWriter(ResponseWriter):
             model=meta.model,
             created=meta.created,
             usage=self._usage(self.choices, details),
-            prompt_logprobs=prompt_entries(self.prompt_logprobs, holes),
-            prompt_token_ids=holes.numbers(options.prompt_ids) if options.token_ids else None,
+            prompt_logprobs=prompt_entries(self.prompt_logprobs, self._holes),
+            prompt_token_ids=options.prompt_ids if options.token_ids else None,
             kv_transfer_params=options.transfer,
             ec_transfer_params=options.encoded_media,
             output_mode=self._mode,
-            choices=self.each_choice(self._choice, holes),
+            choices=self.each_choice(self._choice),
         )
 
-    def _choice(self, index: int, choice: ChoiceState, holes: Holes) -> GenerateChoice:
+    def _choice(self, index: int, choice: ChoiceState) -> GenerateChoice:
         options, finish = self._options, choice.finish
-        ids = holes.numbers(choice.ids)
-        text = holes.text(choice.texts) if options.text else UNSET
+        ids = choice.ids
+        text = "".join(choice.texts) if options.text else UNSET
         logprobs = None
         if options.logprobs:
-            logprobs = LogprobContent(rendered(choice.logprobs, self._entries, holes))
+            logprobs = LogprobContent(rendered(choice.logprobs, self._entries, self._holes))
         return GenerateChoice(
             index,
             finish.reason,

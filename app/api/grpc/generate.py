@@ -28,11 +28,11 @@ from app.http.context import RequestContext
 from app.http.errors import ApiError, bad_request
 from app.http.response import Response
 from app.http.rpc import PREFIX_BYTES, RpcMethod, RpcResponse, framed
+from app.protocol import rules
 from app.protocol.coercion import JsonObject
 from app.protocol.completions import CompletionRequest
 from app.protocol.options import MAX_STOP_STRINGS, StructuredOutputs
-from app.protocol.validation import rules
-from app.protocol.validation.generation import check_prompt_length
+from app.protocol.validation import check_prompt_length
 from config.fault_rules import (
     DisconnectRule,
     MalformedChunkRule,

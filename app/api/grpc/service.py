@@ -35,7 +35,7 @@ from app.http.rpc import RpcMethod, RpcResponse, RpcService
 from app.kvcache.event_sender import EventSender
 from app.pooling.model import PoolingModel
 from app.protocol.pooling import EmbeddingRequest
-from app.protocol.validation.generation import check_prompt_length
+from app.protocol.validation import check_prompt_length
 from app.tokenization import Tokenizer
 from config.settings import ModelSettings, Settings
 

@@ -91,7 +91,8 @@ class GenerateWriter(ResponseWriter):
         """The status is not the writer's."""
         return b""
 
-    def whole(self, holes: object) -> msgspec.Struct:
+    def whole(self) -> msgspec.Struct:
+        """There is no answer but in messages."""
         raise NotImplementedError
 
     # A stream.

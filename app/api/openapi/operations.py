@@ -25,10 +25,8 @@ from app.protocol.admin import (
     WeightVersionRequest,
     WorldSizeQuery,
 )
-from app.protocol.anthropic import CountTokensRequest, MessagesRequest
-from app.protocol.anthropic_response import ErrorResponse, MessageResponse
-from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
-from app.protocol.chat_response import ChatCompletion
+from app.protocol.anthropic import CountTokensRequest, ErrorResponse, MessageResponse, MessagesRequest
+from app.protocol.chat import BatchChatRequest, ChatCompletion, ChatCompletionRequest
 from app.protocol.completions import Completion, CompletionRequest
 from app.protocol.derender import DerenderChatRequest, DerenderCompletionRequest, DerenderStreamRequest
 from app.protocol.generate import AbortRequest, GenerateRequest, GenerateResponse
@@ -43,8 +41,7 @@ from app.protocol.pooling import (
     RerankRequest,
     ScoreRequest,
 )
-from app.protocol.response_object import ResponseObject
-from app.protocol.responses import ResponsesRequest
+from app.protocol.responses import ResponseObject, ResponsesRequest
 from app.protocol.tokenize import (
     DetokenizeRequest,
     ScoreChatRequest,

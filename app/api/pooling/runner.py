@@ -23,8 +23,8 @@ from app.engine.request import EngineRequest
 from app.faults.injector import fault_of
 from app.http.context import RequestContext
 from app.http.errors import bad_request
+from app.protocol import validation as rules
 from app.protocol.pooling import MAX_INPUTS, ClassificationRequest, EmbeddingRequest, PoolingFields, TokenIds
-from app.protocol.validation import generation as rules
 from app.tokenization import ChatOptions
 
 if TYPE_CHECKING:

@@ -27,11 +27,10 @@ from app.http.response import Response, json_response
 from app.http.route import Route, get, post
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.decoding import decode_query
-from app.protocol.response_object import ResponseObject
 from app.protocol.response_tools import called_tools
-from app.protocol.responses import ResponsesRequest
+from app.protocol.responses import ResponseObject, ResponsesRequest
 from app.protocol.responses_chat import ResponsesChat, chat_request, echo_text, go_on
-from app.protocol.validation.generation import ValidatedRequest, resolve_max_tokens
+from app.protocol.validation import ValidatedRequest, resolve_max_tokens
 
 
 class Retrieval(msgspec.Struct, kw_only=True):

@@ -27,7 +27,7 @@ from app.http.errors import ApiError
 from app.http.response import EVENT_STREAM, Response, json_response
 from app.protocol.common import encode
 from app.protocol.messages import Message
-from app.protocol.response_object import ResponseObject
+from app.protocol.responses import ResponseObject
 
 MOST_RESPONSES = 1000
 MOST_BYTES = 256 << 20
@@ -47,16 +47,13 @@ class EventLog:
 
     @property
     def size(self) -> int:
-        """Bytes."""
         return sum(map(len, self.events))
 
     def add(self, events: Iterable[bytes]) -> None:
-        """Tell more."""
         self.events += events
         self._ring()
 
     def end(self) -> None:
-        """There will be no more."""
         self.over = True
         self._ring()
 
@@ -65,7 +62,6 @@ class EventLog:
         self._bells.add(bell)
 
     def leave(self, bell: Bell) -> None:
-        """Ring it no more."""
         self._bells.discard(bell)
 
     def _ring(self) -> None:
@@ -91,11 +87,9 @@ class KeptResponse:
 
     @property
     def size(self) -> int:
-        """About as many bytes as it takes."""
         return self._asked_bytes + len(encode(self.response)) + (self.log.size if self.log else 0)
 
     def items(self) -> list[dict[str, object]]:
-        """Its output items, as a client would send them back."""
         return decode(encode(self.response.output), type=list[dict[str, object]])
 
     def cancel(self) -> None:
@@ -124,7 +118,6 @@ class ResponseStore:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the responses hold."""
         return int(self._kept.currsize)
 
     def get(self, response_id: str) -> KeptResponse:
@@ -135,7 +128,6 @@ class ResponseStore:
         return kept
 
     def keep(self, kept: KeptResponse) -> None:
-        """Keep a response, in place of any of the same id."""
         if self.keeps:
             self._kept[kept.response.id] = kept
 
@@ -180,7 +172,6 @@ class Follower:
                 self._bell.wait()
 
     def close(self) -> None:
-        """The server is done with us."""
         self._log.leave(self._bell)
         if self._connection is not None:
             self._connection.unwatch()
@@ -191,8 +182,6 @@ class Follower:
 
 
 class BackgroundRun:
-    """Keeps `kept` up to date while it is generated."""
-
     def __init__(self, kept: KeptResponse, store: ResponseStore) -> None:
         self.kept = kept
         self._store = store
@@ -206,7 +195,6 @@ class BackgroundRun:
         self._store.keep(self.kept)
 
     def emit(self, output: EngineOutput) -> None:
-        """Take an output of the engine."""
         assert self._writer is not None
         if type(output) is Started:
             self.kept.response = replace(self.kept.response, status="in_progress")
@@ -218,7 +206,6 @@ class BackgroundRun:
             self._store.weigh(self.kept)
 
     def end(self, response: ResponseObject) -> None:
-        """Take the last state of the response, from its writer."""
         self.kept.response = response
 
     def _log(self, events: Sequence[bytes]) -> None:
@@ -234,7 +221,6 @@ class Background(Responder):
 
     @classmethod
     def of(cls, responder: Responder, run: BackgroundRun) -> Background:
-        """As `responder`, but for `run`."""
         return cls(**{field.name: getattr(responder, field.name) for field in fields(responder)}, run=run)
 
     def respond(

@@ -14,13 +14,13 @@ from msgspec.structs import replace
 from app.api.errors import as_stream_error
 from app.api.identity import ResponseMeta
 from app.api.logprobs import Entries, ItemLogprobs, rendered
-from app.api.pieces import HOLE, Holes, template
+from app.api.pieces import GAP, HOLE
 from app.api.writer import ResponseWriter, Segment
 from app.engine.outputs import EngineOutput, Failed, Part, Started, TokenLogprob, Tokens
 from app.http.errors import bad_request
-from app.protocol import response_object as wire
 from app.protocol.common import ECTransferParams, ItemLogprob, KVTransferParams, encode
-from app.protocol.response_object import (
+from app.protocol.response_tools import CalledTool, custom_input
+from app.protocol.responses import (
     CustomCallItem,
     FunctionCallItem,
     IncompleteDetails,
@@ -34,10 +34,10 @@ from app.protocol.response_object import (
     ReasoningText,
     ResponseError,
     ResponseObject,
+    ResponsesRequest,
     ResponseUsage,
+    TextConfig,
 )
-from app.protocol.response_tools import CalledTool, custom_input
-from app.protocol.responses import ResponsesRequest, TextConfig
 
 Logprobs = Sequence[ItemLogprob] | Raw | None
 ID_PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
@@ -54,7 +54,6 @@ def item_of(
     logprobs: Logprobs = None,
     calls: Calls = MappingProxyType({}),
 ) -> OutputItem:
-    """The item with `text` in it; None when nothing is in it."""
     own_id = ID_PREFIXES[segment.kind] + segment.id
     if segment.part is None:
         content = () if text is None else (OutputText(text=text, logprobs=logprobs),)
@@ -118,12 +117,10 @@ class EventWriter:
         """The items that are over, as the response has them in the end."""
 
     def of_response(self, kind: str, response: ResponseObject) -> bytes:
-        """The event `response.<kind>` of the whole response."""
-        name = f"response.{kind}"
-        return _event(name, wire.ResponseEvent(response=response, sequence_number=self._next(), type=name))
+        return _event(kind, {"response": response, "sequence_number": self._next()})
 
     def tokens(self, segment: Segment, output: Tokens) -> Iterator[bytes]:
-        """The events of tokens that went to `segment`, and of its beginning if it is another one."""
+        """Yields the events of tokens that went to `segment`, and of its beginning if it is another one."""
         if segment is not self._segment:
             yield from self.closing()
             yield from self._opening(segment)
@@ -135,13 +132,9 @@ class EventWriter:
                 yield self.delta(text)
 
     def delta(self, text: str) -> bytes:
-        """The event of one more piece of the current item."""
-        number = self._number
-        self._number = number + 1
-        return b"%b%b%b%d%b" % (self._begin, encode(text), self._plain_middle, number, self._end)
+        return b"%b%b%b%d%b" % (self._begin, encode(text), self._plain_middle, self._next(), self._end)
 
     def closing(self) -> Iterator[bytes]:
-        """The events at the end of the current item, if there is one."""
         segment, self._segment = self._segment, None
         if segment is None:
             return
@@ -155,10 +148,12 @@ class EventWriter:
         else:
             yield self._done(segment, text)
         if segment.kind != "call":
-            yield self._part("content_part.done", segment, text, logprobs)
+            yield self._item_event(
+                "content_part.done", part=_content(segment, text, logprobs), content_index=0
+            )
         said = text if segment.part is not None or any(segment.texts) else None
         item = item_of(segment, "completed", said, logprobs, self._calls)
-        yield self._item("output_item.done", item)
+        yield self._output_item("done", item)
         self.items.append(Raw(encode(item)))
 
     def _opening(self, segment: Segment) -> Iterator[bytes]:
@@ -167,77 +162,50 @@ class EventWriter:
         item = item_of(segment, "in_progress", None, calls=self._calls)
         self._item_id, self._is_custom = item.id, isinstance(item, CustomCallItem)
         self._prepare(segment)
-        yield self._item("output_item.added", item)
+        yield self._output_item("added", item)
         if segment.kind != "call":
-            yield self._part("content_part.added", segment, "", ())
+            yield self._part("added", _content(segment, "", ()))
 
     def _prepare(self, segment: Segment) -> None:
-        """Render what surrounds the variable parts of its events of text."""
-        delta = self._empty_delta(segment)
-        begin, *middle, end = template(delta)
-        before, after = middle if len(middle) == 2 else (middle[0], b"")
-        self._middle = before, after
-        self._plain_middle = before + b"[]" + after if len(middle) == 2 else before
-        self._begin = b"event: %b\ndata: %b" % (delta.type.encode(), begin)
-        self._end = end + b"\n\n"
-
-    def _empty_delta(self, segment: Segment) -> wire.Delta:
-        """With holes for its text, its number and, of a message, its log probabilities."""
-        own_id, index = self._item_id, self._index
+        """Renders what surrounds the variable parts of its events of text."""
+        fields = _of_content(segment) | self._place() | {"delta": HOLE, "sequence_number": HOLE}
         if segment.part is None:
-            return wire.TextDelta(
-                delta=HOLE, item_id=own_id, logprobs=HOLE, output_index=index, sequence_number=HOLE
-            )
-        kind = wire.ReasoningDelta if segment.kind == "reasoning" else wire.ArgumentsDelta
-        return kind(delta=HOLE, item_id=own_id, output_index=index, sequence_number=HOLE)
+            fields["logprobs"] = HOLE
+        begin, *middle, end = _event(f"{TEXTS[segment.kind]}.delta", fields).split(GAP)
+        before, after = middle if len(middle) == 2 else (middle[0], b"")
+        self._begin, self._middle, self._end = begin, (before, after), end
+        self._plain_middle = before + b"[]" + after if len(middle) == 2 else before
 
     def _done(self, segment: Segment, text: Raw) -> bytes:
-        own_id, index, number = self._item_id, self._index, self._next()
-        done: wire.Done
-        if segment.part is None:
-            done = wire.TextDone(item_id=own_id, output_index=index, sequence_number=number, text=text)
-        elif segment.kind == "reasoning":
-            done = wire.ReasoningDone(item_id=own_id, output_index=index, sequence_number=number, text=text)
+        fields = _of_content(segment)
+        if segment.kind == "call":
+            assert segment.part is not None
+            fields |= {"arguments": text, "name": self._calls.get(segment.part.name, segment.part).name}
         else:
-            done = wire.ArgumentsDone(
-                arguments=text,
-                item_id=own_id,
-                name=self._calls.get(segment.part.name, segment.part).name,
-                output_index=index,
-                sequence_number=number,
-            )
-        return _event(done.type, done)
+            fields["text"] = text
+        if segment.part is None:
+            fields["logprobs"] = ()
+        return self._item_event(f"{TEXTS[segment.kind]}.done", **fields)
 
     def _custom_input(self, segment: Segment) -> Iterator[bytes]:
-        """The events of what a custom tool is given, at once: its text is found in JSON that is over."""
-        payload, own_id, index = custom_input(segment.text), self._item_id, self._index
+        """Yields the events of a custom tool's input, at once: its text is found in JSON that is over."""
+        payload = custom_input(segment.text)
         if payload:
-            delta = wire.InputDelta(
-                delta=payload, item_id=own_id, output_index=index, sequence_number=self._next()
-            )
-            yield _event(delta.type, delta)
-        done = wire.InputDone(
-            payload=payload, item_id=own_id, output_index=index, sequence_number=self._next()
-        )
-        yield _event(done.type, done)
+            yield self._item_event("custom_tool_call_input.delta", delta=payload)
+        yield self._item_event("custom_tool_call_input.done", input=payload)
 
-    def _part(self, kind: str, segment: Segment, text: str | Raw, logprobs: Logprobs) -> bytes:
-        name = f"response.{kind}"
-        is_text = segment.part is None
-        event = wire.PartEvent(
-            item_id=self._item_id,
-            output_index=self._index,
-            part=OutputText(text=text, logprobs=logprobs) if is_text else ReasoningText(text=text),
-            sequence_number=self._next(),
-            type=name,
-        )
-        return _event(name, event)
+    def _part(self, kind: str, part: OutputText | ReasoningText) -> bytes:
+        return self._item_event(f"content_part.{kind}", part=part, content_index=0)
 
-    def _item(self, kind: str, item: OutputItem) -> bytes:
-        name = f"response.{kind}"
-        number = self._next()
-        event = wire.ItemEvent(item=item, output_index=self._index, sequence_number=number, type=name)
-        return _event(name, event)
+    def _place(self) -> dict[str, object]:
+        return {"item_id": self._item_id, "output_index": self._index}
+
+    def _item_event(self, kind: str, **fields: object) -> bytes:
+        return _event(kind, fields | self._place() | {"sequence_number": self._next()})
+
+    def _output_item(self, kind: str, item: OutputItem) -> bytes:
+        fields = {"item": item, "output_index": self._index, "sequence_number": self._next()}
+        return _event(f"output_item.{kind}", fields)
 
     def _next(self) -> int:
         number = self._number
@@ -255,15 +223,31 @@ class EventWriter:
                 self._silent.append(entry)
 
     def _delta_with(self, logprobs: ItemLogprobs, text: str, entries: Entries) -> bytes:
-        """The event of a text, with `entries` and those that were held back."""
+        """Returns the event of a text, with `entries` and those that were held back."""
         shown, self._silent = [*self._silent, *entries], []
         before, after = self._middle
         middle = b"%b%b%b" % (before, encode(logprobs.event_entries(shown)), after)
         return b"%b%b%b%d%b" % (self._begin, encode(text), middle, self._next(), self._end)
 
 
-def _event(name: str, event: Struct) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(event))
+TEXTS = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
+"""What events call the text of each kind of item."""
+
+
+def _content(segment: Segment, text: str | Raw, logprobs: Logprobs) -> OutputText | ReasoningText:
+    return OutputText(text=text, logprobs=logprobs) if segment.part is None else ReasoningText(text=text)
+
+
+def _of_content(segment: Segment) -> dict[str, object]:
+    """Returns the field by which events of texts and thoughts tell their place in the item."""
+    return {} if segment.kind == "call" else {"content_index": 0}
+
+
+def _event(kind: str, fields: Mapping[str, object]) -> bytes:
+    """Returns the event `response.<kind>`; its keys are in alphabetical order, as in vLLM."""
+    name = f"response.{kind}"
+    event = encode(dict(sorted([*fields.items(), ("type", name)])))
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), event)
 
 
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
@@ -275,8 +259,6 @@ INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 class ResponsesOptions(Struct, frozen=True, kw_only=True):
-    """What one response tells besides its items."""
-
     response: ResponseObject
     """As `new_response` makes it."""
     prompt_ids: Sequence[int]
@@ -368,7 +350,6 @@ class ResponsesWriter(ResponseWriter):
         return [*self.opening(), self._events.of_response("failed", response)]
 
     def last_events(self) -> list[bytes]:
-        """What ends the stream, one by one."""
         if self.has_failed:
             return []
         last = [*self._events.closing()]
@@ -402,35 +383,20 @@ class ResponsesWriter(ResponseWriter):
     def _own_id(self, part: Part | None) -> str:
         return self._new_id()
 
-    def whole(self, holes: Holes) -> ResponseObject:
-        """Its last state; when that is long, `ended` gets it with the last piece of its items."""
+    def whole(self) -> ResponseObject:
         choice, options = self.choices[0], self._options
         if not choice.segments and not options.parses:
             choice.begin(None, self._new_id())
-        own_holes = Holes()
-        items = [_item(segment, self._logprobs, own_holes, options.calls) for segment in choice.segments]
+        items = [_item(segment, self._logprobs, options.calls) for segment in choice.segments]
         response = self._last_state(items)
-        if not own_holes.fillings:
-            self._end(response)
-            return response
-        return replace(response, output=holes.later(self._written(response, own_holes)))
-
-    def _written(self, response: ResponseObject, holes: Holes) -> Iterator[bytes]:
-        """The items in pieces; then the response has them all."""
-        kept: list[bytes] = []
-        for piece in holes.written(response.output):
-            if self._ended is not None:
-                kept.append(piece)
-            yield piece
-        if self._ended is not None:
-            self._ended(replace(response, output=Raw(b"".join(kept))))
+        self._end(response)
+        return response
 
     def _end(self, response: ResponseObject) -> None:
         if self._ended is not None:
             self._ended(response)
 
     def _last_state(self, items: Sequence[OutputItem] | Sequence[Raw]) -> ResponseObject:
-        """The response when all has been said."""
         choice, options = self.choices[0], self._options
         reason = choice.finish.reason
         status = STATUS.get(reason, "completed")
@@ -459,19 +425,18 @@ class ResponsesWriter(ResponseWriter):
         return response
 
 
-def _item(segment: Segment, logprobs: ItemLogprobs | None, holes: Holes, calls: Calls) -> OutputItem:
+def _item(segment: Segment, logprobs: ItemLogprobs | None, calls: Calls) -> OutputItem:
     """Returns the item as a whole response has it, where thoughts have no status."""
     status = None if segment.kind == "reasoning" else "completed"
     if segment.part is None and not any(segment.texts):
         return item_of(segment, status, None)
-    text = holes.text(segment.texts)
+    text = "".join(segment.texts)
     if logprobs is None or segment.part is not None:
         return item_of(segment, status, text, calls=calls)
-    return item_of(segment, status, text, rendered(segment.logprobs, logprobs.entries, holes))
+    return item_of(segment, status, text, rendered(segment.logprobs, logprobs.entries))
 
 
 def _error(error: Exception) -> ResponseError:
-    """`error` of a response that has failed."""
     known = as_stream_error(error)
     # A message may quote a lone surrogate of the client.
     message = known.message.encode("utf-8", "replace").decode()

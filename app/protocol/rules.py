@@ -75,7 +75,6 @@ def count_constraints(structured_outputs: object, param: str | None) -> int:
 
 
 def check_structural_tag(structured_outputs: object) -> None:
-    """A structural tag, where given, is a text that holds a JSON object."""
     tag = part(structured_outputs, "structural_tag")
     if tag is not None and not (isinstance(tag, str) and _is_object(tag)):
         raise bad_request("structured_outputs.structural_tag must be a JSON object", "structured_outputs")
@@ -95,13 +94,11 @@ def _is_object(text: str) -> bool:
 
 
 def check_stream_options(options: object, stream: object) -> None:
-    """Stream options need a stream."""
     if options and not stream:
         raise bad_request("stream_options only go with stream=true", "stream_options")
 
 
 def check_continuation(continue_final_message: object, add_generation_prompt: object) -> None:
-    """A final message is either continued or answered."""
     if continue_final_message and add_generation_prompt:
         raise bad_request("continue_final_message and add_generation_prompt exclude each other")
 

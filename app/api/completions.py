@@ -1,16 +1,17 @@
-"""Text completions as vLLM writes them: one JSON, or server-sent events (vllm-api.md 3.3, 3.4)."""
+"""POST /v1/completions: from the body to one JSON, or to server-sent events (vllm-api.md 3.2 to 3.4)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
-from app.api.errors import as_stream_error
-from app.api.identity import ResponseMeta, ResponseOptions
+from app.api.builder import Prompt
+from app.api.frontend import Frontend
+from app.api.identity import ResponseMeta, ResponseOptions, address_of
 from app.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name, width
-from app.api.pieces import HOLE, SLICE, Holes, blocks
+from app.api.pieces import HOLE, SLICE, Holes
 from app.api.writer import (
     ChoiceState,
     PlainChoice,
@@ -20,15 +21,21 @@ from app.api.writer import (
     last_event,
     places,
 )
-from app.engine.outputs import EngineOutput, Failed, Started, Tokens
-from app.http.response import DONE, error_event
+from app.engine.outputs import EngineOutput, Started, Tokens
+from app.http.context import RequestContext
+from app.http.errors import bad_request
+from app.http.response import DONE, Response
+from app.http.route import PlainHandler, Route, post
 from app.protocol import common as wire
 from app.protocol.common import NO_TAIL, ChunkTail, KVTransferParams, PromptTokensDetails, Usage
 from app.protocol.completions import (
     Completion,
     CompletionChoice,
     CompletionChunkChoice,
+    CompletionRequest,
+    TokenIds,
 )
+from app.protocol.validation import ValidatedRequest
 
 COMPLETION = "text_completion"
 
@@ -54,7 +61,6 @@ class CompletionResponseOptions(ResponseOptions, frozen=True, kw_only=True):
 
     @property
     def plain(self) -> bool:
-        """A chunk tells a text, and nothing else."""
         return not (self.logprobs or self.token_ids or self.continuous_usage or self.echo)
 
 
@@ -62,8 +68,6 @@ PLAIN_TEXT = PlainChoice(CompletionChunkChoice(HOLE, HOLE))
 
 
 class CompletionWriter(ResponseWriter):
-    """Writes the answer to one completion request."""
-
     keeps_alive = True
 
     def __init__(self, meta: ResponseMeta, options: CompletionResponseOptions) -> None:
@@ -79,29 +83,19 @@ class CompletionWriter(ResponseWriter):
 
     @cached_property
     def _head(self) -> bytes:
-        """What every chunk begins with; a whole answer has none."""
         return chunk_head(self._meta, COMPLETION)
 
-    def chunk(self, output: EngineOutput) -> bytes:
-        if type(output) is Tokens:
-            if not self._plain:
-                return b"".join(self._special(output))
-            if output.finish is None:
-                return self._plain_chunks(output, len(output.texts))
-            number = max(0, len(output.texts) - 1)
-            return self._plain_chunks(output, number) + b"".join(self._special(output, number))
-        if type(output) is Started:
-            self.begin(output)
-            self._prompt_entries[output.index // self._options.n] = output.prompt_logprobs
-            return b""
-        assert type(output) is Failed
-        self.has_failed = True
-        return error_event(as_stream_error(output.error))
+    def _tokens(self, output: Tokens) -> bytes:
+        if not self._plain:
+            return b"".join(self._special(output))
+        if output.finish is None:
+            return self._plain_chunks(output, len(output.texts))
+        number = max(0, len(output.texts) - 1)
+        return self._plain_chunks(output, number) + b"".join(self._special(output, number))
 
-    def chunks(self, output: EngineOutput) -> Iterator[bytes]:
-        if type(output) is Tokens and not self._plain:
-            return blocks(self._special(output))
-        return super().chunks(output)
+    def _start(self, output: Started) -> bytes:
+        self._prompt_entries[output.index // self._options.n] = output.prompt_logprobs
+        return super()._start(output)
 
     def is_large(self, output: EngineOutput) -> bool:
         options, index = self._options, output.index
@@ -131,29 +125,17 @@ class CompletionWriter(ResponseWriter):
             self._prompt_entries[output.index // self._options.n] = output.prompt_logprobs
 
     def _plain_chunks(self, output: Tokens, number: int) -> bytes:
-        """The chunks of the first tokens."""
         if not self._texts:
             self._texts = PLAIN_TEXT.begins(self._head, len(self.choices))
         self.choices[output.index].tokens += len(output.ids[:number])
         return PLAIN_TEXT.events(self._texts[output.index], output.texts[:number])
 
     def _special(self, output: Tokens, first: int = 0) -> Iterator[bytes]:
-        """The chunk of each token, with all that the request asked for; pauses while a long one is made."""
         for i in places(output)[first:]:
-            holes = Holes()
-            choice, tail = self._special_choice(output, i, holes)
-            if not holes.fillings:
-                yield chunk_event(self._head, choice, tail)
-                continue
-            pieces: list[bytes] = []
-            for piece in holes.written(choice):
-                pieces.append(piece)
-                yield b""
-            yield chunk_event(self._head, Raw(b"".join(pieces)), tail)
+            choice, tail = self._special_choice(output, i)
+            yield chunk_event(self._head, choice, tail)
 
-    def _special_choice(
-        self, output: Tokens, i: int, holes: Holes
-    ) -> tuple[CompletionChunkChoice, ChunkTail]:
+    def _special_choice(self, output: Tokens, i: int) -> tuple[CompletionChunkChoice, ChunkTail]:
         options, index, ids = self._options, output.index, output.ids[i : i + 1]
         finish = output.finish if i + 1 >= len(output.texts) else None
         choice, prompt = self.choices[index], options.prompts[index // options.n]
@@ -165,10 +147,10 @@ class CompletionWriter(ResponseWriter):
         text = "".join(self._texts_of(prompt, output.texts[i : i + 1], echoes))
         shown = CompletionChunkChoice(index, text)
         if options.logprobs:
-            spans = () if output.logprobs is None else (tuple(output.logprobs[i : i + 1]),)
-            shown.logprobs = self._lists(self._logprobs[index], index, spans, echoes, holes)
+            spans = () if output.logprobs is None else (output.logprobs[i : i + 1],)
+            shown.logprobs = self._lists(self._logprobs[index], index, spans, echoes)
         if first and (options.token_ids or options.echo):
-            shown.prompt_token_ids = holes.numbers(prompt.ids)
+            shown.prompt_token_ids = prompt.ids
         if options.token_ids:
             shown.token_ids = ids
         if finish is not None:
@@ -193,9 +175,8 @@ class CompletionWriter(ResponseWriter):
         index: int,
         spans: Sequence[SomeEntries],
         echoes: bool,
-        holes: Holes,
+        holes: Holes | None = None,
     ) -> wire.CompletionLogprobs:
-        """The entries of choice `index`, those of its prompt first if it is echoed."""
         if not echoes:
             return logprobs.lists(spans, (), holes)
         options, number = self._options, index // self._options.n
@@ -206,12 +187,9 @@ class CompletionWriter(ResponseWriter):
         return logprobs.lists([of_prompt, *(() if options.prompt_only else spans)], names, holes)
 
     def _usage(self, prompts: Sequence[EchoedPrompt], choices: Sequence[ChoiceState]) -> Usage:
-        prompt_tokens = sum([len(prompt.ids) for prompt in prompts])
-        tokens = choices[0].tokens if len(choices) == 1 else sum([choice.tokens for choice in choices])
-        prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
-        return Usage(prompt_tokens, prompt_tokens + tokens, tokens)
+        return self._usage_of(sum([len(prompt.ids) for prompt in prompts]), choices)
 
-    def whole(self, holes: Holes) -> Completion:
+    def whole(self) -> Completion:
         meta, options = self._meta, self._options
         usage = self._usage(options.prompts, self.choices)
         usage.prompt_tokens_details = usage.completion_tokens_details = None
@@ -221,28 +199,95 @@ class CompletionWriter(ResponseWriter):
             id=meta.id,
             created=meta.created,
             model=meta.model,
-            choices=self.each_choice(self._choice, holes),
+            choices=self.each_choice(self._choice),
             system_fingerprint=meta.fingerprint,
             usage=usage,
             kv_transfer_params=options.transfer,
             metrics=self.timing() if options.metrics else None,
         )
 
-    def _choice(self, index: int, choice: ChoiceState, holes: Holes) -> CompletionChoice:
+    def _choice(self, index: int, choice: ChoiceState) -> CompletionChoice:
         options = self._options
         prompt = options.prompts[index // options.n]
-        text = holes.text(self._texts_of(prompt, choice.texts, options.echo))
+        text = "".join(self._texts_of(prompt, choice.texts, options.echo))
         logprobs = None
         if options.logprobs:
             own = CompletionLogprobs(options.token_id_names)
-            logprobs = self._lists(own, index, choice.logprobs, options.echo, holes)
+            logprobs = self._lists(own, index, choice.logprobs, options.echo, self._holes)
         return CompletionChoice(
             index,
             text,
             logprobs,
             choice.finish.reason,
             choice.finish.stop_reason,
-            holes.numbers(choice.ids) if options.token_ids else None,
-            prompt_entries(self._prompt_entries[index // options.n], holes),
-            holes.numbers(prompt.ids) if options.token_ids else None,
+            choice.ids if options.token_ids else None,
+            prompt_entries(self._prompt_entries[index // options.n], self._holes),
+            prompt.ids if options.token_ids else None,
         )
+
+
+MOST_STREAMED = 20_000
+"""Log probabilities of a prompt that a stream repeats in its first event: about 10 ms of work."""
+
+
+def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]:
+    """The route of text completions; `plain` answers plain ones on the fast path."""
+
+    def completions(context: RequestContext) -> Response:
+        """The continuations of one or several prompts, whole or as a stream."""
+        asked = frontend.decode(context, CompletionRequest)
+        if asked.stream and asked.use_beam_search:
+            raise bad_request("Beam search cannot be streamed.")
+        accepted = frontend.admit(asked, context)
+        if asked.suffix is not None:
+            raise bad_request("This model cannot fill in before a suffix.", "suffix")
+        if asked.prompt_embeds:
+            raise bad_request("Prompts as embeddings are not enabled.", "prompt_embeds")
+        prompts = [completion_prompt(frontend, asked, prompt) for prompt in asked.prompts()]
+        _check_repeated(accepted, prompts)
+        head = frontend.identity.head("cmpl", context, asked.request_id, accepted.model)
+        shape = CompletionResponseOptions(
+            **frontend.options(accepted),
+            prompts=[_echoed(frontend, asked, prompt) for prompt in prompts],
+            echo=bool(asked.echo),
+            prompt_only=asked.max_tokens == 0,
+            logprobs=asked.logprobs is not None,
+            transfer=address_of(asked, frontend.identity, head, len(prompts[0].ids)) if prompts else None,
+        )
+        return frontend.submit(accepted, head, prompts, CompletionWriter(head, shape), context)
+
+    return [
+        post("/v1/completions", completions, plain=plain),
+    ]
+
+
+def _check_repeated(asked: ValidatedRequest[CompletionRequest], prompts: Sequence[Prompt]) -> None:
+    """Raises ApiError 400 for a stream that repeats more log probabilities of a prompt than fit an event."""
+    request, longest = asked.request, max((len(prompt.ids) for prompt in prompts), default=0)
+    if not (request.stream and request.echo and request.logprobs is not None):
+        return
+    entries = longest * asked.entries_per_prompt_token
+    if entries > MOST_STREAMED:
+        raise bad_request(
+            f"echo and logprobs would tell {entries} log probabilities of a prompt at once, "
+            f"more than {MOST_STREAMED} for a stream.",
+            "echo",
+        )
+
+
+def completion_prompt(frontend: Frontend, asked: CompletionRequest, prompt: str | TokenIds) -> Prompt:
+    """One of the prompts as tokens; one of ids is echoed as its decimal ids (simulator.md 5.2)."""
+    if isinstance(prompt, str):
+        frontend.check_text(prompt)
+        ids = frontend.fit(asked, frontend.tokenizer.encode(prompt, asked.add_special_tokens))
+        return Prompt(ids, prompt, (("user", prompt),) if frontend.keeps_turns else ())
+    return Prompt(frontend.fit(asked, prompt), ",".join(map(str, prompt)))
+
+
+def _echoed(frontend: Frontend, asked: CompletionRequest, prompt: Prompt) -> EchoedPrompt:
+    """What the answer may repeat: the text only with `echo`, the tokens only with log probabilities, too."""
+    if asked.echo:
+        frontend.slices.spend(len(prompt.ids))
+    text = frontend.tokenizer.decode(prompt.ids) if asked.echo else ""
+    texts = frontend.tokenizer.token_texts(prompt.ids) if asked.echo and asked.logprobs is not None else ()
+    return EchoedPrompt(prompt.ids, text, texts)

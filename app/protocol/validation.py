@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, TypeVar
 
 import msgspec
@@ -19,18 +21,130 @@ from app.protocol.chat import ChatCompletionRequest
 from app.protocol.coercion import JsonObject
 from app.protocol.completions import CompletionRequest
 from app.protocol.options import INT64_MIN, ResponseFormat, StopStrings, StructuredOutputs
-from app.protocol.validation import model as model_rules
-from app.protocol.validation.model import ModelLimits, maximum_context
 
 GenerationRequest = ChatCompletionRequest | CompletionRequest
 
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_BAD_WORDS = 128
+MAX_SCHEMA_DEPTH = 64
+MAX_NAMED = 5
+"""Wrong token ids that an error names."""
 MAX_CHOICES = 16384
 GREEDY_BELOW = 1e-5
 _UINT64_END = 2**64
 
 
+def maximum_context(max_model_len: int) -> str:
+    """The words by which clients, litellm for one, know that a prompt was too long, and try another model."""
+    return f"This model's maximum context length is {max_model_len} tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """What the served model allows: context and vocabulary in tokens, log probabilities a token (-1: all)."""
+
+    max_model_len: int
+    vocab_size: int
+    max_logprobs: int = 20
+    reasons: bool = False
+    """The model thinks before it answers."""
+    parses: bool = False
+    """Thoughts or calls are parsed out of what the model says."""
+    max_new_tokens: int | None = None
+    """Of a reply, whatever is asked for: of the model's own generation_config.json."""
+
+    def room_behind(self, prompt_tokens: int) -> int:
+        """Tokens that a reply may have behind a prompt: 0 or less where that fills the context."""
+        room = self.max_model_len - prompt_tokens
+        return room if self.max_new_tokens is None else min(room, self.max_new_tokens)
+
+    def logprobs(self, wanted: int | None) -> int:
+        """Log probabilities per token, with "all" (-1) spelled out; 0 for None."""
+        return self.vocab_size if wanted == -1 else wanted or 0
+
+    def check_logprobs(self, param: str, wanted: int | None) -> None:
+        count, most = self.logprobs(wanted), self.logprobs(self.max_logprobs)
+        if count > most:
+            raise bad_request(f"{count} {param} were asked for, at most {most} are possible", param)
+
+    def check_vocabulary(self, param: str, token_ids: Sequence[int]) -> None:
+        if wrong := self._unknown(token_ids):
+            raise bad_request(
+                f"{param}: {wrong} are not in the vocabulary of {self.vocab_size} tokens", param
+            )
+
+    def check_prompt(self, prompt_ids: Sequence[int]) -> None:
+        """A prompt has tokens, of this vocabulary, and leaves room for one more."""
+        if not prompt_ids:
+            raise bad_request("the prompt has no tokens")
+        if len(prompt_ids) >= self.max_model_len:
+            raise bad_request(
+                f"{maximum_context(self.max_model_len)}: a prompt of {len(prompt_ids)} leaves no room."
+            )
+        if self._unknown(prompt_ids):
+            raise bad_request("a token id of the prompt is not in the vocabulary")
+
+    def _unknown(self, token_ids: Sequence[int]) -> list[int]:
+        if not token_ids or min(token_ids) >= 0 and max(token_ids) < self.vocab_size:
+            return []
+        return list(islice((each for each in token_ids if not 0 <= each < self.vocab_size), MAX_NAMED))
+
+
+def check_logprob_token_ids(ids: Sequence[int]) -> None:
+    if len(ids) > MAX_LOGPROB_TOKEN_IDS:
+        raise bad_request(
+            f"at most {MAX_LOGPROB_TOKEN_IDS} logprob_token_ids are possible, got {len(ids)}",
+            "logprob_token_ids",
+        )
+
+
+def check_bad_words(words: Sequence[str]) -> None:
+    if not all(map(str.strip, words)):
+        raise bad_request("each of bad_words needs at least one token", "bad_words")
+    if len(set(words)) > MAX_BAD_WORDS:
+        raise bad_request(f"at most {MAX_BAD_WORDS} bad_words are possible", "bad_words")
+
+
+def check_constraint(wanted: StructuredOutputs) -> None:
+    if wanted.choice == []:
+        raise bad_request("structured_outputs.choice must not be empty")
+    texts = {"grammar": wanted.grammar, "json": wanted.json, "structural_tag": wanted.structural_tag}
+    for name, text in texts.items():
+        if isinstance(text, str) and not text.strip():
+            raise bad_request(f"structured_outputs.{name} must not be empty")
+    check_depth(wanted.json)
+    if wanted.json_object is False:
+        raise bad_request("structured_outputs.json_object is true or absent")
+    if wanted.regex is not None and "\0" in wanted.regex:
+        raise bad_request("structured_outputs.regex must not contain NUL")
+
+
+def check_depth(schema: object) -> None:
+    """Objects and lists of a schema, decoded JSON, do not nest too deeply."""
+    if _is_deeper_than(MAX_SCHEMA_DEPTH, schema):
+        raise bad_request(f"a JSON schema nests at most {MAX_SCHEMA_DEPTH} levels")
+
+
+def _is_deeper_than(levels: int, value: object) -> bool:
+    layer = [value]
+    for _ in range(levels + 1):
+        below: list[object] = []
+        found = False
+        for item in layer:
+            if isinstance(item, dict):
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+            else:
+                continue
+            found = True
+        if not found:
+            return False
+        layer = below
+    return True
+
+
 def check_choices(n: int) -> None:
-    """The number of choices is one that may be thought of at all."""
     if n < 1:
         raise bad_request(f"n must be at least 1, got {n}")
     if n > MAX_CHOICES:
@@ -64,7 +178,6 @@ def _structural_tag(form: ResponseFormat) -> str:
 
 
 def biased_ids(logit_bias: Mapping[str, float] | None) -> list[int]:
-    """The token ids that are the keys of `logit_bias`."""
     ids = []
     for key in logit_bias or ():
         try:
@@ -88,7 +201,6 @@ def check_extra_arguments(request: GenerationRequest) -> None:
 
 
 def check_penalties(request: GenerationRequest) -> None:
-    """Presence and frequency are in [-2, 2], repetition is a finite number above 0."""
     presence, frequency = request.presence_penalty, request.frequency_penalty
     if presence is not None and not -2 <= presence <= 2:
         raise bad_request(f"presence_penalty must be in [-2, 2], got {presence}")
@@ -100,7 +212,6 @@ def check_penalties(request: GenerationRequest) -> None:
 
 
 def check_distribution(request: GenerationRequest) -> None:
-    """Temperature, top-p, top-k and min-p are in their ranges."""
     if request.temperature is not None and not 0 <= request.temperature <= 2:
         raise bad_request(f"temperature must be in [0, 2], got {request.temperature}", "temperature")
     if request.top_p is not None and not 0 < request.top_p <= 1:
@@ -132,7 +243,6 @@ def check_words(stop: StopStrings, bad_words: Sequence[str]) -> None:
 
 
 def check_greedy(n: int, temperature: float | None) -> None:
-    """Greedy sampling has one choice."""
     if n > 1 and temperature is not None and 0 <= temperature < GREEDY_BELOW:
         raise bad_request(f"n must be 1 with greedy sampling, got {n}")
 
@@ -177,7 +287,6 @@ def check_prompt_text(text: str, max_model_len: int, max_chars_per_token: int) -
 
 
 def check_prompt_length(prompt_tokens: int, max_model_len: int) -> None:
-    """The (truncated) prompt fits the context, output aside. Raises `ApiError`."""
     if prompt_tokens > max_model_len:
         raise bad_request(
             f"{maximum_context(max_model_len)}, and the prompt alone has {prompt_tokens}.", "input_tokens"
@@ -285,26 +394,31 @@ class ValidatedRequest(Generic[R]):
             self._check_logprobs()
             self._check_token_ids()
         if self.structured_outputs is not None:
-            model_rules.check_constraint(self.structured_outputs)
+            check_constraint(self.structured_outputs)
         if request.thinking_token_budget is not None and not limits.reasons:
             raise bad_request("thinking_token_budget needs a reasoning parser")
         self._check_prompt(prompts[0])
         if request.bad_words:
-            model_rules.check_bad_words(request.bad_words)
+            check_bad_words(request.bad_words)
         for prompt_ids in prompts[1:]:
             self._check_prompt(prompt_ids)
 
     @property
-    def most_logprobs(self) -> int:
-        """Log probabilities of each generated token, "all" spelled out."""
-        return self._limits.logprobs(self.logprobs)
+    def entries_per_prompt_token(self) -> int:
+        """Log probabilities that the answer tells of each token of a prompt, alternatives included."""
+        return 0 if self.prompt_logprobs is None else 1 + self._limits.logprobs(self.prompt_logprobs)
+
+    @property
+    def entries_per_token(self) -> int:
+        """The same of each generated token."""
+        return 0 if self.logprobs is None else 1 + self._limits.logprobs(self.logprobs)
 
     def _check_logprobs(self) -> None:
         limits, by_id = self._limits, self.request.logprob_token_ids
         if self.logprobs and not by_id:
             limits.check_logprobs("logprobs", self.logprobs)
         if by_id:
-            model_rules.check_logprob_token_ids(by_id)
+            check_logprob_token_ids(by_id)
             limits.check_vocabulary("logprob_token_ids", by_id)
         if self.prompt_logprobs:
             limits.check_logprobs("prompt_logprobs", self.prompt_logprobs)
@@ -343,7 +457,6 @@ def _check_length(param: str, tokens: int | None, limits: ModelLimits) -> None:
 
 
 def _top_logprobs(request: GenerationRequest) -> int | None:
-    """A completion has the number alone, a chat a switch besides."""
     if isinstance(request, CompletionRequest):
         return request.logprobs
     return request.top_logprobs if request.logprobs else None

@@ -1,1 +1,0 @@
-"""vLLM's rules about requests, in vLLM's order."""
