@@ -305,7 +305,7 @@ def test_all_log_probabilities_are_as_many_as_the_vocabulary() -> None:
     everything = ModelLimits(max_model_len=CONTEXT, vocab_size=4096, max_logprobs=-1)
     asked = accepted(chat(logprobs=True, top_logprobs=-1), everything)
     asked.check_engine([[1]])
-    assert asked.most_logprobs == 4096
+    assert (asked.entries_per_token, asked.entries_per_prompt_token) == (4097, 0)
     assert [everything.logprobs(it) for it in (None, 0, 1, 7, -1)] == [0, 0, 1, 7, 4096]
     everything.check_logprobs("logprobs", 4096)
     assert refused(lambda: everything.check_logprobs("logprobs", 4097))[2] == "logprobs"
