@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from app.fidelity.replay import Recording
+from app.fidelity.fitting import Recording
 from config import ConfigError
 
 MOST_BYTES = 1 << 30

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from app.console.frames import FIGURES, EndRow, Frame, Picture, StepRow
 from app.engine.batch import Batch
 from app.engine.status import Phase
-from app.fidelity.pod import Pod
-from app.fidelity.prefix_blocks import GroupedRequest
+from app.fidelity.pod import GroupedRequest, Pod
 from app.fidelity.simulation import Outcome, Plan
 from app.load.trace import Load
 from app.metrics.families import FIRST_TOKEN, INTER_TOKEN

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from app import cli
 from app.fidelity.benchmark_files import read_recordings
-from app.fidelity.replay import Recording
+from app.fidelity.fitting import Recording
 from app.load.synthetic import Between, Recipe
 from app.load.trace import Load
 from benchmarks.rehearse import command, report

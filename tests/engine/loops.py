@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.engine.batch import Batch
-from app.fidelity.prefix_blocks import OfflineRequest
+from app.fidelity.pod import OfflineRequest
 
 
 class Moments:

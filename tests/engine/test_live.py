@@ -21,7 +21,7 @@ from app.engine.batch import SchedulerLimits
 from app.engine.scheduler import Scheduler
 from app.engine.step_cost import StepCost
 from app.engine.step_loop import StepLoop
-from app.fidelity.prefix_blocks import OfflineRequest
+from app.fidelity.pod import OfflineRequest
 from app.kvcache.counted import CountedBlocks
 from config.profile import SHIPPED, Profile, read_profile
 from tests.engine.loops import Moments

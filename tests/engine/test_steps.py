@@ -16,7 +16,7 @@ from app.engine.outputs import Started
 from app.engine.scheduler import Scheduler
 from app.engine.step_cost import StepCost
 from app.engine.step_loop import StepLoop
-from app.fidelity.prefix_blocks import OfflineRequest
+from app.fidelity.pod import OfflineRequest
 from app.kvcache.counted import CountedBlocks
 from config.profile import FrontCosts, SpeculationRates
 from config.settings import Settings, StepSettings

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.console.report import report_of
+from app.console.page import report_of
 from app.engine.status import Phase
 from app.fidelity import film as films
 from app.fidelity.film import Film

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.engine.batch import Batch, SchedulerLimits
 from app.engine.scheduler import Scheduler
-from app.fidelity.prefix_blocks import GroupedRequest, PrefixBlocks, shared_keys
+from app.fidelity.pod import GroupedRequest, PrefixBlocks, shared_keys
 
 BLOCK, POOL = 4, 24
 REQUESTS = st.lists(

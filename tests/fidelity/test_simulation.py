@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from app.engine.scheduler import Scheduler
 from app.engine.step_cost import StepCost
 from app.engine.step_loop import StepLoop
-from app.fidelity.pod import Timeline, scheduler_limits
-from app.fidelity.prefix_blocks import OfflineRequest
+from app.fidelity.pod import OfflineRequest, Timeline, scheduler_limits
 from app.fidelity.simulation import Outcome, Plan, Simulation, simulate
 from app.kvcache.counted import CountedBlocks
 from app.load.policies import BLIND, POLICIES

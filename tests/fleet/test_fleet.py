@@ -6,9 +6,8 @@ import json
 import time
 from pathlib import Path
 
-from app.fleet.command import Progress, demonstrate, proxied
+from app.fleet.command import Options, Progress, demonstrate, proxied
 from app.fleet.fleet import Fleet
-from app.fleet.options import Options
 from app.fleet.routing import Incoming
 from app.load.client import exchange
 from app.load.workload import Workload
