@@ -16,8 +16,7 @@ from app.http.errors import ApiError
 from app.http.response import Response, json_response
 from app.http.route import Route, get, post
 from app.middleware.stack import Middleware
-from app.plugins.hooks import PROJECT, FaultHook, LengthHook, MetricsHook, ReplyHook
-from app.plugins.host import PluginHost, off_loop
+from app.plugins.hooks import PROJECT, FaultHook, LengthHook, MetricsHook, PluginHost, ReplyHook, off_loop
 from config.declaration import About, Count, Duration, NotNegative, Percent, Section
 from config.plugins import API
 from config.profile import Profile

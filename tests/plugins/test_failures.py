@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from app.engine.reply import STOP, Reply
 from app.engine.request import EngineRequest, ScriptedReply
 from app.plugins import checks
-from app.plugins.guard import Guard, nothing
+from app.plugins.checks import Guard, nothing
 from tests.running_server import RunningServer, running_server
 
 WRONG = """
