@@ -30,11 +30,13 @@ from app.api.responses import routes as responses
 from app.api.responses.store import ResponseStore
 from app.api.sampling import RealModel
 from app.assembly import (
+    Components,
     adapter_families,
     book_of,
     cache_of,
     caches_of,
     check_replay,
+    dataset_settings,
     fakes_of,
     frontend_of,
     plugins_of,
@@ -44,7 +46,6 @@ from app.assembly import (
     service_of,
 )
 from app.clock.clock import Clock
-from app.components import Components, dataset_settings
 from app.dataset import DatasetError
 from app.dataset import prepare as prepare_datasets
 from app.engine.cache_manager import KVCacheManager

@@ -31,7 +31,7 @@ from config import ConfigError, Settings
 from config.installation import COMMAND, check_installed
 
 if TYPE_CHECKING:
-    from app.components import Components
+    from app.assembly import Components
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
 DTYPES: Mapping[str, Literal["auto", "float32", "bfloat16", "float16"]] = {

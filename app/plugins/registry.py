@@ -191,7 +191,7 @@ class PluginCost:
 
 
 def _guarded(middleware: Middleware, guard: Guard) -> Middleware:
-    """Guards a plugin's middleware. A request whose `begin` fails is refused: what it checks was not checked."""
+    """Guards a plugin's middleware. A request whose `begin` fails is refused: its check did not happen."""
     begin, end = partial(checks.begin, middleware), partial(checks.end, middleware)
     vars(middleware)["begin"] = guard.wrap(begin, partial(_refuse, guard), may_refuse=True)
     vars(middleware)["end"] = guard.wrap(end, nothing)
