@@ -203,10 +203,7 @@ class Weights(Struct, frozen=True):
 
 
 def profile_of(
-    name: str,
-    device: str | None = None,
-    tensor_parallel_size: int = 1,
-    model_config_path: str | None = None,
+    name: str, device: str | None = None, tensor_parallel_size: int = 1, model_config_path: str | None = None
 ) -> Profile:
     """The profile that `--profile name` asks for; the others are what `auto` is made of."""
     if name != AUTO:

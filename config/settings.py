@@ -28,13 +28,7 @@ from config.sections.kvindex import KVIndexSettings
 from config.sections.model import LoraSettings, ModelSettings, TokenizerSettings
 from config.sections.observability import LogSettings, MetricsSettings, TracingSettings
 from config.sections.plugins import Plugin, PluginSettings
-from config.sections.reply import (
-    DatasetSettings,
-    ReplaySettings,
-    ReplySettings,
-    ScriptSettings,
-    ToolSettings,
-)
+from config.sections.reply import DatasetSettings, ReplaySettings, ReplySettings, ScriptSettings, ToolSettings
 from config.sections.server import AccessSettings, ServerSettings, TlsSettings
 
 MASK = "***"

@@ -369,10 +369,7 @@ def _run_once(options: Options) -> None:
         files[options.plot] = lambda path: draw_run(load, options.plan, outcome, title, path)
     verdicts = [f"{it}: {'met' if it.met(summary) else 'not met'}" for it in options.objectives]
     _give(
-        options,
-        msgspec.json.encode(summary),
-        "\n".join([_head(options), table(summary), *verdicts]),
-        files,
+        options, msgspec.json.encode(summary), "\n".join([_head(options), table(summary), *verdicts]), files
     )
 
 

@@ -314,12 +314,7 @@ class Progress:
             self.note(f"{name} ...")
         form = "{desc} {bar:30} {n_fmt}/{total_fmt} {elapsed}"
         with tqdm(
-            total=steps,
-            desc=name,
-            file=self._stream,
-            bar_format=form,
-            leave=False,
-            disable=not is_terminal,
+            total=steps, desc=name, file=self._stream, bar_format=form, leave=False, disable=not is_terminal
         ) as bar:
 
             def step() -> None:

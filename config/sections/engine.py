@@ -39,8 +39,7 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         About("Numbers that the model computes with (engine llm)."),
     ] = "auto"
     engine_threads: Annotated[
-        Count | None,
-        About("Threads that the model computes with (engine llm); as many as cores when empty."),
+        Count | None, About("Threads that the model computes with (engine llm); as many as cores when empty.")
     ] = None
     engine_timeout: Annotated[
         Duration,
@@ -61,8 +60,7 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         ),
     ] = "auto"
     override_generation_config: Annotated[
-        Json | None,
-        About('What holds instead of it, or besides (engine llm): {"temperature": 0.5}.'),
+        Json | None, About('What holds instead of it, or besides (engine llm): {"temperature": 0.5}.')
     ] = None
 
     @property
@@ -286,8 +284,7 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
         ),
     ] = ""
     kv_side_channel_port: Annotated[
-        Port,
-        About("remote_port in kv_transfer_params.", env=("VLLM_NIXL_SIDE_CHANNEL_PORT",)),
+        Port, About("remote_port in kv_transfer_params.", env=("VLLM_NIXL_SIDE_CHANNEL_PORT",))
     ] = 5600
     zmq_endpoint: Annotated[
         str,
@@ -320,9 +317,7 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
         str, About("Topic of the events, in which {address}, {port} and {model} are this server's.")
     ] = "kv@{address}:{port}@{model}"
     kv_events_replay_endpoint: Annotated[
-        str,
-        About("Where batches can be asked for again (ZMQ ROUTER); empty is nowhere."),
-        ZMQ_ADDRESS,
+        str, About("Where batches can be asked for again (ZMQ ROUTER); empty is nowhere."), ZMQ_ADDRESS
     ] = ""
     kv_events_replay_queue_size: Annotated[
         Count, About("Batches that can be asked for again.", unit="batches")

@@ -337,8 +337,7 @@ _OTHERS = {
         },
     ),
     "weight-transfer-config": Meaning(
-        "Setting `weight-transfer`: on; every backend is played.",
-        _weight_transfer,
+        "Setting `weight-transfer`: on; every backend is played.", _weight_transfer
     ),
     "shutdown-timeout": Meaning(
         "Setting `graceful-timeout`, in seconds.",

@@ -305,11 +305,7 @@ def test_knobs_and_buttons_act(seen: Seen, server: RunningServer) -> None:
 def test_every_tab_shows_something(seen: Seen, server: RunningServer) -> None:
     seen.open()
     until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
-    complete(
-        server,
-        prompt=LONG,
-        max_tokens=30,
-    )
+    complete(server, prompt=LONG, max_tokens=30)
     for name, word in (
         ("load", "requests a second"), ("faults", "Errors by chance"), ("events", "stored"),
         ("index", "copies"), ("clients", "client"), ("adapters", "adapter slots"), ("ranks", "serving"),

@@ -34,10 +34,7 @@ def request_of(number: int, tokens_in: int, tokens_out: int, group: int, shared:
 @pytest.mark.slow
 @given(REQUESTS, ACTIONS, st.sampled_from([0, 5]), st.booleans())
 def test_no_block_is_lost_or_taken_twice(
-    requests: list[tuple[int, int, int, int]],
-    actions: list[tuple[str, int]],
-    threshold: int,
-    in_bulk: bool,
+    requests: list[tuple[int, int, int, int]], actions: list[tuple[str, int]], threshold: int, in_bulk: bool
 ) -> None:
     blocks = PrefixBlocks(POOL, BLOCK)
     limits = SchedulerLimits(

@@ -21,11 +21,7 @@ class Answers:
     """Streams `events`, and counts how many requests run at once; none ends before `together` do."""
 
     def __init__(
-        self,
-        events: Iterable[object],
-        end: str = "data: [DONE]\n\n",
-        lasts_s: float = 0.0,
-        together: int = 1,
+        self, events: Iterable[object], end: str = "data: [DONE]\n\n", lasts_s: float = 0.0, together: int = 1
     ) -> None:
         self._text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + end
         self._lasts_s, self._together = lasts_s, together
