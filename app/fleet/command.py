@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import NoReturn, TextIO
 
 import gevent
 import msgspec
-from tqdm import tqdm
 
 from app.fleet import report
 from app.fleet.fleet import REPLY_TOKENS, Fleet, check_flags, make_plan, running_fleet
@@ -24,7 +24,7 @@ from app.fleet.report import Summary, summarize
 from app.fleet.routing import COMPARED, NO_MORE, PolicyMaker, policy_of
 from app.load.client import LoadClient
 from app.load.policies import POLICIES
-from app.load.report import check_target
+from app.load.report import check_target, progress_of
 from app.load.workload import Compose, Workload, arrivals, make_workload
 from app.simulated.corpus import Corpus, sample_sentences
 from app.tokenization import Tokenizer, TokenizerError
@@ -301,7 +301,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 class Progress:
-    """Says on `stream` what is going on: a bar on a terminal, a line for each phase elsewhere."""
+    """Says on `stream` what is going on: how far it is on a terminal, a line for each phase elsewhere."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -309,18 +309,13 @@ class Progress:
     @contextmanager
     def phase(self, name: str, steps: int) -> Iterator[Callable[[], None]]:
         """A phase of so many steps; what is given is to be called after each of them."""
-        is_terminal = self._stream.isatty()
-        if not is_terminal:
+        if not self._stream.isatty():
             self.note(f"{name} ...")
-        form = "{desc} {bar:30} {n_fmt}/{total_fmt} {elapsed}"
-        with tqdm(
-            total=steps, desc=name, file=self._stream, bar_format=form, leave=False, disable=not is_terminal
-        ) as bar:
-
-            def step() -> None:
-                bar.update()
-
-            yield step
+            yield lambda: None
+            return
+        done = count(1)
+        with progress_of(self._stream, name, steps, "steps") as progress:
+            yield lambda: progress(next(done))
 
     def note(self, text: str) -> None:
         """A line that stays."""
