@@ -1,15 +1,22 @@
-"""Where a setting comes from, and how it may be written."""
+"""Where a setting comes from, how it may be written, and how it is handed to another process."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from config import ConfigError, Settings
 from config.document import render
-from config.loader import load
+from config.flags import parse
+from config.loader import load, resolve
 from config.settings import BY_NAME, TABLE
-from config.sources import RETIRED
+from config.sources import RETIRED, as_environment
 
 Write = Callable[[str], str]
 
@@ -110,8 +117,7 @@ def test_some_settings_have_a_variable_of_the_platform_too(environ: dict[str, st
     ],
 )
 def test_flag_syntaxes(argv: list[str], group: str, expected: Any) -> None:
-    room, attribute = group.split(".")
-    assert getattr(getattr(load(argv, {}), room), attribute) == expected
+    assert attrgetter(group)(load(argv, {})) == expected
 
 
 @pytest.mark.parametrize(
@@ -129,8 +135,7 @@ def test_flag_syntaxes(argv: list[str], group: str, expected: Any) -> None:
     ],
 )
 def test_environment_syntaxes(name: str, text: str, group: str, expected: Any) -> None:
-    room, attribute = group.split(".")
-    assert getattr(getattr(load((), {name: text}), room), attribute) == expected
+    assert attrgetter(group)(load((), {name: text})) == expected
 
 
 @pytest.mark.parametrize(
@@ -151,8 +156,7 @@ def test_environment_syntaxes(name: str, text: str, group: str, expected: Any) -
     ],
 )
 def test_yaml_syntaxes(yaml_file: Write, text: str, group: str, expected: Any) -> None:
-    room, attribute = group.split(".")
-    assert getattr(getattr(load(["--config", yaml_file(text)], {}), room), attribute) == expected
+    assert attrgetter(group)(load(["--config", yaml_file(text)], {})) == expected
 
 
 # Warnings
@@ -228,3 +232,95 @@ def test_the_dump_shows_every_setting_and_no_secret() -> None:
     assert shown["hf-token"] == "***"
     assert (shown["read-timeout"], shown["served-model-name"], shown["seed"]) == ("1m30s", ["a", "b"], None)
     assert settings.dump(masked=False)["hf-token"] == "hf_x"
+
+
+def handed_over(argv: list[str], environ: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment of the other process."""
+    environ = environ or {}
+    flags = parse(argv)
+    return environ | as_environment(flags, resolve(flags, environ, lambda text: None), environ)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--port", "9", "--access-log", "--no-enable-request-id-headers"],
+        ["--served-model-name", "a", "b"],
+        ["--served-model-name", "a,b", "c"],
+        ["--served-model-name", "[x]"],
+        ["--served-model-name"],
+        ["--inter-token-latency", "1500us", "--time-factor-under-load", "1.1"],
+        ["--latency-calculator", "", "--seed="],
+        ["--chat-template", "{{ 'a\n' }}", "--hf-token", "hf_x"],
+        ["-v", "5"],
+    ],
+)
+def test_flags_become_variables_that_mean_the_same(argv: list[str]) -> None:
+    assert load((), handed_over(argv)) == load(argv, {})
+
+
+def test_flags_stay_stronger_than_variables_and_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("latency-calculator: constant\nserved-model-name: [a]\npod-name: y\nport: 7")
+    environ = {"SIM_CONFIG": str(file), "POD_NAME": "x", "SIM_PORT": "1", "SIM_SEED": "1"}
+    argv = ["--pod-name", "z", "--port", "2", "--seed=", "--latency-calculator=", "--served-model-name"]
+    assert load((), handed_over(argv, environ)) == load(argv, environ)
+
+
+def test_another_name_in_the_environment_does_not_contradict_a_flag() -> None:
+    argv, environ = ["--kv-cache-size", "9"], {"SIM_NUM_BLOCKS": "8"}
+    assert load((), handed_over(argv, environ)) == load(argv, environ)
+
+
+def test_relative_paths_that_exist_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokenizer.json").touch()
+    (tmp_path / "settings.yaml").write_text("chat-template: template.jinja")
+    (tmp_path / "template.jinja").touch()
+    variables = handed_over(["--config", "settings.yaml"], {"SIM_TOKENIZER": "tokenizer.json"})
+    assert variables == {
+        "SIM_CONFIG": str(tmp_path / "settings.yaml"),
+        "SIM_TOKENIZER": str(tmp_path / "tokenizer.json"),
+        "SIM_CHAT_TEMPLATE": str(tmp_path / "template.jinja"),
+    }
+
+
+def test_names_that_are_no_paths_stay_as_they_are() -> None:
+    assert handed_over(["--tokenizer", "org/model"])["SIM_TOKENIZER"] == "org/model"
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("allowed-headers", st.lists(st.text()).map(tuple)),
+        ("access-log", st.booleans()),
+        ("max-tool-call-integer-param", st.integers(-(2**63), 2**63 - 1)),
+        ("max-tool-call-number-param", st.floats(allow_nan=False, allow_infinity=False)),
+        ("seed", st.none() | st.integers(-(2**63), 2**63 - 1)),
+    ],
+)
+def test_what_a_setting_writes_it_reads(name: str, values: st.SearchStrategy[Any]) -> None:
+    row = BY_NAME[name]
+
+    @given(values)
+    def round_trip(value: Any) -> None:
+        assert row.read(row.write(value)) == value
+
+    round_trip()
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "handed"),
+    [
+        ("dataset-path", ["here", "m=here", "o=nowhere.sqlite3"], "{here},m={here},o=nowhere.sqlite3"),
+        ("kv-index-tokenizers", ["m=./here", "o=org/on-the-hub"], "m={here},o=org/on-the-hub"),
+    ],
+)
+def test_paths_of_a_list_become_absolute_behind_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, given: list[str], handed: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (text,) = handed_over([f"--{name}", *given]).values()
+    assert text == handed.replace("{here}", str(tmp_path / "here"))
