@@ -17,7 +17,7 @@ from tests.needs import CHROMIUM
 from tests.running_server import RunningServer, running_server
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, ConsoleMessage, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.server, pytest.mark.timeout(180)]
 FLAGS = (
@@ -28,9 +28,8 @@ FLAGS = (
     "--profile",
     "qwen3-14b-h100",
     "--kv-index",
-    "--zmq-endpoint",
-    "",
 )
+FLAGS += ("--zmq-endpoint", "")
 SMALL = ("--max-num-seqs", "8", "--max-model-len", "2048", "--num-gpu-blocks-override", "400")
 KEY = {"X-Admin-Key": "secret"}
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"'&amp; end"
@@ -64,22 +63,29 @@ class Seen:
     def __init__(self, page: Page, server: RunningServer) -> None:
         self.page, self.server = page, server
         self.complaints: list[str] = []
-        page.on(
-            "console",
-            lambda it: (
-                self.complaints.append(f"{it.text} {it.location['url']}")
-                if it.type in ("error", "warning")
-                else None
-            ),
-        )
+        page.on("console", self._told)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("request", lambda it: self.asked.add(it.url.split("/")[2]))
         self.asked: set[str] = set()
 
-    def open(self, key: str | None = "secret") -> None:
-        if key:
-            self.page.add_init_script(f"sessionStorage.setItem('key', '{key}')")
+    def _told(self, it: ConsoleMessage) -> None:
+        if it.type in ("error", "warning"):
+            self.complaints.append(f"{it.text} {it.location['url']}")
+
+    def open(self, key: str = "secret") -> None:
+        """Until the first picture has come."""
+        self.page.add_init_script(f"sessionStorage.setItem('key', '{key}')")
         self.page.goto(f"{self.server.url}/console")
+        self.is_now("serving")
+
+    def is_now(self, state: str) -> None:
+        until(lambda: self.page.inner_text("#state") == state, f"it is not {state}")
+
+    def press(self, button: str) -> None:
+        self.page.get_by_role("button", name=button).click()
+
+    def shows(self, words: str, place: str = "#tab-body") -> None:
+        until(lambda: words in self.page.inner_text(place), f"{words!r} is not shown")
 
     def tile(self, name: str) -> str:
         return str(self.page.locator(".tile", has_text=name).locator("strong").inner_text())
@@ -128,6 +134,11 @@ def complete(server: RunningServer, **body: Any) -> dict[str, Any]:
     return told
 
 
+def settings(server: RunningServer) -> dict[str, Any]:
+    told: dict[str, Any] = requests.get(f"{server.url}/admin/config", headers=KEY, timeout=20).json()
+    return told
+
+
 def load(server: RunningServer, **plan: Any) -> None:
     answer = requests.post(f"{server.url}/admin/console/load", json=plan, headers=KEY, timeout=20)
     assert answer.status_code == 200, answer.text
@@ -154,7 +165,6 @@ def quiet(server: RunningServer) -> None:
 
 def test_what_it_shows_is_what_the_metrics_say(seen: Seen, server: RunningServer) -> None:
     seen.open()
-    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
     load(server, rate=30, seconds=2, prompt_tokens=120, output_tokens=20, groups=2, shared=64)
     until(
         lambda: seen.model("model.load && !model.load.active && model.load.sent > 0"), "the load never ends"
@@ -181,18 +191,17 @@ def test_what_it_shows_is_what_the_metrics_say(seen: Seen, server: RunningServer
     assert held == round(shown["cache_usage"] * 399)
 
 
-def test_the_key_is_asked_for(seen: Seen) -> None:
-    seen.open(key=None)
+def test_the_key_is_asked_for(seen: Seen, server: RunningServer) -> None:
+    seen.page.goto(f"{server.url}/console")
     seen.page.fill("#key-text", "secret")
     seen.page.keyboard.press("Enter")
-    until(lambda: seen.page.inner_text("#state") == "serving", "the key is not taken")
+    seen.is_now("serving")
     assert len(seen.complaints) <= 1  # the browser tells of the 401 itself
     seen.complaints = [line for line in seen.complaints if "401" not in line]
 
 
 def test_a_hostile_prompt_is_shown_as_it_is(seen: Seen, server: RunningServer) -> None:
     seen.open()
-    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
     answer = complete(server, prompt=HOSTILE, max_tokens=5, user="<b>me</b>")
     seen.show(answer["id"])
     until(lambda: "script" in seen.page.inner_text("#detail"), "the prompt is not shown")
@@ -209,7 +218,6 @@ def test_a_hostile_prompt_is_shown_as_it_is(seen: Seen, server: RunningServer) -
 def test_a_hostile_id_and_prompt_do_not_turn_the_page(seen: Seen, server: RunningServer, prompt: str) -> None:
     """Marks that turn the direction of writing are shown as what they are; all stands where it stood."""
     seen.open()
-    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
     body = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 2}, "request_id": prompt}
     answer = requests.post(f"{server.url}/inference/v1/generate", json=body, timeout=20)
     assert answer.status_code == 200, answer.text
@@ -224,7 +232,6 @@ def test_a_hostile_id_and_prompt_do_not_turn_the_page(seen: Seen, server: Runnin
 
 def test_a_request_is_followed_while_it_is_looked_at(seen: Seen, server: RunningServer) -> None:
     seen.open()
-    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
     load(server, rate=100, seconds=1, prompt_tokens=20, output_tokens=1500)
     running = "[...model.bars.values()].find(bar => bar.end === null && bar.tokens > 2)"
     until(lambda: seen.model(f"{running} !== undefined"), "nothing runs")
@@ -238,7 +245,7 @@ def test_a_request_is_followed_while_it_is_looked_at(seen: Seen, server: Running
     assert seen.page.inner_text(reply).startswith(before)
     assert seen.model("document.activeElement.tagName") == "PRE", "who reads is not disturbed"
     seen.page.keyboard.press("5")
-    until(lambda: "a place" in seen.page.inner_text("#tab-body"), "nobody waits")
+    seen.shows("a place")
     assert "8 of 8 places are taken" in seen.page.inner_text("#tab-body")
     requests.delete(f"{server.url}/admin/console/load", headers=KEY, timeout=20)
     quiet(server)
@@ -250,14 +257,13 @@ def test_scripts_are_told_rule_by_rule(browser: Browser, tmp_path: Path) -> None
     with running_server("--console", "--script", str(path)) as server:
         context = browser.new_context(viewport={"width": 1280, "height": 900})
         it = Seen(context.new_page(), server)
-        it.open(key=None)
-        until(lambda: it.page.inner_text("#state") == "serving", "no picture came")
+        it.open()
         complete(server)
         it.tab("scripts")
         until(lambda: re.search(r"greet <b>\s+1\s", it.page.inner_text("#tab-body")), "no rule is told")
         path.write_text("rules: [{then: {txt: a}}]")
-        until(lambda: "unknown key 'txt'" in it.page.inner_text("#tab-body"), "the mistake is not told")
-        it.page.get_by_role("button", name="Count from nothing").click()
+        it.shows("unknown key 'txt'")
+        it.press("Count from nothing")
         until(lambda: re.search(r"greet <b>\s+0\s", it.page.inner_text("#tab-body")), "it counts on")
         context.close()
         assert it.complaints == []
@@ -265,46 +271,33 @@ def test_scripts_are_told_rule_by_rule(browser: Browser, tmp_path: Path) -> None
 
 def test_knobs_and_buttons_act(seen: Seen, server: RunningServer) -> None:
     seen.open()
-    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
     seen.tab("knobs")
     seen.page.fill("#knob-failure-injection-rate", "100")
     seen.page.keyboard.press("Tab")
-    until(lambda: "set" in seen.page.inner_text("#tab-body"), "the knob does not answer")
-    now = requests.get(f"{server.url}/admin/config", headers=KEY, timeout=20).json()
-    assert now["failure-injection-rate"] == 100
+    seen.shows("set")
+    assert settings(server)["failure-injection-rate"] == 100
     seen.page.fill("#knob-failure-injection-rate", "101")
     seen.page.keyboard.press("Tab")
-    until(
-        lambda: "must be between 0 and 100" in seen.page.inner_text("#tab-body"), "nothing says what is wrong"
-    )
+    seen.shows("must be between 0 and 100")
     seen.complaints = [line for line in seen.complaints if "400" not in line]
     seen.page.fill("#knob-failure-injection-rate", "0")
     seen.page.keyboard.press("Tab")
-    until(
-        lambda: (
-            requests.get(f"{server.url}/admin/config", headers=KEY, timeout=20).json()[
-                "failure-injection-rate"
-            ]
-            == 0
-        ),
-        "0",
-    )
+    until(lambda: settings(server)["failure-injection-rate"] == 0, "it is not set back")
     seen.tab("control")
-    seen.page.get_by_role("button", name="Pause").click()
-    until(lambda: seen.page.inner_text("#state") == "paused", "it is not paused")
-    seen.page.get_by_role("button", name="Resume").click()
-    until(lambda: seen.page.inner_text("#state") == "serving", "it does not go on")
-    seen.page.get_by_role("button", name="Sleep").click()
-    until(lambda: seen.page.inner_text("#state") == "sleeping", "it does not sleep")
-    seen.page.get_by_role("button", name="Wake up").click()
-    until(lambda: seen.page.inner_text("#state") == "serving", "it does not wake up")
-    seen.page.get_by_role("button", name="Reset").click()
+    seen.press("Pause")
+    seen.is_now("paused")
+    seen.press("Resume")
+    seen.is_now("serving")
+    seen.press("Sleep")
+    seen.is_now("sleeping")
+    seen.press("Wake up")
+    seen.is_now("serving")
+    seen.press("Reset")
     until(lambda: seen.model("[...model.blocks].every(state => state === 0)"), "blocks stay cached")
 
 
 def test_every_tab_shows_something(seen: Seen, server: RunningServer) -> None:
     seen.open()
-    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
     complete(server, prompt=LONG, max_tokens=30)
     for name, word in (
         ("load", "requests a second"), ("faults", "Errors by chance"), ("events", "stored"),
@@ -312,11 +305,11 @@ def test_every_tab_shows_something(seen: Seen, server: RunningServer) -> None:
         ("queue", "places are taken"),
     ):  # fmt: skip
         seen.tab(name)
-        until(lambda word=word: word in seen.page.inner_text("#tab-body"), name)
+        seen.shows(word)
     seen.tab("index")
-    until(lambda: "copies" in seen.page.inner_text("#tab-body"), "no index")
+    seen.shows("copies")
     seen.page.fill("#tab-body textarea", LONG)
-    seen.page.get_by_role("button", name="Score").click()
+    seen.press("Score")
     until(
         lambda: re.search(r"127\.0\.0\.1:\d+\s+[1-9]", seen.page.inner_text("#tab-body [role=status]")),
         "no score",
@@ -325,22 +318,17 @@ def test_every_tab_shows_something(seen: Seen, server: RunningServer) -> None:
 
 def test_faults_are_set_and_cleared(seen: Seen, server: RunningServer) -> None:
     seen.open()
-    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
     seen.tab("faults")
     seen.page.locator("#tab-body select").select_option("503 for every tenth request")
     seen.page.get_by_role("button", name="Apply").first.click()
-
-    def rules() -> Any:
-        return requests.get(f"{server.url}/admin/config", headers=KEY, timeout=20).json()["fault-rules"]
-
-    until(lambda: rules() == [{"action": "error", "status": 503, "every": 10}], "the rule is not set")
-    seen.page.get_by_role("button", name="Clear").click()
-    until(lambda: rules() is None, "the rule stays")
+    rules = [{"action": "error", "status": 503, "every": 10}]
+    until(lambda: settings(server)["fault-rules"] == rules, "the rule is not set")
+    seen.press("Clear")
+    until(lambda: settings(server)["fault-rules"] is None, "the rule stays")
 
 
 def test_it_is_used_by_keyboard(seen: Seen, server: RunningServer) -> None:
     seen.open()
-    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
     load(server, rate=20, seconds=1, output_tokens=10)
     until(lambda: seen.model("model.bars.size > 5"), "no bars")
     seen.page.focus("#requests")
@@ -361,9 +349,9 @@ def test_it_is_used_by_keyboard(seen: Seen, server: RunningServer) -> None:
     seen.page.keyboard.press("4")
     assert seen.page.get_attribute("#tab-knobs", "aria-selected") == "true"
     seen.page.keyboard.press("p")
-    until(lambda: seen.page.inner_text("#state") == "paused", "p does not pause")
+    seen.is_now("paused")
     seen.page.keyboard.press("p")
-    until(lambda: seen.page.inner_text("#state") == "serving", "p does not resume")
+    seen.is_now("serving")
     before = seen.page.get_attribute("html", "data-theme")
     seen.page.keyboard.press("t")
     assert seen.page.get_attribute("html", "data-theme") != before
@@ -371,23 +359,21 @@ def test_it_is_used_by_keyboard(seen: Seen, server: RunningServer) -> None:
 
 def test_a_moment_of_before_is_shown_as_it_was(seen: Seen, server: RunningServer) -> None:
     seen.open()
-    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
     load(server, rate=10, seconds=3, output_tokens=100, groups=2, shared=64)
     until(lambda: seen.model("model.figures.running > 2"), "nothing runs")
     then = seen.model(MOMENT.replace("MODEL", "model"))
     until(lambda: seen.model(f"model.at > {then['at']} + 3000"), "time stands still")
     seen.page.evaluate(f"stop({then['at']})")
-    until(lambda: seen.page.inner_text("#state") == "recorded", "it is still live")
+    seen.is_now("recorded")
     again = seen.model(MOMENT.replace("MODEL", "shown()"))
     assert again == then
     assert seen.tile("Running") == f"{then['running']:.0f}"
     seen.page.click("#live")
-    until(lambda: seen.page.inner_text("#state") == "serving", "it does not go back to live")
+    seen.is_now("serving")
 
 
 def test_a_recording_is_saved_and_opened_again(seen: Seen, server: RunningServer, tmp_path: Path) -> None:
     seen.open()
-    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
     load(server, rate=10, seconds=2, output_tokens=20)
     until(lambda: seen.model("model.bars.size > 8"), "no bars")
     with seen.page.expect_download() as download:
@@ -397,7 +383,7 @@ def test_a_recording_is_saved_and_opened_again(seen: Seen, server: RunningServer
     assert json.loads(file.read_text().splitlines()[0])["version"] == 1
     last = seen.model("model.figures.generated")
     seen.page.set_input_files("#file", str(file))
-    until(lambda: seen.page.inner_text("#state") == "a report", "it is not opened")
+    seen.is_now("a report")
     assert 0 < seen.model("model.figures.generated") <= last
     assert seen.model("model.bars.size") > 8
     file.write_text('{"version": 99}')
@@ -428,7 +414,6 @@ def test_it_fits_its_window(browser: Browser, server: RunningServer, theme: Any,
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=theme)
     it = Seen(context.new_page(), server)
     it.open()
-    until(lambda: it.page.inner_text("#state") == "serving", "no picture came")
     assert it.page.get_attribute("html", "data-theme") == theme
     assert it.model("document.documentElement.scrollWidth") <= width
     context.close()
@@ -442,7 +427,6 @@ def test_ten_thousand_requests_pass_without_growth(browser: Browser) -> None:
         context = browser.new_context(viewport={"width": 1280, "height": 900})
         it = Seen(context.new_page(), server)
         it.open()
-        until(lambda: it.page.inner_text("#state") == "serving", "no picture came")
         sizes = []
         for _ in range(4):
             load(server, rate=500, seconds=5.2, prompt_tokens=20, output_tokens=2)
