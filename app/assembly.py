@@ -96,7 +96,6 @@ class Components:
 
     @property
     def settings(self) -> Settings:
-        """The settings of now."""
         return self.live.current
 
 
@@ -182,7 +181,7 @@ def _profile(settings: Settings) -> Profile | None:
 
 
 def author_of(components: Components, plugins: PluginRegistry | None = None) -> Model:
-    """Who writes the replies."""
+    """Builds the model that writes the replies."""
     if components.settings.model.task != "generate":
         return Silent()
     model = SimulatedModel(
@@ -397,7 +396,6 @@ def cache_of(components: Components, publisher: Publisher | None) -> KVCacheMana
 
 
 def _adapter(adapters: LoRARegistry, name: str) -> Adapter:
-    """An adapter as hashes and events name it."""
     return Adapter(name, adapters.path(name), adapters.number(name))
 
 

@@ -299,7 +299,6 @@ def rpc_of(
     is_ready: Callable[[], bool],
     publisher: Publisher | None,
 ) -> RpcService:
-    """What is answered over gRPC."""
     from app.api.grpc.information import ServerFacts  # and protobuf, which other servers do without
     from app.api.grpc.service import rpc_service
 

@@ -112,7 +112,6 @@ class ModelShape(Struct, kw_only=True):
 
     @property
     def matrices(self) -> int:
-        """Of a layer's network, or of an expert."""
         return MATRICES[self.architectures[0]]
 
     @property
@@ -125,7 +124,6 @@ class ModelShape(Struct, kw_only=True):
 
     @property
     def sparse_layers(self) -> int:
-        """Layers with experts."""
         if not self.experts:
             return 0
         step, dense = self.decoder_sparse_step, set(self.mlp_only_layers)
@@ -133,7 +131,6 @@ class ModelShape(Struct, kw_only=True):
 
     @property
     def expert_weights(self) -> int:
-        """Of one expert."""
         return self.matrices * self.hidden_size * (self.moe_intermediate_size or self.intermediate_size)
 
     @property
@@ -255,7 +252,6 @@ def _made(shape: ModelShape, device_name: str, devices: int, named: str) -> Prof
 
 
 def _parameters(shape: ModelShape) -> int:
-    """All of them."""
     tables = shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
     return shape.shared_weights + shape.sparse_layers * shape.experts * shape.expert_weights + tables
 

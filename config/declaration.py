@@ -78,14 +78,14 @@ class Rule(Struct, frozen=True):
 
 
 def not_above_share(percent: int, of: str) -> Rule:
-    """At most `percent` % of the section's field `of`."""
+    """Refuses values above `percent` % of the section's field `of`."""
     text = f"must not be more than {percent} % of {of.replace('_', '-')}"
     share = percent / 100 * (1 + ROUNDING)
     return Rule(text, lambda value, section: text if value > share * getattr(section, of) else "")
 
 
 def not_below(other: str) -> Rule:
-    """At least the section's field `other`."""
+    """Refuses values below the section's field `other`."""
     text = f"must not be less than {other.replace('_', '-')}"
     return Rule(text, lambda value, section: text if value < getattr(section, other) else "")
 

@@ -178,7 +178,6 @@ def _of_package(entry: "EntryPoint") -> Plugin:
 
 
 def _named(item: str) -> Plugin:
-    """The plugin of an item of the setting."""
     if item.endswith(".py"):
         return _plugin(partial(_file, item), os.path.basename(item).removesuffix(".py"), item)
     return _plugin(partial(import_module, item), item.rpartition(".")[2], item)

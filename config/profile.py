@@ -141,5 +141,4 @@ def read_profile(name_or_path: str) -> Profile:
 
 
 def shipped_profiles() -> list[str]:
-    """Their names."""
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))

@@ -66,7 +66,6 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
 
     @property
     def table(self) -> "Table":
-        """What is known about each of these settings."""
         return table_of(type(self))
 
     def dump(self, masked: bool = True) -> dict[str, object]:
@@ -130,7 +129,6 @@ class Setting(Struct, frozen=True, kw_only=True):
         return format_duration(value) if self.kind.name == DURATION else written(value)
 
     def value(self, settings: Settings) -> Any:
-        """What `settings` say."""
         return getattr(getattr(settings, self.group), self.attribute)
 
     def shown(self, value: Any, masked: bool = True) -> object:
@@ -188,7 +186,6 @@ def _row(group: str, field: FieldInfo, name: str) -> Setting:
 
 
 def variable(name: str) -> str:
-    """Returns the environment variable of a setting of this name."""
     return f"SIM_{name.replace('-', '_').upper()}"
 
 

@@ -170,7 +170,7 @@ class Bars:
         return Bar(self._numbers, request, origin, since_ms=in_ms(request.arrival_s - self._began_s))
 
     def _over_with(self, bar: Bar, outcome: Outcome) -> None:
-        """It ended, told at the moment at which it did."""
+        """Notes the end of a request at its moment."""
         live = self._live.pop(id(bar.request), None)
         if live is None:  # nobody has been told of it
             self._past.append((bar.row(self._began_s), self._end_of(bar, outcome)))
@@ -227,7 +227,7 @@ class Bars:
                 bar.sequence = sequence
 
     def _found(self, sequence: Sequence) -> Bar | None:
-        """It ran already when the first one began to look."""
+        """Begins a bar for a sequence that ran before a page was open."""
         unseen = self._unseen
         bar = self._begun(sequence.request, Origin())
         self._unseen = unseen
@@ -309,7 +309,6 @@ class Bars:
         return iter(list(self._live.values()))
 
     def number_of(self, request: EngineRequest) -> int | None:
-        """Of the bar of a request that is not over."""
         bar = self._live.get(id(request))
         return None if bar is None else bar.number
 
@@ -324,5 +323,4 @@ class Bars:
 
 
 def in_ms(seconds: float) -> float:
-    """Milliseconds to a tenth."""
     return round(seconds * 10_000) / 10

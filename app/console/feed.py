@@ -57,7 +57,6 @@ class Feed:
         return box
 
     def close(self) -> None:
-        """End all streams: the worker is told to go."""
         for box in list(self._boxes):
             box.leave()
 
@@ -68,7 +67,6 @@ class Feed:
                 self._observer.end()
 
     def _run(self) -> None:
-        """Greenlet: until nobody looks."""
         while self._boxes:
             try:
                 self._send()
@@ -162,7 +160,6 @@ class Box(StreamingBody):
             self._bell.set()
 
     def close(self) -> None:
-        """The server is done with it."""
         self.leave()
         if self._connection is not None:
             self._connection.unwatch()

@@ -84,5 +84,4 @@ _encode = Encoder().encode
 
 
 def event_of(kind: str, item: Frame | Picture) -> bytes:
-    """A server-sent event."""
     return b"event: " + kind.encode() + b"\ndata: " + _encode(item) + b"\n\n"

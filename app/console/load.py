@@ -39,8 +39,6 @@ class LoadPlan(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Generator:
-    """Plays one plan at a time."""
-
     def __init__(
         self,
         address: Callable[[], tuple[str, int]],

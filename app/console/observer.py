@@ -53,7 +53,6 @@ class Steps:
 
     @property
     def shared(self) -> bool:
-        """Whether requests share steps."""
         return self._executor is not None
 
     @property
@@ -149,7 +148,6 @@ def row_of(event: KVEvent, sequence: int) -> EventRow:
 
 
 def _first(hashes: list[int | bytes]) -> str:
-    """The first hash, in hexadecimal digits."""
     if not hashes:
         return ""
     first = hashes[0]
@@ -157,8 +155,6 @@ def _first(hashes: list[int | bytes]) -> str:
 
 
 class Observer:
-    """The state of one engine."""
-
     def __init__(
         self,
         engine: WatchedEngine,
@@ -183,7 +179,6 @@ class Observer:
         self.is_open = False
 
     def begin(self) -> None:
-        """Somebody looks."""
         self.is_open = True
         self.bars.begin(counts_blocks=self._map is None and self.steps.shared)
         self.steps.begin()
@@ -192,7 +187,6 @@ class Observer:
             self._map.begin()
 
     def end(self) -> None:
-        """Nobody looks any more."""
         self.is_open = False
         if self._map is not None:
             self._map.end()
@@ -264,7 +258,6 @@ class Observer:
 
 
 def numbers_of(figures: Figures) -> list[float]:
-    """In the order of `FIGURES`."""
     return [
         figures.finished.get(name, 0.0) if (value := getattr(figures, name, None)) is None else value
         for name in FIGURES

@@ -174,8 +174,6 @@ def action_routes(lifecycle: Operations, settings: Callable[[], dict[str, Any]])
 
 
 def load_routes(generator: Generator, body: BodyLimits) -> list[Route]:
-    """The load generator."""
-
     def begin(context: RequestContext) -> Response:
         """Send requests to this server, in the place of those that were being sent."""
         try:

@@ -32,7 +32,6 @@ TELL_EVERY_S = 2.0
 
 @as_command()
 def run(argv: Sequence[str]) -> int:
-    """Exit status."""
     _calibrate(_parser().parse_args(argv), time.monotonic)
     return 0
 
@@ -229,7 +228,6 @@ def told(profile: Profile, model: str | None, errors: Errors, unseen: Errors) ->
 
 
 def as_yaml(profile: Profile, known: Sequence[Certainty]) -> str:
-    """The profile's file."""
     guessed = [it.name.replace("_", "-") for it in known if not it.identified]
     head = ["# Constants in seconds. errors: in %, TTFT mean p50 p90 p99 | ITL | E2E."]
     if guessed:

@@ -41,7 +41,6 @@ class Film:
         """When a chunk of a prompt was computed that was not the last one, and whose."""
 
     def watch(self, pod: Pod, batch: Batch[GroupedRequest], start_s: float, end_s: float) -> None:
-        """A step was made."""
         for request in batch.admitted:
             if self.admitted_s[request.number] == ABSENT:
                 self.admitted_s[request.number] = start_s
@@ -61,7 +60,6 @@ class Film:
                 self._stride *= 2
 
     def picture(self) -> Picture:
-        """What the page begins with."""
         at, plan = self.plan.profile.engine, self.plan
         told = {
             "version": VERSION, "model": self._title, "task": "generate", "rank": 0, "ranks": {},
@@ -87,7 +85,7 @@ class Film:
 
 
 def _every(requests: int) -> int:
-    """One of so many requests gets a bar."""
+    """Returns n where every n-th request gets a bar."""
     return max(1, -(-requests // MOST_BARS))
 
 

@@ -84,7 +84,7 @@ Costs = TypeVar("Costs", CostConstants, FrontCosts)
 
 
 class Constant(Struct, frozen=True):
-    """One that is fitted, on the logarithm."""
+    """A constant that is fitted, on the logarithm."""
 
     name: str
     spread: float
@@ -164,12 +164,10 @@ class Problem(Struct, frozen=True):
         )
 
     def play(self, x: Sequence[float]) -> list[Replayed]:
-        """Each run with a candidate."""
         profile = self.profile(x)
         return [replay(run.recording, profile, run.in_flight, run.turnaround_s) for run in self.runs]
 
     def errors(self, x: Sequence[float]) -> list[list[float]]:
-        """Of each run's figures, relative."""
         return [relative(it.figures, run.figures) for it, run in zip(self.play(x), self.runs, strict=True)]
 
     def loss(self, x: Sequence[float]) -> float:
@@ -197,7 +195,7 @@ def _values(profile: Profile) -> dict[str, float]:
 
 
 def _given_to(costs: Costs, given: Mapping[str, float]) -> Costs:
-    """Those of the constants that are of its kind, replaced."""
+    """Replaces the constants of its kind."""
     return msgspec.structs.replace(
         costs, **{name: value for name, value in given.items() if name in costs.__struct_fields__}
     )

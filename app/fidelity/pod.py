@@ -105,7 +105,7 @@ class PrefixBlocks:
         return sequence.prefix_tokens // self.block_size
 
     def _found(self, sequence: GroupedRequest, most: int) -> list[Block]:
-        """Of its first `most` blocks those that are there."""
+        """Returns those of its first `most` blocks that are in the pool."""
         shared, group = self._shared(sequence), sequence.group
         return self.pool.longest_prefix(
             _group_key(group, place) if place < shared else _own_key(sequence, place)
@@ -114,7 +114,7 @@ class PrefixBlocks:
 
 
 def shared_keys(request: GroupedRequest, block_size: int) -> list[bytes]:
-    """Those of the whole blocks that it shares."""
+    """Returns the keys of the whole blocks that a request shares."""
     return [_group_key(request.group, place) for place in range(request.prefix_tokens // block_size)]
 
 

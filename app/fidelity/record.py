@@ -38,7 +38,6 @@ ANSWER_S = 10.0
 
 @as_command(RecordError)
 def run(argv: Sequence[str]) -> int:
-    """Exit status."""
     _record(_parser().parse_args(argv))
     return 0
 

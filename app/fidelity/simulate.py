@@ -462,7 +462,6 @@ def _head(options: Options) -> str:
 
 
 def _told(options: Options, load: Load) -> str:
-    """The load in a few words."""
     origin = options.trace.name if options.trace is not None else "drawn"
     fleet = f", {options.plan.pods} pods, {options.plan.policy}" if options.plan.pods > 1 else ""
     return f"{len(load):,} requests, {origin}{fleet}"

@@ -39,7 +39,6 @@ StepCosts = Callable[[Profile], CostModel]
 
 
 def usual_costs(profile: Profile) -> CostModel:
-    """Those of the profile."""
     return StepCost(profile.cost)
 
 
@@ -59,7 +58,6 @@ class Plan:
 
     @property
     def routing(self) -> Random:
-        """A new stream of randomness for the policy."""
         return Random(f"{self.seed}/{self.policy}")
 
     @property
@@ -83,7 +81,6 @@ class Outcome:
         self.timeline = Timeline(load.arrival_s[0] if load else 0.0)
 
     def put(self, numbers: array[int], pod: int, part: Outcome) -> None:
-        """Add what one pod did with the requests of these numbers."""
         for mine, its in (
             (self.send_s, part.send_s),
             (self.first_s, part.first_s),
@@ -306,7 +303,7 @@ TELL_EVERY_S = 0.5
 
 
 def cores() -> int:
-    """That this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

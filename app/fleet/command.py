@@ -268,7 +268,6 @@ def _show(summaries: Sequence[Summary], options: Options, workload: Workload) ->
 
 
 def _write_json(summaries: Sequence[Summary], options: Options, path: Path) -> None:
-    """The options and the figures of every policy."""
     names = ("pods", "requests", "groups", "prefix_tokens", "concurrency", "rate", "seed")
     asked = {name: getattr(options, name) for name in names}
     document = {"options": asked, "policies": summaries}

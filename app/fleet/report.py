@@ -47,7 +47,6 @@ class Summary:
 def summarize(
     policy: str, samples: Sequence[Sample], took_s: float, pods: Sequence[str], fallbacks: int
 ) -> Summary:
-    """The figures of `samples`, which took `took_s` in all."""
     answered = [sample for sample in samples if not sample.error]
     ttfts_s = tuple(sorted(sample.ttft_s for sample in answered))
     mean, p50, p90, p99 = four(ttfts_s) if ttfts_s else [math.nan] * 4

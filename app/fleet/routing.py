@@ -34,8 +34,6 @@ NO_MORE: Mapping[str, PolicyMaker] = MappingProxyType({})
 
 
 class Incoming(Struct, frozen=True):
-    """A request to be routed, as it came."""
-
     path: str
     body: bytes
 

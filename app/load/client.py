@@ -98,7 +98,6 @@ class Target(Struct, frozen=True):
         return f"{self.host}:{self.port}"
 
     def connection(self, timeout_s: float) -> Connection:
-        """Returns a connection that is not open yet."""
         kind = SecureConnection if self.scheme == "https" else Connection
         return kind(self.address, timeout_s)
 

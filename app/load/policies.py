@@ -33,8 +33,6 @@ class InFlight(Protocol[PodIn]):
 
 
 class RandomChoice:
-    """Chooses any pod, each as likely."""
-
     fallbacks = 0
 
     def __init__(self, rng: Random) -> None:
@@ -45,8 +43,6 @@ class RandomChoice:
 
 
 class RoundRobin:
-    """Chooses one pod after the other."""
-
     fallbacks = 0
 
     def __init__(self) -> None:

@@ -43,8 +43,6 @@ class RecordError(Exception):
 
 
 class Wanted(Struct):
-    """A request to send."""
-
     arrival_s: float
     body: bytes
     output_tokens: int

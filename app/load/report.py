@@ -155,7 +155,6 @@ class Progress:
         self._width = 0
 
     def __call__(self, done: int) -> None:
-        """So much is done."""
         now_s = self._now()
         if now_s < self._next_s:
             return

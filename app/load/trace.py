@@ -122,7 +122,6 @@ def _read_rows(
 
 
 def _places(path: Path, header: Sequence[str]) -> list[int]:
-    """Where the columns stand."""
     names = [name.strip() for name in header]
     has_groups = any(name in names for name in PREFIX_COLUMNS)
     wanted = COLUMNS + PREFIX_COLUMNS if has_groups else COLUMNS

@@ -175,8 +175,6 @@ def _script(given: object) -> ScriptedReply | None:
 
 
 def length(hook: LengthHook) -> LengthSource:
-    """Source of lengths, in tokens."""
-
     def source(request: EngineRequest, rng: Random) -> int | None:
         tokens = hook(request, rng)
         if isinstance(tokens, bool):
@@ -222,7 +220,6 @@ def step_seconds(cost: CostModel) -> StepSeconds:
 
 
 def families(hook: MetricsHook, plugin: str) -> Families:
-    """Text of metric families; each is named after the plugin."""
     prefix = plugin.replace("-", "_")
 
     def text() -> str:
@@ -236,8 +233,6 @@ def families(hook: MetricsHook, plugin: str) -> Families:
 
 
 def handler(handle: Handler) -> Handler:
-    """Handler of a route."""
-
     def handled(context: RequestContext) -> Response:
         response: Response = _instance(handle(context), Response)
         sendable(response.headers)

@@ -55,7 +55,6 @@ class PluginHost:
 
     @property
     def all_settings(self) -> Settings:
-        """All settings of now."""
         return self._current()
 
     def one(self, make: Callable[[PluginHost], T]) -> T:

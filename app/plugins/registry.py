@@ -58,7 +58,6 @@ class PluginRegistry:
         """By plugin and hook, of hooks that have given something to be called."""
 
     def implements(self, *names: str) -> bool:
-        """Whether any plugin has one of these hooks."""
         return any(self._implementations(name) for name in names)
 
     def implemented(self) -> dict[str, list[str]]:
@@ -123,7 +122,6 @@ class PluginRegistry:
             yield f"plugin_{guard.plugin}", added
 
     def families(self) -> list[Families]:
-        """Texts of metric families."""
         return [at.wrap(checks.families(hook, at.plugin), str) for hook, at in self._given("metrics")]
 
     def policies(self) -> dict[str, PolicyMaker]:
@@ -184,8 +182,6 @@ def registry_of(settings: Settings) -> PluginRegistry:
 
 
 class PluginCost:
-    """Cost of steps by a plugin."""
-
     def __init__(self, seconds: checks.StepSeconds) -> None:
         self.seconds = seconds
 

@@ -65,7 +65,6 @@ class EngineSettings(Section, frozen=True, kw_only=True):
 
     @property
     def is_real(self) -> bool:
-        """Whether a model computes."""
         return self.engine == "llm"
 
 
@@ -139,7 +138,6 @@ class StepSettings(Section, frozen=True, kw_only=True):
 
     @property
     def shared(self) -> bool:
-        """Whether requests share steps."""
         return self.timing == "steps"
 
 

@@ -52,8 +52,6 @@ Value = str | bool | list[str]
 
 
 class Line(Struct):
-    """One command line."""
-
     given: dict[str, Value]
     """vLLM's options by name, `model` also when it stood alone; sizes are plain numbers."""
     flags: Flags

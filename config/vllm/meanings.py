@@ -71,7 +71,6 @@ class KVEventsConfig(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def publishes(self) -> bool:
-        """Events are told to somebody."""
         return self.enable_kv_cache_events and self.publisher != "null"
 
 
@@ -98,8 +97,6 @@ class ProfilerConfig(Struct, kw_only=True):
 
 
 class WeightTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`--weight-transfer-config`."""
-
     backend: str = "nccl"
 
 
