@@ -134,17 +134,18 @@ def workload(count: int) -> Workload:
 
 
 def test_a_sample_is_timed_from_the_sending_to_the_first_text() -> None:
-    assert sampled(Answers(WHOLE)) == Sample("pod", 1.0, 32, 16)
+    assert sampled(Answers(WHOLE)) == Sample("pod", 2.0, 32, 16)  # the clock ticks at each event
 
 
 @pytest.mark.parametrize(
     ("events", "end", "error"),
     [
         (WHOLE, "", "broke off"),
-        ([], "data: [DONE]\n\n", "without a token"),
-        (WHOLE[:2], "data: [DONE]\n\n", "without its usage"),
+        ([], "data: [DONE]\n\n", "has no tokens"),
+        (WHOLE[:2], "data: [DONE]\n\n", "or no usage"),
+        ([WHOLE[0], WHOLE[2]], "data: [DONE]\n\n", "has no text"),
         ([{"error": {"message": "no"}}], "data: [DONE]\n\n", "has an error"),
-        ([], "data: {nonsense\n\n", "Decode"),
+        ([], "data: {nonsense\n\n", "cannot be read"),
     ],
 )
 def test_what_is_not_a_whole_answer_is_a_failure(events: list[object], end: str, error: str) -> None:
