@@ -22,7 +22,7 @@ from app.engine.status import Phase, SequenceStatus
 from app.http.context import RequestContext, client_name
 
 MOST_NEW = 500
-"""Bars that a frame may begin; what is beyond that, and still runs, gets its bar in a later one."""
+"""RequestBars that a frame may begin; what is beyond that, and still runs, gets its bar in a later one."""
 OVER_BYTES = 8 << 20
 """Of requests that are over and can be asked about."""
 BAR_BYTES, TOKEN_BYTES = 2048, 60
@@ -82,7 +82,7 @@ class Bar(Struct, gc=False, eq=False):
         )  # fmt: skip
 
 
-class Bars:
+class RequestBars:
     """The bars of one engine. `began_s` is moment 0 of all that is told."""
 
     def __init__(self, engine: WatchedEngine, now: Callable[[], float], began_s: float) -> None:
@@ -318,7 +318,7 @@ class Bars:
         return over or next((bar for bar in self._live.values() if bar.number == number), None)
 
     @property
-    def caches(self) -> Mapping[str, Bars]:
+    def caches(self) -> Mapping[str, RequestBars]:
         return {"console requests": self}
 
 

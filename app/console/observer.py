@@ -1,6 +1,6 @@
-"""Looks at an engine while somebody wants to see it: one frame after another, and nothing in between.
+"""Looks at an engine while a page is open: one frame after another, and nothing in between.
 
-Nobody looking, nothing of this is attached to the engine; only which requests have ended is noted (`Bars`).
+Without a page nothing is attached to the engine; only which requests have ended is noted (`RequestBars`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from app.console.bars import Bars, in_ms
+from app.console.bars import RequestBars, in_ms
 from app.console.blocks import BlockMap
 from app.console.frames import FIGURES, EventRow, Frame, Picture, StepRow
 from app.engine.batch import Batch
@@ -169,7 +169,7 @@ class Observer:
         self._now = now
         self._engine, self._lifecycle = engine, lifecycle
         self._lora = engine.lora if isinstance(engine, Engine) else None
-        self.bars = Bars(engine, now, self._began_s)
+        self.bars = RequestBars(engine, now, self._began_s)
         self.steps = Steps(engine, self._began_s, self.bars.number_of)
         self._map = None if cache is None else BlockMap(cache.cache)
         self._events = Events(publisher)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from app.console.bars import Bars, Origin
+from app.console.bars import Origin, RequestBars
 from app.http.context import RequestContext
 from app.http.response import Response
 from app.middleware.stack import Middleware
@@ -15,7 +15,7 @@ OURS = ("/admin", "/console")
 class ConsoleWatch(Middleware):
     """Has each choice of each request told as a bar; and requests that are refused before there is one."""
 
-    def __init__(self, bars: Bars) -> None:
+    def __init__(self, bars: RequestBars) -> None:
         self._bars = bars
 
     def begin(self, context: RequestContext) -> None:

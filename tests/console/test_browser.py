@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import pytest
 import requests
 
 from app.fidelity.simulate import run
-from tests.needs import CHROMIUM
+from tests.console.conftest import until
 from tests.running_server import RunningServer, running_server
 
 if TYPE_CHECKING:
@@ -38,23 +37,12 @@ MOMENT = """({
     at: MODEL.at, running: MODEL.figures.running, blocks: [...MODEL.blocks].join(""),
     tokens: [...MODEL.bars.values()].map(bar => bar.tokens),
 })"""
-PATIENCE_S = 20.0
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
     with running_server(*FLAGS, *SMALL) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 class Seen:
@@ -112,13 +100,6 @@ def seen(browser: Browser, server: RunningServer) -> Iterator[Seen]:
     context.close()
     assert it.complaints == []
     assert it.asked <= {f"127.0.0.1:{server.port}"}, "nothing was asked of anybody else"
-
-
-def until(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def metric(server: RunningServer, name: str) -> float:

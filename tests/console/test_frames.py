@@ -13,7 +13,7 @@ import pytest
 from app.console import bars, blocks
 from app.console import feed as feeds
 from app.console.bars import Origin
-from app.console.feed import MOST_CONSOLES, Box, Feed
+from app.console.feed import MOST_CONSOLES, ClientQueue, Feed
 from app.console.frames import Frame
 from app.engine.status import Phase
 from app.http.errors import ApiError
@@ -340,7 +340,7 @@ def kinds(data: bytes) -> list[str]:
     return [event.split(b"\n")[0].removeprefix(b"event: ").decode() for event in data.split(b"\n\n") if event]
 
 
-def read(box: Box, least: int) -> list[str]:
+def read(box: ClientQueue, least: int) -> list[str]:
     """The kinds of the next events, as many as there must be."""
     events, pieces = list[str](), iter(box)
     while len(events) < least:
