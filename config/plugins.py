@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -154,20 +155,14 @@ def _installed(wanted: bool) -> Iterator[Plugin]:
 
 def _has_plugins(folder: str) -> bool:
     """Whether a package that is installed in this folder has entry points of ours."""
-    try:
-        packages = [name for name in os.listdir(folder or ".") if name.endswith((".dist-info", ".egg-info"))]
-    except OSError:
-        return False
-    return any(SECTION in _bytes_of(os.path.join(folder, name, "entry_points.txt")) for name in packages)
-
-
-def _bytes_of(path: str) -> bytes:
-    """What is in a file; nothing where there is none."""
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
+    with suppress(OSError):
+        for name in os.listdir(folder or "."):
+            if not name.endswith((".dist-info", ".egg-info")):
+                continue
+            with suppress(OSError), open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:
+                if SECTION in file.read():
+                    return True
+    return False
 
 
 def _of_package(entry: "EntryPoint") -> Plugin:

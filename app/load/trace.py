@@ -25,14 +25,6 @@ TELL_EVERY = 1 << 14
 _GZIP = b"\x1f\x8b"
 
 
-def _floats() -> array[float]:
-    return array("d")
-
-
-def _integers() -> array[int]:
-    return array("i")
-
-
 @dataclass(slots=True)
 class Load:
     """Requests in order of arrival, a column for each thing that is known of them: millions are no burden.
@@ -43,11 +35,11 @@ class Load:
 
     origin: str
     """What a complaint about it begins with."""
-    arrival_s: array[float] = field(default_factory=_floats)
-    input_tokens: array[int] = field(default_factory=_integers)
-    output_tokens: array[int] = field(default_factory=_integers)
-    group: array[int] = field(default_factory=_integers)
-    prefix_tokens: array[int] = field(default_factory=_integers)
+    arrival_s: array[float] = field(default_factory=lambda: array("d"))
+    input_tokens: array[int] = field(default_factory=lambda: array("i"))
+    output_tokens: array[int] = field(default_factory=lambda: array("i"))
+    group: array[int] = field(default_factory=lambda: array("i"))
+    prefix_tokens: array[int] = field(default_factory=lambda: array("i"))
     rows: str = "request"
     first_row: int = 1
     """How its rows are called and counted."""
