@@ -1,4 +1,4 @@
-"""What the rooms of one server are built on, and the rooms that need more than one line to build."""
+"""Builds the rooms of one server, and the components that all of them share."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Components:
     live: LiveSettings
     rank: int
     server: ServerSettings
-    """As this rank has them: its own port."""
+    """Server settings of this rank, with its own port."""
     tokenizer: Tokenizer
     streams: Streams
     adapters: LoRARegistry
@@ -153,7 +153,7 @@ def plugins_of(components: Components) -> PluginRegistry | None:
 def service_of(
     components: Components, cache: KVCacheManager | None, plugins: PluginRegistry | None
 ) -> Engine:
-    """The engine, with the simulated model behind it."""
+    """Builds the engine, with the simulated model behind it."""
     settings = components.settings
     profile = _profile(settings)
     engine = Engine(
@@ -220,7 +220,7 @@ def frontend_of(
     real: RealModel | None = None,
     asks_plugins: bool = False,
 ) -> Frontend:
-    """What the generating API families share; `real` is the model that computes."""
+    """Builds the pipeline that all generating API families share; `real` is the model that computes."""
     scripts = None
     if book is not None:
         from app.api.script import ScriptDesk
@@ -288,7 +288,7 @@ def check_replay(settings: ReplaySettings) -> None:
 
 
 def replay_of(components: Components, faults: FaultInjector) -> Replay | None:
-    """Who answers from a recording; None without one. ConfigError when it cannot be read."""
+    """Builds the answers from a recording; None without one. ConfigError for a file that cannot be read."""
     settings = components.settings.replay
     if not settings.replay:
         return None
@@ -303,7 +303,7 @@ def replay_of(components: Components, faults: FaultInjector) -> Replay | None:
 
 
 def fakes_of(components: Components) -> FakeFamilies:
-    """The metrics that are told instead of the true ones, if any are."""
+    """Builds the fake metrics that replace the true ones, if the settings have any."""
     model, lora = components.settings.model, components.settings.lora
     fakes = FakeFamilies(
         model.served_names[0],
@@ -318,7 +318,7 @@ def fakes_of(components: Components) -> FakeFamilies:
 
 
 def adapter_families(components: Components) -> list[Families]:
-    """Where adapters are, if `lora-residency-metrics` wants it told."""
+    """Returns the families of adapter residency, where `lora-residency-metrics` asks for them."""
     settings, adapters = components.settings, components.adapters
     if not settings.lora.lora_residency_metrics:
         return []
@@ -355,13 +355,13 @@ def publishing(settings: Settings, server: ServerSettings, rank: int) -> Publish
 
 
 def has_cache(settings: Settings) -> bool:
-    """Whether a KV cache is played: an encoder writes nothing to keep, a real engine has its own."""
+    """Returns whether a KV cache is simulated: an encoder keeps nothing, a real engine has its own."""
     played = not settings.model.mm_encoder_only and not settings.engine.is_real
     return settings.kvcache.enable_kvcache and played
 
 
 def publisher_of(components: Components, told: PublisherSettings) -> Publisher | None:
-    """Who publishes the events of the cache; None without one, and where nobody could hear of them."""
+    """Builds the publisher of cache events; None without a cache or without a possible receiver."""
     settings = components.settings
     heard = told.endpoint or told.replay_endpoint or settings.kvindex.kv_index or settings.server.speaks_grpc
     if not heard or not has_cache(settings):
@@ -402,7 +402,7 @@ def _adapter(adapters: LoRARegistry, name: str) -> Adapter:
 def caches_of(
     components: Components, cache: KVCacheManager | None, publisher: Publisher | None
 ) -> list[Caches]:
-    """What the rooms below the API remember."""
+    """Returns the caches of the rooms below the API."""
     kept: dict[str, Bounded] = {"schemas": components.schemas, "adapters": components.adapters}
     if (series := components.recorder.adapter_series) is not None:
         kept["adapter series"] = series

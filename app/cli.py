@@ -161,7 +161,7 @@ _dataset = _runs("app.dataset.command", _tokenizer_of)
 
 
 class Command(NamedTuple):
-    """What runs with the words behind its name, and what it is for."""
+    """A command: its function, and a line of help."""
 
     run: Run
     about: str

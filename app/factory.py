@@ -107,7 +107,7 @@ def create_app(settings: Settings | None = None) -> Understudy:
 
 
 def engine_options(settings: Settings) -> EngineProcessOptions:
-    """What a real engine is started with. ConfigError when it could not run here."""
+    """Returns the options of a real engine's process. ConfigError when it could not run here."""
     from app.real_engine import engine_options as options_of
 
     return options_of(settings)
@@ -329,7 +329,7 @@ def engine_of(
 
 
 def add_scripts(app: Understudy, book: ScriptBook, peers: PeerRanks) -> None:
-    """What a server with scripts has besides: their counters, what reads them again, and their report."""
+    """Adds the counters, the watch and the report of a server's scripts."""
     from app.api.admin.config import script_routes
     from app.script.opening import ScriptWatch
 

@@ -24,10 +24,10 @@ AUTO = "auto"
 """The name of the profile that is made of a data sheet."""
 
 VLLM_DEVICES = frozenset(("", "auto", "cpu", "cuda", "hpu", "neuron", "tpu", "xpu"))
-"""What `--device` of earlier versions of vLLM could say, which tells no data sheet."""
+"""Values of `--device` of earlier versions of vLLM, which name no data sheet."""
 
 OF_BANDWIDTH, OF_FLOPS, OF_FLOPS_ATTENTION = 0.85, 0.65, 0.45
-"""What is reached of what the sheet says."""
+"""Shares of the data sheet's figures that are reached."""
 MEMORY_SHARE = 0.9
 """vLLM's `gpu-memory-utilization`."""
 BASE_S, PER_SEQUENCE_S = 1e-3, 10e-6
@@ -135,7 +135,7 @@ class ModelShape(Struct, kw_only=True):
 
     @property
     def shared_weights(self) -> int:
-        """Those of the projections that every token needs, experts apart."""
+        """Number of weights of the projections that every token needs, experts apart."""
         width, sparse = self.hidden_size, self.sparse_layers
         projected = self.num_attention_heads * self.head_size
         attention = width * (projected + 2 * self.heads_kv * self.head_size) + projected * width

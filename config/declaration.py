@@ -53,7 +53,7 @@ class Section(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
 
 
 class About(Struct, frozen=True):
-    """What a setting means, and where else it can be found."""
+    """Meaning of a setting, and its other names."""
 
     help: str
     unit: str = ""
@@ -69,12 +69,12 @@ class About(Struct, frozen=True):
 
 
 class Rule(Struct, frozen=True):
-    """What msgspec cannot check of a value: that it fits to its neighbours, or has a form of its own."""
+    """A rule beyond msgspec: a value fits its neighbours, or has a form of its own."""
 
     text: str
     """Completes the sentence "the value ..."."""
     flaw: Callable[[Any, Any], str]
-    """What is wrong with (value, its section), as `text` is written; empty when nothing is."""
+    """Returns the flaw of (value, its section), worded as `text`; empty when there is none."""
 
 
 def not_above_share(percent: int, of: str) -> Rule:

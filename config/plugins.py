@@ -52,7 +52,7 @@ def settings_kind(
 
 
 def kind_named_by(flags: Flags, environ: Mapping[str, str]) -> type[Settings]:
-    """As `settings_kind`; the YAML file is read for that."""
+    """Reads the YAML file, and returns its `settings_kind`."""
     path = config_path(flags, environ)
     document: dict[str, object] = {}
     if path:
@@ -154,7 +154,7 @@ def _installed(wanted: bool) -> Iterator[Plugin]:
 
 
 def _has_plugins(folder: str) -> bool:
-    """Whether a package that is installed in this folder has entry points of ours."""
+    """Returns whether a package installed in this folder has entry points of ours."""
     with suppress(OSError):
         for name in os.listdir(folder or "."):
             if not name.endswith((".dist-info", ".egg-info")):
@@ -192,7 +192,7 @@ def _file(path: str) -> ModuleType:
 
 
 def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") -> Plugin:
-    """What a module, once it is loaded, says about itself. ConfigError where that makes no sense."""
+    """Loads a module and reads its facts. ConfigError where they make no sense."""
     try:
         hooks = load()
     except (Exception, SystemExit) as error:
@@ -211,7 +211,7 @@ def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") 
 
 
 def _not_imported(name: str, origin: str, error: BaseException) -> ConfigError:
-    """What went wrong, and at which line of the innermost file that is not the import system's."""
+    """Returns the error, with the line of the innermost file outside the import system."""
     import traceback
 
     frames = [

@@ -93,7 +93,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     """Section: attribute of `Settings`."""
     kind: Kind
     type: Any
-    """What msgspec checks a value against."""
+    """The type that msgspec checks a value against."""
     optional: bool
     """None is a value, too, written as an empty text or a YAML null."""
     default: object
@@ -109,7 +109,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     path: bool
     """May name a file or folder."""
     limits: str
-    """What msgspec checks, as the end of the sentence "the value ..."; empty where any value will do."""
+    """msgspec's checks, as the end of the sentence "the value ..."; empty where any value will do."""
     rules: tuple[Rule, ...]
 
     @property

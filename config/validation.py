@@ -49,7 +49,7 @@ def _disagreements(at: Settings) -> Iterator[tuple[str, str]]:
 
 
 def _step_flaws(at: Settings) -> Iterator[tuple[str, str]]:
-    """As `_disagreements`, for requests that share steps."""
+    """Yields the same of requests that share steps."""
     tokens, length, cache = at.steps.max_num_batched_tokens, at.model.max_model_len, at.kvcache
     if tokens < at.scheduling.max_num_seqs:
         rule = "must not be less than max-num-seqs, or some sequences would never get a token"
@@ -74,7 +74,7 @@ SIMULATED_ONLY = (
 
 
 def _real_engine_flaws(at: Settings) -> Iterator[tuple[str, str]]:
-    """As `_disagreements`, for a model that computes."""
+    """Yields the same of a model that computes."""
     for row in (BY_NAME[name] for name in SIMULATED_ONLY):
         if row.value(at) != row.default:
             yield row.name, "is for the simulated engine alone: engine is llm"
@@ -92,7 +92,7 @@ def _real_engine_flaws(at: Settings) -> Iterator[tuple[str, str]]:
 
 
 def in_order(table: Table) -> Iterator[Setting]:
-    """As settings are read and their rules are tried: the first that does not hold stops the start."""
+    """Yields settings in the order of their checks: the first rule that does not hold stops the start."""
     yield from (table.by_name[name] for name in FIRST)
     yield from (row for row in table.rows if row.name not in FIRST)
 

@@ -28,16 +28,16 @@ OVER_BYTES = 8 << 20
 BAR_BYTES, TOKEN_BYTES = 2048, 60
 """What a bar takes without its tokens, and what one of its tokens takes."""
 MOST_PAST, PAST_S = 1000, 300.0
-"""What is over, and for how long, that a page is told of when it begins to look."""
+"""Number and age in seconds of finished requests that a new page gets."""
 MOST_CHARACTERS = 128
-"""Of what a client has chosen: ids, paths."""
+"""Characters of texts that a client chooses: ids, paths."""
 TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 LOOK_AT_ONCE, LOOK_STEPS = 100, 50
-"""So many bars are looked at before the clock of `Slices` is, and what they take in its steps."""
+"""Bars between two looks at the clock of `Slices`, and their cost in its steps."""
 
 
 class Origin(Struct, frozen=True):
-    """Where a request came from."""
+    """Origin of a request: path, client and trace."""
 
     path: str = ""
     client: str = ""
@@ -51,7 +51,7 @@ class Origin(Struct, frozen=True):
 
 
 class Bar(Struct, gc=False, eq=False):
-    """What a page was told of one choice."""
+    """State of one choice as the page has it."""
 
     number: int
     request: EngineRequest
@@ -73,7 +73,7 @@ class Bar(Struct, gc=False, eq=False):
         return BAR_BYTES + TOKEN_BYTES * (len(self.request.prompt_ids) + self.tokens)
 
     def row(self, began_s: float) -> NewBar:
-        """As a frame begins it."""
+        """Returns the row by which a frame begins this bar."""
         it = self.request
         arrival_ms = in_ms(it.arrival_s - began_s)
         return (
@@ -124,7 +124,7 @@ class RequestBars:
         self._unseen = 0
 
     def watch(self, origin: Origin, request: EngineRequest) -> Watch | None:
-        """A choice is submitted; what is to be told its outcome."""
+        """Begins to watch a choice that is submitted; returns the receiver of its outcome."""
         bar = self._begun(request, origin) if self._open else self._bar(request, origin)
         if bar is None:
             return None
@@ -132,7 +132,7 @@ class RequestBars:
         return partial(self._over_with, bar)
 
     def refused(self, context: RequestContext, status: int) -> None:
-        """A request never reached the engine."""
+        """Adds a bar for a request that never reached the engine."""
         request = EngineRequest(
             request_id=context.request_id[:MOST_CHARACTERS], index=0, model="", prompt_ids=(), echo_text="",
             max_tokens=0, limited=False, arrival_s=context.arrival_s,
@@ -305,7 +305,7 @@ class RequestBars:
                     told += (bar.number, value)
 
     def live(self) -> Iterator[Bar]:
-        """Those that are not over."""
+        """Returns the bars of requests that have not ended."""
         return iter(list(self._live.values()))
 
     def number_of(self, request: EngineRequest) -> int | None:

@@ -106,7 +106,7 @@ class ClientQueue(StreamingBody):
         self._bell = Event()
         self._taken_s = time.monotonic()
         self.lost = True
-        """It needs a picture before the next frame means anything."""
+        """The client needs a picture before another frame."""
         self.waits = True
         """All that there was has been sent."""
 

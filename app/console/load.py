@@ -111,7 +111,7 @@ class Generator:
         self._greenlet = None
 
     def _cut(self, words: Sequence[int], tokens: int) -> list[int]:
-        """So many tokens from anywhere in the text, which begins again at its end."""
+        """Returns `tokens` tokens from a random place of the text, which begins again at its end."""
         first = self._rng.randrange(len(words))
         cut = list(words[first : first + tokens])
         while len(cut) < tokens:

@@ -80,7 +80,7 @@ class Steps:
             self._note_chunks(self._executor, begin_ms + took_ms)
 
     def _note_chunks(self, executor: StepExecutor, end_ms: float) -> None:
-        """Who has a part of the prompt left after this step, and had some of it computed in it."""
+        """Notes the sequences of which this step computed a part of the prompt, but not the end."""
         before, self._computed = self._computed, {state: state.computed for state in executor.prefilling}
         for state, computed in self._computed.items():
             if computed == before.get(state) or state.over:
@@ -175,7 +175,7 @@ class Observer:
         self._events = Events(publisher)
         self._last: Figures | None = None
         self.load: Callable[[], dict[str, Any] | None] = lambda: None
-        """What the load generator does."""
+        """Returns the state of the load generator."""
         self.is_open = False
 
     def begin(self) -> None:
@@ -197,7 +197,7 @@ class Observer:
 
     @property
     def state(self) -> str:
-        """What an operator has made of the server."""
+        """Lifecycle state that an operator has set."""
         if self._lifecycle.is_sleeping:
             return "sleeping"
         if self._engine.draining:
@@ -205,12 +205,12 @@ class Observer:
         return "paused" if self._lifecycle.paused else "serving"
 
     def summary(self) -> dict[str, Any]:
-        """The figures by name, for whoever looks from elsewhere."""
+        """Returns the figures by name, for pages of other ranks."""
         figures = self._engine.recorder.figures()
         return {"state": self.state, **dict(zip(FIGURES, numbers_of(figures), strict=True))}
 
     def frame(self) -> Frame:
-        """What has changed since the last one. May pause."""
+        """Returns the changes since the last frame. May pause."""
         figures, last = self._engine.recorder.figures(), self._last
         frame = self._head(figures)
         self.bars.changes(frame)

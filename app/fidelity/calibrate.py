@@ -188,7 +188,7 @@ def _errors(profile: Profile, run: Run) -> list[float]:
 
 
 def _rounded(profile: Profile) -> Profile:
-    """As it is written: five digits say more than is known."""
+    """Rounds the constants to five digits, which is more than a fit knows."""
     return msgspec.structs.replace(
         profile,
         **{
@@ -261,7 +261,7 @@ def constants_table(known: Sequence[Certainty]) -> str:
 
 
 def warnings(problem: Problem, played: Sequence[Replayed], known: Sequence[Certainty]) -> list[str]:
-    """What the recordings do not tell."""
+    """Returns a line for each thing that the recordings leave open."""
     told = []
     limit = problem.start.engine.max_num_seqs
     if not any(it.most_running >= FULL * limit or it.preemptions for it in played):

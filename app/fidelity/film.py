@@ -129,7 +129,7 @@ class Projection:
             yield frame
 
     def _moments(self) -> Iterator[float]:
-        """As many as show it well, and make a file that is not too large."""
+        """Returns the moments of the frames: enough to see a run, few enough for a small file."""
         out = self._outcome
         length_s = max(max(out.last_s) - self._begin_s, 1e-3)
         busy_s = sum(last - send for send, last in zip(out.send_s, out.last_s, strict=True)) / self._every

@@ -19,11 +19,11 @@ from config.profile import CostConstants, FrontCosts, Profile
 
 
 class Recording(Struct, kw_only=True):
-    """What a client saw of a run, request by request in order of arrival; seconds."""
+    """A run as its client saw it, request by request in order of arrival; seconds."""
 
     name: str
     arrival_s: list[float]
-    """When the load wanted to send."""
+    """Moments at which the load wanted to send."""
     send_s: list[float]
     first_s: list[float]
     last_s: list[float]
@@ -32,7 +32,7 @@ class Recording(Struct, kw_only=True):
     in_flight: int | None = None
     """Most requests that the client had under way, where the file tells."""
     notes: list[str] = []
-    """What is to be known of the file."""
+    """Remarks about the file, for people."""
 
     @property
     def load(self) -> Load:
@@ -44,7 +44,7 @@ class Recording(Struct, kw_only=True):
 
 
 class Replayed(Struct):
-    """What became of a recording's load in the simulation."""
+    """Result of a simulation of a recording's load."""
 
     figures: list[float]
     idle_steps: int
@@ -76,7 +76,7 @@ def replay(recording: Recording, profile: Profile, in_flight: int | None, turnar
 SOFT = 0.004
 """Errors below it hardly matter: two runs of the same server differ by as much."""
 PULL = 2e-5
-"""What it costs to be one spread away from the start."""
+"""Loss of a candidate one spread away from the start."""
 KNOWN = 0.03
 """A constant that may be off by this share at most is identified."""
 
@@ -90,7 +90,7 @@ class Constant(Struct, frozen=True):
     spread: float
     """How far it may well be from its start: the natural logarithm of the ratio."""
     least: float
-    """Where it starts if the start has none, as of a data sheet: about what devices were seen to have."""
+    """Start where the profile has none, about as devices were seen to have."""
     most: float = 10.0
 
 

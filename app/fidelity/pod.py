@@ -131,7 +131,7 @@ MOST_BINS = 512
 
 
 class Timeline:
-    """What the steps of pods held over time, in bins that become wider as time goes on."""
+    """Contents of the steps of pods over time, in bins that become wider as time goes on."""
 
     def __init__(self, begin_s: float) -> None:
         self.begin_s = begin_s

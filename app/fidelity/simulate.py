@@ -79,7 +79,7 @@ DRAWN = ("rate", "arrivals", "burstiness", "ramp_from", "input_tokens", "output_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is asked for. One of `trace` and `recipe` is None."""
+    """Options of the command. One of `trace` and `recipe` is None."""
 
     profile_name: str
     plan: Plan
@@ -133,7 +133,7 @@ def read(argv: Sequence[str], plugged: Plugged) -> Options:
 def _costs(
     given: argparse.Namespace, kind: type[Settings], profile: Profile, plugged: Plugged
 ) -> tuple[str, StepCosts]:
-    """What is simulated, in a few words, and what its steps cost by the profile or by a plugin."""
+    """Returns the name of the simulated engine, and the costs of its steps by profile or plugin."""
     if not kind.PLUGINS:
         return given.profile, usual_costs
     table = table_of(kind)
@@ -231,7 +231,7 @@ def _check_files(options: Options) -> None:
 
 
 def parser(table: Table = PLAIN) -> argparse.ArgumentParser:
-    """What is not given is None, where nothing else is said. `table` has the settings of plugins, too."""
+    """Makes the parser. Absent flags are None, unless help says otherwise. `table` has plugins' settings."""
     flags = Parser(prog=f"{COMMAND} simulate", description=ABOUT, allow_abbrev=False)
     told = f"what steps cost, and the engine's limits [{DEFAULT_PROFILE}]"
     flags.add_argument("--profile", default=DEFAULT_PROFILE, metavar="NAME|FILE|auto", help=told)
@@ -405,7 +405,7 @@ def _run_sweep(options: Options, sweep: Sweep) -> None:
 
 
 def _at(options: Options, name: str, value: float) -> Options:
-    """What is asked for at one point of a sweep."""
+    """Returns the options of one point of a sweep."""
     if name == "rate":
         assert options.recipe is not None
         return replace(options, recipe=replace(options.recipe, rate=value))

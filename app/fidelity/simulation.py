@@ -31,11 +31,11 @@ SLICE_S = 1.0
 """Virtual seconds after which it is told when all requests are sent."""
 
 Told = Callable[[int], None]
-"""Is told how many requests are done."""
+"""Receives the number of requests that are done."""
 
 
 StepCosts = Callable[[Profile], CostModel]
-"""Makes what counts the seconds of one engine's steps."""
+"""Makes the cost model of one engine."""
 
 
 def usual_costs(profile: Profile) -> CostModel:
@@ -44,7 +44,7 @@ def usual_costs(profile: Profile) -> CostModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is simulated besides the load."""
+    """Options of a simulation besides the load."""
 
     profile: Profile
     pods: int = 1
@@ -62,12 +62,12 @@ class Plan:
 
     @property
     def apart(self) -> bool:
-        """Whether no pod's requests depend on what another one does."""
+        """Returns whether the requests of each pod are independent of other pods."""
         return self.pods > 1 and self.policy in BLIND and self.in_flight is None
 
 
 class Outcome:
-    """What became of a load: columns in its order, and sums."""
+    """Results of a load: columns in its order, and sums."""
 
     def __init__(self, load: Load) -> None:
         blank = array("d", bytes(8 * len(load)))
@@ -221,7 +221,7 @@ class _PodJob(Struct, frozen=True):
 
 
 def simulate(load: Load, plan: Plan, processes: int, told: Told, watch: Watch | None = None) -> Outcome:
-    """What becomes of `load`. `told` is called with the requests that are done, `watch` with each step."""
+    """Simulates `load`. Calls `told` with the number of requests that are done, `watch` with each step."""
     if watch is not None or not plan.apart:
         return Simulation(load, plan, told, watch=watch).run()
     numbers = _by_pod(load, plan)

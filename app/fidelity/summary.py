@@ -1,4 +1,4 @@
-"""What a simulation came to: figures, sweeps and objectives, tables, pictures, a row for each request."""
+"""Results of a simulation: figures, sweeps, objectives, tables, pictures, a row for each request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from config.durations import parse_duration
 STATISTICS = ("mean", "p50", "p90", "p99")
 LATENCIES = ("ttft", "itl", "e2e")
 MOST = {"rate": 1_000_000, "in-flight": 1_000_000, "pods": 10_000}
-"""What can be swept, and how far."""
+"""Names that can be swept, and their greatest values."""
 MOST_POINTS = 1000
 CURVE = (
     "requests/s",
@@ -52,7 +52,7 @@ class Use(Struct, frozen=True):
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """What `--json` writes."""
+    """Figures of a run, as `--json` writes them."""
 
     profile: str
     requests: int

@@ -43,7 +43,7 @@ MOST_PODS = 64
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is asked for. One of `concurrency` (requests at once) and `rate` (requests a second) is None."""
+    """Options of the command. `concurrency` (requests at once) or `rate` (requests a second) is None."""
 
     pods: int
     requests: int
@@ -242,7 +242,7 @@ def _run_policy(
 
 
 def _urls(addresses: Sequence[tuple[str, str]], fleet: Fleet) -> list[str]:
-    """Where everything can be reached, a line each. `addresses`: of proxies, each after its policy."""
+    """Returns the URLs of the fleet, a line each. `addresses` has a policy and a proxy's address each."""
     lines = [f"proxy, {policy}: http://{address}" for policy, address in addresses]
     lines += [f"pod {number}: http://{pod}" for number, pod in enumerate(fleet.pods)]
     return [*lines, f"indexer: http://{fleet.indexer.address}"]

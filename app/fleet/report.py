@@ -18,7 +18,7 @@ QUANTILES = ("mean", "p50", "p90", "p99")
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a policy came to. Times are seconds; without a request that was answered they are NaN.
+    """Figures of a policy. Times are seconds; NaN without an answered request.
 
     In JSON, which these names are made for, NaN is null.
     """
@@ -76,7 +76,7 @@ def table(summaries: Sequence[Summary]) -> str:
 
 
 def notes(summaries: Sequence[Summary]) -> list[str]:
-    """What a reader of the table must know besides, a line each; most runs need none."""
+    """Returns a line for each failure behind the table; most runs have none."""
     lines = []
     for at in summaries:
         if at.fallbacks:

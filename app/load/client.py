@@ -196,7 +196,7 @@ def one_line(text: bytes) -> str:
 
 
 class Sample(Struct, frozen=True):
-    """What became of one request. `ttft_s`: from sending to the first token; `error`: empty if none."""
+    """Result of one request. `ttft_s`: from sending to the first token; `error`: empty if none."""
 
     pod: str
     ttft_s: float

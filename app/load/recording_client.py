@@ -34,11 +34,11 @@ PATIENCE_S = 300.0
 CONNECT_S = 10.0
 
 Pieces = list[tuple[float, bytes]]
-"""What came, and when."""
+"""Received bytes and their moments in seconds."""
 
 
 class RecordError(Exception):
-    """What went wrong at the server, in one line."""
+    """A failure of the server, in one line."""
 
 
 class Wanted(Struct):
@@ -48,7 +48,7 @@ class Wanted(Struct):
 
 
 class Measured(Struct):
-    """What became of a request; seconds since the start."""
+    """Result of a request; seconds since the start."""
 
     number: int
     arrival_s: float
@@ -60,7 +60,7 @@ class Measured(Struct):
 
 
 class Load(Protocol):
-    """What is sent, in order of arrival."""
+    """Requests in order of arrival."""
 
     def __len__(self) -> int: ...
 

@@ -59,7 +59,7 @@ Lengths = Between | Lognormal
 
 
 def read_lengths(text: str, which: str) -> Lengths:
-    """What `text` says of the lengths of "input" or "output". ValueError when it says nothing."""
+    """Reads the lengths of "input" or "output". ValueError for another form."""
     if text == "sharegpt":
         return Lognormal(*SHAREGPT[which], *SHAREGPT_RANGE)
     first, _, kind = text.partition(":")

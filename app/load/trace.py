@@ -34,7 +34,7 @@ class Load:
     """
 
     origin: str
-    """What a complaint about it begins with."""
+    """Beginning of a complaint about this load."""
     arrival_s: array[float] = field(default_factory=lambda: array("d"))
     input_tokens: array[int] = field(default_factory=lambda: array("i"))
     output_tokens: array[int] = field(default_factory=lambda: array("i"))
@@ -48,7 +48,7 @@ class Load:
         return len(self.arrival_s)
 
     def row(self, number: int) -> str:
-        """Where the request of that number stands."""
+        """Returns the place of the request of that number."""
         return f"{self.origin}, {self.rows} {number + self.first_row}"
 
     def part(self, numbers: Sequence[int]) -> Load:
@@ -153,7 +153,7 @@ def _prefix(group: str, text: str, prompt_tokens: int) -> tuple[str, int]:
 
 @contextmanager
 def _text(file: io.BufferedReader) -> Iterator[TextIO]:
-    """What `file` holds, unpacked if need be."""
+    """Yields the text of `file`, unpacked if need be."""
     packed = file.peek(2)[:2] == _GZIP
     binary = gzip.GzipFile(fileobj=file) if packed else file
     with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
@@ -162,7 +162,7 @@ def _text(file: io.BufferedReader) -> Iterator[TextIO]:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """What is wrong with the file as such, as ConfigError that names it."""
+    """Turns errors of the file as such into a ConfigError that names it."""
     try:
         yield
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""What plugins are made of (docs/plugins.md): all that is promised to stay within one version of the hooks.
+"""Parts that plugins are made of (docs/plugins.md): they stay within one version of the hooks.
 
 Importing this loads pluggy. A server without plugins never does.
 """

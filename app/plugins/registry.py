@@ -36,7 +36,7 @@ from config.validation import suggestion
 
 
 class PluginRegistry:
-    """What the plugins of `settings` add. ConfigError, with the plugin's name, for a wrong hook.
+    """Additions of the plugins. ConfigError, with the plugin's name, for a wrong hook.
 
     `streams` makes a stream of randomness of a name, `now` gives monotonic seconds.
     """
@@ -160,7 +160,7 @@ class PluginRegistry:
         return caller.get_hookimpls()[::-1]
 
     def _given(self, name: str, **more: object) -> Iterator[tuple[Any, Guard]]:
-        """What the hooks of this name give for this start, and their guards. ConfigError for a failure."""
+        """Yields the results of the hooks of this name, and their guards. ConfigError for a failure."""
         wanted, fits = checks.FORMS[name]
         for found in self._implementations(name):
             plugin = found.plugin_name
