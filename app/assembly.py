@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,9 @@ from app.api.models import ServedModels
 from app.api.responder import Responder, ServerLoad
 from app.api.sampling import RealModel
 from app.clock.clock import LiveClock
+from app.clock.streams import Streams
 from app.clock.timer_wheel import TimerWheel
+from app.dataset import Datasets, open_datasets
 from app.engine.cache_manager import KVCacheManager
 from app.engine.client import EngineClient
 from app.engine.engine import Engine
@@ -29,14 +32,20 @@ from app.kvcache.memo import Bounded
 from app.kvcache.prompt import Adapter
 from app.kvcache.residency import Residency
 from app.kvcache.stores import store_of
-from app.lora.adapters import LoRARegistry, LoRASlots, rank_of
+from app.lora.adapters import LoRARegistry, LoRASlots, adapters_of, rank_of
+from app.lora.memory import AdapterMemory
 from app.metrics.exposition import Families
 from app.metrics.fake import FakeFamilies
+from app.metrics.recorder import Recorder
 from app.protocol.validation.model import ModelLimits
+from app.schema import Schemas
+from app.server import ranks
 from app.simulated.corpus import Corpus, sample_sentences
 from app.simulated.model import Silent, SimulatedModel
+from app.tokenization import Tokenizer
 from config import ConfigError, Settings
-from config.settings import ReplaySettings, ServerSettings
+from config.live import LiveSettings
+from config.settings import DatasetSettings, KVCacheSettings, ReplaySettings, ServerSettings
 
 if TYPE_CHECKING:
     from app.kvcache.publisher import Publisher
@@ -44,20 +53,6 @@ if TYPE_CHECKING:
     from app.recording.replay import Replay
     from app.script.book import ScriptBook
     from config.profile import Profile
-
-
-from dataclasses import dataclass, field
-
-from app.clock.streams import Streams
-from app.dataset import Datasets, open_datasets
-from app.lora.adapters import adapters_of
-from app.lora.memory import AdapterMemory
-from app.metrics.recorder import Recorder
-from app.schema import Schemas
-from app.server import ranks
-from app.tokenization import Tokenizer
-from config.live import LiveSettings
-from config.settings import DatasetSettings, KVCacheSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from app.fidelity.simulation import Outcome, Told, check_load, each, longest_tokens, simulate
+from app.fidelity.processes import cores, each
+from app.fidelity.simulation import (
+    Outcome,
+    Plan,
+    StepCosts,
+    Told,
+    check_engine,
+    check_load,
+    longest_tokens,
+    simulate,
+    usual_costs,
+)
 from app.fidelity.summary import (
+    MOST,
+    Objective,
     Point,
     Summary,
     Sweep,
@@ -21,39 +36,47 @@ from app.fidelity.summary import (
     curve,
     draw_run,
     draw_sweep,
+    read_objectives,
+    read_sweep,
     summarize,
     table,
     write_requests,
 )
-from app.load.report import progress_of, whole_file
-from app.load.synthetic import draw_load
-from app.load.trace import Load, read_trace
-from config.flags import as_command
-from config.installation import check_installed
-
-if TYPE_CHECKING:
-    from app.fidelity.film import Film
-
-
-import argparse
-from dataclasses import dataclass
-from functools import partial
-
-from app.fidelity.simulation import Plan, StepCosts, check_engine, cores, usual_costs
-from app.fidelity.summary import MOST, Objective, read_objectives, read_sweep
 from app.load.policies import POLICIES, RANDOM
-from app.load.report import check_target
-from app.load.synthetic import ARRIVALS, BURSTINESS, BURSTY, POISSON, RAMP, Recipe, lengths, read_lengths
-from app.load.trace import MOST_TOKENS
+from app.load.report import check_target, progress_of, whole_file
+from app.load.synthetic import (
+    ARRIVALS,
+    BURSTINESS,
+    BURSTY,
+    POISSON,
+    RAMP,
+    Recipe,
+    draw_load,
+    lengths,
+    read_lengths,
+)
+from app.load.trace import MOST_TOKENS, Load, read_trace
 from config import ConfigError, UsageError
 from config.datasheet import profile_of
 from config.devices import DEVICES
-from config.flags import Parser, add_section, as_argument, duration_of, kind_of, number_of, whole_number
-from config.installation import COMMAND
+from config.flags import (
+    Parser,
+    add_section,
+    as_argument,
+    as_command,
+    duration_of,
+    kind_of,
+    number_of,
+    whole_number,
+)
+from config.installation import COMMAND, check_installed
 from config.profile import DEFAULT_PROFILE, EngineLimits, Profile
 from config.settings import Settings, Table, table_of
 from config.validation import check
 from config.validation import read as read_setting
+
+if TYPE_CHECKING:
+    from app.fidelity.film import Film
 
 ABOUT = """\
 Simulate a load on an engine, or on a fleet of them, on virtual time: the steps that timing steps plays live

@@ -1,25 +1,19 @@
-"""Simulates loads on one engine or on a fleet of them, on virtual time; many, one to a process."""
+"""Simulates loads on one engine or on a fleet of them, on virtual time."""
 
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
-import signal
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from heapq import heappop, heappush
 from random import Random
-from threading import Thread
-from typing import TypeVar
 
 from msgspec import Struct
 
 from app.engine.step_cost import CostModel, StepCost
 from app.fidelity.pod import GroupedRequest, Pod, Timeline, Watch, shared_keys
+from app.fidelity.processes import each
 from app.load.policies import BLIND, RANDOM, RandomChoice, RoundRobin, make_policy
 from app.load.trace import Load
 from config import ConfigError
@@ -295,59 +289,3 @@ def check_load(load: Load, at: EngineLimits) -> None:
                 f"{load.row(number)}: input_tokens {tokens_in} and output_tokens {tokens_out} together must "
                 f"not exceed {rule}, {longest} tokens"
             )
-
-
-Job = TypeVar("Job")
-Result = TypeVar("Result")
-TELL_EVERY_S = 0.5
-
-
-def cores() -> int:
-    """Returns the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def each(
-    work: Callable[[Job], Result], jobs: Sequence[Job], processes: int, told: Callable[[], None]
-) -> Iterator[tuple[int, Result]]:
-    """The number of each job and what `work` makes of it, as they are done; `told` is called meanwhile.
-
-    An exception of a job ends them all.
-    """
-    processes = min(processes, len(jobs))
-    if processes <= 1:
-        for number, job in enumerate(jobs):
-            told()
-            yield number, work(job)
-        return
-    # "spawn", for a fork would copy whatever threads and event loops the caller has.
-    context = multiprocessing.get_context("spawn")
-    others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(processes, context, initializer=_depend) as pool:
-        try:
-            yield from _results({pool.submit(partial(work, job)): n for n, job in enumerate(jobs)}, told)
-        except BaseException:
-            for process in set(multiprocessing.active_children()) - others:
-                process.terminate()
-            raise
-
-
-def _results(running: dict[Future[Result], int], told: Callable[[], None]) -> Iterator[tuple[int, Result]]:
-    while running:
-        done, _ = wait(running, timeout=TELL_EVERY_S, return_when=FIRST_COMPLETED)
-        told()
-        for future in done:
-            yield running.pop(future), future.result()
-
-
-def _depend() -> None:
-    """End without a word at Ctrl-C, which is for the whole terminal, and with the process that started us."""
-    signal.signal(signal.SIGINT, lambda number, frame: os._exit(1))
-    Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
