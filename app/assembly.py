@@ -1,8 +1,9 @@
-"""The rooms that need more than one line to build."""
+"""Builds the rooms of one server, and the components that all of them share."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,9 @@ from app.api.models import ServedModels
 from app.api.responder import Responder, ServerLoad
 from app.api.sampling import RealModel
 from app.clock.clock import LiveClock
+from app.clock.streams import Streams
 from app.clock.timer_wheel import TimerWheel
-from app.components import Components, cache_config
+from app.dataset import Datasets, open_datasets
 from app.engine.cache_manager import KVCacheManager
 from app.engine.client import EngineClient
 from app.engine.engine import Engine
@@ -30,14 +32,19 @@ from app.kvcache.memo import Bounded
 from app.kvcache.prompt import Adapter
 from app.kvcache.residency import Residency
 from app.kvcache.stores import store_of
-from app.lora.adapters import LoRARegistry, LoRASlots, rank_of
+from app.lora.adapters import AdapterMemory, LoRARegistry, LoRASlots, adapters_of, rank_of
 from app.metrics.exposition import Families
 from app.metrics.fake import FakeFamilies
+from app.metrics.recorder import Recorder
 from app.protocol.validation import ModelLimits
+from app.schema import Schemas
+from app.server import ranks
 from app.simulated.corpus import Corpus, sample_sentences
 from app.simulated.model import Silent, SimulatedModel
+from app.tokenization import Tokenizer
 from config import ConfigError, Settings
-from config.settings import ReplaySettings, ServerSettings
+from config.live import LiveSettings
+from config.settings import DatasetSettings, KVCacheSettings, ReplaySettings, ServerSettings
 
 if TYPE_CHECKING:
     from app.kvcache.publisher import Publisher
@@ -45,6 +52,81 @@ if TYPE_CHECKING:
     from app.recording.replay import Replay
     from app.script.book import ScriptBook
     from config.profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """One rank's settings, clock, randomness and tokenizer, and what it counts and keeps for all rooms."""
+
+    live: LiveSettings
+    rank: int
+    server: ServerSettings
+    """Server settings of this rank, with its own port."""
+    tokenizer: Tokenizer
+    streams: Streams
+    adapters: LoRARegistry
+    adapter_memory: AdapterMemory
+    datasets: Datasets
+    recorder: Recorder
+    clock: LiveClock = field(default_factory=LiveClock)
+    schemas: Schemas = field(default_factory=Schemas)
+
+    @classmethod
+    def of(cls, settings: Settings, tokenizer: Tokenizer, rank: int) -> Components:
+        """Build it. ConfigError for adapters that cannot be served."""
+        lora = settings.lora
+        adapters = adapters_of(lora, settings.model)
+        return cls(
+            live=LiveSettings(settings),
+            rank=rank,
+            server=ranks.served_by(settings.server, rank),
+            tokenizer=tokenizer,
+            streams=Streams(settings.reply.seed, rank),
+            adapters=adapters,
+            adapter_memory=AdapterMemory(adapters, lora.max_loras, lora.max_cpu_loras or lora.max_loras),
+            datasets=open_datasets(dataset_settings(settings), tokenizer),
+            recorder=_recorder(settings, rank),
+        )
+
+    @property
+    def settings(self) -> Settings:
+        return self.live.current
+
+
+def cache_config(kvcache: KVCacheSettings) -> dict[str, str]:
+    """Labels of vllm:cache_config_info that the settings decide."""
+    return {
+        "block_size": str(kvcache.block_size),
+        "num_gpu_blocks": str(kvcache.kv_cache_size),
+        "enable_prefix_caching": str(kvcache.enable_kvcache),
+        "prefix_caching_hash_algo": kvcache.prefix_caching_hash_algo,
+    }
+
+
+def dataset_settings(settings: Settings) -> DatasetSettings:
+    """The datasets that are used: an encoder says no words, so it has no use for recorded ones."""
+    return DatasetSettings() if settings.model.mm_encoder_only else settings.dataset
+
+
+def _recorder(settings: Settings, rank: int) -> Recorder:
+    """Adapters are told of when there may be some."""
+    lora, model = settings.lora, settings.model
+    told = lora.enable_lora or lora.lora_modules or lora.allow_runtime_lora_updating
+    most = lora.max_loras if told else None
+    latency, connector = settings.latency, settings.kvcache.kv_connector
+    fetching = latency.kv_cache_transfer_latency or latency.kv_cache_transfer_time_per_token
+    return Recorder(
+        model.served_names[0],
+        model.max_model_len,
+        cache_config(settings.kvcache),
+        str(rank),
+        max_loras=most,
+        block_times=settings.kvcache.kv_cache_metrics,
+        older_names=settings.metrics.simulator_metrics,
+        transfers=bool(fetching or connector == "nixl"),
+        steps=settings.steps.shared or settings.engine.is_real,
+    )
+
 
 LOOPBACK = "127.0.0.1"
 """What a server is called that does not know its own address."""
@@ -65,7 +147,7 @@ def plugins_of(components: Components) -> PluginRegistry | None:
 def service_of(
     components: Components, cache: KVCacheManager | None, plugins: PluginRegistry | None
 ) -> Engine:
-    """The engine, with the simulated model behind it."""
+    """Builds the engine, with the simulated model behind it."""
     settings = components.settings
     profile = _profile(settings)
     engine = Engine(
@@ -93,7 +175,7 @@ def _profile(settings: Settings) -> Profile | None:
 
 
 def author_of(components: Components, plugins: PluginRegistry | None = None) -> Model:
-    """Who writes the replies."""
+    """Builds the model that writes the replies."""
     if components.settings.model.task != "generate":
         return Silent()
     model = SimulatedModel(
@@ -132,7 +214,7 @@ def frontend_of(
     real: RealModel | None = None,
     asks_plugins: bool = False,
 ) -> Frontend:
-    """What the generating API families share; `real` is the model that computes."""
+    """Builds the pipeline that all generating API families share; `real` is the model that computes."""
     scripts = None
     if book is not None:
         from app.api.script import ScriptResolver
@@ -200,7 +282,7 @@ def check_replay(settings: ReplaySettings) -> None:
 
 
 def replay_of(components: Components, faults: FaultInjector) -> Replay | None:
-    """Who answers from a recording; None without one. ConfigError when it cannot be read."""
+    """Builds the answers from a recording; None without one. ConfigError for a file that cannot be read."""
     settings = components.settings.replay
     if not settings.replay:
         return None
@@ -215,7 +297,7 @@ def replay_of(components: Components, faults: FaultInjector) -> Replay | None:
 
 
 def fakes_of(components: Components) -> FakeFamilies:
-    """The metrics that are told instead of the true ones, if any are."""
+    """Builds the fake metrics that replace the true ones, if the settings have any."""
     model, lora = components.settings.model, components.settings.lora
     fakes = FakeFamilies(
         model.served_names[0],
@@ -230,7 +312,7 @@ def fakes_of(components: Components) -> FakeFamilies:
 
 
 def adapter_families(components: Components) -> list[Families]:
-    """Where adapters are, if `lora-residency-metrics` wants it told."""
+    """Returns the families of adapter residency, where `lora-residency-metrics` asks for them."""
     settings, adapters = components.settings, components.adapters
     if not settings.lora.lora_residency_metrics:
         return []
@@ -267,13 +349,13 @@ def publishing(settings: Settings, server: ServerSettings, rank: int) -> Publish
 
 
 def has_cache(settings: Settings) -> bool:
-    """Whether a KV cache is played: an encoder writes nothing to keep, a real engine has its own."""
+    """Returns whether a KV cache is simulated: an encoder keeps nothing, a real engine has its own."""
     played = not settings.model.mm_encoder_only and not settings.engine.is_real
     return settings.kvcache.enable_kvcache and played
 
 
 def publisher_of(components: Components, told: PublisherSettings) -> Publisher | None:
-    """Who publishes the events of the cache; None without one, and where nobody could hear of them."""
+    """Builds the publisher of cache events; None without a cache or without a possible receiver."""
     settings = components.settings
     heard = told.endpoint or told.replay_endpoint or settings.kvindex.kv_index or settings.server.speaks_grpc
     if not heard or not has_cache(settings):
@@ -308,14 +390,13 @@ def cache_of(components: Components, publisher: Publisher | None) -> KVCacheMana
 
 
 def _adapter(adapters: LoRARegistry, name: str) -> Adapter:
-    """An adapter as hashes and events name it."""
     return Adapter(name, adapters.path(name), adapters.number(name))
 
 
 def caches_of(
     components: Components, cache: KVCacheManager | None, publisher: Publisher | None
 ) -> list[Caches]:
-    """What the rooms below the API remember."""
+    """Returns the caches of the rooms below the API."""
     kept: dict[str, Bounded] = {"schemas": components.schemas}
     if (series := components.recorder.adapter_series) is not None:
         kept["adapter series"] = series

@@ -32,8 +32,11 @@ from config.validation import suggestion
 if TYPE_CHECKING:
     from app.fleet.routing import PolicyMaker
     from app.plugins.command import PluggedCosts
+    from app.tokenization import Tokenizer
     from config.profile import Profile
 
+Run = Callable[[Sequence[str]], int]
+"""Takes the words behind the name of a command; returns the exit status."""
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BROKEN_PIPE = 1
 """Exit status when the reader of our output has gone; Python's own would be 120 and a complaint."""
@@ -83,19 +86,20 @@ def _serve(argv: Sequence[str]) -> int:
     )
 
 
-def _make_dataset(argv: Sequence[str]) -> int:
-    # Not imported by a start of the server, which needs none of it.
-    from app.dataset import command
+def _runs(module: str, *given: object) -> Run:
+    """A command that `module` has, which is imported only when it runs; `given` goes with the words."""
+
+    def run(argv: Sequence[str]) -> int:
+        status: int = import_module(module).run(argv, *given)
+        return status
+
+    return run
+
+
+def _tokenizer_of(settings: Settings) -> Tokenizer:
     from app.factory import tokenizer_of
 
-    return command.run(argv, tokenizer_of)
-
-
-def _start_fleet(argv: Sequence[str]) -> int:
-    from app.factory import tokenizer_of
-    from app.fleet import command
-
-    return command.run(argv, tokenizer_of, _plugged_policies)
+    return tokenizer_of(settings)
 
 
 def _plugged_policies(settings: Settings) -> Mapping[str, PolicyMaker]:
@@ -106,52 +110,26 @@ def _plugged_policies(settings: Settings) -> Mapping[str, PolicyMaker]:
     return registry_of(settings).policies()
 
 
-def _calibrate(argv: Sequence[str]) -> int:
-    from app.fidelity import calibrate
-
-    return calibrate.run(argv)
-
-
-def _record(argv: Sequence[str]) -> int:
-    if "--proxy" in argv:
-        from app.recording import command
-
-        return command.run(argv)
-    from app.fidelity import record
-
-    return record.run(argv)
-
-
-def _drift(argv: Sequence[str]) -> int:
-    from app.recording import drift
-
-    return drift.run(argv)
-
-
-def _rehearse(argv: Sequence[str]) -> int:
-    try:
-        command = import_module("benchmarks.rehearse.command")
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("benchmarks"):
-            raise
-        asked = "--help" in argv or "-h" in argv
-        told = "rehearse is a benchmark, which a clone of the repository has (docs/fidelity.md)"
-        print(told if asked else f"error: {told}", file=sys.stdout if asked else sys.stderr)
-        return 0 if asked else 1
-    status: int = command.run(argv)
-    return status
-
-
-def _simulate(argv: Sequence[str]) -> int:
-    from app.fidelity import simulate
-
-    return simulate.run(argv, _plugged_costs)
-
-
 def _plugged_costs(settings: Settings, profile: Profile) -> tuple[str, PluggedCosts] | None:
     from app.plugins.command import plugged_costs  # and pluggy
 
     return plugged_costs(settings, profile)
+
+
+def _record(argv: Sequence[str]) -> int:
+    return _runs("app.recording.command" if "--proxy" in argv else "app.fidelity.record")(argv)
+
+
+def _rehearse(argv: Sequence[str]) -> int:
+    try:
+        return _runs("benchmarks.rehearse.command")(argv)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("benchmarks"):
+            raise
+    asked = "--help" in argv or "-h" in argv
+    told = "rehearse is a benchmark, which a clone of the repository has (docs/fidelity.md)"
+    print(told if asked else f"error: {told}", file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 1
 
 
 def _plugins(argv: Sequence[str]) -> int:
@@ -159,52 +137,46 @@ def _plugins(argv: Sequence[str]) -> int:
         print(f"usage: {COMMAND} plugins [--plugin NAME] [--setting value ...]\n")
         print("Tell which plugins a server with these settings has, and what they can do (docs/plugins.md).")
         return 0
-    from app.plugins import command
-
-    return command.run(argv)
+    return _runs("app.plugins.command")(argv)
 
 
 def _script(argv: Sequence[str]) -> int:
     if argv[:1] == ["from-recording"]:
-        from app.recording import to_script
-
-        return to_script.run(argv[1:])
+        return _runs("app.recording.to_script")(argv[1:])
     from app.api.script import messages_of
-    from app.script import command
 
-    return command.run(argv, messages_of)
-
-
-def _generate(argv: Sequence[str]) -> int:
-    from app.llm import command
-
-    return command.run(argv)
+    return _runs("app.script.command", messages_of)(argv)
 
 
 def _completion(argv: Sequence[str]) -> int:
-    from app import completion
+    flags = [f"--{row.name}" for row in table_of(Settings).rows]
+    return _runs("app.completion", COMMANDS, flags)(argv)
 
-    return completion.run(argv, COMMANDS, [f"--{row.name}" for row in table_of(Settings).rows])
+
+_simulate = _runs("app.fidelity.simulate", _plugged_costs)
+_fleet = _runs("app.fleet.command", _tokenizer_of, _plugged_policies)
+_calibrate = _runs("app.fidelity.calibrate")
+_dataset = _runs("app.dataset.command", _tokenizer_of)
 
 
 class Command(NamedTuple):
-    """What runs with the words behind its name, and what it is for."""
+    """A command: its function, and a line of help."""
 
-    run: Callable[[Sequence[str]], int]
+    run: Run
     about: str
 
 
 COMMANDS: Mapping[str, Command] = {
     "serve": Command(_serve, "start a server with vLLM's own command line"),
     "simulate": Command(_simulate, "say what an engine, or a fleet, would do with a load"),
-    "fleet": Command(_start_fleet, "start several servers, and show what routing does"),
+    "fleet": Command(_fleet, "start several servers, and show what routing does"),
     "script": Command(_script, "check and try scripted replies, or make a script of a recording"),
     "record": Command(_record, "measure a real server, or keep its exchanges (--proxy)"),
-    "drift": Command(_drift, "compare a recording with a live server"),
+    "drift": Command(_runs("app.recording.drift"), "compare a recording with a live server"),
     "calibrate": Command(_calibrate, "fit a profile to what was recorded of a real server"),
     "rehearse": Command(_rehearse, "run a real engine beside its simulation"),
-    "dataset": Command(_make_dataset, "make a dataset of recorded conversations"),
-    "generate": Command(_generate, "let a real model write a reply, or chat with it"),
+    "dataset": Command(_dataset, "make a dataset of recorded conversations"),
+    "generate": Command(_runs("app.llm.command"), "let a real model write a reply, or chat with it"),
     "plugins": Command(_plugins, "tell which plugins there are, their hooks and settings"),
     "completion": Command(_completion, "print what makes bash, zsh or fish complete these words"),
 }

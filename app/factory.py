@@ -28,11 +28,13 @@ from app.api.responses import routes as responses
 from app.api.responses.store import ResponseStore
 from app.api.sampling import RealModel
 from app.assembly import (
+    Components,
     adapter_families,
     book_of,
     cache_of,
     caches_of,
     check_replay,
+    dataset_settings,
     fakes_of,
     frontend_of,
     plugins_of,
@@ -42,7 +44,6 @@ from app.assembly import (
     service_of,
 )
 from app.clock.clock import Clock
-from app.components import Components, dataset_settings
 from app.dataset import DatasetError
 from app.dataset import prepare as prepare_datasets
 from app.engine.cache_manager import KVCacheManager
@@ -104,7 +105,7 @@ def create_app(settings: Settings | None = None) -> Understudy:
 
 
 def engine_options(settings: Settings) -> EngineProcessOptions:
-    """What a real engine is started with. ConfigError when it could not run here."""
+    """Returns the options of a real engine's process. ConfigError when it could not run here."""
     from app.real_engine import engine_options as options_of
 
     return options_of(settings)
@@ -324,7 +325,7 @@ def engine_of(
 
 
 def add_scripts(app: Understudy, book: ScriptBook, peers: PeerRanks) -> None:
-    """What a server with scripts has besides: their counters, what reads them again, and their report."""
+    """Adds the counters, the watch and the report of a server's scripts."""
     from app.api.admin.config import script_routes
     from app.script.book import ScriptWatch
 

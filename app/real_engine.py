@@ -30,7 +30,7 @@ from config import ConfigError, Settings
 from config.installation import COMMAND, check_installed
 
 if TYPE_CHECKING:
-    from app.components import Components
+    from app.assembly import Components
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
 DTYPES: Mapping[str, Literal["auto", "float32", "bfloat16", "float16"]] = {
@@ -51,7 +51,7 @@ NOT_STARTED = (
 
 
 def engine_options(settings: Settings) -> EngineProcessOptions:
-    """What the engine's process is started with. ConfigError when it could not run here."""
+    """Returns the options of the engine's process. ConfigError when it could not run here."""
     check_installed("engine", "setting engine: 'llm'")
     sampling_defaults(settings)  # to be refused before any work is done
     cache, limits, name = settings.kvcache, settings.scheduling, settings.model.model
@@ -78,7 +78,7 @@ def engine_options(settings: Settings) -> EngineProcessOptions:
 
 
 def model_path(settings: Settings) -> Path:
-    """Where the model is. ConfigError when it is not on this machine."""
+    """Returns the path of the model. ConfigError when it is not on this machine."""
     try:
         return find_model(settings.model.model)
     except LLMError as error:
@@ -110,7 +110,7 @@ def remote_engine(components: Components) -> RemoteEngine:
 
 
 def real_model(components: Components) -> RealModel:
-    """What the API has to know of the model. ConfigError as `sampling_defaults`."""
+    """Returns the facts of the model that the API needs. ConfigError as `sampling_defaults`."""
     return RealModel(
         defaults=sampling_defaults(components.settings), thoughts=thought_tokens(components.tokenizer)
     )
@@ -126,7 +126,7 @@ def thought_tokens(tokenizer: Tokenizer) -> ThoughtTokens | None:
 
 
 def sampling_defaults(settings: Settings) -> SamplingDefaults:
-    """Those of a generation_config.json, as in vLLM: of the model's own, another folder's, or none.
+    """Returns the defaults of a generation_config.json, as vLLM: the model's, another folder's, or none.
 
     ConfigError for one that cannot be read, or says what cannot be.
     """

@@ -14,8 +14,8 @@ from array import array
 from collections.abc import Sequence
 
 from app.fidelity.benchmark_files import read_recordings
+from app.fidelity.fitting import Recording
 from app.fidelity.record import Prompts, read_target
-from app.fidelity.replay import Recording
 from app.fidelity.simulation import Outcome, Plan, simulate
 from app.load.recording_client import Measured, RecordingClient
 from app.load.report import NAMES, quantile, twelve

@@ -24,10 +24,10 @@ AUTO = "auto"
 """The name of the profile that is made of a data sheet."""
 
 VLLM_DEVICES = frozenset(("", "auto", "cpu", "cuda", "hpu", "neuron", "tpu", "xpu"))
-"""What `--device` of earlier versions of vLLM could say, which tells no data sheet."""
+"""Values of `--device` of earlier versions of vLLM, which name no data sheet."""
 
 OF_BANDWIDTH, OF_FLOPS, OF_FLOPS_ATTENTION = 0.85, 0.65, 0.45
-"""What is reached of what the sheet says."""
+"""Shares of the data sheet's figures that are reached."""
 MEMORY_SHARE = 0.9
 """vLLM's `gpu-memory-utilization`."""
 BASE_S, PER_SEQUENCE_S = 1e-3, 10e-6
@@ -112,7 +112,6 @@ class ModelShape(Struct, kw_only=True):
 
     @property
     def matrices(self) -> int:
-        """Of a layer's network, or of an expert."""
         return MATRICES[self.architectures[0]]
 
     @property
@@ -125,7 +124,6 @@ class ModelShape(Struct, kw_only=True):
 
     @property
     def sparse_layers(self) -> int:
-        """Layers with experts."""
         if not self.experts:
             return 0
         step, dense = self.decoder_sparse_step, set(self.mlp_only_layers)
@@ -133,12 +131,11 @@ class ModelShape(Struct, kw_only=True):
 
     @property
     def expert_weights(self) -> int:
-        """Of one expert."""
         return self.matrices * self.hidden_size * (self.moe_intermediate_size or self.intermediate_size)
 
     @property
     def shared_weights(self) -> int:
-        """Those of the projections that every token needs, experts apart."""
+        """Number of weights of the projections that every token needs, experts apart."""
         width, sparse = self.hidden_size, self.sparse_layers
         projected = self.num_attention_heads * self.head_size
         attention = width * (projected + 2 * self.heads_kv * self.head_size) + projected * width
@@ -203,10 +200,7 @@ class Weights(Struct, frozen=True):
 
 
 def profile_of(
-    name: str,
-    device: str | None = None,
-    tensor_parallel_size: int = 1,
-    model_config_path: str | None = None,
+    name: str, device: str | None = None, tensor_parallel_size: int = 1, model_config_path: str | None = None
 ) -> Profile:
     """The profile that `--profile name` asks for; the others are what `auto` is made of."""
     if name != AUTO:
@@ -258,7 +252,6 @@ def _made(shape: ModelShape, device_name: str, devices: int, named: str) -> Prof
 
 
 def _parameters(shape: ModelShape) -> int:
-    """All of them."""
     tables = shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
     return shape.shared_weights + shape.sparse_layers * shape.experts * shape.expert_weights + tables
 

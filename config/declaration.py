@@ -53,7 +53,7 @@ class Section(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
 
 
 class About(Struct, frozen=True):
-    """What a setting means, and where else it can be found."""
+    """Meaning of a setting, and its other names."""
 
     help: str
     unit: str = ""
@@ -69,23 +69,23 @@ class About(Struct, frozen=True):
 
 
 class Rule(Struct, frozen=True):
-    """What msgspec cannot check of a value: that it fits to its neighbours, or has a form of its own."""
+    """A rule beyond msgspec: a value fits its neighbours, or has a form of its own."""
 
     text: str
     """Completes the sentence "the value ..."."""
     flaw: Callable[[Any, Any], str]
-    """What is wrong with (value, its section), as `text` is written; empty when nothing is."""
+    """Returns the flaw of (value, its section), worded as `text`; empty when there is none."""
 
 
 def not_above_share(percent: int, of: str) -> Rule:
-    """At most `percent` % of the section's field `of`."""
+    """Refuses values above `percent` % of the section's field `of`."""
     text = f"must not be more than {percent} % of {of.replace('_', '-')}"
     share = percent / 100 * (1 + ROUNDING)
     return Rule(text, lambda value, section: text if value > share * getattr(section, of) else "")
 
 
 def not_below(other: str) -> Rule:
-    """At least the section's field `other`."""
+    """Refuses values below the section's field `other`."""
     text = f"must not be less than {other.replace('_', '-')}"
     return Rule(text, lambda value, section: text if value < getattr(section, other) else "")
 

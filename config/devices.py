@@ -15,7 +15,7 @@ class Device(Struct, frozen=True, kw_only=True):
 
     name: str
     sheet: str
-    """Where the figures come from."""
+    """Source of the figures."""
     bandwidth: float
     """Bytes of memory a second."""
     flops: float

@@ -63,7 +63,6 @@ _HEAD = "| setting | type | default | environment | live | meaning |\n|---|---|-
 
 
 def render() -> str:
-    """The whole page."""
     ignored = ", ".join(f"`--{name}`" for name in sorted(IGNORED - RETIRED.keys()))
     retired = "".join(f"| `{name}` | {reason} |\n" for name, reason in RETIRED.items())
     sections = [

@@ -29,7 +29,7 @@ Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Counts = tuple[Count, ...]
 """Observations per bucket, not cumulative; those after the last are 0."""
 Histogram = Annotated[Counts, Meta(max_length=1000)]
-"""What goes beyond the buckets of a histogram counts in the last."""
+"""Observations beyond the buckets of a histogram count in the last."""
 Names = Annotated[str, Meta(pattern="^[^\ud800-\udfff]*$")]
 """Names with commas between them, in whole characters."""
 
@@ -70,7 +70,7 @@ class FakeAdapters(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FakeMetrics(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """What is told, one field per key. None and empty: not told."""
+    """Fake values, one field per key. None and empty: the family is absent."""
 
     running_requests: Level | None = None
     waiting_requests: Level | None = None
@@ -110,7 +110,7 @@ _TOTALS = {
 
 
 def parse(text: str | None) -> FakeMetrics | None:
-    """What the setting says; None when the metrics are the true ones.
+    """Reads the setting; None when the metrics are the true ones.
 
     Raises FakeMetricsError, which names the first key that is wrong.
     """

@@ -25,10 +25,10 @@ Family = Literal["chat", "completions", "responses", "messages", "generate", "gr
 
 
 class FaultRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="action"):
-    """Whom a rule strikes: a request that fits all that is given here."""
+    """A rule: it applies to requests that fit all conditions given here."""
 
     name: Name = ""
-    """What to call it in a verdict; its action, when empty."""
+    """Name of the rule in a verdict; its action, when empty."""
     model: str | None = None
     """The model that is asked for, exactly."""
     api: Family | None = None
@@ -42,7 +42,7 @@ class FaultRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     """Only each k-th of them."""
     probability: Share = 1.0
     times: Ordinal | None = None
-    """So many times at most."""
+    """Most times that the rule applies."""
 
     @property
     def action(self) -> str:

@@ -84,7 +84,7 @@ class Parser(SettingsParser):
         return super().parse_args(args, namespace)
 
     def parse_beside_settings(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-        """What is our own, and the flags of settings. UsageError for what is neither."""
+        """Splits words into a command's own flags and those of settings. UsageError for any other."""
         words = [_with_dashes(word) for word in words]
         settings = settings_parser(table_of(kind_of(words, NOTHING)))
         self._check(words, [*self._names(), *settings._option_string_actions])
@@ -199,7 +199,7 @@ def kind_of(words: Sequence[str], environ: Mapping[str, str]) -> type[Settings]:
 
 
 def given_to(parser: SettingsParser, words: Sequence[str], names: Iterable[str] = BY_NAME) -> dict[str, Any]:
-    """What `words` give, by destination. ConfigError for what `parser` does not know; `names` it may mean."""
+    """Parses `words`, by destination. ConfigError for unknown flags, with the nearest of `names`."""
     try:
         given, strays = parser.parse_known_args(words)
     except argparse.ArgumentError as error:

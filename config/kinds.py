@@ -12,7 +12,7 @@ from config.declaration import DURATION, JSON, OBJECTS
 from config.durations import RULE, format_duration, parse_duration
 
 SWITCH_WORDS = {"yes": True, "on": True, "no": False, "off": False}
-"""What a switch may be called besides true, false, 1 and 0, which msgspec knows."""
+"""Words of a switch besides true, false, 1 and 0, which msgspec knows."""
 MOST = sys.float_info.max
 
 
@@ -27,7 +27,7 @@ class Kind(Struct, frozen=True):
     wanted: str
     """Completes the sentence "the value ..." for one that is of another kind."""
     type: Any
-    """What msgspec converts to."""
+    """The type that msgspec converts to."""
     prepare: Callable[[object], object] = _same
     """Makes of a text, or of what YAML and JSON have, what msgspec understands; ValueError says why not."""
 
@@ -45,7 +45,7 @@ def checked(value: object, type: Any, rule: str, strict: bool = True) -> object:
 
 
 def limits(kind: Kind, metas: Iterable[Meta]) -> str:
-    """What msgspec checks beyond the kind, as the end of the sentence "the value ..."; empty for nothing."""
+    """Returns msgspec's checks beyond the kind, as the end of "the value ..."; empty without any."""
     return "; ".join(filter(None, (_limit(kind, meta) for meta in metas)))
 
 

@@ -36,7 +36,7 @@ class LiveSettings:
         return self.current
 
     def changed(self, values: Mapping[str, object]) -> Settings:
-        """What `change` would make of the settings.
+        """Returns the settings as `change` would make them.
 
         Raises ConfigError for a name that is no live setting and for a value that could not be a start's.
         """

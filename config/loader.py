@@ -33,9 +33,7 @@ def _log_warning(text: str) -> None:
 
 
 def load(
-    argv: Sequence[str] | None = (),
-    environ: Mapping[str, str] = os.environ,
-    warn: Warn = _log_warning,
+    argv: Sequence[str] | None = (), environ: Mapping[str, str] = os.environ, warn: Warn = _log_warning
 ) -> Settings:
     """The settings of this process; `argv` is without the program's name, None is the same as no flags.
 

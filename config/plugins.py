@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -51,7 +52,7 @@ def settings_kind(
 
 
 def kind_named_by(flags: Flags, environ: Mapping[str, str]) -> type[Settings]:
-    """As `settings_kind`; the YAML file is read for that."""
+    """Reads the YAML file, and returns its `settings_kind`."""
     path = config_path(flags, environ)
     document: dict[str, object] = {}
     if path:
@@ -153,21 +154,15 @@ def _installed(wanted: bool) -> Iterator[Plugin]:
 
 
 def _has_plugins(folder: str) -> bool:
-    """Whether a package that is installed in this folder has entry points of ours."""
-    try:
-        packages = [name for name in os.listdir(folder or ".") if name.endswith((".dist-info", ".egg-info"))]
-    except OSError:
-        return False
-    return any(SECTION in _bytes_of(os.path.join(folder, name, "entry_points.txt")) for name in packages)
-
-
-def _bytes_of(path: str) -> bytes:
-    """What is in a file; nothing where there is none."""
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
+    """Returns whether a package installed in this folder has entry points of ours."""
+    with suppress(OSError):
+        for name in os.listdir(folder or "."):
+            if not name.endswith((".dist-info", ".egg-info")):
+                continue
+            with suppress(OSError), open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:
+                if SECTION in file.read():
+                    return True
+    return False
 
 
 def _of_package(entry: "EntryPoint") -> Plugin:
@@ -178,7 +173,6 @@ def _of_package(entry: "EntryPoint") -> Plugin:
 
 
 def _named(item: str) -> Plugin:
-    """The plugin of an item of the setting."""
     if item.endswith(".py"):
         return _plugin(partial(_file, item), os.path.basename(item).removesuffix(".py"), item)
     return _plugin(partial(import_module, item), item.rpartition(".")[2], item)
@@ -198,7 +192,7 @@ def _file(path: str) -> ModuleType:
 
 
 def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") -> Plugin:
-    """What a module, once it is loaded, says about itself. ConfigError where that makes no sense."""
+    """Loads a module and reads its facts. ConfigError where they make no sense."""
     try:
         hooks = load()
     except (Exception, SystemExit) as error:
@@ -217,7 +211,7 @@ def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") 
 
 
 def _not_imported(name: str, origin: str, error: BaseException) -> ConfigError:
-    """What went wrong, and at which line of the innermost file that is not the import system's."""
+    """Returns the error, with the line of the innermost file outside the import system."""
     import traceback
 
     frames = [

@@ -37,7 +37,7 @@ class EngineLimits(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unk
 
 
 class CostConstants(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """What a step costs (docs/fidelity.md); seconds unless said. The defaults cost nothing."""
+    """Costs of a step (docs/fidelity.md); seconds unless noted. The defaults cost nothing."""
 
     base: Seconds = 0.0
     """Of every step, whatever it holds."""
@@ -72,7 +72,7 @@ class CostConstants(Struct, frozen=True, kw_only=True, rename="kebab", forbid_un
 
 
 class FrontCosts(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """What a server takes around its engine, in seconds."""
+    """Costs of a server around its engine, in seconds."""
 
     front: Seconds = 0.0
     """From a request's arrival until the scheduler sees it."""
@@ -97,7 +97,7 @@ class Profile(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_
     """One engine. What is told of its origin is for people; the rest is what is played."""
 
     source: str
-    """Where the constants come from."""
+    """Source of the constants."""
     model: str
     device: str
     checked: str = "not compared with any recording"
@@ -141,5 +141,4 @@ def read_profile(name_or_path: str) -> Profile:
 
 
 def shipped_profiles() -> list[str]:
-    """Their names."""
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))

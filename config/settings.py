@@ -28,13 +28,7 @@ from config.sections.kvindex import KVIndexSettings
 from config.sections.model import LoraSettings, ModelSettings, TokenizerSettings
 from config.sections.observability import LogSettings, MetricsSettings, TracingSettings
 from config.sections.plugins import Plugin, PluginSettings
-from config.sections.reply import (
-    DatasetSettings,
-    ReplaySettings,
-    ReplySettings,
-    ScriptSettings,
-    ToolSettings,
-)
+from config.sections.reply import DatasetSettings, ReplaySettings, ReplySettings, ScriptSettings, ToolSettings
 from config.sections.server import AccessSettings, ServerSettings, TlsSettings
 
 MASK = "***"
@@ -72,7 +66,6 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
 
     @property
     def table(self) -> "Table":
-        """What is known about each of these settings."""
         return table_of(type(self))
 
     def dump(self, masked: bool = True) -> dict[str, object]:
@@ -100,7 +93,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     """Section: attribute of `Settings`."""
     kind: Kind
     type: Any
-    """What msgspec checks a value against."""
+    """The type that msgspec checks a value against."""
     optional: bool
     """None is a value, too, written as an empty text or a YAML null."""
     default: object
@@ -116,7 +109,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     path: bool
     """May name a file or folder."""
     limits: str
-    """What msgspec checks, as the end of the sentence "the value ..."; empty where any value will do."""
+    """msgspec's checks, as the end of the sentence "the value ..."; empty where any value will do."""
     rules: tuple[Rule, ...]
 
     @property
@@ -136,7 +129,6 @@ class Setting(Struct, frozen=True, kw_only=True):
         return format_duration(value) if self.kind.name == DURATION else written(value)
 
     def value(self, settings: Settings) -> Any:
-        """What `settings` say."""
         return getattr(getattr(settings, self.group), self.attribute)
 
     def shown(self, value: Any, masked: bool = True) -> object:
@@ -194,7 +186,6 @@ def _row(group: str, field: FieldInfo, name: str) -> Setting:
 
 
 def variable(name: str) -> str:
-    """Returns the environment variable of a setting of this name."""
     return f"SIM_{name.replace('-', '_').upper()}"
 
 

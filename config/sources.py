@@ -1,4 +1,4 @@
-"""What the command line and the environment said, and how a command line is handed over as environment."""
+"""Values of the command line, the environment and the file, and a command line handed over as environment."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,16 +38,16 @@ IGNORED = (
 
 
 class Flags(Struct):
-    """What the command line said, not yet read as values."""
+    """Texts of the command line, not yet read as values."""
 
     values: dict[str, str | list[str]] = {}
     """Setting name to its text; a list for list settings."""
     fallbacks: dict[str, str] = {}
-    """What holds when nothing else says anything: other defaults than the settings' own."""
+    """Defaults that replace the settings' own."""
     names: dict[str, str] = {}
     """Setting name to the flag that it was given by, where that has another name."""
     kind: type[Settings] | None = None
-    """What the words were taken for; None where there were none, and so no plugin was looked for."""
+    """Kind of settings that the words were parsed for; None without words."""
     config: str | None = None
     help: bool = False
     version: bool = False

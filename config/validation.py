@@ -1,8 +1,6 @@
 """The rules between settings, tried in a fixed order, and the line that tells which setting is wrong."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-
-from msgspec import Struct
+from collections.abc import Iterable, Iterator, Mapping
 
 from config.declaration import ConfigError
 from config.settings import BY_NAME, MASK, SECTIONS, Setting, Settings, Table
@@ -17,98 +15,53 @@ FIRST = (
 """Order of the reference simulator, whose first refusal is the one that users know; all others come later."""
 
 
-class Agreement(Struct, frozen=True):
-    """A rule between several sections; it is told of the setting `name`."""
+def _disagreements(at: Settings) -> Iterator[tuple[str, str]]:
+    """Yields names of settings that do not agree with other settings, and the rule that each breaks."""
+    ranks, server = len(at.server.ranks), at.server
+    if at.lora.max_cpu_loras is not None and at.lora.max_cpu_loras < at.lora.max_loras:
+        yield "max-cpu-loras", "must not be less than max-loras"
+    if (at.tls.ssl_certfile is None) != (at.tls.ssl_keyfile is None):
+        yield "ssl-certfile", "must be given together with ssl-keyfile"
+    if at.tls.self_signed_certs and at.tls.ssl_certfile:
+        yield "self-signed-certs", "must not be given together with ssl-certfile"
+    if at.dataset.dataset_path and at.reply.mode == "echo":
+        yield "dataset-path", "must be empty in mode echo"
+    if at.dataset.dataset_url is not None and not at.dataset.dataset_path:
+        yield "dataset-url", "must be given together with dataset-path"
+    if at.kvindex.kv_index_bind and ranks > 1:
+        yield "kv-index-bind", "must be empty when this server plays several ranks: they cannot share a port"
+    if at.kvindex.role == "indexer" and ranks > 1:
+        yield "role", "has no ranks: data-parallel-size must be 1"
+    if at.steps.shared:
+        yield from _step_flaws(at)
+    room = "must leave room for data-parallel-size ports up to 65535"
+    if server.port + ranks > 65536:
+        yield "port", room
+    grpc_port = server.grpc_port
+    if grpc_port is not None and (grpc_port + ranks > 65536 or abs(grpc_port - server.port) < ranks):
+        yield "grpc-port", f"{room}, none of which is one of port's"
+    if server.speaks_grpc and at.tls.enabled:
+        yield "grpc", "goes without HTTPS only: certificates must be left out"
+    if server.speaks_grpc and not server.fast_path:
+        yield "fast-path", "must be true where gRPC is answered"
+    if at.engine.is_real:
+        yield from _real_engine_flaws(at)
 
-    name: str
-    text: str
-    holds: Callable[[Settings], bool]
+
+def _step_flaws(at: Settings) -> Iterator[tuple[str, str]]:
+    """Yields the same of requests that share steps."""
+    tokens, length, cache = at.steps.max_num_batched_tokens, at.model.max_model_len, at.kvcache
+    if tokens < at.scheduling.max_num_seqs:
+        rule = "must not be less than max-num-seqs, or some sequences would never get a token"
+        yield "max-num-batched-tokens", rule
+    if (cache.kv_cache_size - 1) * cache.block_size < length:
+        yield "kv-cache-size", "must hold a prompt of max-model-len tokens, and the null block"
+    if not at.steps.enable_chunked_prefill and tokens < length:
+        rule = "must be true where max-num-batched-tokens is less than max-model-len"
+        yield "enable-chunked-prefill", rule
 
 
-AGREEMENTS = (
-    Agreement(
-        "max-cpu-loras",
-        "must not be less than max-loras",
-        lambda at: at.lora.max_cpu_loras is None or at.lora.max_cpu_loras >= at.lora.max_loras,
-    ),
-    Agreement(
-        "ssl-certfile",
-        "must be given together with ssl-keyfile",
-        lambda at: (at.tls.ssl_certfile is None) == (at.tls.ssl_keyfile is None),
-    ),
-    Agreement(
-        "self-signed-certs",
-        "must not be given together with ssl-certfile",
-        lambda at: not (at.tls.self_signed_certs and at.tls.ssl_certfile),
-    ),
-    Agreement(
-        "dataset-path",
-        "must be empty in mode echo",
-        lambda at: not (at.dataset.dataset_path and at.reply.mode == "echo"),
-    ),
-    Agreement(
-        "dataset-url",
-        "must be given together with dataset-path",
-        lambda at: at.dataset.dataset_url is None or bool(at.dataset.dataset_path),
-    ),
-    Agreement(
-        "kv-index-bind",
-        "must be empty when this server plays several ranks: they cannot share a port",
-        lambda at: not at.kvindex.kv_index_bind or len(at.server.ranks) == 1,
-    ),
-    Agreement(
-        "role",
-        "has no ranks: data-parallel-size must be 1",
-        lambda at: at.kvindex.role != "indexer" or len(at.server.ranks) == 1,
-    ),
-    Agreement(
-        "max-num-batched-tokens",
-        "must not be less than max-num-seqs, or some sequences would never get a token",
-        lambda at: not at.steps.shared or at.steps.max_num_batched_tokens >= at.scheduling.max_num_seqs,
-    ),
-    Agreement(
-        "kv-cache-size",
-        "must hold a prompt of max-model-len tokens, and the null block",
-        lambda at: (
-            not at.steps.shared
-            or (at.kvcache.kv_cache_size - 1) * at.kvcache.block_size >= at.model.max_model_len
-        ),
-    ),
-    Agreement(
-        "enable-chunked-prefill",
-        "must be true where max-num-batched-tokens is less than max-model-len",
-        lambda at: (
-            not at.steps.shared
-            or at.steps.enable_chunked_prefill
-            or at.steps.max_num_batched_tokens >= at.model.max_model_len
-        ),
-    ),
-    Agreement(
-        "port",
-        "must leave room for data-parallel-size ports up to 65535",
-        lambda at: at.server.port + len(at.server.ranks) <= 65536,
-    ),
-    Agreement(
-        "grpc-port",
-        "must leave room for data-parallel-size ports up to 65535, none of which is one of port's",
-        lambda at: (
-            at.server.grpc_port is None
-            or at.server.grpc_port + len(at.server.ranks) <= 65536
-            and abs(at.server.grpc_port - at.server.port) >= len(at.server.ranks)
-        ),
-    ),
-    Agreement(
-        "grpc",
-        "goes without HTTPS only: certificates must be left out",
-        lambda at: not (at.server.speaks_grpc and at.tls.enabled),
-    ),
-    Agreement(
-        "fast-path",
-        "must be true where gRPC is answered",
-        lambda at: at.server.fast_path or not at.server.speaks_grpc,
-    ),
-)
-OF_A_SIMULATION = (
+SIMULATED_ONLY = (
     *("mode", "task", "embeddings-with-chat", "mm-encoder-only", "omni", "image-emission-rate"),
     *("reasoning-tokens", "timing", "profile", "model-config", "long-prefill-token-threshold"),
     *("script", "dataset-path", "dataset-url", "dataset-in-memory"),
@@ -120,45 +73,26 @@ OF_A_SIMULATION = (
 """Settings of what a simulation plays; a model that computes (`engine: llm`) takes their defaults only."""
 
 
-def _is_default(name: str) -> Callable[[Settings], bool]:
-    row = BY_NAME[name]
-    return lambda at: bool(row.value(at) == row.default)
-
-
-SIMULATED = "is for the simulated engine alone: engine is llm"
-OF_A_MODEL = (
-    *(Agreement(name, SIMULATED, _is_default(name)) for name in OF_A_SIMULATION),
-    Agreement(
-        "device",
-        "must be auto, cuda, mps or cpu: engine is llm",
-        lambda at: at.steps.device in ("", "auto", "cuda", "mps", "cpu"),
-    ),
-    Agreement(
-        "tool-call-parser",
-        "must be hermes or llama3_json: engine is llm",
-        lambda at: at.tools.tool_call_parser in ("", "hermes", "llama3_json"),
-    ),
-    Agreement(
-        "kv-connector",
-        "must be none: engine is llm, which has no connector",
-        lambda at: at.kvcache.kv_connector in ("", "none"),
-    ),
-    Agreement(
-        "enable-chunked-prefill",
-        "must be true: engine is llm, which computes long prompts in several steps",
-        lambda at: at.steps.enable_chunked_prefill,
-    ),
-    Agreement(
-        "tensor-parallel-size",
-        "must be 1: engine is llm, which computes on one device",
-        lambda at: at.model.tensor_parallel_size == 1,
-    ),
-)
-"""Rules that hold beside `AGREEMENTS` where a model computes."""
+def _real_engine_flaws(at: Settings) -> Iterator[tuple[str, str]]:
+    """Yields the same of a model that computes."""
+    for row in (BY_NAME[name] for name in SIMULATED_ONLY):
+        if row.value(at) != row.default:
+            yield row.name, "is for the simulated engine alone: engine is llm"
+    if at.steps.device not in ("", "auto", "cuda", "mps", "cpu"):
+        yield "device", "must be auto, cuda, mps or cpu: engine is llm"
+    if at.tools.tool_call_parser not in ("", "hermes", "llama3_json"):
+        yield "tool-call-parser", "must be hermes or llama3_json: engine is llm"
+    if at.kvcache.kv_connector not in ("", "none"):
+        yield "kv-connector", "must be none: engine is llm, which has no connector"
+    if not at.steps.enable_chunked_prefill:
+        rule = "must be true: engine is llm, which computes long prompts in several steps"
+        yield "enable-chunked-prefill", rule
+    if at.model.tensor_parallel_size != 1:
+        yield "tensor-parallel-size", "must be 1: engine is llm, which computes on one device"
 
 
 def in_order(table: Table) -> Iterator[Setting]:
-    """As settings are read and their rules are tried: the first that does not hold stops the start."""
+    """Yields settings in the order of their checks: the first rule that does not hold stops the start."""
     yield from (table.by_name[name] for name in FIRST)
     yield from (row for row in table.rows if row.name not in FIRST)
 
@@ -178,11 +112,9 @@ def check(settings: Settings, sources: Mapping[str, str]) -> None:
         flaws = (rule.flaw(value, getattr(settings, row.group)) for rule in row.rules if value is not None)
         if flaw := next(filter(None, flaws), ""):
             raise wrong(row, row.write(value), sources.get(row.name, "default"), flaw)
-    for agreement in (*AGREEMENTS, *(OF_A_MODEL if settings.engine.is_real else ())):
-        if not agreement.holds(settings):
-            row = BY_NAME[agreement.name]
-            text = row.write(row.value(settings))
-            raise wrong(row, text, sources.get(row.name, "default"), agreement.text)
+    for name, rule in _disagreements(settings):
+        row = BY_NAME[name]
+        raise wrong(row, row.write(row.value(settings)), sources.get(row.name, "default"), rule)
 
 
 def suggestion(name: str, prefix: str = "", names: Iterable[str] = BY_NAME) -> str:

@@ -60,7 +60,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse_yaml(path: str) -> object:
-    """What the file holds, an empty mapping when it is empty. ConfigError when it cannot be read."""
+    """Returns the content of the file, an empty mapping without any. ConfigError when it cannot be read."""
     try:
         text = Path(path).read_text("utf-8")
         document: object = yaml.load(text, _Loader)
@@ -74,7 +74,7 @@ def parse_yaml(path: str) -> object:
 
 
 def oversize(document: object) -> str:
-    """What is too much in it once its aliases are written out; empty when nothing is.
+    """Returns the limit that a document breaks with its aliases written out; empty when it keeps them.
 
     An alias costs a few characters, and ten of ten of ten of them would be more than any memory holds.
     """

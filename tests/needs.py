@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from config.installation import missing
 from tests.running_server import ROOT
 
 RECORDING = Path(os.environ.get("VLLM_RECORDING", ROOT.parent / "shared" / "golden"))
@@ -36,6 +37,13 @@ NGINX = shutil.which("nginx", path=SBIN)
 REDIS_SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
 
 
+IS_RECORDED = (RECORDING / "vllm-0.32").is_dir()
+HAS_NODE = NODE is not None and (NODE_CLIENTS / "node_modules" / "openai").is_dir()
+HAS_ENGINE = not missing("engine") and None not in map(find_spec, ("gguf", "transformers"))
+BROWSERS = [*PLAYWRIGHT_BROWSERS.glob("chromium*"), *filter(None, [CHROMIUM])]
+HAS_BROWSER = find_spec("playwright") is not None and bool(BROWSERS)
+
+
 @dataclass(frozen=True, slots=True)
 class Need:
     """A thing that the tests marked with `marker` need. `remedy` says how to get it."""
@@ -51,44 +59,15 @@ class Need:
 
 
 NEEDS = (
-    Need(
-        "shared",
-        "the recording of a real vLLM",
-        "VLLM_RECORDING=folder, or ../shared/golden",
-        (RECORDING / "vllm-0.32").is_dir(),
-    ),
+    Need("shared", "the recording of a real vLLM", "VLLM_RECORDING=folder, or ../shared/golden", IS_RECORDED),
     Need("redis", "a Redis server", "apt-get install redis-server", REDIS_SERVER is not None),
     Need("prometheus", "Prometheus", "apt-get install prometheus", PROMETHEUS is not None),
     Need("openssl", "the command openssl", "apt-get install openssl", shutil.which("openssl") is not None),
     Need("clients", "litellm, instructor and others", "make clients", CLIENTS_PYTHON.exists()),
-    Need(
-        "node",
-        "node, openai-js and the AI SDK",
-        "Node.js 20 and make clients",
-        NODE is not None and (NODE_CLIENTS / "node_modules" / "openai").is_dir(),
-    ),
-    Need(
-        "engine",
-        "torch and transformers",
-        "make engine, then make test-engine",
-        all(find_spec(name) is not None for name in ("torch", "safetensors", "gguf", "transformers")),
-    ),
-    Need(
-        "grpc",
-        "the packages of gRPC",
-        "pip install -r requirements-grpc.txt",
-        all(
-            find_spec(name) is not None
-            for name in ("grpc", "smg_grpc_proto", "grpc_health", "grpc_reflection", "h2")
-        ),
-    ),
-    Need(
-        "browser",
-        "Playwright and Chromium",
-        "make browser",
-        find_spec("playwright") is not None
-        and (CHROMIUM is not None or any(PLAYWRIGHT_BROWSERS.glob("chromium*"))),
-    ),
+    Need("node", "node, openai-js and the AI SDK", "Node.js 20 and make clients", HAS_NODE),
+    Need("engine", "torch and transformers", "make engine, then make test-engine", HAS_ENGINE),
+    Need("grpc", "the packages of gRPC", "pip install -r requirements-grpc.txt", not missing("grpc")),
+    Need("browser", "Playwright and Chromium", "make browser", HAS_BROWSER),
     Need("uwsgi", "uWSGI", "make servers", (SERVERS_BIN / "uwsgi").exists()),
     Need("waitress", "waitress", "make servers", (SERVERS_BIN / "waitress-serve").exists()),
     Need(

@@ -25,14 +25,7 @@ OURS = [name for name, service in SERVICES.items() if service["image"] == "under
 
 @pytest.mark.parametrize("file", [COMPOSE, MOVED], ids=lambda path: path.name)
 def test_it_fits_the_compose_specification(file: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "check_jsonschema",
-        "--builtin-schema",
-        "vendor.compose-spec",
-        str(file),
-    ]
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(file)]
     checked = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 

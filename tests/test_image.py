@@ -118,12 +118,8 @@ def image(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Stage:
 @contextmanager
 def container(image: Stage, words: Sequence[str], **env: str) -> Iterator[Stage]:
     """The image's entry point runs with `words` for as long as the block lasts, healthy inside of it."""
-    process = subprocess.Popen(
-        [*image.entrypoint, *words],
-        cwd=image.within("."),
-        env=image.environment() | env,
-        start_new_session=True,
-    )
+    command, environ = [*image.entrypoint, *words], image.environment() | env
+    process = subprocess.Popen(command, cwd=image.within("."), env=environ, start_new_session=True)
     try:
         deadline = time.monotonic() + 20
         while health(image, **env) != 0:

@@ -22,22 +22,22 @@ from app.engine.sequence import BaseEngine, Sequence
 from app.http.context import RequestContext, client_name
 
 MOST_NEW = 500
-"""Bars that a frame may begin; what is beyond that, and still runs, gets its bar in a later one."""
+"""RequestBars that a frame may begin; what is beyond that, and still runs, gets its bar in a later one."""
 OVER_BYTES = 8 << 20
 """Of requests that are over and can be asked about."""
 BAR_BYTES, TOKEN_BYTES = 2048, 60
 """What a bar takes without its tokens, and what one of its tokens takes."""
 MOST_PAST, PAST_S = 1000, 300.0
-"""What is over, and for how long, that a page is told of when it begins to look."""
+"""Number and age in seconds of finished requests that a new page gets."""
 MOST_CHARACTERS = 128
-"""Of what a client has chosen: ids, paths."""
+"""Characters of texts that a client chooses: ids, paths."""
 TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 LOOK_AT_ONCE, LOOK_STEPS = 100, 50
-"""So many bars are looked at before the clock of `Slices` is, and what they take in its steps."""
+"""Bars between two looks at the clock of `Slices`, and their cost in its steps."""
 
 
 class Origin(Struct, frozen=True):
-    """Where a request came from."""
+    """Origin of a request: path, client and trace."""
 
     path: str = ""
     client: str = ""
@@ -51,7 +51,7 @@ class Origin(Struct, frozen=True):
 
 
 class Bar(Struct, gc=False, eq=False):
-    """What a page was told of one choice."""
+    """State of one choice as the page has it."""
 
     number: int
     request: EngineRequest
@@ -73,7 +73,7 @@ class Bar(Struct, gc=False, eq=False):
         return BAR_BYTES + TOKEN_BYTES * (len(self.request.prompt_ids) + self.tokens)
 
     def row(self, began_s: float) -> NewBar:
-        """As a frame begins it."""
+        """Returns the row by which a frame begins this bar."""
         it = self.request
         arrival_ms = in_ms(it.arrival_s - began_s)
         return (
@@ -82,7 +82,7 @@ class Bar(Struct, gc=False, eq=False):
         )  # fmt: skip
 
 
-class Bars:
+class RequestBars:
     """The bars of one engine. `began_s` is moment 0 of all that is told."""
 
     def __init__(self, engine: BaseEngine, now: Callable[[], float], began_s: float) -> None:
@@ -124,7 +124,7 @@ class Bars:
         self._unseen = 0
 
     def watch(self, origin: Origin, request: EngineRequest) -> Watch | None:
-        """A choice is submitted; what is to be told its outcome."""
+        """Begins to watch a choice that is submitted; returns the receiver of its outcome."""
         bar = self._begun(request, origin) if self._open else self._bar(request, origin)
         if bar is None:
             return None
@@ -132,7 +132,7 @@ class Bars:
         return partial(self._over_with, bar)
 
     def refused(self, context: RequestContext, status: int) -> None:
-        """A request never reached the engine."""
+        """Adds a bar for a request that never reached the engine."""
         request = EngineRequest(
             request_id=context.request_id[:MOST_CHARACTERS], index=0, model="", prompt_ids=(), echo_text="",
             max_tokens=0, limited=False, arrival_s=context.arrival_s,
@@ -170,7 +170,7 @@ class Bars:
         return Bar(self._numbers, request, origin, since_ms=in_ms(request.arrival_s - self._began_s))
 
     def _over_with(self, bar: Bar, outcome: Outcome) -> None:
-        """It ended, told at the moment at which it did."""
+        """Notes the end of a request at its moment."""
         live = self._live.pop(id(bar.request), None)
         if live is None:  # nobody has been told of it
             self._past.append((bar.row(self._began_s), self._end_of(bar, outcome)))
@@ -227,7 +227,7 @@ class Bars:
                 bar.sequence = sequence
 
     def _found(self, sequence: Sequence) -> Bar | None:
-        """It ran already when the first one began to look."""
+        """Begins a bar for a sequence that ran before a page was open."""
         unseen = self._unseen
         bar = self._begun(sequence.request, Origin())
         self._unseen = unseen
@@ -305,11 +305,10 @@ class Bars:
                     told += (bar.number, value)
 
     def live(self) -> Iterator[Bar]:
-        """Those that are not over."""
+        """Returns the bars of requests that have not ended."""
         return iter(list(self._live.values()))
 
     def number_of(self, request: EngineRequest) -> int | None:
-        """Of the bar of a request that is not over."""
         bar = self._live.get(id(request))
         return None if bar is None else bar.number
 
@@ -319,10 +318,9 @@ class Bars:
         return over or next((bar for bar in self._live.values() if bar.number == number), None)
 
     @property
-    def caches(self) -> Mapping[str, Bars]:
+    def caches(self) -> Mapping[str, RequestBars]:
         return {"console requests": self}
 
 
 def in_ms(seconds: float) -> float:
-    """Milliseconds to a tenth."""
     return round(seconds * 10_000) / 10

@@ -52,7 +52,6 @@ class BlockMap:
                     return
 
     def end(self) -> None:
-        """Nobody looks any more."""
         self._looks = None
         if self._cache.observer is self:
             self._cache.observe(self._behind)

@@ -38,17 +38,17 @@ class Feed:
         self._observer = observer
         self._server = server
         self._every_s = every_s
-        self._boxes: list[Box] = []
+        self._boxes: list[ClientQueue] = []
         self._greenlet: gevent.Greenlet | None = None
 
     def __len__(self) -> int:
         return len(self._boxes)
 
-    def open(self, connection: Connection | None = None) -> Box:
+    def open(self, connection: Connection | None = None) -> ClientQueue:
         """For one more browser. ApiError with status 503 when there are too many."""
         if len(self._boxes) >= MOST_CONSOLES:
             raise unavailable(f"There are {MOST_CONSOLES} consoles already; close one of them.")
-        box = Box(self._leave, connection)
+        box = ClientQueue(self._leave, connection)
         self._boxes.append(box)
         if not self._observer.is_open:
             self._observer.begin()
@@ -57,18 +57,16 @@ class Feed:
         return box
 
     def close(self) -> None:
-        """End all streams: the worker is told to go."""
         for box in list(self._boxes):
             box.leave()
 
-    def _leave(self, box: Box) -> None:
+    def _leave(self, box: ClientQueue) -> None:
         if box in self._boxes:
             self._boxes.remove(box)
             if not self._boxes:
                 self._observer.end()
 
     def _run(self) -> None:
-        """Greenlet: until nobody looks."""
         while self._boxes:
             try:
                 self._send()
@@ -94,12 +92,12 @@ class Feed:
                 box.check_patience()
 
 
-class Box(StreamingBody):
+class ClientQueue(StreamingBody):
     """The events for one browser: an endless body, read by the greenlet of its request."""
 
     __slots__ = ("_bell", "_connection", "_leave", "_pending", "_size", "_taken_s", "lost", "waits")
 
-    def __init__(self, leave: Callable[[Box], None], connection: Connection | None) -> None:
+    def __init__(self, leave: Callable[[ClientQueue], None], connection: Connection | None) -> None:
         super().__init__()
         self._leave = leave
         self._connection = connection
@@ -108,7 +106,7 @@ class Box(StreamingBody):
         self._bell = Event()
         self._taken_s = time.monotonic()
         self.lost = True
-        """It needs a picture before the next frame means anything."""
+        """The client needs a picture before another frame."""
         self.waits = True
         """All that there was has been sent."""
 
@@ -162,7 +160,6 @@ class Box(StreamingBody):
             self._bell.set()
 
     def close(self) -> None:
-        """The server is done with it."""
         self.leave()
         if self._connection is not None:
             self._connection.unwatch()

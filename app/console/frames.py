@@ -31,7 +31,7 @@ EventRow = tuple[str, int, int, int, str, str]
 
 
 class Frame(Struct, kw_only=True, omit_defaults=True):
-    """What has changed since the frame before. What did not is left out."""
+    """Changes since the frame before, and nothing else."""
 
     at: float
     state: str = "serving"
@@ -72,17 +72,16 @@ class Picture(Struct, kw_only=True):
     began: float
     """Unix seconds of moment 0."""
     server: dict[str, Any]
-    """What does not change: model, limits, ranks."""
+    """Constants of the server: model, limits, ranks."""
     names: Sequence[str] = FIGURES
     ttft_bounds: Sequence[float]
     itl_bounds: Sequence[float]
     frame: Frame
-    """All that there is, as if it had just come."""
+    """The whole state, as one frame."""
 
 
 _encode = Encoder().encode
 
 
 def event_of(kind: str, item: Frame | Picture) -> bytes:
-    """A server-sent event."""
     return b"event: " + kind.encode() + b"\ndata: " + _encode(item) + b"\n\n"

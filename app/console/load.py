@@ -9,13 +9,12 @@ from random import Random
 from typing import Annotated, Any
 
 import gevent
-import gevent.socket
 import msgspec
 from gevent.pool import Pool
 from msgspec import Meta, Struct
 
 from app.http.errors import bad_request
-from app.load.client import COMPLETIONS, PATIENCE_S
+from app.load.client import COMPLETIONS, JSON, PATIENCE_S, Connection
 
 MOST_IN_FLIGHT = 2000
 PIECE_BYTES = 1 << 18
@@ -39,8 +38,6 @@ class LoadPlan(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Generator:
-    """Plays one plan at a time."""
-
     def __init__(
         self,
         address: Callable[[], tuple[str, int]],
@@ -114,7 +111,7 @@ class Generator:
         self._greenlet = None
 
     def _cut(self, words: Sequence[int], tokens: int) -> list[int]:
-        """So many tokens from anywhere in the text, which begins again at its end."""
+        """Returns `tokens` tokens from a random place of the text, which begins again at its end."""
         first = self._rng.randrange(len(words))
         cut = list(words[first : first + tokens])
         while len(cut) < tokens:
@@ -147,16 +144,12 @@ def exchange(address: tuple[str, int], body: bytes, key: str | None) -> bytes:
     It is read in gulps: who would take every token as it comes would slow down the server that it shares a
     process with, and nothing here looks at when they come.
     """
-    bearer = f"Authorization: Bearer {key}\r\n" if key else ""
-    head = (
-        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{bearer}"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    with closing(gevent.socket.create_connection(address, PATIENCE_S)) as sock:
-        sock.sendall(head.encode("latin-1", "replace") + body)
-        first = sock.recv(PIECE_BYTES)
+    headers = {**JSON, "Connection": "close", **({"Authorization": f"Bearer {key}"} if key else {})}
+    with closing(Connection(f"{address[0]}:{address[1]}", PATIENCE_S)) as connection:
+        connection.request("POST", COMPLETIONS, body, headers)
+        first = connection.sock.recv(PIECE_BYTES)
         if not first:
             raise ConnectionError("the connection broke off")
-        while sock.recv(PIECE_BYTES):
+        while connection.sock.recv(PIECE_BYTES):
             gevent.sleep(GULP_S)
     return bytes(first[len("HTTP/1.1 ") :][:3])

@@ -1,6 +1,6 @@
-"""Looks at an engine while somebody wants to see it: one frame after another, and nothing in between.
+"""Looks at an engine while a page is open: one frame after another, and nothing in between.
 
-Nobody looking, nothing of this is attached to the engine; only which requests have ended is noted (`Bars`).
+Without a page nothing is attached to the engine; only which requests have ended is noted (`RequestBars`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from app.console.bars import Bars, in_ms
+from app.console.bars import RequestBars, in_ms
 from app.console.blocks import BlockMap
 from app.console.frames import FIGURES, EventRow, Frame, Picture, StepRow
 from app.engine.batch import Batch, Phase
@@ -52,7 +52,6 @@ class Steps:
 
     @property
     def shared(self) -> bool:
-        """Whether requests share steps."""
         return self._executor is not None
 
     @property
@@ -80,7 +79,7 @@ class Steps:
             self._note_chunks(self._executor, begin_ms + took_ms)
 
     def _note_chunks(self, executor: StepExecutor, end_ms: float) -> None:
-        """Who has a part of the prompt left after this step, and had some of it computed in it."""
+        """Notes the sequences of which this step computed a part of the prompt, but not the end."""
         before, self._computed = self._computed, {state: state.computed for state in executor.prefilling}
         for state, computed in self._computed.items():
             if computed == before.get(state) or state.over:
@@ -148,7 +147,6 @@ def row_of(event: KVEvent, sequence: int) -> EventRow:
 
 
 def _first(hashes: list[int | bytes]) -> str:
-    """The first hash, in hexadecimal digits."""
     if not hashes:
         return ""
     first = hashes[0]
@@ -156,8 +154,6 @@ def _first(hashes: list[int | bytes]) -> str:
 
 
 class Observer:
-    """The state of one engine."""
-
     def __init__(
         self,
         engine: BaseEngine,
@@ -172,17 +168,16 @@ class Observer:
         self._now = now
         self._engine, self._lifecycle = engine, lifecycle
         self._lora = engine.lora if isinstance(engine, Engine) else None
-        self.bars = Bars(engine, now, self._began_s)
+        self.bars = RequestBars(engine, now, self._began_s)
         self.steps = Steps(engine, self._began_s, self.bars.number_of)
         self._map = None if cache is None else BlockMap(cache.cache)
         self._events = Events(publisher)
         self._last: Figures | None = None
         self.load: Callable[[], dict[str, Any] | None] = lambda: None
-        """What the load generator does."""
+        """Returns the state of the load generator."""
         self.is_open = False
 
     def begin(self) -> None:
-        """Somebody looks."""
         self.is_open = True
         self.bars.begin(counts_blocks=self._map is None and self.steps.shared)
         self.steps.begin()
@@ -191,7 +186,6 @@ class Observer:
             self._map.begin()
 
     def end(self) -> None:
-        """Nobody looks any more."""
         self.is_open = False
         if self._map is not None:
             self._map.end()
@@ -202,7 +196,7 @@ class Observer:
 
     @property
     def state(self) -> str:
-        """What an operator has made of the server."""
+        """Lifecycle state that an operator has set."""
         if self._lifecycle.is_sleeping:
             return "sleeping"
         if self._engine.draining:
@@ -210,12 +204,12 @@ class Observer:
         return "paused" if self._lifecycle.paused else "serving"
 
     def summary(self) -> dict[str, Any]:
-        """The figures by name, for whoever looks from elsewhere."""
+        """Returns the figures by name, for pages of other ranks."""
         figures = self._engine.recorder.figures()
         return {"state": self.state, **dict(zip(FIGURES, numbers_of(figures), strict=True))}
 
     def frame(self) -> Frame:
-        """What has changed since the last one. May pause."""
+        """Returns the changes since the last frame. May pause."""
         figures, last = self._engine.recorder.figures(), self._last
         frame = self._head(figures)
         self.bars.changes(frame)
@@ -263,7 +257,6 @@ class Observer:
 
 
 def numbers_of(figures: Figures) -> list[float]:
-    """In the order of `FIGURES`."""
     return [
         figures.finished.get(name, 0.0) if (value := getattr(figures, name, None)) is None else value
         for name in FIGURES

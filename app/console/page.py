@@ -1,11 +1,16 @@
-"""The files of the page, as they lie in the folder `page`; nothing in them is made while the server runs."""
+"""The page of the folder `page`: its files as routes, or all in one file with a recording, for no server."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from msgspec.json import Encoder
+
+from app.console.frames import Frame, Picture
 from app.http.context import RequestContext
 from app.http.errors import not_found
 from app.http.response import Response
@@ -63,3 +68,31 @@ def served(path: Path, context: RequestContext) -> Response:
     if context.headers.get("if-none-match") == tag:
         return Response(b"", 304, headers)
     return Response(data, 200, headers, TYPES[path.suffix])
+
+
+_encode = Encoder().encode
+LINKS = re.compile(r'<(?:script defer src|link rel="stylesheet" href)="console/[^>]*>(?:</script>)?\n')
+
+
+def report_of(picture: Picture, frames: Iterable[Frame]) -> str:
+    """HTML. Its policy allows the scripts and styles that are in it, by their hashes, and nothing else."""
+    html = (FOLDER / "index.html").read_text("utf-8")
+    styles, scripts = map(_joined, (STYLES, SCRIPTS))
+    policy = (
+        f"default-src 'none'; script-src '{_hash(scripts)}'; style-src '{_hash(styles)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{styles}</style>\n'
+    # In JSON "<" stands in texts only, where it may be written so; the recording cannot end its element then.
+    lines = (_encode(item).decode().replace("<", "\\u003c") for item in (picture, *frames))
+    recording = '<script type="application/json" id="recording">' + "\n".join(lines) + "</script>\n"
+    html = LINKS.sub("", html).replace("</title>\n", f"</title>\n{head}")
+    return html.replace("</body>", f"{recording}<script>{scripts}</script>\n</body>")
+
+
+def _joined(names: Iterable[str]) -> str:
+    return "\n".join((FOLDER / name).read_text("utf-8") for name in names)
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

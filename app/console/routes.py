@@ -12,7 +12,7 @@ from msgspec.structs import fields
 
 from app.api.admin.config import PeerRanks
 from app.api.admin.lifecycle import routes as lifecycle_routes
-from app.console.bars import Bar, Bars
+from app.console.bars import Bar, RequestBars
 from app.console.feed import Feed
 from app.console.load import Generator, LoadPlan
 from app.console.observer import Observer
@@ -68,7 +68,7 @@ def stream_routes(feed: Feed, observer: Observer, siblings: PeerRanks) -> list[R
     return [get(f"{ROOT}/stream", stream), get(f"{ROOT}/figures", figures)]
 
 
-def request_routes(bars: Bars, tokenizer: Tokenizer) -> list[Route]:
+def request_routes(bars: RequestBars, tokenizer: Tokenizer) -> list[Route]:
     """One request, as far as it is known."""
 
     def one(context: RequestContext) -> Response:
@@ -174,8 +174,6 @@ def action_routes(lifecycle: Operations, settings: Callable[[], dict[str, Any]])
 
 
 def load_routes(generator: Generator, body: BodyLimits) -> list[Route]:
-    """The load generator."""
-
     def begin(context: RequestContext) -> Response:
         """Send requests to this server, in the place of those that were being sent."""
         try:

@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from app.fidelity.replay import Recording
+from app.fidelity.fitting import Recording
 from config import ConfigError
 
 MOST_BYTES = 1 << 30
@@ -351,12 +351,7 @@ def _aiperf(path: str, documents: Sequence[tuple[str, dict[str, object]]]) -> Re
     return _recording(path, rows)
 
 
-AIPERF_METRICS = (
-    "time_to_first_token",
-    "request_latency",
-    "input_sequence_length",
-    "output_sequence_length",
-)
+AIPERF_METRICS = ("time_to_first_token", "request_latency", "input_sequence_length", "output_sequence_length")
 
 
 def _metric(path: str, place: str, record: _Aiperf, name: str) -> float:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterator
 
 from app.console.frames import FIGURES, EndRow, Frame, Picture, StepRow
 from app.engine.batch import Batch, Phase
-from app.fidelity.pod import Pod
-from app.fidelity.prefix_blocks import GroupedRequest
+from app.fidelity.pod import GroupedRequest, Pod
 from app.fidelity.simulation import Outcome, Plan
 from app.load.trace import Load
 from app.metrics.families import FIRST_TOKEN, INTER_TOKEN
@@ -29,39 +29,37 @@ class Film:
     """Watches a simulation (`Simulation`'s `watch`), and tells it in frames."""
 
     def __init__(self, load: Load, plan: Plan, title: str) -> None:
-        self._load, self._plan, self._title = load, plan, title
-        self._admitted_s = array("d", [ABSENT]) * len(load)
-        self._steps: list[tuple[float, float, int, int, int]] = []
+        self.load, self.plan, self._title = load, plan, title
+        self.admitted_s = array("d", [ABSENT]) * len(load)
+        self.steps: list[tuple[float, float, int, int, int]] = []
         self._stride = self._seen = 1
         self._preemptions: dict[Pod, int] = {}
-        self._lost: list[float] = []
+        self.lost_s: list[float] = []
         """Moments of preemptions."""
-        self._chunks: list[tuple[float, int]] = []
+        self.chunks: list[tuple[float, int]] = []
         """When a chunk of a prompt was computed that was not the last one, and whose."""
 
     def watch(self, pod: Pod, batch: Batch[GroupedRequest], start_s: float, end_s: float) -> None:
-        """A step was made."""
         for request in batch.admitted:
-            if self._admitted_s[request.number] == ABSENT:
-                self._admitted_s[request.number] = start_s
+            if self.admitted_s[request.number] == ABSENT:
+                self.admitted_s[request.number] = start_s
         for request in pod.scheduler.prefilling:
-            if len(self._chunks) < MOST_CHUNKS and request.number % _every(len(self._load)) == 0:
-                self._chunks.append((end_s, request.number))
+            if len(self.chunks) < MOST_CHUNKS and request.number % _every(len(self.load)) == 0:
+                self.chunks.append((end_s, request.number))
         known, now = self._preemptions.get(pod, 0), pod.scheduler.preemptions
         if now > known:
             self._preemptions[pod] = now
-            self._lost += [start_s] * (now - known)
+            self.lost_s += [start_s] * (now - known)
         self._seen += 1
         if self._seen % self._stride == 0:
             decodes = len(batch.decodes) + sum(drafted for drafted, _ in batch.drafts.values())
-            self._steps.append((start_s, end_s - start_s, batch.tokens - decodes, decodes, batch.sequences))
-            if len(self._steps) > MOST_STEPS:
-                del self._steps[::2]
+            self.steps.append((start_s, end_s - start_s, batch.tokens - decodes, decodes, batch.sequences))
+            if len(self.steps) > MOST_STEPS:
+                del self.steps[::2]
                 self._stride *= 2
 
     def picture(self) -> Picture:
-        """What the page begins with."""
-        at, plan = self._plan.profile.engine, self._plan
+        at, plan = self.plan.profile.engine, self.plan
         told = {
             "version": VERSION, "model": self._title, "task": "generate", "rank": 0, "ranks": {},
             "max_model_len": at.max_model_len, "places": at.max_num_seqs * plan.pods, "shared_steps": True,
@@ -76,39 +74,28 @@ class Film:
 
     def _told(self) -> str:
         steps = f"every {self._stride}th step is shown" if self._stride > 1 else ""
-        every = _every(len(self._load))
+        every = _every(len(self.load))
         bars = f"every {every}th request has a bar" if every > 1 else ""
         return ", ".join(filter(None, ("simulated", steps, bars)))
 
     def frames(self, outcome: Outcome) -> Iterator[Frame]:
         """From the first request to the last token."""
-        return Projection(
-            self._load, self._plan, outcome, self._admitted_s, self._steps, self._lost, self._chunks
-        ).frames()
+        return Projection(self, outcome).frames()
 
 
 def _every(requests: int) -> int:
-    """One of so many requests gets a bar."""
+    """Returns n where every n-th request gets a bar."""
     return max(1, -(-requests // MOST_BARS))
 
 
 class Projection:
     """All that was filmed, moment by moment."""
 
-    def __init__(
-        self,
-        load: Load,
-        plan: Plan,
-        outcome: Outcome,
-        admitted_s: Sequence[float],
-        steps: Sequence[tuple[float, float, int, int, int]],
-        lost_s: Sequence[float],
-        chunks: Sequence[tuple[float, int]],
-    ) -> None:
-        self._load, self._plan, self._outcome, self._admitted_s = load, plan, outcome, admitted_s
-        self._begin_s = min(outcome.send_s)
-        self._steps, self._lost_s, self._chunks = sorted(steps), sorted(lost_s), sorted(chunks)
-        self._every = _every(len(load))
+    def __init__(self, film: Film, outcome: Outcome) -> None:
+        self._load, self._plan, self._outcome = film.load, film.plan, outcome
+        self._admitted_s, self._begin_s = film.admitted_s, min(outcome.send_s)
+        self._steps, self._lost_s, self._chunks = sorted(film.steps), sorted(film.lost_s), sorted(film.chunks)
+        self._every = _every(len(film.load))
         self._under_way: dict[int, None] = {}
         self._written = 0
         """Tokens of those that are over."""
@@ -119,7 +106,8 @@ class Projection:
         out = self._outcome
         moments = (out.send_s, self._admitted_s, out.first_s, out.last_s)
         orders = [sorted(range(len(its)), key=its.__getitem__) for its in moments]
-        places, step, lost, chunk = [0] * 4, 0, 0, 0
+        places = [0] * 4
+        steps, chunks = deque(self._steps), deque(self._chunks)
         for at_s in self._moments():
             frame = Frame(at=self._ms(at_s))
             for kind, handle in enumerate((self._sent, self._admitted, self._begun, self._over)):
@@ -128,23 +116,19 @@ class Projection:
                     handle(order[places[kind]], frame)
                     places[kind] += 1
             self._grow(frame, at_s)
-            while step < len(self._steps) and self._steps[step][0] <= at_s:
-                frame.steps.append(self._row(self._steps[step]))
-                step += 1
-            while chunk < len(self._chunks) and self._chunks[chunk][0] <= at_s:
-                end_s, number = self._chunks[chunk]
+            while steps and steps[0][0] <= at_s:
+                frame.steps.append(self._row(steps.popleft()))
+            while chunks and chunks[0][0] <= at_s:
+                end_s, number = chunks.popleft()
                 frame.chunks += (number + 1, self._ms(end_s))
-                chunk += 1
-            while lost < len(self._lost_s) and self._lost_s[lost] <= at_s:
-                lost += 1
-            self._figures["preemptions"] = lost
+            self._figures["preemptions"] = bisect_right(self._lost_s, at_s)
             self._figures["cache_usage"] = self._usage(at_s)
             frame.figures = [round(self._figures[name], 5) for name in FIGURES]
             frame.ttft, frame.itl = list(self._ttft), list(self._itl)
             yield frame
 
     def _moments(self) -> Iterator[float]:
-        """As many as show it well, and make a file that is not too large."""
+        """Returns the moments of the frames: enough to see a run, few enough for a small file."""
         out = self._outcome
         length_s = max(max(out.last_s) - self._begin_s, 1e-3)
         busy_s = sum(last - send for send, last in zip(out.send_s, out.last_s, strict=True)) / self._every

@@ -1,21 +1,82 @@
-"""What a fit may change of a profile, and how well a candidate tells what recordings have told."""
+"""Recorded runs, the same loads on virtual time, and how well the constants of a profile predict them."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
-from math import exp, sqrt
+from math import exp, inf, sqrt
 from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from app.fidelity.replay import Recording, Replayed, replay
+from app.engine.batch import Batch
+from app.fidelity.pod import GroupedRequest, Pod
+from app.fidelity.simulation import Plan, simulate
+from app.load.report import twelve
+from app.load.trace import Load
 from config.profile import CostConstants, FrontCosts, Profile
+
+
+class Recording(Struct, kw_only=True):
+    """A run as its client saw it, request by request in order of arrival; seconds."""
+
+    name: str
+    arrival_s: list[float]
+    """Moments at which the load wanted to send."""
+    send_s: list[float]
+    first_s: list[float]
+    last_s: list[float]
+    input_tokens: list[int]
+    output_tokens: list[int]
+    in_flight: int | None = None
+    """Most requests that the client had under way, where the file tells."""
+    notes: list[str] = []
+    """Remarks about the file, for people."""
+
+    @property
+    def load(self) -> Load:
+        columns = array("d", self.arrival_s), array("i", self.input_tokens), array("i", self.output_tokens)
+        return Load(self.name, *columns)
+
+    def figures(self) -> list[float]:
+        return twelve(self.send_s, self.first_s, self.last_s, self.output_tokens)
+
+
+class Replayed(Struct):
+    """Result of a simulation of a recording's load."""
+
+    figures: list[float]
+    idle_steps: int
+    """Steps that found the device idle."""
+    most_running: int
+    """Sequences in the fullest step."""
+    preemptions: int
+
+
+def replay(recording: Recording, profile: Profile, in_flight: int | None, turnaround_s: float) -> Replayed:
+    """Plays the load of `recording` on virtual time; the client keeps at most `in_flight` under way."""
+    idle, end_s = 0, -inf
+
+    def watch(pod: Pod, batch: Batch[GroupedRequest], start_s: float, step_end_s: float) -> None:
+        nonlocal idle, end_s
+        idle += start_s > end_s
+        end_s = step_end_s
+
+    plan = Plan(profile=profile, in_flight=in_flight, turnaround_s=turnaround_s)
+    outcome = simulate(recording.load, plan, 1, lambda done: None, watch)
+    return Replayed(
+        figures=twelve(outcome.send_s, outcome.first_s, outcome.last_s, recording.output_tokens),
+        idle_steps=idle,
+        most_running=outcome.timeline.most_sequences,
+        preemptions=outcome.preemptions,
+    )
+
 
 SOFT = 0.004
 """Errors below it hardly matter: two runs of the same server differ by as much."""
 PULL = 2e-5
-"""What it costs to be one spread away from the start."""
+"""Loss of a candidate one spread away from the start."""
 KNOWN = 0.03
 """A constant that may be off by this share at most is identified."""
 
@@ -23,13 +84,13 @@ Costs = TypeVar("Costs", CostConstants, FrontCosts)
 
 
 class Constant(Struct, frozen=True):
-    """One that is fitted, on the logarithm."""
+    """A constant that is fitted, on the logarithm."""
 
     name: str
     spread: float
     """How far it may well be from its start: the natural logarithm of the ratio."""
     least: float
-    """Where it starts if the start has none, as of a data sheet: about what devices were seen to have."""
+    """Start where the profile has none, about as devices were seen to have."""
     most: float = 10.0
 
 
@@ -103,12 +164,10 @@ class Problem(Struct, frozen=True):
         )
 
     def play(self, x: Sequence[float]) -> list[Replayed]:
-        """Each run with a candidate."""
         profile = self.profile(x)
         return [replay(run.recording, profile, run.in_flight, run.turnaround_s) for run in self.runs]
 
     def errors(self, x: Sequence[float]) -> list[list[float]]:
-        """Of each run's figures, relative."""
         return [relative(it.figures, run.figures) for it, run in zip(self.play(x), self.runs, strict=True)]
 
     def loss(self, x: Sequence[float]) -> float:
@@ -136,7 +195,7 @@ def _values(profile: Profile) -> dict[str, float]:
 
 
 def _given_to(costs: Costs, given: Mapping[str, float]) -> Costs:
-    """Those of the constants that are of its kind, replaced."""
+    """Replaces the constants of its kind."""
     return msgspec.structs.replace(
         costs, **{name: value for name, value in given.items() if name in costs.__struct_fields__}
     )

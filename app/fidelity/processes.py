@@ -17,7 +17,7 @@ TELL_EVERY_S = 0.5
 
 
 def cores() -> int:
-    """That this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -32,13 +32,12 @@ COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "send_s", "first_s", "l
 TOKEN_IDS = range(1000, 30000)
 """Of prompts to a server that does not tokenize: ids that are in most vocabularies, and special in none."""
 WORDS = " ".join(one + other for one in ascii_lowercase for other in ascii_lowercase)
-"""What a server is asked the ids of."""
+"""Text whose token ids the server is asked for."""
 ANSWER_S = 10.0
 
 
 @as_command(RecordError)
 def run(argv: Sequence[str]) -> int:
-    """Exit status."""
     _record(_parser().parse_args(argv))
     return 0
 

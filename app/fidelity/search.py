@@ -41,7 +41,7 @@ PATIENCE = 16
 WORTHWHILE = 0.01
 """The share of the loss that counts as an improvement."""
 NOISE = 0.008
-"""What a figure may be off for reasons that are no constant's, at least."""
+"""Least error of a figure for reasons other than constants, as a share."""
 BEFORE = 2.0
 """Spreads that a constant may be from its start, before anything is recorded."""
 
@@ -127,7 +127,7 @@ class Search:
         return weighted @ rows.T + 2 * PULL * numpy.eye(len(x)), weighted @ errors + 2 * PULL * x
 
     def _step_down(self) -> bool:
-        """Whether a step by slopes was worth while."""
+        """Takes a step by slopes; returns whether it improved the loss by a twentieth."""
         second, first = self._curvature()
         before, x = self._loss, numpy.array(self._best)
         step = numpy.linalg.solve(second, first).clip(-LONGEST, LONGEST)

@@ -1,4 +1,4 @@
-"""Simulate a load on one engine or on a fleet of them, on virtual time."""
+"""Simulates loads on one engine or on a fleet of them, on virtual time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from random import Random
 from msgspec import Struct
 
 from app.engine.step_cost import CostModel, StepCost
-from app.fidelity.pod import Pod, Timeline, Watch
-from app.fidelity.prefix_blocks import GroupedRequest, shared_keys
+from app.fidelity.pod import GroupedRequest, Pod, Timeline, Watch, shared_keys
 from app.fidelity.processes import each
 from app.load.policies import BLIND, RANDOM, RandomChoice, RoundRobin, make_policy
 from app.load.trace import Load
@@ -26,21 +25,20 @@ SLICE_S = 1.0
 """Virtual seconds after which it is told when all requests are sent."""
 
 Told = Callable[[int], None]
-"""Is told how many requests are done."""
+"""Receives the number of requests that are done."""
 
 
 StepCosts = Callable[[Profile], CostModel]
-"""Makes what counts the seconds of one engine's steps."""
+"""Makes the cost model of one engine."""
 
 
 def usual_costs(profile: Profile) -> CostModel:
-    """Those of the profile."""
     return StepCost(profile.cost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is simulated besides the load."""
+    """Options of a simulation besides the load."""
 
     profile: Profile
     pods: int = 1
@@ -54,17 +52,16 @@ class Plan:
 
     @property
     def routing(self) -> Random:
-        """A new stream of randomness for the policy."""
         return Random(f"{self.seed}/{self.policy}")
 
     @property
     def apart(self) -> bool:
-        """Whether no pod's requests depend on what another one does."""
+        """Returns whether the requests of each pod are independent of other pods."""
         return self.pods > 1 and self.policy in BLIND and self.in_flight is None
 
 
 class Outcome:
-    """What became of a load: columns in its order, and sums."""
+    """Results of a load: columns in its order, and sums."""
 
     def __init__(self, load: Load) -> None:
         blank = array("d", bytes(8 * len(load)))
@@ -78,7 +75,6 @@ class Outcome:
         self.timeline = Timeline(load.arrival_s[0] if load else 0.0)
 
     def put(self, numbers: array[int], pod: int, part: Outcome) -> None:
-        """Add what one pod did with the requests of these numbers."""
         for mine, its in (
             (self.send_s, part.send_s),
             (self.first_s, part.first_s),
@@ -219,7 +215,7 @@ class _PodJob(Struct, frozen=True):
 
 
 def simulate(load: Load, plan: Plan, processes: int, told: Told, watch: Watch | None = None) -> Outcome:
-    """What becomes of `load`. `told` is called with the requests that are done, `watch` with each step."""
+    """Simulates `load`. Calls `told` with the number of requests that are done, `watch` with each step."""
     if watch is not None or not plan.apart:
         return Simulation(load, plan, told, watch=watch).run()
     numbers = _by_pod(load, plan)

@@ -1,4 +1,4 @@
-"""What a simulation came to: figures, sweeps and objectives, tables, pictures, a row for each request."""
+"""Results of a simulation: figures, sweeps, objectives, tables, pictures, a row for each request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from config.durations import parse_duration
 STATISTICS = ("mean", "p50", "p90", "p99")
 LATENCIES = ("ttft", "itl", "e2e")
 MOST = {"rate": 1_000_000, "in-flight": 1_000_000, "pods": 10_000}
-"""What can be swept, and how far."""
+"""Names that can be swept, and their greatest values."""
 MOST_POINTS = 1000
 CURVE = (
     "requests/s",
@@ -45,14 +45,14 @@ class Spread(Struct, frozen=True):
 
 
 class Use(Struct, frozen=True):
-    """Over the time from the first request until the last token."""
+    """Mean and peak over the time from the first request until the last token."""
 
     mean: float
     peak: float
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """What `--json` writes."""
+    """Figures of a run, as `--json` writes them."""
 
     profile: str
     requests: int
@@ -86,7 +86,6 @@ class Summary(Struct, frozen=True, kw_only=True):
 
 
 def summarize(load: Load, plan: Plan, outcome: Outcome, profile: str) -> Summary:
-    """The figures of what became of `load`."""
     send_s, first_s, last_s = outcome.send_s, outcome.first_s, outcome.last_s
     begin_s, end_s = min(send_s), max(last_s)
     duration_s = end_s - begin_s
@@ -127,7 +126,6 @@ def summarize(load: Load, plan: Plan, outcome: Outcome, profile: str) -> Summary
 
 
 def spread(values: list[float]) -> Spread:
-    """Of `values`."""
     if not values:
         return Spread(None, None, None, None)
     return Spread(*four(values))
@@ -158,8 +156,6 @@ class Objective:
 
 
 class Point(Struct, frozen=True, kw_only=True):
-    """One run of a sweep."""
-
     value: float
     meets_slo: bool | None
     summary: Summary

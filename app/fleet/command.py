@@ -5,30 +5,121 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import NoReturn, TextIO
 
 import gevent
 import msgspec
-from tqdm import tqdm
 
 from app.fleet import report
 from app.fleet.fleet import REPLY_TOKENS, Fleet, check_flags, make_plan, running_fleet
-from app.fleet.options import Options, read, with_policies
 from app.fleet.processes import HOST, FleetError
 from app.fleet.proxy import Proxy, server_of
 from app.fleet.report import Summary, summarize
-from app.fleet.routing import NO_MORE, PolicyMaker, policy_of
+from app.fleet.routing import COMPARED, NO_MORE, PolicyMaker, policy_of
 from app.load.client import LoadClient
+from app.load.policies import POLICIES
+from app.load.report import check_target, progress_of
 from app.load.workload import Compose, Workload, arrivals, make_workload
 from app.simulated.corpus import Corpus, sample_sentences
 from app.tokenization import Tokenizer, TokenizerError
-from config import ConfigError, Settings
-from config.installation import install, missing
+from config import ConfigError, Settings, UsageError
+from config.flags import Parser, number_of, whole_number
+from config.installation import COMMAND, check_installed, install, missing
 from config.loader import load
+
+ABOUT = """\
+Start pods, an indexer and a proxy on this machine, play a workload of shared prefixes, and show the time to
+the first token with each way of routing (docs/fleet.md). Settings of the server are flags here, too: the pods
+and the indexer get them.
+"""
+MOST_PODS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of the command. `concurrency` (requests at once) or `rate` (requests a second) is None."""
+
+    pods: int
+    requests: int
+    groups: int
+    prefix_tokens: int
+    concurrency: int | None
+    rate: float | None
+    policies: tuple[str, ...]
+    """Empty is most of them; see `with_policies`."""
+    seed: int
+    png: Path | None
+    json: Path | None
+    serve: bool
+
+
+def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
+    """The options, and the flags that are not among them. ConfigError, in one line, for wrong values."""
+    given, flags = _parser().parse_beside_settings(argv)
+    if given.png is not None and not given.no_png:
+        check_installed("fleet", "--png")
+    for path in (given.png, given.json):
+        check_target(path)
+    options = Options(
+        pods=given.pods,
+        requests=given.requests,
+        groups=given.groups,
+        prefix_tokens=given.prefix_tokens,
+        concurrency=None if given.rate else given.concurrency,
+        rate=given.rate,
+        policies=tuple(dict.fromkeys(given.policies or ())),
+        seed=given.seed,
+        png=None if given.no_png else given.png or Path("fleet.png"),
+        json=given.json,
+        serve=given.serve,
+    )
+    return options, flags
+
+
+def with_policies(options: Options, more: Iterable[str]) -> Options:
+    """Fills in the policies where none is asked for. UsageError for an unknown one."""
+    known = (*POLICIES, *more)
+    for name in options.policies:
+        if name not in known:
+            told = ", ".join(map(repr, known))
+            raise UsageError(f"argument --policies: invalid choice: {name!r} (choose from {told})")
+    return replace(options, policies=options.policies or (*COMPARED, *more))
+
+
+def _parser() -> Parser:
+    flags = Parser(prog=f"{COMMAND} fleet", description=ABOUT, allow_abbrev=False)
+    whole = whole_number(1)
+    flags.add_argument("--pods", type=whole_number(1, MOST_PODS), default=4, help="servers to start [4]")
+    flags.add_argument("--requests", type=whole, default=200, help="requests to send under each policy [200]")
+    flags.add_argument("--groups", type=whole, default=10, help="system prompts that they share [10]")
+    flags.add_argument("--prefix-tokens", type=whole, default=2000, help="length of a system prompt [2000]")
+    load = flags.add_mutually_exclusive_group()
+    load.add_argument("--concurrency", type=whole, default=12, help="requests that run at once [12]")
+    load.add_argument(
+        "--rate", type=number_of(0, 1e6), help="requests a second instead, however many then run at once"
+    )
+    flags.add_argument(
+        "--policies",
+        nargs="+",
+        help=f"ways of routing: {', '.join(POLICIES)}, and those of plugins [all but least-requests]",
+        metavar="POLICY",
+    )
+    flags.add_argument(
+        "--seed", type=whole_number(0, 2**31), default=1, help="of workload, routing and pods [1]"
+    )
+    picture = flags.add_mutually_exclusive_group()
+    picture.add_argument("--png", type=Path, help="picture to draw [fleet.png, with matplotlib]")
+    picture.add_argument("--no-png", action="store_true", help="draw none")
+    flags.add_argument("--json", type=Path, help="file for the figures, every TTFT among them")
+    flags.add_argument("--serve", action="store_true", help="play nothing: serve until Ctrl-C, tell the URLs")
+    return flags
+
 
 CHECK_EVERY_S = 1.0
 
@@ -151,7 +242,7 @@ def _run_policy(
 
 
 def _urls(addresses: Sequence[tuple[str, str]], fleet: Fleet) -> list[str]:
-    """Where everything can be reached, a line each. `addresses`: of proxies, each after its policy."""
+    """Returns the URLs of the fleet, a line each. `addresses` has a policy and a proxy's address each."""
     lines = [f"proxy, {policy}: http://{address}" for policy, address in addresses]
     lines += [f"pod {number}: http://{pod}" for number, pod in enumerate(fleet.pods)]
     return [*lines, f"indexer: http://{fleet.indexer.address}"]
@@ -177,7 +268,6 @@ def _show(summaries: Sequence[Summary], options: Options, workload: Workload) ->
 
 
 def _write_json(summaries: Sequence[Summary], options: Options, path: Path) -> None:
-    """The options and the figures of every policy."""
     names = ("pods", "requests", "groups", "prefix_tokens", "concurrency", "rate", "seed")
     asked = {name: getattr(options, name) for name in names}
     document = {"options": asked, "policies": summaries}
@@ -210,7 +300,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 class Progress:
-    """Says on `stream` what is going on: a bar on a terminal, a line for each phase elsewhere."""
+    """Says on `stream` what is going on: how far it is on a terminal, a line for each phase elsewhere."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -218,23 +308,13 @@ class Progress:
     @contextmanager
     def phase(self, name: str, steps: int) -> Iterator[Callable[[], None]]:
         """A phase of so many steps; what is given is to be called after each of them."""
-        is_terminal = self._stream.isatty()
-        if not is_terminal:
+        if not self._stream.isatty():
             self.note(f"{name} ...")
-        form = "{desc} {bar:30} {n_fmt}/{total_fmt} {elapsed}"
-        with tqdm(
-            total=steps,
-            desc=name,
-            file=self._stream,
-            bar_format=form,
-            leave=False,
-            disable=not is_terminal,
-        ) as bar:
-
-            def step() -> None:
-                bar.update()
-
-            yield step
+            yield lambda: None
+            return
+        done = count(1)
+        with progress_of(self._stream, name, steps, "steps") as progress:
+            yield lambda: progress(next(done))
 
     def note(self, text: str) -> None:
         """A line that stays."""

@@ -55,7 +55,7 @@ class Plan:
     indexer_flags: tuple[str, ...]
     seed: int
     model: str
-    """As requests call it."""
+    """Name of the model in requests."""
     block_size: int
     """Tokens of a pod's block."""
 

@@ -63,7 +63,6 @@ class Ports:
         return port
 
     def close(self) -> None:
-        """Give the ports back."""
         for reserved in self._reserved:
             reserved.close()
         self._reserved.clear()
@@ -88,7 +87,6 @@ class ServerProcess:
         )
 
     def is_healthy(self) -> bool:
-        """Whether GET /health is answered with 200."""
         try:
             return exchange(self.address, "GET", "/health", timeout_s=1.0)[0] == 200
         except OSError:
@@ -116,7 +114,6 @@ class ServerProcess:
                 os.killpg(self.process.pid, number)
 
     def close_log(self) -> None:
-        """Let go of the log."""
         self._log.close()
 
 

@@ -61,7 +61,7 @@ class Proxy:
         return refuse(start_response, "404 Not Found", f"{method} {path} is not forwarded")
 
     def statistics(self) -> dict[str, object]:
-        """What has been done so far, for GET /routing."""
+        """Returns the counters for GET /routing."""
         return {
             "routed": dict(self.routed),
             "in_flight": dict(self.in_flight),
@@ -127,7 +127,6 @@ class Relay:
         self._response: HTTPResponse | None = None
 
     def of(self, response: HTTPResponse) -> Relay:
-        """The relay of this answer."""
         self._response = response
         return self
 
@@ -164,7 +163,6 @@ class ClientHandler(WSGIHandler):  # type: ignore[misc]
     """gevent's, which also hands the client's socket to the application."""
 
     def get_environ(self) -> WSGIEnvironment:
-        """The WSGI environment."""
         environ: WSGIEnvironment = super().get_environ()
         # A token must not wait for the acknowledgement of the one before.
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -208,7 +206,6 @@ def _target(environ: WSGIEnvironment) -> str:
 
 
 def request_headers(environ: WSGIEnvironment) -> dict[str, str]:
-    """The client's headers, as far as they concern the pod."""
     headers = {
         name.removeprefix("HTTP_").replace("_", "-").lower(): value
         for name, value in environ.items()

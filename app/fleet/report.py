@@ -18,7 +18,7 @@ QUANTILES = ("mean", "p50", "p90", "p99")
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a policy came to. Times are seconds; without a request that was answered they are NaN.
+    """Figures of a policy. Times are seconds; NaN without an answered request.
 
     In JSON, which these names are made for, NaN is null.
     """
@@ -47,7 +47,6 @@ class Summary:
 def summarize(
     policy: str, samples: Sequence[Sample], took_s: float, pods: Sequence[str], fallbacks: int
 ) -> Summary:
-    """The figures of `samples`, which took `took_s` in all."""
     answered = [sample for sample in samples if not sample.error]
     ttfts_s = tuple(sorted(sample.ttft_s for sample in answered))
     mean, p50, p90, p99 = four(ttfts_s) if ttfts_s else [math.nan] * 4
@@ -77,7 +76,7 @@ def table(summaries: Sequence[Summary]) -> str:
 
 
 def notes(summaries: Sequence[Summary]) -> list[str]:
-    """What a reader of the table must know besides, a line each; most runs need none."""
+    """Returns a line for each failure behind the table; most runs have none."""
     lines = []
     for at in summaries:
         if at.fallbacks:

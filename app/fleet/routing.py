@@ -1,4 +1,4 @@
-"""What the indexer knows of a request's prompt, and the policies of a fleet, those of plugins among them."""
+"""Scores of a request's prompt by the indexer, and the policies of a fleet with those of plugins."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ NO_MORE: Mapping[str, PolicyMaker] = MappingProxyType({})
 
 
 class Incoming(Struct, frozen=True):
-    """A request to be routed, as it came."""
-
     path: str
     body: bytes
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException
 from itertools import repeat
 from types import MappingProxyType
 from urllib.parse import urlsplit
@@ -98,7 +98,6 @@ class Target(Struct, frozen=True):
         return f"{self.host}:{self.port}"
 
     def connection(self, timeout_s: float) -> Connection:
-        """Returns a connection that is not open yet."""
         kind = SecureConnection if self.scheme == "https" else Connection
         return kind(self.address, timeout_s)
 
@@ -150,8 +149,54 @@ class Event(Struct):
     error: object = UNSET
 
 
+class StreamError(Exception):
+    """A stream is not whole, or tells of an error; the text is one line."""
+
+
+class Completion(Struct, frozen=True):
+    """A whole stream: when its first event, first text and last event came, and its tokens."""
+
+    first_s: float
+    text_s: float | None
+    last_s: float
+    usage: Usage
+
+
+def read_stream(lines: Iterable[tuple[float, bytes]]) -> Completion:
+    """Reads the lines of a stream, each with its moment in seconds. StreamError when it is not whole."""
+    moments: list[float] = []
+    text_s: float | None = None
+    usage: Usage | None = None
+    for at_s, line in lines:
+        if not line.startswith(DATA):
+            continue
+        if (data := line.removeprefix(DATA).strip()) == DONE:
+            break
+        try:
+            event = msgspec.json.decode(data, type=Event)
+        except msgspec.MsgspecError as error:
+            raise StreamError(f"an event of its stream cannot be read: {error}") from None
+        if event.error is not UNSET:
+            raise StreamError(f"its stream has an error: {one_line(data)}")
+        if event.choices:
+            moments.append(at_s)
+        if text_s is None and any(choice.text for choice in event.choices):
+            text_s = at_s
+        usage = event.usage or usage
+    else:
+        raise StreamError("its stream broke off")
+    if not moments or usage is None:
+        raise StreamError("its stream has no tokens, or no usage")
+    return Completion(moments[0], text_s, moments[-1], usage)
+
+
+def one_line(text: bytes) -> str:
+    """Returns the beginning of a text in one line."""
+    return " ".join(text.decode(errors="replace").split())[:200]
+
+
 class Sample(Struct, frozen=True):
-    """What became of one request. `ttft_s`: from sending to the first token; `error`: empty if none."""
+    """Result of one request. `ttft_s`: from sending to the first token; `error`: empty if none."""
 
     pod: str
     ttft_s: float
@@ -209,35 +254,13 @@ class LoadClient:
                 response = connection.getresponse()
                 pod = response.getheader(ROUTED_TO) or ""
                 if response.status != 200:
-                    return Sample(pod, 0.0, 0, 0, f"status {response.status}: {_first_line(response.read())}")
-                return self._read(response, pod, sent_s)
-            except (OSError, HTTPException, msgspec.MsgspecError) as error:
+                    return Sample(pod, 0.0, 0, 0, f"status {response.status}: {one_line(response.read())}")
+                seen = read_stream((self._now(), line) for line in response if line.startswith(DATA))
+            except StreamError as error:
+                return Sample(pod, 0.0, 0, 0, str(error))
+            except (OSError, HTTPException) as error:
                 return Sample(pod, 0.0, 0, 0, repr(error))
-
-    def _read(self, response: HTTPResponse, pod: str, sent_s: float) -> Sample:
-        ttft_s: float | None = None
-        usage: Usage | None = None
-        for chunk in _chunks(response):
-            if chunk.error is not UNSET:
-                return Sample(pod, 0.0, 0, 0, f"the stream has an error: {chunk.error}")
-            if ttft_s is None and any(choice.text for choice in chunk.choices):
-                ttft_s = self._now() - sent_s
-            usage = chunk.usage or usage
-        if ttft_s is None or usage is None:
-            return Sample(pod, 0.0, 0, 0, "the stream ended without a token or without its usage")
-        details = usage.prompt_tokens_details or PromptDetails()
-        return Sample(pod, ttft_s, usage.prompt_tokens, details.cached_tokens or 0)
-
-
-def _chunks(response: HTTPResponse) -> Iterator[Event]:
-    """The events of a stream. HTTPException when it ends before it says so."""
-    for line in response:
-        if line.startswith(DATA):
-            if line.removeprefix(DATA).strip() == DONE:
-                return
-            yield msgspec.json.decode(line.removeprefix(DATA), type=Event)
-    raise HTTPException("the stream broke off")
-
-
-def _first_line(body: bytes) -> str:
-    return body.decode(errors="replace").partition("\n")[0][:200]
+        if seen.text_s is None:
+            return Sample(pod, 0.0, 0, 0, "its stream has no text")
+        details = seen.usage.prompt_tokens_details or PromptDetails()
+        return Sample(pod, seen.text_s - sent_s, seen.usage.prompt_tokens, details.cached_tokens or 0)

@@ -12,10 +12,12 @@ from typing import Generic, Protocol, TypeVar
 RANDOM, ROUND_ROBIN, LEAST_REQUESTS, PREFIX_AWARE = "random", "round-robin", "least-requests", "prefix-aware"
 POLICIES = (RANDOM, ROUND_ROBIN, LEAST_REQUESTS, PREFIX_AWARE)
 BLIND = frozenset({RANDOM, ROUND_ROBIN})
-"""They look at nothing: each pod can be simulated for itself."""
+"""Policies that ignore the state of pods: each pod can be simulated for itself."""
 BLOCKS_PER_REQUEST = 25.0
-"""What a request in flight counts against a pod. A prefix of 2,000 tokens is 125 blocks: the pod that has it
-gets its requests until it has five more in flight than another pod."""
+"""Blocks that a request in flight counts against a pod.
+
+A prefix of 2,000 tokens is 125 blocks: its pod gets its requests until it has five more than another pod.
+"""
 
 Pod = TypeVar("Pod")
 PodIn = TypeVar("PodIn", contravariant=True)
@@ -33,8 +35,6 @@ class InFlight(Protocol[PodIn]):
 
 
 class RandomChoice:
-    """Chooses any pod, each as likely."""
-
     fallbacks = 0
 
     def __init__(self, rng: Random) -> None:
@@ -45,8 +45,6 @@ class RandomChoice:
 
 
 class RoundRobin:
-    """Chooses one pod after the other."""
-
     fallbacks = 0
 
     def __init__(self) -> None:

@@ -14,13 +14,12 @@ from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import gevent
-import msgspec
 from gevent.pool import Pool
 from gevent.socket import wait
-from msgspec import UNSET, Struct
+from msgspec import Struct
 from urllib3.util.wait import wait_for_read
 
-from app.load.client import COMPLETIONS, DATA, DONE, JSON, Connection, Event, Target
+from app.load.client import COMPLETIONS, JSON, Connection, StreamError, Target, one_line, read_stream
 
 END = b"0\r\n\r\n"
 """Of a chunked body."""
@@ -35,23 +34,21 @@ PATIENCE_S = 300.0
 CONNECT_S = 10.0
 
 Pieces = list[tuple[float, bytes]]
-"""What came, and when."""
+"""Received bytes and their moments in seconds."""
 
 
 class RecordError(Exception):
-    """What went wrong at the server, in one line."""
+    """A failure of the server, in one line."""
 
 
 class Wanted(Struct):
-    """A request to send."""
-
     arrival_s: float
     body: bytes
     output_tokens: int
 
 
 class Measured(Struct):
-    """What became of a request; seconds since the start."""
+    """Result of a request; seconds since the start."""
 
     number: int
     arrival_s: float
@@ -63,7 +60,7 @@ class Measured(Struct):
 
 
 class Load(Protocol):
-    """What is sent, in order of arrival."""
+    """Requests in order of arrival."""
 
     def __len__(self) -> int: ...
 
@@ -227,42 +224,23 @@ def _measured(named: str, number: int, wanted: Wanted, send_s: float, pieces: Pi
     head, _, body = b"".join(data for _, data in pieces).partition(HEAD_END)
     status = head.partition(b"\r\n")[0]
     if b" 200 " not in status + b" ":
-        raise RecordError(f"{named}: {_one_line(status) or 'no answer'}: {_one_line(body)}")
-    moments: list[float] = []
-    usage, done = None, False
-    for at_s, line in _events(pieces):
-        if line == DONE:
-            done = True
-            continue
-        try:
-            event = msgspec.json.decode(line, type=Event)
-        except msgspec.MsgspecError as error:
-            raise RecordError(f"{named}: an event of its stream cannot be read: {error}") from None
-        if event.error is not UNSET:
-            raise RecordError(f"{named}: its stream has an error: {_one_line(line)}")
-        if event.choices:
-            moments.append(at_s)
-        usage = event.usage or usage
-    if not done or not moments or usage is None:
-        raise RecordError(f"{named}: its stream broke off, or has no usage")
-    tokens_in, tokens_out = usage.prompt_tokens, usage.completion_tokens
+        raise RecordError(f"{named}: {one_line(status) or 'no answer'}: {one_line(body)}")
+    try:
+        seen = read_stream(_lines(pieces))
+    except StreamError as error:
+        raise RecordError(f"{named}: {error}") from None
+    tokens_in, tokens_out = seen.usage.prompt_tokens, seen.usage.completion_tokens
     if tokens_out != wanted.output_tokens:
         raise RecordError(
             f"{named}: has {tokens_out} output tokens, not the {wanted.output_tokens} asked for"
             " with ignore_eos and min_tokens"
         )
-    return Measured(number, wanted.arrival_s, send_s, moments[0], moments[-1], tokens_in, tokens_out)
+    return Measured(number, wanted.arrival_s, send_s, seen.first_s, seen.last_s, tokens_in, tokens_out)
 
 
-def _events(pieces: Pieces) -> Iterator[tuple[float, bytes]]:
-    """Yields the events of a stream, with the moments of their last bytes."""
+def _lines(pieces: Pieces) -> Iterator[tuple[float, bytes]]:
+    """Yields the lines of an answer, with the moments of their last bytes."""
     rest = b""
     for at_s, data in pieces:
         *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            if line.startswith(DATA):
-                yield at_s, line.removeprefix(DATA).strip()
-
-
-def _one_line(text: bytes) -> str:
-    return " ".join(text.decode(errors="replace").split())[:200]
+        yield from ((at_s, line) for line in lines)

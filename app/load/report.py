@@ -1,4 +1,4 @@
-"""What reports of loads share: figures of times, tables, pictures, progress, and files that are whole."""
+"""Parts of reports: quantiles of times, tables, pictures, progress, and files that are whole."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Axes = Any
 PART = ".part"
 """Behind the name of a file that is not whole yet."""
 QUIET_S = 1.0
-"""What takes less is not worth a word."""
+"""Seconds before the first line of progress."""
 TERMINAL_EVERY_S = 0.2
 LINE_EVERY_S = 10.0
 
@@ -44,7 +44,7 @@ def quantile(ascending: Sequence[float], share: float) -> float:
 def twelve(
     send_s: Sequence[float], first_s: Sequence[float], last_s: Sequence[float], output_tokens: Sequence[int]
 ) -> list[float]:
-    """Those of TTFT, of the mean ITL of each request that has one, and of E2E. One has to have one."""
+    """Returns four figures each of TTFT, of the mean ITL of requests that have one, and of E2E."""
     ttft = [first - send for send, first in zip(send_s, first_s, strict=True)]
     itl = [
         (last - first) / (tokens - 1)
@@ -109,7 +109,7 @@ def write_rows(path: Path, header: Sequence[str], rows: Iterable[Iterable[object
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Where to write a file that gets the name `path` when the block ends well, and vanishes otherwise."""
+    """Yields the path of a file that becomes `path` when the block ends well, and vanishes otherwise."""
     part = path.with_name(path.name + PART)
     try:
         yield part
@@ -155,7 +155,6 @@ class Progress:
         self._width = 0
 
     def __call__(self, done: int) -> None:
-        """So much is done."""
         now_s = self._now()
         if now_s < self._next_s:
             return

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, repeat, takewhile
 from random import Random
-from typing import Protocol
 
 from app.load.trace import MOST_TOKENS, TELL_EVERY, Load
 from config import ConfigError
@@ -22,12 +21,6 @@ SHAREGPT = {"input": (220.0, 1.3), "output": (200.0, 1.0)}
 """Mean and sigma of lognormal lengths that are about those of ShareGPT, as serving benchmarks sample it."""
 SHAREGPT_RANGE = (4, 1024)
 FORMS = "N, N:lognormal, N:lognormal:SIGMA, N:uniform, LOW-HIGH or sharegpt"
-
-
-class Lengths(Protocol):
-    """Draws how many tokens a prompt or an answer has."""
-
-    def draw(self, rng: Random) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +54,12 @@ class Lognormal:
         return round(min(max(tokens, self.low), self.high))
 
 
+Lengths = Between | Lognormal
+"""Draws how many tokens a prompt or an answer has."""
+
+
 def read_lengths(text: str, which: str) -> Lengths:
-    """What `text` says of the lengths of "input" or "output". ValueError when it says nothing."""
+    """Reads the lengths of "input" or "output". ValueError for another form."""
     if text == "sharegpt":
         return Lognormal(*SHAREGPT[which], *SHAREGPT_RANGE)
     first, _, kind = text.partition(":")

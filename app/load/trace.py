@@ -25,14 +25,6 @@ TELL_EVERY = 1 << 14
 _GZIP = b"\x1f\x8b"
 
 
-def _floats() -> array[float]:
-    return array("d")
-
-
-def _integers() -> array[int]:
-    return array("i")
-
-
 @dataclass(slots=True)
 class Load:
     """Requests in order of arrival, a column for each thing that is known of them: millions are no burden.
@@ -42,12 +34,12 @@ class Load:
     """
 
     origin: str
-    """What a complaint about it begins with."""
-    arrival_s: array[float] = field(default_factory=_floats)
-    input_tokens: array[int] = field(default_factory=_integers)
-    output_tokens: array[int] = field(default_factory=_integers)
-    group: array[int] = field(default_factory=_integers)
-    prefix_tokens: array[int] = field(default_factory=_integers)
+    """Beginning of a complaint about this load."""
+    arrival_s: array[float] = field(default_factory=lambda: array("d"))
+    input_tokens: array[int] = field(default_factory=lambda: array("i"))
+    output_tokens: array[int] = field(default_factory=lambda: array("i"))
+    group: array[int] = field(default_factory=lambda: array("i"))
+    prefix_tokens: array[int] = field(default_factory=lambda: array("i"))
     rows: str = "request"
     first_row: int = 1
     """How its rows are called and counted."""
@@ -56,7 +48,7 @@ class Load:
         return len(self.arrival_s)
 
     def row(self, number: int) -> str:
-        """Where the request of that number stands."""
+        """Returns the place of the request of that number."""
         return f"{self.origin}, {self.rows} {number + self.first_row}"
 
     def part(self, numbers: Sequence[int]) -> Load:
@@ -122,7 +114,6 @@ def _read_rows(
 
 
 def _places(path: Path, header: Sequence[str]) -> list[int]:
-    """Where the columns stand."""
     names = [name.strip() for name in header]
     has_groups = any(name in names for name in PREFIX_COLUMNS)
     wanted = COLUMNS + PREFIX_COLUMNS if has_groups else COLUMNS
@@ -162,7 +153,7 @@ def _prefix(group: str, text: str, prompt_tokens: int) -> tuple[str, int]:
 
 @contextmanager
 def _text(file: io.BufferedReader) -> Iterator[TextIO]:
-    """What `file` holds, unpacked if need be."""
+    """Yields the text of `file`, unpacked if need be."""
     packed = file.peek(2)[:2] == _GZIP
     binary = gzip.GzipFile(fileobj=file) if packed else file
     with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
@@ -171,7 +162,7 @@ def _text(file: io.BufferedReader) -> Iterator[TextIO]:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """What is wrong with the file as such, as ConfigError that names it."""
+    """Turns errors of the file as such into a ConfigError that names it."""
     try:
         yield
     except UnicodeDecodeError:

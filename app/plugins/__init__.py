@@ -1,4 +1,4 @@
-"""What plugins are made of (docs/plugins.md): all that is promised to stay within one version of the hooks.
+"""Parts that plugins are made of (docs/plugins.md): they stay within one version of the hooks.
 
 Importing this loads pluggy. A server without plugins never does.
 """
@@ -16,8 +16,7 @@ from app.http.errors import ApiError
 from app.http.response import Response, json_response
 from app.http.route import Route, get, post
 from app.middleware.stack import Middleware
-from app.plugins.hooks import PROJECT, FaultHook, LengthHook, MetricsHook, ReplyHook
-from app.plugins.host import PluginHost, off_loop
+from app.plugins.hooks import PROJECT, FaultHook, LengthHook, MetricsHook, PluginHost, ReplyHook, off_loop
 from config.declaration import About, Count, Duration, NotNegative, Percent, Section
 from config.plugins import API
 from config.profile import Profile

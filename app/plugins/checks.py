@@ -1,20 +1,24 @@
 """Checks of what hooks give: functions around hooks that raise TypeError or ValueError for nonsense.
 
-The errors are the plugin's: `app.plugins.guard` counts them, and answers instead.
+The errors are the plugin's: a `Guard` counts them, and answers instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import isfinite
 from random import Random
-from types import MappingProxyType
-from typing import Any
+from time import perf_counter
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
+from gevent._hub_local import get_hub_if_exists
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.engine.batch import Batch
+from app.engine.errors import EngineError
 from app.engine.reply import Reply
 from app.engine.request import EngineRequest, ScriptedReply
 from app.engine.step_cost import CostModel
@@ -29,6 +33,99 @@ from app.metrics.exposition import Families
 from app.middleware.stack import Middleware
 from app.plugins.hooks import FaultHook, LengthHook, MetricsHook, ReplyHook
 from app.simulated.modes import LengthSource, ReplySource
+from config.declaration import ConfigError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+LONGEST_HOLD_S = 0.02
+"""Seconds for which a hook may hold the event loop without a warning; streams are late by as much."""
+REFUSALS: tuple[type[Exception], ...] = (ApiError, EngineError)
+"""Errors by which a hook refuses a request on purpose."""
+log = logging.getLogger(__name__)
+
+
+class Guard:
+    """Counters of one hook of one plugin. The first error and the first long hold are logged."""
+
+    def __init__(self, plugin: str, hook: str) -> None:
+        self.plugin = plugin
+        self.hook = hook
+        self.calls = 0
+        self.errors = 0
+        self.long_holds = 0
+        self.longest_hold_s = 0.0
+
+    def wrap(
+        self, function: Callable[P, T], otherwise: Callable[P, T], may_refuse: bool = False
+    ) -> Callable[P, T]:
+        """Returns `function` for calls by the server; `otherwise` answers the calls in which it fails.
+
+        With `may_refuse`, errors that refuse the request are no failures, and are raised.
+        """
+        passed = REFUSALS if may_refuse else ()
+
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+            self.calls += 1
+            loop_s, begun_s = _loop_s(), perf_counter()
+            try:
+                return function(*args, **kwargs)
+            except passed:
+                raise
+            except (Exception, SystemExit) as error:  # also gunicorn's abort of a worker that is kept busy
+                self._failed(error)
+            finally:
+                # A loop that went on meanwhile was held since then only.
+                self._held(perf_counter() - begun_s - (_loop_s() - loop_s))
+            return otherwise(*args, **kwargs)
+
+        return guarded
+
+    def report(self) -> dict[str, float]:
+        """Returns the counters for GET /admin/plugins."""
+        return {
+            "calls": self.calls,
+            "errors": self.errors,
+            "long_holds": self.long_holds,
+            "longest_hold_ms": round(self.longest_hold_s * 1000, 3),
+        }
+
+    def _failed(self, error: BaseException) -> None:
+        self.errors += 1
+        if self.errors == 1:
+            text = "plugin %s: hook %s failed; GET /admin/plugins counts how often"
+            log.error(text, self.plugin, self.hook, exc_info=error)
+
+    def _held(self, seconds: float) -> None:
+        self.longest_hold_s = max(self.longest_hold_s, seconds)
+        if seconds <= LONGEST_HOLD_S:
+            return
+        self.long_holds += 1
+        if self.long_holds == 1:
+            text = "plugin %s: hook %s held the event loop for %.0f ms, in which nobody was served"
+            log.warning(text, self.plugin, self.hook, seconds * 1000)
+
+
+def nothing(*args: object) -> None:
+    """Answers instead of a hook that failed where nothing is an answer."""
+
+
+@contextmanager
+def start_fails(plugin: str, hook: str, when: str = " at the start") -> Iterator[None]:
+    """Turns an error within the block into a ConfigError of one line that names the plugin and its hook."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"plugin {plugin}: hook {hook} failed{when}: {reason}") from None
+
+
+def _loop_s() -> float:
+    """Start of this turn of the event loop, in seconds of some clock; always 0 where there is no loop."""
+    hub = get_hub_if_exists()
+    return 0.0 if hub is None else float(hub.loop.now())
+
 
 Worded = Callable[[EngineRequest, ScriptedReply], Reply]
 """Makes tokens of words."""
@@ -40,18 +137,16 @@ def _is_list_of(kind: type) -> Callable[[object], bool]:
     return lambda given: isinstance(given, Sequence) and all(isinstance(one, kind) for one in given)
 
 
-FORMS: Mapping[str, tuple[str, Callable[[object], bool]]] = MappingProxyType(
-    {
-        **dict.fromkeys(("reply", "length", "fault", "metrics"), ("a function", callable)),
-        "step_cost": ("a CostModel", lambda given: callable(getattr(given, "seconds", None))),
-        "middleware": (
-            "a Middleware, or a list of some",
-            lambda given: isinstance(given, Middleware) or _is_list_of(Middleware)(given),
-        ),
-        "routes": ("a list of Routes", _is_list_of(Route)),
-        "routing": ("a mapping of policies", lambda given: isinstance(given, Mapping)),
-    }
-)
+FORMS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
+    **dict.fromkeys(("reply", "length", "fault", "metrics"), ("a function", callable)),
+    "step_cost": ("a CostModel", lambda given: callable(getattr(given, "seconds", None))),
+    "middleware": (
+        "a Middleware, or a list of some",
+        lambda given: isinstance(given, Middleware) or _is_list_of(Middleware)(given),
+    ),
+    "routes": ("a list of Routes", _is_list_of(Route)),
+    "routing": ("a mapping of policies", lambda given: isinstance(given, Mapping)),
+}
 """Form of what each hook gives at the start, besides None: in words, and as a test."""
 
 
@@ -80,8 +175,6 @@ def _script(given: object) -> ScriptedReply | None:
 
 
 def length(hook: LengthHook) -> LengthSource:
-    """Source of lengths, in tokens."""
-
     def source(request: EngineRequest, rng: Random) -> int | None:
         tokens = hook(request, rng)
         if isinstance(tokens, bool):
@@ -111,7 +204,10 @@ def fault(hook: FaultHook, plugin: str) -> FaultSource:
     return source
 
 
-def step_seconds(cost: CostModel) -> Callable[[Batch[Any], float, bool], float]:
+StepSeconds = Callable[[Batch[Any], float, bool], float]
+
+
+def step_seconds(cost: CostModel) -> StepSeconds:
     """Function for the seconds of a step: finite, and at least 0."""
 
     def seconds(batch: Batch[Any], start_s: float, idle: bool) -> float:
@@ -124,7 +220,6 @@ def step_seconds(cost: CostModel) -> Callable[[Batch[Any], float, bool], float]:
 
 
 def families(hook: MetricsHook, plugin: str) -> Families:
-    """Text of metric families; each is named after the plugin."""
     prefix = plugin.replace("-", "_")
 
     def text() -> str:
@@ -138,8 +233,6 @@ def families(hook: MetricsHook, plugin: str) -> Families:
 
 
 def handler(handle: Handler) -> Handler:
-    """Handler of a route."""
-
     def handled(context: RequestContext) -> Response:
         response: Response = _instance(handle(context), Response)
         sendable(response.headers)
@@ -148,25 +241,22 @@ def handler(handle: Handler) -> Handler:
     return handled
 
 
-def beginning(middleware: Middleware) -> Callable[[RequestContext], Response | None]:
-    """`begin` of a middleware."""
-    return lambda context: _instance(middleware.begin(context), Response | None)
+def begin(middleware: Middleware, context: RequestContext) -> Response | None:
+    """Calls the `begin` of a plugin's middleware."""
+    found: Response | None = _instance(type(middleware).begin(middleware, context), Response | None)
+    return found
 
 
-def ending(middleware: Middleware) -> Callable[[RequestContext, Response], None]:
-    """`end` of a middleware; the headers of a response stay as they were where it fails."""
-
-    def ended(context: RequestContext, response: Response) -> None:
-        before = response.headers
-        response.headers = dict(before)
-        try:
-            middleware.end(context, response)
-            sendable(response.headers)
-        except BaseException:
-            response.headers = before
-            raise
-
-    return ended
+def end(middleware: Middleware, context: RequestContext, response: Response) -> None:
+    """Calls the `end` of a plugin's middleware; where it fails, the response keeps its headers."""
+    before = response.headers
+    response.headers = dict(before)
+    try:
+        type(middleware).end(middleware, context, response)
+        sendable(response.headers)
+    except BaseException:
+        response.headers = before
+        raise
 
 
 def sendable(headers: Mapping[str, str]) -> None:

@@ -12,24 +12,21 @@ from typing import Any
 from pluggy import HookCaller, HookImpl, PluginManager, PluginValidationError
 
 from app.clock.streams import Streams
-from app.engine.batch import Batch
 from app.engine.request import EngineRequest
 from app.engine.step_cost import CostModel, StepCost
 from app.faults.injector import FaultSource
-from app.fleet.routing import Incoming, Policy, PolicyMaker, Scores
+from app.fleet.routing import Incoming, PolicyMaker, Scores
 from app.http.context import RequestContext
 from app.http.errors import internal
 from app.http.response import Response
 from app.http.route import Route
-from app.kvcache.memo import Bounded
 from app.load.policies import POLICIES
 from app.metrics.exposition import Families
 from app.middleware.stack import Middleware
 from app.plugins import checks
 from app.plugins import hooks as specifications
-from app.plugins.guard import Guard, nothing, start_fails
-from app.plugins.hooks import HOOKS, PROJECT
-from app.plugins.host import PluginHost
+from app.plugins.checks import Guard, nothing, start_fails
+from app.plugins.hooks import HOOKS, PROJECT, PluginHost
 from app.simulated.modes import LengthSource, ReplySource
 from config.declaration import ConfigError
 from config.plugins import API
@@ -39,7 +36,7 @@ from config.validation import suggestion
 
 
 class PluginRegistry:
-    """What the plugins of `settings` add. ConfigError, with the plugin's name, for a wrong hook.
+    """Additions of the plugins. ConfigError, with the plugin's name, for a wrong hook.
 
     `streams` makes a stream of randomness of a name, `now` gives monotonic seconds.
     """
@@ -58,10 +55,9 @@ class PluginRegistry:
             each.name: PluginHost(each, current, streams(f"plugin {each.name}"), now) for each in plugins
         }
         self._guards: dict[tuple[str, str], Guard] = {}
-        """By plugin and hook: those that have given something to be called."""
+        """By plugin and hook, of hooks that have given something to be called."""
 
     def implements(self, *names: str) -> bool:
-        """Whether any plugin has one of these hooks."""
         return any(self._implementations(name) for name in names)
 
     def implemented(self) -> dict[str, list[str]]:
@@ -74,16 +70,13 @@ class PluginRegistry:
 
     def replies(self, worded: checks.Worded) -> list[ReplySource]:
         """Sources of replies, in the order in which they are asked."""
-        return [
-            guard.wrap(checks.reply(hook, worded), nothing, may_refuse=True)
-            for hook, guard in self._given("reply")
-        ]
+        given = self._given("reply")
+        return [guard.wrap(checks.reply(hook, worded), nothing, may_refuse=True) for hook, guard in given]
 
     def length(self) -> LengthSource | None:
         """The first length that a plugin gives; None where no plugin has the hook."""
-        sources = [
-            guard.wrap(checks.length(hook), nothing, may_refuse=True) for hook, guard in self._given("length")
-        ]
+        given = self._given("length")
+        sources = [guard.wrap(checks.length(hook), nothing, may_refuse=True) for hook, guard in given]
 
         def first(request: EngineRequest, rng: Random) -> int | None:
             lengths = (source(request, rng) for source in sources)
@@ -93,10 +86,8 @@ class PluginRegistry:
 
     def faults(self) -> list[FaultSource]:
         """Sources of faults, in the order in which they are asked."""
-        return [
-            guard.wrap(checks.fault(hook, guard.plugin), nothing, may_refuse=True)
-            for hook, guard in self._given("fault")
-        ]
+        given = self._given("fault")
+        return [at.wrap(checks.fault(hook, at.plugin), nothing, may_refuse=True) for hook, at in given]
 
     def step_cost(self, profile: Profile) -> CostModel | None:
         """Cost of a live step, by the first plugin that has the hook; None without one.
@@ -111,7 +102,8 @@ class PluginRegistry:
     def offline_step_cost(self, profile: Profile) -> tuple[str, CostModel] | None:
         """The same off line, with the plugin's name. A step in which the plugin fails is a ConfigError."""
         for cost, guard in self._given("step_cost", profile=profile):
-            return guard.plugin, PluginCost(_failing_seconds(guard.plugin, checks.step_seconds(cost)))
+            checked = start_fails(guard.plugin, "step_cost", when="")(checks.step_seconds(cost))
+            return guard.plugin, PluginCost(checked)
         return None
 
     def middleware(self) -> list[Middleware]:
@@ -119,7 +111,7 @@ class PluginRegistry:
         made: list[Middleware] = []
         for given, guard in self._given("middleware"):
             many = given if isinstance(given, Sequence) else (given,)
-            made += [GuardedMiddleware(one, guard) for one in many]
+            made += [_guarded(one, guard) for one in many]
         return made
 
     def routes(self, taken: Callable[[], Iterator[Route]]) -> Iterator[tuple[str, list[Route]]]:
@@ -130,10 +122,7 @@ class PluginRegistry:
             yield f"plugin_{guard.plugin}", added
 
     def families(self) -> list[Families]:
-        """Texts of metric families."""
-        return [
-            guard.wrap(checks.families(hook, guard.plugin), str) for hook, guard in self._given("metrics")
-        ]
+        return [at.wrap(checks.families(hook, at.plugin), str) for hook, at in self._given("metrics")]
 
     def policies(self) -> dict[str, PolicyMaker]:
         """Routing policies of a fleet, by name. ConfigError for a name that is taken."""
@@ -153,17 +142,15 @@ class PluginRegistry:
     def _report(self, plugin: Plugin, hooks: Sequence[str]) -> dict[str, object]:
         settings = self._current()
         own = [row for row in settings.table.rows if row.group == plugin.group]
-        used = {name: self._guards.get((plugin.name, name)) for name in hooks}
-        idle = Guard(plugin.name, "")
+        guards = {name: self._guards.get((plugin.name, name)) for name in hooks}
+        counted = {
+            name: {"in_use": guard is not None, **(guard or Guard(plugin.name, name)).report()}
+            for name, guard in guards.items()
+        }
+        about = {"name": plugin.name, "version": plugin.version or None, "api": API, "origin": plugin.origin}
         return {
-            "name": plugin.name,
-            "version": plugin.version or None,
-            "api": API,
-            "origin": plugin.origin,
-            "hooks": {
-                name: {"in_use": guard is not None, **(guard or idle).report()}
-                for name, guard in used.items()
-            },
+            **about,
+            "hooks": counted,
             "settings": {row.name: row.shown(row.value(settings)) for row in own},
         }
 
@@ -173,7 +160,7 @@ class PluginRegistry:
         return caller.get_hookimpls()[::-1]
 
     def _given(self, name: str, **more: object) -> Iterator[tuple[Any, Guard]]:
-        """What the hooks of this name give for this start, and their guards. ConfigError for a failure."""
+        """Yields the results of the hooks of this name, and their guards. ConfigError for a failure."""
         wanted, fits = checks.FORMS[name]
         for found in self._implementations(name):
             plugin = found.plugin_name
@@ -194,52 +181,17 @@ def registry_of(settings: Settings) -> PluginRegistry:
     return PluginRegistry(settings.PLUGINS, lambda: settings, streams, time.monotonic)
 
 
-StepSeconds = Callable[[Batch[Any], float, bool], float]
-
-
 class PluginCost:
-    """What a step costs by a plugin."""
-
-    def __init__(self, seconds: StepSeconds) -> None:
-        self._seconds = seconds
-
-    def seconds(self, batch: Batch[Any], start_s: float, idle: bool) -> float:
-        return self._seconds(batch, start_s, idle)
+    def __init__(self, seconds: checks.StepSeconds) -> None:
+        self.seconds = seconds
 
 
-def _failing_seconds(plugin: str, checked: StepSeconds) -> StepSeconds:
-    def seconds(batch: Batch[Any], start_s: float, idle: bool) -> float:
-        with start_fails(plugin, "step_cost", when=""):
-            return checked(batch, start_s, idle)
-
-    return seconds
-
-
-class GuardedMiddleware(Middleware):
-    """A plugin's middleware. A request whose `begin` fails is refused: what it checks was not checked."""
-
-    def __init__(self, inner: Middleware, guard: Guard) -> None:
-        self._inner = inner
-        self._begin = guard.wrap(checks.beginning(inner), partial(_refuse, guard), may_refuse=True)
-        self._end = guard.wrap(checks.ending(inner), nothing)
-
-    @property
-    def active(self) -> bool:  # type: ignore[override]
-        return bool(self._inner.active)
-
-    @property
-    def most_plain_bytes(self) -> int:  # type: ignore[override]
-        return int(self._inner.most_plain_bytes)
-
-    @property
-    def caches(self) -> Mapping[str, Bounded]:  # type: ignore[override]
-        return self._inner.caches
-
-    def begin(self, context: RequestContext) -> Response | None:
-        return self._begin(context)
-
-    def end(self, context: RequestContext, response: Response) -> None:
-        self._end(context, response)
+def _guarded(middleware: Middleware, guard: Guard) -> Middleware:
+    """Guards a plugin's middleware. A request whose `begin` fails is refused: its check did not happen."""
+    begin, end = partial(checks.begin, middleware), partial(checks.end, middleware)
+    vars(middleware)["begin"] = guard.wrap(begin, partial(_refuse, guard), may_refuse=True)
+    vars(middleware)["end"] = guard.wrap(end, nothing)
+    return middleware
 
 
 def _refuse(guard: Guard, context: RequestContext) -> Response:
@@ -277,25 +229,21 @@ class GuardedPolicy:
     def __init__(self, make: PolicyMaker, guard: Guard, scores: Scores, rng: Random) -> None:
         """ConfigError where the policy cannot be made."""
         with start_fails(guard.plugin, "routing"):
-            self._inner: Policy = make(scores, rng)
-        self._rng = rng
-        self._failures = 0
-        self._choose = guard.wrap(self._chosen, self._by_chance)
+            inner = make(scores, rng)
+        self._inner, self._rng, self._failures = inner, rng, 0
+
+        def chosen(incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
+            pod = inner.choose(incoming, pods, in_flight)
+            if pod not in pods:
+                raise ValueError(f"chose {pod!r}, which is none of the pods")
+            return pod
+
+        self.choose = guard.wrap(chosen, self._by_chance)
 
     @property
     def fallbacks(self) -> int:
         """Requests that its own policy counts as fallbacks, and those for which it failed."""
         return self._failures + int(getattr(self._inner, "fallbacks", 0))
-
-    def choose(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
-        """Returns the pod that the plugin chooses."""
-        return self._choose(incoming, pods, in_flight)
-
-    def _chosen(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
-        pod = self._inner.choose(incoming, pods, in_flight)
-        if pod not in pods:
-            raise ValueError(f"chose {pod!r}, which is none of the pods")
-        return pod
 
     def _by_chance(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
         self._failures += 1

@@ -11,7 +11,7 @@ from app.api.admin.config import PeerRanks
 from app.clock.clock import Clock
 from app.clock.streams import Streams
 from app.console import page, routes
-from app.console.bars import Bars, Origin
+from app.console.bars import Origin, RequestBars
 from app.console.feed import Feed
 from app.console.load import Generator
 from app.console.observer import Observer
@@ -46,7 +46,7 @@ def has_scripts(app: Understudy) -> bool:
 class ConsoleWatch(Middleware):
     """Shows each choice of each request as a bar, and requests that are refused before there is one."""
 
-    def __init__(self, bars: Bars) -> None:
+    def __init__(self, bars: RequestBars) -> None:
         self._bars = bars
 
     def begin(self, context: RequestContext) -> None:

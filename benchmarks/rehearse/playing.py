@@ -13,9 +13,8 @@ from typing import Any, NamedTuple, Protocol
 from msgspec import Struct
 
 from app.engine.batch import Batch
-from app.fidelity.pod import Pod
-from app.fidelity.prefix_blocks import GroupedRequest
-from app.fidelity.replay import Recording
+from app.fidelity.fitting import Recording
+from app.fidelity.pod import GroupedRequest, Pod
 from app.fidelity.simulation import Plan, simulate
 from app.load.trace import Load
 from config.profile import EngineLimits, Profile

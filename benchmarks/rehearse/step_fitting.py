@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from app.engine.batch import Batch
 from app.engine.step_cost import StepCost
-from app.fidelity.prefix_blocks import OfflineRequest
+from app.fidelity.pod import OfflineRequest
 from benchmarks.rehearse.playing import RecordedStep
 from config import ConfigError
 from config.profile import CostConstants

@@ -39,8 +39,7 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         About("Numbers that the model computes with (engine llm)."),
     ] = "auto"
     engine_threads: Annotated[
-        Count | None,
-        About("Threads that the model computes with (engine llm); as many as cores when empty."),
+        Count | None, About("Threads that the model computes with (engine llm); as many as cores when empty.")
     ] = None
     engine_timeout: Annotated[
         Duration,
@@ -61,13 +60,11 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         ),
     ] = "auto"
     override_generation_config: Annotated[
-        Json | None,
-        About('What holds instead of it, or besides (engine llm): {"temperature": 0.5}.'),
+        Json | None, About('What holds instead of it, or besides (engine llm): {"temperature": 0.5}.')
     ] = None
 
     @property
     def is_real(self) -> bool:
-        """Whether a model computes."""
         return self.engine == "llm"
 
 
@@ -141,7 +138,6 @@ class StepSettings(Section, frozen=True, kw_only=True):
 
     @property
     def shared(self) -> bool:
-        """Whether requests share steps."""
         return self.timing == "steps"
 
 
@@ -286,8 +282,7 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
         ),
     ] = ""
     kv_side_channel_port: Annotated[
-        Port,
-        About("remote_port in kv_transfer_params.", env=("VLLM_NIXL_SIDE_CHANNEL_PORT",)),
+        Port, About("remote_port in kv_transfer_params.", env=("VLLM_NIXL_SIDE_CHANNEL_PORT",))
     ] = 5600
     zmq_endpoint: Annotated[
         str,
@@ -320,9 +315,7 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
         str, About("Topic of the events, in which {address}, {port} and {model} are this server's.")
     ] = "kv@{address}:{port}@{model}"
     kv_events_replay_endpoint: Annotated[
-        str,
-        About("Where batches can be asked for again (ZMQ ROUTER); empty is nowhere."),
-        ZMQ_ADDRESS,
+        str, About("Where batches can be asked for again (ZMQ ROUTER); empty is nowhere."), ZMQ_ADDRESS
     ] = ""
     kv_events_replay_queue_size: Annotated[
         Count, About("Batches that can be asked for again.", unit="batches")

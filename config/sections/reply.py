@@ -77,10 +77,7 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
         Literal["simulate", "not-found"],
         About("A request that is not in the recording goes on as ever, or is refused with 404.", live=True),
     ] = "simulate"
-    replay_speed: Annotated[
-        ReplaySpeed,
-        About("So many times as fast as recorded.", live=True),
-    ] = 1.0
+    replay_speed: Annotated[ReplaySpeed, About("So many times as fast as recorded.", live=True)] = 1.0
 
 
 class ToolSettings(Section, frozen=True, kw_only=True):
@@ -161,8 +158,7 @@ class DatasetSettings(Section, frozen=True, kw_only=True):
         Rule(ONE_A_MODEL, lambda items, _: ONE_A_MODEL if len(dict(map(_route, items))) < len(items) else ""),
     ] = ()
     dataset_url: Annotated[
-        DatasetUrl | None,
-        About("Where the first file is downloaded from when it does not exist yet."),
+        DatasetUrl | None, About("Where the first file is downloaded from when it does not exist yet.")
     ] = None
     dataset_sha256: Annotated[Sha256 | None, About("SHA-256 (hex) that the downloaded file must have.")] = (
         None

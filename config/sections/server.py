@@ -122,7 +122,6 @@ class ServerSettings(Section, frozen=True, kw_only=True):
 
     @property
     def speaks_grpc(self) -> bool:
-        """gRPC is answered, on whichever port."""
         return self.grpc or self.grpc_port is not None
 
     @property
@@ -155,7 +154,6 @@ class TlsSettings(Section, frozen=True, kw_only=True):
 
     @property
     def enabled(self) -> bool:
-        """The server speaks HTTPS."""
         return bool(self.ssl_certfile or self.self_signed_certs)
 
 

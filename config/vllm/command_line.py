@@ -52,8 +52,6 @@ Value = str | bool | list[str]
 
 
 class Line(Struct):
-    """One command line."""
-
     given: dict[str, Value]
     """vLLM's options by name, `model` also when it stood alone; sizes are plain numbers."""
     flags: Flags
@@ -125,7 +123,7 @@ def written_out(argv: Sequence[str]) -> list[str]:
 
 
 def _with_file(argv: list[str]) -> list[str]:
-    """What the file says stands before what the line says, and behind the model."""
+    """Puts the words of the file before those of the line, and behind the model."""
     at = next((k for k, word in enumerate(argv) if word.partition("=")[0] == CONFIG), None)
     if at is None:
         return argv

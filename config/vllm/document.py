@@ -107,7 +107,6 @@ UNPLAYED = {
 
 
 def render() -> str:
-    """The whole page."""
     shown = {name: f"`{value}`" if value else "empty" for name, value in DEFAULTS.items()}
     defaults = "".join(f"* `{name}`: {value}\n" for name, value in shown.items())
     parts = [_INTRODUCTION + defaults, _VARIABLES + "".join(_variables()) + _OTHER_VARIABLES]

@@ -40,7 +40,7 @@ DEFAULTS = {
     "max-waiting-queue-length": "16384",
     "max-request-body-size-mb": "32",
 }
-"""Where vLLM's defaults are not those of our settings. 0 as interval publishes events at every step."""
+"""vLLM's defaults that differ from our settings'. 0 as interval publishes events at every step."""
 MOST_RANKS = 8
 KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
 """Seconds, as a whole number."""
@@ -49,7 +49,7 @@ _EXAMPLE = re.compile(r"(/vllm-workspace/)?examples/[\w./-]+\.jinja")
 
 
 class Meaning(Struct, frozen=True):
-    """What an option does here."""
+    """Meaning of an option."""
 
     told: str
     act: Callable[[Given], Values]
@@ -71,7 +71,6 @@ class KVEventsConfig(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def publishes(self) -> bool:
-        """Events are told to somebody."""
         return self.enable_kv_cache_events and self.publisher != "null"
 
 
@@ -98,8 +97,6 @@ class ProfilerConfig(Struct, kw_only=True):
 
 
 class WeightTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`--weight-transfer-config`."""
-
     backend: str = "nccl"
 
 
@@ -140,7 +137,7 @@ def settings_of(line: Line, environ: Mapping[str, str] = os.environ) -> Flags:
 
 
 def told() -> dict[str, str]:
-    """What each option does here, by name; those that are not in it change nothing."""
+    """Returns the effect of each option by name; other options change nothing."""
     return {name: meaning.told for name, meaning in MEANINGS.items()}
 
 
@@ -173,7 +170,7 @@ def _context_length(folder: str) -> int:
 
 
 def _remarks(given: Given) -> list[str]:
-    """What a user may expect of the line, and does not get."""
+    """Returns remarks on parts of the line that have less effect than a user may expect."""
     remarks = []
     if _ranks(given) > MOST_RANKS:
         remarks.append(f"--data-parallel-size: {MOST_RANKS} ranks of {_ranks(given)} are played")
@@ -337,8 +334,7 @@ _OTHERS = {
         },
     ),
     "weight-transfer-config": Meaning(
-        "Setting `weight-transfer`: on; every backend is played.",
-        _weight_transfer,
+        "Setting `weight-transfer`: on; every backend is played.", _weight_transfer
     ),
     "shutdown-timeout": Meaning(
         "Setting `graceful-timeout`, in seconds.",

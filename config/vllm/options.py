@@ -109,5 +109,4 @@ def groups() -> dict[str, dict[str, Option]]:
 
 @cache
 def options() -> dict[str, Option]:
-    """All options by name."""
     return {name: option for group in groups().values() for name, option in group.items()}

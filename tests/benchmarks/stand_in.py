@@ -8,8 +8,7 @@ from typing import Any
 from app.engine.batch import Batch
 from app.engine.scheduler import Scheduler
 from app.engine.step_cost import StepCost
-from app.fidelity.pod import scheduler_limits
-from app.fidelity.prefix_blocks import OfflineRequest
+from app.fidelity.pod import OfflineRequest, scheduler_limits
 from app.kvcache.block_pool import CountedBlocks
 from benchmarks.rehearse.playing import Clock, Token
 from config.profile import CostConstants, EngineLimits

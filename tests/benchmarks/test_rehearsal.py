@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from app import cli
 from app.fidelity.benchmark_files import read_recordings
-from app.fidelity.replay import Recording
+from app.fidelity.fitting import Recording
 from app.load.synthetic import Between, Recipe
 from app.load.trace import Load
 from benchmarks.rehearse import command, report
@@ -103,25 +103,29 @@ def test_an_engine_and_its_simulation_tell_the_same_moments_and_steps(
     assert [it.seconds for it in real.steps] == pytest.approx(seconds, abs=1e-6)
 
 
-def test_the_client_sleeps_until_the_next_request_and_no_longer() -> None:
+LATER = 2.0 + TURNAROUND_S
+
+
+@pytest.mark.parametrize(
+    ("requests", "in_flight", "send_s", "first_s", "pauses"),
+    [
+        ([(0.0, 5, 2), (10.0, 5, 1)], None, [0.0, 10.0], [1.0, 11.0], [8.0]),
+        ([(0.0, 5, 2), (0.0, 5, 2), (0.0, 5, 1)], 2, [0.0, 0.0, LATER], [1.0, 1.0, LATER + 1], None),
+        # What follows another request misses the step that is made at its end.
+        ([(0.0, 5, 2), (0.0, 5, 4), (0.0, 5, 1)], 2, [0.0, 0.0, LATER], [1.0, 1.0, 4.0], None),
+    ],
+)
+def test_the_client_sends_when_a_request_is_due_and_has_a_place(
+    requests: list[tuple[float, int, int]],
+    in_flight: int | None,
+    send_s: list[float],
+    first_s: list[float],
+    pauses: list[float] | None,
+) -> None:
     engine = StandIn(LIMITS, CostConstants(base=1.0))
-    played = play_on(engine, load_of([(0.0, 5, 2), (10.0, 5, 1)]), None, engine.clock)
-    assert engine.pauses == pytest.approx([8.0])
-    assert played.recording.first_s == pytest.approx([1.0, 11.0])
-    assert played.recording.last_s == pytest.approx([2.0, 11.0])
-
-
-def test_who_waits_for_a_place_is_sent_when_one_is_free() -> None:
-    engine = StandIn(LIMITS, CostConstants(base=1.0))
-    played = play_on(engine, load_of([(0.0, 5, 2), (0.0, 5, 2), (0.0, 5, 1)]), 2, engine.clock)
-    assert played.recording.send_s == pytest.approx([0.0, 0.0, 2.0 + TURNAROUND_S])
-    assert played.recording.first_s == pytest.approx([1.0, 1.0, 3.0 + TURNAROUND_S])
-
-
-def test_whoever_follows_another_one_misses_the_step_that_is_made_at_its_end() -> None:
-    engine = StandIn(LIMITS, CostConstants(base=1.0))
-    played = play_on(engine, load_of([(0.0, 5, 2), (0.0, 5, 4), (0.0, 5, 1)]), 2, engine.clock)
-    assert played.recording.first_s == pytest.approx([1.0, 1.0, 4.0])
+    seen = play_on(engine, load_of(requests), in_flight, engine.clock).recording
+    assert seen.send_s == pytest.approx(send_s) and seen.first_s == pytest.approx(first_s)
+    assert pauses is None or engine.pauses == pytest.approx(pauses)
 
 
 @pytest.mark.slow
@@ -220,13 +224,17 @@ def rehearsed(noise: float = 0.0) -> Rehearsal:
     return rehearse(engine, profile_of(CostConstants(), limits), loads, engine.clock, lambda text: None)
 
 
+@pytest.fixture(scope="module")
+def good() -> Rehearsal:
+    """Of an engine that costs exactly what a profile can say."""
+    return rehearsed()
+
+
 @pytest.mark.slow
-def test_an_engine_of_the_family_is_rehearsed_without_an_error() -> None:
-    rehearsal = rehearsed()
-    assert rehearsal.within
-    for it in rehearsal.comparisons:
-        assert it.same_steps
-        assert it.noise < 1e-9
+def test_an_engine_of_the_family_is_rehearsed_without_an_error(good: Rehearsal) -> None:
+    assert good.within
+    for it in good.comparisons:
+        assert it.same_steps and it.noise < 1e-9
         assert all(abs(figure.error) < 1e-3 for figure in it.figures)
 
 
@@ -289,13 +297,10 @@ def test_the_median_error_may_exceed_the_median_noise_by_5_points(
 
 def test_no_single_figure_may_be_off_by_more_than_its_noise_and_10_points() -> None:
     simulated = played(1.0)
-    simulated.recording.first_s[:] = [0.115, 0.2, 0.3]
-    comparison = Comparison(3, played(1.0), played(1.0), simulated)
-    assert comparison.within
-    simulated.recording.first_s[:] = [0.1, 0.225, 0.3]
-    comparison = Comparison(3, played(1.0), played(1.0), simulated)
-    assert comparison.error < 0.05
-    assert not comparison.within
+    for first_s, within in (([0.115, 0.2, 0.3], True), ([0.1, 0.225, 0.3], False)):
+        simulated.recording.first_s[:] = first_s
+        comparison = Comparison(3, played(1.0), played(1.0), simulated)
+        assert comparison.error < 0.05 and comparison.within is within
 
 
 def test_steps_are_the_same_only_if_all_of_them_are() -> None:
@@ -304,8 +309,7 @@ def test_steps_are_the_same_only_if_all_of_them_are() -> None:
 
 
 @pytest.mark.slow
-def test_the_report_tells_the_figures_the_costs_and_a_verdict() -> None:
-    good = rehearsed()
+def test_the_report_tells_the_figures_the_costs_and_a_verdict(good: Rehearsal) -> None:
     text = report.table(good)
     assert "2 in flight: 20 requests, " in text
     assert "5 in flight: 20 requests, " in text
@@ -320,8 +324,8 @@ def test_the_report_tells_the_figures_the_costs_and_a_verdict() -> None:
 
 
 @pytest.mark.slow
-def test_the_figures_as_json() -> None:
-    document = json.loads(report.as_json(rehearsed()))
+def test_the_figures_as_json(good: Rehearsal) -> None:
+    document = json.loads(report.as_json(good))
     assert document["within"] is True
     assert document["cost"]["base"] == pytest.approx(CPU.base, rel=0.01)
     [two, five] = document["loads"]
@@ -333,13 +337,14 @@ def test_the_figures_as_json() -> None:
 
 
 @pytest.mark.slow
-def test_the_profile_can_be_read_and_tells_its_errors(tmp_path: Path) -> None:
+def test_a_profile_and_a_picture_are_files(good: Rehearsal, tmp_path: Path) -> None:
     file = tmp_path / "profile.yaml"
-    file.write_text(report.as_yaml(rehearsed()))
+    file.write_text(report.as_yaml(good))
     profile = read_profile(str(file))
     assert list(profile.errors) == ["2 in flight", "5 in flight"]
-    assert not profile.engine.async_scheduling
-    assert profile.source.startswith("fitted to ")
+    assert not profile.engine.async_scheduling and profile.source.startswith("fitted to ")
+    report.draw(good, "test", tmp_path / "it.png")
+    assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_a_play_wrote_is_a_recording_that_calibrate_reads(tmp_path: Path) -> None:
@@ -357,12 +362,6 @@ def test_steps_are_written_one_a_row(tmp_path: Path) -> None:
     with (tmp_path / "steps.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["tokens"]) for row in rows] == [it.tokens for it in steps]
-
-
-@pytest.mark.slow
-def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    report.draw(rehearsed(), "test", tmp_path / "it.png")
-    assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

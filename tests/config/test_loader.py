@@ -1,15 +1,23 @@
-"""Where a setting comes from, and how it may be written."""
+"""Where a setting comes from, how it and a duration are written, and how it is handed to another process."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from config import ConfigError, Settings
 from config.document import render
-from config.loader import load
+from config.durations import LONGEST, RULE, format_duration, parse_duration
+from config.flags import parse
+from config.loader import load, resolve
 from config.settings import BY_NAME, TABLE
-from config.sources import RETIRED
+from config.sources import RETIRED, as_environment
 
 Write = Callable[[str], str]
 
@@ -110,8 +118,7 @@ def test_some_settings_have_a_variable_of_the_platform_too(environ: dict[str, st
     ],
 )
 def test_flag_syntaxes(argv: list[str], group: str, expected: Any) -> None:
-    room, attribute = group.split(".")
-    assert getattr(getattr(load(argv, {}), room), attribute) == expected
+    assert attrgetter(group)(load(argv, {})) == expected
 
 
 @pytest.mark.parametrize(
@@ -129,8 +136,7 @@ def test_flag_syntaxes(argv: list[str], group: str, expected: Any) -> None:
     ],
 )
 def test_environment_syntaxes(name: str, text: str, group: str, expected: Any) -> None:
-    room, attribute = group.split(".")
-    assert getattr(getattr(load((), {name: text}), room), attribute) == expected
+    assert attrgetter(group)(load((), {name: text})) == expected
 
 
 @pytest.mark.parametrize(
@@ -151,8 +157,7 @@ def test_environment_syntaxes(name: str, text: str, group: str, expected: Any) -
     ],
 )
 def test_yaml_syntaxes(yaml_file: Write, text: str, group: str, expected: Any) -> None:
-    room, attribute = group.split(".")
-    assert getattr(getattr(load(["--config", yaml_file(text)], {}), room), attribute) == expected
+    assert attrgetter(group)(load(["--config", yaml_file(text)], {})) == expected
 
 
 # Warnings
@@ -228,3 +233,185 @@ def test_the_dump_shows_every_setting_and_no_secret() -> None:
     assert shown["hf-token"] == "***"
     assert (shown["read-timeout"], shown["served-model-name"], shown["seed"]) == ("1m30s", ["a", "b"], None)
     assert settings.dump(masked=False)["hf-token"] == "hf_x"
+
+
+def handed_over(argv: list[str], environ: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment of the other process."""
+    environ = environ or {}
+    flags = parse(argv)
+    return environ | as_environment(flags, resolve(flags, environ, lambda text: None), environ)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--port", "9", "--access-log", "--no-enable-request-id-headers"],
+        ["--served-model-name", "a", "b"],
+        ["--served-model-name", "a,b", "c"],
+        ["--served-model-name", "[x]"],
+        ["--served-model-name"],
+        ["--inter-token-latency", "1500us", "--time-factor-under-load", "1.1"],
+        ["--latency-calculator", "", "--seed="],
+        ["--chat-template", "{{ 'a\n' }}", "--hf-token", "hf_x"],
+        ["-v", "5"],
+    ],
+)
+def test_flags_become_variables_that_mean_the_same(argv: list[str]) -> None:
+    assert load((), handed_over(argv)) == load(argv, {})
+
+
+def test_flags_stay_stronger_than_variables_and_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("latency-calculator: constant\nserved-model-name: [a]\npod-name: y\nport: 7")
+    environ = {"SIM_CONFIG": str(file), "POD_NAME": "x", "SIM_PORT": "1", "SIM_SEED": "1"}
+    argv = ["--pod-name", "z", "--port", "2", "--seed=", "--latency-calculator=", "--served-model-name"]
+    assert load((), handed_over(argv, environ)) == load(argv, environ)
+
+
+def test_another_name_in_the_environment_does_not_contradict_a_flag() -> None:
+    argv, environ = ["--kv-cache-size", "9"], {"SIM_NUM_BLOCKS": "8"}
+    assert load((), handed_over(argv, environ)) == load(argv, environ)
+
+
+def test_relative_paths_that_exist_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokenizer.json").touch()
+    (tmp_path / "settings.yaml").write_text("chat-template: template.jinja")
+    (tmp_path / "template.jinja").touch()
+    variables = handed_over(["--config", "settings.yaml"], {"SIM_TOKENIZER": "tokenizer.json"})
+    assert variables == {
+        "SIM_CONFIG": str(tmp_path / "settings.yaml"),
+        "SIM_TOKENIZER": str(tmp_path / "tokenizer.json"),
+        "SIM_CHAT_TEMPLATE": str(tmp_path / "template.jinja"),
+    }
+
+
+def test_names_that_are_no_paths_stay_as_they_are() -> None:
+    assert handed_over(["--tokenizer", "org/model"])["SIM_TOKENIZER"] == "org/model"
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("allowed-headers", st.lists(st.text()).map(tuple)),
+        ("access-log", st.booleans()),
+        ("max-tool-call-integer-param", st.integers(-(2**63), 2**63 - 1)),
+        ("max-tool-call-number-param", st.floats(allow_nan=False, allow_infinity=False)),
+        ("seed", st.none() | st.integers(-(2**63), 2**63 - 1)),
+    ],
+)
+def test_what_a_setting_writes_it_reads(name: str, values: st.SearchStrategy[Any]) -> None:
+    row = BY_NAME[name]
+
+    @given(values)
+    def round_trip(value: Any) -> None:
+        assert row.read(row.write(value)) == value
+
+    round_trip()
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "handed"),
+    [
+        ("dataset-path", ["here", "m=here", "o=nowhere.sqlite3"], "{here},m={here},o=nowhere.sqlite3"),
+        ("kv-index-tokenizers", ["m=./here", "o=org/on-the-hub"], "m={here},o=org/on-the-hub"),
+    ],
+)
+def test_paths_of_a_list_become_absolute_behind_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, given: list[str], handed: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (text,) = handed_over([f"--{name}", *given]).values()
+    assert text == handed.replace("{here}", str(tmp_path / "here"))
+
+
+DAY_NS = 24 * 3600 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("100ms", 0.1),
+        ("1.5s", 1.5),
+        ("1m30s", 90.0),
+        ("100us", 0.0001),
+        ("100µs", 0.0001),
+        ("100μs", 0.0001),
+        ("7ns", 7e-9),
+        ("1h2m3s4ms", 3723.004),
+        (".5s", 0.5),
+        ("1.s", 1.0),
+        ("-20ms", -0.02),
+        ("+20ms", 0.02),
+        (" 20ms ", 0.02),
+        ("0", 0.0),
+        ("0s", 0.0),
+        ("500", 0.5),
+        (500, 0.5),
+        (0, 0.0),
+        (-1, -0.001),
+    ],
+)
+def test_a_duration_is_read_as_seconds(text: str | int, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "s", "1.5", "10 ms", "1d", "1m30", "ms1", "1e3s", "--1s", "½s", "٣s", "1s" * 33, "soon"]
+)
+def test_what_is_no_duration_is_refused_with_the_rule(text: str) -> None:
+    with pytest.raises(ValueError, match="must be a duration such as 250ms"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize("value", [True, None, 0.5, [], {}])
+def test_other_types_are_refused(value: object) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_duration(value)
+    assert str(caught.value) == RULE
+
+
+@pytest.mark.parametrize("value", ["9999999h", 10**18, "-9999999h"])
+def test_a_duration_beyond_292_years_is_refused(value: str | int) -> None:
+    with pytest.raises(ValueError, match="292 years"):
+        parse_duration(value)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.25, "250ms"),
+        (1, "1s"),
+        (1.5, "1.5s"),
+        (90, "1m30s"),
+        (60, "1m0s"),
+        (3600, "1h0m0s"),
+        (3661.5, "1h1m1.5s"),
+        (0.0001, "100µs"),
+        (0.0015, "1.5ms"),
+        (7e-9, "7ns"),
+        (0, "0s"),
+        (-0.02, "-20ms"),
+        (0.9999999999, "1s"),
+    ],
+)
+def test_seconds_are_written_as_go_writes_them(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+@given(st.integers(-DAY_NS, DAY_NS))
+def test_what_is_written_is_read_back(nanoseconds: int) -> None:
+    seconds = nanoseconds / 1e9
+    assert parse_duration(format_duration(seconds)) == seconds
+
+
+@given(st.text(max_size=80))
+def test_any_text_is_a_duration_or_breaks_the_rule(text: str) -> None:
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        assert str(error).startswith("must be a duration")
+    else:
+        assert abs(seconds) <= LONGEST / 1e9

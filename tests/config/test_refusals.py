@@ -26,7 +26,6 @@ def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
         (["--model", ""], "setting model: '' (flag --model) must not be empty"),
         (["--mode", "loud"], "setting mode: 'loud' (flag --mode) must be random or echo"),
         (["--port", "0"], "setting port: '0' (flag --port) must be between 1 and 65535"),
-        (["--port", "65536"], "setting port: '65536' (flag --port) must be between 1 and 65535"),
         (["--port", "8k"], "setting port: '8k' (flag --port) must be a whole number (of at most 64 bits)"),
         (["--port", "1" * 500], "(flag --port) must be a whole number"),
         (["--seed", str(2**63)], "must be a whole number"),
@@ -38,29 +37,19 @@ def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
             "setting inter-token-latency-std-dev: '4ms' (flag --inter-token-latency-std-dev) "
             "must not be more than 30 % of inter-token-latency",
         ),
-        (["--time-to-first-token", "-1ms"], "must not be negative"),
-        (["--time-to-first-token-std-dev", "-1"], "must not be negative"),
         (["--time-to-first-token-std-dev", "1ns"], "must not be more than 30 % of time-to-first-token"),
-        (["--prefill-overhead", "-1ms"], "must not be negative"),
-        (["--prefill-time-per-token", "-1ms"], "must not be negative"),
-        (["--prefill-time-std-dev", "-1ms"], "must not be negative"),
         (["--time-factor-under-load", "0.9"], "must be at least 1.0"),
         (["--time-factor-under-load", "nan"], "must be a number"),
         (["--max-model-len", "0"], "must be at least 1"),
-        (["--max-num-seqs", "0"], "must be at least 1"),
         (["--max-waiting-queue-length", "-1"], "must be at least 0"),
-        (["--max-num-queued-reqs", "-1"], "must be at least 0"),
-        (["--max-request-body-size-mb", "0"], "must be between 1 and 512"),
         (["--max-request-body-size-mb", "513"], "must be between 1 and 512"),
         (["--max-logprobs", "-2"], "must be at least -1"),
         (["--read-timeout", "0"], "must be longer than 0s"),
-        (["--graceful-timeout", "-1"], "must not be negative"),
         (["--served-model-name", " "], "must not contain an empty item"),
         (["--latency-calculator", "magic"], 'must be "" (empty), constant or per-token'),
         (["--access-log=maybe"], "must be true or false"),
         (["--log-level", "loud"], "must be trace, debug, info, warning, error or critical"),
         (["--kv-index-bind", "tcp://127.0.0.1:*"], "is wrong: not a ZMQ address of tcp with a port"),
-        (["--zmq-endpoint", "tcp://*"], "is wrong: not a ZMQ address of tcp with a port"),
         (["--kv-events-replay-endpoint", "udp://a:1"], "is wrong: not a ZMQ address of tcp, ipc or inproc"),
         (
             ["--kv-index-bind", "tcp://*:5557", "--data-parallel-size", "2"],
@@ -104,21 +93,16 @@ def test_a_rank_that_is_played_alone_may_keep_an_index(alone: list[str]) -> None
         ("port: 0", "must be between 1 and 65535"),
         ("port: true", "must be a whole number"),
         ("port: 5.5", "must be a whole number"),
-        ("port: [1]", "must be a whole number"),
         ("port: null", "must be a whole number"),
         ("model: 7", "must be text"),
         ("model: {a: b}", "must be text"),
-        ("mode: 1", "must be random or echo"),
-        ("access-log: 3", "must be true or false"),
         ("inter-token-latency: 0.5", "must be a duration"),
         ("inter-token-latency: true", "must be a duration"),
         ("time-factor-under-load: .inf", "must be a number"),
-        ("time-factor-under-load: true", "must be a number"),
         ("served-model-name: [1]", "must be a list of texts"),
         ("port: 1\nport: 2", "port is given twice"),
         ("max-num-seqs: 1\nmax_num_seqs: 2", "max-num-seqs is given twice"),
         ("- port", "must be a mapping"),
-        ("just words", "must be a mapping"),
         ("port: [", "cannot be parsed"),
         ("port: \x00", "cannot be parsed"),
         ("!!python/object:os.system {}", "cannot be parsed"),
@@ -141,12 +125,6 @@ def test_a_yaml_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 def test_a_refusal_names_the_variable() -> None:
     line = refusal([], {"SIM_PORT": "tcp://10.0.0.1:80"})
     assert line.startswith("setting port: 'tcp://10.0.0.1:80' (environment variable SIM_PORT) must be")
-
-
-def test_a_refusal_names_the_default_that_another_setting_contradicts() -> None:
-    assert "(environment variable SIM_TIME_TO_FIRST_TOKEN_STD_DEV)" in refusal(
-        [], {"SIM_TIME_TO_FIRST_TOKEN_STD_DEV": "5ms"}
-    )
 
 
 def test_a_refusal_shows_neither_secrets_nor_endless_values() -> None:

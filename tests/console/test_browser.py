@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +12,11 @@ import pytest
 import requests
 
 from app.fidelity.simulate import run
-from tests.needs import CHROMIUM
+from tests.console.conftest import until
 from tests.running_server import RunningServer, running_server
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, ConsoleMessage, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.server, pytest.mark.timeout(180)]
 FLAGS = (
@@ -28,9 +27,8 @@ FLAGS = (
     "--profile",
     "qwen3-14b-h100",
     "--kv-index",
-    "--zmq-endpoint",
-    "",
 )
+FLAGS += ("--zmq-endpoint", "")
 SMALL = ("--max-num-seqs", "8", "--max-model-len", "2048", "--num-gpu-blocks-override", "400")
 KEY = {"X-Admin-Key": "secret"}
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"'&amp; end"
@@ -39,7 +37,6 @@ MOMENT = """({
     at: MODEL.at, running: MODEL.figures.running, blocks: [...MODEL.blocks].join(""),
     tokens: [...MODEL.bars.values()].map(bar => bar.tokens),
 })"""
-PATIENCE_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -48,38 +45,35 @@ def server() -> Iterator[RunningServer]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
 class Seen:
     """A page, and what it has complained of."""
 
     def __init__(self, page: Page, server: RunningServer) -> None:
         self.page, self.server = page, server
         self.complaints: list[str] = []
-        page.on(
-            "console",
-            lambda it: (
-                self.complaints.append(f"{it.text} {it.location['url']}")
-                if it.type in ("error", "warning")
-                else None
-            ),
-        )
+        page.on("console", self._told)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("request", lambda it: self.asked.add(it.url.split("/")[2]))
         self.asked: set[str] = set()
 
-    def open(self, key: str | None = "secret") -> None:
-        if key:
-            self.page.add_init_script(f"sessionStorage.setItem('key', '{key}')")
+    def _told(self, it: ConsoleMessage) -> None:
+        if it.type in ("error", "warning"):
+            self.complaints.append(f"{it.text} {it.location['url']}")
+
+    def open(self, key: str = "secret") -> None:
+        """Until the first picture has come."""
+        self.page.add_init_script(f"sessionStorage.setItem('key', '{key}')")
         self.page.goto(f"{self.server.url}/console")
+        self.is_now("serving")
+
+    def is_now(self, state: str) -> None:
+        until(lambda: self.page.inner_text("#state") == state, f"it is not {state}")
+
+    def press(self, button: str) -> None:
+        self.page.get_by_role("button", name=button).click()
+
+    def shows(self, words: str, place: str = "#tab-body") -> None:
+        until(lambda: words in self.page.inner_text(place), f"{words!r} is not shown")
 
     def tile(self, name: str) -> str:
         return str(self.page.locator(".tile", has_text=name).locator("strong").inner_text())
@@ -108,13 +102,6 @@ def seen(browser: Browser, server: RunningServer) -> Iterator[Seen]:
     assert it.asked <= {f"127.0.0.1:{server.port}"}, "nothing was asked of anybody else"
 
 
-def until(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
 def metric(server: RunningServer, name: str) -> float:
     lines = requests.get(f"{server.url}/metrics", timeout=20).text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:{name}{{"))
@@ -125,6 +112,11 @@ def complete(server: RunningServer, **body: Any) -> dict[str, Any]:
     answer = requests.post(f"{server.url}/v1/completions", json=asked, timeout=20)
     assert answer.status_code == 200, answer.text
     told: dict[str, Any] = answer.json()
+    return told
+
+
+def settings(server: RunningServer) -> dict[str, Any]:
+    told: dict[str, Any] = requests.get(f"{server.url}/admin/config", headers=KEY, timeout=20).json()
     return told
 
 
@@ -154,7 +146,6 @@ def quiet(server: RunningServer) -> None:
 
 def test_what_it_shows_is_what_the_metrics_say(seen: Seen, server: RunningServer) -> None:
     seen.open()
-    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
     load(server, rate=30, seconds=2, prompt_tokens=120, output_tokens=20, groups=2, shared=64)
     until(
         lambda: seen.model("model.load && !model.load.active && model.load.sent > 0"), "the load never ends"
@@ -181,18 +172,17 @@ def test_what_it_shows_is_what_the_metrics_say(seen: Seen, server: RunningServer
     assert held == round(shown["cache_usage"] * 399)
 
 
-def test_the_key_is_asked_for(seen: Seen) -> None:
-    seen.open(key=None)
+def test_the_key_is_asked_for(seen: Seen, server: RunningServer) -> None:
+    seen.page.goto(f"{server.url}/console")
     seen.page.fill("#key-text", "secret")
     seen.page.keyboard.press("Enter")
-    until(lambda: seen.page.inner_text("#state") == "serving", "the key is not taken")
+    seen.is_now("serving")
     assert len(seen.complaints) <= 1  # the browser tells of the 401 itself
     seen.complaints = [line for line in seen.complaints if "401" not in line]
 
 
 def test_a_hostile_prompt_is_shown_as_it_is(seen: Seen, server: RunningServer) -> None:
     seen.open()
-    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
     answer = complete(server, prompt=HOSTILE, max_tokens=5, user="<b>me</b>")
     seen.show(answer["id"])
     until(lambda: "script" in seen.page.inner_text("#detail"), "the prompt is not shown")
@@ -209,7 +199,6 @@ def test_a_hostile_prompt_is_shown_as_it_is(seen: Seen, server: RunningServer) -
 def test_a_hostile_id_and_prompt_do_not_turn_the_page(seen: Seen, server: RunningServer, prompt: str) -> None:
     """Marks that turn the direction of writing are shown as what they are; all stands where it stood."""
     seen.open()
-    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
     body = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 2}, "request_id": prompt}
     answer = requests.post(f"{server.url}/inference/v1/generate", json=body, timeout=20)
     assert answer.status_code == 200, answer.text
@@ -224,7 +213,6 @@ def test_a_hostile_id_and_prompt_do_not_turn_the_page(seen: Seen, server: Runnin
 
 def test_a_request_is_followed_while_it_is_looked_at(seen: Seen, server: RunningServer) -> None:
     seen.open()
-    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
     load(server, rate=100, seconds=1, prompt_tokens=20, output_tokens=1500)
     running = "[...model.bars.values()].find(bar => bar.end === null && bar.tokens > 2)"
     until(lambda: seen.model(f"{running} !== undefined"), "nothing runs")
@@ -238,7 +226,7 @@ def test_a_request_is_followed_while_it_is_looked_at(seen: Seen, server: Running
     assert seen.page.inner_text(reply).startswith(before)
     assert seen.model("document.activeElement.tagName") == "PRE", "who reads is not disturbed"
     seen.page.keyboard.press("5")
-    until(lambda: "a place" in seen.page.inner_text("#tab-body"), "nobody waits")
+    seen.shows("a place")
     assert "8 of 8 places are taken" in seen.page.inner_text("#tab-body")
     requests.delete(f"{server.url}/admin/console/load", headers=KEY, timeout=20)
     quiet(server)
@@ -250,14 +238,13 @@ def test_scripts_are_told_rule_by_rule(browser: Browser, tmp_path: Path) -> None
     with running_server("--console", "--script", str(path)) as server:
         context = browser.new_context(viewport={"width": 1280, "height": 900})
         it = Seen(context.new_page(), server)
-        it.open(key=None)
-        until(lambda: it.page.inner_text("#state") == "serving", "no picture came")
+        it.open()
         complete(server)
         it.tab("scripts")
         until(lambda: re.search(r"greet <b>\s+1\s", it.page.inner_text("#tab-body")), "no rule is told")
         path.write_text("rules: [{then: {txt: a}}]")
-        until(lambda: "unknown key 'txt'" in it.page.inner_text("#tab-body"), "the mistake is not told")
-        it.page.get_by_role("button", name="Count from nothing").click()
+        it.shows("unknown key 'txt'")
+        it.press("Count from nothing")
         until(lambda: re.search(r"greet <b>\s+0\s", it.page.inner_text("#tab-body")), "it counts on")
         context.close()
         assert it.complaints == []
@@ -265,62 +252,45 @@ def test_scripts_are_told_rule_by_rule(browser: Browser, tmp_path: Path) -> None
 
 def test_knobs_and_buttons_act(seen: Seen, server: RunningServer) -> None:
     seen.open()
-    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
     seen.tab("knobs")
     seen.page.fill("#knob-failure-injection-rate", "100")
     seen.page.keyboard.press("Tab")
-    until(lambda: "set" in seen.page.inner_text("#tab-body"), "the knob does not answer")
-    now = requests.get(f"{server.url}/admin/config", headers=KEY, timeout=20).json()
-    assert now["failure-injection-rate"] == 100
+    seen.shows("set")
+    assert settings(server)["failure-injection-rate"] == 100
     seen.page.fill("#knob-failure-injection-rate", "101")
     seen.page.keyboard.press("Tab")
-    until(
-        lambda: "must be between 0 and 100" in seen.page.inner_text("#tab-body"), "nothing says what is wrong"
-    )
+    seen.shows("must be between 0 and 100")
     seen.complaints = [line for line in seen.complaints if "400" not in line]
     seen.page.fill("#knob-failure-injection-rate", "0")
     seen.page.keyboard.press("Tab")
-    until(
-        lambda: (
-            requests.get(f"{server.url}/admin/config", headers=KEY, timeout=20).json()[
-                "failure-injection-rate"
-            ]
-            == 0
-        ),
-        "0",
-    )
+    until(lambda: settings(server)["failure-injection-rate"] == 0, "it is not set back")
     seen.tab("control")
-    seen.page.get_by_role("button", name="Pause").click()
-    until(lambda: seen.page.inner_text("#state") == "paused", "it is not paused")
-    seen.page.get_by_role("button", name="Resume").click()
-    until(lambda: seen.page.inner_text("#state") == "serving", "it does not go on")
-    seen.page.get_by_role("button", name="Sleep").click()
-    until(lambda: seen.page.inner_text("#state") == "sleeping", "it does not sleep")
-    seen.page.get_by_role("button", name="Wake up").click()
-    until(lambda: seen.page.inner_text("#state") == "serving", "it does not wake up")
-    seen.page.get_by_role("button", name="Reset").click()
+    seen.press("Pause")
+    seen.is_now("paused")
+    seen.press("Resume")
+    seen.is_now("serving")
+    seen.press("Sleep")
+    seen.is_now("sleeping")
+    seen.press("Wake up")
+    seen.is_now("serving")
+    seen.press("Reset")
     until(lambda: seen.model("[...model.blocks].every(state => state === 0)"), "blocks stay cached")
 
 
 def test_every_tab_shows_something(seen: Seen, server: RunningServer) -> None:
     seen.open()
-    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
-    complete(
-        server,
-        prompt=LONG,
-        max_tokens=30,
-    )
+    complete(server, prompt=LONG, max_tokens=30)
     for name, word in (
         ("load", "requests a second"), ("faults", "Errors by chance"), ("events", "stored"),
         ("index", "copies"), ("clients", "client"), ("adapters", "adapter slots"), ("ranks", "serving"),
         ("queue", "places are taken"),
     ):  # fmt: skip
         seen.tab(name)
-        until(lambda word=word: word in seen.page.inner_text("#tab-body"), name)
+        seen.shows(word)
     seen.tab("index")
-    until(lambda: "copies" in seen.page.inner_text("#tab-body"), "no index")
+    seen.shows("copies")
     seen.page.fill("#tab-body textarea", LONG)
-    seen.page.get_by_role("button", name="Score").click()
+    seen.press("Score")
     until(
         lambda: re.search(r"127\.0\.0\.1:\d+\s+[1-9]", seen.page.inner_text("#tab-body [role=status]")),
         "no score",
@@ -329,22 +299,17 @@ def test_every_tab_shows_something(seen: Seen, server: RunningServer) -> None:
 
 def test_faults_are_set_and_cleared(seen: Seen, server: RunningServer) -> None:
     seen.open()
-    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
     seen.tab("faults")
     seen.page.locator("#tab-body select").select_option("503 for every tenth request")
     seen.page.get_by_role("button", name="Apply").first.click()
-
-    def rules() -> Any:
-        return requests.get(f"{server.url}/admin/config", headers=KEY, timeout=20).json()["fault-rules"]
-
-    until(lambda: rules() == [{"action": "error", "status": 503, "every": 10}], "the rule is not set")
-    seen.page.get_by_role("button", name="Clear").click()
-    until(lambda: rules() is None, "the rule stays")
+    rules = [{"action": "error", "status": 503, "every": 10}]
+    until(lambda: settings(server)["fault-rules"] == rules, "the rule is not set")
+    seen.press("Clear")
+    until(lambda: settings(server)["fault-rules"] is None, "the rule stays")
 
 
 def test_it_is_used_by_keyboard(seen: Seen, server: RunningServer) -> None:
     seen.open()
-    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
     load(server, rate=20, seconds=1, output_tokens=10)
     until(lambda: seen.model("model.bars.size > 5"), "no bars")
     seen.page.focus("#requests")
@@ -365,9 +330,9 @@ def test_it_is_used_by_keyboard(seen: Seen, server: RunningServer) -> None:
     seen.page.keyboard.press("4")
     assert seen.page.get_attribute("#tab-knobs", "aria-selected") == "true"
     seen.page.keyboard.press("p")
-    until(lambda: seen.page.inner_text("#state") == "paused", "p does not pause")
+    seen.is_now("paused")
     seen.page.keyboard.press("p")
-    until(lambda: seen.page.inner_text("#state") == "serving", "p does not resume")
+    seen.is_now("serving")
     before = seen.page.get_attribute("html", "data-theme")
     seen.page.keyboard.press("t")
     assert seen.page.get_attribute("html", "data-theme") != before
@@ -375,23 +340,21 @@ def test_it_is_used_by_keyboard(seen: Seen, server: RunningServer) -> None:
 
 def test_a_moment_of_before_is_shown_as_it_was(seen: Seen, server: RunningServer) -> None:
     seen.open()
-    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
     load(server, rate=10, seconds=3, output_tokens=100, groups=2, shared=64)
     until(lambda: seen.model("model.figures.running > 2"), "nothing runs")
     then = seen.model(MOMENT.replace("MODEL", "model"))
     until(lambda: seen.model(f"model.at > {then['at']} + 3000"), "time stands still")
     seen.page.evaluate(f"stop({then['at']})")
-    until(lambda: seen.page.inner_text("#state") == "recorded", "it is still live")
+    seen.is_now("recorded")
     again = seen.model(MOMENT.replace("MODEL", "shown()"))
     assert again == then
     assert seen.tile("Running") == f"{then['running']:.0f}"
     seen.page.click("#live")
-    until(lambda: seen.page.inner_text("#state") == "serving", "it does not go back to live")
+    seen.is_now("serving")
 
 
 def test_a_recording_is_saved_and_opened_again(seen: Seen, server: RunningServer, tmp_path: Path) -> None:
     seen.open()
-    until(lambda: seen.page.inner_text("#state") == "serving", "no picture came")
     load(server, rate=10, seconds=2, output_tokens=20)
     until(lambda: seen.model("model.bars.size > 8"), "no bars")
     with seen.page.expect_download() as download:
@@ -401,7 +364,7 @@ def test_a_recording_is_saved_and_opened_again(seen: Seen, server: RunningServer
     assert json.loads(file.read_text().splitlines()[0])["version"] == 1
     last = seen.model("model.figures.generated")
     seen.page.set_input_files("#file", str(file))
-    until(lambda: seen.page.inner_text("#state") == "a report", "it is not opened")
+    seen.is_now("a report")
     assert 0 < seen.model("model.figures.generated") <= last
     assert seen.model("model.bars.size") > 8
     file.write_text('{"version": 99}')
@@ -432,7 +395,6 @@ def test_it_fits_its_window(browser: Browser, server: RunningServer, theme: Any,
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=theme)
     it = Seen(context.new_page(), server)
     it.open()
-    until(lambda: it.page.inner_text("#state") == "serving", "no picture came")
     assert it.page.get_attribute("html", "data-theme") == theme
     assert it.model("document.documentElement.scrollWidth") <= width
     context.close()
@@ -446,7 +408,6 @@ def test_ten_thousand_requests_pass_without_growth(browser: Browser) -> None:
         context = browser.new_context(viewport={"width": 1280, "height": 900})
         it = Seen(context.new_page(), server)
         it.open()
-        until(lambda: it.page.inner_text("#state") == "serving", "no picture came")
         sizes = []
         for _ in range(4):
             load(server, rate=500, seconds=5.2, prompt_tokens=20, output_tokens=2)

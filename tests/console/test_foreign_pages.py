@@ -6,8 +6,7 @@ for it are tested in tests/middleware/test_foreign_pages.py.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
@@ -16,14 +15,13 @@ from typing import TYPE_CHECKING
 import pytest
 import requests
 
-from tests.needs import CHROMIUM
+from tests.console.conftest import until
 from tests.running_server import RunningServer, running_server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 pytestmark = [pytest.mark.browser, pytest.mark.server, pytest.mark.timeout(120)]
-NAMES = "MAP evil.example 127.0.0.1, MAP console.example 127.0.0.1"
 ATTACK = """async (server) => {
     const post = (path, body, type) => fetch(server + path, {
         method: "POST", mode: "no-cors", body: type ? new Blob([body], {type}) : body,
@@ -71,28 +69,10 @@ def page_of_others() -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        flags = ["--no-sandbox", f"--host-resolver-rules={NAMES}"]
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
     flags = ("--console", "--server-dev-mode", "--allowed-hosts", "console.example")
     with running_server(*flags) as running:
         yield running
-
-
-def until(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def refused(server: RunningServer) -> int:

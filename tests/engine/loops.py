@@ -9,7 +9,7 @@ from app.engine.batch import Batch
 from app.engine.scheduler import Scheduler
 from app.engine.step_cost import StepCost
 from app.engine.step_loop import StepLoop
-from app.fidelity.prefix_blocks import OfflineRequest
+from app.fidelity.pod import OfflineRequest
 from config.profile import Profile
 
 

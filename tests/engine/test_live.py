@@ -19,7 +19,7 @@ import yaml
 
 from app.engine.batch import SchedulerLimits
 from app.engine.scheduler import Scheduler
-from app.fidelity.prefix_blocks import OfflineRequest
+from app.fidelity.pod import OfflineRequest
 from app.kvcache.block_pool import CountedBlocks
 from config.profile import SHIPPED, Profile, read_profile
 from tests.engine.loops import ClientLoop

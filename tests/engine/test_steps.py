@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from app.engine.batch import SchedulerLimits
 from app.engine.outputs import Started
 from app.engine.scheduler import Scheduler
-from app.fidelity.prefix_blocks import OfflineRequest
+from app.fidelity.pod import OfflineRequest
 from app.kvcache.block_pool import CountedBlocks
 from config.profile import FrontCosts, SpeculationRates
 from config.settings import StepSettings

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.fidelity.benchmark_files import read_recordings
-from app.fidelity.replay import Recording
+from app.fidelity.fitting import Recording
 from config import ConfigError
 
 VLLM: dict[str, object] = {

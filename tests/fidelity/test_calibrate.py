@@ -12,9 +12,8 @@ import msgspec
 import pytest
 
 from app.fidelity import calibrate
-from app.fidelity.calibration_report import as_yaml, constants_table, warnings
-from app.fidelity.fitting import CONSTANTS, Certainty, Problem, Run, make_problem
-from app.fidelity.replay import Recording, replay
+from app.fidelity.calibrate import as_yaml, constants_table, warnings
+from app.fidelity.fitting import CONSTANTS, Certainty, Problem, Recording, Run, make_problem, replay
 from app.fidelity.search import Search, certainties, mapped
 from app.load.report import whole_file
 from config import ConfigError

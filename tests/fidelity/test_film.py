@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.console.report import report_of
+from app.console.page import report_of
 from app.engine.batch import Phase
 from app.fidelity import film as films
 from app.fidelity.film import Film
@@ -75,7 +75,7 @@ def test_preemptions_are_counted_as_they_come() -> None:
 
 def test_to_watch_a_simulation_changes_nothing() -> None:
     load, outcome, film, _ = filmed(pods=3)
-    again = simulate(load, film._plan, 1, lambda done: None)
+    again = simulate(load, film.plan, 1, lambda done: None)
     assert (again.first_s, again.last_s, again.pod) == (outcome.first_s, outcome.last_s, outcome.pod)
 
 

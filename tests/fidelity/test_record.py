@@ -119,7 +119,7 @@ def test_moments_are_those_of_the_first_and_the_last_token(size: int) -> None:
     "pieces, rule",
     [
         ([b"HTTP/1.1 503 Busy\r\nContent-Length: 6\r\n\r\nfull\n!"], "request 1: HTTP/1.1 503 Busy: full !"),
-        (ANSWER[:2] + [b"0\r\n\r\n"], "request 1: its stream broke off, or has no usage"),
+        (ANSWER[:2] + [b"0\r\n\r\n"], "request 1: its stream broke off"),
         (ANSWER[:2] + [event({"error": {"message": "gone"}}) + b"0\r\n\r\n"], "its stream has an error"),
         (ANSWER[:2] + [event(b"{") + b"0\r\n\r\n"], "an event of its stream cannot be read"),
         (

@@ -10,8 +10,8 @@ import gevent
 import pytest
 
 from app.factory import tokenizer_of
+from app.fleet.command import Options, read, with_policies
 from app.fleet.fleet import Fleet, make_plan, running_fleet
-from app.fleet.options import Options, read, with_policies
 from app.load.workload import Workload, make_workload
 from app.simulated.corpus import Corpus, sample_sentences
 from config.loader import load

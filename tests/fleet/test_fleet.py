@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from app.fleet.command import Progress, demonstrate, proxied
+import pytest
+
+from app.fleet.command import Options, Progress, demonstrate, proxied
 from app.fleet.fleet import Fleet
-from app.fleet.options import Options
 from app.fleet.routing import Incoming
 from app.load.client import exchange
 from app.load.workload import Workload
@@ -38,36 +40,25 @@ def test_every_policy_is_played(fleet: Fleet, workload: Workload, options: Optio
     assert set(summaries["round-robin"].per_pod.values()) == {12}
 
 
-def test_a_prompt_goes_where_it_is_cached(fleet: Fleet) -> None:
-    prompt = "A prompt that comes again and again, for there is no other. " * 20
-    with proxied(fleet, "prefix-aware", 1) as (address, _):
-        home, cached = completion(address, {"prompt": prompt})
+RULES = {"role": "system", "content": "Answer as briefly as you can, and then more briefly. " * 20}
+AGAIN = "A prompt that comes again and again, for there is no other. " * 20
+FORMS: dict[str, Callable[[int], dict[str, object]]] = {
+    "/v1/completions": lambda k: {"prompt": f"{AGAIN} {k}"},
+    "/v1/chat/completions": lambda k: {"messages": [RULES, {"role": "user", "content": f"Question {k}?"}]},
+    "/v1/completions?ids": lambda k: {"prompt": [*range(300, 600), k]},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_prompt_goes_where_it_is_cached(fleet: Fleet, form: str) -> None:
+    path, body = form.partition("?")[0], FORMS[form]
+    with proxied(fleet, "prefix-aware", 1) as (address, proxy):
+        home, cached = completion(address, body(0), path)
         assert cached == 0
         fleet.settle()
-        for number in range(4):
-            pod, cached = completion(address, {"prompt": f"{prompt} {number}"})
+        for number in range(1, 5):
+            pod, cached = completion(address, body(number), path)
             assert pod == home and cached > 100
-
-
-def test_a_conversation_goes_where_it_is_cached(fleet: Fleet) -> None:
-    rules = {"role": "system", "content": "Answer as briefly as you can, and then more briefly. " * 20}
-    with proxied(fleet, "prefix-aware", 2) as (address, proxy):
-        asked = [{"messages": [rules, {"role": "user", "content": f"Question {k}?"}]} for k in range(4)]
-        home, _ = completion(address, asked[0], "/v1/chat/completions")
-        fleet.settle()
-        for body in asked[1:]:
-            pod, cached = completion(address, body, "/v1/chat/completions")
-            assert pod == home and cached > 100
-        assert proxy.policy.fallbacks == 0
-
-
-def test_token_ids_go_where_they_are_cached(fleet: Fleet) -> None:
-    with proxied(fleet, "prefix-aware", 3) as (address, proxy):
-        home, _ = completion(address, {"prompt": list(range(300, 600))})
-        fleet.settle()
-        for last in range(4):
-            pod, cached = completion(address, {"prompt": [*range(300, 600), last]})
-            assert pod == home and cached == 288
         assert proxy.policy.fallbacks == 0
 
 

@@ -13,6 +13,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
+from app.fleet.proxy import Proxy
 from app.fleet.routing import Incoming, Indexer
 from app.load.client import JSON, Connection, exchange
 from app.load.policies import PrefixAware, RoundRobin
@@ -33,6 +34,13 @@ class Always:
     def choose(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
         self.offered.append(list(pods))
         return pods[0]
+
+
+@contextmanager
+def behind(pod: stubs.Talker) -> Iterator[tuple[str, str, Proxy]]:
+    """The addresses of a pod and of a proxy in front of it, and the proxy."""
+    with stubs.talking(pod) as address, stubs.proxying([address], RoundRobin()) as (url, proxy):
+        yield address, url, proxy
 
 
 @contextmanager
@@ -80,7 +88,7 @@ def test_chunks_pass_one_by_one() -> None:
 @pytest.mark.parametrize("head", [b"", CHUNKED, CHUNKED + b"5\r\nhello\r\n", COUNTED + b"some"])
 def test_a_client_that_leaves_ends_the_request_at_the_pod(head: bytes) -> None:
     talker = stubs.Talker(head)
-    with stubs.talking(talker) as address, stubs.proxying([address], RoundRobin()) as (proxy, told):
+    with behind(talker) as (address, proxy, told):
         connection = Connection(proxy, stubs.PATIENCE_S)
         connection.request("POST", "/v1/completions", b"{}", JSON)
         stubs.eventually(lambda: told.routed[address] == 1)
@@ -92,20 +100,14 @@ def test_a_client_that_leaves_ends_the_request_at_the_pod(head: bytes) -> None:
 
 @pytest.mark.parametrize("head", [CHUNKED + b"5\r\nhello\r\n", COUNTED + b"hello", CHUNKED + b"9\r\nhello"])
 def test_an_answer_that_breaks_off_breaks_off_for_the_client(head: bytes) -> None:
-    with (
-        stubs.talking(stubs.Talker(head, hang_up=True)) as address,
-        stubs.proxying([address], RoundRobin()) as (proxy, told),
-    ):
+    with behind(stubs.Talker(head, hang_up=True)) as (address, proxy, told):
         with stubs.posted(proxy, {}) as response, pytest.raises(IncompleteRead):
             response.read()
         stubs.eventually(lambda: told.in_flight[address] == 0)
 
 
 def test_a_pod_without_an_answer_is_told_of() -> None:
-    with (
-        stubs.talking(stubs.Talker(b"", hang_up=True)) as address,
-        stubs.proxying([address], RoundRobin()) as (proxy, told),
-    ):
+    with behind(stubs.Talker(b"", hang_up=True)) as (address, proxy, told):
         with stubs.posted(proxy, {}) as response:
             assert response.status == 502
             assert address in json.load(response)["error"]["message"]

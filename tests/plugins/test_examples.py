@@ -134,13 +134,18 @@ def test_a_fault_is_an_error_with_its_headers() -> None:
         assert chat(server, "Hi").status_code == 200
 
 
+def command(*words: str) -> str:
+    """What `python -m app` prints."""
+    whole = [sys.executable, "-m", "app", *words]
+    done = subprocess.run(whole, cwd=ROOT, capture_output=True, text=True, timeout=55)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def simulated(*flags: str) -> dict[str, Any]:
     """One request, with 100 tokens in a step each, in `python -m app simulate`."""
     load_flags = ("--num-requests", "1", "--input-tokens", "50", "--output-tokens", "100")
-    command = [sys.executable, "-m", "app", "simulate", *load_flags, "--json", "-", *flags]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(command("simulate", *load_flags, "--json", "-", *flags))
     return found
 
 
@@ -168,18 +173,12 @@ def test_each_pod_of_a_simulated_fleet_costs_as_the_plugin_says(tmp_path: Path) 
 def test_a_routing_policy_of_ones_own_is_one_of_a_fleets(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     flags = ("--pods", "2", "--requests", "6", "--groups", "2", "--prefix-tokens", "64", "--no-png")
-    command = [sys.executable, "-m", "app", "fleet", *flags, *example("sticky"), "--policies", "sticky"]
-    done = subprocess.run(
-        [*command, "--json", str(path)], cwd=ROOT, capture_output=True, text=True, timeout=55
-    )
-    assert done.returncode == 0, done.stderr
+    command("fleet", *flags, *example("sticky"), "--policies", "sticky", "--json", str(path))
     [figures] = json.loads(path.read_text())["policies"]
     assert (figures["policy"], figures["requests"], figures["failed"]) == ("sticky", 6, 0)
 
 
 def test_the_command_tells_hooks_and_settings() -> None:
-    command = [sys.executable, "-m", "app", "plugins", *example("tenants"), "--no-tenants-required"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[1] == "  hooks: middleware, routes, metrics"
-    assert "--tenants-most (whole number, SIM_TENANTS_MOST; now '100')" in done.stdout
+    told = command("plugins", *example("tenants"), "--no-tenants-required")
+    assert told.splitlines()[1] == "  hooks: middleware, routes, metrics"
+    assert "--tenants-most (whole number, SIM_TENANTS_MOST; now '100')" in told

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import requests
 
 from app.factory import create_app
+from app.plugins.hooks import HOOKS
 from config.loader import load
 from config.vllm import command_line, meanings
-from tests.running_server import RunningServer, running_gunicorn, running_server
+from tests.running_server import ROOT, RunningServer, running_gunicorn, running_server
 
 Write = Callable[..., str]
 SAYING = """
@@ -27,6 +30,14 @@ def said(url: str) -> str:
     body = {"messages": [{"role": "user", "content": "Hi"}]}
     answer = requests.post(f"{url}/v1/chat/completions", json=body, timeout=20).json()
     return str(answer["choices"][0]["message"]["content"])
+
+
+def answered(*flags: str, text: str = "Hi") -> dict[str, Any]:
+    """The choice that an application of these flags, in this process, gives."""
+    body = {"messages": [{"role": "user", "content": text}]}
+    answer = create_app(load(flags, {})).test_client().post("/v1/chat/completions", json=body).json
+    choice: dict[str, Any] = answer["choices"][0]
+    return choice
 
 
 def reloaded(server: RunningServer, done: Callable[[], bool]) -> None:
@@ -68,21 +79,15 @@ def test_the_first_plugin_that_has_a_reply_is_believed(plugin: Write) -> None:
         )
     ]
     for flags, expected in ((paths[:3], "first"), (paths, "urgent"), (paths[2:3] + paths[:2], "second")):
-        client = create_app(load(["--plugin", *flags], {})).test_client()
-        body = {"messages": [{"role": "user", "content": "Hi"}]}
-        answer = client.post("/v1/chat/completions", json=body).json
-        assert answer["choices"][0]["message"]["content"] == expected
+        assert answered("--plugin", *flags)["message"]["content"] == expected
 
 
 def test_a_script_has_its_say_before_a_plugin(plugin: Write, tmp_path: Path) -> None:
     script = tmp_path / "rules.yaml"
     script.write_text("rules:\n- when: {message: {contains: scripted}}\n  then: {text: by the script}\n")
     flags = ["--plugin", plugin(SAYING.format(text="by the plugin")), "--script", str(script)]
-    client = create_app(load(flags, {})).test_client()
     for text, expected in (("scripted", "by the script"), ("else", "by the plugin")):
-        body = {"messages": [{"role": "user", "content": text}]}
-        answer = client.post("/v1/chat/completions", json=body).json
-        assert answer["choices"][0]["message"]["content"] == expected
+        assert answered(*flags, text=text)["message"]["content"] == expected
 
 
 def test_thoughts_and_calls_of_a_plugin_are_told_apart(plugin: Write) -> None:
@@ -91,9 +96,7 @@ def test_thoughts_and_calls_of_a_plugin_are_told_apart(plugin: Write) -> None:
         "    return lambda request, rng: ScriptedReply("
         "reasoning='Hm.', text='Look:', calls=(('f', '{\"a\": 1}'),))\n"
     )
-    client = create_app(load(["--plugin", path], {})).test_client()
-    body = {"messages": [{"role": "user", "content": "Hi"}]}
-    choice = client.post("/v1/chat/completions", json=body).json["choices"][0]
+    choice = answered("--plugin", path)
     assert (choice["message"]["reasoning"], choice["message"]["content"]) == ("Hm.", "Look:")
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
     assert choice["finish_reason"] == "tool_calls"
@@ -113,3 +116,16 @@ def test_vllms_command_line_takes_plugins_with_their_settings(plugin: Write) -> 
 def test_a_server_without_plugins_says_so() -> None:
     answer = create_app(load(["--no-installed-plugins"], {})).test_client().get("/admin/plugins")
     assert answer.json == {"api": 1, "plugins": []}
+
+
+PAGE = (ROOT / "docs" / "plugins.md").read_text("utf-8")
+
+
+def test_the_plugin_of_the_page_works(tmp_path: Path) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    path = tmp_path / "shout.py"
+    path.write_text(code)
+    assert answered("--plugin", str(path), text="Hello")["message"]["content"] == "HELLO"
+    quiet = answered("--plugin", str(path), "--shout-share", "0", text="Hello")
+    assert quiet["message"]["content"] != "HELLO"
+    assert [name for name in HOOKS if f"| `{name}(host" not in PAGE] == []

@@ -21,7 +21,19 @@ from typing import Annotated
 class Settings(Section, frozen=True, kw_only=True):
     '''Of a test.'''
 """
-REPLY = "@hookimpl\ndef reply(host):\n    return lambda request, rng: 'Hi'\n"
+
+
+def own(field: str = "a", default: int = 1, more: str = "") -> str:
+    """A plugin's setting."""
+    return f"{SECTION}    {field}: Annotated[Count, About('A.'{more})] = {default}\n"
+
+
+def gives(hook: str, value: str) -> str:
+    """A hook that gives this."""
+    return f"@hookimpl\ndef {hook}(host):\n    return {value}\n"
+
+
+REPLY = gives("reply", "lambda request, rng: 'Hi'")
 
 
 def refusal(*flags: str, environ: Mapping[str, str] | None = None) -> str:
@@ -52,55 +64,28 @@ def started(*flags: str, environ: Mapping[str, str] | None = None) -> Settings:
         (SECTION + "    a: int = 1", "its Settings: TypeError: a has no About"),
         (
             SECTION + "    a: Annotated[int, About('A.')]",
-            "its Settings: TypeError: Missing required argument",
+            "its Settings: TypeError: Missing required",
         ),
-        (SECTION + "    a: Annotated[Count, About('A.')] = 1\nNAME = 'server'", "this name is taken"),
-        (
-            SECTION + "    a: Annotated[Count, About('A.')] = 0",
-            "its Settings: ValidationError: Expected `int` >= 1",
-        ),
-        (
-            SECTION + "    num_seqs: Annotated[Count, About('A.')] = 1\nNAME = 'max'",
-            "setting max-num-seqs is there already",
-        ),
-        (
-            SECTION + "    a: Annotated[Count, About('A.', env=('SIM_PORT',))] = 1",
-            "setting SIM_PORT is there already",
-        ),
-        (
-            SECTION + "    access_log: Annotated[Count, About('A.')] = 1\nNAME = 'no'",
-            "setting no-access-log is there already",
-        ),
+        (own() + "NAME = 'server'", "this name is taken"),
+        (own(default=0), "its Settings: ValidationError: Expected `int` >= 1"),
+        (own("num_seqs") + "NAME = 'max'", "setting max-num-seqs is there already"),
+        (own(more=", env=('SIM_PORT',)"), "setting SIM_PORT is there already"),
+        (own("access_log") + "NAME = 'no'", "setting no-access-log is there already"),
         ("", "has no hooks: no function of it is marked with @hookimpl"),
         (REPLY.replace("reply", "repply"), "unknown hook 'repply'; did you mean reply?"),
         (REPLY.replace("(host)", "(host, model)"), "Argument(s) {'model'} are declared"),
         ("@hookimpl(wrapper=True)\ndef reply(host):\n    yield", "hook reply: wrappers are not called"),
+        (gives("reply", "{}['key']"), "hook reply failed at the start: KeyError: 'key'"),
+        (gives("routes", "[1]"), "hook routes gave list, which is not a list of Routes"),
+        (gives("routes", "3"), "hook routes gave int, which is not a list of Routes"),
+        (gives("middleware", "3"), "hook middleware gave int, which is not a Middleware, or a list of some"),
+        (gives("reply", "3"), "hook reply gave int, which is not a function"),
+        (gives("routes", "[get('/health', print)]"), "route GET /health is there already"),
         (
-            "@hookimpl\ndef reply(host):\n    return {}['key']",
-            "hook reply failed at the start: KeyError: 'key'",
+            gives("routes", "[get('/v1/responses/{a}', print)]"),
+            "route GET /v1/responses/{a} is there already",
         ),
-        (
-            "@hookimpl\ndef routes(host):\n    return [1]",
-            "hook routes gave list, which is not a list of Routes",
-        ),
-        ("@hookimpl\ndef routes(host):\n    return 3", "hook routes gave int, which is not a list of Routes"),
-        (
-            "@hookimpl\ndef middleware(host):\n    return 3",
-            "hook middleware gave int, which is not a Middleware, or a list of some",
-        ),
-        ("@hookimpl\ndef reply(host):\n    return 3", "hook reply gave int, which is not a function"),
-        (
-            "@hookimpl\ndef routes(host):\n    return [get('/health', print)]",
-            "route GET /health is there already",
-        ),
-        (
-            "@hookimpl\ndef routes(host):\n    return [get('/v1/responses/{other}', print)]",
-            "route GET /v1/responses/{other} is there already",
-        ),
-        (
-            "@hookimpl\ndef routes(host):\n    return [get('x', print)]",
-            "path 'x' of a route must begin with a slash",
-        ),
+        (gives("routes", "[get('x', print)]"), "path 'x' of a route must begin with a slash"),
     ],
 )
 def test_a_plugin_that_makes_no_sense_is_named(plugin: Write, text: str, line: str) -> None:
@@ -133,7 +118,7 @@ def test_a_module_or_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_values_of_its_settings_are_checked_as_all_others(plugin: Write) -> None:
-    path = plugin(SECTION + "    size: Annotated[Count, About('A size.')] = 4\n" + REPLY)
+    path = plugin(own("size", 4) + REPLY)
     assert started("--plugin", path, "--mine-size", "7").dump()["mine-size"] == 7
     assert refusal("--plugin", path, "--mine-size", "0") == (
         "setting mine-size: '0' (flag --mine-size) must be at least 1"
@@ -149,7 +134,7 @@ def test_values_of_its_settings_are_checked_as_all_others(plugin: Write) -> None
 
 
 def test_a_yaml_file_may_name_plugins_and_their_settings(plugin: Write, tmp_path: Path) -> None:
-    path = plugin(SECTION + "    size: Annotated[Count, About('A size.')] = 4\n" + REPLY)
+    path = plugin(own("size", 4) + REPLY)
     file = tmp_path / "settings.yaml"
     file.write_text(f"plugin: [{path}]\nmine-size: 9\n")
     assert started("--config", str(file)).dump()["mine-size"] == 9
@@ -163,14 +148,8 @@ def test_a_yaml_file_may_name_plugins_and_their_settings(plugin: Write, tmp_path
 def test_the_process_ends_with_status_1_and_one_line(plugin: Write, text: str) -> None:
     path = plugin(text)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SIM_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "app", "--plugin", path],
-        cwd=ROOT,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=50,
-    )
+    command = [sys.executable, "-m", "app", "--plugin", path]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout) == (1, "")
     [line] = [line for line in done.stderr.splitlines() if "Starting gunicorn" not in line]
     assert line.startswith("error: plugin mine")

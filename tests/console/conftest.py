@@ -1,0 +1,36 @@
+"""What the tests of the page share: a headless Chromium, and patience."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.needs import CHROMIUM
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+NAMES = "MAP evil.example 127.0.0.1, MAP console.example 127.0.0.1"
+PATIENCE_S = 20.0
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", f"--host-resolver-rules={NAMES}"]
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield chromium
+        chromium.close()
+
+
+def until(holds: Callable[[], object], what: str) -> None:
+    """Waits until it holds. AssertionError, with `what`, after `PATIENCE_S`."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
