@@ -70,7 +70,6 @@ class RenderTokenizer:
             raise TokenIdError(f"Token id {min(ids)} is outside the vocabulary.")
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """See `Tokenizer.encode`."""
         return self.encode_many([text], add_special_tokens)[0]
 
     def encode_many(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
@@ -96,7 +95,6 @@ class RenderTokenizer:
         return text
 
     def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
-        """See `Tokenizer.pieces`."""
         if not ids:
             return []
         words = WORD.findall(self.decode(ids, skip_special_tokens))
@@ -116,7 +114,6 @@ class RenderTokenizer:
         return self.decode([token_id]).encode()
 
     def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
-        """See `Tokenizer.render_chat`."""
         return self.decode(self.encode_chat(messages, options))
 
     def offsets(self, text: str, add_special_tokens: bool = False) -> list[tuple[int, int]] | None:
