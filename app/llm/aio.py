@@ -15,17 +15,26 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec.structs import replace
 
 from app.llm.errors import LLMError, RequestError
-from app.llm.llm import DEFAULT_MODEL, make_engine
-from app.llm.requests import EngineOutput, Priority
-from app.llm.results import Choice, Prompt, Prompts, Result, encode_chat, info_of, prompt_list, stats_of
-from app.llm.sampling_params import SamplingParams
+from app.llm.llm import (
+    DEFAULT_MODEL,
+    Choice,
+    Prompt,
+    Prompts,
+    Result,
+    encode_chat,
+    info_of,
+    make_engine,
+    prompt_list,
+    stats_of,
+)
+from app.llm.sampling_params import Priority, SamplingParams
 from app.tokenization.base import Message
 
 if TYPE_CHECKING:
-    from app.llm.engine import LLMEngine
+    from app.llm.engine import LLMEngine, Output
 
 Params = SamplingParams | None
-Deliver = Callable[[EngineOutput | Exception], None]
+Deliver = Callable[["Output | Exception"], None]
 T = TypeVar("T")
 
 
@@ -73,7 +82,7 @@ class EngineThread:
             engine = self._make()
             while self._next_calls(engine):
                 for output in engine.step():
-                    deliver = self.deliver.get(output.request_id)
+                    deliver = self.deliver.get(output.sequence.request_id)
                     if deliver is not None:
                         deliver(output)
         except Exception as error:  # whoever waits has to know
@@ -192,7 +201,7 @@ class AsyncLLM:
     ) -> AsyncGenerator[Result, None]:
         """Items of all choices as they come. Left early, the request is aborted."""
         async with aclosing(self._choices(prompt, sampling_params, priority, max_wait_s)) as choices:
-            async for choice in choices:
+            async for _, choice in choices:
                 yield choice.item()
 
     async def chat(
@@ -258,19 +267,19 @@ class AsyncLLM:
         self, prompt: Prompt, params: Params, priority: int, max_wait_s: float | None
     ) -> list[Choice]:
         whole: dict[int, Choice] = {}
-        async for choice in self._choices(prompt, params, priority, max_wait_s):
-            whole[choice.index] = choice
+        async for index, choice in self._choices(prompt, params, priority, max_wait_s):
+            whole[index] = choice
         return [whole[index] for index in sorted(whole)]
 
     async def _choices(
         self, prompt: Prompt, params: Params, priority: int, max_wait_s: float | None
-    ) -> AsyncGenerator[Choice, None]:
-        """A choice each time that a step has added to it."""
-        loop, queue = asyncio.get_running_loop(), asyncio.Queue[EngineOutput | Exception]()
+    ) -> AsyncGenerator[tuple[int, Choice], None]:
+        """Yields a choice, with its index, each time that a step has added to it."""
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue["Output | Exception"]()
         request_id = str(next(self._requests))
         choices = [Choice(request_id, prompt) for _ in range(1 if params is None else params.n)]
 
-        def deliver(item: EngineOutput | Exception) -> None:
+        def deliver(item: Output | Exception) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(queue.put_nowait, item)
 
@@ -284,10 +293,11 @@ class AsyncLLM:
                 output = await queue.get()
                 if isinstance(output, Exception):
                     raise output
-                if output.error is not None:
-                    raise LLMError(output.error)
-                choices[output.index].add(output)
-                yield choices[output.index]
+                if output.said.error is not None:
+                    raise LLMError(output.said.error)
+                index = output.sequence.index
+                choices[index].add(output)
+                yield index, choices[index]
         finally:
             self._thread.abort(request_id)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from enum import IntEnum
 from json import dumps
 from typing import Final
 
@@ -14,6 +15,15 @@ from app.llm.errors import RequestError
 MOST_STOPS: Final = 16
 GREEDY_BELOW: Final = 1e-5
 """A temperature below it samples nothing, as in vLLM."""
+
+
+class Priority(IntEnum):
+    """Names of nano-qwen3-serving, numbers of vLLM: the lower comes first."""
+
+    URGENT = -2
+    HIGH = -1
+    NORMAL = 0
+    LOW = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ def serve(options: EngineProcessOptions) -> int:
     started = time.monotonic()
     sockets = WorkerSockets(options.endpoint)
     try:
-        from app.llm.startup import start  # torch, which takes a second
+        from app.llm.serving import start  # torch, which takes a second
 
         try:
             service = start(options, sockets)

@@ -1,7 +1,6 @@
 """Values that satisfy a JSON Schema, and texts that match a regular expression."""
 
 from app.schema.errors import SchemaError, Unsatisfiable
-from app.schema.ranges import Ranges, Size
-from app.schema.schemas import Schemas
+from app.schema.schemas import Ranges, Schemas, Size
 
 __all__ = ["Ranges", "SchemaError", "Schemas", "Size", "Unsatisfiable"]

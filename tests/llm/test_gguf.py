@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from app.llm.errors import ModelLoadError
-from app.llm.gguf import gguf_name, read_gguf, read_tensor
 from app.llm.gguf_file import GGUFFile
-from app.llm.tokenizer import load_tokenizer
+from app.llm.loader import gguf_name, read_gguf, read_tensor
+from app.llm.model_files import load_tokenizer
 from app.tokenization import default_tokenizer
 from app.tokenization.huggingface import LocalTokenizer
 from app.tokenization.loading import EMBEDDED

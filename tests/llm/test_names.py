@@ -15,11 +15,10 @@ import torch
 
 from app.llm import command, errors
 from app.llm.aio import AsyncLLM
-from app.llm.device_manager import DeviceManager
 from app.llm.engine import LLMEngine
 from app.llm.errors import LLMError, RequestError
-from app.llm.llm import LLM, make_engine
-from app.llm.results import Result
+from app.llm.llm import LLM, Result, make_engine
+from app.llm.model_runner import DeviceManager
 from app.llm.sampling_params import SamplingParams
 from tests.running_server import ROOT
 

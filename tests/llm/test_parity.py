@@ -59,7 +59,7 @@ def test_random_arrivals(folder: Path, truth: Truth) -> None:
             number, prompt = waiting.pop(0)
             engine.add_request(str(number), prompt, GREEDY)
         for output in engine.step():
-            tokens[output.request_id] += output.token_ids
+            tokens[output.sequence.request_id] += output.said.ids
     assert list(tokens.values()) == expected
     engine.cache.check_integrity()
 

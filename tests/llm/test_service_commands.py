@@ -17,8 +17,8 @@ from app.kvcache.endpoints import PublisherSettings
 from app.kvcache.events import AllBlocksCleared, BlockStored, EventBatch, KVEvent
 from app.kvcache.hashing import BlockHasher, low64
 from app.llm.errors import ModelLoadError
-from app.llm.lifecycle import Lifecycle
 from app.llm.loader import load_checkpoint
+from app.llm.serving import Lifecycle
 from tests.llm.process import EngineProcess, Worker, engine_process
 from tests.llm.tiny import GREEDY, generate, make_engine, prompts, run_all
 

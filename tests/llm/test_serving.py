@@ -14,11 +14,9 @@ from app.engine.heartbeat import Heartbeat
 from app.engine.wire import EngineProcessOptions, TextForm
 from app.llm.engine import LLMEngine
 from app.llm.errors import ModelLoadError, RequestError
-from app.llm.lifecycle import Lifecycle
 from app.llm.loader import load_checkpoint
 from app.llm.sampler import Form
-from app.llm.serving import IDLE_S, EngineService
-from app.llm.startup import engine_options, ready_of
+from app.llm.serving import IDLE_S, EngineService, Lifecycle, engine_options, make_ready
 from app.llm.worker_sockets import WorkerSockets
 from tests.llm.process import Worker
 from tests.llm.tiny import make_engine
@@ -38,7 +36,7 @@ class Turns:
             Lifecycle(self.engine, lambda: load_checkpoint(folder)),
             self.sockets,
             None,
-            ready_of(self.engine),
+            make_ready(self.engine),
             Heartbeat(endpoint, now=lambda: self.now_s),
             now=lambda: self.now_s,
         )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,13 +17,12 @@ from llguidance import LLMatcher
 
 from app.engine.wire import Sampling, TextForm
 from app.llm.aio import AsyncLLM
+from app.llm.compile_sandbox import NO_TRIAL, CompileSandbox, Trial
 from app.llm.engine import EngineOptions
 from app.llm.errors import RequestError
-from app.llm.form_trial import NO_TRIAL, FormTrial, Setup
 from app.llm.llm import LLM, make_engine
-from app.llm.resolve import find_model
 from app.llm.sampling_params import SamplingParams, StructuredOutputsParams
-from app.llm.tokenizer import load_tokenizer
+from app.tokenization import default_tokenizer
 from tests.llm.process import Worker, engine_process
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -290,7 +287,7 @@ def test_beside_a_form_others_are_free_and_preemption_keeps_it(model: str) -> No
         engine.add_request("formed", [6] * 60, formed)
         while engine.has_work:
             for output in engine.step():
-                texts[output.request_id] += output.text
+                texts[output.sequence.request_id] += "".join(output.said.texts)
         told.append(texts)
     assert tight.scheduler.preemptions and not alone.scheduler.preemptions
     assert told[0] == told[1] and re.fullmatch("[a-z ]{60,70}", told[0]["formed"])
@@ -360,18 +357,14 @@ def test_a_form_that_leaves_nothing_to_say_is_the_requests_own_fault(model: str)
         assert worker.wait(1)[0].is_refused
 
 
-def test_who_tries_out_forms_may_be_killed_and_has_a_successor(model: str) -> None:
-    tokenizer = load_tokenizer(find_model(model))
-    assert tokenizer is not None
-    with closing(FormTrial(Setup(tokenizer.backend.to_str(), tokenizer.vocab_size, 2, 1.0))) as trial:
-        grammars = [LLMatcher.grammar_from_regex(pattern) for pattern in ("a+", "b+", "c+")]
-        assert trial.flaw(grammars[0]) == ""
-        [child] = [
-            int(it) for it in Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
-        ]
-        os.kill(child, signal.SIGKILL)
-        assert trial.flaw(grammars[1]) == NO_TRIAL
-        assert trial.flaw(grammars[2]) == ""
+def test_what_cannot_be_tried_out_is_refused_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = default_tokenizer().backend
+    sandbox = CompileSandbox(Trial(backend.to_str(), backend.get_vocab_size(), 0, 1.0))
+    right, wrong = LLMatcher.grammar_from_regex("a+"), LLMatcher.grammar_from_lark("start: nowhere")
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.executable", "/nowhere")
+        assert sandbox.flaw(right) == NO_TRIAL
+    assert sandbox.flaw(right) == "" and "nowhere" in sandbox.flaw(wrong)
 
 
 # Tokens that may, and may not, come.

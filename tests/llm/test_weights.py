@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from app.llm.device_manager import DeviceManager
+from app.llm.decoder import packing_works
 from app.llm.errors import ModelLoadError
-from app.llm.layers import packing_works
-from app.llm.resolve import find_model
+from app.llm.model_files import find_model
+from app.llm.model_runner import DeviceManager
 from tests.llm.tiny import edit_config, generate, make_engine, make_model, prompts
 
 pytestmark = pytest.mark.engine
@@ -124,7 +124,7 @@ def test_devices_that_are_not_there(caplog: pytest.LogCaptureFixture) -> None:
 def test_without_packed_layers_the_tokens_are_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = prompts(6)
     packed = generate(make_engine(folder), wanted)
-    monkeypatch.setattr("app.llm.device_manager.packing_works", lambda dtype: False)
+    monkeypatch.setattr("app.llm.model_runner.packing_works", lambda dtype: False)
     engine = make_engine(folder)
     assert not engine.runner.device.packs
     assert generate(engine, wanted) == packed
@@ -132,5 +132,5 @@ def test_without_packed_layers_the_tokens_are_the_same(folder: Path, monkeypatch
 
 def test_packing_is_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert packing_works(torch.float32)
-    monkeypatch.setattr("app.llm.layers.Linear._with", lambda self, x, other, operation: other)
+    monkeypatch.setattr("app.llm.decoder.Linear._with", lambda self, x, other, operation: other)
     assert not packing_works(torch.float32)

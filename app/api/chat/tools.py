@@ -18,8 +18,7 @@ from app.protocol.responses_chat import ResponsesChat
 from app.protocol.validation.generation import GenerationRequest
 from app.protocol.validation.model import check_depth
 from app.schema import SchemaError, Schemas
-from app.schema.backends import untaken
-from app.schema.strict import check_strict
+from app.schema.refusals import check_strict, untaken
 from config.settings import ToolSettings
 
 NO_PARAMETERS: JsonObject = {"type": "object", "properties": {}}
