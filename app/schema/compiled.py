@@ -8,8 +8,8 @@ from random import Random
 from app.schema.document import JSON, Document
 from app.schema.draw import Draw
 from app.schema.errors import SchemaError, Unsatisfiable, WorkBudget, WorkExhausted
+from app.schema.ranges import Ranges, Size
 from app.schema.reader import read
-from app.schema.schemas import Ranges, Size
 from app.schema.validation import accepts
 
 STEPS = 12_000

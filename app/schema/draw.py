@@ -11,8 +11,8 @@ from typing import TypeVar
 from app.schema.document import JSON, Document, Keywords, Schema, identity
 from app.schema.errors import Unsatisfiable, WorkBudget
 from app.schema.formats import WORDS
+from app.schema.ranges import Ranges, Size
 from app.schema.scalars import DECIMALS, MergedSchema, draw_integer, draw_number, draw_text
-from app.schema.schemas import Ranges, Size
 from app.schema.validation import accepts
 
 MOST_ITEMS = 4096

@@ -1,10 +1,8 @@
-"""Schemas, compiled once by what is loaded when it is first needed, and how large drawn values are."""
+"""The way in: schemas compiled once. What compiles them is loaded when it is first needed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import IntEnum
 from importlib import import_module
 from math import isfinite
 from random import Random
@@ -20,7 +18,6 @@ from app.schema.errors import SchemaError
 
 if TYPE_CHECKING:
     from app.schema.compiled import CompiledSchema
-    from config.settings import ToolSettings
 
 T = TypeVar("T")
 
@@ -36,44 +33,6 @@ COMPILE_STEPS = 30
 """Steps of 10 us that compiling a short schema takes; many of them pause in between."""
 LIMIT_BYTES = 8 << 20
 """Memory of all schemas that are kept compiled."""
-
-
-class Size(IntEnum):
-    """How large values may be."""
-
-    LEAST = 0
-    """As few characters as come easily, objects that may be empty are."""
-    BRIEF = 1
-    """As few characters as come easily."""
-    FRUGAL = 2
-    """Nothing that may be left out, but no empty objects either."""
-    USUAL = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Ranges:
-    """Inclusive ranges, and chances from 0 to 1.
-
-    `optional_property` is the chance of a property at the top that is not required, `optional_field`
-    that of one of a nested object.
-    """
-
-    integers: tuple[int, int] = (0, 100)
-    numbers: tuple[float, float] = (0.0, 100.0)
-    array_lengths: tuple[int, int] = (1, 5)
-    optional_property: float = 0.5
-    optional_field: float = 0.5
-
-    @classmethod
-    def of(cls, settings: ToolSettings) -> Ranges:
-        """The ranges that the settings of tool calls name."""
-        return cls(
-            (settings.min_tool_call_integer_param, settings.max_tool_call_integer_param),
-            (settings.min_tool_call_number_param, settings.max_tool_call_number_param),
-            (settings.min_tool_call_array_param_length, settings.max_tool_call_array_param_length),
-            settings.tool_call_not_required_param_probability / 100,
-            settings.object_tool_call_not_required_field_probability / 100,
-        )
 
 
 class Schemas:

@@ -79,7 +79,7 @@ def test_each_step_is_one_message_with_moments(worker: Worker) -> None:
     assert [len(it.ids) for it in said] == [1] * 16 == [len(it.texts) for it in said]
     assert moments == sorted(set(moments)) and moments[-1] <= time.monotonic()
     assert said[0].scheduled_s is not None and before <= said[0].scheduled_s <= moments[0]
-    assert said[0].said.prompt_logprobs is not None and len(said[0].said.prompt_logprobs) == len(WANTED[0])
+    assert said[0].prompt_logprobs is not None and len(said[0].prompt_logprobs) == len(WANTED[0])
     assert [it.logprobs is not None and len(it.logprobs) for it in said] == [1] * 16
     assert [it.finish for it in said] == [None] * 15 + ["length"]
     assert all(it.scheduled_s is None and it.prompt_logprobs is None for it in said[1:])
