@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from itertools import count
-from threading import Condition, Thread
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
@@ -34,34 +32,35 @@ if TYPE_CHECKING:
     from app.llm.engine import LLMEngine, Output
 
 Params = SamplingParams | None
-Deliver = Callable[["Output | Exception"], None]
 T = TypeVar("T")
 
 
 class EngineThread:
-    """Runs an engine: calls go in from any thread, outputs come back by `deliver`, called in its own."""
+    """Owns an engine: calls go in from any thread, and run one after another between its steps.
+
+    A step is a call, too, which asks for the next one; outputs go to what `deliver` has for their request.
+    """
 
     def __init__(self, make: Callable[[], LLMEngine]) -> None:
-        self.deliver: dict[str, Deliver] = {}
-        """By request; for calls alone."""
-        self._make = make
-        self._calls: deque[tuple[Future[object], Callable[[LLMEngine], object]]] = deque()
-        self._changed = Condition()
-        self._closing = False
-        self._thread = Thread(target=self._run, name="llm-engine", daemon=True)
-        self._thread.start()
+        self.deliver: dict[str, Callable[[Output | Exception], None]] = {}
+        """By request id; for calls alone."""
+        self._pool = ThreadPoolExecutor(1, "llm-engine")
+        self._made = self._pool.submit(make)
+        self._stepping = self._closed = False
 
     def call(self, do: Callable[[LLMEngine], T]) -> Future[T]:
-        """Has `do` called between two steps, for its outcome. LLMError when the engine has ended."""
-        future: Future[T] = Future()
-        with self._changed:
-            if self._closing:
-                raise LLMError("The engine has ended.")
-            self._calls.append((future, do))  # type: ignore[arg-type]
-            self._changed.notify()
-        return future
+        """Has `do` called between two steps, and returns its outcome to come.
+
+        Raises LLMError when the engine has ended.
+        """
+        try:
+            return self._pool.submit(self._do, do)
+        except RuntimeError:
+            raise LLMError("The engine has ended.") from None
 
     def abort(self, request_id: str) -> None:
+        """Ends a request without another output."""
+
         def end(engine: LLMEngine) -> None:
             engine.abort(request_id)
             self.deliver.pop(request_id, None)
@@ -70,52 +69,43 @@ class EngineThread:
             self.call(end)
 
     def close(self) -> None:
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
+        """Ends the engine and all requests; blocks until the step that runs is over."""
+        self._closed = True
+        self._pool.shutdown()
+        self._fail(LLMError("The engine was shut down."))
 
-    def join(self) -> None:
-        self._thread.join()
-
-    def _run(self) -> None:
+    def _do(self, do: Callable[[LLMEngine], T]) -> T:
+        engine = self._made.result()
+        if self._closed:
+            raise LLMError("The engine was shut down.")
         try:
-            engine = self._make()
-            while self._next_calls(engine):
-                for output in engine.step():
-                    deliver = self.deliver.get(output.sequence.request_id)
-                    if deliver is not None:
-                        deliver(output)
-        except Exception as error:  # whoever waits has to know
-            self._fail(error)
-        else:
-            self._fail(LLMError("The engine was shut down."))
+            return do(engine)
+        finally:
+            if engine.has_work and not self._stepping:
+                self._stepping = True
+                self._next_step()
 
-    def _next_calls(self, engine: LLMEngine) -> bool:
-        """Do what was called for; waits while there is nothing to do. False at the end."""
-        while True:
-            with self._changed:
-                while not (self._calls or self._closing or engine.has_work):
-                    self._changed.wait()
-                if self._closing:
-                    return False
-                calls, self._calls = self._calls, deque()
-            for future, do in calls:
-                if future.set_running_or_notify_cancel():
-                    try:
-                        future.set_result(do(engine))
-                    except Exception as error:
-                        future.set_exception(error)
-            if engine.has_work:
-                return True
+    def _next_step(self) -> None:
+        with suppress(RuntimeError):  # the pool was shut down meanwhile
+            self._pool.submit(self._step, self._made.result())
+
+    def _step(self, engine: LLMEngine) -> None:
+        try:
+            for output in () if self._closed else engine.step():
+                deliver = self.deliver.get(output.sequence.request_id)
+                if deliver is not None:
+                    deliver(output)
+        except Exception as error:  # nothing is known of the engine's state any more
+            self._closed = True
+            self._fail(error)
+        self._stepping = engine.has_work and not self._closed
+        if self._stepping:
+            self._next_step()
 
     def _fail(self, error: Exception) -> None:
-        self.close()
         waiting, self.deliver = self.deliver, {}
         for deliver in waiting.values():
             deliver(error)
-        for future, _ in self._calls:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
 
 
 class AsyncLLM:
@@ -254,8 +244,7 @@ class AsyncLLM:
         """Ends all streams with an error, and the engine's thread."""
         while self._submitted:
             self._submitted.popitem()[1].cancel()
-        self._thread.close()
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.close)
 
     async def _call(self, do: Callable[[LLMEngine], T]) -> T:
         return await asyncio.wrap_future(self._thread.call(do))
