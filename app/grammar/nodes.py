@@ -27,29 +27,21 @@ SHORTEST_JSON = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Text:
-    """These very characters."""
-
     text: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OneOf:
-    """One character of these ranges, ends included."""
-
     ranges: Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """A match of a regular expression."""
-
     pattern: Pattern
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Json:
-    """JSON that satisfies a schema."""
-
     schema: CompiledSchema
 
 
@@ -60,15 +52,11 @@ class FreeText:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Series:
-    """One item after the other."""
-
     items: Sequence[Node]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alternation:
-    """One of the options."""
-
     options: Sequence[Node]
 
 
@@ -83,8 +71,6 @@ class Repetition:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """What the rule of this name derives."""
-
     name: str
 
 

@@ -54,7 +54,6 @@ class Parser(ABC):
         """The least and the most repeats that a token of kind `times` tells."""
 
     def options(self, depth: int) -> Node:
-        """Alternatives, down to what ends them."""
         if depth > DEEPEST:
             raise self.wrong("too many brackets in one another")
         options = [self.run(depth)]
@@ -63,7 +62,6 @@ class Parser(ABC):
         return options[0] if len(options) == 1 else Alternation(options)
 
     def run(self, depth: int) -> Node:
-        """One alternative."""
         items: list[Node] = []
         while (node := self.item(depth)) is not None:
             while (times := self.times()) is not None:
@@ -72,7 +70,6 @@ class Parser(ABC):
         return items[0] if len(items) == 1 else Series(items)
 
     def bracketed(self, depth: int, closing: str) -> Node:
-        """Alternatives in a bracket that is open."""
         node = self.options(depth + 1)
         if not self.skip(closing):
             raise self.wrong(f"expected {closing}")
@@ -83,7 +80,6 @@ class Parser(ABC):
         return self._tokens[min(self._at + ahead, len(self._tokens) - 1)]
 
     def step(self) -> Token:
-        """The next token, which is left behind."""
         token = self.look()
         self._at += 1
         return token
@@ -117,7 +113,6 @@ class Parser(ABC):
         return least, most
 
     def wrong(self, what: str, at: int | None = None) -> SchemaError:
-        """`what` is wrong, and where."""
         return _wrong(self._source, self.look().at if at is None else at, what)
 
     def _split(self) -> Iterator[Token]:
@@ -148,8 +143,6 @@ Ranges = list[tuple[int, int]]
 
 
 class GbnfParser(Parser):
-    """Reads GBNF."""
-
     tokens = re.compile(
         r"""(?P<blank>[ \t\r\n]+|\#[^\n]*)|(?P<define>::=)|(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*)
         |(?P<text>"(?:[^"\\\n]|\\.)*")|(?P<set>\[(?:[^\]\\\n]|\\.)*\])

@@ -19,20 +19,14 @@ class _Format(Struct, tag_field="type"):
 
 
 class ConstString(_Format, tag="const_string"):
-    """This very text."""
-
     value: str
 
 
 class Token(_Format, tag="token"):
-    """One token, by its text."""
-
     token: str
 
 
 class JsonContent(_Format, tag="json_schema"):
-    """JSON that satisfies a schema."""
-
     json_schema: bool | dict[str, object]
     style: Literal["json"] = "json"
 
@@ -46,8 +40,6 @@ class AnyTokens(AnyText, tag="any_tokens"):
 
 
 class RegexContent(_Format, tag="regex"):
-    """A match of a regular expression."""
-
     pattern: str
 
 
@@ -58,14 +50,10 @@ class GrammarContent(_Format, tag="grammar"):
 
 
 class SequenceOf(_Format, tag="sequence"):
-    """One element after the other."""
-
     elements: Formats
 
 
 class AnyOf(_Format, tag="or"):
-    """One of the elements."""
-
     elements: Formats
 
 
@@ -107,8 +95,6 @@ class TriggeredTags(_Format, tag="triggered_tags"):
 
 
 class SeparatedTags(_Format, tag="tags_with_separator"):
-    """Tags with a text between them."""
-
     tags: Tags
     separator: str
     at_least_one: bool = False
@@ -116,8 +102,6 @@ class SeparatedTags(_Format, tag="tags_with_separator"):
 
 
 class Star(_Format, tag="star"):
-    """The content, any number of times."""
-
     content: Format
 
     @property
@@ -127,14 +111,10 @@ class Star(_Format, tag="star"):
 
 
 class Plus(Star, tag="plus"):
-    """The content, once or more."""
-
     limits = 1, None
 
 
 class Optional(Star, tag="optional"):
-    """The content or nothing."""
-
     limits = 0, 1
 
 

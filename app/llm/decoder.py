@@ -86,7 +86,6 @@ class Rope:
         self._turns = torch.polar(torch.ones_like(angles), angles).to(device)
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
-        """The turns of some tokens, for all their heads."""
         return self._turns[positions].unsqueeze(1)
 
     @staticmethod

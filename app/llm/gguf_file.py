@@ -94,7 +94,6 @@ class _Head:
         }
 
     def _tensor(self) -> tuple[tuple[int, ...], int, int]:
-        """Its shape, kind and start among the tensors."""
         shape = tuple(self._integer("Q") for _ in range(self._integer("I")))
         if not shape or min(shape) < 1:
             raise ValueError(f"it has a tensor of the shape {list(shape)}")

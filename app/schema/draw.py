@@ -82,7 +82,6 @@ class _ArrayDraw:
         return self._draw.rng.randint(low, min(high, MOST_ITEMS))
 
     def _schemas(self, index: int) -> list[Schema]:
-        """Returns what all schemas ask of the item at `index`."""
         self._draw.budget.spend(len(self._merged.plain) // SCHEMAS_A_STEP)
         asked: list[Schema] = []
         for schema in self._merged.plain:
@@ -198,7 +197,6 @@ class _ObjectDraw:
         return all(self._draw.accepts(schema, name) for schema in self._name_rules)
 
     def _schemas(self, name: str) -> list[Schema]:
-        """Returns what all schemas ask of the property `name`."""
         self._draw.budget.spend(len(self._merged.plain) // SCHEMAS_A_STEP)
         return [asked for schema in self._merged.plain for asked in self._asked(schema, name)]
 

@@ -44,8 +44,6 @@ class PatternPiece:
 
 
 class Characters(PatternPiece):
-    """One of `choices`."""
-
     least = most = 1
 
     def __init__(self, choices: str) -> None:
@@ -56,8 +54,6 @@ class Characters(PatternPiece):
 
 
 class Series(PatternPiece):
-    """`parts`, one after the other."""
-
     def __init__(self, parts: Sequence[PatternPiece]) -> None:
         self.parts = parts
         self.least = min(sum(part.least for part in parts), LONGEST + 1)
@@ -77,8 +73,6 @@ class Series(PatternPiece):
 
 
 class Alternation(PatternPiece):
-    """One of `options`."""
-
     def __init__(self, options: Sequence[PatternPiece]) -> None:
         self.options = options
         self.least = min(option.least for option in options)
@@ -139,8 +133,6 @@ class Group(PatternPiece):
 
 
 class BackReference(PatternPiece):
-    """What group `number` has written."""
-
     def __init__(self, number: int, group: PatternPiece | None) -> None:
         self.number = number
         self.least = group.least if group else 0

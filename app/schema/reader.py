@@ -168,7 +168,6 @@ class _Reader:
         self._pattern_text = self._pattern_bytes = 0
 
     def document(self) -> Document:
-        """Reads the whole document; called once."""
         target = self._references.root
         root = self._schema(target.raw, target.base, "", 0)
         definitions: dict[str, Schema] = {}

@@ -77,11 +77,9 @@ class MergedSchema:
         return low, high
 
     def suggested(self) -> set[str]:
-        """Returns the types that keywords without ``type`` suggest."""
         return {name for name, own in SUGGESTING.items() if not own.isdisjoint(self.keywords)}
 
     def examples(self) -> list[JSON]:
-        """Returns the values of ``default`` and ``examples``."""
         return [*self.all("default"), *(each for examples in self.all("examples") for each in examples)]
 
 
