@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from app.grammar import notations
 from app.grammar import structural_tags as formats
-from app.grammar.nodes import (
+from app.schema import Schemas
+from app.schema.derivation import (
     FREE_TEXT,
     Alternation,
     Grammar,
@@ -19,7 +20,6 @@ from app.grammar.nodes import (
     Series,
     Text,
 )
-from app.schema import Schemas
 from app.schema.errors import SchemaError
 from app.schema.patterns import Pattern
 from app.schema.schemas import off_hub_if_long

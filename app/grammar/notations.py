@@ -12,7 +12,7 @@ from ast import literal_eval
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from app.grammar.nodes import Alternation, Match, Node, OneOf, Repetition, Rule, Series, Text
+from app.schema.derivation import Alternation, Characters, Match, Node, Repetition, Rule, Series, Text
 from app.schema.errors import SchemaError
 from app.schema.patterns import Pattern
 
@@ -139,6 +139,8 @@ PLAIN = [(ord("a"), ord("z")), (ord("A"), ord("Z")), (ord("0"), ord("9")), (ord(
 """What is written where nearly every character will do."""
 LAST = 0x10FFFF
 SURROGATES = range(0xD800, 0xE000)
+MOST_OF_RANGE = 255
+"""Characters of a range that are written."""
 Ranges = list[tuple[int, int]]
 
 
@@ -173,7 +175,7 @@ class GbnfParser(Parser):
             case "set":
                 return self._set(list(self._points(self.step())), token)
         if self.skip("."):
-            return OneOf(PLAIN)
+            return _one_of(PLAIN)
         return self.bracketed(depth, ")") if self.skip("(") else None
 
     def numbers(self, text: str) -> Times:
@@ -217,7 +219,13 @@ class GbnfParser(Parser):
         ranges = _others(ranges) if negated else ranges
         if not ranges:
             raise self.wrong("a set without characters", token.at)
-        return OneOf(ranges)
+        return _one_of(ranges)
+
+
+def _one_of(ranges: Ranges) -> Node:
+    """Returns one character of `ranges`, ends included; of long ones those at the start."""
+    points = [point for low, high in ranges for point in range(low, min(high, low + MOST_OF_RANGE) + 1)]
+    return Characters("".join(chr(point) for point in points if point not in SURROGATES) or "?")
 
 
 def _others(ranges: Ranges) -> Ranges:
@@ -331,7 +339,7 @@ class LarkParser(Parser):
         last = self._read(self.expect("text", "the last character"))
         if len(text) != 1 or len(last) != 1 or last < text:
             raise self.wrong(f"{text!r}..{last!r} is no range of characters", token.at)
-        return OneOf([(ord(text), ord(last))])
+        return _one_of([(ord(text), ord(last))])
 
     def _read(self, token: Token) -> str:
         try:

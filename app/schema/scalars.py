@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from app.schema.document import JSON, TYPES, Keywords, Number
 from app.schema.errors import Unsatisfiable, WorkBudget
 from app.schema.formats import CHECKER, DRAWS, WORDS, words_for
-from app.schema.pattern_pieces import LONGEST
+from app.schema.patterns import LONGEST
 
 SUGGESTING: Mapping[str, frozenset[str]] = {
     "string": frozenset(["minLength", "maxLength", "pattern", "format"]),

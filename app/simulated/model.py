@@ -26,8 +26,8 @@ from app.engine.lazy import LazySequence
 from app.engine.outputs import Finish, Part, TokenLogprob
 from app.engine.reply import LENGTH, STOP, Reply, joined
 from app.engine.request import Constraint, EngineRequest, ScriptedCall, ScriptedReply
-from app.grammar.writing import write
 from app.schema import Ranges, SchemaError, Schemas
+from app.schema.derivation import write
 from app.simulated.biased import biased, chooser
 from app.simulated.calls import CallReplies, written
 from app.simulated.corpus import Corpus

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
-from io import StringIO
 from itertools import islice
 from threading import Lock
 from typing import Any, NoReturn
@@ -35,8 +34,6 @@ LONG_JSON = 20_000
 """Members and characters of a value from which its JSON is written in pieces,"""
 JSON_PIECES = 10_000
 """so many of which are put together in one go."""
-FEW_MESSAGES = 100
-"""A list of their pieces may be kept while they are joined, which is faster."""
 RESERVED = frozenset({"conversation", "messages", "tokenizer", "model_config"})
 """Names that a request's chat_template_kwargs may not set,"""
 IGNORED = ("chat_template", "tokenize")
@@ -83,12 +80,7 @@ class CompiledTemplate:
             template.environment, variables, template.name, template.blocks
         )
         try:
-            pieces = template.root_render_func(context)
-            if len(conversation) <= FEW_MESSAGES:
-                return "".join(pieces)
-            prompt = StringIO(newline="")
-            prompt.writelines(pieces)  # which keeps no list of all pieces
-            return prompt.getvalue()
+            return "".join(template.root_render_func(context))
         except Exception as error:  # a template is a program, and may fail in any way
             raise ChatTemplateError(f"The chat template refused the conversation: {error}") from error
 

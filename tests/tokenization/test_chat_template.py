@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from app.tokenization import ChatOptions, ChatTemplateError, LocalTokenizer, TokenizerInputError
-from app.tokenization.chat_template import FEW_MESSAGES, ChatTemplates, TemplateEnvironment
+from app.tokenization.chat_template import ChatTemplates, TemplateEnvironment
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 
@@ -235,10 +235,3 @@ def test_members_of_messages_are_what_jinja_s_own_sandbox_finds(
     ours, jinjas = OURS.from_string(source), JINJAS.from_string(source)
     for value in (member, [member], "text", None):
         assert outcome(ours, value) == outcome(jinjas, value)
-
-
-@pytest.mark.parametrize("count", [1, FEW_MESSAGES, FEW_MESSAGES + 1])
-def test_long_conversations_render_as_short_ones_do(count: int) -> None:
-    source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    messages = [{"role": "user", "content": f"{number}\r\n\u2028\x85"} for number in range(count)]
-    assert render(source, messages) == "".join(f"<user>{message['content']}" for message in messages)

@@ -8,7 +8,6 @@ from typing import cast
 
 from app.clock.pause import Slices
 from app.engine.request import Constraint, JsonSchema, Tool, ToolCalls
-from app.grammar.nodes import Grammar
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.coercion import JsonObject
@@ -18,6 +17,7 @@ from app.protocol.responses_chat import ResponsesChat
 from app.protocol.validation.generation import GenerationRequest
 from app.protocol.validation.model import check_depth
 from app.schema import SchemaError, Schemas
+from app.schema.derivation import Grammar
 from app.schema.refusals import check_strict, untaken
 from config.settings import ToolSettings
 
