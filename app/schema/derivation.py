@@ -249,7 +249,7 @@ STEPS = 60_000
 """Steps that one text of a grammar may take; when a third is left, it is brought to its end."""
 USUAL_RANGES = Ranges()
 GO_ON = 0.7
-"""Chance of one more, of what may come any number of times and has any length."""
+"""Chance of one more, of what a grammar lets come any number of times."""
 ROOMY = 60
 """Characters of room from which on JSON need not be brief."""
 
@@ -267,9 +267,9 @@ class _EndOfGroup:
 
 
 class Writer:
-    """Writes one text that `grammar` derives; with `reserve` steps left only the shortest of each node.
+    """Writes one text that `grammar` derives: as long as wanted, or with a `reserve` so long at most.
 
-    With `look_around` assertions are written out.
+    With `reserve` steps left all nodes get their shortest text. With `look_around` assertions are written out.
     """
 
     def __init__(
@@ -283,6 +283,7 @@ class Writer:
         look_around: bool = False,
     ) -> None:
         self._grammar, self._rng, self._budget, self._reserve = grammar, rng, budget, reserve
+        self._is_exact = not reserve
         self._ranges, self._speak, self._look_around = ranges, speak, look_around
         self._parts: list[str] = []
         self._groups: dict[int, str] = {}
@@ -370,9 +371,8 @@ class Writer:
             fitting = [option for cost, option in known if cost[:2] == cheapest]
         else:
             short = [(cost, option) for cost, option in known if cost.least <= length]
-            exact = [(cost, option) for cost, option in short if length <= cost.most]
-            bounded = exact and any(cost.most < LONGEST for cost, _ in exact)
-            fitting = [option for _, option in (exact if bounded else short)]
+            exact = [option for cost, option in short if self._is_exact and length <= cost.most]
+            fitting = exact or [option for _, option in short]
         return self._rng.choice(fitting)
 
     def _repeat(self, node: Repetition, length: int) -> None:
@@ -381,7 +381,7 @@ class Writer:
             return
         whole = self._cost(node)
         length = min(max(length, whole.least), whole.most)
-        if isinstance(node.item, Characters):
+        if isinstance(node.item, Characters) and self._is_exact:
             self._budget.spend(length // 16)
             self._parts.extend(self._rng.choices(node.item.choices, k=length))
             return
@@ -401,7 +401,7 @@ class Writer:
         lowest = node.least if once.least else 0
         highest = length // once.least if once.least else length
         highest = max(lowest, highest if node.most is None else min(node.most, highest))
-        if once.most >= LONGEST:  # of any length
+        if not self._is_exact:
             while lowest < highest and self._rng.random() < GO_ON:
                 lowest += 1
             return lowest
