@@ -269,7 +269,7 @@ class _EndOfGroup:
 class Writer:
     """Writes one text that `grammar` derives: as long as wanted, or with a `reserve` so long at most.
 
-    With `reserve` steps left all nodes get their shortest text. With `look_around` assertions are written out.
+    With `reserve` steps left each node gets its shortest text. With `look_around` assertions are written.
     """
 
     def __init__(

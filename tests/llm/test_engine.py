@@ -186,18 +186,11 @@ def test_refusals(folder: Path) -> None:
     assert [len(tokens) for tokens in generate(engine, [[1] * 127])] == [1]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"num_blocks": 1}, {"block_size": 0}, {"max_num_seqs": 0}, {"max_num_batched_tokens": 0}],
-    ids=str,
-)
-def test_sizes_with_which_nothing_would_run(wrong: dict[str, int]) -> None:
-    [name] = wrong
-    with pytest.raises(ModelLoadError, match=f"{name} should be at least"):
-        EngineOptions(**wrong)  # type: ignore[arg-type]
-
-
-def test_nothing_is_longer_than_the_model_was_made_for(folder: Path) -> None:
+def test_sizes_with_which_nothing_would_run_and_lengths_beyond_the_model(folder: Path) -> None:
+    wrong = {"num_blocks": 1, "block_size": 0, "max_num_seqs": 0, "max_num_batched_tokens": 0}
+    for name, size in wrong.items():
+        with pytest.raises(ModelLoadError, match=f"{name} should be at least"):
+            EngineOptions(**{name: size})  # type: ignore[arg-type]
     engine = make_engine(folder, max_seq_length=4096)
     assert engine.max_tokens == 1024
     with pytest.raises(RequestError, match="takes 1023"):
