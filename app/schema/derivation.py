@@ -155,7 +155,10 @@ class Grammar:
 
     def cost(self, node: Node) -> Cost | None:
         """Returns the cost of a node; None when nothing can be derived from it."""
-        return self._look_at(node, self._costs)
+        key = id(node)
+        if key not in self._costs:
+            self._costs[key] = self._look_at(node, self._costs)
+        return self._costs[key]
 
     def _solve(self) -> None:
         """Finds the costs of all rules, in passes forwards and backwards until none gets cheaper."""
@@ -306,11 +309,15 @@ class Writer:
 
     def _take(self, node: Node, length: int) -> None:
         match node:
+            case Text(text):
+                self._parts.append(text)
+            case Characters(choices):
+                self._parts.append(self._rng.choice(choices))
+            case Series(items):
+                shares = self._shares(items, length)
+                self._waiting += zip(reversed(items), reversed(shares), strict=True)
             case Rule(name):
                 self._push(self._grammar.rules[name], length)
-            case Series(items):
-                for item, share in reversed([*zip(items, self._shares(items, length), strict=True)]):
-                    self._push(item, share)
             case Alternation(options):
                 self._push(self._option(options, length), length)
             case Repetition(item):
@@ -328,10 +335,6 @@ class Writer:
 
     def _leaf(self, node: Node, length: int) -> str:
         match node:
-            case Text(text):
-                return text
-            case Characters(choices):
-                return self._rng.choice(choices)
             case BackReference(number):
                 text = self._groups.get(number, "")
                 self._budget.spend(len(text) // 64)
@@ -391,8 +394,7 @@ class Writer:
             own = self._rng.randint(lowest, max(lowest, min(cost.most, length - left * cost.least)))
             shares.append(own)
             length -= own
-        for share in reversed(shares):
-            self._push(node.item, share)
+        self._waiting += [(node.item, share) for share in reversed(shares)]
 
     def _times(self, node: Repetition, once: Cost, length: int) -> int:
         """Returns how often, so that `length` can be reached; items that may be empty come only if needed."""
