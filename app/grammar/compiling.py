@@ -1,4 +1,4 @@
-"""From what a client wrote to a grammar that texts can be derived from."""
+"""Compiles grammars and structural tags of clients."""
 
 from __future__ import annotations
 

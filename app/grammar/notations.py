@@ -31,10 +31,10 @@ class Token(NamedTuple):
 
 
 class Parser(ABC):
-    """Reads rules by recursive descent. SchemaError says where the source is wrong."""
+    """Reads rules by recursive descent. Raises SchemaError with the place where the source is wrong."""
 
     tokens: re.Pattern[str]
-    """What there is, each in a named group; `blank` is skipped."""
+    """Tokens, each in a named group; `blank` is skipped."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -47,11 +47,11 @@ class Parser(ABC):
 
     @abstractmethod
     def item(self, depth: int) -> Node | None:
-        """What repeats belong to; None where an alternative ends."""
+        """Returns a node that repeats belong to; None where an alternative ends."""
 
     @abstractmethod
     def numbers(self, text: str) -> Times:
-        """The least and the most repeats that a token of kind `times` tells."""
+        """Returns the least and the most repeats of a token of kind `times`."""
 
     def options(self, depth: int) -> Node:
         if depth > DEEPEST:
@@ -136,7 +136,7 @@ GBNF_ROOT = "root"
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))|(.)", re.DOTALL)
 NAMED = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "e": "\x1b"}
 PLAIN = [(ord("a"), ord("z")), (ord("A"), ord("Z")), (ord("0"), ord("9")), (ord(" "), ord(" "))]
-"""What is written where nearly every character will do."""
+"""Characters that are written where nearly every one will do."""
 LAST = 0x10FFFF
 SURROGATES = range(0xD800, 0xE000)
 MOST_OF_RANGE = 255

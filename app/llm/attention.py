@@ -39,14 +39,14 @@ class PagedStore:
         return sum(layer.nbytes for layer in self.layers)
 
     def slots(self, blocks: Sequence[int], start: int, end: int) -> torch.Tensor:
-        """Where the tokens from `start` to `end` (not included) of a sequence are."""
+        """Returns the places of the tokens from `start` to `end` (not included) of a sequence."""
         size = self.block_size
         first, last = start // size, -(-end // size)
         numbers = torch.tensor(blocks[first:last]).unsqueeze(1) * size
         return (numbers + self._offsets).flatten()[start - first * size : end - first * size]
 
     def cleanse(self, blocks: Iterable[int]) -> set[int]:
-        """Numbers that are none become 0; in which of the blocks there were any."""
+        """Sets numbers that are none to 0, and returns the blocks that had some."""
         numbers = sorted(blocks)
         slots = self.slots(numbers, 0, len(numbers) * self.block_size).to(self.layers[0].device)
         spoiled = torch.zeros(len(numbers), dtype=torch.bool, device=slots.device)
@@ -66,7 +66,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 class DecodeRow:
-    """A decode of this step: who it is, what it says next and where that stands."""
+    """A decode of this step: its key, its newest token, and the position of that."""
 
     __slots__ = ("blocks", "key", "position", "token")
 
@@ -91,7 +91,7 @@ class DecodeWorkspace:
         self.layers: list[torch.Tensor] = []
 
     def arrange(self, decodes: Sequence[DecodeRow]) -> list[DecodeRow] | None:
-        """The decodes of a step in the order of their rows; None, and no rows, when they take too much."""
+        """Returns the decodes in the order of their rows; None, without rows, when they take too much memory."""
         length = max(row.position for row in decodes) + 1
         if not self._make_room(len(decodes), length):
             return None
@@ -105,11 +105,11 @@ class DecodeWorkspace:
         return [wanted[key] for key in self._rows]
 
     def forget(self) -> None:
-        """Give all memory back."""
+        """Gives all memory back."""
         self._rows, self._room, self.layers = [], (0, 0), []
 
     def _drop(self, wanted: Iterable[object]) -> None:
-        """Forget rows that are not wanted; those behind them move up."""
+        """Drops rows that are not wanted; the last ones move to their places."""
         kept = set(wanted)
         place = 0
         while place < len(self._rows):
@@ -130,7 +130,7 @@ class DecodeWorkspace:
             layer[:, place, :, : row.position] = stored[slots].permute(1, 2, 0, 3)
 
     def _make_room(self, rows: int, length: int) -> bool:
-        """Whether there is room; where it has to grow, the copy is begun anew."""
+        """Returns True when there is room; to grow, the copy is begun anew."""
         have_rows, have_length = self._room
         if rows <= have_rows and length <= have_length:
             return True

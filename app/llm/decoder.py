@@ -47,7 +47,7 @@ class Linear:
 
 
 def packing_works(dtype: torch.dtype) -> bool:
-    """Whether oneDNN's layers, which are private to torch, are there and compute what `F.linear` does."""
+    """Returns True when oneDNN's layers, private to torch, are there and compute the same as `F.linear`."""
     generator = torch.Generator().manual_seed(0)
     weight, x, other = (
         torch.randn(shape, generator=generator).to(dtype) for shape in ((24, 40), (5, 40), (5, 24))
@@ -90,7 +90,7 @@ class Rope:
 
     @staticmethod
     def turn(x: torch.Tensor, turns: torch.Tensor) -> None:
-        """Rotate x: [tokens, heads, head_dim]."""
+        """Rotates x: [tokens, heads, head_dim]."""
         if x.dtype == torch.float32:
             torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(turns)
             return
@@ -99,7 +99,7 @@ class Rope:
 
 
 def interleave(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """Reorder the rows of each head so that pairs are neighbours: (0, half, 1, half + 1, ...)."""
+    """Reorders the rows of each head so that pairs are neighbours: (0, half, 1, half + 1, ...)."""
     shape = rows.shape
     return rows.reshape(heads, 2, -1, *shape[1:]).transpose(1, 2).reshape(shape)
 
@@ -108,7 +108,7 @@ class Attention(Protocol):
     """How the tokens of a step look back; made anew for each step."""
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        """Keep [tokens, 2 * kv_heads, head_dim], and answer [tokens, heads, head_dim] with the same."""
+        """Stores `kv` [tokens, 2 * kv_heads, head_dim], and returns [tokens, heads, head_dim]."""
 
 
 class Builder:
@@ -129,7 +129,7 @@ class Builder:
         return self.vector(name, size) if name in self._weights else None
 
     def turned(self, tensor: torch.Tensor, heads: int) -> torch.Tensor:
-        """In the order in which pairs are neighbours."""
+        """Returns a tensor with pairs as neighbours."""
         return tensor if self._weights.interleaved else interleave(tensor, heads)
 
     def _fitted(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -198,7 +198,7 @@ def _head_norms(
 
 
 class Decoder:
-    """Token ids to hidden states, and those to logits."""
+    """Turns token ids into hidden states, and hidden states into logits."""
 
     def __init__(
         self,

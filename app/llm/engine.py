@@ -80,11 +80,11 @@ class EngineStats(Struct):
 
 
 class Output(NamedTuple):
-    """What a step adds to one choice."""
+    """One choice, and the tokens, text and end that a step adds to it."""
 
     sequence: Sequence
     said: EngineCoreOutput
-    """As a worker gets it, but for its `key` and `at_s`."""
+    """Message to the worker, still without its `key` and `at_s`."""
 
 
 class LLMEngine:
@@ -134,7 +134,7 @@ class LLMEngine:
         self.halted = False
         """Nothing is computed: weights or cache are put away."""
         self.step_tokens = 0
-        """Tokens that the last step wrote, and those of prompts that it completed."""
+        """Tokens that the last step wrote, and tokens of prompts that it completed."""
 
     @property
     def max_tokens(self) -> int:

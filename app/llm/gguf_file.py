@@ -74,7 +74,7 @@ class GGUFFile:
 
 
 class _Head:
-    """What stands before the tensors, from front to back. ValueError or struct.error when it is wrong."""
+    """Head of the file, before the tensors. Raises ValueError or struct.error when it is wrong."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._place = data, 4
@@ -111,7 +111,7 @@ class _Head:
         return self._texts(1)[0]
 
     def _texts(self, count: int) -> list[str]:
-        """A vocabulary has a hundred thousand of them."""
+        """Reads texts one after another: a vocabulary has a hundred thousand."""
         data, place, size_of = self._data, self._place, struct.Struct("<Q").unpack_from
         texts = []
         for _ in range(count):

@@ -353,7 +353,7 @@ class LLM:
         return [choice.result() for choice in choices]
 
     def _take(self, request_id: str) -> list[Output]:
-        """What has come for a request, after a step if nothing has."""
+        """Returns the new outputs of a request, after a step if there are none."""
         with self._lock:
             if request_id not in self._mail:
                 raise LLMError("The engine was shut down.")

@@ -50,7 +50,7 @@ class SafetensorsWeights:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """What stands in a folder, or in a .gguf file."""
+    """Reads a folder, or a .gguf file."""
     if path.is_file():
         return read_gguf(path)
     config = read_json(path / "config.json")
@@ -205,7 +205,7 @@ def gguf_name(name: str) -> str:
 
 
 def read_gguf(path: Path) -> Checkpoint:
-    """ModelLoadError for what is not a file of a model that is known here."""
+    """Reads a GGUF file. Raises ModelLoadError for a model of another architecture."""
     file = GGUFFile(path)
     kind = str(file.field("general.architecture"))
     if kind not in ARCHITECTURES.values():

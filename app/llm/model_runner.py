@@ -41,7 +41,7 @@ class DeviceManager:
             raise ModelLoadError("float16 is not supported on a CPU: choose float32 or bfloat16.")
         self.dtype = DTYPES[dtype]
         self.packs = self.device.type == "cpu" and packing_works(self.dtype)
-        """Whether linear layers are packed."""
+        """True when linear layers are packed."""
 
     @staticmethod
     def detect_device(device: str = "auto") -> str:
@@ -75,7 +75,7 @@ class DeviceManager:
             return None
 
     def collect(self) -> None:
-        """Hand back what is no longer used."""
+        """Frees memory that is no longer used."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -98,7 +98,7 @@ SPARE_BYTES: Final = 64 << 20
 
 
 class Chunk(ChunkRows):
-    """What is to be known of it: the next token, or those after each of its tokens."""
+    """A part of a prompt, of which the logits of the next token are wanted, or those of all its tokens."""
 
     __slots__ = ("key", "prompt_logits", "samples")
 
@@ -171,12 +171,12 @@ class ModelRunner:
         self.workspace = DecodeWorkspace(self.store, limit_bytes=self.store.size_bytes)
 
     def free_weights(self) -> None:
-        """Give their memory back; nothing can be run until `load_weights`."""
+        """Frees the weights; nothing can be run until `load_weights`."""
         del self.model
         self.device.collect()
 
     def free_cache(self) -> None:
-        """The same, of keys and values, until `make_cache`."""
+        """Frees keys and values; nothing can be run until `make_cache`."""
         del self.workspace, self.store
         self.device.collect()
 
@@ -185,7 +185,7 @@ class ModelRunner:
         return self.config.vocab_size
 
     def run(self, decodes: Sequence[DecodeRow], chunks: Sequence[Chunk]) -> StepLogits:
-        """One step. Keys of `decodes` and `chunks` say whose logits are whose."""
+        """Runs one step, and returns logits by the keys of `decodes` and `chunks`."""
         with torch.inference_mode():
             rows = self.workspace.arrange(decodes) if decodes else []
             if rows is None:  # each alone, straight from the store
@@ -235,7 +235,7 @@ class ModelRunner:
         return answer
 
     def _check_weights(self) -> None:
-        """Said before they are read."""
+        """Raises ModelLoadError before weights are read that do not fit."""
         needed, free = self.config.num_parameters * self.device.dtype.itemsize, self.device.free_bytes()
         if free is not None and needed > free:
             raise ModelLoadError(
@@ -244,7 +244,7 @@ class ModelRunner:
             )
 
     def _check_memory(self, num_blocks: int, block_size: int) -> None:
-        """Said before it is taken, with the size that fits."""
+        """Raises ModelLoadError with the size that fits, before memory is taken."""
         block = self.config.kv_bytes(self.device.dtype.itemsize) * block_size
         free = self.device.free_bytes()
         if free is not None and num_blocks * block > free - SPARE_BYTES:

@@ -20,7 +20,7 @@ NO_NUMBERS, NO_TOKEN = -1, -2
 
 
 class Form(Protocol):
-    """What a structured output lets come next."""
+    """Tokens that a structured output lets come next."""
 
     def mask(self) -> torch.Tensor | None:
         """True for each token of the vocabulary that may; None: all."""
@@ -30,7 +30,7 @@ class Form(Protocol):
 
 
 class SamplingState(Struct):
-    """What of a sequence matters for its next token."""
+    """Everything about a sequence that matters for its next token."""
 
     params: SamplingParams
     prompt_ids: Sequence[int]
@@ -49,7 +49,7 @@ class SamplingState(Struct):
 
     @property
     def changes(self) -> bool:
-        """Whether anything but temperature and limits counts beside the logits."""
+        """True when anything but temperature and limits changes the logits."""
         params = self.params
         masked = self.form or self.bad_words or params.allowed_token_ids is not None or self.bans
         return bool(params.logit_bias or params.penalises or masked)

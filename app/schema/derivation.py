@@ -67,7 +67,7 @@ class Repetition:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """What the rule of this name derives."""
+    """A text of the rule `name`."""
 
     name: str
 
@@ -97,7 +97,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BackReference:
-    """What group `number` has written, which is `item`."""
+    """The text of group `number`, once more; `item` is in that group."""
 
     number: int
     item: Node
@@ -114,7 +114,7 @@ class IfWritten:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assertion:
-    """What must follow or precede: usually other nodes write it by chance, else it is written out."""
+    """A text that must follow or precede: usually other nodes write it by chance, else it is written out."""
 
     item: Node
 

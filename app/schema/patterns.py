@@ -96,7 +96,7 @@ USUAL = {
     "CATEGORY_WORD": PLAIN,
     "CATEGORY_NOT_WORD": "-.:/ ",
 }
-"""What is written for a category."""
+"""Characters that are written for a category."""
 MEMBERS: dict[str, Callable[[str], bool]] = {
     "CATEGORY_DIGIT": lambda c: c in string.digits,
     "CATEGORY_NOT_DIGIT": lambda c: c not in string.digits,
@@ -108,9 +108,9 @@ MEMBERS: dict[str, Callable[[str], bool]] = {
 
 NOTHING = Text("")
 Tokens = Iterable[tuple[object, Any]]
-"""Names and operands, as Python's own parser tells them."""
+"""Names and operands of Python's own parser."""
 Members = Sequence[tuple[str, Any]]
-"""Those of a class of characters."""
+"""Members of a class of characters."""
 
 
 def parse(translated: str) -> Node:
@@ -199,7 +199,7 @@ def _characters(choices: str) -> Node:
 
 
 def _within(items: Members) -> str:
-    """What to write for a class: its printable members, else some of the others."""
+    """Returns characters to write for a class: its printable members, else some of the others."""
     listed = [item for item in items if item[0] != "CATEGORY"]
     chosen = [c for c in PRINTABLE if _has(listed, c)]
     for name, operand in items:
@@ -217,7 +217,7 @@ def _unprintable(items: Members) -> Iterable[str]:
 
 
 def _outside(items: Members) -> str:
-    """What to write for all but a class: letters and digits, else rarer characters."""
+    """Returns characters to write for all but a class: letters and digits, else rarer ones."""
     for candidates in (PLAIN, PRINTABLE, RARE):
         chosen = "".join(c for c in candidates if not _has(items, c))
         if chosen:

@@ -49,7 +49,7 @@ class CompiledTemplate:
 
     template: jinja2.Template
     variables: Mapping[str, object]
-    """What every rendering of it knows."""
+    """Variables of every rendering."""
     content_format: ContentFormat
     knows_developer: bool
     takes_media: bool
@@ -166,7 +166,7 @@ class ChatTemplates:
 
 
 def _variables(options: ChatOptions) -> dict[str, object]:
-    """What the template knows of this request; a field that is set wins over `chat_template_kwargs`."""
+    """Returns the request's variables; a field that is set wins over `chat_template_kwargs`."""
     variables = dict(options.chat_template_kwargs or ())
     if refused := variables and sorted(RESERVED & variables.keys()):
         raise ChatTemplateError(f"chat_template_kwargs must not set {', '.join(refused)}.")
@@ -220,7 +220,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """The sandbox, which finds the members of a message as fast as a dict does."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """As Jinja's, which first tries the attribute of Python, then the key: a dict has few attributes."""
+        """Finds the same as Jinja, which first tries the attribute of Python, then the key."""
         if type(obj) is dict and attribute not in DICT_ATTRIBUTES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)

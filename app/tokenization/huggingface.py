@@ -101,7 +101,7 @@ class WordEncoder:
 
 
 def knows_words(backend: tokenizers.Tokenizer) -> bool:
-    """Whether the ids of a text are those of its words, as they are told apart here."""
+    """Returns True when the ids of a text are the ids of its words."""
     model, pre_tokenizer = backend.model, backend.pre_tokenizer
     if not isinstance(model, models.BPE) or model.dropout or backend.normalizer is not None:
         return False
