@@ -91,7 +91,7 @@ class DecodeWorkspace:
         self.layers: list[torch.Tensor] = []
 
     def arrange(self, decodes: Sequence[DecodeRow]) -> list[DecodeRow] | None:
-        """Returns the decodes in the order of their rows; None, without rows, when they take too much memory."""
+        """Returns the decodes in the order of their rows; None, without rows, when memory does not suffice."""
         length = max(row.position for row in decodes) + 1
         if not self._make_room(len(decodes), length):
             return None
