@@ -91,7 +91,7 @@ class DecodeWorkspace:
         self.layers: list[torch.Tensor] = []
 
     def arrange(self, decodes: Sequence[DecodeRow]) -> list[DecodeRow] | None:
-        """Returns the decodes in the order of their rows; None, without rows, when memory does not suffice."""
+        """Returns the decodes in the order of their rows; None when memory does not suffice for rows."""
         length = max(row.position for row in decodes) + 1
         if not self._make_room(len(decodes), length):
             return None
