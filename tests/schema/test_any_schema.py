@@ -15,7 +15,7 @@ from app.schema import Ranges, SchemaError
 from tests.schema.drawing import check_schema, sample
 from tests.schema.witnessed import tool_parameters, valid
 
-TOOLS = 2000
+TOOLS = 1300
 SATISFIED = 0.95
 
 SMALL = st.integers(-3, 6)
