@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from random import Random
 
 from app.grammar import notations
 from app.grammar import structural_tags as formats
-from app.schema import Schemas
+from app.schema import Ranges, Schemas, Size
+from app.schema.compiled import CompiledSchema
 from app.schema.derivation import (
     FREE_TEXT,
+    LONGEST,
     Alternation,
     Grammar,
-    Json,
-    Match,
     Node,
     Repetition,
     Rule,
     Series,
     Text,
+    Written,
 )
-from app.schema.errors import SchemaError
-from app.schema.patterns import Pattern
+from app.schema.errors import SchemaError, WorkBudget
+from app.schema.patterns import Pattern, as_node
 from app.schema.schemas import off_hub_if_long
 
 MOST_CHARACTERS = 50_000
 """Characters of the longest grammar."""
 TAG_ROOT = ""
 """Name of the rule that derives the whole text of a structural tag; no rule of a grammar in a tag has it."""
+SHORTEST_JSON = 2
+ROOMY = 60
+"""Characters of room from which on JSON need not be brief."""
 COMMENT = re.compile(r"(?:#|//).*")
 
 
@@ -61,6 +67,14 @@ def _parsed(source: str) -> tuple[dict[str, Node], str]:
     return notations.LarkParser(source).rules(), notations.LARK_ROOT
 
 
+def _json_node(schema: CompiledSchema) -> Node:
+    def write(rng: Random, budget: WorkBudget, ranges: Ranges, length: int) -> str:
+        size = Size.BRIEF if length < ROOMY else Size.USUAL
+        return json.dumps(schema.sample(rng, ranges, size), ensure_ascii=False)
+
+    return Written(SHORTEST_JSON, LONGEST, write)
+
+
 class _RuleBuilder:
     def __init__(self, schemas: Schemas) -> None:
         self._schemas = schemas
@@ -75,11 +89,11 @@ class _RuleBuilder:
             case formats.ConstString(value=text) | formats.Token(token=text):
                 return Text(text)
             case formats.JsonContent(json_schema=schema):
-                return Json(self._schemas.compile(schema))
+                return _json_node(self._schemas.compile(schema))
             case formats.AnyText():
                 return FREE_TEXT
             case formats.RegexContent(pattern=pattern):
-                return Match(Pattern(pattern))
+                return as_node(Pattern(pattern))
             case formats.GrammarContent(grammar=source):
                 return self._grammar(source)
             case formats.SequenceOf(elements=elements):

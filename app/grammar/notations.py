@@ -12,9 +12,9 @@ from ast import literal_eval
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from app.schema.derivation import Alternation, Characters, Match, Node, Repetition, Rule, Series, Text
+from app.schema.derivation import Alternation, Characters, Node, Repetition, Rule, Series, Text
 from app.schema.errors import SchemaError
-from app.schema.patterns import Pattern
+from app.schema.patterns import Pattern, as_node
 
 DEEPEST = 60
 """Brackets in one another."""
@@ -361,7 +361,7 @@ class LarkParser(Parser):
         names = {alias or one: one} if one else {name: name for name in re.findall(r"\w+", several)}
         if unknown := set(names.values()) - COMMON.keys():
             raise self.wrong(f"Lark's library common has no {min(unknown)}", token.at)
-        return {name: Match(Pattern(COMMON[source])) for name, source in names.items()}
+        return {name: as_node(Pattern(COMMON[source])) for name, source in names.items()}
 
     def _pattern(self, token: Token) -> Node:
         """A regular expression with its flags."""
@@ -370,4 +370,4 @@ class LarkParser(Parser):
             raise self.wrong("too many regular expressions", token.at)
         source, _, flags = token.text[1:].rpartition("/")
         inline = "".join(flag for flag in "imsx" if flag in flags)
-        return Match(Pattern(f"(?{inline}){source}" if inline else source))
+        return as_node(Pattern(f"(?{inline}){source}" if inline else source))

@@ -8,18 +8,13 @@ check of `patterns.py`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from app.schema.errors import SchemaError, WorkBudget
-from app.schema.ranges import Ranges, Size
-
-if TYPE_CHECKING:
-    from app.schema.compiled import CompiledSchema
-    from app.schema.patterns import Pattern
+from app.schema.ranges import Ranges
 
 LONGEST = 100_000
 """Characters of the longest text that a grammar may need at least; as the most of a node: no limit."""
@@ -27,9 +22,6 @@ MOST_LOOKS = 200_000
 """Nodes that are looked at to find what a grammar's rules cost; it is given up after so many."""
 DEEPEST = 150
 """Nodes in one another, without those of other rules."""
-SHORTEST_JSON = 2
-EXTRA = 8
-"""Characters that a regular expression in a grammar gets beyond its shortest text."""
 SPOKEN = 60
 """Most characters of a text about anything."""
 
@@ -73,13 +65,12 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Match:
-    pattern: Pattern
+class Written:
+    """`least` to about `most` characters that `write` returns, for a length."""
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Json:
-    schema: CompiledSchema
+    least: int
+    most: int
+    write: Callable[[Random, WorkBudget, Ranges, int], str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +110,7 @@ class Assertion:
     item: Node
 
 
-Leaf: TypeAlias = Text | Characters | Match | Json | FreeText | Assertion
+Leaf: TypeAlias = Text | Characters | Written | FreeText | Assertion
 Node: TypeAlias = Leaf | Series | Alternation | Repetition | Rule | Group | BackReference | IfWritten
 FREE_TEXT = FreeText()
 
@@ -197,10 +188,8 @@ class Grammar:
                 return Cost(len(text), 0, len(text))
             case Characters():
                 return Cost(1, 0, 1)
-            case Match(pattern):
-                return Cost(pattern.least, 0, pattern.least + EXTRA)
-            case Json():
-                return Cost(SHORTEST_JSON, 0, LONGEST)
+            case Written(least, most):
+                return Cost(least, 0, most)
             case FreeText():
                 return Cost(0, 0, SPOKEN)
             case Assertion():
@@ -253,8 +242,6 @@ STEPS = 60_000
 USUAL_RANGES = Ranges()
 GO_ON = 0.7
 """Chance of one more, of what a grammar lets come any number of times."""
-ROOMY = 60
-"""Characters of room from which on JSON need not be brief."""
 
 
 def write(grammar: Grammar, size: int, rng: Random, ranges: Ranges, speak: Speak) -> str:
@@ -339,12 +326,8 @@ class Writer:
                 text = self._groups.get(number, "")
                 self._budget.spend(len(text) // 64)
                 return text
-            case Match(pattern):
-                most = pattern.least + min(max(length - pattern.least, 0), EXTRA)
-                return pattern.write(self._rng, self._budget, 0, most, whole=True)
-            case Json(schema):
-                size = Size.BRIEF if length < ROOMY else Size.USUAL
-                return json.dumps(schema.sample(self._rng, self._ranges, size), ensure_ascii=False)
+            case Written():
+                return node.write(self._rng, self._budget, self._ranges, length)
         return self._speak(min(max(length, 0), SPOKEN), self._rng)
 
     def _cost(self, node: Node) -> Cost:

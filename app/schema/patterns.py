@@ -26,8 +26,10 @@ from app.schema.derivation import (
     Series,
     Text,
     Writer,
+    Written,
 )
 from app.schema.errors import SchemaError, Unsatisfiable, WorkBudget
+from app.schema.ranges import Ranges
 
 LONGEST = 8192
 """Characters of the longest text that is written."""
@@ -42,6 +44,8 @@ MATCH_S = 0.01
 STEP_S = 8e-6
 """Seconds of CPU time that a search may take for one step of its budget."""
 TRIES = 40
+EXTRA = 8
+"""Characters that a pattern in a grammar gets beyond its shortest text."""
 USUAL_EXTRA, MOST_EXTRA = 8, 24
 """Characters drawn beyond the shortest text, usually and after some failures."""
 STEPS = 20_000
@@ -310,6 +314,16 @@ class Pattern(str):
                 if least <= len(padded) <= highest and self._search(padded, budget, whole):
                     return padded
         raise Unsatisfiable(f"no text was found for the pattern {_short(self.source)}")
+
+
+def as_node(pattern: Pattern) -> Node:
+    """Returns a match of `pattern`, as a node of a grammar."""
+    most = pattern.least + EXTRA
+
+    def write(rng: Random, budget: WorkBudget, ranges: Ranges, length: int) -> str:
+        return pattern.write(rng, budget, 0, min(max(length, pattern.least), most), whole=True)
+
+    return Written(pattern.least, most, write)
 
 
 def matching_text(pattern: Pattern, rng: Random, whole: bool = True) -> str:
