@@ -18,8 +18,7 @@ from app.assembly import publishing
 from app.engine.remote import RemoteEngine
 from app.engine.wire import EngineProcessOptions
 from app.llm.errors import LLMError
-from app.llm.resolve import find_model
-from app.llm.tokenizer import load_tokenizer
+from app.llm.model_files import find_model, load_tokenizer
 from app.parsing.readers import THINK_BEGIN, THINK_END, readers
 from app.server import ranks
 from app.server.engine_process import given_length

@@ -127,8 +127,7 @@ def _ours(llm: LLM, options: argparse.Namespace) -> Run:
 def _theirs(options: argparse.Namespace) -> Run:
     import torch
 
-    from app.llm.resolve import find_model
-    from app.llm.tokenizer import load_tokenizer
+    from app.llm.model_files import find_model, load_tokenizer
 
     path = find_model(options.model)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
@@ -161,7 +160,7 @@ def model_of_transformers(path: Path, dtype: torch.dtype) -> PreTrainedModel:
 
     if path.is_dir():
         return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
-    from app.llm.gguf import read_gguf
+    from app.llm.loader import read_gguf
 
     checkpoint = read_gguf(path)
     config = checkpoint.config

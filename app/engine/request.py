@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from app.engine.outputs import StopCause
 from app.engine.wire import Sampling, TextForm
-from app.grammar.nodes import Grammar
+from app.schema.derivation import Grammar
 
 log = logging.getLogger(__name__)
 

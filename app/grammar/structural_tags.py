@@ -1,101 +1,174 @@
-"""Rules of a grammar that derive the texts of a structural tag."""
+"""Structural tags as vLLM and xgrammar write them: text around tags, each with content of its own format.
+
+``{"type": "structural_tag", "format": ...}``, or the older ``{"structures": [...], "triggers": [...]}``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from typing import Annotated, Literal, TypeAlias
 
-from app.grammar import tag_formats as formats
-from app.grammar.nodes import FREE_TEXT, Alternation, Json, Match, Node, Repetition, Rule, Series, Text
-from app.schema import Schemas
-from app.schema.errors import SchemaError
-from app.schema.patterns import Pattern
+import msgspec
+from msgspec import Meta, Struct
 
-ROOT = ""
-"""Name of the rule that derives the whole text; no rule of a grammar in a tag has it."""
-GrammarReader = Callable[[str], tuple[dict[str, Node], str]]
-"""Returns the rules of a grammar, and the name of its root."""
+MOST_CHARACTERS = 100_000
+"""Characters of the longest structural tag; reading one takes up to 5 ms."""
 
 
-def tag_rules(source: str, schemas: Schemas, read_grammar: GrammarReader) -> dict[str, Node]:
-    """Returns the rules of a structural tag, written as JSON. Raises SchemaError for anything else."""
+class _Format(Struct, tag_field="type"):
+    pass
+
+
+class ConstString(_Format, tag="const_string"):
+    value: str
+
+
+class Token(_Format, tag="token"):
+    token: str
+
+
+class JsonContent(_Format, tag="json_schema"):
+    json_schema: bool | dict[str, object]
+    style: Literal["json"] = "json"
+
+
+class AnyText(_Format, tag="any_text"):
+    """Text of any kind."""
+
+
+class AnyTokens(AnyText, tag="any_tokens"):
+    """Tokens of any kind."""
+
+
+class RegexContent(_Format, tag="regex"):
+    pattern: str
+
+
+class GrammarContent(_Format, tag="grammar"):
+    """A text that a grammar derives, in GBNF or in Lark's notation."""
+
+    grammar: str
+
+
+class SequenceOf(_Format, tag="sequence"):
+    elements: Formats
+
+
+class AnyOf(_Format, tag="or"):
+    elements: Formats
+
+
+class Tag(_Format, tag="tag"):
+    """Content between two marks; of several `end` marks one is written."""
+
+    begin: Mark
+    content: Format
+    end: Mark | Annotated[list[Mark], Meta(min_length=1)]
+
+    @property
+    def begin_text(self) -> str:
+        """Text of the mark in front of the content."""
+        return _text(self.begin)
+
+    @property
+    def end_texts(self) -> list[str]:
+        """Texts of the marks behind the content, one of which is written."""
+        return list(map(_text, self.end if isinstance(self.end, list) else [self.end]))
+
+
+class TriggeredTags(_Format, tag="triggered_tags"):
+    """Text of any kind, in which a trigger begins one of the tags. ValueError for a tag without a trigger."""
+
+    triggers: list[Annotated[str, Meta(min_length=1)]]
+    tags: Tags
+    at_least_one: bool = False
+    stop_after_first: bool = False
+
+    def __post_init__(self) -> None:
+        for tag in self.tags:
+            self.trigger(tag)
+
+    def trigger(self, tag: Tag) -> str:
+        """Returns the trigger that begins `tag`."""
+        for trigger in filter(tag.begin_text.startswith, self.triggers):
+            return trigger
+        raise ValueError(f"no trigger begins the tag {tag.begin_text[:40]!r}")
+
+
+class SeparatedTags(_Format, tag="tags_with_separator"):
+    tags: Tags
+    separator: str
+    at_least_one: bool = False
+    stop_after_first: bool = False
+
+
+class Star(_Format, tag="star"):
+    content: Format
+
+    @property
+    def limits(self) -> tuple[int, int | None]:
+        """Fewest and most times; None is no limit."""
+        return 0, None
+
+
+class Plus(Star, tag="plus"):
+    limits = 1, None
+
+
+class Optional(Star, tag="optional"):
+    limits = 0, 1
+
+
+class Repeat(Star, tag="repeat"):
+    """The content, `min` to `max` times; a negative `max` is no limit."""
+
+    min: Annotated[int, Meta(ge=0)]
+    max: int
+
+    @property
+    def limits(self) -> tuple[int, int | None]:
+        """See `Star`."""
+        return self.min, None if self.max < 0 else max(self.max, self.min)
+
+
+Format: TypeAlias = (
+    (ConstString | Token | JsonContent | AnyText | AnyTokens | RegexContent | GrammarContent)
+    | (SequenceOf | AnyOf | Tag | TriggeredTags | SeparatedTags)
+    | (Star | Plus | Optional | Repeat)
+)
+Formats: TypeAlias = Annotated[list[Format], Meta(min_length=1)]
+Tags: TypeAlias = Annotated[list[Tag], Meta(min_length=1)]
+Mark: TypeAlias = str | Token
+
+
+class _Structure(Struct):
+    begin: str
+    end: str
+    schema: bool | dict[str, object] | None = None
+
+    def tag(self) -> Tag:
+        return Tag(self.begin, JsonContent(True if self.schema is None else self.schema), self.end)
+
+
+class _StructuralTag(Struct):
+    format: Format | None = None
+    structures: Annotated[list[_Structure], Meta(min_length=1)] | None = None
+    triggers: list[Annotated[str, Meta(min_length=1)]] = []
+
+
+def read_structural_tag(source: str) -> Format:
+    """Returns the format of a structural tag, which is JSON. Raises ValueError for anything else."""
+    if len(source) > MOST_CHARACTERS:
+        raise ValueError(f"{len(source)} characters are too many")
     try:
-        found = formats.read_structural_tag(source)
-    except ValueError as error:
-        raise SchemaError(str(error)) from None
-    return _RuleBuilder(schemas, read_grammar).rules(found)
+        tag = msgspec.json.decode(source, type=_StructuralTag)
+    except RecursionError:
+        raise ValueError("it is too deep") from None
+    if tag.structures is not None:
+        return TriggeredTags(tag.triggers, [each.tag() for each in tag.structures])
+    if tag.format is None:
+        raise ValueError("it has no format")
+    return tag.format
 
 
-class _RuleBuilder:
-    def __init__(self, schemas: Schemas, read_grammar: GrammarReader) -> None:
-        self._schemas = schemas
-        self._read_grammar = read_grammar
-        self._rules: dict[str, Node] = {}
-
-    def rules(self, found: formats.Format) -> dict[str, Node]:
-        self._rules[ROOT] = self._node(found)
-        return self._rules
-
-    def _node(self, found: formats.Format) -> Node:
-        match found:
-            case formats.ConstString(value=text) | formats.Token(token=text):
-                return Text(text)
-            case formats.JsonContent(json_schema=schema):
-                return Json(self._schemas.compile(schema))
-            case formats.AnyText():
-                return FREE_TEXT
-            case formats.RegexContent(pattern=pattern):
-                return Match(Pattern(pattern))
-            case formats.GrammarContent(grammar=source):
-                return self._grammar(source)
-            case formats.SequenceOf(elements=elements):
-                return Series([self._node(each) for each in elements])
-            case formats.AnyOf(elements=elements):
-                return _alternation([self._node(each) for each in elements])
-            case formats.Tag():
-                closing = _alternation([Text(end) for end in found.end_texts])
-                return Series([Text(found.begin_text), self._node(found.content), closing])
-            case formats.TriggeredTags() | formats.SeparatedTags():
-                return self._tags(found)
-        return Repetition(self._node(found.content), *found.limits)
-
-    def _grammar(self, source: str) -> Node:
-        """Adds the rules of an inner grammar, with a number in front of their names."""
-        rules, root = self._read_grammar(source)
-        prefix = f"{len(self._rules)}:"
-        renamed: dict[int, Node] = {}
-        self._rules |= {prefix + name: _renamed(node, prefix, renamed) for name, node in rules.items()}
-        return Rule(prefix + root)
-
-    def _tags(self, found: formats.TriggeredTags | formats.SeparatedTags) -> Node:
-        """One tag at least: a client that asks for tags wants to see some."""
-        tag = _alternation([self._node(each) for each in found.tags])
-        if isinstance(found, formats.SeparatedTags):
-            more = Repetition(Series([Text(found.separator), tag]))
-            return tag if found.stop_after_first else Series([tag, more])
-        before: list[Node] = [] if found.at_least_one else [FREE_TEXT]
-        after: list[Node] = (
-            [] if found.stop_after_first else [Repetition(Series([FREE_TEXT, tag])), FREE_TEXT]
-        )
-        return Series([*before, tag, *after])
-
-
-def _renamed(node: Node, prefix: str, made: dict[int, Node]) -> Node:
-    """Returns `node` with `prefix` before the names of rules; nodes that are shared stay shared."""
-    if id(node) in made:
-        return made[id(node)]
-    new = node
-    match node:
-        case Rule(name):
-            new = Rule(prefix + name)
-        case Series(items):
-            new = Series([_renamed(each, prefix, made) for each in items])
-        case Alternation(options):
-            new = Alternation([_renamed(each, prefix, made) for each in options])
-        case Repetition(item, least, most):
-            new = Repetition(_renamed(item, prefix, made), least, most)
-    made[id(node)] = new
-    return new
-
-
-def _alternation(nodes: Sequence[Node]) -> Node:
-    return nodes[0] if len(nodes) == 1 else Alternation(nodes)
+def _text(mark: Mark) -> str:
+    return mark if isinstance(mark, str) else mark.token

@@ -4,55 +4,63 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from itertools import count
-from threading import Condition, Thread
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
 from app.llm.errors import LLMError, RequestError
-from app.llm.llm import DEFAULT_MODEL, make_engine
-from app.llm.requests import EngineOutput, Priority
-from app.llm.results import Choice, Prompt, Prompts, Result, encode_chat, info_of, prompt_list, stats_of
-from app.llm.sampling_params import SamplingParams
+from app.llm.llm import (
+    DEFAULT_MODEL,
+    Choice,
+    Prompt,
+    Prompts,
+    Result,
+    encode_chat,
+    info_of,
+    make_engine,
+    prompt_list,
+    stats_of,
+)
+from app.llm.sampling_params import Priority, SamplingParams
 from app.tokenization.base import Message
 
 if TYPE_CHECKING:
-    from app.llm.engine import LLMEngine
+    from app.llm.engine import LLMEngine, Output
 
 Params = SamplingParams | None
-Deliver = Callable[[EngineOutput | Exception], None]
 T = TypeVar("T")
 
 
 class EngineThread:
-    """Runs an engine: calls go in from any thread, outputs come back by `deliver`, called in its own."""
+    """Owns an engine: calls go in from any thread, and run one after another between its steps.
+
+    A step is a call, too, which asks for the next one; outputs go to what `deliver` has for their request.
+    """
 
     def __init__(self, make: Callable[[], LLMEngine]) -> None:
-        self.deliver: dict[str, Deliver] = {}
-        """By request; for calls alone."""
-        self._make = make
-        self._calls: deque[tuple[Future[object], Callable[[LLMEngine], object]]] = deque()
-        self._changed = Condition()
-        self._closing = False
-        self._thread = Thread(target=self._run, name="llm-engine", daemon=True)
-        self._thread.start()
+        self.deliver: dict[str, Callable[[Output | Exception], None]] = {}
+        """By request id; for calls alone."""
+        self._pool = ThreadPoolExecutor(1, "llm-engine")
+        self._made = self._pool.submit(make)
+        self._stepping = self._closed = False
 
     def call(self, do: Callable[[LLMEngine], T]) -> Future[T]:
-        """Has `do` called between two steps, for its outcome. LLMError when the engine has ended."""
-        future: Future[T] = Future()
-        with self._changed:
-            if self._closing:
-                raise LLMError("The engine has ended.")
-            self._calls.append((future, do))  # type: ignore[arg-type]
-            self._changed.notify()
-        return future
+        """Has `do` called between two steps, and returns its outcome to come.
+
+        Raises LLMError when the engine has ended.
+        """
+        try:
+            return self._pool.submit(self._do, do)
+        except RuntimeError:
+            raise LLMError("The engine has ended.") from None
 
     def abort(self, request_id: str) -> None:
+        """Ends a request without another output."""
+
         def end(engine: LLMEngine) -> None:
             engine.abort(request_id)
             self.deliver.pop(request_id, None)
@@ -61,52 +69,43 @@ class EngineThread:
             self.call(end)
 
     def close(self) -> None:
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
+        """Ends the engine and all requests; blocks until the step that runs is over."""
+        self._closed = True
+        self._pool.shutdown()
+        self._fail(LLMError("The engine was shut down."))
 
-    def join(self) -> None:
-        self._thread.join()
-
-    def _run(self) -> None:
+    def _do(self, do: Callable[[LLMEngine], T]) -> T:
+        engine = self._made.result()
+        if self._closed:
+            raise LLMError("The engine was shut down.")
         try:
-            engine = self._make()
-            while self._next_calls(engine):
-                for output in engine.step():
-                    deliver = self.deliver.get(output.request_id)
-                    if deliver is not None:
-                        deliver(output)
-        except Exception as error:  # whoever waits has to know
-            self._fail(error)
-        else:
-            self._fail(LLMError("The engine was shut down."))
+            return do(engine)
+        finally:
+            if engine.has_work and not self._stepping:
+                self._stepping = True
+                self._next_step()
 
-    def _next_calls(self, engine: LLMEngine) -> bool:
-        """Do what was called for; waits while there is nothing to do. False at the end."""
-        while True:
-            with self._changed:
-                while not (self._calls or self._closing or engine.has_work):
-                    self._changed.wait()
-                if self._closing:
-                    return False
-                calls, self._calls = self._calls, deque()
-            for future, do in calls:
-                if future.set_running_or_notify_cancel():
-                    try:
-                        future.set_result(do(engine))
-                    except Exception as error:
-                        future.set_exception(error)
-            if engine.has_work:
-                return True
+    def _next_step(self) -> None:
+        with suppress(RuntimeError):  # the pool was shut down meanwhile
+            self._pool.submit(self._step, self._made.result())
+
+    def _step(self, engine: LLMEngine) -> None:
+        try:
+            for output in () if self._closed else engine.step():
+                deliver = self.deliver.get(output.sequence.request_id)
+                if deliver is not None:
+                    deliver(output)
+        except Exception as error:  # nothing is known of the engine's state any more
+            self._closed = True
+            self._fail(error)
+        self._stepping = engine.has_work and not self._closed
+        if self._stepping:
+            self._next_step()
 
     def _fail(self, error: Exception) -> None:
-        self.close()
         waiting, self.deliver = self.deliver, {}
         for deliver in waiting.values():
             deliver(error)
-        for future, _ in self._calls:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
 
 
 class AsyncLLM:
@@ -192,7 +191,7 @@ class AsyncLLM:
     ) -> AsyncGenerator[Result, None]:
         """Items of all choices as they come. Left early, the request is aborted."""
         async with aclosing(self._choices(prompt, sampling_params, priority, max_wait_s)) as choices:
-            async for choice in choices:
+            async for _, choice in choices:
                 yield choice.item()
 
     async def chat(
@@ -245,8 +244,7 @@ class AsyncLLM:
         """Ends all streams with an error, and the engine's thread."""
         while self._submitted:
             self._submitted.popitem()[1].cancel()
-        self._thread.close()
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.close)
 
     async def _call(self, do: Callable[[LLMEngine], T]) -> T:
         return await asyncio.wrap_future(self._thread.call(do))
@@ -258,19 +256,19 @@ class AsyncLLM:
         self, prompt: Prompt, params: Params, priority: int, max_wait_s: float | None
     ) -> list[Choice]:
         whole: dict[int, Choice] = {}
-        async for choice in self._choices(prompt, params, priority, max_wait_s):
-            whole[choice.index] = choice
+        async for index, choice in self._choices(prompt, params, priority, max_wait_s):
+            whole[index] = choice
         return [whole[index] for index in sorted(whole)]
 
     async def _choices(
         self, prompt: Prompt, params: Params, priority: int, max_wait_s: float | None
-    ) -> AsyncGenerator[Choice, None]:
-        """A choice each time that a step has added to it."""
-        loop, queue = asyncio.get_running_loop(), asyncio.Queue[EngineOutput | Exception]()
+    ) -> AsyncGenerator[tuple[int, Choice], None]:
+        """Yields a choice, with its index, each time that a step has added to it."""
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue["Output | Exception"]()
         request_id = str(next(self._requests))
         choices = [Choice(request_id, prompt) for _ in range(1 if params is None else params.n)]
 
-        def deliver(item: EngineOutput | Exception) -> None:
+        def deliver(item: Output | Exception) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(queue.put_nowait, item)
 
@@ -284,10 +282,11 @@ class AsyncLLM:
                 output = await queue.get()
                 if isinstance(output, Exception):
                     raise output
-                if output.error is not None:
-                    raise LLMError(output.error)
-                choices[output.index].add(output)
-                yield choices[output.index]
+                if output.said.error is not None:
+                    raise LLMError(output.said.error)
+                index = output.sequence.index
+                choices[index].add(output)
+                yield index, choices[index]
         finally:
             self._thread.abort(request_id)
 

@@ -1,18 +1,150 @@
-"""How the tokens of one step look back: decodes all at once in dense rows, chunks of prompts one by one."""
+"""Keys and values of all tokens, and how the tokens of a step look back at them.
+
+`PagedStore` is the truth. The numbers of its blocks are those of `KVCache`, so what that finds by hash is
+found here by number. Decodes read a dense copy, all at once; chunks of prompts are computed one by one.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
+import numpy
 import torch
 import torch.nn.functional as F
 
-from app.llm.kv_store import DecodeRow, DecodeWorkspace, PagedStore
+from app.llm.config import ModelConfig
 
 MANY_ROWS: Final = 8
 """From so many rows on plain products of matrices are faster in float32 than torch's attention on a CPU."""
+LENGTH_STEP: Final = 256
+ROW_STEP: Final = 4
+"""The dense copy grows in steps, so that it seldom does."""
+
+
+class PagedStore:
+    """A place for each token of each block: [layer][slot, keys or values, kv_head, head_dim]."""
+
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.block_size = block_size
+        shape = num_blocks * block_size, 2, config.num_kv_heads, config.head_dim
+        self.layers = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
+        self._offsets = torch.arange(block_size)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)
+
+    def slots(self, blocks: Sequence[int], start: int, end: int) -> torch.Tensor:
+        """Returns the places of the tokens from `start` to `end` (not included) of a sequence."""
+        size = self.block_size
+        first, last = start // size, -(-end // size)
+        numbers = torch.tensor(blocks[first:last]).unsqueeze(1) * size
+        return (numbers + self._offsets).flatten()[start - first * size : end - first * size]
+
+    def cleanse(self, blocks: Iterable[int]) -> set[int]:
+        """Sets numbers that are none to 0, and returns the blocks that had some."""
+        numbers = sorted(blocks)
+        slots = self.slots(numbers, 0, len(numbers) * self.block_size).to(self.layers[0].device)
+        spoiled = torch.zeros(len(numbers), dtype=torch.bool, device=slots.device)
+        for layer in self.layers:
+            kv = layer[slots]
+            spoiled |= ~kv.isfinite().view(len(numbers), -1).all(1)
+            layer[slots] = kv.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        return {number for number, found in zip(numbers, spoiled.tolist(), strict=True) if found}
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU the system gives numpy's zeros their memory when they are first written, torch's at once."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    content = numpy.zeros(math.prod(shape) * dtype.itemsize, numpy.uint8)
+    return torch.from_numpy(content).view(dtype).view(shape)
+
+
+class DecodeRow:
+    """A decode of this step: its key, its newest token, and the position of that."""
+
+    __slots__ = ("blocks", "key", "position", "token")
+
+    def __init__(self, key: object, token: int, position: int, blocks: Sequence[int]) -> None:
+        self.key, self.token, self.position, self.blocks = key, token, position, blocks
+
+
+class DecodeWorkspace:
+    """A row of memory for each sequence that decodes: [layer][2 (keys, values), row, kv_head, position, dim].
+
+    A copy that may be dropped at any time. The rows of a step are always the first ones: whoever no longer
+    decodes leaves a hole, into which the last row moves; whoever is new is copied from the store.
+    """
+
+    def __init__(self, store: PagedStore, limit_bytes: int) -> None:
+        self._store = store
+        self._limit_bytes = limit_bytes
+        self._rows: list[object] = []
+        """The key of each row."""
+        self._room = (0, 0)
+        """Rows and positions."""
+        self.layers: list[torch.Tensor] = []
+
+    def arrange(self, decodes: Sequence[DecodeRow]) -> list[DecodeRow] | None:
+        """Returns the decodes in the order of their rows; None when memory does not suffice for rows."""
+        length = max(row.position for row in decodes) + 1
+        if not self._make_room(len(decodes), length):
+            return None
+        wanted = {row.key: row for row in decodes}
+        self._drop(wanted.keys())
+        held = set(self._rows)
+        for row in decodes:
+            if row.key not in held:
+                self._load(len(self._rows), row)
+                self._rows.append(row.key)
+        return [wanted[key] for key in self._rows]
+
+    def forget(self) -> None:
+        """Gives all memory back."""
+        self._rows, self._room, self.layers = [], (0, 0), []
+
+    def _drop(self, wanted: Iterable[object]) -> None:
+        """Drops rows that are not wanted; the last ones move to their places."""
+        kept = set(wanted)
+        place = 0
+        while place < len(self._rows):
+            if self._rows[place] in kept:
+                place += 1
+                continue
+            last = self._rows.pop()
+            if place < len(self._rows):
+                self._rows[place] = last
+                for layer in self.layers:
+                    layer[:, place] = layer[:, len(self._rows)]
+
+    def _load(self, place: int, row: DecodeRow) -> None:
+        if not row.position:
+            return
+        slots = self._store.slots(row.blocks, 0, row.position).to(self.layers[0].device)
+        for stored, layer in zip(self._store.layers, self.layers, strict=True):
+            layer[:, place, :, : row.position] = stored[slots].permute(1, 2, 0, 3)
+
+    def _make_room(self, rows: int, length: int) -> bool:
+        """Returns True when there is room; to grow, the copy is begun anew."""
+        have_rows, have_length = self._room
+        if rows <= have_rows and length <= have_length:
+            return True
+        rows = max(have_rows, -(-rows // ROW_STEP) * ROW_STEP)
+        length = max(have_length, -(-length // LENGTH_STEP) * LENGTH_STEP)
+        layer = self._store.layers[0]
+        shape = 2, rows, layer.shape[2], length, layer.shape[3]
+        needed = 2 * len(self._store.layers) * rows * length * layer[0, 0].nbytes
+        self.forget()
+        if needed > self._limit_bytes:
+            return False
+        self._room = rows, length
+        self.layers = [layer.new_zeros(shape) for layer in self._store.layers]
+        return True
 
 
 class ChunkRows:

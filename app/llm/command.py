@@ -87,7 +87,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _prompts(arguments: argparse.Namespace) -> list[str]:
-    """Of the command line and the file."""
     prompts = [] if arguments.prompt is None else [arguments.prompt]
     if arguments.file is not None:
         lines = arguments.file.read_text("utf-8").splitlines()
@@ -132,7 +131,6 @@ def _chat(llm: LLM, params: SamplingParams, system: str | None) -> None:
 
 
 def _say(stream: Iterable[dict[str, object]]) -> str:
-    """Print tokens as they come; the whole text."""
     text = ""
     for item in stream:
         token = str(item["token"])

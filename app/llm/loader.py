@@ -1,20 +1,23 @@
-"""Weights out of safetensors files, under the names of the hub, and the check that all are there and fit."""
+"""A model's configuration and weights by the hub's names: of a folder with safetensors, or a GGUF file.
+
+Of GGUF files weights become float32. Quantised ones come in blocks of 32 of a row, each with its own scale.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Final
 
 import torch
 
-from app.llm.config import Checkpoint, read_config
+from app.llm.config import ARCHITECTURES, Checkpoint, ModelConfig, read_config
 from app.llm.errors import ModelLoadError
-
-if TYPE_CHECKING:
-    pass
+from app.llm.gguf_file import GGUFFile
 
 INDEX = "model.safetensors.index.json"
 
@@ -47,10 +50,8 @@ class SafetensorsWeights:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """What stands in a folder, or in a .gguf file."""
+    """Reads a folder, or a .gguf file."""
     if path.is_file():
-        from app.llm.gguf import read_gguf
-
         return read_gguf(path)
     config = read_json(path / "config.json")
     if not config:
@@ -91,3 +92,149 @@ def _weight_files(path: Path) -> list[Path]:
 
 def _line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+LAYER_PARTS: Final[Mapping[str, str]] = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+OUTER_PARTS: Final[Mapping[str, str]] = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """`decode` takes bytes as [blocks, block_bytes] and gives float32 as [blocks, block_size], a copy."""
+
+    name: str
+    block_size: int
+    block_bytes: int
+    decode: Callable[[torch.Tensor], torch.Tensor]
+
+
+def _plain(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda blocks: blocks.view(dtype).to(torch.float32, copy=True)
+
+
+def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
+    """A scale and 32 signed bytes."""
+    return blocks[:, 2:].view(torch.int8) * _halves(blocks, 1)
+
+
+def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
+    """A scale and 32 half bytes, of which 8 is zero."""
+    return (_half_bytes(blocks[:, 2:]) - 8).mul_(_halves(blocks, 1))
+
+
+def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
+    """A scale, a least value and 32 half bytes above it."""
+    scale, least = _halves(blocks, 2).split(1, dim=1)
+    return _half_bytes(blocks[:, 4:]).mul_(scale).add_(least)
+
+
+def _halves(blocks: torch.Tensor, count: int) -> torch.Tensor:
+    """The float16 numbers with which blocks begin."""
+    return blocks[:, : 2 * count].contiguous().view(torch.float16).float()
+
+
+def _half_bytes(packed: torch.Tensor) -> torch.Tensor:
+    """The lower halves of all bytes of a block, then the upper ones."""
+    return torch.cat((packed & 15, packed >> 4), dim=1).float()
+
+
+ENCODINGS: Final[Mapping[int, Encoding]] = {
+    0: Encoding("F32", 1, 4, _plain(torch.float32)),
+    1: Encoding("F16", 1, 2, _plain(torch.float16)),
+    2: Encoding("Q4_0", 32, 18, _q4_0),
+    3: Encoding("Q4_1", 32, 20, _q4_1),
+    8: Encoding("Q8_0", 32, 34, _q8_0),
+    30: Encoding("BF16", 1, 2, _plain(torch.bfloat16)),
+}
+"""By their numbers in the files."""
+
+
+class GGUFWeights:
+    """Tensors by the names of the hub, dequantised when they are asked for."""
+
+    def __init__(self, file: GGUFFile, interleaved: bool) -> None:
+        self.interleaved = interleaved
+        self._file = file
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and gguf_name(name) in self._file.tensors
+
+    def get(self, name: str) -> torch.Tensor:
+        return read_tensor(self._file, gguf_name(name))
+
+
+def read_tensor(file: GGUFFile, name: str) -> torch.Tensor:
+    """By its name in the file; a copy in float32. ModelLoadError when it is not there, or cannot be read."""
+    info = file.tensors.get(name)
+    if info is None:
+        raise ModelLoadError(f"The weights lack the tensor {name}.")
+    encoding = ENCODINGS.get(info.kind)
+    if encoding is None:
+        known = ", ".join(it.name for it in ENCODINGS.values())
+        raise ModelLoadError(f"The tensor {name} is of type {info.kind}; only {known} are read.")
+    if info.shape[-1] % encoding.block_size:
+        raise ModelLoadError(f"The tensor {name} is {list(info.shape)}, which {encoding.name} cannot be.")
+    size = math.prod(info.shape) // encoding.block_size * encoding.block_bytes
+    content = torch.frombuffer(file.content(name, size), dtype=torch.uint8)
+    return encoding.decode(content.view(-1, encoding.block_bytes)).view(info.shape)
+
+
+def gguf_name(name: str) -> str:
+    """`model.layers.0.mlp.up_proj.weight` is `blk.0.ffn_up.weight` there."""
+    stem, _, kind = name.rpartition(".")
+    if stem in OUTER_PARTS:
+        return f"{OUTER_PARTS[stem]}.{kind}"
+    layer, _, part = stem.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{LAYER_PARTS.get(part, part)}.{kind}"
+
+
+def read_gguf(path: Path) -> Checkpoint:
+    """Reads a GGUF file. Raises ModelLoadError for a model of another architecture."""
+    file = GGUFFile(path)
+    kind = str(file.field("general.architecture"))
+    if kind not in ARCHITECTURES.values():
+        known = ", ".join(ARCHITECTURES.values())
+        raise ModelLoadError(f"The architecture {kind} is not supported, only {known}.")
+    # What converts to GGUF reorders queries and keys of Llama alone.
+    weights = GGUFWeights(file, interleaved=kind == "llama")
+    ends = {file.field(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")}
+    return Checkpoint(_config(file, kind), weights, frozenset(it for it in ends if isinstance(it, int)), file)
+
+
+def _config(file: GGUFFile, kind: str) -> ModelConfig:
+    if file.field(f"{kind}.rope.scaling.type") not in (None, "none") or "rope_freqs.weight" in file.tensors:
+        raise ModelLoadError(f"{file.path} scales its rotations, which is not supported in GGUF files.")
+    hidden, heads = file.integer(f"{kind}.embedding_length"), file.integer(f"{kind}.attention.head_count")
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelLoadError("The weights lack the tensor token_embd.weight.")
+    return ModelConfig(
+        architecture=kind,
+        vocab_size=embedding.shape[0],
+        hidden_size=hidden,
+        intermediate_size=file.integer(f"{kind}.feed_forward_length"),
+        num_layers=file.integer(f"{kind}.block_count"),
+        num_heads=heads,
+        num_kv_heads=file.integer(f"{kind}.attention.head_count_kv", heads),
+        head_dim=file.integer(f"{kind}.attention.key_length", hidden // max(1, heads)),
+        rms_norm_eps=file.number(f"{kind}.attention.layer_norm_rms_epsilon", 1e-6),
+        rope_theta=file.number(f"{kind}.rope.freq_base", 10_000.0),
+        max_position=file.integer(f"{kind}.context_length", 2048),
+        tied="output.weight" not in file.tensors,
+    )

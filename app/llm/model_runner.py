@@ -1,25 +1,104 @@
-"""Runs the model over one step: token ids in, logits out, keys and values kept."""
+"""Runs the model on a device: token ids of one step in, logits out, keys and values kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import gc
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import torch
 
-from app.llm.attention import ChunkRows, StepAttention
+from app.llm.attention import ChunkRows, DecodeRow, DecodeWorkspace, PagedStore, StepAttention
 from app.llm.config import Checkpoint, ModelConfig
-from app.llm.decoder import Decoder
-from app.llm.device_manager import DeviceManager
+from app.llm.decoder import Decoder, packing_works
 from app.llm.errors import ModelLoadError
-from app.llm.kv_store import DecodeRow, DecodeWorkspace, PagedStore
+
+DTYPES: Final[Mapping[str, torch.dtype]] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+DEVICES: Final = ("cuda", "mps", "cpu")
+
+logger = logging.getLogger(__name__)
+
+
+class DeviceManager:
+    """`device` is auto, cuda, mps or cpu; what is not there becomes the CPU, with a warning.
+
+    `dtype` None is float32 on a CPU and bfloat16 elsewhere. What is told is what is used.
+    """
+
+    def __init__(self, device: str = "auto", dtype: str | None = None) -> None:
+        self.device = torch.device(self.detect_device(device))
+        if dtype is None or dtype == "auto":
+            dtype = "float32" if self.device.type == "cpu" else "bfloat16"
+        dtype = dtype.removeprefix("torch.")
+        if dtype not in DTYPES:
+            raise ModelLoadError(f"The dtype {dtype} is not supported, only {', '.join(DTYPES)}.")
+        if dtype == "float16" and self.device.type == "cpu":
+            raise ModelLoadError("float16 is not supported on a CPU: choose float32 or bfloat16.")
+        self.dtype = DTYPES[dtype]
+        self.packs = self.device.type == "cpu" and packing_works(self.dtype)
+        """True when linear layers are packed."""
+
+    @staticmethod
+    def detect_device(device: str = "auto") -> str:
+        """`device`, or the CPU where it is not there."""
+        counts = {
+            "cuda": torch.cuda.device_count(),
+            "mps": int(torch.backends.mps.is_available()),
+            "cpu": 1,
+        }
+        if device == "auto":
+            return next(name for name in DEVICES if counts[name])
+        name, _, number = device.partition(":")
+        if (number or "0").isdecimal() and int(number or 0) < counts.get(name, 0):
+            return device
+        logger.warning("the device %s is not available, using the CPU", device)
+        return "cpu"
+
+    def optimize_for_device(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Moves a module of torch to the device, in its numbers."""
+        return model.to(self.device, self.dtype)
+
+    def free_bytes(self) -> int | None:
+        """Memory that could be taken now; None when that is not known."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.mem_get_info(self.device)[0])
+        try:
+            with open("/proc/meminfo", encoding="ascii") as file:
+                sizes = dict(line.split(":", 1) for line in file)
+            return int(sizes["MemAvailable"].split()[0]) * 1024
+        except (OSError, KeyError, ValueError):
+            return None
+
+    def collect(self) -> None:
+        """Frees memory that is no longer used."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        elif self.device.type == "mps":
+            torch.mps.empty_cache()
+
+    def info(self) -> dict[str, object]:
+        kinds = {"cuda": "nvidia_gpu", "mps": "apple_gpu", "cpu": "cpu"}
+        return {
+            "device": str(self.device),
+            "device_type": kinds[self.device.type],
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "packed_linears": self.packs,
+            "num_threads": torch.get_num_threads(),
+        }
+
 
 SPARE_BYTES: Final = 64 << 20
 """Memory that is left for the tensors of a step."""
 
 
 class Chunk(ChunkRows):
-    """What is to be known of it: the next token, or those after each of its tokens."""
+    """A part of a prompt, of which the logits of the next token are wanted, or those of all its tokens."""
 
     __slots__ = ("key", "prompt_logits", "samples")
 
@@ -92,12 +171,12 @@ class ModelRunner:
         self.workspace = DecodeWorkspace(self.store, limit_bytes=self.store.size_bytes)
 
     def free_weights(self) -> None:
-        """Give their memory back; nothing can be run until `load_weights`."""
+        """Frees the weights; nothing can be run until `load_weights`."""
         del self.model
         self.device.collect()
 
     def free_cache(self) -> None:
-        """The same, of keys and values, until `make_cache`."""
+        """Frees keys and values; nothing can be run until `make_cache`."""
         del self.workspace, self.store
         self.device.collect()
 
@@ -106,7 +185,7 @@ class ModelRunner:
         return self.config.vocab_size
 
     def run(self, decodes: Sequence[DecodeRow], chunks: Sequence[Chunk]) -> StepLogits:
-        """One step. Keys of `decodes` and `chunks` say whose logits are whose."""
+        """Runs one step, and returns logits by the keys of `decodes` and `chunks`."""
         with torch.inference_mode():
             rows = self.workspace.arrange(decodes) if decodes else []
             if rows is None:  # each alone, straight from the store
@@ -156,7 +235,7 @@ class ModelRunner:
         return answer
 
     def _check_weights(self) -> None:
-        """Said before they are read."""
+        """Raises ModelLoadError before weights are read that do not fit."""
         needed, free = self.config.num_parameters * self.device.dtype.itemsize, self.device.free_bytes()
         if free is not None and needed > free:
             raise ModelLoadError(
@@ -165,7 +244,7 @@ class ModelRunner:
             )
 
     def _check_memory(self, num_blocks: int, block_size: int) -> None:
-        """Said before it is taken, with the size that fits."""
+        """Raises ModelLoadError with the size that fits, before memory is taken."""
         block = self.config.kv_bytes(self.device.dtype.itemsize) * block_size
         free = self.device.free_bytes()
         if free is not None and num_blocks * block > free - SPARE_BYTES:

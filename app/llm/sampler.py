@@ -11,9 +11,8 @@ from typing import Final, Protocol
 import torch
 from msgspec import Struct
 
-from app.llm.draw import draw
+from app.engine.wire import WireLogprob
 from app.llm.errors import RequestError
-from app.llm.requests import TokenLogprobs
 from app.llm.sampling_params import SamplingParams
 
 NOTHING_LEFT: Final = "No token is left by what the request asks for."
@@ -21,7 +20,7 @@ NO_NUMBERS, NO_TOKEN = -1, -2
 
 
 class Form(Protocol):
-    """What a structured output lets come next."""
+    """Tokens that a structured output lets come next."""
 
     def mask(self) -> torch.Tensor | None:
         """True for each token of the vocabulary that may; None: all."""
@@ -31,7 +30,7 @@ class Form(Protocol):
 
 
 class SamplingState(Struct):
-    """What of a sequence matters for its next token."""
+    """Everything about a sequence that matters for its next token."""
 
     params: SamplingParams
     prompt_ids: Sequence[int]
@@ -50,7 +49,7 @@ class SamplingState(Struct):
 
     @property
     def changes(self) -> bool:
-        """Whether anything but temperature and limits counts beside the logits."""
+        """True when anything but temperature and limits changes the logits."""
         params = self.params
         masked = self.form or self.bad_words or params.allowed_token_ids is not None or self.bans
         return bool(params.logit_bias or params.penalises or masked)
@@ -64,7 +63,7 @@ class Sampled(Struct):
     """A token; None where there is none, because the logits are no numbers or for the reason in `error`."""
 
     token_id: int | None
-    logprobs: TokenLogprobs | None = None
+    logprobs: WireLogprob | None = None
     error: str | None = None
 
 
@@ -110,7 +109,7 @@ def _add_logprobs(logits: torch.Tensor, states: Sequence[SamplingState], sampled
         sampled[row].logprobs = told
 
 
-def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
+def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[WireLogprob]:
     """Of a token in each row of `logits` [rows, vocabulary], and of so many of the likeliest beside it.
 
     By the model's own logits, before temperature and limits, as vLLM tells them.
@@ -125,7 +124,7 @@ def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[in
     answers = []
     for token, count, (logprob, rank, *rest) in zip(tokens, counts, told, strict=True):
         likeliest = zip(map(int, rest[width : width + count]), rest[:count], strict=True)
-        answers.append(TokenLogprobs(token, logprob, int(rank), list(likeliest)))
+        answers.append(WireLogprob(token, logprob, int(rank), list(likeliest)))
     return answers
 
 
@@ -198,3 +197,75 @@ def _penalise(row: torch.Tensor, state: SamplingState) -> None:
 
 def _numbers(numbers: Iterable[float], like: torch.Tensor) -> torch.Tensor:
     return torch.tensor(list(numbers), dtype=like.dtype, device=like.device)
+
+
+HEAD: Final = 512
+"""Of the likeliest tokens so many are sorted where top_p is set alone; mostly they are enough."""
+ALL: Final = 2.0
+"""A share that no rounding of sums comes near."""
+
+
+def draw(
+    logits: torch.Tensor,
+    likeliest: torch.Tensor,
+    params: Sequence[SamplingParams],
+    numbers: Sequence[float],
+) -> torch.Tensor:
+    """Returns a token id for each row of `logits` [rows, vocabulary], by a number from 0 to 1, not included.
+
+    A row keeps what is at least as likely as the last token that its limits leave, so of equals all or none.
+    It is drawn from in the order of ids, so a row's token depends on nothing but the row.
+    """
+    shares = limited(logits / _column([it.temperature for it in params], logits), params).softmax(-1)
+    sums = shares.cumsum(-1)
+    total = sums[:, -1:]
+    # Numbers and sums are rounded: the last token of all may never be passed.
+    wanted = torch.minimum(_column(numbers, logits) * total, total * (1 - torch.finfo(total.dtype).eps))
+    places = torch.searchsorted(sums, wanted, right=True).clamp_(max=logits.shape[1] - 1)
+    # A GPU sums in no order, so that a token without a share may seem to have a very small one.
+    return torch.where(shares.gather(1, places).squeeze(1) > 0, places.squeeze(1), likeliest)
+
+
+def limited(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """`logits`, changed in place: -inf for what min_p, then top_k, then top_p leave out."""
+    if any(it.min_p > 0 for it in params):
+        least = _column([math.log(it.min_p) if it.min_p > 0 else -math.inf for it in params], logits)
+        logits.masked_fill_(logits < logits.amax(-1, keepdim=True) + least, -math.inf)
+    size = logits.shape[1]
+    rows = [row for row, it in enumerate(params) if 0 < it.top_k < size or it.top_p < 1]
+    if rows:
+        top_k = [params[row].top_k if 0 < params[row].top_k < size else size for row in rows]
+        top_p = [params[row].top_p if params[row].top_p < 1 else ALL for row in rows]
+        some = logits if len(rows) == len(logits) else logits[rows]
+        some.masked_fill_(some < _thresholds(some, top_k, top_p), -math.inf)
+        if some is not logits:
+            logits[rows] = some
+    return logits
+
+
+def _thresholds(
+    logits: torch.Tensor, top_k: Sequence[int], top_p: Sequence[float], head: int = HEAD
+) -> torch.Tensor:
+    """The least logit that each row keeps, [rows, 1]."""
+    size = logits.shape[1]
+    width = min(size, max(head if k == size else k for k in top_k))
+    most = torch.tensor(top_k, device=logits.device).unsqueeze(1)
+    values = logits.topk(width).values
+    values = values.masked_fill_(torch.arange(width, device=logits.device) >= most, -math.inf)
+    whole = values.logsumexp(-1, True)
+    if size in top_k:
+        whole = torch.where(most < size, whole, logits.logsumexp(-1, True))
+    shares = (values - whole).exp()
+    kept = (shares.cumsum(-1) - shares < _column(top_p, logits)).sum(-1, keepdim=True)
+    least = values.gather(1, torch.minimum(kept, most).clamp_(min=1) - 1)
+    if width < size and size in top_k:
+        wider = ((kept == width) & (most == size)).squeeze(1).tolist()
+        short = [row for row, found in enumerate(wider) if found]
+        if short:
+            parts = [top_k[row] for row in short], [top_p[row] for row in short]
+            least[short] = _thresholds(logits[short], *parts, head=size)
+    return least
+
+
+def _column(numbers: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=like.dtype, device=like.device).unsqueeze(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from enum import IntEnum
 from json import dumps
 from typing import Final
 
@@ -14,6 +15,15 @@ from app.llm.errors import RequestError
 MOST_STOPS: Final = 16
 GREEDY_BELOW: Final = 1e-5
 """A temperature below it samples nothing, as in vLLM."""
+
+
+class Priority(IntEnum):
+    """Names of nano-qwen3-serving, numbers of vLLM: the lower comes first."""
+
+    URGENT = -2
+    HIGH = -1
+    NORMAL = 0
+    LOW = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +38,7 @@ class StructuredOutputsParams:
     """In the notation of Lark or GBNF."""
     json_object: bool = False
     structural_tag: str | None = None
-    """As JSON."""
+    """JSON text."""
 
     def __post_init__(self) -> None:
         given = (self.json, self.regex, self.choice or None, self.grammar, self.structural_tag)
@@ -54,7 +64,7 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
-    """At most so many candidates; -1 and 0 are no limit."""
+    """Most candidates; -1 and 0 are no limit."""
     min_p: float = 0.0
     max_tokens: int | None = 100
     """None is as many as the model's length allows."""
@@ -78,7 +88,7 @@ class SamplingParams:
     seed: int | None = None
     n: int = 1
     logprobs: int | None = None
-    """So many of the likeliest tokens beside the one that was sampled; 0 is that one alone."""
+    """Number of the likeliest tokens beside the one that was sampled; 0 is that one alone."""
     prompt_logprobs: int | None = None
     do_sample: bool = True
     """False is temperature 0."""
@@ -112,7 +122,7 @@ class SamplingParams:
 
     @property
     def penalises(self) -> bool:
-        """Whether what was said before changes what is likely."""
+        """True when earlier tokens change the logits."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @classmethod

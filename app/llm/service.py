@@ -28,15 +28,15 @@ from app.llm.worker_sockets import WorkerSockets
 from config.installation import install
 
 LOOK_S: Final = 0.5
-"""How often it looks whether its parent lives."""
+"""Seconds between looks for the parent."""
 PATIENCE_S: Final = 10.0
-"""For an end in order, when the parent is gone."""
+"""Seconds for an end in order, when the parent is gone."""
 
 logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status."""
+    """Runs the process, and returns its exit status."""
     try:
         options = msgspec.json.decode(argv[0] if argv else "", type=EngineProcessOptions)
     except msgspec.DecodeError as error:
@@ -62,11 +62,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def serve(options: EngineProcessOptions) -> int:
-    """Load the model, and run it until SIGTERM. What workers order meanwhile waits."""
+    """Loads the model, and runs it until SIGTERM. Orders of workers wait meanwhile."""
     started = time.monotonic()
     sockets = WorkerSockets(options.endpoint)
     try:
-        from app.llm.startup import start  # torch, which takes a second
+        from app.llm.serving import start  # torch, which takes a second
 
         try:
             service = start(options, sockets)
@@ -86,7 +86,7 @@ def serve(options: EngineProcessOptions) -> int:
 
 
 def remove_socket(endpoint: str) -> None:
-    """With its folder, if nothing else is there: the parent, who made that, cannot do it."""
+    """Removes the socket, and its folder if that is empty, in place of the parent that made it."""
     Heartbeat(endpoint).stop()
     with suppress(OSError):
         socket = Path(endpoint.removeprefix("ipc://"))
@@ -95,7 +95,7 @@ def remove_socket(endpoint: str) -> None:
 
 
 def refuse(sockets: WorkerSockets, reason: str) -> bool:
-    """Tell whoever has greeted us why there will be no engine; False when nobody has."""
+    """Answers workers that have sent a greeting with `reason`. Returns False when there are none."""
     greeted = [worker for worker, _ in sockets.receive(0)]
     return [sockets.send(worker, [Answer(number=0, error=reason)]) for worker in greeted] != []
 
@@ -106,7 +106,7 @@ def end_with(
     getppid: Callable[[], int] = os.getppid,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """End this process soon after its parent, whatever it is busy with, and leave nothing behind."""
+    """Ends this process soon after its parent, and leaves nothing behind."""
     while getppid() == parent:
         sleep(LOOK_S)
     remove_socket(endpoint)

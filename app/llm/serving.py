@@ -1,68 +1,137 @@
-"""What the engine's process does: orders of all workers in, a step, one message to each worker out."""
+"""The engine's process: orders of all workers in, a step, one message to each worker out."""
 
 from __future__ import annotations
 
 import logging
 import math
+import os
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
+
+import torch
+from msgspec.structs import asdict
 
 from app.engine.errors import EngineError
 from app.engine.heartbeat import Heartbeat
 from app.engine.wire import (
+    MEMORY,
     Abort,
     Answer,
     Blocks,
     Command,
     EngineCoreOutput,
     EngineCoreRequest,
+    EngineProcessOptions,
     Hello,
     Load,
     Notice,
     Order,
     Ready,
+    woken_by,
 )
 from app.kvcache.event_sender import EventSender
 from app.kvcache.events import EventBatch, encoder
-from app.llm.engine import LLMEngine
-from app.llm.errors import LLMError, RequestError
-from app.llm.lifecycle import Lifecycle
-from app.llm.requests import EngineOutput, failed, request_of, said_of
+from app.llm.config import Checkpoint
+from app.llm.engine import EngineOptions, LLMEngine, Output
+from app.llm.errors import LLMError, ModelLoadError, RequestError
+from app.llm.llm import assemble
+from app.llm.loader import load_checkpoint
+from app.llm.model_files import find_model
 from app.llm.sampler import Form
+from app.llm.sampling_params import SamplingParams
 from app.llm.worker_sockets import WorkerSockets
 
 IDLE_S: Final = 1.0
-"""How long it waits for orders before it looks around."""
+"""Longest wait for orders, in seconds; then workers are told of the load."""
 COMPILING_S: Final = 0.005
-"""The same, while a form is compiled."""
+"""Longest wait for orders while a structured output is compiled, in seconds."""
 FORMS_AT_ONCE: Final = 2
-"""A large schema takes seconds to compile, in which others are served, and other forms compiled."""
+"""Threads that compile structured outputs: a large schema takes seconds."""
+FORM_CPU_S: Final = 1.0
+"""Seconds of CPU time in which each has to be compiled: requests come from anyone."""
 
 logger = logging.getLogger(__name__)
 
 
+class Lifecycle:
+    """Pauses an engine and puts it to sleep: level 0 only pauses, 1 and 2 free weights and KV cache.
+
+    At both levels weights are read from their files again. What waits or runs goes on afterwards, computed
+    anew; the cache is forgotten.
+    """
+
+    def __init__(self, engine: LLMEngine, reload: Callable[[], Checkpoint]) -> None:
+        self._engine, self._reload = engine, reload
+        self._asleep: set[str] = set()
+        self.level: int | None = None
+        """Level of its sleep; None when all is back."""
+
+    @property
+    def paused(self) -> bool:
+        """True while no request begins to run."""
+        return self._engine.scheduler.paused
+
+    def pause(self) -> None:
+        self._engine.scheduler.paused = True
+
+    def resume(self) -> None:
+        """Ends a pause; does nothing while memory is put away."""
+        self._engine.scheduler.paused = bool(self._asleep)
+        if not self._asleep:
+            self.level = None
+
+    def sleep(self, level: int) -> None:
+        """Falls asleep, or deeper than it is."""
+        self.pause()
+        self.level = max(level, self.level or 0)
+        if not level:
+            return
+        self._engine.halted = True
+        self._engine.preempt_all()
+        self._engine.reset_prefix_cache()
+        if "weights" not in self._asleep:
+            self._engine.runner.free_weights()
+        if "kv_cache" not in self._asleep:
+            self._engine.runner.free_cache()
+        self._asleep = set(MEMORY)
+
+    def wake_up(self, tags: Collection[str] | None) -> bool:
+        """Brings back everything, or what `tags` name. Returns True, and requests begin, when all is back.
+
+        Raises ModelLoadError when weights or memory are no longer there.
+        """
+        wanted = woken_by(tags, self._asleep)
+        if "weights" in wanted:
+            self._engine.runner.load_weights(self._reload())
+            self._asleep.remove("weights")
+        if "kv_cache" in wanted:
+            self._engine.runner.make_cache()
+            self._asleep.remove("kv_cache")
+        self._engine.halted = bool(self._asleep)
+        if not self._asleep:
+            self.resume()
+        return not self._asleep
+
+
 class Worker:
-    """One that has sent something."""
+    """A worker that has sent something; the engine knows its choices as "`number` KEY"."""
 
     __slots__ = ("keys", "name", "notices", "number", "wants_kv_events")
 
     def __init__(self, name: bytes, number: int) -> None:
         self.name, self.number = name, number
         self.keys: set[int] = set()
-        """Of its choices that are not over."""
+        """Keys of its choices that have not ended."""
         self.notices: list[Notice] = []
-        """What it is to be told next."""
+        """Content of the next message to it."""
         self.wants_kv_events = False
-
-    def request_id(self, key: int) -> str:
-        """What the engine calls a choice."""
-        return f"{self.number} {key}"
 
 
 class EngineService:
-    """Runs an engine for workers; not for several threads."""
+    """Runs an engine for workers. Not for several threads."""
 
     def __init__(
         self,
@@ -83,23 +152,23 @@ class EngineService:
         self._workers: dict[bytes, Worker] = {}
         self._numbers = 0
         self._owners: dict[str, tuple[Worker, int]] = {}
-        """Whose a request of the engine is, and by which key."""
+        """Worker and key, by the id of the engine's request."""
         self._compilers = ThreadPoolExecutor(FORMS_AT_ONCE, "forms")
         self._uncompiled: dict[str, tuple[Future[Form], EngineCoreRequest]] = {}
-        """Requests that wait for their forms."""
+        """Requests that wait until their structured output is compiled."""
         self._settling: list[tuple[Worker, Command]] = []
         """Commands that wait until nothing runs."""
         self._told_s = -math.inf
         self._is_due = False
-        """Workers are to be told before they would be otherwise."""
+        """Workers get a message now, though there was no step."""
         self._stopping = False
 
     def stop(self) -> None:
-        """End after this step; may be called by a signal."""
+        """Ends `run` after this step; for signal handlers, too."""
         self._stopping = True
 
     def run(self) -> None:
-        """Until `stop`. What a step raises is raised here: nothing is known of the engine's state then."""
+        """Runs until `stop`. Raises what a step raises: nothing is known of the engine's state then."""
         due_s = 0.0
         self._heartbeat.begin()
         try:
@@ -115,7 +184,7 @@ class EngineService:
         self._end("The engine was stopped.")
 
     def turn(self, timeout_s: float) -> None:
-        """Do what was ordered, then a step; waits so long for orders."""
+        """Carries out orders, for which it waits `timeout_s` seconds at most, then makes a step."""
         self._heartbeat.beat()
         orders = self._sockets.receive(timeout_s)
         for name, listed in orders:
@@ -158,7 +227,7 @@ class EngineService:
         if order.key in worker.keys:
             logger.warning("request %s is ignored: its key %d is in use", order.request_id, order.key)
             return
-        request_id = worker.request_id(order.key)
+        request_id = f"{worker.number} {order.key}"
         worker.keys.add(order.key)
         self._owners[request_id] = worker, order.key
         if order.form is not None:
@@ -168,19 +237,25 @@ class EngineService:
 
     def _add(self, request_id: str, order: EngineCoreRequest, form: Form | None = None) -> None:
         try:
-            self._engine.add(request_of(request_id, order), form)
+            self._engine.add(
+                *(request_id, order.prompt_ids, _params(order)),
+                priority=order.priority,
+                cache_salt=order.cache_salt,
+                form=form,
+            )
         except LLMError as error:
             self._refuse(request_id, str(error), isinstance(error, RequestError))
 
     def _refuse(self, request_id: str, error: str, is_refused: bool = True) -> None:
         worker, key = self._owners.pop(request_id)
         worker.keys.remove(key)
-        refusal = failed(key, error, self._now())
-        refusal.is_refused = is_refused
-        worker.notices.append(refusal)
+        worker.notices.append(self._failure(key, error, is_refused))
+
+    def _failure(self, key: int, error: str, is_refused: bool = False) -> EngineCoreOutput:
+        return EngineCoreOutput(key=key, at_s=self._now(), finish="error", error=error, is_refused=is_refused)
 
     def _add_compiled(self) -> bool:
-        """Those whose forms are there go on; whether one was refused."""
+        """Adds the requests whose structured output is compiled; returns True when there are some."""
         done = [it for it, (form, _) in self._uncompiled.items() if form.done()]
         for request_id in done:
             form, order = self._uncompiled.pop(request_id)
@@ -194,7 +269,7 @@ class EngineService:
         return bool(done)
 
     def _abort(self, worker: Worker, key: int) -> None:
-        request_id = worker.request_id(key)
+        request_id = f"{worker.number} {key}"
         self._engine.abort(request_id)
         if request_id in self._uncompiled:
             self._uncompiled.pop(request_id)[0].cancel()
@@ -215,7 +290,7 @@ class EngineService:
             worker.notices.append(Answer(number=command.number, value=value))
 
     def _must_settle(self, command: Command) -> bool:
-        """Treat what runs as a pause says; whether it has to be awaited."""
+        """Pauses, and ends what runs if the command says so. Returns True when it waits for what runs."""
         self._lifecycle.pause()
         if command.mode == "abort":
             for worker, key in list(self._owners.values()):
@@ -241,12 +316,12 @@ class EngineService:
         return None
 
     def _clear_cache(self) -> bool:
-        """Empty the cache; what runs is computed anew."""
+        """Empties the cache; what runs is computed anew."""
         self._engine.preempt_all()
         return self._engine.reset_prefix_cache()
 
     def _settle(self) -> None:
-        """Go on with commands that wait, as soon as nothing runs, or somebody has resumed."""
+        """Carries out commands that wait, as soon as nothing runs, or another command has resumed."""
         if not self._settling or (self._engine.num_running and self._lifecycle.paused):
             return
         settling, self._settling = self._settling, []
@@ -261,18 +336,19 @@ class EngineService:
 
     # Notices.
 
-    def _note(self, outputs: list[EngineOutput]) -> None:
-        """Of what a step has brought."""
+    def _note(self, outputs: list[Output]) -> None:
+        """Puts what a step has brought into messages."""
         now_s = self._now()
-        for output in outputs:
-            worker, key = self._owners[output.request_id]
-            worker.notices.append(said_of(key, output, now_s))
-            if output.finish_reason is not None:
-                del self._owners[output.request_id]
-                worker.keys.remove(key)
+        for sequence, said in outputs:
+            worker, said.key = self._owners[sequence.request_id]
+            said.at_s = now_s
+            worker.notices.append(said)
+            if said.finish is not None:
+                del self._owners[sequence.request_id]
+                worker.keys.remove(said.key)
 
     def _note_blocks(self, topic: str, sequence: int, batch: EventBatch) -> None:
-        """Of KV events that are published."""
+        """Puts KV events that were published into messages."""
         wanting = [worker for worker in self._workers.values() if worker.wants_kv_events]
         if wanting:
             blocks = Blocks(topic, sequence, self._encode(batch))
@@ -281,7 +357,7 @@ class EngineService:
             self._is_due = True
 
     def _tell(self) -> None:
-        """Every worker gets a message, by which it is seen, too, who is no longer there."""
+        """Sends every worker a message, which shows, too, which workers have left."""
         self._told_s, self._is_due = self._now(), False
         load = self._load()
         for worker in list(self._workers.values()):
@@ -309,17 +385,17 @@ class EngineService:
         )
 
     def _give_up(self, worker: Worker) -> None:
-        """It has not read for long: its choices end, which it is told as soon as it reads."""
+        """Ends the choices of a worker that does not read; it is told as soon as it reads."""
         if worker.keys:
             logger.warning("worker %d does not read: %d choices end", worker.number, len(worker.keys))
         whole = [it for it in worker.notices if not isinstance(it, EngineCoreOutput) or it.finish is not None]
-        late = [failed(key, "The server was too slow to take the reply.", self._now()) for key in worker.keys]
+        late = [self._failure(key, "The server was too slow to take the reply.") for key in worker.keys]
         for key in list(worker.keys):
             self._abort(worker, key)
         worker.notices = [*whole, *late]
 
     def _lose(self, worker: Worker) -> None:
-        """It is gone: what it has ordered ends."""
+        """Ends what a worker has ordered that is gone."""
         logger.info("worker %d has left, with %d choices", worker.number, len(worker.keys))
         for key in list(worker.keys):
             self._abort(worker, key)
@@ -327,11 +403,83 @@ class EngineService:
         del self._workers[worker.name]
 
     def _end(self, error: str) -> None:
-        """Nobody is left to wait for a word."""
+        """Ends all choices with an error."""
         self._heartbeat.stop()
         for worker in self._workers.values():
-            worker.notices += [failed(key, error, self._now()) for key in worker.keys]
+            worker.notices += [self._failure(key, error) for key in worker.keys]
         self._tell()
         self._sockets.close()
         if self._events is not None:
             self._events.close()
+
+
+def _params(order: EngineCoreRequest) -> SamplingParams:
+    """Raises RequestError for parameters that are out of their ranges."""
+    return SamplingParams(
+        **asdict(order.sampling),
+        structured_outputs=order.form,
+        max_tokens=order.max_tokens,
+        min_tokens=order.min_tokens,
+        ignore_eos=order.ignore_eos,
+        stop=order.stop,
+        stop_token_ids=order.stop_token_ids,
+        include_stop_str_in_output=order.include_stop,
+        seed=order.seed,
+        logprobs=order.logprobs,
+        prompt_logprobs=order.prompt_logprobs,
+    )
+
+
+def start(options: EngineProcessOptions, sockets: WorkerSockets) -> EngineService:
+    """Loads a model and returns what serves it.
+
+    Raises ModelLoadError, with one line, for whatever is wrong with the model, and options that do not fit.
+    """
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    path = find_model(options.model)
+    checkpoint = load_checkpoint(path)
+    sizes = engine_options(options, checkpoint.config.max_position)
+    try:
+        events = None if options.kv_events is None else EventSender(options.kv_events)
+    except ValueError as error:
+        raise ModelLoadError(f"The KV events cannot be published: {error}.") from error
+    engine = assemble(path, checkpoint, options.device, options.dtype, sizes)
+    lifecycle = Lifecycle(engine, lambda: load_checkpoint(path))
+    return EngineService(engine, lifecycle, sockets, events, make_ready(engine), Heartbeat(options.endpoint))
+
+
+def engine_options(options: EngineProcessOptions, model_len: int) -> EngineOptions:
+    """Returns the engine's sizes. Raises ModelLoadError for a length that the model was not made for."""
+    length = options.max_model_len or model_len
+    if length > model_len:
+        raise ModelLoadError(f"max_model_len is {length}, and the model was made for {model_len} tokens.")
+    return EngineOptions(
+        num_blocks=options.num_blocks,
+        block_size=options.block_size,
+        max_seq_length=min(length, options.num_blocks * options.block_size),
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        enable_prefix_caching=options.enable_prefix_caching,
+        max_queue_size=options.max_queue_size,
+        seed=options.seed,
+        prefix_caching_hash_algo=options.prefix_caching_hash_algo,
+        hash_seed=options.hash_seed,
+        kv_events=options.kv_events is not None,
+        int_hashes=options.int_hashes,
+        form_cpu_s=FORM_CPU_S,
+    )
+
+
+def make_ready(engine: LLMEngine) -> Ready:
+    return Ready(
+        boot=secrets.token_hex(8),
+        pid=os.getpid(),
+        vocab_size=engine.runner.vocab_size,
+        max_model_len=engine.max_tokens,
+        num_blocks=engine.options.num_blocks,
+        block_size=engine.options.block_size,
+        dtype=str(engine.runner.device.info()["dtype"]),
+        device=str(engine.runner.device.device),
+        eos_token_ids=tuple(sorted(engine.eos_token_ids)),
+    )

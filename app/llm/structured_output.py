@@ -1,9 +1,10 @@
-"""Texts of a form: which tokens may come next, by llguidance, the library that vLLM uses for it, too."""
+"""Structured outputs: which tokens may come next, by llguidance, a library that vLLM uses for it, too."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import llguidance
@@ -11,10 +12,10 @@ import torch
 from llguidance.gbnf_to_lark import any_to_lark
 
 from app.engine.wire import TextForm, Thoughts
+from app.grammar import structural_tags as formats
+from app.llm.compile_sandbox import CompileSandbox, Trial, limits
 from app.llm.errors import RequestError
-from app.llm.form_trial import FormTrial, Setup, limits
 from app.llm.sampler import Form
-from app.llm.structural_tag import structural_tag_grammar
 from app.tokenization.huggingface import LocalTokenizer
 
 JSON_STYLE: Final[Mapping[str, object]] = {
@@ -36,9 +37,9 @@ MOST_ERROR: Final = 300
 
 
 class Forms:
-    """Makes matchers for a tokenizer. RequestError when it has no token for the end of a text.
+    """Makes matchers for a tokenizer. Raises RequestError when it has no token for the end of a text.
 
-    With `most_cpu_s` a form is tried out first, in a process of its own, where it may take so long.
+    With `most_cpu_s` each grammar is compiled in the sandbox first, in so many seconds of CPU time.
     """
 
     def __init__(
@@ -58,12 +59,12 @@ class Forms:
         # The library takes tokens that the model's head knows.
         written = tokenizer.backend.to_str()
         self._tokens = llguidance.LLTokenizer(written, vocab_size, self._end)
-        self._trial: FormTrial | None = None
+        self._sandbox: CompileSandbox | None = None
         if most_cpu_s is not None:
-            self._trial = FormTrial(Setup(written, vocab_size, self._end, most_cpu_s))
+            self._sandbox = CompileSandbox(Trial(written, vocab_size, self._end, most_cpu_s))
 
     def matcher(self, form: TextForm) -> Form:
-        """RequestError for a form that cannot be compiled."""
+        """Returns the state of one reply. Raises RequestError for a form that cannot be compiled."""
         matcher, thoughts = self._compiled(form), form.thoughts
         if thoughts is None:
             return matcher
@@ -80,7 +81,7 @@ class Forms:
             raise
         except Exception as error:  # of several kinds: for each notation its own
             raise _refused(str(error)) from error
-        if self._trial is not None and (flaw := self._trial.flaw(grammar)):
+        if self._sandbox is not None and (flaw := self._sandbox.flaw(grammar)):
             raise _refused(flaw)
         found = llguidance.LLMatcher(self._tokens, grammar, log_level=0, limits=limits())
         if found.is_error():
@@ -90,7 +91,7 @@ class Forms:
         return matcher
 
     def _grammar(self, form: TextForm) -> str:
-        """In the library's own notation."""
+        """Returns the form in the library's own notation."""
         make = llguidance.LLMatcher
         grammar: str
         if form.json_schema is not None:
@@ -108,7 +109,7 @@ class Forms:
         return grammar
 
     def _is_special(self, text: str) -> bool:
-        """Whether a text is one token that is no text otherwise."""
+        """Returns True for the spelling of a token that no other text becomes."""
         token_id = self._backend.token_to_id(text)
         return token_id is not None and self._tokens.is_special_token(token_id)
 
@@ -120,7 +121,7 @@ class FormMatcher:
         self._matcher, self._end, self._ends = matcher, end, ends
 
     def mask(self) -> torch.Tensor:
-        """True for each token of the vocabulary that may come next. RequestError when that is not known."""
+        """Returns True for each token that may come next. Raises RequestError when that is not known."""
         allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
         if self._matcher.is_error():
             raise _refused(self._matcher.get_error())
@@ -175,3 +176,116 @@ def _counted(grammar: str) -> str:
 def _refused(reason: str) -> RequestError:
     line = " ".join(reason.split())[:MOST_ERROR]
     return RequestError(f"No text of the form that is asked for can be written: {line}")
+
+
+TEXT: Final = r"/(.|\n)*/"
+
+
+def structural_tag_grammar(source: str, is_special: Callable[[str], bool]) -> str:
+    """Returns the grammar of a structural tag, which is JSON. Raises ValueError for anything else.
+
+    `is_special` returns True for texts that are tokens of their own.
+    """
+    return _LarkWriter(is_special).grammar(formats.read_structural_tag(source))
+
+
+class _LarkWriter:
+    def __init__(self, is_special: Callable[[str], bool]) -> None:
+        self._is_special = is_special
+        self._rules: list[str] = []
+
+    def grammar(self, found: formats.Format) -> str:
+        return "\n".join(["%llguidance {}", f"start: {self._expression(found)}", *self._rules])
+
+    def _rule(self, body: str, attributes: str = "") -> str:
+        """Adds a rule and returns its name."""
+        name = f"r{len(self._rules)}"
+        self._rules.append(f"{name}{attributes}: {body}")
+        return name
+
+    def _expression(self, found: formats.Format) -> str:
+        match found:
+            case formats.ConstString(value=text) | formats.Token(token=text):
+                return self._literal(text)
+            case formats.JsonContent(json_schema=schema):
+                return self._rule(f"%json {json.dumps(schema)}")
+            case formats.RegexContent(pattern=pattern):
+                return self._rule(f"/{_slashed(pattern)}/")
+            case formats.GrammarContent(grammar=source):
+                return self._rule(f"%lark {{\n{source}\n}}")
+            case formats.AnyText():
+                return self._rule(TEXT)
+            case formats.SequenceOf():
+                return self._sequence(found)
+            case formats.AnyOf(elements=elements):
+                return _either(map(self._expression, elements))
+            case formats.Tag():
+                return self._tag(found)
+            case formats.TriggeredTags():
+                return self._triggered(found)
+            case formats.SeparatedTags():
+                return self._separated(found)
+        least, most = found.limits
+        return f"({self._expression(found.content)}){{{least},{'' if most is None else most}}}"
+
+    def _ended(self, content: formats.Format, end: str) -> str:
+        """Returns `content` and the text behind it, where text of any kind ends."""
+        if isinstance(content, formats.AnyText) and end:
+            return self._rule(TEXT, f"[suffix={_quoted(end)}]")
+        return f"{self._expression(content)} {self._literal(end)}"
+
+    def _sequence(self, found: formats.SequenceOf) -> str:
+        """Text of any kind ends where a literal that follows begins."""
+        parts, elements = [], iter(found.elements)
+        for element in elements:
+            following = next(elements, None) if isinstance(element, formats.AnyText) else None
+            if isinstance(following, formats.ConstString):
+                parts.append(self._ended(element, following.value))
+            else:
+                parts += [self._expression(each) for each in (element, following) if each is not None]
+        return f"({' '.join(parts)})"
+
+    def _tag(self, found: formats.Tag, trigger: str = "") -> str:
+        """Returns a tag without its trigger, which has come already."""
+        begin = found.begin_text.removeprefix(trigger)
+        content = _either(self._ended(found.content, end) for end in found.end_texts)
+        return f"({self._literal(begin)} {content})" if begin else content
+
+    def _triggered(self, found: formats.TriggeredTags) -> str:
+        begun = ((tag, found.trigger(tag)) for tag in found.tags)
+        one = _either(f"{self._until(trigger)} {self._tag(tag, trigger)}" for tag, trigger in begun)
+        rest = self._rule(TEXT)
+        if found.stop_after_first:
+            return one
+        return f"{one}{'+' if found.at_least_one else '*'} {rest}"
+
+    def _separated(self, found: formats.SeparatedTags) -> str:
+        tag = _either(map(self._tag, found.tags))
+        several = tag if found.stop_after_first else f"({tag} ({self._literal(found.separator)} {tag})*)"
+        return several if found.at_least_one else f"{several}?"
+
+    def _until(self, trigger: str) -> str:
+        """Returns text of any kind and the trigger behind it."""
+        if self._is_special(trigger):
+            return f"{self._rule(TEXT)} {trigger}"
+        return self._rule(f"{TEXT} {_quoted(trigger)}", "[lazy]")
+
+    def _literal(self, text: str) -> str:
+        return text if self._is_special(text) else _quoted(text)
+
+
+def _either(choices: Iterable[str]) -> str:
+    return f"({' | '.join(choices)})"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _slashed(pattern: str) -> str:
+    """Returns a pattern as it is written between slashes."""
+    escaped, kept = False, []
+    for character in pattern:
+        kept.append("\\/" if character == "/" and not escaped else character)
+        escaped = character == "\\" and not escaped
+    return "".join(kept).replace("\n", "\\n")

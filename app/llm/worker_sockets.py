@@ -12,13 +12,13 @@ import zmq
 from app.engine.wire import Notice, Order
 
 MOST_ORDER_BYTES: Final = 64 << 20
-"""Of one message; a larger one ends the connection."""
+"""Bytes of the largest message; a larger one ends the connection."""
 MOST_MESSAGES: Final = 256
-"""Taken at a time, so that a flood of orders does not stop the steps."""
+"""Messages taken at a time, so that a flood of orders does not stop the steps."""
 QUEUED_MESSAGES: Final = 10_000
-"""That wait for a worker which does not read: as many steps."""
+"""Messages that wait for a worker which does not read: as many steps."""
 LINGER_MS: Final = 500
-"""For the last notices."""
+"""Milliseconds for the last notices."""
 
 Delivery: TypeAlias = Literal["sent", "full", "gone"]
 
@@ -40,7 +40,7 @@ class WorkerSockets:
         self._decode = msgspec.msgpack.Decoder(list[Order]).decode
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, list[Order]]]:
-        """What workers, by their names, ordered; waits for at most so long when there is nothing."""
+        """Returns orders with the names of their workers; waits `timeout_s` seconds at most for the first."""
         received: list[tuple[bytes, list[Order]]] = []
         if not self._socket.poll(round(timeout_s * 1000)):
             return received
@@ -56,7 +56,7 @@ class WorkerSockets:
         return received
 
     def send(self, worker: bytes, notices: Sequence[Notice]) -> Delivery:
-        """Never waits: what a worker has no room for, or a worker that is gone, is told."""
+        """Sends without waiting; returns "full" when the worker has no room, "gone" when it has left."""
         try:
             self._socket.send_multipart([worker, self._encode(notices)], zmq.NOBLOCK)
         except zmq.Again:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from random import Random
 
 from app.schema.document import JSON, Document
@@ -31,9 +30,9 @@ class CompiledSchema:
     def sample(self, rng: Random, ranges: Ranges, size: Size = Size.USUAL) -> JSON:
         """Returns a JSON value that satisfies the schema, of `size` or, where that fails, smaller.
 
-        It does so whether ``format`` is a rule or, as the specification has it, a remark; where no
-        such value is found, in one of the two readings. Raises SchemaError when no value was
-        found, after about 100 ms of work at most, with pauses in which other greenlets run.
+        It does so whether ``format`` is a rule or, as the specification has it, a remark; where no such value
+        is found, in one of the two readings. Raises SchemaError when no value was found, after about 100 ms
+        of work at most, with pauses in which other greenlets run.
         """
         budget, fallback = WorkBudget(STEPS), list[JSON]()
         try:
@@ -41,10 +40,11 @@ class CompiledSchema:
                 formats = attempt < ATTEMPTS // 2
                 tried = min(size, Size.FRUGAL) if attempt % 2 else size
                 draw = Draw(self._document, ranges, rng, budget, formats, tried)
-                for value in self._valid(draw):
-                    if not formats or self._holds_without_formats(value, budget):
-                        return value
-                    fallback = [value]
+                for value in self._drawn(draw):
+                    if accepts(self._document, self._document.root, value, budget, formats=False):
+                        return value  # texts of a format were drawn so that they have it
+                    if formats and not fallback and draw.accepts(self._document.root, value):
+                        fallback = [value]
         except WorkExhausted:
             if not fallback:
                 raise
@@ -52,30 +52,21 @@ class CompiledSchema:
             raise Unsatisfiable("no value was found that satisfies the schema")
         return fallback[0]
 
+    def _drawn(self, draw: Draw) -> list[JSON]:
+        """Returns the value of `draw`, if it has found one."""
+        try:
+            return [draw.value([self._document.root])]
+        except Unsatisfiable:
+            return []
+        except RecursionError:
+            raise WorkExhausted("the schema is too deep to be satisfied") from None
+
     def accepts(self, value: JSON) -> bool:
         """Returns True when `value` satisfies the schema, where ``format`` is a remark.
 
         Raises SchemaError when that takes too much work.
         """
         return accepts(self._document, self._document.root, value, WorkBudget(STEPS), formats=False)
-
-    def _valid(self, draw: Draw) -> Iterator[JSON]:
-        """Yields the value of `draw`, if it has found one that is valid."""
-        root = self._document.root
-        try:
-            value = draw.value([root])
-        except Unsatisfiable:
-            return
-        except RecursionError:
-            raise WorkExhausted("the schema is too deep to be satisfied") from None
-        if draw.accepts(root, value):
-            yield value
-
-    def _holds_without_formats(self, value: JSON, budget: WorkBudget) -> bool:
-        document = self._document
-        return not document.reads_formats_backwards or accepts(
-            document, document.root, value, budget, formats=False
-        )
 
 
 def compile_schema(text: bytes, lenient: bool) -> CompiledSchema:

@@ -11,9 +11,8 @@ from typing import TypeVar
 from app.schema.document import JSON, Document, Keywords, Schema, identity
 from app.schema.errors import Unsatisfiable, WorkBudget
 from app.schema.formats import WORDS
-from app.schema.merged import MergedSchema
 from app.schema.ranges import Ranges, Size
-from app.schema.scalars import DECIMALS, draw_integer, draw_number, draw_text
+from app.schema.scalars import DECIMALS, MergedSchema, draw_integer, draw_number, draw_text
 from app.schema.validation import accepts
 
 MOST_ITEMS = 4096
@@ -83,7 +82,6 @@ class _ArrayDraw:
         return self._draw.rng.randint(low, min(high, MOST_ITEMS))
 
     def _schemas(self, index: int) -> list[Schema]:
-        """Returns what all schemas ask of the item at `index`."""
         self._draw.budget.spend(len(self._merged.plain) // SCHEMAS_A_STEP)
         asked: list[Schema] = []
         for schema in self._merged.plain:
@@ -199,7 +197,6 @@ class _ObjectDraw:
         return all(self._draw.accepts(schema, name) for schema in self._name_rules)
 
     def _schemas(self, name: str) -> list[Schema]:
-        """Returns what all schemas ask of the property `name`."""
         self._draw.budget.spend(len(self._merged.plain) // SCHEMAS_A_STEP)
         return [asked for schema in self._merged.plain for asked in self._asked(schema, name)]
 

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import re
+import string
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
+from re import _parser  # type: ignore[attr-defined]  # the parser that re.compile uses
 from time import thread_time
+from typing import Any
 
 import regex
 
+from app.schema.derivation import (
+    Alternation,
+    Assertion,
+    BackReference,
+    Characters,
+    Grammar,
+    Group,
+    IfWritten,
+    Node,
+    Repetition,
+    Series,
+    Text,
+    Writer,
+    Written,
+)
 from app.schema.errors import SchemaError, Unsatisfiable, WorkBudget
-from app.schema.pattern_pieces import LONGEST, PLAIN, PatternPiece, PatternText, parse
+from app.schema.ranges import Ranges
 
+LONGEST = 8192
+"""Characters of the longest text that is written."""
 MOST_SOURCE = 4000
 """Characters of the longest pattern that is read."""
 SHORT_TEXT = 60
@@ -23,10 +44,12 @@ MATCH_S = 0.01
 STEP_S = 8e-6
 """Seconds of CPU time that a search may take for one step of its budget."""
 TRIES = 40
+EXTRA = 8
+"""Characters that a pattern in a grammar gets beyond its shortest text."""
 USUAL_EXTRA, MOST_EXTRA = 8, 24
 """Characters drawn beyond the shortest text, usually and after some failures."""
 STEPS = 20_000
-BASE_BYTES, CHARACTER_BYTES = 1_000, 110
+BASE_BYTES, CHARACTER_BYTES = 2_500, 110
 """Memory of a pattern beside that of the library, and of each character of it: measured, at the most."""
 
 CLASSES = {
@@ -62,6 +85,164 @@ NAMED = re.compile(r"\(\?<(?![=!])")
 VERBOSE = re.compile(r"\(\?[aiLmsu]*x")
 
 
+PLAIN = string.ascii_lowercase + string.digits + string.ascii_uppercase
+PRINTABLE = PLAIN + " " + string.punctuation
+RARE = "\n\t\r\f\v" + "".join(map(chr, range(0xA1, 0x180))) + "".join(map(chr, range(0x4E00, 0x4E40)))
+"""Characters that are written only where nothing else is allowed."""
+RANGE_SAMPLE = 64
+"""Characters looked at in a range that holds none of `PRINTABLE`."""
+
+USUAL = {
+    "CATEGORY_DIGIT": string.digits,
+    "CATEGORY_NOT_DIGIT": string.ascii_letters,
+    "CATEGORY_SPACE": " ",
+    "CATEGORY_NOT_SPACE": PLAIN,
+    "CATEGORY_WORD": PLAIN,
+    "CATEGORY_NOT_WORD": "-.:/ ",
+}
+"""Characters that are written for a category."""
+MEMBERS: dict[str, Callable[[str], bool]] = {
+    "CATEGORY_DIGIT": lambda c: c in string.digits,
+    "CATEGORY_NOT_DIGIT": lambda c: c not in string.digits,
+    "CATEGORY_SPACE": lambda c: c in string.whitespace,
+    "CATEGORY_NOT_SPACE": lambda c: not c.isspace(),
+    "CATEGORY_WORD": lambda c: c in PLAIN or c == "_",
+    "CATEGORY_NOT_WORD": lambda c: not (c.isalnum() or c == "_"),
+}
+
+NOTHING = Text("")
+Tokens = Iterable[tuple[object, Any]]
+"""Names and operands of Python's own parser."""
+Members = Sequence[tuple[str, Any]]
+"""Members of a class of characters."""
+
+
+def parse(translated: str) -> Node:
+    """Returns the nodes of `translated`. Raises re.error, RecursionError or OverflowError if it is wrong."""
+    return _Builder().run(_parser.parse(translated, re.ASCII))
+
+
+class _Builder:
+    """Makes nodes of the parser's tokens; anchors and boundaries write nothing."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, Node] = {}
+
+    def run(self, tokens: Tokens) -> Node:
+        parts: list[Node] = []
+        for name, operand in tokens:
+            node = self._node(str(name), operand)
+            before = parts[-1] if parts else None
+            if isinstance(node, Text) and isinstance(before, Text):
+                parts[-1] = Text(before.text + node.text)
+            else:
+                parts.append(node)
+        return parts[0] if len(parts) == 1 else Series(parts)
+
+    def _node(self, name: str, operand: Any) -> Node:
+        match name:
+            case "LITERAL":
+                return _characters("".join(_unprintable([(name, operand)])))
+            case "NOT_LITERAL":
+                return _characters(_outside([("LITERAL", operand)]))
+            case "ANY":
+                return _characters(PLAIN)
+            case "IN":
+                return self._class([(str(kind), member) for kind, member in operand])
+            case "BRANCH":
+                return Alternation([self.run(option) for option in operand[1]])
+            case "SUBPATTERN":
+                return self._group(operand[0], self.run(operand[-1]))
+            case "ATOMIC_GROUP":
+                return self.run(operand)
+            case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
+                return Repetition(self.run(operand[2]), int(operand[0]), int(operand[1]))
+            case "ASSERT":
+                return Assertion(self.run(operand[1]))
+            case "GROUPREF":
+                return BackReference(operand, self._groups.get(operand, NOTHING))
+            case "GROUPREF_EXISTS":
+                number, then, otherwise = operand
+                return IfWritten(number, self.run(then), self.run(otherwise or []))
+        return NOTHING
+
+    def _class(self, members: Members) -> Node:
+        if members[0][0] == "NEGATE":
+            return _characters(_outside(members[1:]))
+        return _characters(_within(members))
+
+    def _group(self, number: int | None, part: Node) -> Node:
+        if number is None:
+            return part
+        self._groups[number] = part
+        return Group(number, part)
+
+
+def _size(node: Node) -> int:
+    """Returns how many nodes there are when repeats are written out."""
+    match node:
+        case Series(items):
+            return 1 + sum(map(_size, items))
+        case Alternation(options):
+            return 1 + sum(map(_size, options))
+        case Repetition(item, least):
+            return 1 + _size(item) * max(least, 1)
+        case Group(_, item) | Assertion(item):
+            return 1 + _size(item)
+        case IfWritten(_, then, otherwise):
+            return 1 + _size(then) + _size(otherwise)
+        case Text(text):
+            return max(1, len(text))
+    return 1
+
+
+def _characters(choices: str) -> Node:
+    if len(choices) == 1:
+        return Text(choices)
+    return Characters(choices) if choices else NOTHING
+
+
+def _within(items: Members) -> str:
+    """Returns characters to write for a class: its printable members, else some of the others."""
+    listed = [item for item in items if item[0] != "CATEGORY"]
+    chosen = [c for c in PRINTABLE if _has(listed, c)]
+    for name, operand in items:
+        if name == "CATEGORY":
+            chosen += USUAL[str(operand)]
+    return "".join(dict.fromkeys(chosen)) or "".join(_unprintable(items))
+
+
+def _unprintable(items: Members) -> Iterable[str]:
+    for name, operand in items:
+        low, high = operand if name == "RANGE" else (operand, operand)
+        for point in range(low, min(high, low + RANGE_SAMPLE) + 1):
+            if not 0xD800 <= point <= 0xDFFF:  # half a surrogate pair is no character
+                yield chr(point)
+
+
+def _outside(items: Members) -> str:
+    """Returns characters to write for all but a class: letters and digits, else rarer ones."""
+    for candidates in (PLAIN, PRINTABLE, RARE):
+        chosen = "".join(c for c in candidates if not _has(items, c))
+        if chosen:
+            return chosen
+    return PLAIN
+
+
+def _has(items: Members, character: str) -> bool:
+    point = ord(character)
+    for name, operand in items:
+        if name == "CATEGORY":
+            if MEMBERS[str(operand)](character):
+                return True
+        elif name == "RANGE":
+            if operand[0] <= point <= operand[1]:
+                return True
+        elif operand == point:
+            return True
+    return False
+
+
 class Pattern(str):
     """A regular expression in Python's dialect, compiled; `source` is how it was written.
 
@@ -70,7 +251,7 @@ class Pattern(str):
 
     source: str
     _engine: regex.Pattern[str]
-    _piece: PatternPiece
+    _grammar: Grammar
 
     def __new__(cls, source: str) -> Pattern:
         if len(source) > MOST_SOURCE:
@@ -79,9 +260,10 @@ class Pattern(str):
         pattern = super().__new__(cls, translated)
         pattern.source = source
         try:
-            pattern._piece = parse(translated)
-            if pattern._piece.size > MOST_SIZE:
+            node = parse(translated)
+            if _size(node) > MOST_SIZE:
                 raise SchemaError(f"the pattern {_short(source)} repeats too much")
+            pattern._grammar = Grammar({"": node}, "")
             pattern._engine = regex.compile(_without_tables(translated), regex.ASCII, cache_pattern=False)
             regex.purge()  # the library would keep a note of every pattern
         except (re.error, regex.error) as error:
@@ -98,7 +280,7 @@ class Pattern(str):
     @property
     def least(self) -> int:
         """Characters of the shortest text that matches it all."""
-        return self._piece.least
+        return self._grammar.length[0]
 
     def found_in(self, text: str, budget: WorkBudget) -> bool:
         """True when some part of `text` matches, as JSON Schema wants it; SchemaError if too costly."""
@@ -121,19 +303,27 @@ class Pattern(str):
 
         Raises Unsatisfiable when none was found.
         """
-        piece = self._piece
+        shortest, longest = self._grammar.length
         highest = min(LONGEST, LONGEST if most is None else most)
-        lowest = max(piece.least, least if whole else min(least, piece.most))
-        for attempt in range(TRIES if lowest <= min(highest, piece.most) else 0):
+        lowest = max(shortest, least if whole else min(least, longest))
+        for attempt in range(TRIES if lowest <= min(highest, longest) else 0):
             extra = USUAL_EXTRA if attempt < TRIES // 4 else MOST_EXTRA
-            length = rng.randint(lowest, min(lowest + extra, highest, piece.most))
-            out = PatternText(rng, budget, look_around=attempt % 4 == 3)
-            piece.write(length, out)
-            text = "".join(out.parts)
+            length = rng.randint(lowest, min(lowest + extra, highest, longest))
+            text = Writer(self._grammar, rng, budget, look_around=attempt % 4 == 3).text(length)
             for padded in (text,) if len(text) >= least else _padded(text, least, rng):
                 if least <= len(padded) <= highest and self._search(padded, budget, whole):
                     return padded
         raise Unsatisfiable(f"no text was found for the pattern {_short(self.source)}")
+
+
+def as_node(pattern: Pattern) -> Node:
+    """Returns a match of `pattern`, as a node of a grammar."""
+    most = pattern.least + EXTRA
+
+    def write(rng: Random, budget: WorkBudget, ranges: Ranges, length: int) -> str:
+        return pattern.write(rng, budget, 0, min(max(length, pattern.least), most), whole=True)
+
+    return Written(pattern.least, most, write)
 
 
 def matching_text(pattern: Pattern, rng: Random, whole: bool = True) -> str:

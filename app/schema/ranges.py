@@ -14,9 +14,9 @@ class Size(IntEnum):
     """How large values may be."""
 
     LEAST = 0
-    """As few characters as come easily, objects that may be empty are."""
+    """Few characters, and empty objects where they may be."""
     BRIEF = 1
-    """As few characters as come easily."""
+    """Few characters."""
     FRUGAL = 2
     """Nothing that may be left out, but no empty objects either."""
     USUAL = 3

@@ -24,8 +24,8 @@ from app.engine.errors import SchemaUnsatisfiable
 from app.engine.outputs import Finish, LazySequence, Part, TokenLogprob
 from app.engine.reply import LENGTH, STOP, Reply, joined
 from app.engine.request import Constraint, EngineRequest, ScriptedCall, ScriptedReply
-from app.grammar.writing import write
 from app.schema import Ranges, SchemaError, Schemas
+from app.schema.derivation import write
 from app.simulated.calls import CallReplies, written
 from app.simulated.corpus import Corpus
 from app.simulated.endings import biased, chooser, stopped

@@ -1,4 +1,4 @@
-"""What every tokenizer offers to the rooms above, and how it fails."""
+"""The interface of all tokenizers, and their errors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -97,7 +97,7 @@ class Tokenizer(Protocol):
 
     @property
     def caches(self) -> Mapping[str, BoundedCache]:
-        """What it remembers, by name."""
+        """Its caches, by name."""
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """Raise `TokenIdError` naming the first id that is outside the vocabulary (prompts given as ids)."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
-from io import StringIO
 from itertools import islice
 from threading import Lock
 from typing import Any, NoReturn
@@ -35,8 +34,6 @@ LONG_JSON = 20_000
 """Members and characters of a value from which its JSON is written in pieces,"""
 JSON_PIECES = 10_000
 """so many of which are put together in one go."""
-FEW_MESSAGES = 100
-"""A list of their pieces may be kept while they are joined, which is faster."""
 RESERVED = frozenset({"conversation", "messages", "tokenizer", "model_config"})
 """Names that a request's chat_template_kwargs may not set,"""
 IGNORED = ("chat_template", "tokenize")
@@ -52,7 +49,7 @@ class CompiledTemplate:
 
     template: jinja2.Template
     variables: Mapping[str, object]
-    """What every rendering of it knows."""
+    """Variables of every rendering."""
     content_format: ContentFormat
     knows_developer: bool
     takes_media: bool
@@ -83,12 +80,7 @@ class CompiledTemplate:
             template.environment, variables, template.name, template.blocks
         )
         try:
-            pieces = template.root_render_func(context)
-            if len(conversation) <= FEW_MESSAGES:
-                return "".join(pieces)
-            prompt = StringIO(newline="")
-            prompt.writelines(pieces)  # which keeps no list of all pieces
-            return prompt.getvalue()
+            return "".join(template.root_render_func(context))
         except Exception as error:  # a template is a program, and may fail in any way
             raise ChatTemplateError(f"The chat template refused the conversation: {error}") from error
 
@@ -174,7 +166,7 @@ class ChatTemplates:
 
 
 def _variables(options: ChatOptions) -> dict[str, object]:
-    """What the template knows of this request; a field that is set wins over `chat_template_kwargs`."""
+    """Returns the request's variables; a field that is set wins over `chat_template_kwargs`."""
     variables = dict(options.chat_template_kwargs or ())
     if refused := variables and sorted(RESERVED & variables.keys()):
         raise ChatTemplateError(f"chat_template_kwargs must not set {', '.join(refused)}.")
@@ -228,7 +220,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """The sandbox, which finds the members of a message as fast as a dict does."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """As Jinja's, which first tries the attribute of Python, then the key: a dict has few attributes."""
+        """Finds the same as Jinja, which first tries the attribute of Python, then the key."""
         if type(obj) is dict and attribute not in DICT_ATTRIBUTES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)

@@ -304,7 +304,7 @@ def _aliases(template: nodes.Template, name: str) -> set[str]:
 
 
 def _reads(node: nodes.Node | None, name: str, field: str | None = None) -> bool:
-    """Tell whether `node` is the variable (or its field), perhaps filtered, tested or sliced."""
+    """Returns True when `node` is the variable (or its field), perhaps filtered, tested or sliced."""
     if isinstance(node, nodes.Filter | nodes.Test):
         return _reads(node.node, name, field)
     if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):

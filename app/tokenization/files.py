@@ -29,7 +29,7 @@ TIMEOUT_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFolder:
-    """What stands beside `tokenizer.json`: everything optional has an empty default."""
+    """Files beside `tokenizer.json`: everything optional has an empty default."""
 
     tokenizer_file: Path
     special_tokens: Mapping[str, str] = field(default_factory=dict)
@@ -67,7 +67,7 @@ def read_folder(path: Path) -> TokenizerFolder:
 
 
 def read_info(file: Path) -> dict[str, object]:
-    """What `tokenizer_config.json` beside `file` says, with `tokenizer_class`; tokens as their texts."""
+    """Returns `tokenizer_config.json` beside `file`, with `tokenizer_class`; tokens as their texts."""
     config = _read_json(file.parent / "tokenizer_config.json")
     hidden = ("vocab_file", "merges_file")
     told = {name: _texts(value) for name, value in config.items() if name not in hidden}
@@ -143,7 +143,7 @@ def model_config(name: str) -> dict[str, object]:
 
 
 def takes_media(model: Mapping[str, object]) -> bool | None:
-    """Tell by its `config.json` whether a model is multimodal; None where that is empty."""
+    """Returns True for the `config.json` of a multimodal model; None where that is empty."""
     if not model:
         return None
     architectures = model.get("architectures")
@@ -154,7 +154,7 @@ def takes_media(model: Mapping[str, object]) -> bool | None:
 
 
 def is_matryoshka(model: Mapping[str, object]) -> bool:
-    """Tell by its `config.json` whether a model has vectors of any length; True where that is empty."""
+    """Returns True for the `config.json` of a model with vectors of any length, or an empty one."""
     return not model or bool(model.get("matryoshka_dimensions") or model.get("is_matryoshka"))
 
 

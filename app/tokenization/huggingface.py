@@ -1,35 +1,26 @@
 """A tokenizer from a local `tokenizer.json`, on the `tokenizers` library.
 
-Short ASCII texts, encoded by the token ids of their words, which are remembered.
-
-A byte-level BPE in the manner of GPT-2 cuts a text at its added tokens, then into words by a pattern, and
-encodes each word wherever it stands. Most words of a new text were met before, and to look them up takes a
-third of the library's time. Whatever is in doubt is left to the library.
-
-Encodes very long texts in parts: the library hands ids over in one go, which would hold the event loop.
-
-A text is cut where one word ends and another one begins, if it has words, and only where the tokenizer shows
-that it makes no difference: some thousand characters around have the same ids in two parts as in one.
-Tokenizers look no further than a few words; a text without such a place is encoded as a whole.
+Short ASCII texts are encoded by the token ids of their words, which are remembered: a byte-level BPE in the
+manner of GPT-2 cuts a text at its added tokens, then into words by a pattern, and encodes each word wherever
+it stands. Looking words up takes a third of the library's time. Doubtful texts are left to the library; long
+ones are encoded in a native thread, while the event loop goes on.
 """
 
-import codecs
 import os
 import re
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import ParamSpec, TypeVar
 
 import msgspec
 import tokenizers
 from tokenizers import decoders, models
 
-from app.clock.pause import SLICE_STEPS, Slices, call_off_hub
+from app.clock.pause import call_off_hub
 from app.tokenization.base import (
     PLAIN_CHAT,
     BoundedCache,
@@ -40,99 +31,10 @@ from app.tokenization.base import (
     json_length,
     not_unicode,
 )
-from app.tokenization.chat_template import ChatTemplates, CompiledTemplate
+from app.tokenization.chat_template import ChatTemplates
 from app.tokenization.detokenize import ByteLevelPieces, StreamPieces, TokenBytes, TokenTexts, check_id_range
 from app.tokenization.files import DEFAULT_TEMPLATE, TokenizerFolder, read_folder, read_info
 from app.tokenization.memo import PromptMemo
-
-PART = 100_000
-"""Characters of a part: some milliseconds to hand over its ids, a twentieth of a second to make them."""
-MARGIN = 1_000
-"""Characters before and after a cut that must not care about it."""
-TRIES = 20
-"""Places between words that are tried, and as many others."""
-PROBE: Final = "a"
-
-
-class LongTextEncoder:
-    """Encodes with `backend`, in parts of about `part` characters; to be called beside the event loop."""
-
-    def __init__(self, backend: tokenizers.Tokenizer, part: int = PART, margin: int = MARGIN) -> None:
-        self._backend = backend
-        self._part = part
-        self._margin = margin
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """The ids of `text`: exactly those that it has as a whole. TypeError for half a surrogate pair."""
-        if len(text) <= self._part + self._margin:
-            return self._ids(text, add_special_tokens)
-        frame = self._frame() if add_special_tokens else ([], [])
-        if frame is None:
-            return self._ids(text, add_special_tokens)
-        ids = list(frame[0])
-        # One object for each id: another for every token would take four times the memory, in pieces so small
-        # that whatever else is made meanwhile keeps the process from giving it back.
-        same: dict[int, int] = {}
-        start = 0
-        while len(text) - start > self._part + self._margin:
-            end = self._cut(text, start + self._part)
-            if end is None:
-                return self._ids(text, add_special_tokens)
-            ids += [same.setdefault(each, each) for each in self._ids(text[start:end])]
-            start = end
-        ids += [same.setdefault(each, each) for each in self._ids(text[start:])]
-        ids += frame[1]
-        return ids
-
-    def encode_many(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-        """The ids of each text."""
-        if max(map(len, texts), default=0) > self._part:
-            return [self.encode(text, add_special_tokens) for text in texts]
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [encoding.ids for encoding in encodings]
-
-    def _ids(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
-        return ids
-
-    def _cut(self, text: str, near: int) -> int | None:
-        """A place shortly before `near` where the text may be cut; None when none is found."""
-        places = [*islice(_ends_of_words(text, near, self._margin), TRIES), *range(near - TRIES, near)]
-        return next((place for place in places if self._makes_no_difference(text, place)), None)
-
-    def _makes_no_difference(self, text: str, place: int) -> bool:
-        before, behind = text[max(0, place - self._margin) : place], text[place : place + self._margin]
-        if before[-1].isnumeric() and behind[0].isnumeric():  # digits may be counted from the end
-            return False
-        return self._ids(before) + self._ids(behind) == self._ids(before + behind)
-
-    def _frame(self) -> tuple[list[int], list[int]] | None:
-        """The special tokens before and after any text; None where that is not clear."""
-        plain, framed = self._ids(PROBE), self._ids(PROBE, True)
-        for begin in range(len(framed) - len(plain) + 1):
-            if framed[begin : begin + len(plain)] == plain:
-                return framed[:begin], framed[begin + len(plain) :]
-        return None
-
-
-def _ends_of_words(text: str, near: int, count: int) -> Iterator[int]:
-    """Places among the `count` before `near` where the kind of character changes, the nearest first."""
-    kind = _kind(text[near])
-    for place in range(near, near - count, -1):
-        before = _kind(text[place - 1])
-        if before != kind:
-            yield place
-        kind = before
-
-
-def _kind(character: str) -> str:
-    if character.isalpha():
-        return "letter"
-    if character.isspace():
-        return "blank"
-    return "digit" if character.isnumeric() else "sign"
-
 
 WORDS = re.compile(
     r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
@@ -199,7 +101,7 @@ class WordEncoder:
 
 
 def knows_words(backend: tokenizers.Tokenizer) -> bool:
-    """Whether the ids of a text are those of its words, as they are told apart here."""
+    """Returns True when the ids of a text are the ids of its words."""
     model, pre_tokenizer = backend.model, backend.pre_tokenizer
     if not isinstance(model, models.BPE) or model.dropout or backend.normalizer is not None:
         return False
@@ -224,12 +126,12 @@ LONG_SEQUENCE = 8_000
 """Tokens from which ids are decoded beside the event loop (about as much)."""
 LONG_LIST = 20_000
 """Tokens from which a list with something about each is made beside the event loop (about 10 ms of work)."""
-PART_IDS = 100_000
-"""Ids that are looked at in one go."""
 LONG_CHAT = 20_000
 MANY_MESSAGES = 400
 """Members and characters, or messages, from which a conversation is rendered beside the event loop, and not
 remembered."""
+P = ParamSpec("P")
+T = TypeVar("T")
 Detokenizer = Callable[[Sequence[int]], list[str]]
 """Token ids -> the text that each adds."""
 NOTHING_GIVEN = (None, None, None)
@@ -270,7 +172,6 @@ class LocalTokenizer:
         self._bytes = TokenBytes(backend)
         self._texts = TokenTexts(self._bytes)
         self._pieces, self._all_pieces = self._detokenizer(True), self._detokenizer(False)
-        self._encoder = LongTextEncoder(backend)
         self._words = WordEncoder(backend) if knows_words(backend) else None
         self._has_frame = backend.num_special_tokens_to_add(False) > 0
         self._chats: PromptMemo[array[int]] = PromptMemo(CHATS_BYTES, array(IDS).itemsize)
@@ -311,7 +212,6 @@ class LocalTokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """See `Tokenizer.longest_token`."""
         return max(map(len, self._backend.get_vocab()), default=1)
 
     @property
@@ -321,12 +221,10 @@ class LocalTokenizer:
 
     @property
     def tells_time(self) -> bool:
-        """See `Tokenizer.tells_time`."""
         return self._templates.tells_time
 
     @property
     def caches(self) -> Mapping[str, BoundedCache]:
-        """See `Tokenizer.caches`."""
         words = {} if self._words is None else {"words": self._words}
         return {
             "conversations": self._chats,
@@ -347,93 +245,65 @@ class LocalTokenizer:
         return read_info(self._file) | ({} if template is None else {"chat_template": template})
 
     def check_ids(self, ids: Sequence[int]) -> None:
-        """See `Tokenizer.check_ids`; a negative id is named before one that is too large."""
-        parts = [(min(part), max(part)) for part in Slices().parts(ids, PART_IDS, SLICE_STEPS)]
-        for worst in (min(least for least, _ in parts), max(most for _, most in parts)) if parts else ():
+        for worst in (min(ids), max(ids)) if ids else ():
             if not 0 <= worst < self.vocab_size:
                 raise TokenIdError(f"Token id {worst} is outside the vocabulary of {self.vocab_size} tokens.")
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """See `Tokenizer.encode`. Long texts leave the event loop alone."""
-        if len(text) > LONG_TEXT:
-            return call_off_hub(self._encode, text, add_special_tokens)
-        if self._words is not None and not (add_special_tokens and self._has_frame):
-            ids = self._words.encode(text)
-            if ids is not None:
-                return ids
-        return self._encode(text, add_special_tokens)
-
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        try:
-            return self._encoder.encode(text, add_special_tokens)
-        except TypeError as error:
-            raise not_unicode() from error
+        if (
+            self._words is not None
+            and len(text) <= LONG_TEXT
+            and not (add_special_tokens and self._has_frame)
+            and (ids := self._words.encode(text)) is not None
+        ):
+            return ids
+        return self.encode_many([text], add_special_tokens)[0]
 
     def encode_many(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
-        """See `Tokenizer.encode_many`."""
-        encode = self._encoder.encode_many
+        long = sum(map(len, texts)) > LONG_TEXT
+        return _beside_loop_if(long, self._encode_many, texts, add_special_tokens)
+
+    def _encode_many(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        """Encodes by the batch, in which the library lets go of the interpreter."""
         try:
-            if sum(map(len, texts)) > LONG_TEXT:
-                return call_off_hub(encode, texts, add_special_tokens)
-            return encode(texts, add_special_tokens)
+            found = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except TypeError as error:
             raise not_unicode() from error
+        return [encoding.ids for encoding in found]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """See `Tokenizer.decode`."""
         try:
-            if len(ids) > LONG_SEQUENCE:
-                return call_off_hub(self._decode_long, ids, skip_special_tokens)
-            return self._backend.decode(ids, skip_special_tokens)
+            if len(ids) <= LONG_SEQUENCE:
+                return self._backend.decode(ids, skip_special_tokens)
+            return call_off_hub(self._backend.decode_batch, [ids], skip_special_tokens)[0]
         except OverflowError:
             check_id_range(ids)
             raise
 
-    def _decode_long(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        if not self._byte_level or len(ids) <= PART_IDS:  # the library takes all ids in one go
-            [text] = self._backend.decode_batch([ids], skip_special_tokens)
-            return text
-        skipped = self._special_ids if skip_special_tokens else frozenset()
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        texts = []
-        for start in range(0, len(ids), LONG_LIST):
-            part = [each for each in ids[start : start + LONG_LIST] if each not in skipped]
-            texts.append(decoder.decode(b"".join([self._bytes[token_id] for token_id in part])))
-        return "".join([*texts, decoder.decode(b"", final=True)])
-
     def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
-        """See `Tokenizer.pieces`."""
         pieces = self._pieces if skip_special_tokens else self._all_pieces
-        return call_off_hub(pieces, ids) if len(ids) > LONG_LIST else pieces(ids)
+        return _beside_loop_if(len(ids) > LONG_LIST, pieces, ids)
 
     def offsets(self, text: str, add_special_tokens: bool = False) -> list[tuple[int, int]] | None:
-        """See `Tokenizer.offsets`."""
         encode = self._backend.encode
-        found = (
-            call_off_hub(encode, text, None, False, add_special_tokens)
-            if len(text) > LONG_TEXT
-            else encode(text, add_special_tokens=add_special_tokens)
-        )
-        return found.offsets
+        return _beside_loop_if(len(text) > LONG_TEXT, encode, text, None, False, add_special_tokens).offsets
 
     def join(self, tokens: Sequence[str]) -> str:
-        """See `Tokenizer.join`."""
         decoder = self._backend.decoder
         return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """See `Tokenizer.token_strings`; an id without a token gives an empty string."""
-        return call_off_hub(self._strings_of, ids) if len(ids) > LONG_LIST else self._strings_of(ids)
+        return _beside_loop_if(len(ids) > LONG_LIST, self._strings_of, ids)
 
     def _strings_of(self, ids: Sequence[int]) -> list[str]:
         check_id_range(ids)
         return [self._backend.id_to_token(token_id) or "" for token_id in ids]
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """See `Tokenizer.token_texts`. Blanks that a decoder drops from the start of a text are kept."""
-        return call_off_hub(self._texts_of, ids) if len(ids) > LONG_LIST else self._texts_of(ids)
+        return _beside_loop_if(len(ids) > LONG_LIST, self._texts_of, ids)
 
     def _texts_of(self, ids: Sequence[int]) -> list[str]:
+        """Keeps blanks that a decoder drops from the start of a text."""
         if self._byte_level:
             return [self._bytes[token_id].decode("utf-8", "replace") for token_id in ids]
         texts = []
@@ -444,7 +314,6 @@ class LocalTokenizer:
         return texts
 
     def token_bytes(self, token_id: int) -> bytes:
-        """See `Tokenizer.token_bytes`."""
         if self._byte_level:
             return self._bytes[token_id]
         token = self.token_strings([token_id])[0]
@@ -453,15 +322,15 @@ class LocalTokenizer:
         return self.token_texts([token_id])[0].encode()
 
     def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
-        """See `Tokenizer.render_chat`."""
         if _is_short(messages, options):
             return self._templates.render(messages, options)
         return call_off_hub(self._templates.of(options).render, messages, options)
 
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
-        """See `Tokenizer.encode_chat`. What comes again, as from probes and load tests, is remembered."""
+        """Remembers what comes again, as from probes and load tests."""
         if not _is_short(messages, options):
-            return call_off_hub(self._encode_long_chat, self._templates.of(options), messages, options)
+            render = self._templates.of(options).render
+            return self.encode(call_off_hub(render, messages, options), options.add_special_tokens)
         try:
             key = msgspec.json.encode((messages, options))
         except UnicodeEncodeError as error:
@@ -474,10 +343,10 @@ class LocalTokenizer:
             self._chats.put(key, array(IDS, ids))
         return ids
 
-    def _encode_long_chat(
-        self, template: CompiledTemplate, messages: Sequence[Message], options: ChatOptions
-    ) -> list[int]:
-        return self._encode(template.render(messages, options), options.add_special_tokens)
+
+def _beside_loop_if(long: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Calls `work`: long work in a native thread, while other greenlets run."""
+    return call_off_hub(work, *args, **kwargs) if long else work(*args, **kwargs)
 
 
 def _is_short(messages: Sequence[Message], options: ChatOptions) -> bool:

@@ -65,16 +65,15 @@ class RenderTokenizer:
         self._pool.clear()
 
     def check_ids(self, ids: Sequence[int]) -> None:
-        """See `Tokenizer.check_ids`; all that is known here is that no id is negative."""
+        """Refuses negative ids: nothing else is known of the vocabulary."""
         if ids and min(ids) < 0:
             raise TokenIdError(f"Token id {min(ids)} is outside the vocabulary.")
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """See `Tokenizer.encode`."""
         return self.encode_many([text], add_special_tokens)[0]
 
     def encode_many(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
-        """See `Tokenizer.encode_many`. Empty texts are not asked for: the service refuses them."""
+        """Sends no empty texts: the service refuses them."""
         asked = [text for text in texts if text]
         answers: list[list[int]] = []
         for start in range(0, len(asked), PROMPTS_PER_CALL):
@@ -86,7 +85,7 @@ class RenderTokenizer:
         return [next(ids) if text else [] for text in texts]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """See `Tokenizer.decode`; the service always shows special tokens."""
+        """Shows special tokens always, as the service does."""
         if not ids:
             return ""
         answer = self._post("/detokenize", {"tokens": list(ids)})
@@ -96,7 +95,6 @@ class RenderTokenizer:
         return text
 
     def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
-        """See `Tokenizer.pieces`."""
         if not ids:
             return []
         words = WORD.findall(self.decode(ids, skip_special_tokens))
@@ -104,31 +102,27 @@ class RenderTokenizer:
         return [*words[:last], *[""] * (last - len(words)), "".join(words[last:])]
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """See `Tokenizer.token_strings`; the text of each token, one call each."""
+        """Returns the text of each token, by one call each."""
         return [self.decode([token_id]) for token_id in ids]
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """See `Tokenizer.token_texts`; one call each."""
         return self.token_strings(ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """See `Tokenizer.token_bytes`; parts of a character are not to be had from the service."""
+        """Returns the bytes of the text: the service gives no parts of a character."""
         return self.decode([token_id]).encode()
 
     def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
-        """See `Tokenizer.render_chat`."""
         return self.decode(self.encode_chat(messages, options))
 
     def offsets(self, text: str, add_special_tokens: bool = False) -> list[tuple[int, int]] | None:
-        """See `Tokenizer.offsets`: the service tells ids only."""
-        return None
+        return None  # the service gives ids alone
 
     def join(self, tokens: Sequence[str]) -> str:
-        """See `Tokenizer.join`: words are spelled as they are."""
         return "".join(tokens)
 
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
-        """See `Tokenizer.encode_chat`. Only what differs from the service's defaults is sent."""
+        """Sends only what differs from the service's defaults."""
         fields: dict[str, object] = {"messages": list(messages)}
         for name in ChatOptions.__dataclass_fields__:
             value = getattr(options, name)

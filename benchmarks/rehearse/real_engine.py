@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from app.engine.batch import Batch
-from app.llm.device_manager import DeviceManager
+from app.llm.config import Checkpoint, ModelConfig
 from app.llm.engine import EngineOptions, LLMEngine
-from app.llm.errors import LLMError
+from app.llm.errors import LLMError, ModelLoadError
 from app.llm.llm import make_engine
-from app.llm.model_runner import ModelRunner
-from app.llm.random_weights import tiny_checkpoint
+from app.llm.model_runner import DeviceManager, ModelRunner
 from app.llm.sampling_params import SamplingParams
 from benchmarks.rehearse.playing import Token
 from config.profile import EngineLimits
@@ -63,9 +62,9 @@ class RealEngine:
         if batch is None:
             raise LLMError("The engine has no room for what waits.")
         for output in outputs:
-            if output.error is not None:
-                raise LLMError(output.error)
-        tokens = [Token(int(it.request_id), it.finish_reason is not None) for it in outputs]
+            if output.said.error is not None:
+                raise LLMError(output.said.error)
+        tokens = [Token(int(it.sequence.request_id), it.said.finish is not None) for it in outputs]
         return batch, tokens
 
     def reset(self) -> None:
@@ -85,3 +84,65 @@ def _tiny_engine(device: str, options: EngineOptions) -> LLMEngine:
         options.max_seq_length,
     )
     return LLMEngine(runner, None, options)
+
+
+TINY_CONFIG: Final = ModelConfig(
+    architecture="llama",
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=192,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-6,
+    rope_theta=10_000.0,
+    max_position=4096,
+    tied=True,
+)
+
+
+class RandomWeights:
+    """The tensors of a Llama with tied embeddings; the same ones each time."""
+
+    interleaved = False
+
+    def __init__(self, config: ModelConfig, seed: int = 1) -> None:
+        self._shapes = _shapes(config)
+        self._seed = seed
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._shapes
+
+    def get(self, name: str) -> torch.Tensor:
+        if name not in self._shapes:
+            raise ModelLoadError(f"The weights lack the tensor {name}.")
+        place = list(self._shapes).index(name)
+        generator = torch.Generator().manual_seed(self._seed + place)
+        return torch.randn(self._shapes[name], generator=generator) * 0.2
+
+
+def tiny_checkpoint() -> Checkpoint:
+    return Checkpoint(TINY_CONFIG, RandomWeights(TINY_CONFIG))
+
+
+def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    attended = config.num_heads * config.head_dim
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (attended, hidden),
+        "self_attn.k_proj": (config.kv_size, hidden),
+        "self_attn.v_proj": (config.kv_size, hidden),
+        "self_attn.o_proj": (hidden, attended),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    shapes = {
+        f"model.layers.{number}.{name}.weight": shape
+        for number in range(config.num_layers)
+        for name, shape in layer.items()
+    }
+    return shapes | {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}

@@ -8,9 +8,8 @@ from random import Random
 from typing import Any
 
 from app.grammar.compiling import compile_grammar, compile_structural_tag
-from app.grammar.nodes import Grammar
-from app.grammar.writing import write
 from app.schema import Ranges, Schemas
+from app.schema.derivation import Grammar, write
 
 SIZES = (0, 5, 30, 120)
 SPOKEN = "said of this and that "

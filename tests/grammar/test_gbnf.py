@@ -121,8 +121,7 @@ def test_rules_that_multiply_take_no_time() -> None:
     many = "\n".join(f"r{k + 1} ::= r{k} r{k}" for k in range(2000))
     with pytest.raises(SchemaError, match="too long"):
         grammar(f'{many}\nr0 ::= "x"\nroot ::= r2000')
-    with pytest.raises(SchemaError):
-        text(grammar('root ::= (""{9999}){9999}'))
+    assert text(grammar('root ::= (""{9999}){9999}')) == ""
 
 
 @given(st.text(alphabet='ab"[]()|*+?{}:=, \\\n#.-^0', max_size=40))

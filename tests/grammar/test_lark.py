@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.grammar.lark_ebnf import COMMON
+from app.grammar.notations import COMMON
 from app.schema import SchemaError
 from tests.grammar.deriving import grammar, text, texts
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.llm.llm import LLM
 from tests.llm.tiny import GREEDY, KINDS, Shape, generate, make_engine, make_model, prompts, told
 
 pytestmark = pytest.mark.engine
@@ -23,6 +22,10 @@ def test_most_likely_tokens_are_those_of_float32(kind: str, tmp_path: Path) -> N
     assert sum(a == b for a, b in zip(likeliest, near, strict=True)) > 0.9 * len(near)
     assert rounded.isfinite().all()
     assert float((rounded - logprobs).abs().mean()) < 0.1
+    runner, info = narrow.runner, narrow.runner.device.info()
+    assert (info["device"], info["dtype"]) == ("cpu", "bfloat16")
+    assert runner.store.layers[0].dtype == runner.model.embedding.dtype == torch.bfloat16
+    assert runner.model.layers[0].qkv.weight.dtype == torch.bfloat16
 
 
 def test_decodes_go_on_like_prompts(folder: Path) -> None:
@@ -50,11 +53,3 @@ def test_rare_ways_compute_the_same(folder: Path) -> None:
         assert all(len(said) == 64 for said in tokens)
         # A tie that falls otherwise makes another text of the rest.
         assert sum(a[:8] == b[:8] for a, b in zip(tokens, expected, strict=True)) >= 5
-
-
-def test_what_is_told_is_what_is_used(folder: Path) -> None:
-    with LLM(str(folder), "cpu", "bfloat16", num_blocks=64, max_seq_length=512) as llm:
-        info, runner = llm.get_model_info(), llm.engine.runner
-        assert (info["device"], info["dtype"]) == ("cpu", "bfloat16")
-        assert runner.store.layers[0].dtype == runner.model.embedding.dtype == torch.bfloat16
-        assert runner.model.layers[0].qkv.weight.dtype == torch.bfloat16

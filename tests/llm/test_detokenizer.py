@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.llm.detokenizer import Detokenizer
+from app.llm.sampling_params import SamplingParams
+from app.llm.sequence import Detokenizer
 from app.tokenization import default_tokenizer
 
 pytestmark = pytest.mark.engine
@@ -15,7 +16,8 @@ BACKEND = default_tokenizer().backend
 
 
 def shown(ids: list[int], *stops: str, include: bool = False) -> tuple[list[str], str | None]:
-    detokenizer, pieces = Detokenizer(BACKEND, stops, include_stop=include), []
+    params = SamplingParams(stop=stops, include_stop_str_in_output=include)
+    detokenizer, pieces = Detokenizer(BACKEND, params), []
     for token_id in ids:
         pieces.append(detokenizer.add(token_id))
         if detokenizer.stopped is not None:

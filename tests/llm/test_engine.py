@@ -10,10 +10,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.llm.engine import EngineOptions, LLMEngine
+from app.llm.engine import EngineOptions, LLMEngine, Output
 from app.llm.errors import ModelLoadError, QueueFull, RequestError
-from app.llm.requests import EngineOutput, Priority
-from app.llm.sampling_params import SamplingParams
+from app.llm.sampling_params import Priority, SamplingParams
 from tests.llm.tiny import (
     GREEDY,
     VOCABULARY,
@@ -82,9 +81,9 @@ def test_replies_do_not_depend_on_batch_mates(
     engine.cache.check_integrity()
 
 
-def note(outputs: list[EngineOutput], tokens: dict[str, list[int]]) -> None:
+def note(outputs: list[Output], tokens: dict[str, list[int]]) -> None:
     for output in outputs:
-        tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        tokens.setdefault(output.sequence.request_id, []).extend(output.said.ids)
 
 
 def test_seeds_repeat_and_choices_differ(folder: Path) -> None:
@@ -92,13 +91,14 @@ def test_seeds_repeat_and_choices_differ(folder: Path) -> None:
     first, again = (generate(engine, WANTED[:1], SAMPLED)[0] for _ in range(2))
     assert first == again
     assert first != generate(engine, WANTED[:1], SAMPLED.with_seed(6))[0]
-    outputs: dict[str, list[EngineOutput]] = {}
+    outputs: dict[str, list[Output]] = {}
     engine.add_request(
         "n", WANTED[0], SamplingParams(n=3, seed=5, max_tokens=24, top_p=0.95, ignore_eos=True)
     )
     run_all(engine, outputs)
     choices = [
-        [it for out in outputs["n"] if out.index == index for it in out.token_ids] for index in range(3)
+        [it for out in outputs["n"] if out.sequence.index == index for it in out.said.ids]
+        for index in range(3)
     ]
     assert choices[0] == first
     assert len({tuple(choice) for choice in choices}) == 3
@@ -124,10 +124,10 @@ def test_ends(folder: Path) -> None:
     ]
     for params, count, reason, stop in cases:
         engine.add_request("one", prompt, params)
-        outputs: dict[str, list[EngineOutput]] = {}
+        outputs: dict[str, list[Output]] = {}
         tokens = run_all(engine, outputs)["one"]
         last = outputs["one"][-1]
-        assert (len(tokens), last.finish_reason, last.stop_reason) == (count, reason, stop)
+        assert (len(tokens), last.said.finish, last.said.stop_reason) == (count, reason, stop)
     [later] = generate(engine, [prompt], SamplingParams(temperature=0.0, min_tokens=place + 5, max_tokens=40))
     assert end not in later[: place + 5]
 
@@ -163,8 +163,8 @@ def test_queue_limit_and_time_limit(folder: Path) -> None:
     with pytest.raises(QueueFull):
         engine.add_request("too many", WANTED[3], GREEDY)
     now[0] = 1.5
-    ended = [output for output in engine.step() if output.finish_reason]
-    assert [(output.request_id, output.finish_reason) for output in ended] == [("waits", "timeout")]
+    ended = [output for output in engine.step() if output.said.finish]
+    assert [(output.sequence.request_id, output.said.finish) for output in ended] == [("waits", "timeout")]
     assert {name: len(tokens) for name, tokens in run_all(engine).items()} == {"runs": 62, "waits long": 64}
 
 
@@ -186,18 +186,11 @@ def test_refusals(folder: Path) -> None:
     assert [len(tokens) for tokens in generate(engine, [[1] * 127])] == [1]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"num_blocks": 1}, {"block_size": 0}, {"max_num_seqs": 0}, {"max_num_batched_tokens": 0}],
-    ids=str,
-)
-def test_sizes_with_which_nothing_would_run(wrong: dict[str, int]) -> None:
-    [name] = wrong
-    with pytest.raises(ModelLoadError, match=f"{name} should be at least"):
-        EngineOptions(**wrong)  # type: ignore[arg-type]
-
-
-def test_nothing_is_longer_than_the_model_was_made_for(folder: Path) -> None:
+def test_sizes_with_which_nothing_would_run_and_lengths_beyond_the_model(folder: Path) -> None:
+    wrong = {"num_blocks": 1, "block_size": 0, "max_num_seqs": 0, "max_num_batched_tokens": 0}
+    for name, size in wrong.items():
+        with pytest.raises(ModelLoadError, match=f"{name} should be at least"):
+            EngineOptions(**{name: size})  # type: ignore[arg-type]
     engine = make_engine(folder, max_seq_length=4096)
     assert engine.max_tokens == 1024
     with pytest.raises(RequestError, match="takes 1023"):
@@ -227,13 +220,13 @@ def test_logits_that_are_no_numbers_end_one_request(folder: Path) -> None:
     )
     with torch.inference_mode():
         engine.runner.model.embedding[poison] = float("nan")
-    outputs: dict[str, list[EngineOutput]] = {}
+    outputs: dict[str, list[Output]] = {}
     engine.add_request("spoiled", [poison, *WANTED[0]], GREEDY)
     for number, prompt in enumerate(WANTED[:4]):
         engine.add_request(str(number), prompt, GREEDY)
     tokens = run_all(engine, outputs)
     [failed] = outputs["spoiled"]
-    assert failed.finish_reason == "error" and failed.error
+    assert failed.said.finish == "error" and failed.said.error
     assert [tokens[str(number)] for number in range(4)] == expected
     assert generate(engine, WANTED[:4]) == expected
 
@@ -255,7 +248,7 @@ def test_who_shares_keys_that_are_no_numbers_ends_too(tmp_path: Path) -> None:
     for name, prompt in (failing | fine).items():
         engine.add_request(name, prompt, GREEDY)
     begun = engine.step()
-    assert [(it.request_id, it.finish_reason) for it in begun] == [(name, "error") for name in failing]
+    assert [(it.sequence.request_id, it.said.finish) for it in begun] == [(name, "error") for name in failing]
     assert run_all(engine) == apart
     assert engine.cache.free == engine.cache.capacity
     engine.cache.check_integrity()
@@ -266,12 +259,12 @@ def test_logprobs_of_prompts_and_replies(folder: Path) -> None:
 
     engine, prompt = make_engine(folder, max_num_batched_tokens=20), WANTED[3]
     generate(engine, [prompt])
-    outputs: dict[str, list[EngineOutput]] = {}
+    outputs: dict[str, list[Output]] = {}
     params = SamplingParams(temperature=0.0, max_tokens=5, logprobs=3, prompt_logprobs=2, ignore_eos=True)
     engine.add_request("one", prompt, params)
     tokens = run_all(engine, outputs)["one"]
-    told = [it for output in outputs["one"] for it in output.logprobs]
-    before = outputs["one"][0].prompt_logprobs
+    told = [it for output in outputs["one"] for it in output.said.logprobs or ()]
+    before = outputs["one"][0].said.prompt_logprobs
     assert before is not None and before[0] is None and len(before) == len(prompt)
     with torch.no_grad():
         model = LlamaForCausalLM.from_pretrained(folder)

@@ -9,18 +9,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 
 from app.llm import command, errors
 from app.llm.aio import AsyncLLM
-from app.llm.device_manager import DeviceManager
 from app.llm.engine import LLMEngine
 from app.llm.errors import LLMError, RequestError
-from app.llm.llm import LLM, make_engine
-from app.llm.results import Result
+from app.llm.llm import LLM, Result, make_engine
+from app.llm.model_runner import DeviceManager
 from app.llm.sampling_params import SamplingParams
+from tests.llm.test_library import text_of
 from tests.running_server import ROOT
 
 pytestmark = pytest.mark.engine
@@ -40,11 +41,6 @@ AsyncLLM.generate, LLM.generate, LLMEngine.generate, AsyncLLMEngine.generate_asy
 @pytest.fixture(scope="module")
 def llm(model: str) -> LLM:
     return LLM(model_name=model, device="cpu", num_blocks=256, max_seq_length=512)
-
-
-def text_of(result: object) -> str:
-    assert isinstance(result, dict)
-    return str(result["generated_text"])
 
 
 def test_names_are_there_before_torch_is() -> None:
@@ -76,6 +72,10 @@ def test_asyncio_answers_what_the_library_does(llm: LLM, model: str) -> None:
     texts = [text_of(result) for result in llm.generate(["Hello", "One", "Two"], FIVE, progress=False)]
     chat = text_of(llm.chat(HELLO, FIVE, system_prompt="Be brief."))
 
+    async def stream(engine: AsyncLLM, prompt: str) -> tuple[str, int]:
+        items = [item async for item in engine.generate_stream(prompt, FIVE)]
+        return "".join(str(item["token"]) for item in items), len(items)
+
     async def talk() -> None:
         async with AsyncLLM(model_name=model, device="cpu", num_blocks=64, max_seq_length=512) as engine:
             assert text_of(await engine.generate("Hello", FIVE)) == texts[0]
@@ -94,6 +94,15 @@ def test_asyncio_answers_what_the_library_does(llm: LLM, model: str) -> None:
             assert (await engine.get_stats())["total_requests"] == 0
             info = engine.get_model_info()
             assert (info["model_name"], info["max_seq_length"]) == (model, 512)
+            assert (info["architecture"], info["device"], info["dtype"]) == ("qwen3", "cpu", "float32")
+            streams = await asyncio.gather(*(stream(engine, prompt) for prompt in ("Hello", "One", "Two")))
+            assert [text for text, _ in streams] == texts and {count for _, count in streams} == {5}
+            left = engine.generate_stream("a", SamplingParams(max_tokens=400, ignore_eos=True))
+            await anext(left)
+            await left.aclose()
+            await engine.generate("b", SamplingParams(max_tokens=1))
+            stats = await engine.get_stats()
+            assert cast("dict[str, int]", stats["scheduler_stats"])["active_requests"] == 0
 
     asyncio.run(talk())
 
@@ -164,7 +173,7 @@ def test_the_command_reads_and_writes_files(llm: LLM, told: Callable[..., str], 
     assert [text_of(result) for result in json.loads(output.read_text())] == texts
     told("One", "-o", str(output))
     assert [text_of(result) for result in json.loads(output.read_text())] == texts[:1]
-    for wrong in (("--file", str(tmp_path / "none")), ("--output", str(output))):
+    for wrong in (("--file", str(tmp_path / "none")), ("--output", str(output)), ("a", "--model", "./no")):
         assert told(*wrong, status=1).startswith("error: ")
 
 

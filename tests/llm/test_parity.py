@@ -59,21 +59,17 @@ def test_random_arrivals(folder: Path, truth: Truth) -> None:
             number, prompt = waiting.pop(0)
             engine.add_request(str(number), prompt, GREEDY)
         for output in engine.step():
-            tokens[output.request_id] += output.token_ids
+            tokens[output.sequence.request_id] += output.said.ids
     assert list(tokens.values()) == expected
     engine.cache.check_integrity()
 
 
-def test_chunked_prefill(folder: Path, truth: Truth) -> None:
-    engine = make_engine(folder, max_num_batched_tokens=19)
-    assert generate(engine, truth[0]) == truth[1]
-
-
-def test_preemption(folder: Path, truth: Truth) -> None:
-    engine = make_engine(folder, num_blocks=24)
-    assert generate(engine, truth[0]) == truth[1]
-    assert engine.scheduler.preemptions > 0
-    engine.cache.check_integrity()
+def test_chunked_prefill_and_preemption(folder: Path, truth: Truth) -> None:
+    for options, preempted in (({"max_num_batched_tokens": 19}, False), ({"num_blocks": 24}, True)):
+        engine = make_engine(folder, **options)
+        assert generate(engine, truth[0]) == truth[1]
+        assert (engine.scheduler.preemptions > 0) == preempted
+        engine.cache.check_integrity()
 
 
 def test_prefix_hits(folder: Path, truth: Truth) -> None:
@@ -85,16 +81,11 @@ def test_prefix_hits(folder: Path, truth: Truth) -> None:
     assert engine.stats.prefix_hits > 15 * 32 + 16 * 40
 
 
-def test_without_prefix_caching(folder: Path, truth: Truth) -> None:
+def test_without_prefix_caching_and_without_room_in_the_dense_copy(folder: Path, truth: Truth) -> None:
     engine = make_engine(folder, enable_prefix_caching=False)
-    assert generate(engine, truth[0]) == truth[1]
-    assert engine.stats.prefix_hits == 0
-
-
-def test_rows_without_room_in_the_dense_copy(folder: Path, truth: Truth) -> None:
-    engine = make_engine(folder)
     engine.runner.workspace._limit_bytes = 0
     assert generate(engine, truth[0]) == truth[1]
+    assert engine.stats.prefix_hits == 0
 
 
 def test_older_spelling_of_the_configuration(tmp_path: Path) -> None:

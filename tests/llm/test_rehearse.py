@@ -15,11 +15,10 @@ import pytest
 
 from app import cli
 from app.fidelity.benchmark_files import read_recordings
-from app.llm.random_weights import tiny_checkpoint
 from app.load.trace import Load
 from benchmarks.rehearse.command import OUTSIDE
 from benchmarks.rehearse.playing import Clock, play_offline, play_on
-from benchmarks.rehearse.real_engine import RealEngine
+from benchmarks.rehearse.real_engine import RealEngine, tiny_checkpoint
 from config.profile import CostConstants, EngineLimits, Profile, read_profile
 
 pytestmark = pytest.mark.engine

@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.llm.draw import draw, limited
 from app.llm.errors import RequestError
-from app.llm.sampler import SamplingState, adjust, logprobs_of, sample
+from app.llm.sampler import SamplingState, adjust, draw, limited, logprobs_of, sample
 from app.llm.sampling_params import SamplingParams
 from tests.running_server import ROOT
 

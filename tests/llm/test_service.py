@@ -124,28 +124,26 @@ def test_an_abort_frees_blocks_and_is_the_last_word(worker: Worker) -> None:
     assert not any(worker.is_over(key) for key in range(6))
 
 
-def test_choices_of_a_worker_that_closes_end(worker: Worker, engine: EngineProcess) -> None:
-    leaving = Worker(engine.options.endpoint)
-    for key in range(3):
-        leaving.generate(key, WANTED[key], LONG)
-    worker.until(lambda: worker.loads[-1].running == 3)
-    leaving.close()
-    worker.until(lambda: worker.loads[-1].running == 0, patience_s=10)
-    assert worker.loads[-1].cache_usage == 0
-
-
-def test_choices_of_a_worker_that_is_killed_end(worker: Worker, engine: EngineProcess) -> None:
+@pytest.mark.parametrize("end", ["closes", "is killed"])
+def test_choices_of_a_worker_that_leaves_end(worker: Worker, engine: EngineProcess, end: str) -> None:
     code = f"""
+        import sys
         from tests.llm.process import Worker
         worker = Worker({engine.options.endpoint!r})
-        worker.generate(1, [1] * 20, {LONG})
-        worker.until(lambda: False)
+        for key in range(3):
+            worker.generate(key, [key + 1] * 20, {LONG})
+        worker.until(lambda: len(worker.said) == 3)
+        worker.close() if {end == "closes"} else worker.until(lambda: False)
+        sys.stdin.read()
     """
-    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT)
-    worker.until(lambda: worker.loads[-1].running == 1)
-    child.kill()
-    child.wait()
-    worker.until(lambda: worker.loads[-1].running == 0, patience_s=10)
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as child:
+        worker.until(lambda: worker.loads[-1].running == 3)
+        if end == "is killed":
+            child.kill()
+        worker.until(lambda: worker.loads[-1].running == 0, patience_s=10)
+        child.kill()
+    assert worker.loads[-1].cache_usage == 0
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -14,11 +14,9 @@ from app.engine.heartbeat import Heartbeat
 from app.engine.wire import EngineProcessOptions, TextForm
 from app.llm.engine import LLMEngine
 from app.llm.errors import ModelLoadError, RequestError
-from app.llm.lifecycle import Lifecycle
 from app.llm.loader import load_checkpoint
 from app.llm.sampler import Form
-from app.llm.serving import IDLE_S, EngineService
-from app.llm.startup import engine_options, ready_of
+from app.llm.serving import IDLE_S, EngineService, Lifecycle, engine_options, make_ready
 from app.llm.worker_sockets import WorkerSockets
 from tests.llm.process import Worker
 from tests.llm.tiny import make_engine
@@ -38,7 +36,7 @@ class Turns:
             Lifecycle(self.engine, lambda: load_checkpoint(folder)),
             self.sockets,
             None,
-            ready_of(self.engine),
+            make_ready(self.engine),
             Heartbeat(endpoint, now=lambda: self.now_s),
             now=lambda: self.now_s,
         )
@@ -100,45 +98,28 @@ def test_a_step_that_fails_ends_choices_and_the_service(folder: Path) -> None:
 
 
 def test_while_a_form_is_compiled_others_are_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And those behind it in the line, and one that is aborted meanwhile."""
+    """And other forms, those behind it in the line, and one that is aborted meanwhile."""
     may_end, begun = Event(), []
 
     def compile(engine: LLMEngine, text: TextForm) -> Form:
         begun.append(text.regex)
-        assert may_end.wait(20)
-        raise RequestError("It is no form.")
-
-    monkeypatch.setattr(LLMEngine, "compile", compile)
-    with serving(folder) as turns, Worker(turns.endpoint) as worker:
-        for key, regex in enumerate(("first", "second", "left", "last")):
-            worker.generate(key, [1], 5, form=TextForm(regex=regex))
-        worker.generate(4, [1], 5)
-        turns.until(lambda: worker.is_over(4), worker)
-        worker.abort(2)
-        turns.until(lambda: sorted(begun) == ["first", "second"], worker)
-        turns.turn()
-        may_end.set()
-        turns.until(lambda: all(worker.is_over(key) for key in (0, 1, 3)), worker)
-        assert begun[2:] == ["last"]
-        assert worker.said[0][0].is_refused and worker.said[0][0].error == "It is no form."
-        assert 2 not in worker.said and len(worker.whole(4)[0]) == 5
-
-
-def test_a_form_that_takes_long_holds_up_no_other(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_end = Event()
-
-    def compile(engine: LLMEngine, text: TextForm) -> Form:
         assert text.regex == "quick" or may_end.wait(20)
         raise RequestError("It is no form.")
 
     monkeypatch.setattr(LLMEngine, "compile", compile)
     with serving(folder) as turns, Worker(turns.endpoint) as worker:
-        for key, regex in enumerate(("slow", "quick", "quick")):
+        for key, regex in enumerate(("first", "quick", "second", "left", "last")):
             worker.generate(key, [1], 5, form=TextForm(regex=regex))
-        turns.until(lambda: worker.is_over(1) and worker.is_over(2), worker)
-        assert 0 not in worker.said
+        worker.generate(5, [1], 5)
+        turns.until(lambda: worker.is_over(5) and worker.is_over(1), worker)
+        worker.abort(3)
+        turns.until(lambda: sorted(begun) == ["first", "quick", "second"], worker)
+        turns.turn()
         may_end.set()
-        turns.until(lambda: worker.is_over(0), worker)
+        turns.until(lambda: all(worker.is_over(key) for key in (0, 2, 4)), worker)
+        assert begun[3:] == ["last"]
+        assert worker.said[0][0].is_refused and worker.said[0][0].error == "It is no form."
+        assert 3 not in worker.said and len(worker.whole(5)[0]) == 5
 
 
 def test_it_gives_a_sign_of_life_before_each_layer(folder: Path) -> None:

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from app.llm.device_manager import DeviceManager
 from app.llm.engine import EngineOptions, LLMEngine
 from app.llm.llm import LLM
 from app.llm.loader import load_checkpoint
-from app.llm.model_runner import ModelRunner
-from app.llm.resolve import find_model
+from app.llm.model_files import find_model, load_tokenizer
+from app.llm.model_runner import DeviceManager, ModelRunner
 from app.llm.sampling_params import SamplingParams
-from app.llm.tokenizer import load_tokenizer
 from benchmarks.engine import model_of_transformers
 from tests.llm.tiny import GREEDY, generate, greedy_after, run_all, told
 
@@ -121,7 +119,7 @@ def test_random_arrivals_and_prefix_hits(
         engine.add_request(str(number), prompt, GREEDY)
         for _ in range(random.randrange(20)):
             for output in engine.step():
-                said[output.request_id] += output.token_ids
+                said[output.sequence.request_id] += output.said.ids
     rest = run_all(engine)
     assert [said[name] + rest.get(name, []) for name in said] == tokens
     assert engine.stats.prefix_hits >= 15 * 64

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import re
-import signal
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import jsonschema
@@ -18,19 +14,18 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from app.engine.wire import Sampling, TextForm
-from app.llm.aio import AsyncLLM
+from app.llm.compile_sandbox import NO_TRIAL, CompileSandbox, Trial
 from app.llm.engine import EngineOptions
 from app.llm.errors import RequestError
-from app.llm.form_trial import NO_TRIAL, FormTrial, Setup
 from app.llm.llm import LLM, make_engine
-from app.llm.resolve import find_model
 from app.llm.sampling_params import SamplingParams, StructuredOutputsParams
-from app.llm.tokenizer import load_tokenizer
+from app.tokenization import default_tokenizer
 from tests.llm.process import Worker, engine_process
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 Schema = dict[str, object]
+CLOSED: Schema = {"additionalProperties": False}
 NAMES = st.sampled_from(["a", "b", "long name", "ä"])
 LEAVES: st.SearchStrategy[Schema] = st.one_of(
     st.just({"type": "boolean"}),
@@ -55,28 +50,16 @@ LEAVES: st.SearchStrategy[Schema] = st.one_of(
 
 
 def nested(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
+    def array(items: Schema, least: int, more: int) -> Schema:
+        return {"type": "array", "items": items, "minItems": least, "maxItems": least + more}
+
+    def an_object(properties: Schema, count: int) -> Schema:
+        required = list(properties)[:count]
+        return {"type": "object", "properties": properties, "required": required} | CLOSED
+
     return st.one_of(
-        st.builds(
-            lambda items, least, more: {
-                "type": "array",
-                "items": items,
-                "minItems": least,
-                "maxItems": least + more,
-            },
-            inner,
-            st.integers(0, 2),
-            st.integers(0, 2),
-        ),
-        st.builds(
-            lambda properties, count: {
-                "type": "object",
-                "properties": properties,
-                "required": list(properties)[:count],
-                "additionalProperties": False,
-            },
-            st.dictionaries(NAMES, inner, max_size=3),
-            st.integers(0, 3),
-        ),
+        st.builds(array, inner, st.integers(0, 2), st.integers(0, 2)),
+        st.builds(an_object, st.dictionaries(NAMES, inner, max_size=3), st.integers(0, 3)),
         st.builds(lambda several: {"anyOf": several}, st.lists(inner, min_size=1, max_size=3)),
     )
 
@@ -290,7 +273,7 @@ def test_beside_a_form_others_are_free_and_preemption_keeps_it(model: str) -> No
         engine.add_request("formed", [6] * 60, formed)
         while engine.has_work:
             for output in engine.step():
-                texts[output.request_id] += output.text
+                texts[output.sequence.request_id] += "".join(output.said.texts)
         told.append(texts)
     assert tight.scheduler.preemptions and not alone.scheduler.preemptions
     assert told[0] == told[1] and re.fullmatch("[a-z ]{60,70}", told[0]["formed"])
@@ -302,26 +285,19 @@ def test_a_model_without_a_tokenizer_has_no_forms(folder: Path) -> None:
         assert "tokenizer" in str(llm.generate_single([1, 2], params)["error"])
 
 
-def test_asyncio(model: str) -> None:
-    async def talk() -> str:
-        async with AsyncLLM(lambda: make_engine(model)) as engine:
-            wanted = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["left", "right"]))
-            return str((await engine.generate_async("Where?", wanted))[0]["generated_text"])
-
-    assert asyncio.run(talk()) in ("left", "right")
+@pytest.fixture(scope="module")
+def worker(model: str) -> Iterator[Worker]:
+    with engine_process(Path(model), max_model_len=512) as engine, Worker(engine.options.endpoint) as made:
+        yield made
 
 
-def test_the_process_keeps_a_form_and_lives_on_after_a_bad_one(model: str) -> None:
-    with engine_process(Path(model), max_model_len=512) as engine:
-        worker = Worker(engine.options.endpoint)
-        schema = {"properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
-        form = TextForm(json_schema=json.dumps({"type": "object", **schema}))
-        worker.generate(1, [9], 80, form=TextForm(json_schema='{"type": "x"}'))
-        worker.generate(2, [9], 80, form=form, sampling=Sampling(temperature=1.0), seed=1, ignore_eos=False)
-        assert "form" in str(worker.wait(1)[0].error)
-        text = worker.whole(2)[1]
-        assert isinstance(json.loads(text)["a"], bool)
-        worker.close()
+def test_the_process_keeps_a_form_and_lives_on_after_a_bad_one(worker: Worker) -> None:
+    schema = {"properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+    form = TextForm(json_schema=json.dumps({"type": "object", **schema}))
+    worker.generate(1, [9], 80, form=TextForm(json_schema='{"type": "x"}'))
+    worker.generate(2, [9], 80, form=form, sampling=Sampling(temperature=1.0), seed=1, ignore_eos=False)
+    assert "form" in str(worker.wait(1)[0].error)
+    assert isinstance(json.loads(worker.whole(2)[1])["a"], bool)
 
 
 EXPLODING = {
@@ -337,41 +313,29 @@ EXPLODING = {
 """Of these the library computes for minutes, in gigabytes."""
 
 
-def test_a_form_that_explodes_is_refused_and_holds_up_nobody_for_long(model: str) -> None:
-    with (
-        engine_process(Path(model), max_model_len=512) as engine,
-        closing(Worker(engine.options.endpoint)) as worker,
-    ):
-        for key in (1, 2):
-            worker.generate(key, [9], 8, form=TextForm(json_schema=json.dumps(EXPLODING)))
-            [refusal] = worker.wait(key)
-            assert refusal.is_refused and "too long" in str(refusal.error)
-        worker.generate(3, [9], 8, form=TextForm(regex="[ab]{3}"), ignore_eos=False)
-        assert re.fullmatch("[ab]{3}", worker.whole(3)[1])
+def test_a_form_that_explodes_is_refused_and_holds_up_nobody_for_long(worker: Worker) -> None:
+    for key in (3, 4):
+        worker.generate(key, [9], 8, form=TextForm(json_schema=json.dumps(EXPLODING)))
+        [refusal] = worker.wait(key)
+        assert refusal.is_refused and "too long" in str(refusal.error)
+    worker.generate(5, [9], 8, form=TextForm(regex="[ab]{3}"), ignore_eos=False)
+    assert re.fullmatch("[ab]{3}", worker.whole(5)[1])
 
 
-def test_a_form_that_leaves_nothing_to_say_is_the_requests_own_fault(model: str) -> None:
-    with (
-        engine_process(Path(model), max_model_len=512) as engine,
-        closing(Worker(engine.options.endpoint)) as worker,
-    ):
-        sampling = Sampling(temperature=0.0, allowed_token_ids=(40,))
-        worker.generate(1, [9], 8, form=TextForm(regex="[0-9]{3}"), sampling=sampling)
-        assert worker.wait(1)[0].is_refused
+def test_a_form_that_leaves_nothing_to_say_is_the_requests_own_fault(worker: Worker) -> None:
+    sampling = Sampling(temperature=0.0, allowed_token_ids=(40,))
+    worker.generate(6, [9], 8, form=TextForm(regex="[0-9]{3}"), sampling=sampling)
+    assert worker.wait(6)[0].is_refused
 
 
-def test_who_tries_out_forms_may_be_killed_and_has_a_successor(model: str) -> None:
-    tokenizer = load_tokenizer(find_model(model))
-    assert tokenizer is not None
-    with closing(FormTrial(Setup(tokenizer.backend.to_str(), tokenizer.vocab_size, 2, 1.0))) as trial:
-        grammars = [LLMatcher.grammar_from_regex(pattern) for pattern in ("a+", "b+", "c+")]
-        assert trial.flaw(grammars[0]) == ""
-        [child] = [
-            int(it) for it in Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
-        ]
-        os.kill(child, signal.SIGKILL)
-        assert trial.flaw(grammars[1]) == NO_TRIAL
-        assert trial.flaw(grammars[2]) == ""
+def test_what_cannot_be_tried_out_is_refused_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = default_tokenizer().backend
+    sandbox = CompileSandbox(Trial(backend.to_str(), backend.get_vocab_size(), 0, 1.0))
+    right, wrong = LLMatcher.grammar_from_regex("a+"), LLMatcher.grammar_from_lark("start: nowhere")
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.executable", "/nowhere")
+        assert sandbox.flaw(right) == NO_TRIAL
+    assert sandbox.flaw(right) == "" and "nowhere" in sandbox.flaw(wrong)
 
 
 # Tokens that may, and may not, come.

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from app.llm.device_manager import DeviceManager
+from app.llm.decoder import packing_works
 from app.llm.errors import ModelLoadError
-from app.llm.layers import packing_works
-from app.llm.resolve import find_model
+from app.llm.model_files import find_model
+from app.llm.model_runner import DeviceManager
 from tests.llm.tiny import edit_config, generate, make_engine, make_model, prompts
 
 pytestmark = pytest.mark.engine
@@ -34,25 +34,25 @@ def refusal(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_cut_off(broken: Path) -> None:
+def test_files_that_are_cut_off(broken: Path) -> None:
     content = (broken / WEIGHTS).read_bytes()
     for size in (0, 5, 200, len(content) - 1):
         (broken / WEIGHTS).write_bytes(content[:size])
         assert "cut off" in refusal(broken)
 
 
-def test_tensor_that_is_missing(broken: Path) -> None:
-    tensors = load_file(broken / WEIGHTS)
-    del tensors[UP]
-    save_file(tensors, broken / WEIGHTS)
-    assert refusal(broken) == f"The weights lack the tensor {UP}."
-
-
-def test_shape_that_does_not_fit(broken: Path) -> None:
-    tensors = load_file(broken / WEIGHTS)
-    tensors[UP] = torch.zeros(96, 63)
-    save_file(tensors, broken / WEIGHTS)
-    assert refusal(broken) == f"The tensor {UP} is [96, 63], the configuration says [96, 64]."
+@pytest.mark.parametrize(
+    ("tensor", "said"),
+    [
+        (None, f"The weights lack the tensor {UP}."),
+        (torch.zeros(96, 63), f"The tensor {UP} is [96, 63], the configuration says [96, 64]."),
+    ],
+    ids=["missing", "wrong shape"],
+)
+def test_a_tensor_that_is_wrong(broken: Path, tensor: torch.Tensor | None, said: str) -> None:
+    tensors = load_file(broken / WEIGHTS) | {UP: tensor}
+    save_file({name: each for name, each in tensors.items() if each is not None}, broken / WEIGHTS)
+    assert refusal(broken) == said
 
 
 @pytest.mark.parametrize(
@@ -98,16 +98,20 @@ def test_models_that_are_nowhere(tmp_path: Path) -> None:
             find_model(name)
 
 
-def test_cache_that_is_larger_than_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DeviceManager, "free_bytes", lambda self: 80 << 20)
-    with pytest.raises(ModelLoadError, match=r"8 MiB.* 80 MiB are free: num_blocks=\d+ fits"):
+@pytest.mark.parametrize(
+    ("free_bytes", "said"),
+    [
+        (80 << 20, r"8 MiB.* 80 MiB are free: num_blocks=\d+ fits"),
+        (100 << 10, "The weights take 0 MiB in float32, 0 MiB are free"),
+    ],
+    ids=["cache", "weights"],
+)
+def test_a_model_that_is_larger_than_the_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, said: str
+) -> None:
+    monkeypatch.setattr(DeviceManager, "free_bytes", lambda self: free_bytes)
+    with pytest.raises(ModelLoadError, match=said):
         make_engine(folder, num_blocks=10_000)
-
-
-def test_weights_that_are_larger_than_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DeviceManager, "free_bytes", lambda self: 100 << 10)
-    with pytest.raises(ModelLoadError, match=r"The weights take 0 MiB in float32, 0 MiB are free"):
-        make_engine(folder)
 
 
 def test_devices_that_are_not_there(caplog: pytest.LogCaptureFixture) -> None:
@@ -124,7 +128,7 @@ def test_devices_that_are_not_there(caplog: pytest.LogCaptureFixture) -> None:
 def test_without_packed_layers_the_tokens_are_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = prompts(6)
     packed = generate(make_engine(folder), wanted)
-    monkeypatch.setattr("app.llm.device_manager.packing_works", lambda dtype: False)
+    monkeypatch.setattr("app.llm.model_runner.packing_works", lambda dtype: False)
     engine = make_engine(folder)
     assert not engine.runner.device.packs
     assert generate(engine, wanted) == packed
@@ -132,5 +136,5 @@ def test_without_packed_layers_the_tokens_are_the_same(folder: Path, monkeypatch
 
 def test_packing_is_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert packing_works(torch.float32)
-    monkeypatch.setattr("app.llm.layers.Linear._with", lambda self, x, other, operation: other)
+    monkeypatch.setattr("app.llm.decoder.Linear._with", lambda self, x, other, operation: other)
     assert not packing_works(torch.float32)

@@ -18,11 +18,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from app.llm.device_manager import DeviceManager
-from app.llm.engine import EngineOptions, LLMEngine
+from app.llm.engine import EngineOptions, LLMEngine, Output
 from app.llm.loader import load_checkpoint
-from app.llm.model_runner import ModelRunner
-from app.llm.requests import EngineOutput
+from app.llm.model_runner import DeviceManager, ModelRunner
 from app.llm.sampling_params import SamplingParams
 
 VOCABULARY = 320
@@ -113,14 +111,14 @@ def greedy_after(model: PreTrainedModel, prompt: list[int], tokens: list[int]) -
     return logits[len(prompt) - 1 :].argmax(-1).tolist()
 
 
-def run_all(engine: LLMEngine, outputs: dict[str, list[EngineOutput]] | None = None) -> dict[str, list[int]]:
+def run_all(engine: LLMEngine, outputs: dict[str, list[Output]] | None = None) -> dict[str, list[int]]:
     """Steps until all is over; the tokens by request."""
     tokens: dict[str, list[int]] = {}
     while engine.has_work:
         for output in engine.step():
-            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            tokens.setdefault(output.sequence.request_id, []).extend(output.said.ids)
             if outputs is not None:
-                outputs.setdefault(output.request_id, []).append(output)
+                outputs.setdefault(output.sequence.request_id, []).append(output)
     return tokens
 
 
@@ -134,14 +132,14 @@ def generate(engine: LLMEngine, wanted: list[list[int]], params: SamplingParams 
 def told(engine: LLMEngine, texts: list[list[int]]) -> tuple[list[int], torch.Tensor]:
     """Of each place of each text: the likeliest token, and the log probability of the one that is there."""
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
-    outputs: dict[str, list[EngineOutput]] = {}
+    outputs: dict[str, list[Output]] = {}
     for number, text in enumerate(texts):
         engine.add_request(str(number), text, params)
     run_all(engine, outputs)
     places = [
         place
         for number in range(len(texts))
-        for place in outputs[str(number)][0].prompt_logprobs or ()
+        for place in outputs[str(number)][0].said.prompt_logprobs or ()
         if place is not None
     ]
     return [place.top[0][0] for place in places], torch.tensor([place.logprob for place in places])

@@ -6,7 +6,7 @@ from random import Random
 
 from app.schema import Ranges, Schemas
 from app.schema.document import JSON
-from app.schema.strict import check_strict
+from app.schema.refusals import check_strict
 
 
 def sample(schema: object, rng: Random, ranges: Ranges, lenient: bool = False) -> JSON:

@@ -15,7 +15,7 @@ from app.schema import Ranges, SchemaError
 from tests.schema.drawing import check_schema, sample
 from tests.schema.witnessed import tool_parameters, valid
 
-TOOLS = 2000
+TOOLS = 1300
 SATISFIED = 0.95
 
 SMALL = st.integers(-3, 6)
@@ -91,7 +91,7 @@ SCHEMAS = st.recursive(st.booleans() | keywords(st.booleans()), keywords, max_le
 
 @pytest.mark.slow
 @given(schema=SCHEMAS, seed=st.integers(0, 99))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_a_value_satisfies_its_schema_or_there_is_a_schema_error(schema: Any, seed: int) -> None:
     try:
         value = sample(schema, Random(seed), Ranges())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Callable
+from contextlib import nullcontext
 from random import Random
 from typing import Any
 
@@ -19,7 +20,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"type": "strnig"}, "type"),
     ({"type": []}, "type"),
     ({"type": ["string", "string"]}, "type"),
-    ({"properties": {"city": {"type": 5}}}, r"properties\.city\.type"),
+    ({"properties": {"city": {"type": 5}}}, r"^properties\.city\.type: "),
     ({"properties": {"city": "string"}}, r"properties\.city"),
     ({"properties": []}, "properties"),
     ({"items": {"minItems": -1}}, r"items\.minItems"),
@@ -55,12 +56,6 @@ def test_a_wrong_schema_is_refused_with_its_place(schema: Any, place: str) -> No
         check_schema(schema)
 
 
-def test_the_error_has_the_path_apart() -> None:
-    with pytest.raises(SchemaError) as caught:
-        check_schema({"properties": {"city": {"type": "town"}}})
-    assert caught.value.path == "properties.city.type"
-
-
 @pytest.mark.parametrize(
     "schema",
     [
@@ -92,38 +87,24 @@ def test_with_leniency_what_is_wrong_is_left_out() -> None:
 
 
 PLAIN = {"type": "object", "properties": {"a": {"type": "string", "enum": ["x"]}}, "required": ["a"]}
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        PLAIN,
-        {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "null"}}}},
-        {"type": "array", "items": [{"type": "string"}, {"type": "integer", "enum": [1, 2.0]}]},
-        {"type": "string", "format": "date", "pattern": "a", "title": "t", "default": "b"},
-    ],
-    ids=str,
-)
-def test_a_strict_check_takes_the_plain_keywords(schema: Any) -> None:
-    check_schema(schema, strict=True)
+CONST = {"type": "object", "properties": {"a": {"type": "string", "const": "b"}}}
+MAP = {"type": "object", "properties": {}, "additionalProperties": {"type": "string"}}
 
 
 @pytest.mark.parametrize(
     ("schema", "place"),
     [
+        (PLAIN, None),
+        ({"type": "object", "properties": {"a": {"type": "array", "items": {"type": "null"}}}}, None),
+        ({"type": "array", "items": [{"type": "string"}, {"type": "integer", "enum": [1, 2.0]}]}, None),
+        ({"type": "string", "format": "date", "pattern": "a", "title": "t", "default": "b"}, None),
         ({"properties": {}}, "parameters"),
         ({"type": ["string"]}, "parameters"),
         ({"type": "object"}, "properties"),
         ({"type": "array"}, "items"),
         ({"type": "string", "oneOf": [{}]}, "oneOf"),
-        (
-            {"type": "object", "properties": {"a": {"type": "string", "const": "b"}}},
-            r"parameters\.properties\.a",
-        ),
-        (
-            {"type": "object", "properties": {}, "additionalProperties": {"type": "string"}},
-            "additionalProperties",
-        ),
+        (CONST, r"parameters\.properties\.a"),
+        (MAP, "additionalProperties"),
         ({"type": "string", "enum": [1]}, "enum"),
         ({"type": "null", "enum": [None]}, "enum"),
         ({"type": "array", "items": [{"type": "object"}]}, r"items\.0"),
@@ -132,8 +113,8 @@ def test_a_strict_check_takes_the_plain_keywords(schema: Any) -> None:
     ],
     ids=str,
 )
-def test_a_strict_check_refuses_the_others(schema: Any, place: str) -> None:
-    with pytest.raises(SchemaError, match=place):
+def test_a_strict_check_takes_the_plain_keywords_alone(schema: Any, place: str | None) -> None:
+    with nullcontext() if place is None else pytest.raises(SchemaError, match=place):
         check_schema(schema, strict=True)
 
 
@@ -159,12 +140,9 @@ def test_a_schema_is_compiled_once_while_it_is_kept() -> None:
     assert schemas.compile(dict(PLAIN)) is first
     schemas.compile({"enum": ["x" * 500]})
     assert schemas.compile(PLAIN) is not first
-
-
-def test_a_schema_that_is_larger_than_the_limit_is_not_kept() -> None:
     schemas = Schemas(limit_bytes=4_000)
     schemas.compile({"const": "x" * 4_000})
-    assert schemas.size_bytes == 0
+    assert schemas.size_bytes == 0, "larger than the limit"
 
 
 SHAPES: dict[str, Callable[[int], Any]] = {
@@ -184,13 +162,16 @@ SHAPES: dict[str, Callable[[int], Any]] = {
 def test_thousands_of_schemas_keep_within_the_limit_of_memory(shape: str) -> None:
     """The cache holds no more than it says."""
     schemas = Schemas(limit_bytes=200_000)
-    schemas.compile(PLAIN)
     tracemalloc.start()
     try:
+        for n in range(500):  # fills the interpreter's own lists of free objects
+            Schemas().compile(SHAPES[shape](n))
+        gc.collect()
+        before_bytes, _ = tracemalloc.get_traced_memory()
         for n in range(500):
             schemas.compile(SHAPES[shape](n))
         gc.collect()
-        held_bytes, _ = tracemalloc.get_traced_memory()
+        held_bytes = tracemalloc.get_traced_memory()[0] - before_bytes
     finally:
         tracemalloc.stop()
     assert 0.85 * schemas.limit_bytes < schemas.size_bytes <= schemas.limit_bytes

@@ -8,9 +8,7 @@ import sys
 from random import Random
 from typing import Any
 
-import pytest
-
-from app.schema import Ranges, SchemaError
+from app.schema import Ranges
 from tests.running_server import ROOT
 from tests.schema.drawing import sample
 
@@ -166,16 +164,6 @@ HOSTILE: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_schema_ends_soon(name: str) -> None:
-    try:
-        json.dumps(sample(HOSTILE[name], Random(1), Ranges()))
-    except SchemaError as error:
-        assert len(str(error)) < 1000
-
-
 LONGEST_BLOCK_S = 0.05
 """Of CPU time, on a slow machine: what is aimed at is less than 20 ms."""
 BLOCKS = """
@@ -197,9 +185,9 @@ def tick():
 
 def sample(schema):
     try:
-        schemas.compile(schema).sample(Random(1), Ranges())
-    except SchemaError:
-        pass
+        json.dumps(schemas.compile(schema).sample(Random(1), Ranges()))
+    except SchemaError as error:
+        assert len(str(error)) < 1000
 
 def many_tools():
     for schema in MANY_TOOLS:
@@ -219,7 +207,7 @@ print(json.dumps(blocks))
 MANY_TOOLS = [{"type": "object", "properties": {f"p{n}": {"type": "string"}}} for n in range(5_000)]
 
 
-def test_no_schema_holds_the_event_loop() -> None:
+def test_a_hostile_schema_ends_soon_and_does_not_hold_the_event_loop() -> None:
     done = subprocess.run(
         [sys.executable, "-c", BLOCKS], cwd=ROOT, capture_output=True, text=True, timeout=50
     )

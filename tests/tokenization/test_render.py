@@ -85,6 +85,7 @@ def test_many_texts_share_calls_and_empty_ones_need_none(service: RenderTokenize
     assert service.encode_many(texts) == TOKENIZER.encode_many(texts)
     assert len(Service.seen) == 2
     assert service.encode("") == []
+    assert len(Service.connections) == 1
 
 
 def test_a_chat_is_rendered_by_the_service(service: RenderTokenizer) -> None:
@@ -111,12 +112,6 @@ def test_ids_are_decoded_by_the_service_and_cut_at_words(service: RenderTokenize
     assert service.token_bytes(TOKENIZER.encode(" world")[0]) == b" world"
 
 
-def test_calls_share_a_connection(service: RenderTokenizer) -> None:
-    for _ in range(5):
-        service.encode("again")
-    assert len(Service.connections) == 1
-
-
 @pytest.mark.parametrize(
     ("answer", "complaint"),
     [
@@ -138,26 +133,15 @@ def test_an_unusable_answer_is_told_clearly(service: RenderTokenizer, answer: st
 def test_what_the_service_refuses_is_the_requests_fault(service: RenderTokenizer) -> None:
     with pytest.raises(TokenizerInputError, match="^too strange$"):
         service.encode('!400 {"error": {"message": "too strange", "code": 400}}')
-
-
-def test_an_answer_may_be_one_object_or_a_list(service: RenderTokenizer) -> None:
     assert service.encode('!200 {"token_ids": [1, 2]}') == [1, 2]
     assert service.encode('!200 [{"token_ids": [3]}]') == [3]
-
-
-def test_silence_ends_with_the_time_limit() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        remote = RenderTokenizer(f"http://127.0.0.1:{mute.getsockname()[1]}", model="m", timeout_s=0.05)
-        with pytest.raises(TokenizerServiceError, match="timed out"):
-            remote.encode("x")
-        remote.close()
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 
 
 @pytest.mark.parametrize(("part", "limit"), [(IMAGE, "image"), ({"type": "text", "text": "x"}, "text")])
-def test_messages_with_images_have_a_time_limit_of_their_own(part: dict[str, object], limit: str) -> None:
+def test_silence_ends_with_the_time_limit_of_texts_or_images(part: dict[str, object], limit: str) -> None:
     limits = {"text": 20.0, "image": 20.0, limit: 0.05}
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"

@@ -8,7 +8,6 @@ from typing import cast
 
 from app.clock.pause import Slices
 from app.engine.request import Constraint, JsonSchema, Tool, ToolCalls
-from app.grammar.nodes import Grammar
 from app.http.errors import bad_request
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.coercion import JsonObject
@@ -17,8 +16,8 @@ from app.protocol.options import Tool as ToolParam
 from app.protocol.responses_chat import ResponsesChat
 from app.protocol.validation import GenerationRequest, check_depth
 from app.schema import SchemaError, Schemas
-from app.schema.backends import untaken
-from app.schema.strict import check_strict
+from app.schema.derivation import Grammar
+from app.schema.refusals import check_strict, untaken
 from config.settings import ToolSettings
 
 NO_PARAMETERS: JsonObject = {"type": "object", "properties": {}}
