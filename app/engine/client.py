@@ -58,7 +58,7 @@ class EngineClient(Protocol):
         """Raises Draining, or TooManyRequests if `sequences` more would exceed `max-num-queued-reqs`."""
 
     def check_admission(self, sequences: int) -> None:
-        """Runs `check_accepting`; raises QueueFull if slots and waiting queue lack room for `sequences` more."""
+        """Checks as `check_accepting`; raises QueueFull when slots and queue cannot hold `sequences` more."""
 
     def room(self, adapter: str | None = None) -> int:
         """Returns how many sequences slots and waiting queue could admit now."""

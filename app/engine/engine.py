@@ -173,7 +173,7 @@ class Engine(BaseEngine):
         self.executor.resume()
 
     def _needs_no_slot(self, requests: Listed[EngineRequest], replies: Listed[Reply]) -> bool:
-        """Returns whether the request can be emitted at once: a free slot, no latencies, no special features."""
+        """Returns whether the request can end at once: free slot, no latencies, no special features."""
         slots = self.executor
         if len(requests) > 1 or not self.timing.instant or self._cache is not None:
             return False

@@ -1,4 +1,4 @@
-"""Client of an engine in another process that runs a real model, and the operator's commands to that engine."""
+"""Client of an engine in another process with a real model, and its operator's commands."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class RemoteSequence(Sequence):
             self._flush("", self._part, at_s, finish)
 
     def _flush(self, text: str, part: Part | None, at_s: float, finish: Finish | None = None) -> None:
-        """Emits `text` with the held tokens, as the text of the last one; without tokens it is an extra item."""
+        """Emits `text` as the text of the last held token; without held tokens it is an extra item."""
         ids, self._held = self._held, []
         logprobs, self._held_logprobs = self._held_logprobs, []
         texts = [*[""] * (len(ids) - 1), text] if ids or text or part is not None else []

@@ -139,7 +139,7 @@ class Sequence(CachedSequence):
         return self._emit(Started(index, at_s, cached, prompt_logprobs, queue_s, prefill_s, created))
 
     def _account(self, tokens: int, at_s: float) -> None:
-        """Counts new tokens. Of several at once, all but the very first are counted as decoded without delay."""
+        """Counts new tokens. After the first token of all, several at once count as decoded without delay."""
         recorder = self._recorder
         if self._first_s is None:
             self._first_s = at_s
@@ -393,7 +393,7 @@ class Submission:
         return len(found) + len(parents)
 
     def count(self, sequence: Sequence) -> tuple[int, int]:
-        """Returns `choices` and `longest` of `FinishedSequence`: 0, 0 before the prompt's last choice ends."""
+        """Returns `choices` and `longest` of `FinishedSequence`: 0, 0 before the prompt's last choice."""
         n, tokens = sequence.request.n, sequence.tokens
         if n == 1:
             return 1, tokens

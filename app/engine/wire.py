@@ -131,7 +131,7 @@ class Command(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="comman
     level: int = 0
     """Level of sleep."""
     tags: tuple[str, ...] | None = None
-    """Memory for wake_up: weights, kv_cache. Unknown tags change nothing; None: all."""
+    """Memory that wake_up restores: weights, kv_cache; None: all. See `woken_by`."""
     mode: PauseMode = "keep"
     """For pause and sleep. `abort` ends running and waiting choices of all workers.
 
