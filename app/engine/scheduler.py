@@ -1,12 +1,12 @@
 """Continuous batching as vLLM V1 does it: decides how many tokens each sequence gets in the next step.
 
-Pure: no clock, no sockets, no randomness. The scheduler owns waiting and running sequences. `StepLoop`
-decides when a step is made and when its tokens are ready (step model of docs/fidelity.md, rules 3 and 4).
+Pure: no clock, no sockets, no randomness. The scheduler owns waiting and running sequences. `StepLoop` times
+the steps and their tokens (step model of docs/fidelity.md, rules 3 and 4).
 
-A decode takes one token a step, needs a block every `block_size` steps and ends at a known step, so decodes
-advance in bulk. Two calendars list by step the decodes that need a block, and the decodes that end. A step
-costs what changes, not what runs. Sequences are visited one by one only where blocks run out, or where the
-budget is too small for all. A property test compares both ways with a plain version of the rules.
+A decode takes one token a step, needs a block every `block_size` steps and ends at a known step. Decodes can
+therefore advance in bulk. Two calendars list by step the decodes that need a block, and the decodes that end.
+A step costs what changes, not what runs. Sequences are visited one by one only where blocks run out, or where
+the budget is too small for all. A property test compares both ways with a plain version of the rules.
 """
 
 from __future__ import annotations

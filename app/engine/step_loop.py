@@ -1,7 +1,7 @@
 """Pipeline of an engine's steps, driven by the caller's time (step model of docs/fidelity.md: rules 1, 2, 5).
 
 A loop handles all events due up to a moment, each at its own moment. A late call, as from a live timer, does
-not change the result, so the server and the offline simulation agree.
+not change the result. The server and the offline simulation therefore agree.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class StepLoop(Generic[S]):
         self.now_s = -inf
         """Time of the event in progress."""
         self.steps = 0
-        """Number of steps made."""
         self.line: deque[tuple[float, S]] = deque()
         """Sequences in the front end, with the times at which the scheduler sees them."""
         self._front = front

@@ -214,7 +214,6 @@ class StepExecutor(StepLoop[SteppedSequence]):
         )
         self.slots = limits.max_num_seqs
         self.watch_step: WatchStep | None = None
-        """Called for every new step."""
         self._manager = context.cache
         counted = CountedBlocks(kvcache.kv_cache_size, kvcache.block_size, caching=False)
         blocks: Blocks[SteppedSequence] = context.cache or counted

@@ -203,10 +203,10 @@ class TimedSequence(ReplySequence):
 class SequencePool:
     """Runs at most `slots` sequences at a time, in the manner of `concurrent.futures`.
 
-    A slot is not a thread: a thread would only sleep, which the timer wheel does, and a thread switch would
-    cost more than a short reply. A sequence starts in the submitter's own turn if a slot is free, else in the
-    turn that frees one. A request's future is `Handle.future`. One event loop owns the state, so there is no
-    lock.
+    A slot is not a thread. A thread would only sleep, which the timer wheel does; a thread switch would cost
+    more than a short reply. A sequence starts in the submitter's own turn if a slot is free, else in the turn
+    that frees one. A request's future is `Handle.future`. One event loop owns the state, so no lock is
+    needed.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """KV cache of one engine: the blocks of each sequence, and the cached prefixes of prompts.
 
-It behaves as vLLM 0.32 with one full-attention group. Only full blocks are cached, equal ones more than once
-if computed more than once, and the last token of a prompt is always computed.
+Behaves as vLLM 0.32 with one full-attention group. Only full blocks are cached; a block computed twice is
+cached twice. The last token of a prompt is always computed.
 """
 
 from __future__ import annotations
@@ -156,10 +156,9 @@ class KVCache:
     def append(self, owner: Hashable, token_ids: Sequence[int]) -> bool:
         """Adds a step's reply tokens, with room for all but the newest one.
 
-        A block is cached once the token after it exists, when the block is computed to its end. Returns False
-        when too few blocks are free. The tokens then have no blocks until a later call, with or without new
-        tokens, finds some, for instance after a preemption (`finish`). Raises KeyError for a sequence without
-        blocks.
+        A block is cached once the token after it exists: the block is then computed to its end. Returns False
+        when too few blocks are free. The tokens then have no blocks until a later call, even without tokens,
+        finds some, for instance after a preemption (`finish`). Raises KeyError for a sequence without blocks.
         """
         sequence = self._running[owner]
         needed = max(0, self._blocks_of(sequence.tokens + len(token_ids) - 1) - len(sequence.blocks))

@@ -32,7 +32,7 @@ def head(major: int, value: int) -> bytes:
 
 
 def encode(value: object) -> bytes:
-    """Encodes None, integers, bytes, text, and nested sequences and maps. Raises TypeError for other types."""
+    """Encodes None, integers, bytes, text, and nested sequences and maps. Raises TypeError otherwise."""
     match value:
         case None:
             return NULL

@@ -46,11 +46,10 @@ class ReplayBuffer:
         self._topic = topic
         self._layout = layout
         self._batches: deque[tuple[int, zmq.Frame]] = deque()
-        """Payloads as shared frames: slow clients cause no copies."""
+        """Payloads in shared frames, so that slow clients cost no copies."""
         self._most_batches = batches
         self._socket: zmq.Socket[bytes] | None = None
         self.answered = 0
-        """Number of answered requests."""
         self.malformed = 0
         """Number of ignored messages that are not valid requests."""
 
@@ -107,8 +106,7 @@ MOST_BATCHES = 16
 QUEUE_BYTES = 256 << 20
 """Most bytes of events waiting to be published, as estimated by `event_bytes`."""
 MESSAGE_BYTES = 1 << 20
-"""Most bytes of events per message, as estimated; a fourth of that on the wire. A larger event is sent alone.
-"""
+"""Most bytes of events per message, as estimated; the wire takes a fourth. A larger event is sent alone."""
 
 
 class EventQueue:
@@ -202,8 +200,7 @@ class EventSender:
         now: Callable[[], float] = time.monotonic,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
-        """`wall` returns seconds since 1970, `now` monotonic ones. Sharing an inproc endpoint requires
-        `context`.
+        """`wall` returns seconds since 1970, `now` monotonic ones. A shared inproc endpoint needs `context`.
 
         Raises ValueError for an invalid endpoint.
         """
@@ -251,7 +248,7 @@ class EventSender:
         return self._sequence
 
     def put(self, events: Sequence[KVEvent]) -> None:
-        """Queues the events of a step, in order. Without room they are lost and counted."""
+        """Queues the events of a step, in order. Counts events lost without room."""
         if lost := self.queue.put(events):
             self.published.dropped_events += lost
             self._complain("KV events: the queue is full, %d are lost so far", self.published.dropped_events)

@@ -29,9 +29,9 @@ SPEC_KIND = "full_attention"
 class BlockStored(Struct, gc=False, frozen=True, tag=True, tag_field="type", omit_defaults=True):
     """Event: consecutive blocks of one sequence now hold these tokens.
 
-    `token_ids` has `len(block_hashes) * block_size` ids, for all blocks in a row. It is empty, and
-    `block_size` 0, where known blocks are stored in a further medium. `parent_block_hash` names the block
-    before the first one; None at the start of a prompt.
+    `token_ids` has `len(block_hashes) * block_size` ids, for all blocks in a row. An event with no ids and a
+    `block_size` of 0 adds a medium to known blocks. `parent_block_hash` names the block before the first one;
+    None at the start of a prompt.
     """
 
     block_hashes: list[BlockHash]

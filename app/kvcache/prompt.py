@@ -74,7 +74,7 @@ class ExtraKeys:
 
 
 def _by_block(block_size: int, placeholders: Sequence[Placeholder], tagged: bool) -> dict[int, list[Key]]:
-    """Returns the keys of each block that contains a placeholder: its identifier and its offset in the block."""
+    """Returns the keys by block: the identifier and the offset of each placeholder in the block."""
     keys: dict[int, list[Key]] = {}
     for item in sorted(placeholders, key=lambda item: item.offset):
         for block in item.blocks(block_size):

@@ -45,7 +45,7 @@ class Publisher(EventSender):
         self._greenlets = [gevent.spawn(self._publish), gevent.spawn(self._tend)]
 
     def put(self, events: Sequence[KVEvent]) -> None:
-        """Queues the events of a step, in order. Without room, or after `close`, they are lost and counted."""
+        """Queues the events of a step, in order. Counts events lost without room, or after `close`."""
         if not events:
             return
         if self._end.is_set():

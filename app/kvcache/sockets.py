@@ -20,7 +20,7 @@ IO_THREADS = 2
 
 
 def affinity(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> int:
-    """Returns the IO threads, as bits, for a socket that connects to `endpoint`: host names have their own."""
+    """Returns the IO threads, as bits, for a socket that connects to `endpoint`; names have their own."""
     return 1 << is_name(endpoint) if context.get(zmq.IO_THREADS) == IO_THREADS else 0
 
 
@@ -40,7 +40,7 @@ def end_context(context: zmq.Context[zmq.Socket[bytes]]) -> None:
 def open_socket(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, bind: bool, hwm: int
 ) -> tuple[zmq.Socket[bytes], str]:
-    """Opens a socket that keeps `hwm` messages per peer; returns it and its address with the port in use.
+    """Opens a socket that keeps `hwm` messages per peer; returns the socket and its address with the port.
 
     Raises ZMQError if the endpoint is taken or not local.
     """
@@ -75,7 +75,7 @@ class PubSocket:
         return address
 
     def send(self, sequence: int, payload: bytes) -> bool:
-        """Sends a message; returns False if it is lost: no socket yet, or refused by ZMQ."""
+        """Sends a message; returns False if the message is lost: no socket yet, or refused by ZMQ."""
         if self._socket is None:
             return False
         try:
