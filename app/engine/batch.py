@@ -35,9 +35,8 @@ class Phase(IntEnum):
 class SequenceStatus(Struct, frozen=True, gc=False):
     """Progress of one sequence, read from outside the engine now and then.
 
-    `computed` prompt tokens are computed or in flight. `held` is the number of its blocks, 0 unless sequences
-    share steps. `scheduled_s` (start of running) and `first_s` (due time of the first token) are monotonic
-    seconds.
+    `computed` prompt tokens are computed or in flight. `held` counts blocks, and is 0 unless sequences share
+    steps. `scheduled_s` (start of running) and `first_s` (due time of the first token) are monotonic seconds.
     """
 
     phase: Phase
@@ -89,7 +88,7 @@ class SequenceState:
         self.written = 0
         """Output tokens sampled or in flight. Out of date for a decode that advances in bulk."""
         self.held = 0
-        """Number of blocks."""
+        """Number of blocks that the sequence has."""
         self.running = False
         """True while the sequence holds one of the `max-num-seqs` places."""
         self.place = 0
@@ -184,7 +183,7 @@ class Blocks(Protocol[S]):  # type: ignore[misc]
         """Assigns `count` more blocks."""
 
     def filled(self, sequence: S) -> None:
-        """Notes that `computed` prompt tokens of the sequence are computed."""
+        """Notes that the sequence's first `computed` tokens are computed."""
 
     def release(self, sequence: S, held: int, findable: int) -> None:
         """Frees the blocks; a preempted sequence may find the first `findable` again."""

@@ -131,7 +131,7 @@ class BeamSearch:
 
 
 def _without_end(reply: Reply) -> Reply:
-    """Moves a final end-of-text token from the reply's tokens to its finish."""
+    """Returns the reply with a final end-of-text token moved to its finish."""
     if reply.finish != STOP or not reply.ids or reply.texts[-1]:
         return reply
     cut = replace(reply.cut(len(reply.ids) - 1), finish=Finish("stop", reply.ids[-1]))

@@ -15,8 +15,8 @@ TakeToken = Callable[[str, int, float], None]
 Emit = Callable[[EngineOutput], TakeToken | None]
 """Receives an output, in the hub or in any greenlet; must not wait.
 
-For a `Started` it may return a `TakeToken` that receives the choice's plain tokens from then on. This spares
-an object per token: thousands of streams emit them.
+The answer to a `Started` may be a `TakeToken`, which receives the choice's plain tokens from then on.
+Thousands of streams then cost no object per token.
 """
 
 
@@ -25,7 +25,7 @@ class Handle(Protocol):
 
     @property
     def future(self) -> Future[None]:
-        """Future that is done when all choices have ended, however they ended. It cannot be cancelled."""
+        """Future that is done when all choices have ended, in any way. The future cannot be cancelled."""
 
     def abort(self) -> None:
         """Ends unfinished choices. Nothing more is emitted."""
@@ -36,7 +36,7 @@ class EngineClient(Protocol):
 
     @property
     def recorder(self) -> Recorder:
-        """The recorder of the engine's metrics."""
+        """Recorder of the engine's metrics."""
 
     @property
     def draining(self) -> bool:

@@ -195,7 +195,7 @@ class Engine(BaseEngine):
     def _replies(self, requests: Listed[EngineRequest]) -> list[Reply]:
         """Returns a reply per request, from fixed seeds for a large request.
 
-        Other requests that arrive during its pauses then change nothing.
+        Requests that arrive during the pauses of a large one then change nothing.
         """
         reply = self._model.reply
         if len(requests) == 1 or sum(map(_work, requests)) <= MOST_TOKENS_UNPAUSED:
@@ -239,7 +239,7 @@ def emit_immediately(request: EngineRequest, reply: Reply, emit: Emit, context: 
 
 
 def _work(request: EngineRequest) -> int:
-    work = REPLY_TOKENS + request.max_tokens + len(request.prompt_ids) // 16  # tokens may need hashing
+    work = REPLY_TOKENS + request.max_tokens + len(request.prompt_ids) // 16  # the prompt may need hashing
     if request.stop:
         work += 3 * request.max_tokens + STOP_TOKENS * len(request.stop)
     if request.tool_calls is not None or request.constraint is not None:

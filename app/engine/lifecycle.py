@@ -60,7 +60,7 @@ class Operations(Protocol):
 class Lifecycle:
     """`Operations` of the simulated engine. Sleep at level 0 only pauses; 1 and 2 pretend to free memory.
 
-    Requests that arrive during sleep at level 1 or 2 are served, since a simulator lacks no weights
+    Requests that arrive during sleep at level 1 or 2 are served, since a simulator needs no weights
     (simulator.md 2.13). During a pause they wait.
     """
 

@@ -52,7 +52,7 @@ class Part(Struct, gc=False, frozen=True):
     number: int = 0
     name: str = ""
     raw: str = ""
-    """Whole reply with markup if its last call was cut off; non-streaming responses return it as text."""
+    """Whole reply with markup, if its last call was cut off: the text of non-streaming responses."""
     id: str = ""
     """Id of a call for the client; if empty, the response writer generates one."""
 
@@ -73,9 +73,9 @@ class Started(Struct, gc=False):
 
 
 class Tokens(Struct, gc=False):
-    """One or more tokens. `at_s` is when the last one was due, in monotonic seconds.
+    """One or more tokens, the last one due at `at_s` (monotonic seconds).
 
-    `texts[i]` is the text that `ids[i]` adds to the reply; empty, for instance, while a character is
+    `texts[i]` is the text that `ids[i]` adds to the reply. Texts may be empty, as while a character is
     incomplete.
     """
 

@@ -77,7 +77,6 @@ class RemoteEngine(BaseEngine):
         names: Names,
         reader_of: ReaderOf,
     ) -> None:
-        """`names` returns the texts of tokens."""
         super().__init__(settings, recorder)
         self.load = Load()
         """Load of the engine, summed over its workers."""

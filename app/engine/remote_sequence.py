@@ -15,7 +15,7 @@ from app.engine.wire import EngineCoreOutput, WireLogprob
 from app.metrics.recorder import Recorder
 
 Names = Callable[[Listed[int]], Listed[str]]
-"""Returns the texts of tokens."""
+"""Returns the text of each token id."""
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -97,7 +97,7 @@ class RemoteSequence(Sequence):
         error: EngineError = RequestRefused(text) if output.is_refused else EngineFailed(text)
         self.fail(error)
 
-    # Parts.
+    # Output by parts.
 
     def _read(
         self,
@@ -128,7 +128,7 @@ class RemoteSequence(Sequence):
             self._flush("", self._part, at_s, finish)
 
     def _flush(self, text: str, part: Part | None, at_s: float, finish: Finish | None = None) -> None:
-        """Emits `text` as the text of the last held token; without held tokens it is an extra item."""
+        """Emits `text` as the text of the last held token, or as an extra item if no token is held."""
         ids, self._held = self._held, []
         logprobs, self._held_logprobs = self._held_logprobs, []
         texts = [*[""] * (len(ids) - 1), text] if ids or text or part is not None else []

@@ -19,9 +19,8 @@ Span = tuple[int, Part | None]
 class Reply(Struct, gc=False):
     """A reply: `texts[i]` is the text that token `ids[i]` adds, `finish` the way the reply ends.
 
-    An item of `texts` beyond the last id is not a token but, for example, an image. `spans` assigns tokens to
-    parts: each span is its end (number of its last token + 1) and its part. A reply of plain text has no
-    spans.
+    Items of `texts` beyond the last id are not tokens but, for example, images. `spans` assigns tokens to
+    parts: each span is its end (number of its last token + 1) and its part. Plain text has no spans.
     """
 
     texts: Sequence[str]

@@ -34,7 +34,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True):
     least: int = 0
     most: int = 1
     named: bool = False
-    """The client named the tool, which is called once regardless of the token limit."""
+    """The client named the tool, which is called exactly once even if few tokens are left."""
     lenient: bool = False
     """Invalid parts of a schema are ignored instead of raising errors."""
 
@@ -163,7 +163,6 @@ class Outcome(Struct, frozen=True, kw_only=True, gc=False):
     ended_s: float
     cached_tokens: int
     tokens: int
-    """Generated tokens."""
 
 
 Watch = Callable[[Outcome], None]

@@ -49,7 +49,6 @@ class WaitingQueue(Generic[W]):
         self._entries = 0
         """Number of entries in all heaps, including those of removed sequences."""
         self.members: set[W] = set()
-        """All waiting sequences."""
         self._adapters: dict[W, str] = {}
         """Adapters held by running sequences; an adapter may be unloaded while held."""
         self._arrivals = 0
@@ -110,7 +109,7 @@ class WaitingQueue(Generic[W]):
             self.hold(sequence)
 
     def hold(self, sequence: W) -> None:
-        """Holds the adapter of a sequence that got a slot in memory."""
+        """Keeps in memory the adapter of a sequence that got a slot."""
         adapter = sequence.adapter
         if adapter is not None and self._lora.enter(adapter):
             self._adapters[sequence] = adapter
@@ -426,7 +425,7 @@ class Scheduler(Generic[S]):
             self._prefill(sequence, tokens, batch)
 
     def _fetch(self, sequence: S, found: int) -> None:
-        """Assigns blocks to a sequence whose prompt cache will be transferred, without a place until then."""
+        """Assigns blocks for a prompt whose cache will arrive; the sequence has no place until then."""
         self.waiting.pop(sequence)
         self.waiting.left(sequence)
         sequence.held = -(-sequence.prompt_tokens // self.blocks.block_size)

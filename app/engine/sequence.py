@@ -139,7 +139,7 @@ class Sequence(CachedSequence):
         return self._emit(Started(index, at_s, cached, prompt_logprobs, queue_s, prefill_s, created))
 
     def _account(self, tokens: int, at_s: float) -> None:
-        """Counts new tokens. After the first token of all, several at once count as decoded without delay."""
+        """Counts new tokens. Of several in a first output, all but one count as decoded without delay."""
         recorder = self._recorder
         if self._first_s is None:
             self._first_s = at_s
@@ -333,8 +333,7 @@ class ReplySequence(Sequence):
 class Submission:
     """`Handle` of a request's choices: admitted together, aborted together.
 
-    The end of the last choice drops all references to choices, which leaves no cycle for the garbage
-    collector.
+    The last choice to end clears all references to choices, so no cycle is left for the garbage collector.
     """
 
     __slots__ = ("_active", "_future", "_lengths", "_sequences", "_unfinished")
@@ -436,7 +435,6 @@ class BaseEngine:
 
     @property
     def _queued(self) -> int:
-        """Number of waiting sequences."""
         raise NotImplementedError
 
     def _free(self, adapter: str | None) -> int:

@@ -1,7 +1,7 @@
 """Sequences in shared steps of one engine, on the live clock.
 
-`StepLoop` computes the time of each token. One alarm in the timer wheel serves the whole engine: it advances
-the loop and hands out due tokens.
+`StepLoop` computes the time of each token. One alarm in the timer wheel serves the whole engine: the alarm
+advances the loop and hands out due tokens.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ class StepExecutor(StepLoop[SteppedSequence]):
     # Called by the loop.
 
     def seen(self, sequence: SteppedSequence, at_s: float) -> bool:
-        """Returns False for a sequence that is over or needs no step; it withdraws by itself."""
+        """Returns False for a sequence that is over or needs no step, which withdraws by itself."""
         if sequence.over:
             return False
         try:

@@ -205,8 +205,8 @@ class SequencePool:
 
     A slot is not a thread. A thread would only sleep, which the timer wheel does; a thread switch would cost
     more than a short reply. A sequence starts in the submitter's own turn if a slot is free, else in the turn
-    that frees one. A request's future is `Handle.future`. One event loop owns the state, so no lock is
-    needed.
+    that frees one. A request's future is `Handle.future`. One event loop owns the state, so locks are
+    unnecessary.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class SequencePool:
         return self._queue.remove(sequence)
 
     def leave(self, sequence: TimedSequence) -> None:
-        """Releases the slot of a started sequence, and starts the next one."""
+        """Releases the slot of a started sequence, and starts waiting ones."""
         self._give_back(sequence)
         if self._queue.members:
             self._fill()

@@ -19,7 +19,7 @@ from app.kvcache.residency import BlockObserver
 
 
 class Allocation(Struct, gc=False):
-    """Blocks of one sequence; the first `stored` are cached, and `last_hash` is the hash of the last one.
+    """Blocks of one sequence; the first `stored` are cached, the last of these under `last_hash`.
 
     `tokens` counts prompt and reply. The newest reply token is not computed yet and has no place. `tail`
     holds the token ids after the cached blocks, while the sequence is `cached`.

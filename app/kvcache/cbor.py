@@ -17,7 +17,6 @@ from array import array
 from collections.abc import Mapping, Sequence
 
 UNSIGNED, NEGATIVE, BYTES, TEXT, ARRAY, MAP = range(6)
-"""CBOR's major types."""
 NULL = b"\xf6"
 
 
@@ -53,8 +52,7 @@ def encode(value: object) -> bytes:
 
 _NOTHING, _START = "\u0100", "\u0101"
 
-# Tables that map a byte to its share of an id's kind. The kind is the sum over the id's four bytes, and
-# encodes the width of the id.
+# Tables that map a byte of an id to a bit. The bits together are the id's kind, which determines its width.
 _HIGH = bytes([0] + [4] * 255)
 _SECOND = bytes([0] + [2] * 255)
 _LOWEST = bytes([0] * 24 + [1] * 232)

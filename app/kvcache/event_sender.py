@@ -33,8 +33,8 @@ BATCH_BYTES = 150
 class ReplayBuffer:
     """Keeps the last `batches` batches, and replays batches to clients from a requested sequence number on.
 
-    Fewer batches are kept if they exceed `limit_bytes`. A request is [empty, sequence number]. The reply is
-    one message per batch, then an end marker. A REQ socket receives only the first message, as ZMQ
+    Beyond `limit_bytes` in total the oldest batches are dropped. A request is [empty, sequence number]. The
+    reply is one message per batch, then an end marker. A REQ socket receives only the first message, as ZMQ
     prescribes; a DEALER receives all.
     """
 
@@ -102,7 +102,7 @@ class ReplayBuffer:
 
 
 MOST_BATCHES = 16
-"""Most batches' worth of events in one message: large messages are cheaper to send than many small ones."""
+"""Most events in one message, as a multiple of `batch`; a message costs much more than an event."""
 QUEUE_BYTES = 256 << 20
 """Most bytes of events waiting to be published, as estimated by `event_bytes`."""
 MESSAGE_BYTES = 1 << 20
@@ -110,7 +110,7 @@ MESSAGE_BYTES = 1 << 20
 
 
 class EventQueue:
-    """Queue of at most `capacity` events, due once `batch` have gathered, or `flush_s` after the last batch.
+    """Queue of at most `capacity` events, due at `batch` events or `flush_s` seconds after the last batch.
 
     A batch takes all waiting events, up to `MOST_BATCHES` times `batch` or `MESSAGE_BYTES`. With `flush_s` 0
     every step is sent alone, as in vLLM. Moments are monotonic seconds.

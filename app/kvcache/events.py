@@ -22,7 +22,7 @@ PublishedKeys: TypeAlias = list[list[object] | None]
 """Per block the extra keys in its hash (untagged: names, salts, [identifier, offset]), or None."""
 
 GROUP, MEDIUM = 0, "GPU"
-"""Values of every event. Passed explicitly, since default factories cost a call each."""
+"""Values in every event, passed explicitly because default factories cost a call each."""
 SPEC_KIND = "full_attention"
 
 

@@ -38,7 +38,7 @@ SEED_BYTES = 32
 PART_BLOCKS = 64
 """Most blocks hashed without a pause, about 0.1 ms, and remembered together."""
 MEMO_BYTES = 5 << 20
-"""Default memory for remembered hashes: half a million tokens in blocks of 16."""
+"""Default memory for remembered hashes, in bytes: half a million tokens in blocks of 16."""
 HASH_BYTES = 80
 """Memory of a hash and its place in a tuple, in bytes."""
 EXTRAS_MEMO_BYTES = 1 << 18
@@ -133,7 +133,7 @@ class Chain:
         except OverflowError:
             if min(ids) < 0:
                 raise ValueError("token ids are not negative") from None
-            return tuple(self._hash_blocks(parent, ids, extras))  # ids beyond 32 bits: not worth remembering
+            return tuple(self._hash_blocks(parent, ids, extras))  # no vocabulary has ids beyond 32 bits
         packed = packed_ids.tobytes()
         key = parent, packed, extras and tuple(extras)
         part = self.memo.get(key)

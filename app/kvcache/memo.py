@@ -12,7 +12,7 @@ ENTRY_BYTES = 200
 
 
 class Bounded(Protocol):
-    """A container that grows with traffic: its size by its own estimate, and its limit."""
+    """A container that grows with traffic: its size and its limit, in estimated bytes."""
 
     @property
     def size_bytes(self) -> int: ...
