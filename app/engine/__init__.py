@@ -1,1 +1,1 @@
-"""The engine: requests in, outputs out; who waits, who runs, and when each token is due."""
+"""The engine: admits and queues requests, runs sequences, and emits each token when due."""

@@ -1,4 +1,4 @@
-"""What a scheduler schedules: sequences, as it sees them, and steps; and what it relies on."""
+"""Types that the scheduler works with: sequence state, batches (steps), and the block pool's interface."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import Struct
 
 
 class SchedulerLimits(Struct, frozen=True, kw_only=True):
-    """vLLM's options of the same names; tokens, sequences."""
+    """vLLM's scheduler options of the same names, in tokens and sequences."""
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
@@ -22,21 +22,21 @@ class SchedulerLimits(Struct, frozen=True, kw_only=True):
 
 
 class Phase(IntEnum):
-    """What a sequence does that is not over."""
+    """Stages of an unfinished sequence."""
 
     QUEUED = 0
     PREFILL = 1
     TRANSFER = 2
-    """The cache of its prompt, which was computed elsewhere, is on its way."""
+    """Waiting for the KV cache of a remote prefill."""
     DECODE = 3
     PREEMPTED = 4
 
 
 class SequenceStatus(Struct, frozen=True, gc=False):
-    """How far a sequence has come; read from outside now and then.
+    """Progress of one sequence, read from outside the engine now and then.
 
-    `computed` tokens of the prompt are there or under way; `held` blocks count where steps are shared.
-    Moments are monotonic seconds: since when it runs, and when its first token was due.
+    `computed` prompt tokens are computed or in flight. `held` counts blocks, and is 0 unless sequences share
+    steps. `scheduled_s` (start of running) and `first_s` (due time of the first token) are monotonic seconds.
     """
 
     phase: Phase
@@ -47,10 +47,10 @@ class SequenceStatus(Struct, frozen=True, gc=False):
 
 
 class SequenceState:
-    """What the scheduler knows of a sequence."""
+    """The scheduler's state of one sequence."""
 
     adapter: str | None = None
-    """The LoRA adapter that must be in memory while it runs."""
+    """LoRA adapter that must be in memory while the sequence runs."""
 
     __slots__ = (
         "arrived",
@@ -73,47 +73,47 @@ class SequenceState:
     def __init__(
         self, prompt_tokens: int, output_tokens: int, priority: int = 0, remote: bool = False
     ) -> None:
-        """Token counts; a sequence without output (as for pooling) ends with its prefill.
+        """Takes token counts; a sequence without output tokens (pooling) ends with its prefill.
 
-        With `remote` its prefill was done elsewhere: the cache of its prompt comes over the net.
+        With `remote` the prefill ran on another engine, and the prompt's KV cache is transferred.
         """
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.priority = priority
         self.remote = remote
         self.arrived = 0
-        """Its number in order of arrival."""
+        """Number in order of arrival, from 1; 0 before the sequence is queued."""
         self.computed = 0
-        """Tokens whose KV is scheduled; of a decode that advances in bulk see `lead`."""
+        """Tokens whose KV is computed or scheduled; for a decode that advances in bulk see `lead`."""
         self.written = 0
-        """Tokens sampled or in flight; the same holds for it."""
+        """Output tokens sampled or in flight. Out of date for a decode that advances in bulk."""
         self.held = 0
-        """Blocks."""
+        """Number of blocks that the sequence has."""
         self.running = False
-        """It has a place among `max-num-seqs`."""
+        """True while the sequence holds one of the `max-num-seqs` places."""
         self.place = 0
-        """The number of its admission: those that run do so in this order."""
+        """Admission number; `Scheduler.running` is in this order."""
         self.decodes = False
-        """It has its first token, or that is in flight, and its last is not."""
+        """True from the step that samples the first token until the step that samples the last."""
         self.last = False
-        """Its last token is in flight."""
+        """True while the last token is in flight."""
         self.lead = 0
-        """Of a decode: `computed` less the number of the step that comes next."""
+        """For a decode: `computed` minus the number of the next step."""
         self.preemptions = 0
         self.loaded = 0
-        """Tokens behind the blocks that were found for it that come from elsewhere, and at once."""
+        """Tokens after the found blocks that a connector's store loads at once."""
 
     def preempted(self) -> None:
-        """Is called when it has lost its blocks, and waits again."""
+        """Called after the sequence has lost its blocks and is queued again."""
 
     @property
     def last_step(self) -> int:
-        """The number of the step in which a decode gets its last token."""
+        """Number of the step that samples a decode's last token."""
         return self.prompt_tokens + self.output_tokens - 2 - self.lead
 
     @property
     def known(self) -> int:
-        """Tokens that it has, computed or not."""
+        """Prompt and output tokens, computed or not."""
         return self.prompt_tokens + self.written
 
 
@@ -121,9 +121,9 @@ S = TypeVar("S", bound=SequenceState)
 
 
 class Batch(Generic[S]):
-    """One step: what it holds, and whose tokens are there at its end.
+    """One step: its work, and the sequences that get a token at its end.
 
-    `decodes`, then `prefilled` are in order of their tokens; `ends` are those that got their last one.
+    Tokens leave in the order `decodes`, then `prefilled`. `ends` holds the sequences with their last token.
     """
 
     __slots__ = (
@@ -142,67 +142,67 @@ class Batch(Generic[S]):
     def __init__(self) -> None:
         self.tokens = 0
         self.sequences = 0
-        """That got tokens."""
+        """Sequences that compute tokens in this step."""
         self.context = 0
-        """Tokens computed before, of all decodes."""
+        """Tokens computed before this step, summed over its decodes."""
         self.attention = 0.0
-        """Tokens of each prefill, times those that they look back at on average."""
+        """Sum over prefills: tokens times the mean number of tokens each one attends to."""
         self.prefills = 0
-        """Sequences with a part of their prompt in it."""
+        """Sequences that compute a part of their prompt."""
         self.admitted: list[S] = []
-        """Who got a place in it."""
+        """Sequences that got a place in this step."""
         self.decodes: Sequence[S] = ()
         self.prefilled: list[S] = []
         self.ends: list[S] = []
         self.drafts: dict[S, tuple[int, int]] = {}
-        """By speculation: tokens that were drafted for a decode, and how many of them were right."""
+        """Speculative decoding: drafted and accepted tokens per decode."""
 
 
 class Blocks(Protocol[S]):  # type: ignore[misc]
-    """The pool that sequences take their blocks from."""
+    """The scheduler's interface to a block pool."""
 
     block_size: int
-    """Tokens."""
+    """Tokens per block."""
     capacity: int
-    """Blocks, without the null block."""
+    """Blocks without the null block."""
 
     @property
     def free(self) -> int:
-        """Blocks that could be taken now."""
+        """Blocks that are free now."""
 
     def find(self, sequence: S, tokens: int) -> int:
-        """Blocks of the first `tokens` tokens that are there already; never the one of the last token."""
+        """Returns how many blocks of the first `tokens` tokens are cached, never the last token's block."""
 
     def fits(self, sequence: S, tokens: int, found: int) -> bool:
-        """Whether all its blocks could be had now, `found` of which it has found."""
+        """Returns whether all blocks of the sequence fit now, `found` blocks being cached."""
 
     def begin(self, sequence: S, found: int, count: int) -> None:
-        """Give it what it has found, and `count` blocks more."""
+        """Assigns the `found` cached blocks and `count` new ones."""
 
     def grow(self, sequence: S, count: int) -> None:
-        """Give it `count` blocks more."""
+        """Assigns `count` more blocks."""
 
     def filled(self, sequence: S) -> None:
-        """More of its prompt is computed: `computed` tokens of what it has."""
+        """Notes that the sequence's first `computed` tokens are computed."""
 
     def release(self, sequence: S, held: int, findable: int) -> None:
-        """Take its blocks back; a preempted one may find the first `findable` again."""
+        """Frees the blocks; a preempted sequence may find the first `findable` again."""
 
     def forget(self, sequence: S) -> None:
-        """It does not come back."""
+        """Drops everything kept for a sequence that will not run again."""
 
 
 class Drafts:
-    """A draft for each of `rates`, the chance that it is right, given that all before it were (rule 5)."""
+    """Speculative drafts: each of `rates` is the chance that a draft is right after right ones (rule 5)."""
 
     def __init__(self, rates: Sequence[float], rng: Random) -> None:
         self.drafts = len(rates)
-        """Tokens drafted a step."""
+        """Tokens drafted per step."""
         self._rates = rates
         self._rng = rng
 
     def accepted(self, drafts: int) -> int:
-        """Returns how many of the first `drafts` are right, up to the first that is not."""
+        """Returns the number of right drafts before the first wrong one, at most `drafts`."""
         for number, rate in enumerate(self._rates[:drafts]):
             if self._rng.random() >= rate:
                 return number

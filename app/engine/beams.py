@@ -1,7 +1,6 @@
-"""Beam search as vLLM serves it: each step of a beam is a request of its own, and a beam comes whole.
+"""Beam search as vLLM serves it: each step of a beam is a separate request, and whole beams are emitted.
 
-What the beams say is decided before, as any reply is: what is searched for here are only the moments, the
-places in the queue and the blocks that such requests take.
+The beams' texts are decided in advance, as with any reply. Only timing, queueing and block use are simulated.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from app.engine.reply import LENGTH, STOP, Reply
 from app.engine.request import EngineRequest
 
 Run = Callable[[Sequence[EngineRequest], Sequence[Reply], Emit], Handle]
-"""Runs requests of which it is known what is said to each."""
+"""Runs requests with given replies; see `Engine.run`."""
 
 
 class BeamSearch:
-    """The `Handle` of some beams, n of each prompt. In the first step a prompt's beams are one."""
+    """`Handle` of a beam search with n beams per prompt. The first step runs one request per prompt."""
 
     def __init__(
         self,
@@ -101,7 +100,7 @@ class BeamSearch:
                 self._tell(output.finish)
             elif not self._pending:
                 self._step += 1
-                # The requests of this step are still to give back their places.
+                # The requests of this step have yet to release their slots.
                 self._wheel.call_soon(self._go_on)
 
     def _go_on(self) -> None:
@@ -132,7 +131,7 @@ class BeamSearch:
 
 
 def _without_end(reply: Reply) -> Reply:
-    """A beam that ends of itself names the end of text instead of having it."""
+    """Returns the reply with a final end-of-text token moved to its finish."""
     if reply.finish != STOP or not reply.ids or reply.texts[-1]:
         return reply
     cut = replace(reply.cut(len(reply.ids) - 1), finish=Finish("stop", reply.ids[-1]))

@@ -1,4 +1,4 @@
-"""The KV cache as the engine uses it: the blocks of each sequence, and what others learn of them."""
+"""Manages the KV cache for the engine: the blocks of each sequence, and the events published about blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Publish = Callable[[Sequence[KVEvent]], None]
 
 
 class CachedSequence(SequenceState):
-    """What the cache knows of a sequence; counts are in tokens of its prompt, if not said otherwise."""
+    """The KV cache's state of one sequence; counts are prompt tokens unless noted."""
 
     __slots__ = (
         "cached_tokens",
@@ -34,30 +34,30 @@ class CachedSequence(SequenceState):
     )
 
     def __init__(self, request: EngineRequest, output_tokens: int, prompt: Prompt | None = None) -> None:
-        """Without a `prompt` it has no blocks that could be found."""
+        """Without a `prompt` the sequence uses no cached blocks."""
         super().__init__(len(request.prompt_ids), output_tokens, request.priority, request.remote_prefill)
         self.request = request
         self.prompt = prompt
         self.hits: list[Block] = []
-        """Blocks that were found for the prompt, until they are taken."""
+        """Cached blocks found for the prompt, until `begin` takes them."""
         self.cached_tokens = 0
-        """Found in the cache."""
+        """Prompt tokens found in the cache."""
         self.fetched_tokens = 0
-        """Fetched from another engine, or from a connector's store."""
+        """Prompt tokens fetched from another engine or from a connector's store."""
         self.created_tokens = 0
-        """Not cached before, and from then on."""
+        """Prompt tokens that this sequence added to the cache."""
         self.handed = self.stored = 0
-        """Tokens of the reply whose steps are over, and those of them that the cache knows."""
+        """Reply tokens whose steps are over, and the number already stored in the cache."""
 
     def reply_ids(self, start: int, stop: int) -> Sequence[int]:
         raise NotImplementedError
 
 
 class KVCacheManager:
-    """One engine's cache, and the scheduler's `Blocks` in it. `adapter_of` knows adapters by name.
+    """One engine's KV cache, which also serves the scheduler as its `Blocks`.
 
-    A sequence with latencies of its own takes the blocks of its prompt at once (`allocate`), and others one
-    by one for its reply (`append`). In steps a scheduler decides (`find` to `forget`).
+    `adapter_of` returns an adapter by name. Without steps a sequence takes all prompt blocks at once
+    (`allocate`) and reply blocks one by one (`append`). With steps the scheduler calls `find` to `forget`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class KVCacheManager:
         publish: Publish | None = None,
         store: Store | None = None,
     ) -> None:
-        """`publish` takes a step's events; `store` is where a connector keeps blocks besides."""
+        """`publish` receives a step's events; `store` is the connector's additional block store."""
         self.cache = cache
         self.store = store
         self.recorder = recorder
@@ -77,12 +77,12 @@ class KVCacheManager:
         self._adapter_of = adapter_of
         self._publish = publish
         self._steps: list[list[KVEvent]] = []
-        """The events of each prefill that are not published yet."""
+        """Events of each prefill that await publishing."""
 
     def prompts(self, requests: Sequence[EngineRequest]) -> list[Prompt]:
-        """Returns the prompt of each of `requests`, which are in order of index.
+        """Returns one prompt per request; `requests` are in order of index.
 
-        Each is hashed once, with pauses for other work. PromptExceedsCache for one that never fits.
+        Hashes each prompt once, and pauses for other work. Raises PromptExceedsCache.
         """
         prompts: list[Prompt] = []
         for _, choices in groupby(requests, key=lambda it: it.index // it.n):
@@ -98,35 +98,35 @@ class KVCacheManager:
         name = request.adapter
         adapter = None if name is None else self._adapter_of(name)
         media = [Placeholder(*item) for item in request.media]
-        # Log probabilities of a prompt take all of it to compute, as in vLLM.
+        # Prompt log probabilities require computing the whole prompt, as in vLLM.
         reads = request.prompt_logprobs is None
         prompt = self.cache.prompt(request.prompt_ids, adapter, request.cache_salt, media, reads)
         for _ in prompt.hashing():
             pause_if_possible()
         return prompt
 
-    # A sequence with latencies of its own.
+    # For sequences on their own timeline.
 
     def allocate(self, sequence: CachedSequence) -> None:
-        """Takes the blocks of the prompt, and notes in the sequence what was found of it."""
+        """Takes the blocks of the prompt, and notes the found tokens in the sequence."""
         assert sequence.prompt is not None
         found = self.cache.begin(sequence, sequence.prompt) or 0
         self._note(sequence, found, self._load(sequence, found))
         self.begin_prefill()
 
     def append(self, sequence: CachedSequence, ids: Sequence[int]) -> None:
-        """Gives room to the tokens of a step that is over, and publishes its events."""
-        # Without a free block the reply goes on all the same: nothing is preempted yet.
+        """Takes blocks for the tokens of a finished step, and publishes its events."""
+        # Without a free block the reply continues anyway: nothing is preempted yet.
         if ids:
             self.cache.append(sequence, ids)
         self.end_step()
 
     def finish(self, sequence: CachedSequence) -> None:
-        """Gives the blocks back, and publishes the events."""
+        """Frees the blocks, and publishes the events."""
         self.cache.finish(sequence)
         self.end_step()
 
-    # `Blocks` of a scheduler.
+    # The scheduler's `Blocks`.
 
     @property
     def free(self) -> int:
@@ -136,7 +136,7 @@ class KVCacheManager:
         prompt = sequence.prompt
         assert prompt is not None
         sequence.stored = sequence.handed = written = tokens - sequence.prompt_tokens
-        if len(prompt.token_ids) != tokens:  # it was preempted, and has written since
+        if len(prompt.token_ids) != tokens:  # preempted after it wrote tokens
             ids = [*sequence.request.prompt_ids, *sequence.reply_ids(0, written)]
             sequence.prompt = prompt = self.cache.again(prompt, ids)
         sequence.hits = hits = self.cache.hits(prompt)
@@ -165,12 +165,12 @@ class KVCacheManager:
         self.cache.finish(sequence)
 
     def forget(self, sequence: CachedSequence) -> None:
-        """Does nothing: its hashes find what it left."""
+        """Does nothing: cached blocks are found by hash."""
 
     def handed_out(self, sequence: CachedSequence, count: int) -> None:
-        """Notes tokens of a reply whose step is over; those that fill up a block go into the cache.
+        """Notes reply tokens whose step is over, and caches the blocks that they fill.
 
-        All but the newest one are computed, and have blocks.
+        All tokens but the newest are computed and have blocks.
         """
         sequence.handed += count
         before, size = sequence.prompt_tokens - 1, self.block_size
@@ -181,16 +181,16 @@ class KVCacheManager:
     # For both.
 
     def _load(self, sequence: CachedSequence, found: int) -> int:
-        """Returns the tokens that the store of a connector has behind the `found` ones of the cache."""
+        """Returns how many tokens after the `found` cached ones the connector's store holds."""
         prompt, store = sequence.prompt, self.store
         if store is None or prompt is None or not prompt.reads or sequence.request.remote_prefill:
             return 0
         return store.find(prompt, found)
 
     def _note(self, sequence: CachedSequence, found: int, loaded: int) -> None:
-        """Counts the look-up of a prompt, and has the store keep it.
+        """Counts the prompt's cache lookup, and keeps the prompt in the store.
 
-        The rest of a remote prefill comes over the net.
+        A remote prefill transfers all tokens that the cache lacks.
         """
         prompt, recorder = sequence.prompt, self.recorder
         assert prompt is not None
@@ -207,13 +207,13 @@ class KVCacheManager:
         sequence.created_tokens = self.cache.created(prompt, found + loaded)
 
     def begin_prefill(self) -> None:
-        """Keeps the events of a prompt apart: alone in its step, as where one prompt comes after another."""
+        """Sets the prompt's events apart as one step, as if prompts ran one after another."""
         self.recorder.cache_used(self.cache.usage)
         if self._log.pending:
             self._steps.append(self._log.take())
 
     def end_step(self) -> None:
-        """Counts and publishes what has happened to the blocks."""
+        """Records the cache usage, and publishes pending events."""
         self.recorder.cache_used(self.cache.usage)
         self.publish()
 
@@ -228,9 +228,9 @@ class KVCacheManager:
                 self._publish(events)
 
     def reset(self, under_requests: bool = False) -> bool:
-        """Forgets all that is cached; False, and nothing is forgotten, while requests run, if that matters.
+        """Empties the cache; returns False without emptying if requests run, unless `under_requests`.
 
-        The event waits for the next step, as in vLLM.
+        The event is published with the next step, as in vLLM.
         """
         if under_requests:
             self.cache.discard()
@@ -238,7 +238,7 @@ class KVCacheManager:
         return self.cache.reset()
 
     def sleep(self) -> None:
-        """Forgets everything and caches nothing more; see `reset` for the event."""
+        """Empties the cache and stops caching; see `reset` for the event."""
         self.cache.discard()
         self.cache.caching = False
 

@@ -1,4 +1,4 @@
-"""The door to an engine, as everything above it sees it."""
+"""Interface of an engine for all code above it."""
 
 from __future__ import annotations
 
@@ -11,70 +11,70 @@ from app.engine.request import EngineRequest
 from app.metrics.recorder import Recorder
 
 TakeToken = Callable[[str, int, float], None]
-"""Takes the text, the id and the moment of a token: all there is to tell of one amid a plain text."""
+"""Receives the text, id and due time of one plain token."""
 Emit = Callable[[EngineOutput], TakeToken | None]
-"""Takes an output, in the hub or in whatever greenlet brings it about: it must not wait.
+"""Receives an output, in the hub or in any greenlet; must not wait.
 
-It may answer a `Started` with what is to take the plain tokens of that choice from then on, each by itself:
-of thousands of streams they come so often that nothing should be made for one.
+The answer to a `Started` may be a `TakeToken`, which receives the choice's plain tokens from then on.
+Thousands of streams then cost no object per token.
 """
 
 
 class Handle(Protocol):
-    """What was submitted together: the choices of one request."""
+    """Choices of one submitted request."""
 
     @property
     def future(self) -> Future[None]:
-        """Done when all choices are over, however they ended. It cannot be cancelled."""
+        """Future that is done when all choices have ended, in any way. The future cannot be cancelled."""
 
     def abort(self) -> None:
-        """End what is not over. Nothing more is emitted."""
+        """Ends unfinished choices. Nothing more is emitted."""
 
 
 class EngineClient(Protocol):
-    """An engine, wherever it runs."""
+    """An engine in this process or another."""
 
     @property
     def recorder(self) -> Recorder:
-        """Where the engine counts."""
+        """Recorder of the engine's metrics."""
 
     @property
     def draining(self) -> bool:
-        """True when nothing more is admitted."""
+        """True once the engine admits no more requests."""
 
     @property
     def healthy(self) -> bool:
-        """False while there is nobody who could compute."""
+        """False while no engine can compute."""
 
     @property
     def running(self) -> int:
-        """Sequences that hold a slot."""
+        """Number of sequences that hold a slot."""
 
     @property
     def waiting(self) -> int:
-        """Sequences that have none yet."""
+        """Number of sequences that wait for a slot."""
 
     def check_accepting(self, sequences: int) -> None:
-        """Raise Draining, or TooManyRequests when `sequences` more would exceed `max-num-queued-reqs`."""
+        """Raises Draining, or TooManyRequests if `sequences` more would exceed `max-num-queued-reqs`."""
 
     def check_admission(self, sequences: int) -> None:
-        """As `check_accepting`; also QueueFull when neither slots nor the waiting queue hold so many more."""
+        """Checks as `check_accepting`; raises QueueFull when slots and queue cannot hold `sequences` more."""
 
     def room(self, adapter: str | None = None) -> int:
-        """How many sequences could be admitted now: slots and waiting queue hold so many more."""
+        """Returns how many sequences slots and waiting queue could admit now."""
 
     def submit(self, requests: Sequence[EngineRequest], emit: Emit) -> Handle:
-        """Run `requests`, the choices of one request; some outputs may come before this returns.
+        """Runs `requests`, the choices of one request; may emit outputs before returning.
 
-        All or none are admitted. Raises any EngineError, and then nothing has begun.
+        Admits all or none. Raises any EngineError before anything has begun.
         """
 
     def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
-        """End the requests of these ids, or all; each choice finishes with `abort`. How many there were.
+        """Ends the requests with these ids, or all, each choice with `abort`; returns the number of choices.
 
-        They are in the metrics of finished requests if `counted`: vLLM counts those that its engine ends
-        (pause, sleep), and no others.
+        A prompt with several choices adds one. With `counted` the choices enter the metrics of finished
+        requests, as vLLM counts requests that its engine ends (pause, sleep).
         """
 
     def drain(self) -> None:
-        """Admit nothing more; what was admitted goes on to its end."""
+        """Admits no more requests; admitted ones run to their end."""

@@ -1,4 +1,4 @@
-"""The engine: who is admitted, and the way of a request from its arrival to the slots of its choices."""
+"""The simulated engine: admits requests, decides replies, and runs a sequence for each choice."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
     from config.profile import Profile
 
 MOST_TOKENS_UNPAUSED = 65_536
-"""Tokens of replies that may be made in one go: some milliseconds of work."""
+"""Most tokens of work (see `_work`) on replies without a pause: some milliseconds."""
 REPLY_TOKENS = 500
-"""What any reply counts for, in tokens of text: its end may have to be tokenized."""
+"""Work per reply, in tokens of text: its end may need tokenizing."""
 FORM_TOKENS = 1000
-"""What making a tool call or JSON counts for, in tokens of text."""
+"""Work for a tool call or JSON, in tokens of text."""
 STOP_TOKENS = 100
-"""The same for the search for a stop string."""
+"""Work to search for one stop string, in tokens of text."""
 LONGEST_WORK_S = 0.005
-"""After so long others have their turn."""
+"""Most work without a pause, in seconds; keeps other streams on time."""
 SEEDS = 2**48
-"""The seeds of large requests are below this."""
+"""Upper bound (exclusive) of the seeds for large requests."""
 log = logging.getLogger(__name__)
 
 
 class Engine(BaseEngine):
-    """The `EngineClient` of this process: sequences with timelines of their own, or in shared steps."""
+    """The `EngineClient` of this process; sequences run on their own timelines or in shared steps."""
 
     def __init__(
         self,
@@ -74,9 +74,9 @@ class Engine(BaseEngine):
         profile: Profile | None = None,
         cost: CostModel | None = None,
     ) -> None:
-        """With a `profile` sequences share its steps (`timing: steps`); else each has its own latencies.
+        """With a `profile` sequences share its steps (`timing: steps`), else each samples its own latencies.
 
-        `cost` says what a step costs, instead of the profile.
+        `cost` replaces the profile's cost model.
         """
         super().__init__(settings, recorder)
         limits = settings.scheduling
@@ -93,7 +93,7 @@ class Engine(BaseEngine):
             slots = SequencePool(limits.max_num_seqs, lora, by_priority, self.wheel.call_soon)
             self.executor, self._sequence = slots, partial(TimedSequence, pool=slots)
         else:
-            # With all of a scheduler, which others do without.
+            # Imported here because other modes need no scheduler.
             from app.engine.stepped import StepExecutor, SteppedSequence
 
             steps = StepExecutor(settings, profile, self._context, lora, streams("drafts"), cost)
@@ -133,9 +133,9 @@ class Engine(BaseEngine):
         return self.executor.free(adapter) + self._max_waiting - self.executor.waiting
 
     def submit(self, requests: Listed[EngineRequest], emit: Emit) -> Handle:
-        """Run `requests`, the choices of one request; some outputs may come before this returns.
+        """Runs `requests`, the choices of one request; may emit outputs before returning.
 
-        All or none are admitted. Raises any EngineError, and then nothing has begun. May pause.
+        Admits all or none. Raises any EngineError before anything has begun. May pause.
         """
         if not requests:
             return Submission(self._active)
@@ -158,7 +158,7 @@ class Engine(BaseEngine):
         ]
         if self._refuses_full and not all(sequence.fits() for sequence in sequences):
             raise KVCacheFull
-        # Nothing may wait between this and the end, or others would take the slots.
+        # Nothing may yield from here to the end, or other requests would take the slots.
         self.check_admission(len(sequences), first.adapter)
         if first.observers:
             for sequence in sequences:
@@ -173,7 +173,7 @@ class Engine(BaseEngine):
         self.executor.resume()
 
     def _needs_no_slot(self, requests: Listed[EngineRequest], replies: Listed[Reply]) -> bool:
-        """Whether a slot is free that would be free again at once, as without latencies it is."""
+        """Returns whether the request can end at once: free slot, no latencies, no special features."""
         slots = self.executor
         if len(requests) > 1 or not self.timing.instant or self._cache is not None:
             return False
@@ -193,7 +193,10 @@ class Engine(BaseEngine):
         )
 
     def _replies(self, requests: Listed[EngineRequest]) -> list[Reply]:
-        """What is said. A large request gets seeds, so that those who come in its pauses change nothing."""
+        """Returns a reply per request, from fixed seeds for a large request.
+
+        Requests that arrive during the pauses of a large one then change nothing.
+        """
         reply = self._model.reply
         if len(requests) == 1 or sum(map(_work, requests)) <= MOST_TOKENS_UNPAUSED:
             return [reply(request) for request in requests]
@@ -210,7 +213,7 @@ class Engine(BaseEngine):
 
 
 def emit_immediately(request: EngineRequest, reply: Reply, emit: Emit, context: SequenceContext) -> None:
-    """Emits and counts a reply that waits for nothing, as a sequence would, in a fifth of its time."""
+    """Emits and counts an undelayed reply as a sequence would, in a fifth of the time."""
     at_s, recorder, tokens = request.arrival_s, context.recorder, 0
     prompt_tokens, begun, failure = len(request.prompt_ids), False, None
     try:
@@ -236,7 +239,7 @@ def emit_immediately(request: EngineRequest, reply: Reply, emit: Emit, context: 
 
 
 def _work(request: EngineRequest) -> int:
-    work = REPLY_TOKENS + request.max_tokens + len(request.prompt_ids) // 16  # which may have to be hashed
+    work = REPLY_TOKENS + request.max_tokens + len(request.prompt_ids) // 16  # the prompt may need hashing
     if request.stop:
         work += 3 * request.max_tokens + STOP_TOKENS * len(request.stop)
     if request.tool_calls is not None or request.constraint is not None:

@@ -1,99 +1,99 @@
-"""What the engine refuses or cannot do. `str` of an error is one sentence for whoever asked.
+"""Errors of the engine. `str` of an error is one sentence for the client.
 
-HTTP is not known here: `app.api.errors` says which status each of them has.
+HTTP is unknown here: `app.api.errors` maps each error to a status.
 """
 
 from __future__ import annotations
 
 
 class EngineError(Exception):
-    """A request, or an operator's command, that the engine does not carry out."""
+    """A request or an operator's command that the engine does not carry out."""
 
 
 class Draining(EngineError):
-    """The server goes down."""
+    """The server is shutting down."""
 
     def __init__(self) -> None:
         super().__init__("The server is shutting down and takes no new requests.")
 
 
 class TooManyRequests(EngineError):
-    """More sequences than `max-num-queued-reqs` would run and wait together."""
+    """Running and waiting sequences would exceed `max-num-queued-reqs`."""
 
     def __init__(self, unfinished: int, most: int) -> None:
         super().__init__(f"The server holds {unfinished} of at most {most} requests; retry later.")
 
 
 class QueueFull(EngineError):
-    """No slot is free, and `max-waiting-queue-length` sequences wait already."""
+    """No slot is free, and `max-waiting-queue-length` sequences are waiting."""
 
     def __init__(self, waiting: int) -> None:
         super().__init__(f"The waiting requests queue is full: {waiting} wait already; retry later.")
 
 
 class KVCacheFull(EngineError):
-    """The prompt does not fit into the KV cache now, and `kv-cache-full` says that it must not wait."""
+    """The prompt does not fit into the KV cache now, and `kv-cache-full` forbids waiting."""
 
     def __init__(self) -> None:
         super().__init__("The KV cache has too few free blocks for the prompt; retry later.")
 
 
 class PromptExceedsCache(EngineError):
-    """The prompt would not fit into the KV cache even if it were alone. Sizes are in tokens."""
+    """The prompt exceeds the whole KV cache. Sizes are in tokens."""
 
     def __init__(self, tokens: int, most: int) -> None:
         super().__init__(f"The prompt of {tokens} tokens exceeds the KV cache of {most} tokens.")
 
 
 class Aborted(EngineError):
-    """An operator has ended the request, and there is no part of an answer that could be given."""
+    """An operator has ended the request, and no partial answer exists."""
 
     def __init__(self) -> None:
         super().__init__("The request was aborted by the server.")
 
 
 class EngineDead(EngineError):
-    """The process of the engine has ended, and no other one is ready yet."""
+    """The engine process has ended, and its successor is not ready."""
 
     def __init__(self) -> None:
         super().__init__("The engine has stopped and is being started again; retry later.")
 
 
 class CommandFailed(EngineError):
-    """The engine does not do what an operator wants; it says why."""
+    """The engine refuses an operator's command; the message gives the reason."""
 
 
 class EngineFailed(EngineError):
-    """The engine could not finish a request; it says why."""
+    """The engine failed during a request; the message gives the reason."""
 
 
 class RequestRefused(EngineError):
-    """The engine cannot serve such a request; it says why."""
+    """The engine cannot serve the request; the message gives the reason."""
 
 
 class SchemaUnsatisfiable(EngineError):
-    """No reply has the form that the request wants."""
+    """No reply satisfies the requested schema or grammar."""
 
     def __init__(self, reason: object) -> None:
         super().__init__(f"No reply can have the form that is asked for: {reason}.")
 
 
 class CallerLeft(EngineError):
-    """Who asked has gone, and nobody is to be told."""
+    """The client disconnected before its operation finished."""
 
     def __init__(self) -> None:
         super().__init__("The client left before what it had asked for was done.")
 
 
 class PauseNotComplete(EngineError):
-    """Memory of the KV cache is released only while nothing runs, and nothing may begin."""
+    """The KV cache's memory can be released only while the engine is paused and nothing runs."""
 
     def __init__(self) -> None:
         super().__init__("To release the KV cache requires a completed pause first.")
 
 
 class MemoryNotResident(EngineError):
-    """What is to be released has been released already."""
+    """Memory to release has been released already."""
 
     def __init__(self) -> None:
         super().__init__("To release the KV cache requires all memory to be resident.")

@@ -1,8 +1,8 @@
-"""The sign of life of an engine in a process of its own: a file that it touches, as gunicorn's workers do.
+"""Heartbeat of an engine process: the engine touches a file, as gunicorn's workers do.
 
-Without it an engine is missed that is there and does not go on: stopped, swapped out, or in a loop without
-an end. Its main loop beats, before each step and each layer of a long one; a thread of its own would beat on
-beside a loop that hangs.
+The heartbeat reveals an engine process that exists but hangs: stopped, swapped out, or in an endless loop.
+The main loop beats before each step and before each layer of a long step. A separate thread would keep
+beating beside a hanging loop.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from typing import Final
 
 NS: Final = 1_000_000_000
 EVERY_S: Final = 0.2
-"""More often it is not written."""
+"""Shortest time between two writes, in seconds."""
 TELL_WHERE: Final = signal.SIGUSR1
-"""Has the engine write into its log where all its threads are."""
+"""Signal on which the engine logs the stacks of all its threads."""
 LONGEST_SILENCE_S: Final = 10.0
-"""Of an engine that is taken for healthy; half of the time after which it is killed, if that is less."""
+"""Longest silence of a healthy engine, in seconds; half of `engine-timeout`, if that is less."""
 
 
 class Heartbeat:
-    """Of the engine at `endpoint`. While there is no file nobody waits for it: the model is being loaded."""
+    """Heartbeat of the engine at `endpoint`. Without the file no beat is expected: the model is loading."""
 
     def __init__(self, endpoint: str, now: Callable[[], float] = time.monotonic) -> None:
         self._path = Path(endpoint.removeprefix("ipc://") + ".alive")
         self._now = now
         self._next_s = 0.0
 
-    # The engine's side.
+    # Called by the engine.
 
     def begin(self) -> None:
-        with suppress(OSError):  # no folder: it is the end of all of us
+        with suppress(OSError):  # the folder is gone: the server is shutting down
             self._path.touch(mode=0o600)
             self._tell(self._now())
 
     def beat(self) -> None:
-        """Cheap enough for every layer of a model."""
+        """Beats; cheap enough to call for every layer of a model."""
         now_s = self._now()
         if now_s >= self._next_s:
             self._tell(now_s)
@@ -51,23 +51,23 @@ class Heartbeat:
             os.utime(self._path, ns=(round(now_s * NS),) * 2)
 
     def stop(self) -> None:
-        """Nobody is to wait for another one."""
+        """Removes the file, after which no beat is expected."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
 
     @contextmanager
     def resting(self) -> Iterator[None]:
-        """Around what takes as long as it takes: weights are read."""
+        """Expects no beat during work of unknown length, such as reading weights."""
         self.stop()
         try:
             yield
         finally:
             self.begin()
 
-    # Who listens.
+    # Called by the watching processes.
 
     def last_s(self) -> float | None:
-        """The moment of the last one, in seconds of the monotonic clock; None where none is expected."""
+        """Returns the time of the last beat in monotonic seconds; None where none is expected."""
         try:
             return os.stat(self._path).st_mtime_ns / NS
         except OSError:
@@ -79,17 +79,17 @@ class Heartbeat:
 
 
 class Silence:
-    """How long an engine has been silent while its watcher looked on, which may have been stopped as well."""
+    """Measures an engine's silence as seen by its watcher, which may have been stopped as well."""
 
     def __init__(self, most_between_s: float = 2.0) -> None:
-        """What passes between two looks counts for `most_between_s` at most."""
+        """`most_between_s` caps the time that counts between two looks."""
         self._most_between_s = most_between_s
         self._last_s: float | None = None
         self._looked_s = 0.0
         self._silent_s = 0.0
 
     def look(self, last_s: float | None, now_s: float) -> float:
-        """Seconds, when the engine's last beat is `last_s`."""
+        """Returns the seconds of silence, given the time of the last beat."""
         if last_s is None or last_s != self._last_s:
             self._silent_s = 0.0
         else:

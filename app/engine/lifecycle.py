@@ -14,63 +14,63 @@ from app.engine.wire import MEMORY, PauseMode, woken_by
 from app.metrics.recorder import Recorder
 
 LOOK_AGAIN_S = 0.01
-"""How often a pause looks whether all that ran is over."""
+"""Interval, in seconds, at which a pause checks that running requests have ended."""
 
 
 class Operations(Protocol):
-    """What an operator does to a server, whichever engine it has."""
+    """An operator's commands to a server, for every kind of engine."""
 
     @property
     def is_sleeping(self) -> bool:
-        """True until all memory that sleep put away is back."""
+        """True until all memory freed by sleep is back."""
 
     @property
     def paused(self) -> bool:
-        """True from a pause or sleep until requests are resumed, or all memory is back."""
+        """True from a pause or sleep until a resume, or until all memory is back."""
 
     def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
-        """Fall asleep at level 0, 1 or 2; running requests are treated as by `pause`."""
+        """Puts the server to sleep at level 0, 1 or 2; running requests are treated as by `pause`."""
 
     def release_cache(self) -> None:
-        """Free the memory of the KV cache of a paused engine."""
+        """Frees the KV cache's memory of a paused engine."""
 
     def wake_up(self, tags: Collection[str] | None) -> bool:
-        """Bring back all memory, or what `tags` name: nothing where one of them does not sleep.
+        """Restores all memory, or the memory that `tags` name; nothing if one of the tags is not asleep.
 
-        Returns True, and requests begin again, when all memory is back.
+        Returns True, and resumes requests, when all memory is back.
         """
 
     def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
-        """Begin no more requests. Running ones are aborted, or (`wait`) awaited, or (`keep`) go on.
+        """Starts no more requests; running ones are aborted, awaited (`wait`) or continued (`keep`).
 
-        The prefix cache is emptied then, if it is to be. CallerLeft when `caller_left` is set before they are
-        over.
+        Empties the prefix cache afterwards if `clear_cache`. Raises CallerLeft if `caller_left` is set before
+        running requests end.
         """
 
     def resume(self) -> None:
-        """Begin requests again."""
+        """Starts requests again."""
 
     def reset_prefix_cache(self, under_requests: bool = False) -> bool:
-        """Forget all that is cached; False while requests run, unless it is done `under_requests`."""
+        """Empties the prefix cache; returns False if requests run, unless `under_requests`."""
 
     def drain(self) -> None:
-        """Admit nothing more."""
+        """Admits no more requests."""
 
 
 class Lifecycle:
-    """What an operator does to a server. Level 0 of sleep only pauses; 1 and 2 play that memory was freed.
+    """`Operations` of the simulated engine. Sleep at level 0 only pauses; 1 and 2 pretend to free memory.
 
-    Requests that come while the server sleeps at level 1 or 2 are served: a simulator has no weights to
-    miss (simulator.md 2.13). While it is paused they wait.
+    Requests that arrive during sleep at level 1 or 2 are served, since a simulator needs no weights
+    (simulator.md 2.13). During a pause they wait.
     """
 
     def __init__(self, engine: Engine, recorder: Recorder, cache: KVCacheManager | None = None) -> None:
         self._is_paused = False
-        """By `pause`, or by sleep at level 0: nothing begins."""
+        """True after `pause` or sleep at level 0: no request starts."""
         self._slept = False
-        """By sleep at level 1 or 2, which is a pause to those who ask."""
+        """True after sleep at level 1 or 2, which `paused` reports as a pause."""
         self._sleepers = 0
-        """Calls of `sleep` under way: nothing begins meanwhile, or they might wait for ever."""
+        """Calls of `sleep` in progress. No request starts meanwhile, or the calls might wait forever."""
         self._cache = cache
         self._asleep: set[str] = set()
         self._engine = engine
@@ -86,13 +86,12 @@ class Lifecycle:
 
     @property
     def _holds(self) -> bool:
-        """True while no request begins to run."""
         return self._is_paused or self._sleepers > 0
 
     def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
-        """See `Operations`. A sleep that awaits requests holds up all that come meanwhile.
+        """See `Operations`. A sleep that awaits requests blocks all new ones.
 
-        CallerLeft, and awake, when `caller_left` is set first.
+        Raises CallerLeft, and stays awake, if `caller_left` is set first.
         """
         self._sleepers += 1
         self._engine.pause()
@@ -104,9 +103,9 @@ class Lifecycle:
             self._go_on()
 
     def release_cache(self) -> None:
-        """Play that the memory of the KV cache was freed: `wake_up` brings it back, and requests begin again.
+        """Pretends to free the KV cache's memory; `wake_up` restores it and starts requests again.
 
-        PauseNotComplete unless the server is paused and nothing runs, MemoryNotResident when it sleeps.
+        Raises PauseNotComplete unless the server is paused and idle, MemoryNotResident while it sleeps.
         """
         if not self.paused or self._engine.running:
             raise PauseNotComplete
@@ -129,7 +128,7 @@ class Lifecycle:
         return not self._asleep
 
     def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
-        """See `Operations`. Nothing begins even when the caller left."""
+        """See `Operations`. The server stays paused after CallerLeft."""
         self._is_paused = True
         self._engine.pause()
         self._settle(mode, caller_left)
@@ -141,7 +140,7 @@ class Lifecycle:
         self._go_on()
 
     def reset_prefix_cache(self, under_requests: bool = False) -> bool:
-        """See `Operations`. Requests that run keep their blocks, which are cached no more."""
+        """See `Operations`. Running requests keep their blocks, which are no longer cached."""
         return self._cache is None or self._cache.reset(under_requests)
 
     def drain(self) -> None:

@@ -1,7 +1,7 @@
-"""What comes out of the engine. It emits outputs; the writers of the API families write them down.
+"""Outputs of the engine, which the response writers of each API family render.
 
-An output belongs to one choice (`index`). A choice emits one `Started`, then `Tokens` until one of them
-carries a `Finish`; or `Failed` at any point, and nothing after it.
+An output belongs to one choice (`index`). A choice emits one `Started`, then `Tokens` until one carries a
+`Finish`. `Failed` may come at any point and ends the choice.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ StopCause = Literal["stop", "length", "abort", "cache_threshold", "content_filte
 
 
 class TokenLogprob(Struct, gc=False, frozen=True):
-    """A token with its natural-log probability and the alternatives, itself first.
+    """A token's natural-log probability and its alternatives, the token itself first.
 
-    `rank` is its own, from 1; the alternatives behind it are those of the other ranks, best first.
+    `rank` is the token's own, from 1. Alternatives after the first have the remaining ranks, best first.
     """
 
     token_id: int
@@ -30,54 +30,53 @@ class TokenLogprob(Struct, gc=False, frozen=True):
 
     @property
     def ranks(self) -> Iterator[int]:
-        """Those of `top`, one after another."""
+        """Ranks of the entries in `top`."""
         return chain((self.rank,), (rank for rank in count(1) if rank != self.rank))
 
 
 class Finish(Struct, gc=False, frozen=True):
-    """Why a choice ended; `stop_reason` is the stop string or the token id that matched."""
+    """Reason why a choice ended; `stop_reason` is the stop string or token id that matched."""
 
     reason: StopCause
     stop_reason: str | int | None = None
 
 
 class Part(Struct, gc=False, frozen=True):
-    """What tokens belong to that are not the reply's own text: a thought, a tool call, an image.
+    """Kind of tokens other than plain text: thoughts, a tool call, or an image.
 
-    `number` counts the calls of a choice from 0, `name` is the function that a call calls; empty until its
-    tokens have told it. The texts of a call are its arguments, those of an image a data URL; tokens of the
-    markup around them have none.
+    `number` counts the calls of a choice from 0. `name` is the called function, empty until its tokens have
+    been emitted. A call's texts are its arguments, an image's a data URL; markup tokens have empty texts.
     """
 
     kind: Literal["reasoning", "call", "image"]
     number: int = 0
     name: str = ""
     raw: str = ""
-    """All of a reply whose last call was cut off, with its markup: whole answers tell it as their text."""
+    """Whole reply with markup, if its last call was cut off: the text of non-streaming responses."""
     id: str = ""
-    """What the client is told as the id of a call; where it is empty, the writer draws one."""
+    """Id of a call for the client; if empty, the response writer generates one."""
 
 
 class Started(Struct, gc=False):
-    """The prompt has been read; the first token is due now."""
+    """The prefill is over, and the first token is due."""
 
     index: int
     at_s: float
     cached_tokens: int = 0
     prompt_logprobs: Sequence[TokenLogprob | None] | None = None
-    """One entry per prompt token, made when it is looked at: take slices of a long prompt."""
+    """One entry per prompt token, created on access: slice the sequence for long prompts."""
     queue_s: float = 0.0
     prefill_s: float = 0.0
     """Seconds of waiting, and of running up to `at_s`."""
     created_tokens: int = 0
-    """Tokens of the prompt's whole blocks that were not cached, and are from now on."""
+    """Tokens of the prompt's whole blocks that this sequence added to the cache."""
 
 
 class Tokens(Struct, gc=False):
-    """One or more tokens, due at `at_s` (the moment of the last one, monotonic seconds).
+    """One or more tokens, the last one due at `at_s` (monotonic seconds).
 
-    `texts[i]` is the text that `ids[i]` adds to the reply; it may be empty, for instance while a
-    character is incomplete.
+    `texts[i]` is the text that `ids[i]` adds to the reply. Texts may be empty, as while a character is
+    incomplete.
     """
 
     index: int
@@ -85,13 +84,13 @@ class Tokens(Struct, gc=False):
     ids: Sequence[int]
     at_s: float
     logprobs: Sequence[TokenLogprob] | None = None
-    """One entry per token, made when it is looked at."""
+    """One entry per token, created on access."""
     finish: Finish | None = None
     part: Part | None = None
-    """What all these tokens belong to; None is the reply's own text."""
+    """Part of the reply that contains all these tokens; None is plain text."""
 
     def split(self, count: int) -> tuple[Tokens, Tokens]:
-        """The first `count` tokens (>= 1, fewer than there are), and the rest with the end."""
+        """Splits off the first `count` tokens (at least 1, fewer than all); the rest keeps `finish`."""
         texts, ids, logprobs = self.texts, self.ids, self.logprobs
         first = Tokens(
             self.index,
@@ -115,24 +114,24 @@ class Tokens(Struct, gc=False):
 
 
 Piece = tuple[Part | None, str]
-"""Some text, and what it belongs to."""
+"""A text and the part that contains it."""
 
 
 class PartReader(Protocol):
-    """Finds out, of a text that comes bit by bit, what belongs to what.
+    """Splits a streamed text into parts.
 
-    The pieces of a text are the same, joined where they are of one part, however it was cut.
+    Pieces are the same, up to joining pieces of one part, however the text was cut.
     """
 
     def feed(self, text: str) -> Sequence[Piece]:
-        """The pieces that are certain now; what may yet become something else is kept for later."""
+        """Returns the pieces that are certain; keeps text whose part is still open."""
 
     def finish(self) -> Sequence[Piece]:
-        """The text is over: what was kept."""
+        """Ends the text; returns the pieces of the kept text."""
 
 
 class Failed(Struct, gc=False):
-    """The choice broke; `error` is what the client is told."""
+    """The choice failed; the client receives `error`."""
 
     index: int
     error: Exception
@@ -145,7 +144,7 @@ T = TypeVar("T", covariant=True)
 
 
 class LazySequence(Sequence[T]):
-    """Items of `positions`, each made by `make` whenever it is looked at; a slice is another such view."""
+    """View of `positions`: each item is created by `make` on access; a slice is another view."""
 
     __slots__ = ("_make", "_positions")
 

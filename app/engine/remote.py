@@ -1,4 +1,4 @@
-"""The door to an engine in a process of its own, with a model that computes; and what its operator does."""
+"""Client of an engine in another process with a real model, and its operator's commands."""
 
 from __future__ import annotations
 
@@ -46,26 +46,26 @@ log = logging.getLogger(__name__)
 
 CONNECTED, LOST = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED
 RECONNECT_MS = 50
-"""How often it is looked for an engine that is not there."""
+"""Reconnect interval while the engine is absent, in milliseconds."""
 GREETING_MS = 500
-"""How often an engine is greeted that has not answered: it may load its model yet."""
+"""Interval of greetings until the engine answers, in milliseconds; it may be loading its model."""
 BATCH_TOKENS = 100_000
-"""Tokens of prompts that are ordered in one go: some milliseconds of work."""
+"""Most prompt tokens per message of requests: some milliseconds of work."""
 ORDER_TOKENS = 1000
-"""What any order counts for besides."""
+"""Fixed work per request, in prompt tokens."""
 ReaderOf = Callable[[EngineRequest], PartReader | None]
-"""What finds the parts of a request's text; None for a text that has none."""
+"""Returns the parser of a request's text into parts; None for a text without parts."""
 BlocksListener = Callable[[str, int, bytes], None]
-"""Is given what `Blocks` say."""
+"""Receives topic, sequence and batch of each `Blocks`."""
 
 
 class RemoteEngine(BaseEngine):
-    """The `EngineClient` of a worker. Begin it in the worker; others may share the engine.
+    """The `EngineClient` of a worker, to be started in that worker; several workers may share the engine.
 
-    Orders go, notices come, and the connection may break: a new engine at the same address is greeted.
+    The worker sends orders and receives notices. After a lost connection the engine is greeted again.
 
-    While the engine's process is gone what ran has failed, what comes is refused, and it is not `healthy`.
-    While it does not go on the last two hold.
+    When the engine process exits, running requests fail, new ones are refused, and `healthy` is False. While
+    the engine hangs, new requests are refused and `healthy` is False.
     """
 
     def __init__(
@@ -77,15 +77,14 @@ class RemoteEngine(BaseEngine):
         names: Names,
         reader_of: ReaderOf,
     ) -> None:
-        """`names` gives the texts of tokens."""
         super().__init__(settings, recorder)
         self.load = Load()
-        """How the engine does, for all its workers."""
+        """Load of the engine, summed over its workers."""
         self._endpoint = endpoint
         self._is_greeted = False
-        """The engine has answered since the connection came about."""
+        """True once the engine has answered on the current connection."""
         self._wants_kv_events = False
-        """Said in the greeting."""
+        """Sent in the greeting."""
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(list[Notice]).decode
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -99,11 +98,11 @@ class RemoteEngine(BaseEngine):
         self._numbers = count(1)
         self._choices: dict[int, RemoteSequence] = {}
         self._others = 0
-        """Sequences of other workers."""
+        """Number of other workers' sequences."""
         self._answers: dict[int, AsyncResult[Answer]] = {}
 
     def listen(self, listener: BlocksListener) -> None:
-        """Hand the engine's KV events to `listener`; to be called before `start`."""
+        """Passes the engine's KV events to `listener`. To be called before `start`."""
         self._listener, self._wants_kv_events = listener, True
 
     def start(self) -> None:
@@ -111,7 +110,7 @@ class RemoteEngine(BaseEngine):
         self._socket = socket = context.socket(zmq.DEALER)
         socket.linger = 0
         socket.sndhwm = socket.rcvhwm = 0
-        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is kept for an engine that is not there
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for an absent engine
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         monitor = socket.get_monitor_socket(CONNECTED | LOST)
         self._greenlets = [gevent.spawn(self._watch, socket, monitor), gevent.spawn(self._read, socket)]
@@ -128,7 +127,7 @@ class RemoteEngine(BaseEngine):
 
     @property
     def healthy(self) -> bool:
-        """The engine is there, has loaded its model, and goes on."""
+        """True while the engine is connected, has loaded its model, and is not silent."""
         return self._ready is not None and not self._heartbeat.is_silent(self._longest_silence_s)
 
     @property
@@ -141,7 +140,7 @@ class RemoteEngine(BaseEngine):
 
     @property
     def _unfinished(self) -> int:
-        """Sequences of all workers. Ours are counted here: what the engine tells of them is a step behind."""
+        """Sequences of all workers. Own ones are counted here: the engine's `Load` is a step behind."""
         return len(self._choices) + self._others
 
     @property
@@ -185,11 +184,11 @@ class RemoteEngine(BaseEngine):
         return choice
 
     def sequences(self) -> Iterator[RemoteSequence]:
-        """This worker's choices that are not over, the latest first."""
+        """Yields this worker's unfinished choices, the latest first."""
         return iter(list(reversed(self._choices.values())))
 
     def command(self, command: Command) -> AsyncResult[Answer]:
-        """What comes of an operator's command, whose number is chosen here. EngineDead."""
+        """Sends an operator's command under a new number; returns its future answer. Raises EngineDead."""
         number = next(self._numbers)
         if self._ready is None or not self._send([replace(command, number=number)]):
             raise EngineDead
@@ -197,7 +196,7 @@ class RemoteEngine(BaseEngine):
         return answer
 
     def _leave(self, choice: RemoteSequence) -> None:
-        """Forgets a choice that is over; the engine may not know."""
+        """Removes a finished choice, and aborts it on the engine if necessary."""
         self._choices.pop(choice.key, None)
         if choice.is_computed:
             self._send([Abort([choice.key])])
@@ -205,7 +204,7 @@ class RemoteEngine(BaseEngine):
     # The connection.
 
     def _send(self, orders: Sequence[Order]) -> bool:
-        """Never waits. False when nobody is there who could take them."""
+        """Sends without waiting; returns False when no engine is connected."""
         if self._socket is None:
             return False
         try:
@@ -237,7 +236,7 @@ class RemoteEngine(BaseEngine):
             elif event == CONNECTED:
                 self._send(hello)
 
-    # What the engine says.
+    # Notices from the engine.
 
     def _take(self, notices: Sequence[Notice]) -> None:
         for notice in notices:
@@ -254,7 +253,7 @@ class RemoteEngine(BaseEngine):
                 self._greeted(notice)
 
     def _learn(self, load: Load) -> None:
-        """What the engine tells is of all workers, and each of them counts it."""
+        """Records the load of the engine with all its workers; every worker records the same."""
         recorder, before, self.load = self.recorder, self.load, load
         self._others = max(0, load.running + load.waiting - len(self._choices))
         recorder.running(load.running - before.running)
@@ -268,7 +267,7 @@ class RemoteEngine(BaseEngine):
 
     def _said(self, said: EngineCoreOutput) -> None:
         choice = self._choices.get(said.key)
-        if choice is None:  # it was aborted meanwhile
+        if choice is None:  # aborted meanwhile
             return
         try:
             choice.take(said)
@@ -277,7 +276,7 @@ class RemoteEngine(BaseEngine):
             choice.fail(error)
 
     def _greeted(self, ready: Ready) -> None:
-        """The engine has loaded its model. If it is another one, nobody computes what the one before did."""
+        """Handles `Ready`. A new boot id means a new engine, so earlier choices fail."""
         if self._ready is None or self._ready.boot != ready.boot:
             self._forget()
         self._ready, self._is_greeted = ready, True
@@ -303,7 +302,7 @@ def _fail(choices: Sequence[RemoteSequence]) -> None:
 
 
 def _batches(choices: Sequence[RemoteSequence]) -> list[list[RemoteSequence]]:
-    """`choices` in parts that take milliseconds to order: their prompts may be long."""
+    """Splits `choices` into messages that take milliseconds to send: prompts may be long."""
     batches: list[list[RemoteSequence]] = []
     room = 0
     for choice in choices:
@@ -339,9 +338,9 @@ def _order(choice: RemoteSequence) -> EngineCoreRequest:
 
 
 class RemoteLifecycle:
-    """See `Operations`. Every method may raise EngineDead, or CommandFailed with what the engine says.
+    """See `Operations`. Every method may raise EngineDead, or CommandFailed with the engine's message.
 
-    How it stands is what the engine told last, or what our own command has changed since.
+    State is the engine's last `Load`, updated by this worker's own commands since.
     """
 
     def __init__(self, engine: RemoteEngine) -> None:
@@ -356,14 +355,14 @@ class RemoteLifecycle:
         return self._engine.load.paused
 
     def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
-        """See `Operations`. Weights and cache are freed at levels 1 and 2."""
+        """See `Operations`. Levels 1 and 2 free weights and cache."""
         self._do(Command(name="sleep", level=level, mode=mode), caller_left)
         self._engine.load.paused, self._engine.load.sleep_level = True, level
         self._engine.recorder.sleeping(level)
         self._engine.recorder.slept("sleep", 0.0)
 
     def release_cache(self) -> None:
-        """See `Operations`. CommandFailed: memory is freed by `sleep`."""
+        """See `Operations`. Raises CommandFailed: only `sleep` frees memory."""
         raise CommandFailed("This engine frees the memory of its KV cache when it sleeps at level 1 or 2.")
 
     def wake_up(self, tags: Collection[str] | None) -> bool:

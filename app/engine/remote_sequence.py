@@ -1,4 +1,4 @@
-"""One choice that an engine in another process computes: its outputs, emitted and counted."""
+"""A choice that an engine in another process computes; this side emits and counts its outputs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from app.engine.wire import EngineCoreOutput, WireLogprob
 from app.metrics.recorder import Recorder
 
 Names = Callable[[Listed[int]], Listed[str]]
-"""The texts of tokens."""
+"""Returns the text of each token id."""
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
 class RemoteSequence(Sequence):
-    """A choice from its order to its end, however that comes."""
+    """A choice from its request to its end, whatever ends it."""
 
     __slots__ = ("_held", "_held_logprobs", "_leave", "_names", "_part", "_reader", "is_computed", "key")
 
@@ -36,24 +36,24 @@ class RemoteSequence(Sequence):
         leave: Callable[[RemoteSequence], None],
         submission: Submission,
     ) -> None:
-        """`leave` is called once, when it is over. With a `reader` its text is emitted by parts."""
+        """Calls `leave` once, at the end of the choice. With a `reader` text is emitted by parts."""
         super().__init__(request, request.max_tokens, now, recorder, emit, submission)
         self.key = key
         self.is_computed = True
-        """The engine computes it still, as far as it has told."""
+        """False once the engine has reported the end of the choice."""
         self._names, self._leave, self._reader = names, leave, reader
         self._held: list[int] = []
-        """Tokens whose text the reader keeps."""
+        """Token ids whose text the reader still keeps."""
         self._held_logprobs: list[TokenLogprob] = []
         self._part: Part | None = None
 
     def status(self) -> SequenceStatus:
-        """The engine tells of the first token, and of all after it."""
+        """Reports QUEUED until the first token: the engine reports nothing earlier."""
         phase = Phase.QUEUED if self._first_s is None else Phase.DECODE
         return SequenceStatus(phase, self.prompt_tokens, 0, self._scheduled_s, self._first_s)
 
     def enter(self, soon: bool) -> None:
-        """Does nothing: it was ordered with the others of its request."""
+        """Does nothing: `RemoteEngine.submit` has sent the request."""
 
     def take(self, output: EngineCoreOutput) -> None:
         if self.over:
@@ -86,7 +86,7 @@ class RemoteSequence(Sequence):
         self.cached_tokens, self.created_tokens = output.cached_tokens, output.created_tokens
         self._queued_s = self._queued_s if output.queued_s is None else output.queued_s
         if output.finish in ("error", "timeout"):
-            return  # nothing but that is emitted
+            return  # only the failure is emitted
         entries = None if output.prompt_logprobs is None else self._prompt_entries(output.prompt_logprobs)
         take = self._start(output.at_s, entries)
         if self._reader is None and output.logprobs is None and not self.over:
@@ -97,7 +97,7 @@ class RemoteSequence(Sequence):
         error: EngineError = RequestRefused(text) if output.is_refused else EngineFailed(text)
         self.fail(error)
 
-    # By parts.
+    # Output by parts.
 
     def _read(
         self,
@@ -106,7 +106,7 @@ class RemoteSequence(Sequence):
         logprobs: Listed[TokenLogprob] | None,
         finish: Finish | None,
     ) -> None:
-        """Tokens whose text is kept are told with the text that comes of it."""
+        """Emits tokens through the reader; ids of kept text leave with the text that follows."""
         last = len(output.ids) - 1
         for place, (token_id, text) in enumerate(zip(output.ids, output.texts, strict=True)):
             self._held.append(token_id)
@@ -128,7 +128,7 @@ class RemoteSequence(Sequence):
             self._flush("", self._part, at_s, finish)
 
     def _flush(self, text: str, part: Part | None, at_s: float, finish: Finish | None = None) -> None:
-        """Emit `text` with the tokens that were held, the last of which has it; without any it is extra."""
+        """Emits `text` as the text of the last held token, or as an extra item if no token is held."""
         ids, self._held = self._held, []
         logprobs, self._held_logprobs = self._held_logprobs, []
         texts = [*[""] * (len(ids) - 1), text] if ids or text or part is not None else []

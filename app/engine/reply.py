@@ -1,4 +1,4 @@
-"""A whole reply, decided before its first token is due, and what the engine asks of a model: to decide it."""
+"""Whole replies, decided before the first token is due, and the interface of models that decide replies."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ Span = tuple[int, Part | None]
 
 
 class Reply(Struct, gc=False):
-    """`texts[i]` is what token `ids[i]` adds, `finish` how the reply ends.
+    """A reply: `texts[i]` is the text that token `ids[i]` adds, `finish` the way the reply ends.
 
-    An item of `texts` beyond the last id is no token: an image, for one. `spans` says what the tokens
-    belong to, each span as its end (the number of its last token + 1) and its part; a reply that is all
-    text has none.
+    Items of `texts` beyond the last id are not tokens but, for example, images. `spans` assigns tokens to
+    parts: each span is its end (number of its last token + 1) and its part. Plain text has no spans.
     """
 
     texts: Sequence[str]
@@ -29,20 +28,20 @@ class Reply(Struct, gc=False):
     finish: Finish
     spans: Sequence[Span] = ()
     logprobs: Sequence[TokenLogprob] | None = None
-    """One entry per token, if they are wanted. A slice costs nothing until it is read."""
+    """One entry per token, if wanted. Slices are lazy."""
     prompt_logprobs: Sequence[TokenLogprob | None] | None = None
-    """The same for the prompt; its first entry is None."""
+    """One entry per prompt token, if wanted; the first is None."""
     delays: Sequence[tuple[int, float]] = ()
-    """Extra waits on purpose: (before token n, seconds)."""
+    """Deliberate extra waits: (before token n, seconds)."""
 
     def all_spans(self) -> Sequence[Span]:
-        """The spans, also of a reply that is all text."""
+        """Returns the spans; one span for a reply of plain text."""
         return self.spans or [(len(self.texts), None)]
 
     def end(self, eos_token_id: int, most: int) -> None:
-        """Add the token that ends a reply which ends of itself; one that has its `most` tokens ends for them.
+        """Appends the end-of-text token to a reply that stops; one with `most` tokens gets LENGTH instead.
 
-        The end of text shows nothing. It belongs to what comes before it.
+        The end token has an empty text and belongs to the last part.
         """
         finish, count = self.finish, len(self.ids)
         if finish is not STOP and finish != STOP:
@@ -55,7 +54,7 @@ class Reply(Struct, gc=False):
             self.spans = [*self.spans[:-1], (count + 1, self.spans[-1][1])]
 
     def cut(self, most: int) -> Reply:
-        """The first `most` tokens; a reply that has more of them ends for its length."""
+        """Returns the first `most` tokens; a longer reply finishes with LENGTH."""
         if len(self.ids) <= most:
             return self
         spans = [(min(end, most), part) for end, part in self.spans]
@@ -69,17 +68,17 @@ def distinct(spans: Sequence[Span]) -> list[Span]:
 
 
 def joined(first: Reply, second: Reply) -> Reply:
-    """Both, one after the other; it ends as the second does."""
+    """Concatenates two replies; the finish is the second one's."""
     shift = len(first.texts)
     spans = [*first.all_spans(), *((end + shift, part) for end, part in second.all_spans())]
     return Reply([*first.texts, *second.texts], [*first.ids, *second.ids], second.finish, distinct(spans))
 
 
 class Model(Protocol):
-    """Says what is said; the engine says when."""
+    """Decides replies; the engine decides timing."""
 
     def reply(self, request: EngineRequest) -> Reply:
-        """The whole reply. Called in order of arrival, so that replies depend on that order only.
+        """Returns the whole reply. Calls come in order of arrival, so replies depend on that order only.
 
-        SchemaUnsatisfiable when no reply has the form that is asked for.
+        Raises SchemaUnsatisfiable when no reply satisfies the requested schema or grammar.
         """

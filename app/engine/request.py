@@ -1,6 +1,6 @@
-"""What one choice is asked for, in the same words for all API families, and who is told how it went.
+"""The engine's request for one choice, common to all API families, and the outcome for its observers.
 
-Those who are told (traces, rate limits) the engine does not know.
+The engine does not know its observers (traces, rate limits).
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ JsonSchema = Mapping[str, object] | bool
 
 
 class Tool(Struct, frozen=True):
-    """A function that may be called; `schema` is that of its arguments."""
+    """A function that the model may call; `schema` describes its arguments."""
 
     name: str
     schema: JsonSchema = True
 
 
 class ToolCalls(Struct, frozen=True, kw_only=True):
-    """The tool calls that a reply may consist of: at least `least`, at most `most`, of `tools`."""
+    """Tool calls that a reply may contain: at least `least`, at most `most`, of `tools`."""
 
     tools: tuple[Tool, ...]
     least: int = 0
     most: int = 1
     named: bool = False
-    """The client named the tool: it is called once, whatever the room for it."""
+    """The client named the tool, which is called exactly once even if few tokens are left."""
     lenient: bool = False
-    """What is wrong in a schema is left out of it, instead of being an error."""
+    """Invalid parts of a schema are ignored instead of raising errors."""
 
 
 class Constraint(Struct, frozen=True, kw_only=True):
-    """What the text must be: JSON of `schema`, a match of `regex`, one of `choices`, a text of `grammar`."""
+    """Constraint on the text: JSON of `schema`, a match of `regex`, one of `choices`, a text of `grammar`."""
 
     schema: JsonSchema | None = None
     regex: str | None = None
@@ -49,7 +49,7 @@ class Constraint(Struct, frozen=True, kw_only=True):
 
 
 class ScriptedCall(NamedTuple):
-    """A tool call: arguments are JSON, an empty id is drawn by the writer."""
+    """A tool call. `arguments` is JSON; the response writer generates an `id` if empty."""
 
     name: str
     arguments: str
@@ -57,40 +57,40 @@ class ScriptedCall(NamedTuple):
 
 
 class ScriptedReply(Struct, frozen=True, kw_only=True):
-    """What a script has decided about a reply; waits are in seconds, on top of the engine's own."""
+    """A reply decided by a script; waits are in seconds, added to the engine's own."""
 
     passes: bool = False
-    """The model decides what is said; only the waits are the script's."""
+    """The model decides the text; only the waits come from the script."""
     text: str = ""
     reasoning: str = ""
     calls: tuple[ScriptedCall, ...] = ()
     in_parts: bool = True
-    """Thoughts and calls are told apart from the text; else they are in it, marked up."""
+    """Thoughts and calls are separate parts; if False, they are markup within the text."""
     finish: StopCause | None = None
-    """How it ends where no limit ends it."""
+    """Finish reason unless a limit ends the reply."""
     first_token_s: float = 0.0
     per_token_s: float = 0.0
     before: Mapping[int, float] = {}
-    """Token, counted from 0, to the wait before it."""
+    """Token number, from 0, to the wait before that token."""
 
 
 class EngineRequest(Struct, frozen=True, kw_only=True):
-    """One choice of one request. Every API family translates into this once.
+    """One choice of one request, into which every API family translates its requests.
 
-    Token counts are in tokens, `arrival_s` in seconds of the monotonic clock.
+    Token counts are in tokens, `arrival_s` in monotonic seconds.
     """
 
     request_id: str
     index: int
-    """Place of this choice in the answer: prompt index * n + choice (vllm-api.md 3.2)."""
+    """Position of this choice in the response: prompt index * n + choice (vllm-api.md 3.2)."""
     model: str
     prompt_ids: Sequence[int]
     echo_text: str
-    """What mode `echo` says: the last message, or the prompt."""
+    """Reply text of mode `echo`: the last message, or the prompt."""
     turns: tuple[tuple[str, str], ...] = ()
-    """Role and text of each message, for datasets that know prompts by them; else empty."""
+    """Role and text of each message, for datasets keyed by messages; else empty."""
     max_tokens: int
-    """Already limited to what fits the context."""
+    """Most reply tokens, already limited to the context's remaining room."""
     limited: bool
     """True when the client gave `max_tokens`; the length model differs (simulator.md 5.4)."""
     arrival_s: float
@@ -105,82 +105,81 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     """Alternatives wanted per generated token; None when no log probabilities are wanted."""
     logprob_ids: tuple[int, ...] = ()
-    """Tokens that are the alternatives, where the client names them."""
+    """Token ids of the alternatives, if the client names them."""
     prompt_logprobs: int | None = None
     tool_calls: ToolCalls | None = None
     constraint: Constraint | None = None
     sampling: Sampling | None = None
-    """How a model chooses tokens; None where a simulation chooses them as it likes."""
+    """Sampling parameters of a real model; None for a simulated one."""
     form: TextForm | None = None
-    """`constraint` and forced `tool_calls` as they were written, for a model that computes."""
+    """`constraint` and forced `tool_calls` in their original form, for a real model."""
     reasoning: bool = False
-    """The model thinks aloud before it replies."""
+    """The reply begins with thoughts."""
     only_thoughts: bool = False
-    """The model is told not to think, and the parser takes its whole reply for thoughts."""
+    """The model must not think, and the parser treats the whole reply as thoughts."""
     thinking_budget: int | None = None
     """Most tokens of thoughts."""
     image: bool = False
     """An image follows the reply."""
     adapter: str | None = None
-    """LoRA adapter that must be resident while this runs."""
+    """LoRA adapter that must be in memory while the choice runs."""
     priority: int = 0
-    """Lower is earlier, where the scheduling policy looks at it."""
+    """Lower runs earlier, under a scheduling policy with priorities."""
     cache_salt: str | None = None
-    """Prompts with another salt share no cached block with this one."""
+    """Prompts with different salts share no cached block."""
     media: tuple[tuple[str, int, int], ...] = ()
-    """(identifier, first token, tokens) of each image or the like in the prompt."""
+    """(identifier, first token, tokens) of each image, audio or video in the prompt."""
     least_hit_rate: float = 0.0
-    """With a smaller share of its prompt cached the request ends at once, with `cache_threshold`."""
+    """Minimum cached share of the prompt; below, the request ends at once with `cache_threshold`."""
     remote_prefill: bool = False
-    """The prefill was done elsewhere: its cache is fetched instead of computed."""
+    """The prefill ran on another engine: its cache is transferred instead of computed."""
     delays: tuple[tuple[int, float], ...] = ()
-    """Extra waits on purpose: (before token n of the reply, seconds)."""
+    """Deliberate extra waits: (before token n of the reply, seconds)."""
     script: ScriptedReply | None = None
     remote_decode: bool = False
-    """The decode will be done elsewhere: the answer says where this cache is."""
+    """The decode will run on another engine: the response locates this cache."""
     n: int = 1
-    """Choices that this prompt was asked for (metrics only)."""
+    """Choices requested for this prompt (metrics only)."""
     beams: bool = False
     """The choices are the beams of a search."""
     together: int = 1
-    """Choices of the whole request. Several take turns token by token, as in the steps of an engine."""
+    """Choices of the whole request. Several advance in turn, token by token, as in an engine's steps."""
     observers: Sequence[Observer] = ()
-    """Asked about this sequence when it is admitted."""
+    """Called for this sequence at admission."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True, gc=False):
-    """How a sequence went.
+    """Outcome of one sequence.
 
-    Moments are seconds of the monotonic clock, None where it did not come to that: without `scheduled_s` it
-    never got a slot, without `first_token_s` it ended before its first token.
+    Moments are monotonic seconds. `scheduled_s` is None without a slot, `first_token_s` and `last_token_s`
+    are None without a token.
     """
 
     reason: str
-    """`stop`, `length`, `abort` (the client is gone) or `error`."""
+    """`stop`, `length`, `abort` (the client disconnected) or `error`."""
     scheduled_s: float | None
     first_token_s: float | None
     last_token_s: float | None
     ended_s: float
     cached_tokens: int
     tokens: int
-    """Generated, until the end."""
 
 
 Watch = Callable[[Outcome], None]
-"""Called once, when a sequence is over, by whoever ended it, perhaps the hub: it must not wait."""
+"""Receives the outcome once, when a sequence ends, perhaps in the hub: must not wait."""
 
 Observer: TypeAlias = Callable[[EngineRequest], Watch | None]
-"""Called in the request's greenlet for each sequence that is submitted; None when it is of no interest."""
+"""Returns a watch for a submitted sequence, or None for no interest. Called in the request's greenlet."""
 
 
 def watches_of(request: EngineRequest) -> list[Watch]:
-    """Who wants to be told how this sequence went."""
+    """Returns the watches of the request's observers."""
     watches = (observer(request) for observer in request.observers)
     return [watch for watch in watches if watch is not None]
 
 
 def notify(watches: Iterable[Watch], outcome: Outcome) -> None:
-    """Call all of them. One that fails keeps nothing else from being called, or done."""
+    """Calls all watches; an error of one is logged and stops nothing else."""
     for watch in watches:
         try:
             watch(outcome)

@@ -1,12 +1,12 @@
-"""Continuous batching as vLLM V1 does it: which sequences get how many tokens in the next step.
+"""Continuous batching as vLLM V1 does it: decides how many tokens each sequence gets in the next step.
 
-Pure: no clock, no sockets, no randomness. It owns what waits and what runs; `StepLoop` says when a step is
-made and when its tokens are there (step model of docs/fidelity.md, rules 3 and 4).
+Pure: no clock, no sockets, no randomness. The scheduler owns waiting and running sequences. `StepLoop` times
+the steps and their tokens (step model of docs/fidelity.md, rules 3 and 4).
 
-A decode takes one token a step, needs a block every `block_size` steps and ends at a step that is known, so
-decodes advance in bulk: two calendars say who needs a block and who ends, and a step costs what changes in
-it, not what runs. Only where blocks run out, or a budget does not reach all, one sequence is looked at after
-another. A property test holds both ways to the rules, told in the plainest way.
+A decode takes one token a step, needs a block every `block_size` steps and ends at a known step. Decodes can
+therefore advance in bulk. Two calendars list by step the decodes that need a block, and the decodes that end.
+A step costs what changes, not what runs. Sequences are visited one by one only where blocks run out, or where
+the budget is too small for all. A property test compares both ways with a plain version of the rules.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from app.engine.batch import Batch, Blocks, Drafts, S, SchedulerLimits, Sequence
 from app.lora.adapters import LoRASlots
 
 FIRST = -(1 << 128)
-"""Before all priorities."""
+"""Offset that sorts before all priorities."""
 PRIORITY = 1 << 48
-"""More than sequences ever come: in one number, a priority decides before the order of arrival."""
+"""Factor of a priority in a sort key: exceeds any arrival number, so priority decides first."""
 SLACK = 64
-"""Entries of removed sequences that the heaps keep before they are cleared."""
+"""Most stale entries in the heaps, beyond the number of waiting sequences, before a cleanup."""
 
 
 W = TypeVar("W", bound=SequenceState)
@@ -33,10 +33,10 @@ _place = attrgetter("place")
 
 
 class WaitingQueue(Generic[W]):
-    """First come, first served, or by priority; but adapters decide first.
+    """Waiting sequences: first come, first served, or by priority; adapters in memory first.
 
-    A sequence whose adapter is in memory goes before one whose adapter would have to be loaded. One whose
-    adapter cannot be loaded now holds up no other (simulator.md 10.2). A sequence that leaves the queue for a
+    A sequence whose adapter is in memory goes before one whose adapter must be loaded. A sequence whose
+    adapter cannot be loaded now blocks no other (simulator.md 10.2). A sequence that leaves the queue for a
     slot keeps its adapter in memory until `left`.
     """
 
@@ -45,21 +45,20 @@ class WaitingQueue(Generic[W]):
         self._lora = LoRASlots(0, lambda adapter: False) if lora is None else lora
         self._by_priority = by_priority
         self._heaps: dict[str | None, list[tuple[int, W]]] = {}
-        """By adapter: place by priority and order of arrival, and the sequence."""
+        """Per adapter a heap of (sort key, sequence), by priority and order of arrival."""
         self._entries = 0
-        """In all heaps, with those of sequences that were removed."""
+        """Number of entries in all heaps, including those of removed sequences."""
         self.members: set[W] = set()
-        """All that wait."""
         self._adapters: dict[W, str] = {}
-        """Adapters that running sequences hold: each may be unloaded before its sequence leaves."""
+        """Adapters held by running sequences; an adapter may be unloaded while held."""
         self._arrivals = 0
 
     def is_ready(self, adapter: str | None) -> bool:
-        """Returns whether a sequence with this adapter could run now."""
+        """Returns whether a sequence with this adapter can run now."""
         return adapter is None or self._lora.is_ready(adapter) or self._lora.has_room()
 
     def add(self, sequence: W, first: bool = False) -> None:
-        """Adds a sequence: one that was here before at its old place, or `first`, before all others."""
+        """Queues a sequence, a former member at its old place; `first` puts it before all others."""
         if not sequence.arrived:
             self._arrivals += 1
             sequence.arrived = self._arrivals
@@ -76,7 +75,7 @@ class WaitingQueue(Generic[W]):
         heappush(heap, (place, sequence))
 
     def remove(self, sequence: W) -> bool:
-        """Takes a sequence out of the queue; False when it does not wait."""
+        """Removes a sequence; returns False if the sequence is not waiting."""
         if sequence not in self.members:
             return False
         self.members.remove(sequence)
@@ -84,11 +83,11 @@ class WaitingQueue(Generic[W]):
         return True
 
     def head(self) -> W | None:
-        """Returns the next one; None when none may start."""
+        """Returns the next sequence; None if none may start."""
         members = self.members
         if not members:
             return None
-        if len(self._heaps) == 1 and (heap := self._heaps.get(None)):  # as nearly always
+        if len(self._heaps) == 1 and (heap := self._heaps.get(None)):  # the usual case
             if heap[0][1] not in members:
                 heap = self._live(None)
             return heap[0][1]
@@ -100,7 +99,7 @@ class WaitingQueue(Generic[W]):
         return min(ready)[1] if ready else None
 
     def pop(self, sequence: W) -> None:
-        """Takes out the `head`, which has a slot now."""
+        """Removes the `head`, which now has a slot."""
         heappop(self._heaps[sequence.adapter])
         self._entries -= 1
         self.members.remove(sequence)
@@ -110,7 +109,7 @@ class WaitingQueue(Generic[W]):
             self.hold(sequence)
 
     def hold(self, sequence: W) -> None:
-        """Keeps the adapter of a sequence that got a slot in memory."""
+        """Keeps in memory the adapter of a sequence that got a slot."""
         adapter = sequence.adapter
         if adapter is not None and self._lora.enter(adapter):
             self._adapters[sequence] = adapter
@@ -120,7 +119,7 @@ class WaitingQueue(Generic[W]):
             self._lora.leave(adapter)
 
     def _clear(self) -> None:
-        """Drops entries of sequences that were removed, before they outnumber those that wait."""
+        """Drops stale entries before they outnumber the waiting sequences."""
         if self._entries <= 2 * len(self.members) + SLACK:
             return
         for adapter, heap in list(self._heaps.items()):
@@ -139,7 +138,7 @@ class WaitingQueue(Generic[W]):
 
 
 class Scheduler(Generic[S]):
-    """Makes one batch after another. `blocks` has room for the longest sequence at least."""
+    """Makes one batch after another. `blocks` must have room for the longest sequence."""
 
     def __init__(
         self,
@@ -153,44 +152,44 @@ class Scheduler(Generic[S]):
         self._block_size = blocks.block_size
         self.waiting: WaitingQueue[S] = waiting or WaitingQueue()
         self.running: list[S] = []
-        """In order of admission, with those whose last token is in flight."""
+        """Running sequences in order of admission, including sequences whose last token is in flight."""
         self.fetching: list[S] = []
-        """Who waits for the cache of a remote prefill, and has blocks for it; who came last stands last."""
+        """Sequences that wait for the cache of a remote prefill, and hold its blocks; the latest is last."""
         self.preemptions = 0
         self.paused = False
-        """Admit none."""
+        """True while no sequence is admitted."""
         self._speculation = speculation
         self._in_bulk = speculation is None
         self._limit = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
         self._places = count()
         self._step = 0
-        """The number of the step that is made next."""
+        """Number of the next step."""
         self._under_way = 0
-        """Steps made whose tokens are not there."""
+        """Number of steps made whose tokens are not ready."""
         self.prefilling: list[S] = []
-        """Running, with a part of the prompt left; in order of admission."""
+        """Running sequences with unfinished prompts, in order of admission."""
         self._decoding: list[S] = []
-        """In order of admission; another list after each change, so that batches can keep it."""
+        """Decodes in order of admission; the list is replaced, never changed, so batches can keep it."""
         self._leads = 0
-        """The sum of theirs."""
+        """Sum of `lead` over the decodes."""
         self._needs: dict[int, list[S]] = {}
-        """Who needs a block, by step."""
+        """Decodes that need a block, by step."""
         self._ends: dict[int, list[S]] = {}
-        """Who gets its last token, by step."""
+        """Decodes that get their last token, by step."""
         self._singly = False
-        """Decodes were looked at one by one: nothing is known of them by step."""
+        """True while decodes are visited one by one and the calendars are empty."""
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to compute, now or later."""
+        """True if there is nothing to compute, now or later."""
         return not self.running and not self.fetching and (self.paused or not self.waiting.members)
 
     def add(self, sequence: S) -> None:
-        """Has a sequence wait for its first step."""
+        """Queues a sequence for its first step."""
         self.waiting.add(sequence)
 
     def remove(self, sequence: S) -> None:
-        """It ends before its time. What is in flight for it is nobody's."""
+        """Removes a sequence before its end. Tokens in flight for the sequence are dropped."""
         if sequence.running:
             if sequence.decodes:
                 self._part(sequence)
@@ -205,16 +204,16 @@ class Scheduler(Generic[S]):
         self._forget(sequence)
 
     def fetched(self, sequence: S) -> None:
-        """The cache of its prompt has come: all but the last token, which has to be computed, is there."""
+        """Queues a sequence whose prompt cache has arrived; only the last prompt token remains to compute."""
         if sequence in self.fetching:
             self.fetching.remove(sequence)
             sequence.computed, sequence.remote = sequence.prompt_tokens - 1, False
             self.blocks.filled(sequence)
-            # It has blocks already, which those before it may want.
+            # The sequence holds blocks that sequences before it may need.
             self.waiting.add(sequence, first=True)
 
     def schedule(self) -> Batch[S] | None:
-        """Returns the next step; None when there is nothing to compute."""
+        """Returns the next step; None if there is nothing to compute."""
         if not (self._decoding or self.prefilling or self.waiting.members):
             return None
         batch: Batch[S] = Batch()
@@ -233,16 +232,16 @@ class Scheduler(Generic[S]):
         return self.schedule() if preempted and not self._under_way else None
 
     def complete(self, batch: Batch[S]) -> None:
-        """The tokens of `batch`, the oldest under way, are there: whoever had its last leaves."""
+        """Ends `batch`, the oldest step under way; sequences with their last token leave."""
         self._under_way -= 1
         for sequence in batch.ends:
             if sequence.running:
                 self._leave(sequence, 0)
-            elif self.waiting.remove(sequence):  # it was preempted with its last token in flight
+            elif self.waiting.remove(sequence):  # preempted with its last token in flight
                 self._forget(sequence)
 
     def _leave(self, sequence: S, findable: int) -> None:
-        """Give place and blocks back; the first `findable` blocks may be found again."""
+        """Releases place and blocks; the first `findable` blocks may be found again."""
         self.running.remove(sequence)
         sequence.running = False
         self.blocks.release(sequence, sequence.held, findable)
@@ -250,15 +249,15 @@ class Scheduler(Generic[S]):
         self.waiting.left(sequence)
 
     def _forget(self, sequence: S) -> None:
-        """Who has no place gives back the blocks that it has all the same, if any."""
+        """Releases the blocks that a sequence without a place may hold."""
         if sequence.held:
             self.blocks.release(sequence, sequence.held, 0)
         self.blocks.forget(sequence)
 
-    # Who runs goes on (rule 3a).
+    # Running sequences continue (rule 3a).
 
     def _continue(self, batch: Batch[S]) -> bool:
-        """Let all that runs go on; whether somebody was preempted."""
+        """Continues all running sequences; returns whether one was preempted."""
         needs = self._needs.get(self._step, ())
         budget, blocks = self.limits.max_num_batched_tokens - len(self._decoding), len(needs)
         allotted: list[tuple[S, int]] = []
@@ -275,11 +274,11 @@ class Scheduler(Generic[S]):
         return False
 
     def _prefills_last(self) -> bool:
-        """Whether those with a part of the prompt left were admitted after all others."""
+        """Returns whether unfinished prompts were admitted after all other running sequences."""
         return self.running[-len(self.prefilling) :] == self.prefilling
 
     def _allotted(self, budget: int) -> list[tuple[S, int]]:
-        """How many tokens each prompt goes on by."""
+        """Returns each unfinished prompt with the tokens that it computes next."""
         allotted = []
         for sequence in self.prefilling:
             tokens = min(sequence.known - sequence.computed, budget, self._limit)
@@ -298,7 +297,7 @@ class Scheduler(Generic[S]):
             sequence.held += lacks
 
     def _advance(self, batch: Batch[S], needs: Sequence[S]) -> None:
-        """A token for all decodes; `needs` are those that need a block for it."""
+        """Gives every decode a token; those in `needs` require a block for it."""
         step, decoding = self._step, self._decoding
         batch.decodes = decoding
         batch.tokens = batch.sequences = count = len(decoding)
@@ -318,7 +317,7 @@ class Scheduler(Generic[S]):
             self._decoding = [it for it in decoding if it.decodes]
 
     def _one_by_one(self, batch: Batch[S]) -> bool:
-        """Tokens for all that runs, as budget and blocks allow; whether somebody was preempted for it."""
+        """Gives running sequences tokens as budget and blocks allow; returns whether one was preempted."""
         self._scatter()
         preempted, place = False, 0
         budget = self.limits.max_num_batched_tokens
@@ -332,7 +331,7 @@ class Scheduler(Generic[S]):
             while sequence.running and self._lacks(sequence, sequence.computed + tokens) > self.blocks.free:
                 preempted = True
                 victim = self._victim()
-                if victim in allotted:  # one of lower priority, admitted earlier
+                if victim in allotted:  # lower priority, but admitted earlier
                     budget += allotted.pop(victim)
                     place -= 1
                 self._preempt(victim)
@@ -371,17 +370,17 @@ class Scheduler(Generic[S]):
         batch.decodes = decodes
 
     def _victim(self) -> S:
-        """Who loses its blocks: the last of those that run, or the least important."""
+        """Returns the sequence to preempt: the last admitted, or the one of lowest priority."""
         if not self.limits.by_priority:
             return self.running[-1]
         return max(self.running, key=lambda it: (it.priority, it.arrived))
 
     def _preempt(self, sequence: S) -> None:
-        """Back to the front of the line, without blocks; what is in flight for it comes all the same."""
+        """Frees the blocks of a sequence and queues it in front; tokens in flight still arrive."""
         computed = sequence.computed
         if (
             sequence.decodes and self._under_way
-        ):  # the newest token is not known yet, so its block has no hash
+        ):  # the newest token is still in flight, so its block has no hash
             computed = max(computed - 1, min(computed, sequence.prompt_tokens))
         elif sequence in self.prefilling:
             self.prefilling.remove(sequence)
@@ -393,7 +392,7 @@ class Scheduler(Generic[S]):
         self.waiting.add(sequence)
         sequence.preempted()
 
-    # Who waits is admitted (rule 3b).
+    # Waiting sequences are admitted (rule 3b).
 
     def _admit(self, batch: Batch[S]) -> None:
         limits, blocks, size = self.limits, self.blocks, self.blocks.block_size
@@ -426,7 +425,7 @@ class Scheduler(Generic[S]):
             self._prefill(sequence, tokens, batch)
 
     def _fetch(self, sequence: S, found: int) -> None:
-        """Give it blocks for its prompt, whose cache is to come; it has no place until then."""
+        """Assigns blocks for a prompt whose cache will arrive; the sequence has no place until then."""
         self.waiting.pop(sequence)
         self.waiting.left(sequence)
         sequence.held = -(-sequence.prompt_tokens // self.blocks.block_size)
@@ -434,7 +433,7 @@ class Scheduler(Generic[S]):
         self.fetching.append(sequence)
 
     def _prefill(self, sequence: S, tokens: int, batch: Batch[S]) -> None:
-        """Computes the next `tokens` of a prompt, which have blocks."""
+        """Computes the next `tokens` of a prompt; blocks are assigned already."""
         batch.tokens += tokens
         batch.sequences += 1
         batch.prefills += 1
@@ -446,7 +445,7 @@ class Scheduler(Generic[S]):
             batch.prefilled.append(sequence)
 
     def _sample(self, batch: Batch[S]) -> None:
-        """Prompts were computed in the step that was just made: each gets a token."""
+        """Samples a token for each prompt that the new step completes."""
         begun = []
         for sequence in batch.prefilled:
             sequence.written += 1
@@ -470,16 +469,16 @@ class Scheduler(Generic[S]):
     # Decodes in bulk (rule 6).
 
     def _join(self, sequence: S) -> None:
-        """From the step that is made next on it advances with the others."""
+        """Lets a decode advance in bulk from the next step on."""
         sequence.lead = sequence.computed - self._step
         self._leads += sequence.lead
         self._ends.setdefault(sequence.last_step, []).append(sequence)
         self._note_need(sequence)
 
     def _note_need(self, sequence: S) -> None:
-        """Writes down when a decode needs its next block, if it ever does."""
+        """Enters a decode's next need of a block into the calendar."""
         room = sequence.held * self._block_size
-        if room < sequence.prompt_tokens + sequence.output_tokens - 1:  # less than it has in its last step
+        if room < sequence.prompt_tokens + sequence.output_tokens - 1:  # fewer tokens than in its last step
             step = room - sequence.lead
             if (needs := self._needs.get(step)) is None:
                 self._needs[step] = [sequence]
@@ -487,7 +486,7 @@ class Scheduler(Generic[S]):
                 needs.append(sequence)
 
     def _part(self, sequence: S) -> None:
-        """It advances with the others no more."""
+        """Takes a decode out of the bulk."""
         self._decoding = [it for it in self._decoding if it is not sequence]
         self._leads -= sequence.lead
         next_need = sequence.held * self.blocks.block_size - sequence.lead

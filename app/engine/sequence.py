@@ -1,8 +1,8 @@
-"""One choice of a request in an engine: what is counted of it, what it emits, how it ends.
+"""Sequences: the choices of requests in an engine, from submission to end, with outputs and metrics.
 
-`Sequence` is any of them. `ReplySequence` emits a reply that was decided at arrival: `TimedSequence` on a
-timeline of its own, `SteppedSequence` in steps that sequences share. `RemoteSequence` emits what an engine in
-another process computes.
+`Sequence` is the base class. `ReplySequence` emits a reply decided at arrival: `TimedSequence` on its own
+timeline, `SteppedSequence` in steps shared by sequences. `RemoteSequence` emits the outputs of an engine in
+another process.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ COUNTED_AS: dict[str, FinishReason] = {
     "cache_threshold": "stop",
     "content_filter": "stop",
 }
-"""Names of vLLM's metrics for the reasons to finish."""
+"""Finish reasons as vLLM's metrics name them."""
 MOST_AT_ONCE = 1024
-"""Most tokens in one output, fewer with log probabilities; bounds the rendering of one event."""
+"""Most tokens in one output, fewer with log probabilities; bounds the rendering time of one event."""
 INTERRUPT_STEPS = 4
 """Work of ending one choice, in steps of `Slices`."""
 STARTED_AT_ONCE = 128
-"""Most choices of a request that start in the turn in which it came; keeps other streams on time."""
+"""Most choices of a request that start in the turn of its arrival; keeps other streams on time."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceContext:
-    """What all sequences of an engine of this process share."""
+    """Objects shared by all sequences of an engine in this process."""
 
     clock: Clock
     wheel: TimerWheel
@@ -61,9 +61,9 @@ class SequenceContext:
 
 
 class Sequence(CachedSequence):
-    """One choice, from its submission to its last token, failure or abort."""
+    """One choice, from submission to its last token, failure or abort."""
 
-    # Thousands of sequences take their turns one after another: each must touch little memory.
+    # Thousands of sequences take turns: each must touch little memory.
     __slots__ = (
         "_begun",
         "_emit",
@@ -91,36 +91,36 @@ class Sequence(CachedSequence):
         submission: Submission,
         prompt: Prompt | None = None,
     ) -> None:
-        """`output_tokens` is the length of the reply where it is known; `now` gives monotonic seconds."""
+        """`output_tokens` is the reply's length if known, else the limit; `now` returns monotonic seconds."""
         super().__init__(request, output_tokens, prompt)
         self.adapter = request.adapter
         self.tokens = 0
-        """Tokens emitted so far."""
+        """Number of tokens emitted so far."""
         self.over = False
         self._now, self._recorder, self._emit, self._submission = now, recorder, emit, submission
         self.watches: Iterable[Watch] = ()
         self._take_token: TakeToken | None = None
         self._begun = False
         self._queued_s = request.arrival_s
-        """When it came into the queue."""
+        """Time of queueing, in monotonic seconds."""
         self._scheduled_s: float | None = None
         self._first_s: float | None = None
         self._last_s = 0.0
 
     def enter(self, soon: bool) -> None:
-        """Asks for a slot, now or in a later turn of the event loop."""
+        """Requests a slot, now or (`soon`) in a later turn of the event loop."""
         raise NotImplementedError
 
     def status(self) -> SequenceStatus:
         raise NotImplementedError
 
     def blocks_from(self, first: int) -> list[int]:
-        """Returns the numbers of its KV blocks from the `first`-th one on; none where they are not known."""
+        """Returns the numbers of the KV blocks from index `first` on; empty where unknown."""
         return []
 
     @property
     def text(self) -> str:
-        """The text emitted so far without markup; empty where that is not kept."""
+        """Text emitted so far, without markup; empty where not kept."""
         return ""
 
     def _withdraw(self) -> None:
@@ -130,7 +130,7 @@ class Sequence(CachedSequence):
         self.watches = watches_of(self.request)
 
     def _start(self, at_s: float, prompt_logprobs: Listed[TokenLogprob | None] | None) -> TakeToken | None:
-        """Emits `Started`; returns what the writer takes plain tokens with."""
+        """Emits `Started`; returns the writer's receiver of plain tokens, if any."""
         self._begun = True
         began_s = at_s if self._scheduled_s is None else self._scheduled_s
         cached = self.cached_tokens + self.fetched_tokens
@@ -139,7 +139,7 @@ class Sequence(CachedSequence):
         return self._emit(Started(index, at_s, cached, prompt_logprobs, queue_s, prefill_s, created))
 
     def _account(self, tokens: int, at_s: float) -> None:
-        """Counts new tokens. Several at once are one first token, and more that follow without a wait."""
+        """Counts new tokens. Of several in a first output, all but one count as decoded without delay."""
         recorder = self._recorder
         if self._first_s is None:
             self._first_s = at_s
@@ -158,7 +158,7 @@ class Sequence(CachedSequence):
         self._last_s = at_s
 
     def fail(self, error: Exception) -> None:
-        """Ends it with an error, which is emitted. Does nothing when it is over."""
+        """Ends the sequence with an error, and emits the error. Does nothing after its end."""
         if not self.over:
             self.over = True
             emit_failure(self.request, error, self._emit)
@@ -169,7 +169,7 @@ class Sequence(CachedSequence):
             self._end("abort", counted=False)
 
     def interrupt(self, counted: bool = False) -> None:
-        """Ends it, and emits an end with the reason `abort`. See `EngineClient.interrupt` for `counted`."""
+        """Ends the sequence with reason `abort`. For `counted` see `EngineClient.interrupt`."""
         if self.over:
             return
         self.over = True
@@ -182,7 +182,7 @@ class Sequence(CachedSequence):
             self._end("abort", counted)
 
     def _end(self, reason: FinishReason, counted: bool = True) -> None:
-        """Leaves the engine and is counted; its last output has been emitted."""
+        """Takes the sequence out of the engine and counts it, after its last output."""
         now_s = self._now()
         self.over = True
         self._take_token = None
@@ -228,9 +228,9 @@ class Sequence(CachedSequence):
 
 
 class ReplySequence(Sequence):
-    """A choice whose reply is known.
+    """A choice with a known reply.
 
-    Tokens that have become due together leave in one output, if they belong to the same part of the reply.
+    Tokens that are due together leave in one output if they belong to the same part of the reply.
     """
 
     __slots__ = (
@@ -290,7 +290,7 @@ class ReplySequence(Sequence):
             self._take_token = take
 
     def _emit_until(self, stop: int, at_s: float, part: Part | None) -> bool:
-        """Emits and counts the tokens up to `stop`, all of `part`, due at `at_s`; whether there are more."""
+        """Emits and counts tokens up to `stop`, due at `at_s`, all of `part`; returns whether more follow."""
         start, reply = self._position, self._reply
         self._position = stop
         texts, ids = self._texts[start:stop], self._ids[start:stop]
@@ -307,10 +307,10 @@ class ReplySequence(Sequence):
         return False
 
     def _write(self, ids: Listed[int]) -> None:
-        """Tells the KV cache of new tokens, where it learns of them when they are emitted."""
+        """Adds emitted tokens to the KV cache, in subclasses that do so on emission."""
 
     def _release(self) -> None:
-        """Gives the blocks back, where the sequence itself does so."""
+        """Frees the blocks, in subclasses that own them."""
 
     def _empty(self, finish: Finish) -> None:
         self._reply = Reply((), (), finish)
@@ -318,7 +318,7 @@ class ReplySequence(Sequence):
         self._part_end, self._part = 0, None
 
     def _to_next_part(self) -> bool:
-        """Goes on to the next part of the reply; returns whether that is an image."""
+        """Moves to the next part of the reply; returns whether the part is an image."""
         self._parts_done += 1
         self._part_end, self._part = self._reply.spans[self._parts_done]
         return self._part is not None and self._part.kind == "image"
@@ -326,35 +326,35 @@ class ReplySequence(Sequence):
     def _end(self, reason: FinishReason, counted: bool = True) -> None:
         self._release()
         if reason == "abort":
-            self._texts = self._ids = ()  # the timer wheel may keep the sequence for a while
+            self._texts = self._ids = ()  # the timer wheel may hold the sequence for a while
         super()._end(reason, counted)
 
 
 class Submission:
-    """The `Handle` of the choices of one request: admitted together, aborted together.
+    """`Handle` of a request's choices: admitted together, aborted together.
 
-    The last choice that ends releases all of them, so no cycle is left for the garbage collector.
+    The last choice to end clears all references to choices, so no cycle is left for the garbage collector.
     """
 
     __slots__ = ("_active", "_future", "_lengths", "_sequences", "_unfinished")
 
     def __init__(self, active: dict[Submission, None]) -> None:
-        """`active` holds the unfinished submissions of the engine, in order of arrival."""
+        """`active` holds the engine's unfinished submissions, in order of arrival."""
         self._active = active
         self._sequences: Listed[Sequence] = ()
         self._unfinished = 0
         self._lengths: dict[int, list[int]] | None = None
-        """Tokens of the finished choices, by prompt."""
+        """Token counts of finished choices, by prompt."""
         self._future: Future[None] | None = None
 
     @property
     def choices(self) -> Listed[Sequence]:
-        """All choices; none when the last one is over."""
+        """All choices; empty after the last one ends."""
         return self._sequences
 
     @property
     def future(self) -> Future[None]:
-        """See `Handle.future`. Made when it is first read: a stream never needs one, and it takes 1.7 KB."""
+        """See `Handle.future`. Created on first access: streams need no future, which takes 1.7 KB."""
         if self._future is None:
             self._future = Future()
             self._future.set_running_or_notify_cancel()
@@ -363,7 +363,7 @@ class Submission:
         return self._future
 
     def begin(self, sequences: Listed[Sequence]) -> None:
-        """Submits every sequence, in order; of many, most start in later turns of the event loop."""
+        """Submits all sequences in order; most of many start in later turns of the event loop."""
         self._sequences = sequences
         self._unfinished = len(sequences)
         self._active[self] = None
@@ -376,9 +376,9 @@ class Submission:
             sequence.abort()
 
     def interrupt(self, request_ids: Container[str] | None, slices: Slices, counted: bool) -> int:
-        """Ends each choice with one of these request ids, or all, with the reason `abort`.
+        """Ends the choices with these request ids, or all, with reason `abort`.
 
-        Returns the number of choices, and one more for each prompt with several choices, as vLLM counts them.
+        Returns the number of choices, plus one for each prompt with several choices, as vLLM counts.
         """
         found = [
             it
@@ -403,7 +403,7 @@ class Submission:
         return (n, max(lengths)) if len(lengths) == n else (0, 0)
 
     def end_one(self) -> None:
-        """Notes that one choice is over and has emitted its last output; the last one sets the future."""
+        """Counts one finished choice, after its last output; the last choice completes the future."""
         self._unfinished -= 1
         if not self._unfinished:
             self._sequences = ()
@@ -413,7 +413,7 @@ class Submission:
 
 
 class BaseEngine:
-    """What engines of both kinds share: who is admitted, and what is not over."""
+    """Base of local and remote engines: admission control and unfinished submissions."""
 
     def __init__(self, settings: Settings, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -422,7 +422,7 @@ class BaseEngine:
         self._slots, self._max_waiting = limits.max_num_seqs, limits.max_waiting_queue_length
         self._max_unfinished = limits.max_num_queued_reqs
         self._active: dict[Submission, None] = {}
-        """What was submitted and is not over, in order of arrival."""
+        """Unfinished submissions, in order of arrival."""
 
     @property
     def healthy(self) -> bool:
@@ -430,20 +430,19 @@ class BaseEngine:
 
     @property
     def _unfinished(self) -> int:
-        """Sequences that run or wait."""
+        """Number of running and waiting sequences."""
         raise NotImplementedError
 
     @property
     def _queued(self) -> int:
-        """Sequences that wait."""
         raise NotImplementedError
 
     def _free(self, adapter: str | None) -> int:
-        """Returns how many more sequences slots and waiting queue hold now."""
+        """Returns how many more sequences slots and waiting queue can take."""
         raise NotImplementedError
 
     def sequences(self) -> Iterator[Sequence]:
-        """Yields all choices that are not over, the latest first. Others may come and go at every pause."""
+        """Yields all unfinished choices, the latest first. The set may change at every pause."""
         raise NotImplementedError
 
     def check_accepting(self, sequences: int) -> None:
@@ -466,7 +465,7 @@ class BaseEngine:
         return room if most is None else min(room, most - self._unfinished)
 
     def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
-        """See `EngineClient`. Pauses where there are many."""
+        """See `EngineClient`. Pauses when there are many choices."""
         slices = Slices()
         return sum([it.interrupt(request_ids, slices, counted) for it in list(self._active)])
 
@@ -482,7 +481,7 @@ def summed(*delays: Iterable[tuple[int, float]]) -> dict[int, float]:
 
 
 def emit_failure(request: EngineRequest, error: Exception, emit: Emit) -> None:
-    """Emits that a sequence broke, to a writer that may be broken itself."""
+    """Emits the failure of a sequence; a failing writer is logged."""
     try:
         emit(Failed(request.index, error))
     except Exception:

@@ -1,4 +1,4 @@
-"""What a step of an engine costs, in seconds (step model of docs/fidelity.md)."""
+"""Cost of an engine's steps, in seconds (step model of docs/fidelity.md)."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from app.engine.batch import Batch, S
 from config.profile import CostConstants
 
 TILE_ROWS = 128
-"""Rows of a matrix product that are computed together."""
+"""Rows of a matrix product that a device computes together."""
 
 
 class CostModel(Protocol):
-    """What a step costs; `StepCost`, or a plugin's own."""
+    """Cost of steps: `StepCost`, or a plugin's own class."""
 
     def seconds(self, batch: Batch[Any], start_s: float, idle: bool) -> float:
-        """See `StepCost.seconds`. Called once for each step, in order; it must not wait."""
+        """See `StepCost.seconds`. Called once per step, in order; must not wait."""
 
 
 class StepCost:
-    """Counts the seconds of steps, one after another: prefill soon after prefill is slower."""
+    """Computes the cost of consecutive steps. Prefill soon after prefill is slower."""
 
     def __init__(self, constants: CostConstants) -> None:
         self._constants = constants
         self._gemm: dict[int, float] = {}
-        """By tokens of a step: there are only so many kinds."""
+        """Cost of the matrix products by tokens of a step; few token counts occur."""
         self._heat = 0.0
         self._heated_s = 0.0
 
     def seconds(self, batch: Batch[S], start_s: float, idle: bool) -> float:
-        """The cost of `batch`, which starts at `start_s`; `idle` if the step before had ended by then."""
+        """Returns the cost of `batch` from `start_s` on; `idle` if the step before had ended by then."""
         its = self._constants
         gemm = self._gemm.get(batch.tokens)
         if gemm is None:
@@ -43,7 +43,7 @@ class StepCost:
         return cost + its.wake if idle else cost
 
     def _products(self, tokens: int) -> float:
-        """The matrix products of so many tokens: the norm of reading weights and of computing, and spill."""
+        """Returns the cost of the matrix products: p-norm of reading weights and computing, plus spill."""
         its = self._constants
         rows = tokens + its.tile * (-tokens % TILE_ROWS)
         reading, computing = its.weights, its.per_token * rows
@@ -56,7 +56,7 @@ class StepCost:
         return float(norm + its.spill * tokens * tokens)
 
     def _heated(self, cost: float, computing: float, start_s: float) -> float:
-        """The cost of a step with prefill on a device that is as hot as it is; it gets hotter."""
+        """Returns the cost of a step with prefill at the device's current heat, and heats the device."""
         tau, slowdown = self._constants.tau, self._constants.slowdown
         if not slowdown or not cost:
             return cost

@@ -1,7 +1,7 @@
-"""The pipeline of an engine's steps, on time that is handed in (step model of docs/fidelity.md: 1, 2 and 5).
+"""Pipeline of an engine's steps, driven by the caller's time (step model of docs/fidelity.md: rules 1, 2, 5).
 
-A loop does all that is due up to a moment, event by event, each at its own moment: whoever calls it late, as
-a live timer does, changes nothing of the result. So the server and the offline simulation agree.
+A loop handles all events due up to a moment, each at its own moment. A late call, as from a live timer, does
+not change the result. The server and the offline simulation therefore agree.
 """
 
 from __future__ import annotations
@@ -18,58 +18,57 @@ from config.profile import FrontCosts
 
 
 class StepLoop(Generic[S]):
-    """At most `depth` steps under way: two with vLLM's async scheduling, one without.
+    """Keeps at most `depth` steps under way: two with vLLM's async scheduling, one without.
 
-    A subclass takes what happens: `seen`, `step_made` and `step_over`. All moments are in seconds.
+    Subclasses handle the events `seen`, `step_made` and `step_over`. All moments are in seconds.
     """
 
     def __init__(self, scheduler: Scheduler[S], cost: CostModel, front: FrontCosts, depth: int = 2) -> None:
         self.scheduler = scheduler
         self.now_s = -inf
-        """The moment of the event that is handled."""
+        """Time of the event in progress."""
         self.steps = 0
-        """Steps made."""
         self.line: deque[tuple[float, S]] = deque()
-        """Sequences in the front, with the moments at which the scheduler sees them."""
+        """Sequences in the front end, with the times at which the scheduler sees them."""
         self._front = front
         self._cost = cost
         self._out_s = front.out_per_stream
         self._depth = depth
         self._under_way: deque[tuple[float, Batch[S]]] = deque()
-        """The end of each step, and what it holds."""
+        """End time and batch of each step under way."""
         self._end_s = -inf
-        """The end of the step made last."""
+        """End time of the latest step."""
         self._handed_out_s = -inf
-        """When all tokens of earlier steps are handed out."""
+        """Time at which the last token of earlier steps is handed out."""
         self._transfers: list[tuple[float, int, S]] = []
-        """A heap: when the cache of each remote prefill is there."""
+        """A heap: arrival time of each remote prefill's cache, arrival number, sequence."""
         self._wake_s = inf
         self._seen_s = -inf
 
-    # What a subclass does.
+    # Hooks for subclasses.
 
     def seen(self, sequence: S, at_s: float) -> bool:
-        """Is called when the scheduler would see a sequence; returns whether it does."""
+        """Called when the scheduler would see a sequence; returns whether to schedule it."""
         return True
 
     def transfer_s(self, sequence: S) -> float:
-        """Returns how long the cache of a remote prefill takes to come."""
+        """Returns the transfer time of a remote prefill's cache."""
         return 0.0
 
     def step_made(self, batch: Batch[S], start_s: float, end_s: float) -> None:
-        """Is called with each step that is made; it runs, or will run, from `start_s` to `end_s`."""
+        """Called for each new step, which runs from `start_s` to `end_s`."""
         raise NotImplementedError
 
     def step_over(self, batch: Batch[S], first_s: float, gap_s: float) -> None:
-        """Is called when the tokens of a step are there; stream j gets its own at `first_s + j * gap_s`."""
+        """Called when a step's tokens are ready; stream j gets its token at `first_s + j * gap_s`."""
         raise NotImplementedError
 
-    # What others call.
+    # For callers.
 
     def send(self, sequence: S, arrival_s: float, apart: bool = False) -> float:
-        """Takes a sequence into the front; if `apart`, the scheduler sees it after those before it.
+        """Takes a sequence into the front end; if `apart`, the scheduler sees it after earlier sequences.
 
-        Returns when the front alone would have it seen: those before it may hold it back.
+        Returns the time of its visibility without the sequences before it.
         """
         due_s = self._front.visible_s(arrival_s, sequence.prompt_tokens)
         self._seen_s = max(nextafter(self._seen_s, inf) if apart else self._seen_s, due_s)
@@ -77,11 +76,11 @@ class StepLoop(Generic[S]):
         return due_s
 
     def wake(self, now_s: float) -> None:
-        """Something has changed while no step is under way: look at `now_s` whether one can be made."""
+        """Checks at `now_s` whether a step can be made; for changes while no step is under way."""
         self._wake_s = now_s
 
     def advance(self, now_s: float) -> float | None:
-        """Does all that is due by `now_s`; returns when the next event is due, None for none."""
+        """Handles all events due by `now_s`; returns the time of the next event, or None."""
         while (due_s := self.next_s()) is not None and due_s <= now_s:
             self.go_on(due_s)
         return due_s
@@ -91,7 +90,7 @@ class StepLoop(Generic[S]):
         return bool(self._under_way)
 
     def next_s(self) -> float | None:
-        """Returns the moment of the next event, None for none. Arrivals count while a step can be made."""
+        """Returns the time of the next event, or None. Arrivals count only while no step is under way."""
         if self._under_way:
             return self._under_way[0][0]
         next_s = self._wake_s

@@ -1,7 +1,7 @@
-"""Sequences in the steps of one engine, on the live clock.
+"""Sequences in shared steps of one engine, on the live clock.
 
-`StepLoop` computes at which moment each token of a step is there. One alarm in the timer wheel serves the
-whole engine: it takes the loop on, and hands out the tokens that are due.
+`StepLoop` computes the time of each token. One alarm in the timer wheel serves the whole engine: the alarm
+advances the loop and hands out due tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class SteppedSequence(ReplySequence):
-    """One choice in the steps of an engine, which the scheduler itself holds."""
+    """One choice in the steps of an engine; the scheduler holds this object itself."""
 
     __slots__ = ("_executor", "_gauge", "_late", "_promised", "_shift_s")
 
@@ -50,16 +50,16 @@ class SteppedSequence(ReplySequence):
         super().__init__(request, reply, prompt, context, emit, submission)
         self._executor = executor
         self._gauge: Callable[[int, str | None], None] | None = None
-        """The gauge that counts it now."""
+        """Gauge (waiting or running) that counts the sequence now."""
         self._promised = 0
-        """Tokens that it was given."""
+        """Number of tokens received from steps."""
         self._shift_s = 0.0
-        """Seconds of waits on purpose so far."""
+        """Sum of deliberate delays so far, in seconds."""
         self._late: deque[tuple[float, int]] = deque()
-        """Moments and numbers of tokens that wait on purpose."""
+        """Due times and counts of delayed tokens."""
 
     def status(self) -> SequenceStatus:
-        if self.decodes or self.last:  # a decode that advances in bulk has all of its prompt
+        if self.decodes or self.last:  # a decode in bulk has computed all of its prompt
             return SequenceStatus(
                 Phase.DECODE, self.prompt_tokens, self.held, self._scheduled_s, self._first_s
             )
@@ -71,16 +71,16 @@ class SteppedSequence(ReplySequence):
         return [] if self.held <= first else super().blocks_from(first)
 
     def enter(self, soon: bool) -> None:
-        """Goes to the front; the scheduler sees it later, each prompt of several by itself."""
+        """Sends the sequence to the front end; the scheduler sees each of several prompts separately."""
         index, n = self.request.index, self.request.n
         self._executor.submit(self, apart=index > 0 and index % n == 0)
 
     def seen(self, at_s: float) -> bool:
-        """The scheduler sees it; False when it needs no step."""
+        """Handles the scheduler's first sight of the sequence; returns False if no step is needed."""
         self._queued_s = at_s
         least = self.request.least_hit_rate
         if least and self._cached_share() < least:
-            # Too little is cached: the reply is empty, and comes at once (simulator.md 13.7).
+            # Too little is cached: the reply is empty and immediate (simulator.md 13.7).
             self._empty(CACHE_THRESHOLD)
             self._scheduled_s = now_s = self._now()
             self.take(now_s, 1)
@@ -95,7 +95,7 @@ class SteppedSequence(ReplySequence):
         return len(cache.cache.hits(self.prompt)) * cache.block_size / max(1, self.prompt_tokens)
 
     def admitted(self, now_s: float) -> None:
-        """It has a place, and takes part in the next step."""
+        """Notes that the sequence has a place and joins the next step."""
         if self._scheduled_s is None:
             self._scheduled_s = now_s
         self._stand(self._recorder.running)
@@ -107,15 +107,15 @@ class SteppedSequence(ReplySequence):
 
     @property
     def prefilled_tokens(self) -> int:
-        """Prompt tokens that its prefill has computed; none when it was preempted and comes again."""
+        """Prompt tokens computed by the prefill; 0 after a preemption that follows the first token."""
         return 0 if self._begun else self.prompt_tokens - self.cached_tokens - self.fetched_tokens
 
     def has_last(self) -> None:
-        """The step of its last token is over: it no longer has a place."""
+        """Notes the end of the step with the last token, which frees the place."""
         self._stand(None)
 
     def take(self, at_s: float, count: int) -> None:
-        """Emits its next `count` tokens, due at `at_s`, or puts them off where it waits on purpose."""
+        """Emits the next `count` tokens, due at `at_s`, or postpones them by deliberate delays."""
         if self._delays is None:
             self._emit_tokens(at_s, count)
             return
@@ -130,7 +130,7 @@ class SteppedSequence(ReplySequence):
             self._context.wheel.add(at_s + self._shift_s, self)
 
     def turn(self, now_s: float) -> float | None:
-        """Emits what was put off, and is due; returns when the next token is due."""
+        """Emits delayed tokens that are due; returns the due time of the next one."""
         while self._late and self._late[0][0] <= now_s:
             self._emit_tokens(*self._late.popleft())
             if self.over:
@@ -149,7 +149,7 @@ class SteppedSequence(ReplySequence):
         take(self._texts[start], self._ids[start], at_s)
 
     def _emit_parts(self, at_s: float, count: int) -> None:
-        """Emits tokens one part after another; an image that follows the last one takes its time."""
+        """Emits tokens part by part; an image after the last one takes its own time."""
         if not self._begun:
             self._begin(at_s)
         while not self.over:
@@ -175,7 +175,7 @@ class SteppedSequence(ReplySequence):
 
     def _withdraw(self) -> None:
         if self._gauge is None and self.arrived:
-            return  # `has_last`: the scheduler knows it no more
+            return  # `has_last` was called: the scheduler has dropped the sequence
         self._executor.withdraw(self)
         self._stand(None)
 
@@ -185,13 +185,13 @@ class SteppedSequence(ReplySequence):
 
 
 WatchStep = Callable[[Batch[SteppedSequence], float, float], None]
-"""Called with a step, and the moments of its begin and end."""
+"""Receives a step with its start and end times."""
 
 
 class StepExecutor(StepLoop[SteppedSequence]):
-    """Runs sequences in the steps of one engine: `StepLoop` on the live clock.
+    """Runs sequences in shared steps: `StepLoop` on the live clock.
 
-    It counts each step, and publishes the cache's events at its end.
+    Records each step, and publishes the cache's events at its end.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class StepExecutor(StepLoop[SteppedSequence]):
         rng: Random,
         cost: CostModel | None = None,
     ) -> None:
-        """`cost` says what a step costs, instead of the profile. `rng` decides which drafts are right."""
+        """`cost` replaces the profile's cost model. `rng` decides which drafts are right."""
         scheduling, at, kvcache = settings.scheduling, settings.steps, settings.kvcache
         self.limits = limits = SchedulerLimits(
             max_num_seqs=scheduling.max_num_seqs,
@@ -214,12 +214,11 @@ class StepExecutor(StepLoop[SteppedSequence]):
         )
         self.slots = limits.max_num_seqs
         self.watch_step: WatchStep | None = None
-        """Called with every step that is made, and the moments of its begin and end."""
         self._manager = context.cache
         counted = CountedBlocks(kvcache.kv_cache_size, kvcache.block_size, caching=False)
         blocks: Blocks[SteppedSequence] = context.cache or counted
         self._pool = counted if context.cache is None else context.cache.cache.pool.queue
-        """What knows how many blocks are `free`."""
+        """Pool that provides `free`, the number of free blocks."""
         self._capacity = self._told_free = blocks.capacity
         self._clock, self._wheel, self._recorder = context.clock, context.wheel, context.recorder
         self._timing = context.timing
@@ -232,11 +231,11 @@ class StepExecutor(StepLoop[SteppedSequence]):
         depth = 2 if at.async_scheduling else 1
         super().__init__(scheduler, cost or StepCost(profile.cost), profile.front, depth)
         self._in_line = 0
-        """Sequences in the front that are not over."""
+        """Number of unfinished sequences in the front end."""
         self._out: deque[DueTokens] = deque()
         self._alarm: Alarm | None = None
         self._due_s = inf
-        """When the alarm rings."""
+        """Time of the alarm."""
         self._turning = False
 
     @property
@@ -245,7 +244,7 @@ class StepExecutor(StepLoop[SteppedSequence]):
 
     @property
     def prefilling(self) -> Iterable[SteppedSequence]:
-        """Sequences with a part of the prompt left, after the step that was made last."""
+        """Sequences with unfinished prompts, as of the latest step."""
         return self.scheduler.prefilling
 
     @property
@@ -253,12 +252,12 @@ class StepExecutor(StepLoop[SteppedSequence]):
         return self._in_line + len(self._queue.members) + len(self.scheduler.fetching)
 
     def free(self, adapter: str | None = None) -> int:
-        """Returns the places that sequences with this adapter could have now."""
+        """Returns the number of free places for sequences with this adapter."""
         ready = not self.scheduler.paused and self._queue.is_ready(adapter)
         return self.slots - len(self.scheduler.running) if ready else 0
 
     def pause(self) -> None:
-        """Gives no more places away; running sequences keep theirs."""
+        """Grants no more places; running sequences keep theirs."""
         self.scheduler.paused = True
 
     def resume(self) -> None:
@@ -266,7 +265,7 @@ class StepExecutor(StepLoop[SteppedSequence]):
         self._look()
 
     def submit(self, sequence: SteppedSequence, apart: bool = False) -> None:
-        """Takes a sequence into the front; if `apart`, the scheduler sees it after those before it."""
+        """Takes a sequence into the front end; if `apart`, the scheduler sees it after earlier sequences."""
         due_s = self.send(sequence, sequence.request.arrival_s, apart)
         if (late_s := self._clock.now() - due_s) > 0:
             self._recorder.late(late_s)
@@ -274,7 +273,7 @@ class StepExecutor(StepLoop[SteppedSequence]):
         self._arm()
 
     def withdraw(self, sequence: SteppedSequence) -> None:
-        """Takes out a sequence that is over, perhaps before its time."""
+        """Removes a finished or aborted sequence."""
         if not sequence.arrived:
             self._in_line -= 1
             return
@@ -284,15 +283,15 @@ class StepExecutor(StepLoop[SteppedSequence]):
         self._look()
 
     def _look(self) -> None:
-        """Makes a step where none is under way, and something has changed."""
+        """Schedules a step if none is under way and there is work."""
         if not self.busy and not self.scheduler.idle:
             self.wake(self._clock.now())
             self._arm()
 
-    # What the loop calls.
+    # Called by the loop.
 
     def seen(self, sequence: SteppedSequence, at_s: float) -> bool:
-        """A sequence that is over, or that needs no step, withdraws by itself."""
+        """Returns False for a sequence that is over or needs no step, which withdraws by itself."""
         if sequence.over:
             return False
         try:
@@ -344,7 +343,7 @@ class StepExecutor(StepLoop[SteppedSequence]):
     # The alarm.
 
     def _arm(self) -> None:
-        """Have the alarm ring when the next thing is due."""
+        """Sets the alarm to the next event or due token."""
         if self._turning:
             return
         event_s = self.next_s()
@@ -361,7 +360,7 @@ class StepExecutor(StepLoop[SteppedSequence]):
         self._arm()
 
     def ring(self, alarm: Alarm, now_s: float) -> float | None:
-        """Do what is due at `now_s`; when the next thing is; None for none, or an alarm out of date."""
+        """Handles everything due at `now_s`; returns the next due time, or None for none or a stale alarm."""
         if alarm is not self._alarm:
             return None
         self._turning = True
@@ -377,7 +376,7 @@ class StepExecutor(StepLoop[SteppedSequence]):
         return due_s
 
     def _run(self, now_s: float) -> float | None:
-        """In order of their moments: events of the loop, and tokens that are due."""
+        """Handles loop events and due tokens in order of time."""
         budget = MOST_PER_TURN
         while True:
             event_s = self.next_s()
@@ -393,7 +392,7 @@ class StepExecutor(StepLoop[SteppedSequence]):
                 budget -= 1
 
     def _hand_out(self, until_s: float, most: int) -> int:
-        """Hands out what is due by then, at most `most` tokens of the first step; returns how many."""
+        """Hands out tokens due by `until_s`, at most `most`, of the oldest step; returns their number."""
         first, count = self._out[0], 0
         while first.left and count < most and (at_s := first.next_s) <= until_s:
             sequence, tokens = first.tokens[-first.left]
@@ -413,21 +412,21 @@ class StepExecutor(StepLoop[SteppedSequence]):
 
 
 class DueTokens:
-    """The tokens of a step, due one sequence after another."""
+    """Tokens of a step, due one sequence after another."""
 
     __slots__ = ("left", "next_s", "tokens")
 
     def __init__(self, batch: Batch[SteppedSequence], first_s: float) -> None:
         counts, sequences = batch.drafts, (*batch.decodes, *batch.prefilled)
         self.tokens = [(it, 1 + counts[it][1] if it in counts else 1) for it in sequences]
-        """Sequences, and how many tokens each gets."""
+        """Pairs of a sequence and its number of tokens."""
         self.left = len(self.tokens)
         self.next_s = first_s
-        """The moment of the first that is left."""
+        """Due time of the first remaining token."""
 
 
 class Alarm:
-    """Stands in the timer wheel for a whole engine; only the latest one rings."""
+    """An engine's entry in the timer wheel; only the latest alarm is valid."""
 
     __slots__ = ("_executor",)
 

@@ -1,7 +1,7 @@
-"""A sequence alone on its own timeline: latencies as the simulators' settings say them (simulator.md 9).
+"""Sequences on their own timelines: latencies from the settings (simulator.md 9).
 
-The sequence itself stands in the waiting queue, holds the slot and waits in the timer wheel: nothing else is
-made for it, and nothing for a token but the output.
+The sequence object itself is queued, holds the slot and sits in the timer wheel. A token costs no object but
+its output.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 
 class TimedSequence(ReplySequence):
-    """One choice. It holds its slot from `start` until its last token, failure or abort.
+    """One choice, which holds its slot from `start` until its last token, failure or abort.
 
-    Moments are absolute: start + time to first token + the sum of the waits so far.
+    Times are absolute: start + time to first token + the sum of the waits so far.
     """
 
     __slots__ = ("_due_s", "_holds_slot", "_pool", "_queued")
@@ -49,13 +49,13 @@ class TimedSequence(ReplySequence):
         self._due_s = 0.0
 
     def enter(self, soon: bool) -> None:
-        """Ask for a slot, or for one in a later turn; wait in the queue when none is free."""
+        """Requests a slot, now or in a later turn; waits in the queue if none is free."""
         if not self._pool.submit(self, soon) and not self.over:
             self._queued = True
             self._recorder.waiting(1, self.adapter)
 
     def start(self) -> bool:
-        """A slot is ours; what is due already is emitted before this returns. False when that was all."""
+        """Starts with a slot, and emits tokens already due; returns False if the sequence is over."""
         context = self._context
         now_s, recorder = context.clock.now(), context.recorder
         at_s = self.request.arrival_s
@@ -79,12 +79,12 @@ class TimedSequence(ReplySequence):
         return True
 
     def _prefill(self, at_s: float) -> None:
-        """Begins at `at_s`: takes the blocks, and finds out when the first token is due."""
+        """Takes the blocks and computes the due time of the first token."""
         request, prompt_tokens, cache = self.request, self.prompt_tokens, self._context.cache
         if cache is not None:
             cache.allocate(self)
         if self.cached_tokens < request.least_hit_rate * prompt_tokens:
-            # Too little is cached: the reply is empty, and comes at once (simulator.md 13.7).
+            # Too little is cached: the reply is empty and immediate (simulator.md 13.7).
             self._empty(CACHE_THRESHOLD)
             self.fetched_tokens = self.created_tokens = 0
             self._due_s = at_s
@@ -96,39 +96,39 @@ class TimedSequence(ReplySequence):
             self._due_s += self._delays.get(0, 0.0)
 
     def turn(self, now_s: float) -> float | None:
-        """Emit what is due at `now_s`; when the next token is due, None when that was the last."""
+        """Emits tokens due at `now_s`; returns the next due time, None after the last token."""
         take = self._take_token
         if take is not None and (next_s := self._plain_turn(take, now_s)) is not None:
             return next_s
-        if self.over:  # the wheel forgets us now
+        if self.over:  # the wheel now drops the sequence
             return None
         context, start, at_s = self._context, self._position, self._due_s
         if not self._begun:
             self._begin(at_s)
-            if self.over:  # aborted by whoever took it
+            if self.over:  # aborted by the receiver of `Started`
                 return None
         stop, next_s, part = start + 1, at_s, self._part
         if stop < self._part_end:
             gap_s = context.timing.constant_gap_s
             next_s += gap_s if gap_s is not None and self._delays is None else self._gap(stop)
-            if next_s <= now_s and self.request.together == 1:  # several choices take turns, token by token
+            if next_s <= now_s and self.request.together == 1:  # several choices alternate token by token
                 stop, at_s, next_s = self._due_together(stop, next_s, now_s)
         if stop == self._part_end and stop < len(self._texts):
             next_s += self._next_part(stop)
         self._due_s = next_s
         if not self._emit_until(stop, at_s, part):
             return None
-        # Choices that are late together take turns: none goes back before the moment of the others.
+        # Late choices alternate: none returns a time before that of the others.
         return next_s if next_s > now_s else now_s
 
     def _plain_turn(self, take: TakeToken, now_s: float) -> float | None:
-        """The turn of a token that is like nearly all; when the next one is due. None: take a usual turn."""
+        """Emits one ordinary token; returns the next due time, or None if a full `turn` is needed."""
         context, start, at_s = self._context, self._position, self._due_s
         stop, gap_s = start + 1, context.timing.constant_gap_s
         if gap_s is None or not start or stop >= self._part_end or self._part is not None:
             return None
         next_s = at_s + gap_s
-        if next_s <= now_s:  # it comes together with the next one
+        if next_s <= now_s:  # two tokens are due together
             return None
         self._position, self._due_s = stop, next_s
         token_id = self._ids[start]
@@ -141,9 +141,9 @@ class TimedSequence(ReplySequence):
         return next_s
 
     def _due_together(self, stop: int, next_s: float, now_s: float) -> tuple[int, float, float]:
-        """The end of the tokens that leave now, and the moments of the last of them and of the next token.
+        """Returns the end of the tokens to emit now, the last one's due time, and the next token's due time.
 
-        The one before `stop` is due, and so is `stop` since `next_s`.
+        The token before `stop` is due, and token `stop` has been due since `next_s`.
         """
         at_s, end = self._due_s, min(self._part_end, stop - 1 + self._most)
         if self._delays is None and self._context.timing.constant_gap_s == 0:
@@ -157,7 +157,7 @@ class TimedSequence(ReplySequence):
 
     @property
     def _most(self) -> int:
-        """Tokens that may leave together: with log probabilities, fewer."""
+        """Most tokens in one output; fewer with log probabilities."""
         wanted = self.request.logprobs
         return MOST_AT_ONCE if wanted is None else max(1, MOST_AT_ONCE // (wanted + 2))
 
@@ -166,7 +166,7 @@ class TimedSequence(ReplySequence):
         return gap_s if self._delays is None else gap_s + self._delays.get(token, 0.0)
 
     def _next_part(self, token: int) -> float:
-        """Go on to the part that begins with `token`; the seconds until it is due."""
+        """Moves to the part that begins with `token`; returns the seconds until that token."""
         return self._context.timing.image() if self._to_next_part() else self._gap(token)
 
     def status(self) -> SequenceStatus:
@@ -203,10 +203,10 @@ class TimedSequence(ReplySequence):
 class SequencePool:
     """Runs at most `slots` sequences at a time, in the manner of `concurrent.futures`.
 
-    A slot is no thread: a thread would only sleep (the timer wheel does the waiting), and a hop to it would
-    cost more than a short reply does. A sequence starts in the turn that gives it a slot: the submitter's own
-    turn when one is free, else the turn in which another sequence leaves. The future of a request is
-    `Handle.future`, made for those who wait for one. One event loop owns the state, so there is no lock.
+    A slot is not a thread. A thread would only sleep, which the timer wheel does; a thread switch would cost
+    more than a short reply. A sequence starts in the submitter's own turn if a slot is free, else in the turn
+    that frees one. A request's future is `Handle.future`. One event loop owns the state, so locks are
+    unnecessary.
     """
 
     def __init__(
@@ -229,15 +229,15 @@ class SequencePool:
         return len(self._queue.members)
 
     def free(self, adapter: str | None = None) -> int:
-        """Returns the slots that sequences with this adapter would get at once."""
+        """Returns the number of free slots for sequences with this adapter."""
         if self.paused or adapter is not None and not self._queue.is_ready(adapter):
             return 0
         return self.slots - self.running
 
     def submit(self, sequence: TimedSequence, soon: bool = False) -> bool:
-        """Starts `sequence` as soon as a slot is free; True when that was now.
+        """Starts `sequence` as soon as a slot is free; returns True if it started now.
 
-        With `soon` it starts in a later turn of the event loop: for requests of many choices.
+        With `soon` it starts in a later turn of the event loop: for requests with many choices.
         """
         members = self._queue.members
         if soon and self._later is not None:
@@ -247,7 +247,7 @@ class SequencePool:
         if not members and self.free(sequence.adapter) > 0 and sequence.fits():
             self._queue.hold(sequence)
             self._run(sequence)
-            if members:  # another one came while it ran, and found no slot
+            if members:  # another sequence was queued meanwhile
                 self._fill()
             return True
         self._queue.add(sequence)
@@ -255,17 +255,17 @@ class SequencePool:
         return sequence not in members
 
     def withdraw(self, sequence: TimedSequence) -> bool:
-        """Takes a sequence out of the queue; False when it does not wait."""
+        """Removes a sequence from the queue; returns False if the sequence is not waiting."""
         return self._queue.remove(sequence)
 
     def leave(self, sequence: TimedSequence) -> None:
-        """Gives the slot of a sequence back that has kept it."""
+        """Releases the slot of a started sequence, and starts waiting ones."""
         self._give_back(sequence)
         if self._queue.members:
             self._fill()
 
     def pause(self) -> None:
-        """Gives no more slots away; running sequences keep theirs."""
+        """Grants no more slots; running sequences keep theirs."""
         self.paused = True
 
     def resume(self) -> None:

@@ -1,4 +1,4 @@
-"""How long prefill and each token take (simulator.md section 9, at full resolution)."""
+"""Durations of prefill and of each token (simulator.md section 9, at full resolution)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from random import Random
 from config.settings import LatencySettings, Settings
 
 LOWEST, HIGHEST = 0.3, 1.7
-"""Jitter never leaves ±70 % of the mean."""
+"""Bounds of a sampled duration, as factors of its mean (±70 %)."""
 
 
 class PerRequestTiming:
-    """Every sequence alone on its own timeline: samples its waits, in seconds, from the latency settings.
+    """Samples the durations, in seconds, of a sequence on its own timeline, from the latency settings.
 
-    `running` tells how many sequences hold one of `slots` now; under load every mean is stretched, by 1 at
-    one sequence up to `time-factor-under-load` when all slots are taken.
+    `running` returns how many sequences hold one of `slots` now. Load stretches every mean: by 1 at one
+    sequence, up to `time-factor-under-load` when all slots are taken.
     """
 
     def __init__(self, latency: LatencySettings, slots: int, running: Callable[[], int], rng: Random) -> None:
@@ -25,7 +25,7 @@ class PerRequestTiming:
         self._use(latency)
 
     def on_settings(self, settings: Settings) -> None:
-        """Sample from other settings from now on."""
+        """Samples from the new settings from now on."""
         self._use(settings.latency)
 
     def _use(self, latency: LatencySettings) -> None:
@@ -33,7 +33,7 @@ class PerRequestTiming:
         varies = latency.inter_token_latency_std_dev != 0 or latency.time_factor_under_load != 1.0
         gap_s = latency.inter_token_latency
         self.constant_gap_s: float | None = None if varies and gap_s else gap_s
-        """What `inter_token` gives, where that is always the same."""
+        """Constant result of `inter_token` in seconds; None if it varies."""
         self._per_token = latency.latency_calculator == "per-token" or (
             not latency.latency_calculator
             and latency.time_to_first_token == 0
@@ -46,12 +46,12 @@ class PerRequestTiming:
         )
         self._prefills = any(means)
         self.instant = self.constant_gap_s == 0 and not self._prefills
-        """Whether a prompt that is prefilled here, and its reply, take no time."""
+        """True if a prompt prefilled on this engine, and its reply, take no time."""
 
     def time_to_first_token(self, prompt_tokens: int, cached_tokens: int = 0, remote: bool = False) -> float:
-        """Seconds of prefill for `prompt_tokens`, of which `cached_tokens` cost nothing.
+        """Returns the seconds of prefill for `prompt_tokens`; `cached_tokens` cost nothing.
 
-        A prefill that was done elsewhere (`remote`) costs the transfer of its cache instead (9.3).
+        A prefill on another engine (`remote`) costs the transfer of its cache instead (9.3).
         """
         if remote:
             return self._transfer(prompt_tokens)
@@ -72,19 +72,19 @@ class PerRequestTiming:
         return self._sample(at.inter_token_latency * self.load_factor(), at.inter_token_latency_std_dev)
 
     def image(self) -> float:
-        """Seconds that an image takes; load does not stretch them (9.5)."""
+        """Returns the seconds that an image takes, independent of load (9.5)."""
         at = self._latency
         return self._sample(at.time_to_generate_image, at.time_to_generate_image_std_dev)
 
     def load_factor(self) -> float:
-        """1 when alone, `time-factor-under-load` when full, linear in between (9.2)."""
+        """Returns 1 for one sequence, `time-factor-under-load` at full slots, linear between (9.2)."""
         if self._slots <= 1:
             return 1.0
         others = max(self._running(), 1) - 1
         return 1.0 + (self._latency.time_factor_under_load - 1.0) * others / (self._slots - 1)
 
     def _transfer(self, prompt_tokens: int) -> float:
-        """Seconds until the cache of a remote prefill has come; load does not stretch them."""
+        """Returns the transfer time of a remote prefill's cache, in seconds, independent of load."""
         at = self._latency
         constant = at.kv_cache_transfer_latency, at.kv_cache_transfer_latency_std_dev
         if at.latency_calculator == "constant" or (not at.latency_calculator and any(constant)):

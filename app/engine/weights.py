@@ -1,4 +1,4 @@
-"""Plays what a trainer does to the weights of a server: updates in sessions, versions, checksums."""
+"""Simulated weight updates by a trainer: sessions, versions, checksums."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from hashlib import blake2b
 from app.engine.errors import CommandFailed
 
 NAMES: Sequence[str] = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
-"""Tensors that checksums name, of which every model has some."""
+"""Tensor names in checksums; every model has some of these tensors."""
 
 
 class Weights:
-    """Plays the updates of `model`'s weights on `devices`; `transfers` is vLLM's `--weight-transfer-config`.
+    """Simulates updates of `model`'s weights on `devices`; `transfers` is vLLM's `--weight-transfer-config`.
 
-    Only what vLLM refuses is refused, as CommandFailed: requests go on during an update.
+    Raises CommandFailed only where vLLM refuses: requests go on during an update.
     """
 
     def __init__(self, model: str, devices: int, transfers: bool) -> None:
         self.version = "default"
-        """The label of the weights, which only a trainer changes."""
+        """Label of the weights, changed only by a trainer."""
         self.devices = devices
         self._model = model
         self._transfers = transfers
         self._connected = self._updating = False
         self._content = "loaded"
-        """Stands for the numbers themselves."""
+        """Digest that stands for the weight values."""
 
     def connect(self) -> None:
         self._check_configured()
         self._connected = True
 
     def disconnect(self) -> None:
-        """Take no more weights from a trainer; without one nothing changes."""
+        """Ends the connection to a trainer; without one nothing changes."""
         if self._updating:
             raise CommandFailed("A trainer cannot leave during a weight update.")
         self._connected = False
@@ -44,12 +44,12 @@ class Weights:
         self._updating = True
 
     def start_draft(self) -> None:
-        """Refuse to update a draft model: there is none."""
+        """Refuses to update a draft model: there is none."""
         self._check_configured()
         raise CommandFailed("There is no draft model whose weights could be updated.")
 
     def update(self) -> None:
-        """Take weights; an update that fails is over."""
+        """Takes weights; a failing call ends the update."""
         self._check_updating("update_weights")
         if not self._connected:
             self._updating = False
@@ -58,7 +58,7 @@ class Weights:
         self._content = blake2b(self._content.encode(), digest_size=8).hexdigest()
 
     def finish(self, version: str | None) -> None:
-        """End an update; the weights have another version then, if there is one."""
+        """Ends an update; the weights get `version`, if given."""
         self._check_updating("finish_weight_update")
         self._updating = False
         self.version = self.version if version is None else version
@@ -67,7 +67,7 @@ class Weights:
         self._content = "zero"
 
     def checksums(self) -> dict[str, str]:
-        """A digest for each tensor of each device: others after an update or a reset."""
+        """Returns a digest for each tensor of each device; an update or a reset changes all digests."""
         return {
             f"dp0:pp0:pcp0:tp{device}:{name}": blake2b(
                 f"{self._model} {device} {name} {self._content}".encode(), digest_size=32

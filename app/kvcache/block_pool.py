@@ -1,4 +1,4 @@
-"""The blocks of a KV cache: which are free, which can be found by their hash, who uses them."""
+"""Blocks of a KV cache: free blocks, blocks found by hash, and blocks in use."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from msgspec import Struct
 from app.kvcache.residency import BlockObserver
 
 NULL_BLOCKS = 1
-"""vLLM keeps one block, the first, as a placeholder; it holds nothing and is never free."""
+"""Number of placeholder blocks: vLLM reserves the first block, which holds nothing and is never free."""
 BLOCK_BYTES = 400
-"""What a block takes in memory: itself, its hash, its places in the queue and among those that are found."""
+"""Memory of a block, in bytes: the object, its hash, and its entries in the queue and the index."""
 MOST_UNLOADED = 1000
-"""Names of unloaded adapters that are remembered, the latest ones."""
+"""Most names of unloaded adapters that are remembered; the oldest is dropped first."""
 
 
 class Block(Struct, gc=False, eq=False):
     """Room for the keys and values of one block of tokens.
 
-    `hash` is set while the block can be found by it, `adapter` names the one whose tokens it holds, `freed`
-    counts releases so that blocks can be put in the order of theirs.
+    `hash` is set while the block can be found by its hash. `adapter` is the LoRA adapter of its tokens.
+    `freed` numbers the release that freed the block, for sorting by time of release.
     """
 
     number: int
@@ -32,19 +32,19 @@ class Block(Struct, gc=False, eq=False):
 
 
 class FreeQueue:
-    """Free blocks: first those that hold nothing, last returned first, then cached ones, least recent first.
+    """Free blocks in order of reuse: empty ones, last returned first, then cached ones, least recent first.
 
-    Cached blocks of adapters that are unloaded come before other cached ones, if `unload` is told of them.
-    Taking, returning and removing a block is O(1). Blocks that were never used are made when they are needed.
+    After `unload`, cached blocks of that adapter precede other cached blocks. Taking, returning and removing
+    a block is O(1). `Block` objects are created on first use.
     """
 
     def __init__(self, first: int, end: int) -> None:
-        """Holds the blocks numbered from `first` up to `end`, not included."""
+        """Queues the blocks numbered from `first` up to `end`, excluding `end`."""
         self._numbers = iter(range(first, end))
         self.untouched = end - first
-        """Blocks that were never used."""
+        """Number of blocks never used."""
         self.free = end - first
-        """All free blocks; read several times a step."""
+        """Number of free blocks; an attribute since steps read it often."""
         self._empty: deque[Block] = deque()
         self._cached: OrderedDict[Block, None] = OrderedDict()
         self._unloaded: OrderedDict[Block, None] = OrderedDict()
@@ -52,13 +52,13 @@ class FreeQueue:
         self._releases = 0
 
     def __iter__(self) -> Iterator[Block]:
-        """The blocks in their order, without those that were never used."""
+        """Yields the blocks in their order, without blocks never used."""
         yield from self._empty
         yield from self._unloaded
         yield from self._cached
 
     def take(self) -> Block:
-        """The block that goes first. IndexError when there is none."""
+        """Removes and returns the first block. Raises IndexError when none is free."""
         if not self.free:
             raise IndexError("no block is free")
         self.free -= 1
@@ -71,12 +71,12 @@ class FreeQueue:
         return queue.popitem(last=False)[0]
 
     def remove(self, block: Block) -> None:
-        """A cached block is used again. KeyError when it is not here."""
+        """Removes a cached block that is used again. Raises KeyError for a block outside the queue."""
         del self._queue_of(block)[block]
         self.free -= 1
 
     def give_back(self, blocks: Sequence[Block]) -> None:
-        """Blocks are free from now on; of those that hold something the first ones are taken first."""
+        """Queues freed blocks; of the cached ones, the first in `blocks` is reused first."""
         self._releases += 1
         self.free += len(blocks)
         empty = []
@@ -89,14 +89,14 @@ class FreeQueue:
         self._empty.extendleft(reversed(empty))
 
     def empty_all(self) -> None:
-        """Cached blocks hold nothing any more; the order stays."""
+        """Turns cached blocks into empty ones, in the same order."""
         self._empty.extend(self._unloaded)
         self._empty.extend(self._cached)
         self._unloaded.clear()
         self._cached.clear()
 
     def unload(self, adapter: str) -> None:
-        """Blocks of `adapter`, those here and those that come, go before other cached ones. O(blocks)."""
+        """Puts present and future blocks of `adapter` before other cached blocks. O(blocks)."""
         if adapter in self._absent:
             return
         self._absent[adapter] = None
@@ -105,13 +105,13 @@ class FreeQueue:
         self._sort()
 
     def load(self, adapter: str) -> None:
-        """Blocks of `adapter` are cached ones like others. O(blocks)."""
+        """Treats blocks of `adapter` as other cached blocks again. O(blocks)."""
         if adapter in self._absent:
             del self._absent[adapter]
             self._sort()
 
     def _sort(self) -> None:
-        """Distribute cached blocks anew. Python's sort is stable and linear for two sorted runs."""
+        """Distributes cached blocks anew. Python's sort is stable, and linear for two sorted runs."""
         blocks = sorted([*self._unloaded, *self._cached], key=lambda block: block.freed)
         self._unloaded.clear()
         self._cached.clear()
@@ -123,11 +123,11 @@ class FreeQueue:
 
 
 class BlockPool:
-    """`num_blocks` blocks, one of them the null block, as vLLM 0.32 hands them out.
+    """Pool of `num_blocks` blocks, including the null block, which allocates as vLLM 0.32 does.
 
-    A block that holds a full block of tokens can be cached under its hash; equal blocks may be cached more
-    than once, and the first of them is found. A cached block that nobody uses stays until its room is needed:
-    `on_evict` is then called with the hashes. Every operation is O(1) per block.
+    A full block can be cached under its hash. Equal blocks may be cached more than once; the first is found.
+    An unused cached block stays until its room is needed: `on_evict` then receives the hashes. Every
+    operation is O(1) per block.
     """
 
     def __init__(
@@ -139,17 +139,17 @@ class BlockPool:
         if num_blocks <= NULL_BLOCKS:
             raise ValueError(f"a pool needs more than {NULL_BLOCKS} block")
         self.capacity = num_blocks - NULL_BLOCKS
-        """Blocks that sequences can use."""
+        """Number of blocks available to sequences."""
         self.queue = FreeQueue(NULL_BLOCKS, num_blocks)
         self._cached: dict[bytes, Block] = {}
         self._copies: dict[bytes, dict[Block, None]] = {}
         self._on_evict = on_evict
         self.observer = observer
-        """Is told what becomes of blocks; another one may take its place at any time."""
+        """Observer of block events; may be replaced at any time."""
 
     @property
     def size_bytes(self) -> int:
-        """What the blocks take that were ever used."""
+        """Memory of all blocks used so far, in bytes."""
         return (self.capacity - self.queue.untouched) * BLOCK_BYTES
 
     @property
@@ -158,16 +158,16 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that no sequence uses, cached ones too."""
+        """Number of blocks that no sequence uses, including cached ones."""
         return self.queue.free
 
     @property
     def usage(self) -> float:
-        """The share of blocks that sequences use, from 0 to 1 (vllm:kv_cache_usage_perc)."""
+        """Share of blocks in use, from 0 to 1 (vllm:kv_cache_usage_perc)."""
         return 1.0 - self.free / self.capacity
 
     def longest_prefix(self, hashes: Iterable[bytes]) -> list[Block]:
-        """The cached blocks of the first of `hashes`, up to the first that is not cached."""
+        """Returns the cached blocks of `hashes`, up to the first hash that is not cached."""
         found = []
         for block_hash in hashes:
             block = self._cached.get(block_hash)
@@ -177,7 +177,7 @@ class BlockPool:
         return found
 
     def use(self, blocks: Iterable[Block]) -> None:
-        """One more sequence uses these cached blocks."""
+        """Adds one sequence to the users of cached blocks."""
         for block in blocks:
             if block.references == 0:
                 self.queue.remove(block)
@@ -186,7 +186,7 @@ class BlockPool:
                 self.observer.accessed(block.number)
 
     def take(self, count: int) -> list[Block]:
-        """Blocks for a sequence to fill, what they held is forgotten. The caller has checked `free`."""
+        """Returns `count` empty blocks, evicting cached ones. The caller has checked `free`."""
         blocks, evicted = [], []
         for _ in range(count):
             block = self.queue.take()
@@ -204,14 +204,14 @@ class BlockPool:
         return blocks
 
     def cache(self, block: Block, block_hash: bytes, adapter: str | None = None) -> None:
-        """`block`, which is in use and holds nothing yet, holds the tokens of this hash from now on."""
+        """Caches a full block, which is in use, under its hash."""
         block.hash, block.adapter = block_hash, adapter
         first = self._cached.setdefault(block_hash, block)
         if first is not block:
             self._copies.setdefault(block_hash, {first: None})[block] = None
 
     def release(self, blocks: Sequence[Block]) -> None:
-        """A sequence no longer uses its `blocks`. The last goes first: it is no use without the others."""
+        """Releases a sequence's blocks, the last one first: later blocks are useless without earlier ones."""
         unused, observer = [], self.observer
         for block in reversed(blocks):
             block.references -= 1
@@ -222,7 +222,7 @@ class BlockPool:
         self.queue.give_back(unused)
 
     def clear(self, used: Iterable[Block] = ()) -> None:
-        """No block can be found any more. `used` are those that sequences still use."""
+        """Makes all blocks unfindable. `used` are the blocks in use."""
         for block in (*self.queue, *used):
             block.hash = None
         self.queue.empty_all()
@@ -242,7 +242,7 @@ class BlockPool:
             del self._copies[block_hash]
 
     def check_integrity(self, used: Iterable[Sequence[Block]]) -> None:
-        """RuntimeError unless every block is in one place. `used` are each sequence's blocks. O(blocks)."""
+        """Raises RuntimeError unless every block is in one place. `used`: blocks by sequence. O(blocks)."""
         references: dict[Block, int] = {}
         for blocks in used:
             for block in blocks:
@@ -265,42 +265,42 @@ class BlockPool:
 
 
 class Span(Struct, gc=False):
-    """Free blocks that stand together in the queue: the first `blocks` of what a sequence had.
+    """Adjacent free blocks in the queue, such as the first `blocks` blocks of a preempted sequence.
 
-    They are taken from its tail, so those that are left are always a beginning.
+    Blocks are taken from the tail, so the remaining ones are always the sequence's beginning.
     """
 
     blocks: int
 
 
 class CountedBlocks:
-    """`num_blocks` blocks of `block_size` tokens, one of them vLLM's null block.
+    """Pool that only counts its `num_blocks` blocks, including vLLM's null block.
 
-    With `caching` a sequence that is released to come back finds what is left of its whole blocks.
+    With `caching` a sequence released by preemption finds the rest of its whole blocks again.
     """
 
     def __init__(self, num_blocks: int, block_size: int, caching: bool = True) -> None:
         self.capacity = num_blocks - 1
         self.block_size = block_size
         self.free = self.capacity
-        """Blocks that no sequence uses; some of them may still be found."""
+        """Number of blocks that no sequence uses, including findable ones."""
         self._caching = caching
         self._queue: deque[Span] = deque([Span(self.capacity)])
-        """All free blocks; those that are taken next stand first."""
+        """All free blocks, in order of reuse."""
         self._left: dict[Hashable, Span] = {}
-        """What sequences that are to come back have left in the queue."""
+        """Free blocks of preempted sequences, still in the queue."""
 
     def find(self, sequence: Hashable, tokens: int) -> int:
-        """Blocks of the first `tokens` tokens that are there already; never the one of the last token."""
+        """Returns how many blocks of the first `tokens` tokens are cached, never the last token's block."""
         span = self._left.get(sequence)
         return 0 if span is None else min(span.blocks, (tokens - 1) // self.block_size)
 
     def fits(self, sequence: Hashable, tokens: int, found: int) -> bool:
-        """Whether the whole of a sequence could have its blocks now, `found` of which it has found."""
+        """Returns whether all blocks for `tokens` tokens fit now, `found` blocks being cached."""
         return -(-tokens // self.block_size) <= self.free
 
     def begin(self, sequence: Hashable, found: int, count: int) -> None:
-        """Give a sequence the blocks that it has found, and `count` more. The caller has checked `free`."""
+        """Assigns the `found` cached blocks and `count` new ones. The caller has checked `free`."""
         span = self._left.pop(sequence, None)
         if span is not None:
             span.blocks -= found
@@ -308,7 +308,7 @@ class CountedBlocks:
         self.grow(sequence, count)
 
     def grow(self, sequence: Hashable, count: int) -> None:
-        """Give a sequence `count` more blocks. The caller has checked `free`."""
+        """Assigns `count` more blocks. The caller has checked `free`."""
         self.free -= count
         queue = self._queue
         while count:
@@ -320,15 +320,15 @@ class CountedBlocks:
                 queue.popleft()
 
     def filled(self, sequence: Hashable) -> None:
-        """More of its prompt is computed, which nobody else looks for."""
+        """Does nothing: no other sequence finds these blocks."""
 
     def release(self, sequence: Hashable, held: int, findable: int = 0) -> None:
-        """A sequence no longer uses its `held` blocks; the first `findable` it may find again."""
+        """Frees `held` blocks; with `caching` the first `findable` may be found again."""
         self.free += held
         kept = findable if self._caching else 0
         queue = self._queue
         if others := held - kept:
-            if queue and not self._left:  # nobody comes back: one span says it all
+            if queue and not self._left:  # no sequence will look for blocks: one span is enough
                 queue[-1].blocks += others
             else:
                 queue.append(Span(others))
@@ -337,5 +337,5 @@ class CountedBlocks:
             queue.append(span)
 
     def forget(self, sequence: Hashable) -> None:
-        """A sequence that was to come back does not."""
+        """Drops the findable blocks of a sequence that will not run again."""
         self._left.pop(sequence, None)

@@ -1,7 +1,7 @@
-"""The KV cache of one engine: which blocks each sequence has, and what of its prompt was there before.
+"""KV cache of one engine: the blocks of each sequence, and the cached prefixes of prompts.
 
-It behaves as vLLM 0.32 does with one full-attention group: only full blocks are cached, equal ones more than
-once if they were computed more than once, and the last token of a prompt is always computed.
+Behaves as vLLM 0.32 with one full-attention group. Only full blocks are cached; a block computed twice is
+cached twice. The last token of a prompt is always computed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from app.kvcache.residency import BlockObserver
 
 
 class Allocation(Struct, gc=False):
-    """What a sequence has: `blocks`, of which the first `stored` are cached up to the one of `last_hash`.
+    """Blocks of one sequence; the first `stored` are cached, the last of these under `last_hash`.
 
-    `tokens` counts prompt and reply; the newest token of a reply is not computed yet and has no place. `tail`
-    are the ids that are not in a cached block, kept while the sequence is `cached` at all.
+    `tokens` counts prompt and reply. The newest reply token is not computed yet and has no place. `tail`
+    holds the token ids after the cached blocks, while the sequence is `cached`.
     """
 
     keys: ExtraKeys
@@ -36,10 +36,10 @@ class Allocation(Struct, gc=False):
 
 
 class KVCache:
-    """`num_blocks` blocks, one of them vLLM's null block, for sequences that have an `owner` each.
+    """KV cache of `num_blocks` blocks, including vLLM's null block, for sequences identified by an `owner`.
 
-    Not for several threads; greenlets may share it, as no method gives up control. With `caching` off nothing
-    is cached and prompts begin without hits; it may be switched while sequences run.
+    Not thread-safe; greenlets may share the cache, since no method yields. With `caching` off nothing is
+    cached and prompts have no hits; `caching` may be switched while sequences run.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class KVCache:
         int_hashes: bool = True,
         observer: BlockObserver | None = None,
     ) -> None:
-        """With `events` off `take_events` stays empty; without `int_hashes` events carry hashes as bytes."""
+        """Without `events`, `take_events` stays empty; without `int_hashes`, events carry hashes as bytes."""
         self.caching = caching
         self.block_size = hasher.chain.block_size
         self._hasher = hasher
@@ -69,17 +69,17 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        """Blocks that sequences can use: all but the null block."""
+        """Number of blocks available to sequences: all but the null block."""
         return self.pool.capacity
 
     @property
     def free(self) -> int:
-        """Blocks that no sequence uses; some of them may still be found by their hash."""
+        """Number of blocks that no sequence uses, including cached ones."""
         return self.pool.queue.free
 
     @property
     def usage(self) -> float:
-        """The share of blocks in use, from 0 to 1 (vllm:kv_cache_usage_perc)."""
+        """Share of blocks in use, from 0 to 1 (vllm:kv_cache_usage_perc)."""
         return self.pool.usage
 
     def prompt(
@@ -90,33 +90,33 @@ class KVCache:
         placeholders: Sequence[Placeholder] = (),
         reads: bool = True,
     ) -> Prompt:
-        """A prompt to begin with. Its hashes are computed later: in parts by `hashing`, or when needed."""
+        """Creates a prompt for `begin`. Hashes are computed later: in parts by `hashing`, or on access."""
         end = len(token_ids)
         inside = [p for p in placeholders if p.offset >= 0 and p.offset + p.length <= end]
         keys = ExtraKeys(self.block_size, adapter, salt, inside)
         return Prompt(token_ids, self._hasher if self.caching else None, keys, adapter, reads)
 
     def again(self, prompt: Prompt, token_ids: Sequence[int]) -> Prompt:
-        """`prompt`, continued: what a preempted sequence begins with when its turn comes again."""
+        """Returns `prompt` extended to `token_ids`, for a preempted sequence that starts again."""
         hasher = self._hasher if self.caching else None
         return Prompt(token_ids, hasher, prompt.keys, prompt.adapter, prompt.reads)
 
     def fits_ever(self, tokens: int) -> bool:
-        """Whether a sequence of that many tokens could have its blocks if it were alone."""
+        """Returns whether an otherwise empty cache has room for a sequence of `tokens` tokens."""
         return self._blocks_of(tokens) <= self.capacity
 
     def can_allocate(self, prompt: Prompt) -> bool:
-        """Whether `begin` would succeed now."""
+        """Returns whether `begin` would succeed now."""
         return self.fits(prompt, self.hits(prompt))
 
     def begin(
         self, owner: Hashable, prompt: Prompt, blocks: int | None = None, hits: list[Block] | None = None
     ) -> int | None:
-        """Give a sequence blocks for its prompt; the number of prompt tokens that were there already.
+        """Assigns blocks for a prompt; returns the number of prompt tokens already cached.
 
-        None, and nothing has changed, when there are too few free blocks. With `blocks` it gets only so
-        many, and the prompt is computed in parts: `grow` and `compute` go on. With `hits` the caller has
-        looked for its blocks just now, and seen that it fits. ValueError when the request has blocks already.
+        Returns None, and changes nothing, when too few blocks are free. With `blocks` the sequence gets only
+        that many, and the prompt is computed in parts by `grow` and `compute`. With `hits` the caller has
+        just looked up the cached blocks and checked `fits`. Raises ValueError if `owner` has blocks already.
         """
         if owner in self._running:
             raise ValueError(f"request {owner} has blocks already")
@@ -144,22 +144,21 @@ class KVCache:
         return found * self.block_size
 
     def compute(self, owner: Hashable, prompt: Prompt, computed: int) -> None:
-        """So many tokens of a prompt that began in parts are computed now, and have blocks."""
+        """Caches the full blocks among the first `computed` tokens of a prompt that began in parts."""
         sequence = self._running[owner]
         if sequence.cached:
             self._store(sequence, prompt.hashes[sequence.stored : computed // self.block_size])
 
     def grow(self, owner: Hashable, count: int) -> None:
-        """Give a sequence `count` more blocks. The caller has checked `free`."""
+        """Assigns `count` more blocks. The caller has checked `free`."""
         self._running[owner].blocks += self.pool.take(count)
 
     def append(self, owner: Hashable, token_ids: Sequence[int]) -> bool:
-        """A step has brought new tokens of the reply: give room to those before the newest one.
+        """Adds a step's reply tokens, with room for all but the newest one.
 
-        A block is cached once the token behind it is there: it is then computed to its end. False when too
-        few blocks are free: the sequence then has none for these tokens until a later call, with new tokens
-        or with none, finds some, for instance after another one was preempted (`finish`). KeyError for a
-        sequence without blocks.
+        A block is cached once the token after it exists: the block is then computed to its end. Returns False
+        when too few blocks are free. The tokens then have no blocks until a later call, even without tokens,
+        finds some, for instance after a preemption (`finish`). Raises KeyError for a sequence without blocks.
         """
         sequence = self._running[owner]
         needed = max(0, self._blocks_of(sequence.tokens + len(token_ids) - 1) - len(sequence.blocks))
@@ -169,7 +168,7 @@ class KVCache:
         return enough
 
     def write(self, owner: Hashable, token_ids: Sequence[int]) -> None:
-        """As `append`, for blocks that the sequence has been given by `grow`."""
+        """Adds reply tokens like `append`, to blocks assigned by `grow`."""
         sequence = self._running[owner]
         sequence.tokens += len(token_ids)
         if sequence.cached:
@@ -178,7 +177,7 @@ class KVCache:
             self._store_computed(sequence, min(full, len(sequence.blocks)))
 
     def block_numbers(self, owner: Hashable, first: int = 0) -> list[int]:
-        """Returns the numbers of a sequence's blocks from its `first`-th one on; none where it has none."""
+        """Returns the numbers of a sequence's blocks from index `first` on; empty without blocks."""
         sequence = self._running.get(owner)
         return [] if sequence is None else [block.number for block in sequence.blocks[first:]]
 
@@ -190,13 +189,13 @@ class KVCache:
         self.pool.observer = observer
 
     def blocks(self) -> Iterator[Block]:
-        """All blocks that were ever used; those that sequences share more than once."""
+        """Yields all blocks used so far; blocks shared by sequences appear more than once."""
         yield from self.pool.queue
         for sequence in self._running.values():
             yield from sequence.blocks
 
     def finish(self, owner: Hashable) -> None:
-        """The sequence has ended or is preempted: its blocks are free, and cached ones can still be found.
+        """Releases the blocks of an ended or preempted sequence; cached ones can still be found.
 
         Does nothing for a sequence without blocks.
         """
@@ -205,14 +204,14 @@ class KVCache:
             self.pool.release(sequence.blocks)
 
     def reset(self) -> bool:
-        """Forget all that is cached, or return False while sequences run (reset_prefix_cache)."""
+        """Empties the cache; returns False, and changes nothing, while sequences run (reset_prefix_cache)."""
         if self._running:
             return False
         self.discard()
         return True
 
     def discard(self) -> None:
-        """Forget all that is cached; nothing more is cached of the sequences that run."""
+        """Empties the cache, and stops caching for running sequences."""
         for sequence in self._running.values():
             sequence.cached = False
             sequence.tail.clear()
@@ -220,19 +219,19 @@ class KVCache:
         self.log.cleared()
 
     def unload_adapter(self, name: str) -> None:
-        """Let unused blocks of an adapter make room before others, until `load_adapter`. O(blocks)."""
+        """Marks an adapter's unused blocks for eviction before others, until `load_adapter`. O(blocks)."""
         self.pool.queue.unload(name)
 
     def load_adapter(self, name: str) -> None:
-        """Treat unused blocks of an adapter like others again. O(blocks)."""
+        """Treats an adapter's unused blocks like others again. O(blocks)."""
         self.pool.queue.load(name)
 
     def take_events(self) -> list[KVEvent]:
-        """What happened since the last call, in order: a step's events, to be published together."""
+        """Returns and clears the events since the last call, in order, to be published as one step."""
         return self.log.take()
 
     def check_integrity(self) -> None:
-        """RuntimeError unless blocks and sequences add up. For tests: O(blocks)."""
+        """Raises RuntimeError unless blocks and sequences are consistent. For tests: O(blocks)."""
         self.pool.check_integrity(sequence.blocks for sequence in self._running.values())
         for owner, sequence in self._running.items():
             stored = sequence.blocks[: sequence.stored]
@@ -242,21 +241,21 @@ class KVCache:
                 raise RuntimeError(f"a block of request {owner} has a hash before it is full")
 
     def hits(self, prompt: Prompt) -> list[Block]:
-        """The blocks of a prompt that are there already; never the one of its last token."""
+        """Returns the cached blocks of a prompt, never the last token's block."""
         if not prompt.looks_up:
             return []
-        # The last token has to be computed, as its output is the first new token.
+        # The last token must be computed: its output is the first new token.
         most = (len(prompt.token_ids) - 1) // self.block_size
         return self.pool.longest_prefix(prompt.hashes[:most])
 
     def created(self, prompt: Prompt, found: int) -> int:
-        """Tokens of whole blocks that a prompt adds to the cache, `found` of whose tokens were there."""
+        """Returns how many tokens of whole blocks a prompt adds to the cache, given `found` cached tokens."""
         if not prompt.cached:
             return 0
         return len(prompt.token_ids) // self.block_size * self.block_size - found
 
     def fits(self, prompt: Prompt, hits: list[Block]) -> bool:
-        """Whether the whole of a prompt could have its blocks now, of which `hits` are there."""
+        """Returns whether all blocks of a prompt fit now, `hits` being its cached ones."""
         used_again = sum([block.references == 0 for block in hits]) if hits else 0
         needed = self._blocks_of(len(prompt.token_ids)) - len(hits)
         return needed + used_again <= self.pool.queue.free
@@ -265,7 +264,7 @@ class KVCache:
         return -(-tokens // self.block_size)
 
     def _store_computed(self, sequence: Allocation, full: int) -> None:
-        """The first `full` blocks of a sequence are computed; cache those that are not."""
+        """Caches the computed blocks up to `full` that are not cached yet."""
         if full > sequence.stored:
             ids = sequence.tail[: (full - sequence.stored) * self.block_size]
             extras = sequence.keys.hashed(sequence.stored, full)

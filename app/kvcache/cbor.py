@@ -1,13 +1,13 @@
-"""CBOR of block hashes: of the few kinds of values that they cover, and of many token ids at once.
+"""CBOR for block hashes: the value types that hashes cover, and a fast path for many token ids.
 
 Values are in canonical form (RFC 7049, section 3.9): shortest integers, definite lengths, map keys sorted by
 their encoded form, shorter ones first.
 
-Token ids are many, and a look-up for each would be a walk through the memory of a large vocabulary. Instead a
-few operations on byte strings treat all ids together: an id is written as six characters, the start of a
-block, CBOR's head and the four bytes of the id; what does not belong there is a character that no byte is,
-and all of those are deleted in the end. (From 24 on an id has a head: 0x18 with one byte, 0x19 with two, 0x1a
-with four.)
+Looking up a code for each of many token ids would be slow: a large vocabulary exceeds the CPU's caches.
+Instead, a few operations on byte strings encode all ids together. An id becomes six characters: a mark for
+the start of a block, CBOR's head, and the four bytes of the id. Unneeded positions hold a character outside
+the range of bytes, and all of these are deleted at the end. (From 24 on an id has a head: 0x18 with one byte,
+0x19 with two, 0x1a with four.)
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from array import array
 from collections.abc import Mapping, Sequence
 
 UNSIGNED, NEGATIVE, BYTES, TEXT, ARRAY, MAP = range(6)
-"""Major types."""
 NULL = b"\xf6"
 
 
 def head(major: int, value: int) -> bytes:
-    """The head of an item of type `major`: its value, or how long it is. ValueError from 2**64 on."""
+    """Returns the head of an item of type `major` with a value or length. Raises ValueError from 2**64 on."""
     if value < 24:
         return bytes((major << 5 | value,))
     for code, width in ((24, 1), (25, 2), (26, 4), (27, 8)):
@@ -32,7 +31,7 @@ def head(major: int, value: int) -> bytes:
 
 
 def encode(value: object) -> bytes:
-    """`value` of None, integers, bytes, text, and sequences and maps of those. TypeError for other kinds."""
+    """Encodes None, integers, bytes, text, and nested sequences and maps. Raises TypeError otherwise."""
     match value:
         case None:
             return NULL
@@ -53,12 +52,12 @@ def encode(value: object) -> bytes:
 
 _NOTHING, _START = "\u0100", "\u0101"
 
-# Of the four bytes of an id, which are not 0 says how wide it is: the sum of these is its kind.
+# Tables that map a byte of an id to a bit. The bits together are the id's kind, which determines its width.
 _HIGH = bytes([0] + [4] * 255)
 _SECOND = bytes([0] + [2] * 255)
 _LOWEST = bytes([0] * 24 + [1] * 232)
 
-# By kind from 0 to 7: the head, and which characters are not there (1).
+# By kind from 0 to 7: the head, and flags (1) for absent characters.
 _HEAD = bytes([0, 0x18, 0x19, 0x19, 0x1A, 0x1A, 0x1A, 0x1A]).ljust(256)
 _NO_HEAD = bytes([1, 0, 0, 0, 0, 0, 0, 0]).ljust(256)
 _NO_HIGH = bytes([1, 1, 1, 1, 0, 0, 0, 0]).ljust(256)
@@ -66,9 +65,9 @@ _NO_SECOND = bytes([1, 1, 0, 0, 0, 0, 0, 0]).ljust(256)
 
 
 def block_codes(ids: Sequence[int], block_size: int) -> list[bytes]:
-    """For each block of ids their codes in a row, without the head of an array.
+    """Returns the concatenated codes of each block's ids, without the array's head.
 
-    Ids are 0 or above, and fill their blocks. ValueError for one of more than 64 bits.
+    Ids are 0 or above, and fill their blocks. Raises ValueError for an id above 64 bits.
     """
     try:
         packed = array("I", ids)
@@ -81,12 +80,12 @@ def block_codes(ids: Sequence[int], block_size: int) -> list[bytes]:
 
 
 def _text(packed: bytes, block_size: int) -> str:
-    """All codes as Latin-1, each block after a mark; `packed` has four bytes for each id, lowest first."""
+    """Returns all codes as Latin-1, each block after a mark. `packed` has four bytes per id, lowest first."""
     count = len(packed) // 4
     lowest, second, third, fourth = (packed[byte::4] for byte in range(4))
     kind = _any(_any(third, fourth).translate(_HIGH), second.translate(_SECOND), lowest.translate(_LOWEST))
     start = (b"\1" + bytes(block_size - 1)) * (count // block_size)
-    # UTF-16: of each character the low byte, then the high one, which is 1 where there is to be nothing.
+    # UTF-16: the low byte of each character, then the high byte, which is 1 for an absent character.
     columns = (
         *(start, b"\1" * count),
         *(kind.translate(_HEAD), kind.translate(_NO_HEAD)),

@@ -1,4 +1,4 @@
-"""What a publisher does with ZMQ addresses."""
+"""ZMQ addresses and settings of a publisher."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from config.zmq_addresses import PORTS, port_of
 
 
 def of_rank(endpoint: str, rank: int) -> str:
-    """The address of a data parallel rank: the port is `rank` higher, an inproc name ends in `_dp<rank>`.
+    """Returns the address of a data parallel rank: port + `rank`, or `_dp<rank>` after an inproc name.
 
-    Port 0, any free one, stays. ValueError as `port_of`, for a port too high, and for ipc with a rank.
+    Port 0 (any free port) stays. Raises ValueError as `port_of` does, for a port too high, and for ipc with a
+    rank.
     """
     port = port_of(endpoint)
     if port is not None:
@@ -27,17 +28,17 @@ def of_rank(endpoint: str, rank: int) -> str:
 
 
 def is_bound(endpoint: str) -> bool:
-    """Whether a publisher binds the address, for subscribers to connect to, or connects to a subscriber."""
+    """Returns True if the publisher binds the address; False if it connects to a subscriber there."""
     return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
 
 
 def is_ipv6(endpoint: str) -> bool:
-    """Whether a socket at the address has to be told that it may be one of IPv6."""
+    """Returns whether a socket at the address needs ZMQ's IPv6 option."""
     return "[" in endpoint or "::" in endpoint
 
 
 def is_name(endpoint: str) -> bool:
-    """Whether somebody has to be asked for the address of the host."""
+    """Returns whether the host of the address needs name resolution."""
     host = endpoint.removeprefix("tcp://").rpartition(":")[0]
     if not endpoint.startswith("tcp://") or host == "*":
         return False
@@ -49,14 +50,15 @@ def is_name(endpoint: str) -> bool:
 
 
 ReplayLayout: TypeAlias = Literal["topic", "bare"]
-"""`topic` is vLLM 0.26 and later, [topic, sequence, payload]; `bare` is before that, [sequence, payload]."""
+"""`topic` is vLLM 0.26 and later, [topic, sequence, payload]; `bare` is older, [sequence, payload]."""
 
 
 class PublisherSettings(Struct, frozen=True, kw_only=True):
-    """`endpoint` is the PUB socket's, None for listeners only; `replay_endpoint` is None for no replays.
+    """Publisher settings. `endpoint` is the PUB socket's, None for listeners only.
 
-    Both are those of rank 0. `flush_s` of 0 publishes every step at once, as vLLM does. `hwm` messages wait
-    for a subscriber that does not read; vLLM's 100,000 could be gigabytes.
+    `replay_endpoint` None means no replays. Both endpoints belong to rank 0. `flush_s` 0 publishes every step
+    at once, as vLLM does. Up to `hwm` messages wait for a slow subscriber; vLLM's 100,000 could take
+    gigabytes.
     """
 
     endpoint: str | None

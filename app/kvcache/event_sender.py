@@ -1,6 +1,6 @@
-"""KV events to the outside: on a ZMQ PUB socket, as vLLM publishes them, and to listeners in the process.
+"""Sends KV events on a ZMQ PUB socket, as vLLM does, and to listeners in the process.
 
-Nothing here waits or runs by itself: whoever has a loop calls `turn`; `Publisher` does so in greenlets.
+Nothing here waits or runs on its own: the caller's loop calls `turn`. `Publisher` runs in greenlets instead.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from app.kvcache.memo import Bounded
 from app.kvcache.sockets import PubSocket, open_socket
 
 END = b"\xff" * 8
-"""Stands for a sequence number behind the last batch: -1 in 64 bits."""
+"""Sequence number of the end marker: -1 in 64 bits."""
 LIMIT_BYTES = 64 << 20
-"""Batches of long prompts are large: ten thousand of them could have gigabytes."""
+"""Most bytes of batches kept for replay: ten thousand batches of long prompts could take gigabytes."""
 BATCH_BYTES = 150
-"""What a batch takes besides its payload."""
+"""Memory of a batch besides its payload, in bytes."""
 
 
 class ReplayBuffer:
-    """Keeps the last `batches` batches, and sends those from a sequence number on to whoever asks.
+    """Keeps the last `batches` batches, and replays batches to clients from a requested sequence number on.
 
-    Fewer are kept where they take more than `limit_bytes` together. A request is [empty, sequence number];
-    each batch is a message of its own, and a marker follows the last. Whoever asks with a REQ socket receives
-    the first message only, as ZMQ has it; a DEALER receives all.
+    Beyond `limit_bytes` in total the oldest batches are dropped. A request is [empty, sequence number]. The
+    reply is one message per batch, then an end marker. A REQ socket receives only the first message, as ZMQ
+    prescribes; a DEALER receives all.
     """
 
     def __init__(
@@ -46,13 +46,12 @@ class ReplayBuffer:
         self._topic = topic
         self._layout = layout
         self._batches: deque[tuple[int, zmq.Frame]] = deque()
-        """Each payload is one piece of memory, however many clients are slow to read it."""
+        """Payloads in shared frames, so that slow clients cost no copies."""
         self._most_batches = batches
         self._socket: zmq.Socket[bytes] | None = None
         self.answered = 0
-        """Requests that were answered."""
         self.malformed = 0
-        """Requests that were ignored, as they were none."""
+        """Number of ignored messages that are not valid requests."""
 
     def record(self, sequence: int, payload: bytes) -> None:
         self._batches.append((sequence, zmq.Frame(payload, copy=True)))
@@ -61,24 +60,24 @@ class ReplayBuffer:
             self.size_bytes -= len(self._batches.popleft()[1]) + BATCH_BYTES
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> str:
-        """Answer at `endpoint`; its real address. ZMQError when that is not possible."""
-        # Room for two whole replays. A client that does not read loses what is beyond that.
+        """Opens the replay socket at `endpoint`; returns its real address. Raises ZMQError on failure."""
+        # Room for two whole replays. A client that does not read loses any further messages.
         hwm = 2 * (self._most_batches + 1)
         self._socket, address = open_socket(context, zmq.ROUTER, endpoint, bind=True, hwm=hwm)
         return address
 
     def close(self, linger_ms: int) -> None:
-        """Answer no more; what is on its way may take that long."""
+        """Closes the socket; messages in transit have `linger_ms` milliseconds to leave."""
         if self._socket is not None:
             self._socket.close(linger=linger_ms)
             self._socket = None
 
     def serve(self) -> Iterator[None]:
-        """Answer the requests that wait, a message before each item: pause there if others wait."""
+        """Answers waiting requests; yields after each message, so that the caller can pause."""
         while self._socket is not None:
             try:
                 request = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.ZMQError:  # nobody asks
+            except zmq.ZMQError:  # no request waits
                 return
             yield from self._answer(request)
 
@@ -103,18 +102,18 @@ class ReplayBuffer:
 
 
 MOST_BATCHES = 16
-"""A message costs much more than an event in it, and who listens would have to apply all of them anyway."""
+"""Most events in one message, as a multiple of `batch`; a message costs much more than an event."""
 QUEUE_BYTES = 256 << 20
-"""Events that wait to be published, as `event_bytes` reckons them."""
+"""Most bytes of events waiting to be published, as estimated by `event_bytes`."""
 MESSAGE_BYTES = 1 << 20
-"""Events of one message, reckoned likewise: on the wire it is a fourth of that. A larger event goes alone."""
+"""Most bytes of events per message, as estimated; the wire takes a fourth. A larger event is sent alone."""
 
 
 class EventQueue:
-    """At most `capacity` events, that go as soon as there are `batch`, or `flush_s` seconds after the last.
+    """Queue of at most `capacity` events, due at `batch` events or `flush_s` seconds after the last batch.
 
-    What has gathered by then goes together, up to `MOST_BATCHES` times `batch` or `MESSAGE_BYTES`. With a
-    `flush_s` of 0 every step goes alone, as in vLLM. Moments are monotonic seconds.
+    A batch takes all waiting events, up to `MOST_BATCHES` times `batch` or `MESSAGE_BYTES`. With `flush_s` 0
+    every step is sent alone, as in vLLM. Moments are monotonic seconds.
     """
 
     def __init__(self, capacity: int, batch: int, flush_s: float, limit_bytes: int = QUEUE_BYTES) -> None:
@@ -125,14 +124,14 @@ class EventQueue:
         self._flush_s = flush_s
         self._events: deque[KVEvent] = deque()
         self._steps: deque[int] = deque()
-        """Events of each step that waits, where steps go alone."""
+        """Number of events of each waiting step, if steps are sent alone."""
         self._last_s = -math.inf
 
     def __len__(self) -> int:
         return len(self._events)
 
     def put(self, events: Sequence[KVEvent]) -> int:
-        """Add the events of a step; how many found no room and are lost."""
+        """Adds the events of a step; returns how many were lost for lack of room."""
         lost = 0
         for event in events:
             size = event_bytes(event)
@@ -146,7 +145,7 @@ class EventQueue:
         return lost
 
     def due_s(self) -> float:
-        """When the next batch goes; infinity when nothing waits."""
+        """Returns when the next batch is due; infinity if no event waits."""
         if len(self._events) >= self._batch:
             return -math.inf
         return self._last_s + self._flush_s if self._events else math.inf
@@ -169,30 +168,30 @@ class EventQueue:
 log = logging.getLogger(__name__)
 
 Listener: TypeAlias = Callable[[str, int, EventBatch], None]
-"""Is given topic, sequence number and batch. Its errors are logged and counted."""
+"""Receives topic, sequence number and batch. Its errors are logged and counted."""
 
 POLL_S = 0.1
-"""How long a request for a replay may wait; vLLM's publisher looks as often."""
+"""Longest wait of a replay request, in seconds; equals the interval of vLLM's publisher."""
 LINGER_MS = 1000
-"""What a close waits for subscribers to receive the last batches."""
+"""Time on close for subscribers to receive the last batches, in milliseconds."""
 QUIET_S = 60.0
-"""At most one line is logged about lost events in so many seconds."""
+"""Shortest time between two log lines about lost events, in seconds."""
 
 
 class Published(Struct):
-    """What a publisher has done so far."""
+    """Counters of a publisher."""
 
     batches: int = 0
     events: int = 0
     dropped_events: int = 0
-    """Events for which the queue had no room, or that came after the close."""
+    """Events without room in the queue, or put after the close."""
     lost_batches: int = 0
-    """Batches that had no socket or that ZMQ refused; they can be replayed and went to listeners."""
+    """Batches without a socket or refused by ZMQ; listeners and replays still have them."""
     failed_listeners: int = 0
 
 
 class EventSender:
-    """Batches events and sends them; never waits for a subscriber."""
+    """Batches and sends events; never waits for a subscriber."""
 
     def __init__(
         self,
@@ -201,9 +200,9 @@ class EventSender:
         now: Callable[[], float] = time.monotonic,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
-        """`wall` gives seconds since 1970, `now` monotonic ones. Sharing an inproc endpoint needs `context`.
+        """`wall` returns seconds since 1970, `now` monotonic ones. A shared inproc endpoint needs `context`.
 
-        ValueError for an endpoint that is none.
+        Raises ValueError for an invalid endpoint.
         """
         self._settings = settings
         self._wall, self._now = wall, now
@@ -227,7 +226,7 @@ class EventSender:
         self._quiet_until_s = -math.inf
         self.published = Published()
         self.addresses: dict[str, str] = {}
-        """The addresses that are open, of `events` and of `replay`, with the port in use."""
+        """Open addresses of `events` and `replay`, with the port in use."""
 
     def listen(self, listener: Listener) -> None:
         self._listeners.append(listener)
@@ -241,7 +240,7 @@ class EventSender:
 
     @property
     def waits_for_peers(self) -> bool:
-        """Whether there is something to look for every `POLL_S`: replays, or an address that was taken."""
+        """True if `turn` has regular work every `POLL_S`: replays, or an endpoint that is not open yet."""
         return bool(self._unopened or self._settings.replay_endpoint)
 
     @property
@@ -249,13 +248,13 @@ class EventSender:
         return self._sequence
 
     def put(self, events: Sequence[KVEvent]) -> None:
-        """The events of a step, in order. Without room they are lost and counted."""
+        """Queues the events of a step, in order. Counts events lost without room."""
         if lost := self.queue.put(events):
             self.published.dropped_events += lost
             self._complain("KV events: the queue is full, %d are lost so far", self.published.dropped_events)
 
     def turn(self) -> float:
-        """Do what is due; the moment, in monotonic seconds, of the next turn, or infinity."""
+        """Does all work that is due; returns the monotonic time of the next turn, or infinity."""
         self.open()
         for _ in self.replay.serve():
             pass
@@ -265,7 +264,7 @@ class EventSender:
         return min(self.queue.due_s(), now_s + POLL_S if self.waits_for_peers else math.inf)
 
     def open(self) -> None:
-        """Open what is not open yet. An endpoint that is taken may be free later."""
+        """Opens endpoints that are not open yet; an occupied one may be free later."""
         unopened = []
         for name, part, endpoint in self._unopened:
             try:
@@ -277,13 +276,13 @@ class EventSender:
         self._unopened = unopened
 
     def send_due(self, now_s: float) -> Iterator[None]:
-        """Publish the batches that are due at `now_s`, one before each item."""
+        """Publishes batches due at `now_s`; yields after each one."""
         while len(self.queue) and self.queue.due_s() <= now_s:
             self._send(self.queue.take(now_s))
             yield
 
     def close(self) -> None:
-        """Publish what waits, and give subscribers a second to receive it."""
+        """Publishes waiting events, and gives subscribers a second to receive them."""
         for _ in self.send_due(math.inf):
             pass
         for part in (self._socket, self.replay):
@@ -293,7 +292,7 @@ class EventSender:
             self._context = None
 
     def _end_context(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        """Waits until what was sent is received, or for `LINGER_MS`."""
+        """Waits until sent messages are received, or for `LINGER_MS`."""
         context.term()
 
     def _send(self, events: list[KVEvent]) -> None:

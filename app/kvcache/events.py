@@ -1,7 +1,7 @@
-"""What happens to blocks of a KV cache, in the words of vLLM's event stream and the layouts of all versions.
+"""KV cache events in vLLM's vocabulary, and their wire layouts in all vLLM versions.
 
-The structs are msgpack maps as vLLM 0.24 and later publish them; `encoder` writes them in older layouts too
-(kv-cache specification, section 2.4).
+The structs are msgpack maps, as in vLLM 0.24 and later; `encoder` also writes older layouts (kv-cache
+specification, section 2.4).
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from app.kvcache.hashing import all_low64, low64
 from app.kvcache.prompt import Adapter, ExtraKeys
 
 BlockHash: TypeAlias = int | bytes
-"""A block's name on the wire: the low 64 bits of its hash, or all bytes of it (16 or 32)."""
+"""Block hash on the wire: the low 64 bits, or all bytes (16 or 32)."""
 
 PublishedKeys: TypeAlias = list[list[object] | None]
-"""Per block what its hash covers besides tokens (untagged: names, salts, [identifier, offset]), or None."""
+"""Per block the extra keys in its hash (untagged: names, salts, [identifier, offset]), or None."""
 
 GROUP, MEDIUM = 0, "GPU"
-"""Given to every event: the defaults of its fields cost a call each."""
+"""Values in every event, passed explicitly because default factories cost a call each."""
 SPEC_KIND = "full_attention"
 
 
 class BlockStored(Struct, gc=False, frozen=True, tag=True, tag_field="type", omit_defaults=True):
-    """Consecutive blocks of one sequence now hold these tokens.
+    """Event: consecutive blocks of one sequence now hold these tokens.
 
-    `token_ids` are those of all blocks in a row, `len(block_hashes) * block_size` of them; none (and a
-    `block_size` of 0) where the event only says that known blocks are now in another medium too.
-    `parent_block_hash` names the block before the first one, None at the start of a prompt.
+    `token_ids` has `len(block_hashes) * block_size` ids, for all blocks in a row. An event with no ids and a
+    `block_size` of 0 adds a medium to known blocks. `parent_block_hash` names the block before the first one;
+    None at the start of a prompt.
     """
 
     block_hashes: list[BlockHash]
@@ -39,7 +39,8 @@ class BlockStored(Struct, gc=False, frozen=True, tag=True, tag_field="type", omi
     token_ids: list[int]
     block_size: int
     lora_id: int | None
-    # vLLM always sends these two. A default from a factory is not left out, one that is a value would be.
+    # vLLM always sends these two fields. Defaults from a factory are always encoded; constant ones would be
+    # omitted.
     medium: str | None = field(default_factory=lambda: "GPU")
     lora_name: str | None = field(default_factory=lambda: None)
     extra_keys: PublishedKeys | None = None
@@ -53,7 +54,7 @@ class BlockStored(Struct, gc=False, frozen=True, tag=True, tag_field="type", omi
 
 
 class BlockRemoved(Struct, gc=False, frozen=True, tag=True, tag_field="type", omit_defaults=True):
-    """Blocks that this medium no longer holds; the blocks of a prompt behind them may stay."""
+    """Event: this medium no longer holds these blocks; later blocks of the same prompt may remain."""
 
     block_hashes: list[BlockHash]
     medium: str | None = field(default_factory=lambda: "GPU")
@@ -63,17 +64,17 @@ class BlockRemoved(Struct, gc=False, frozen=True, tag=True, tag_field="type", om
 
 
 class AllBlocksCleared(Struct, gc=False, frozen=True, tag=True, tag_field="type", omit_defaults=True):
-    """The cache of this engine is empty, in every medium."""
+    """Event: the engine's cache is empty, in every medium."""
 
     block_hashes: ClassVar[Sequence[BlockHash]] = ()
-    """It names none."""
+    """Always empty, for code that handles all kinds of events."""
 
 
 KVEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(Struct, gc=False, frozen=True, array_like=True):
-    """Events in their order, published together at `ts` (seconds since 1970) by one data parallel rank."""
+    """Events in order, published together at `ts` (seconds since 1970) by one data parallel rank."""
 
     ts: float
     events: list[KVEvent]
@@ -81,7 +82,7 @@ class EventBatch(Struct, gc=False, frozen=True, array_like=True):
 
 
 def event_bytes(event: KVEvent) -> int:
-    """About what an event takes in memory: numbers of 32 bytes, and their places in lists."""
+    """Estimates an event's memory in bytes, including integers and list entries."""
     match event:
         case BlockStored():
             return 400 + 40 * len(event.token_ids) + 90 * len(event.block_hashes)
@@ -91,9 +92,9 @@ def event_bytes(event: KVEvent) -> int:
 
 
 class EventLog:
-    """The events of a cache of one full-attention group, in order, until they are taken.
+    """Pending events of a cache with one full-attention group, in order.
 
-    Hashes are carried as numbers of 64 bits, or as bytes without `int_hashes`. If not `wanted`, none is.
+    Hashes are 64-bit numbers, or bytes without `int_hashes`. Records nothing unless `wanted`.
     """
 
     def __init__(self, wanted: bool, int_hashes: bool, block_size: int) -> None:
@@ -115,7 +116,7 @@ class EventLog:
         keys: ExtraKeys,
         adapter: Adapter | None,
     ) -> None:
-        """Blocks from number `first` of a sequence on hold the first of `token_ids`."""
+        """Records that blocks from index `first` of a sequence hold the first of `token_ids`."""
         if not self._wanted:
             return
         self.pending.append(
@@ -134,7 +135,7 @@ class EventLog:
         )
 
     def removed(self, hashes: Sequence[bytes]) -> None:
-        """These blocks make room, one after the other: an event each, as from vLLM."""
+        """Records evictions, one event per block, as vLLM does."""
         if self._wanted:
             self.pending += [BlockRemoved([name], MEDIUM, GROUP) for name in self._wire(hashes)]
 
@@ -149,7 +150,7 @@ class EventLog:
 LayoutName: TypeAlias = Literal[
     "map", "0.9.0", "0.9.2", "0.10.2", "0.14", "0.17", "0.19", "0.20", "0.22", "llm-d-inference-sim"
 ]
-"""`map` is vLLM 0.24 and later; a number is the first vLLM of a layout of arrays."""
+"""`map` is vLLM 0.24 and later; a number is the first vLLM version with a layout of arrays."""
 
 LAYOUTS: tuple[LayoutName, ...] = get_args(LayoutName)
 DEFAULT_LAYOUT: LayoutName = "map"
@@ -158,10 +159,10 @@ Encode: TypeAlias = Callable[[EventBatch], bytes]
 
 
 class Arrays(Struct, frozen=True):
-    """How many items the arrays of an older vLLM have, the event's name first.
+    """Array lengths in an older vLLM's layout, including the event's name.
 
-    `rank` is whether a batch has one; `offsets` whether extra keys of images, where there are extra keys, are
-    pairs with an offset. `legacy` is llm-d's simulator: 0 for no parent, extra keys always nil.
+    With `rank` a batch carries its rank. With `offsets` extra keys of images are pairs with an offset.
+    `legacy` is llm-d's simulator: parent 0 for none, and extra keys always nil.
     """
 
     stored: int
@@ -210,11 +211,11 @@ _ARRAYS: dict[LayoutName, Arrays] = {
 }
 
 _NO_PARENT = Raw(b"\xcf" + bytes(8))
-"""0 in all its 64 bits: llm-d's decoder knows no shorter numbers."""
+"""0 as a full 64-bit number: llm-d's decoder accepts no shorter ones."""
 
 
 def encoder(layout: LayoutName = DEFAULT_LAYOUT) -> Encode:
-    """How a batch is written in `layout`. ValueError for an unknown one."""
+    """Returns the encoder of batches for `layout`. Raises ValueError for an unknown layout."""
     encode = Encoder().encode
     if layout == "map":
         return encode

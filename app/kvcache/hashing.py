@@ -1,7 +1,7 @@
-"""vLLM's block hashes: SHA-256 or XXH3-128 of (hash before, token ids, extra keys) in CBOR or pickle.
+"""vLLM's block hashes: SHA-256 or XXH3-128 of (previous hash, token ids, extra keys) in CBOR or pickle.
 
-A block's hash covers everything before it, and equals that of a vLLM with the same algorithm, block size and
-PYTHONHASHSEED (kv-cache specification, section 7.2), extra keys being those of its version.
+A block's hash covers all tokens before the block. Hashes equal vLLM's for the same algorithm, block size,
+PYTHONHASHSEED and version of extra keys (kv-cache specification, section 7.2).
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from app.kvcache import cbor
 from app.kvcache.memo import Memo
 
 Algorithm: TypeAlias = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
-"""Values of vLLM's prefix-caching-hash-algo; those without `_cbor` hash a pickle."""
+"""Values of vLLM's prefix-caching-hash-algo; values without `_cbor` hash a pickle."""
 
 Extra: TypeAlias = tuple[Hashable, ...] | None
-"""What a block's hash covers besides tokens, or None."""
+"""Extra keys of a block, hashed with its tokens; None if there are none."""
 
 HashBlocks: TypeAlias = Callable[[bytes, Sequence[int], Sequence[Extra] | None], list[bytes]]
-"""The hashes of the blocks that some token ids fill, from the hash before them and an extra for each."""
+"""Hashes full blocks of token ids, from the previous hash and one extra per block."""
 
 Part: TypeAlias = tuple[bytes, ...]
-"""Hashes of some consecutive blocks."""
+"""Hashes of consecutive blocks."""
 
 DEFAULT_SEED = "vllm-none-hash"
-"""What vLLM 0.29 and later derive the first parent from when PYTHONHASHSEED is not set."""
+"""Seed of the first parent hash in vLLM 0.29 and later, if PYTHONHASHSEED is not set."""
 SEED_BYTES = 32
 PART_BLOCKS = 64
-"""Blocks hashed in one go, about 0.1 ms, and remembered together."""
+"""Most blocks hashed without a pause, about 0.1 ms, and remembered together."""
 MEMO_BYTES = 5 << 20
-"""Hashes of half a million tokens in blocks of 16."""
+"""Default memory for remembered hashes, in bytes: half a million tokens in blocks of 16."""
 HASH_BYTES = 80
-"""A hash in memory, and its place in a tuple."""
+"""Memory of a hash and its place in a tuple, in bytes."""
 EXTRAS_MEMO_BYTES = 1 << 18
 
 
 def low64(block_hash: bytes) -> int:
-    """The number that events carry in place of a hash: its last eight bytes, big-endian."""
+    """Returns the number that replaces a hash in events: its last eight bytes, big-endian."""
     return int.from_bytes(block_hash[-8:], "big")
 
 
 def all_low64(hashes: Sequence[bytes]) -> list[int]:
-    """The numbers of hashes of one length, at a third of the cost of `low64` for each."""
+    """Returns `low64` of hashes of equal length, at a third of the cost."""
     if not hashes:
         return []
     return [number for (number,) in _last_eight(len(hashes[0])).iter_unpack(b"".join(hashes))]
@@ -62,10 +62,9 @@ def _last_eight(length: int) -> Struct:
 
 
 def none_hash(algorithm: Algorithm, seed: str | None, rng: Random) -> bytes:
-    """What stands for the hash before the first block, from `seed`, the PYTHONHASHSEED of a vLLM.
+    """Returns the parent hash of first blocks, derived from `seed`, the PYTHONHASHSEED of a vLLM.
 
-    Without a seed (None) it is the same for every server where the algorithm is cryptographic, and drawn from
-    `rng` where it is not.
+    Without a seed (None), cryptographic algorithms use one constant for all servers, others draw from `rng`.
     """
     if seed is None:
         seed = rng.randbytes(SEED_BYTES).hex() if algorithm.startswith("xxhash") else DEFAULT_SEED
@@ -74,7 +73,7 @@ def none_hash(algorithm: Algorithm, seed: str | None, rng: Random) -> bytes:
 
 
 class BlockHasher:
-    """Hashes of the full blocks of prompts, as a vLLM with these settings computes them."""
+    """Computes the hashes of prompts' full blocks, as a vLLM with these settings does."""
 
     def __init__(
         self,
@@ -88,14 +87,14 @@ class BlockHasher:
         self.chain = Chain(block_size, hash_function(algorithm, block_size), memo_bytes)
 
     def hashes(self, token_ids: Sequence[int], extras: Sequence[Extra] | None = None) -> list[bytes]:
-        """The hash of every full block of a prompt; `extras` as of `Chain.hashes`."""
+        """Returns the hash of every full block of a prompt; for `extras` see `Chain.hashes`."""
         return self.chain.hashes(self.none_hash, token_ids, extras)
 
 
 class Chain:
-    """The hashes of consecutive full blocks of `block_size` tokens.
+    """Computes the hashes of consecutive full blocks of `block_size` tokens.
 
-    Remembers hashes of `memo_bytes`, so that a prompt seen before costs next to nothing.
+    Remembers up to `memo_bytes` of hashes, so that repeated prompts cost almost nothing.
     """
 
     def __init__(self, block_size: int, hash_blocks: HashBlocks, memo_bytes: int = MEMO_BYTES) -> None:
@@ -108,17 +107,17 @@ class Chain:
     def hashes(
         self, parent: bytes, token_ids: Sequence[int], extras: Sequence[Extra] | None = None
     ) -> list[bytes]:
-        """The hash of every full block of `token_ids`, `parent` being the one before the first.
+        """Returns the hash of every full block of `token_ids`; `parent` is the hash before the first.
 
-        `extras` has an entry for every full block, or is None when no block has one. ValueError for an id
-        below 0.
+        `extras` has one entry per full block, or is None if no block has any. Raises ValueError for a
+        negative id.
         """
         return [block_hash for part in self.parts(parent, token_ids, extras) for block_hash in part]
 
     def parts(
         self, parent: bytes, token_ids: Sequence[int], extras: Sequence[Extra] | None = None
     ) -> Iterator[Part]:
-        """The same hashes, a part at a time: whoever shares a thread lets others run in between."""
+        """Yields the same hashes in parts, so that the caller can pause between parts."""
         count = len(token_ids) // self.block_size
         for first in range(0, count, PART_BLOCKS):
             last = min(first + PART_BLOCKS, count)
@@ -134,22 +133,22 @@ class Chain:
         except OverflowError:
             if min(ids) < 0:
                 raise ValueError("token ids are not negative") from None
-            return tuple(self._hash_blocks(parent, ids, extras))  # ids of no vocabulary
+            return tuple(self._hash_blocks(parent, ids, extras))  # no vocabulary has ids beyond 32 bits
         packed = packed_ids.tobytes()
         key = parent, packed, extras and tuple(extras)
         part = self.memo.get(key)
         if part is None:
             part = tuple(self._hash_blocks(parent, ids, extras))
-            # Blocks of a reply come one by one, and hardly ever again.
+            # Blocks of a reply come one by one, and rarely repeat.
             if len(part) > 1:
-                # Mostly it is one object for all blocks.
+                # Usually one object serves all blocks.
                 extra = sum(map(extras_bytes, {id(each): each for each in extras or ()}.values()))
                 self.memo.put(key, part, len(packed) + HASH_BYTES * len(part) + extra)
         return part
 
 
 def extras_bytes(value: object) -> int:
-    """About what extra keys take in memory: texts, numbers, and tuples of them."""
+    """Estimates the memory of extra keys in bytes: texts, numbers, and tuples."""
     if isinstance(value, str | bytes):
         return 60 + len(value)
     if isinstance(value, Sequence):
@@ -158,7 +157,7 @@ def extras_bytes(value: object) -> int:
 
 
 def hash_function(algorithm: Algorithm, block_size: int) -> HashBlocks:
-    """How `algorithm` hashes blocks of `block_size` tokens. ValueError for an unknown one."""
+    """Returns the hash function of `algorithm` for a block size. Raises ValueError if unknown."""
     digest = _digest(algorithm)
     if algorithm.endswith("_cbor"):
         return CborBlocks(digest, block_size).hashes
@@ -166,7 +165,7 @@ def hash_function(algorithm: Algorithm, block_size: int) -> HashBlocks:
 
 
 class CborBlocks:
-    """Blocks as CBOR arrays of parent, token ids and extra."""
+    """Hashes blocks as CBOR arrays of parent, token ids and extra."""
 
     def __init__(self, digest: Callable[[bytes], bytes], block_size: int) -> None:
         self._digest = digest
@@ -193,7 +192,7 @@ class CborBlocks:
 
 
 class PickledBlocks:
-    """Blocks as pickled tuples of parent, token ids and extra."""
+    """Hashes blocks as pickled tuples of parent, token ids and extra."""
 
     def __init__(self, digest: Callable[[bytes], bytes], block_size: int) -> None:
         self._digest = digest

@@ -1,4 +1,4 @@
-"""A dictionary that is bounded in bytes."""
+"""A dictionary bounded in bytes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 ENTRY_BYTES = 200
-"""What an entry takes besides its key and its value: a place in a dictionary, a pair, and its size."""
+"""Memory of an entry besides key and value, in bytes: a place in a dictionary, a pair, and the size."""
 
 
 class Bounded(Protocol):
-    """Whatever grows with what comes in: what it holds by its own reckoning, and the most that may be."""
+    """A container that grows with traffic: its size and its limit, in estimated bytes."""
 
     @property
     def size_bytes(self) -> int: ...
@@ -22,11 +22,11 @@ class Bounded(Protocol):
 
 
 class Memo(Generic[K, V]):
-    """Remembers entries of `limit_bytes` altogether, those used last among them; every operation is O(1).
+    """Cache of recently used entries, up to `limit_bytes` in total; every operation is O(1).
 
-    There are two generations of half the size. What is used moves to the young one; when that is full it
-    becomes the old one, and the entries of the former old one are forgotten. An entry that is larger than
-    half is not remembered.
+    Two generations have half the size each. A used entry moves to the young generation. A full young
+    generation becomes the old one, and the former old one is dropped. Entries larger than half the limit are
+    not kept.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -55,7 +55,7 @@ class Memo(Generic[K, V]):
         return entry[0]
 
     def put(self, key: K, value: V, size_bytes: int) -> None:
-        """Remember a value under a key that has none yet; `size_bytes` are those of both."""
+        """Adds a value under a new key; `size_bytes` is the size of both."""
         self._keep(key, value, size_bytes + ENTRY_BYTES)
 
     def _keep(self, key: K, value: V, size: int) -> None:

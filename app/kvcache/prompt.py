@@ -1,7 +1,7 @@
-"""A prompt as the KV cache sees it: token ids, what its hashes cover besides them, and the hashes.
+"""Prompts for the KV cache: token ids, extra keys, and block hashes.
 
-What they cover besides are the adapter, the client's salt, and images. vLLM 0.31 and later hash tagged keys,
-earlier ones (from 0.19 on) bare ones; events carry bare ones always.
+Extra keys are the adapter, the client's salt, and images. vLLM 0.31 and later hash tagged keys, earlier
+versions (from 0.19 on) bare ones. Events always carry bare keys.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from msgspec import Struct
 from app.kvcache.hashing import BlockHasher, Extra, Part
 
 Key: TypeAlias = tuple[Hashable, object]
-"""An extra key: as it is hashed, and as an event publishes it."""
+"""An extra key: the hashed form, and the form in events."""
 
 
 class Adapter(Struct, gc=False, frozen=True):
-    """A LoRA adapter: its name, where it was loaded from, and its number in the engine."""
+    """A LoRA adapter: its name, its source path, and its number in the engine."""
 
     name: str
     path: str = ""
@@ -26,19 +26,19 @@ class Adapter(Struct, gc=False, frozen=True):
 
 
 class Placeholder(Struct, gc=False, frozen=True):
-    """The tokens of a prompt that stand for an image or the like: `length` of them from `offset` on."""
+    """Prompt tokens that stand for an image or other media: `length` tokens from `offset` on."""
 
     identifier: str
     offset: int
     length: int
 
     def blocks(self, block_size: int) -> range:
-        """The numbers of the blocks that have some of these tokens."""
+        """Returns the indexes of the blocks that contain these tokens."""
         return range(self.offset // block_size, -(-(self.offset + self.length) // block_size))
 
 
 class ExtraKeys:
-    """The extra keys of a sequence's blocks of `block_size` tokens."""
+    """Extra keys of a sequence's blocks of `block_size` tokens."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class ExtraKeys:
         self._own = {block: _split(every + keys) for block, keys in own.items()}
 
     def hashed(self, first: int, last: int) -> list[Extra] | None:
-        """What the hashes of blocks `first` to `last` (not included) cover; None if it is only tokens."""
+        """Returns the hashed extra keys of blocks `first` to `last` (exclusive); None if all have none."""
         if not self._own and self._every[0] is None:
             return None
         return [self._of(block)[0] for block in range(first, last)]
 
     def published(self, first: int, last: int) -> list[list[object] | None]:
-        """What the event about these blocks says of it."""
+        """Returns the extra keys of these blocks in the form for events."""
         if not self._own:
             return [self._every[1]] * (last - first)
         return [self._of(block)[1] for block in range(first, last)]
@@ -74,7 +74,7 @@ class ExtraKeys:
 
 
 def _by_block(block_size: int, placeholders: Sequence[Placeholder], tagged: bool) -> dict[int, list[Key]]:
-    """The keys of each block that a placeholder touches: what it stands for, and where it starts in it."""
+    """Returns the keys by block: the identifier and the offset of each placeholder in the block."""
     keys: dict[int, list[Key]] = {}
     for item in sorted(placeholders, key=lambda item: item.offset):
         for block in item.blocks(block_size):
@@ -91,7 +91,7 @@ def _split(keys: list[Key]) -> tuple[Extra, list[object] | None]:
 
 
 class Prompt:
-    """Token ids whose blocks are hashed once, in parts where the caller wants to share its thread."""
+    """Token ids whose blocks are hashed once, in parts if the caller wants pauses."""
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class Prompt:
         adapter: Adapter | None = None,
         reads: bool = True,
     ) -> None:
-        """Without a `hasher` the prompt has no hashes: nothing of it is cached or found.
+        """Without a `hasher` the prompt has no hashes, so nothing is cached or found.
 
-        Unless it `reads`, nothing of it is found, though all of it is cached.
+        Without `reads` no cached block is found, though all full blocks are cached.
         """
         self.token_ids = token_ids
         self.keys = keys
@@ -118,7 +118,7 @@ class Prompt:
         return self.cached and self.reads
 
     def hashing(self) -> Iterator[None]:
-        """Hash what is not hashed yet, a part before each item: pause there if others wait."""
+        """Hashes remaining blocks; yields after each part, so that the caller can pause."""
         for part in self._parts:
             self._hashes += part
             yield

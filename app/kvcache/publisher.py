@@ -1,4 +1,4 @@
-"""The sender of KV events in greenlets, beside which the server goes on."""
+"""Publisher of KV events that runs in greenlets."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from app.kvcache.events import KVEvent
 from app.kvcache.sockets import end_context
 
 PAUSE_EVERY = 32
-"""Messages between two pauses in which other greenlets run."""
+"""Messages between two pauses for other greenlets."""
 
 
 class Publisher(EventSender):
-    """Publishes from a greenlet that never waits for a subscriber.
+    """Publishes from a greenlet, and never waits for a subscriber.
 
-    Sockets and greenlets begin with `start` or the first `put`, to be called in the process that uses them.
+    `start` or the first `put` opens sockets and starts greenlets. Both belong in the process that publishes.
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class Publisher(EventSender):
         self._greenlets: list[gevent.Greenlet] = []
 
     def start(self) -> None:
-        """Open the sockets, so that subscribers and requests for replays find them."""
+        """Opens the sockets, so that subscribers and replay requests find them."""
         if self._greenlets or self._end.is_set():
             return
         self.open()
         self._greenlets = [gevent.spawn(self._publish), gevent.spawn(self._tend)]
 
     def put(self, events: Sequence[KVEvent]) -> None:
-        """The events of a step, in order. Without room, or after `close`, they are lost and counted."""
+        """Queues the events of a step, in order. Counts events lost without room, or after `close`."""
         if not events:
             return
         if self._end.is_set():
@@ -58,7 +58,7 @@ class Publisher(EventSender):
             self._wake.set()
 
     def close(self) -> None:
-        """Publish what waits, give subscribers a second to receive it, and end."""
+        """Publishes waiting events, gives subscribers a second to receive them, and ends."""
         self._end.set()
         self._wake.set()
         gevent.joinall(self._greenlets)
@@ -68,14 +68,14 @@ class Publisher(EventSender):
         end_context(context)
 
     def _tend(self) -> None:
-        """Greenlet: open sockets that could not be opened, and answer requests for replays."""
+        """Greenlet: opens remaining sockets, and answers replay requests."""
         while not self._end.is_set() and self.waits_for_peers:
             self.open()
             _with_pauses(self.replay.serve())
             self._end.wait(POLL_S)
 
     def _publish(self) -> None:
-        """Greenlet: publish batches when they are due, and the rest in the end."""
+        """Greenlet: publishes batches when due, and the rest at the end."""
         while not self._end.is_set():
             due_s = self.queue.due_s()
             self._wake.wait(None if due_s == math.inf else max(0.0, due_s - self._now()))

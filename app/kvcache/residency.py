@@ -1,6 +1,6 @@
-"""How long blocks stay in the cache, lie idle before they go, and wait to be used again.
+"""Measures block residency: lifetime in the cache, idle time before eviction, and gaps between uses.
 
-What vLLM observes with kv-cache-metrics, of a sample of the blocks.
+Follows a sample of the blocks, as vLLM does with kv-cache-metrics.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ if TYPE_CHECKING:
     from app.metrics.recorder import Recorder
 
 USES = 4
-"""Uses of a block that are remembered, for the gaps between them."""
+"""Number of recent uses remembered per block, for the gaps between uses."""
 LIFE_BYTES = 1100
-"""What a block that is followed takes in memory."""
+"""Memory of a followed block, in bytes."""
 LIMIT_BYTES = 64 << 20
 
 
 class BlockObserver(Protocol):
-    """Is told what becomes of blocks, by their numbers."""
+    """Receives block events by block number."""
 
     def allocated(self, block: int) -> None:
-        """A sequence fills the block."""
+        """Called when a sequence gets the block to fill."""
 
     def accessed(self, block: int) -> None:
-        """Another sequence re-uses what it holds."""
+        """Called when another sequence uses the cached block."""
 
     def released(self, block: int, findable: bool) -> None:
-        """A sequence no longer uses it; `findable`: what it holds can be found."""
+        """Called when a sequence releases the block; `findable` if its content stays cached."""
 
     def evicted(self, block: int) -> None:
-        """What it held, if anything, makes room."""
+        """Called when the block's content, if any, is dropped."""
 
     def cleared(self) -> None:
-        """No block holds anything any more."""
+        """Called when all blocks become empty."""
 
 
 class Residency:
-    """Follows a share `sample` (0 to 1) of the blocks from allocation to eviction, `limit_bytes` of them.
+    """Follows a share `sample` (0 to 1) of the blocks from allocation to eviction, within `limit_bytes`.
 
-    `now` is a monotonic clock in seconds.
+    `now` returns monotonic seconds.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Residency:
             life[1].append(self._now())
 
     def released(self, block: int, findable: bool) -> None:
-        """It lives on until its room is needed."""
+        """Does nothing: a cached block lives until its eviction."""
 
     def evicted(self, block: int) -> None:
         life = self._lives.pop(block, None)

@@ -1,4 +1,4 @@
-"""A publisher's ZMQ sockets."""
+"""ZMQ sockets of a publisher."""
 
 from __future__ import annotations
 
@@ -8,38 +8,41 @@ import zmq
 from app.kvcache.endpoints import is_bound, is_ipv6, is_name
 
 MORE = zmq.SNDMORE | zmq.NOBLOCK
-"""Frame by frame a message costs half of what `send_multipart` takes."""
+"""Flags for sending frame by frame, at half the cost of `send_multipart`."""
 MOST_REQUEST_BYTES = 1 << 20
-"""What peers send to a publisher: subscriptions, and requests for replays. Larger ones end the connection."""
+"""Most bytes of a message from a peer (subscription, replay request); a larger one ends the connection."""
 
 
 END_S = 2.0
-"""What an end waits for a context, whose sockets are closed and may linger for half as long."""
+"""Longest wait for a context to end, in seconds; its closed sockets linger for half as long."""
 IO_THREADS = 2
-"""Of a context that connects to others: one waits while a name is looked up, which may take its time."""
+"""IO threads of a context that connects to peers; a slow name lookup blocks only one thread."""
 
 
 def affinity(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> int:
-    """The threads of `context`, as bits, for a socket that connects to `endpoint`: names have their own."""
+    """Returns the IO threads, as bits, for a socket that connects to `endpoint`; names have their own."""
     return 1 << is_name(endpoint) if context.get(zmq.IO_THREADS) == IO_THREADS else 0
 
 
 def address_of(socket: zmq.Socket[bytes]) -> str:
-    """Where a socket is bound or connected to, with the port in use."""
+    """Returns the address that a socket is bound or connected to, with the port in use."""
     return socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
 
 def end_context(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    """Wait for a while until what was sent is received; other greenlets go on. A lookup may last longer."""
+    """Ends a context in a thread: waits up to `END_S` for sent messages to be received.
+
+    Other greenlets continue. A name lookup may last longer.
+    """
     gevent.get_hub().threadpool.spawn(context.term).wait(END_S)
 
 
 def open_socket(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, bind: bool, hwm: int
 ) -> tuple[zmq.Socket[bytes], str]:
-    """A socket that keeps `hwm` messages for each peer, and its address with the port in use.
+    """Opens a socket that keeps `hwm` messages per peer; returns the socket and its address with the port.
 
-    ZMQError when the endpoint is taken or not of this machine.
+    Raises ZMQError if the endpoint is taken or not local.
     """
     socket = context.socket(kind)
     try:
@@ -58,21 +61,21 @@ def open_socket(
 
 
 class PubSocket:
-    """A publisher's socket: sends messages to whoever subscribes, and never waits for anybody."""
+    """A publisher's PUB socket, which never waits for subscribers."""
 
     def __init__(self, topic: bytes, hwm: int) -> None:
-        """`hwm` messages wait for a slow subscriber; ZMQ drops further ones, without telling."""
+        """Up to `hwm` messages wait for a slow subscriber; ZMQ silently drops further ones."""
         self._topic = topic
         self._hwm = hwm
         self._socket: zmq.Socket[bytes] | None = None
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> str:
-        """Bind or connect to `endpoint`; its real address. ZMQError when that is not possible."""
+        """Binds or connects to `endpoint`; returns its real address. Raises ZMQError on failure."""
         self._socket, address = open_socket(context, zmq.PUB, endpoint, is_bound(endpoint), self._hwm)
         return address
 
     def send(self, sequence: int, payload: bytes) -> bool:
-        """False when the message is lost: there is no socket yet, or ZMQ does not take it."""
+        """Sends a message; returns False if the message is lost: no socket yet, or refused by ZMQ."""
         if self._socket is None:
             return False
         try:
@@ -84,7 +87,7 @@ class PubSocket:
         return True
 
     def close(self, linger_ms: int) -> None:
-        """Send no more; what is on its way may take that long."""
+        """Closes the socket; messages in transit have `linger_ms` milliseconds to leave."""
         if self._socket is not None:
             self._socket.close(linger=linger_ms)
             self._socket = None

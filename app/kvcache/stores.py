@@ -1,6 +1,6 @@
-"""Where a KV connector keeps blocks besides the cache: they come back when the cache has forgotten them.
+"""Block stores of KV connectors, which still hold blocks that the cache has evicted.
 
-No bytes are kept, only what the blocks are known by.
+Stores keep the keys of blocks, not their bytes.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ DIGEST_BYTES = 16
 
 
 class Store(Protocol):
-    """One connector's store."""
+    """A connector's block store."""
 
     tier: str
-    """What metrics call it."""
+    """Name of the store in metrics."""
     memo: Memo[bytes, bool]
-    """What it holds."""
+    """Keys of the stored blocks."""
 
     def find(self, prompt: Prompt, cached: int) -> int:
-        """Tokens of a prompt that are there, behind the first `cached` ones."""
+        """Returns the number of stored prompt tokens after the first `cached` ones."""
 
     def keep(self, prompt: Prompt) -> None:
-        """Keep the blocks of a prompt that was computed."""
+        """Stores the blocks of a computed prompt."""
 
 
 class PromptStore:
-    """vLLM's ExampleConnector: a prompt is found only if the whole blocks of it are those of a prompt before.
+    """vLLM's ExampleConnector: finds a prompt only if its whole blocks equal those of an earlier prompt.
 
-    Neither a salt nor an adapter makes a difference.
+    Neither salt nor adapter makes a difference.
     """
 
     tier = "external_unspecified"
@@ -50,7 +50,7 @@ class PromptStore:
         return blake2b(array("q", prompt.token_ids[:tokens]).tobytes(), digest_size=DIGEST_BYTES).digest()
 
     def find(self, prompt: Prompt, cached: int) -> int:
-        """See `Store`. The block of the last two tokens is never looked for, as in vLLM."""
+        """See `Store`. The block of the last two tokens is never looked up, as in vLLM."""
         tokens = self._aligned(len(prompt.token_ids) - 1)
         if tokens <= cached or self.memo.get(self._key(prompt, tokens)) is None:
             return 0
@@ -63,17 +63,17 @@ class PromptStore:
 
 
 class BlockStore:
-    """vLLM's OffloadingConnector: blocks of prompts go to the memory of the host, each by its hash."""
+    """vLLM's OffloadingConnector: stores each prompt block in host memory by its hash."""
 
     tier = "host"
 
     def __init__(self, block_size: int, limit_bytes: int = LIMIT_BYTES) -> None:
-        """With 0 bytes it keeps nothing: a connector that looks up every prompt, and finds none."""
+        """With `limit_bytes` 0 the store keeps nothing: every lookup finds no block."""
         self._block_size = block_size
         self.memo: Memo[bytes, bool] = Memo(limit_bytes)
 
     def find(self, prompt: Prompt, cached: int) -> int:
-        """See `Store`. The last token has to be computed."""
+        """See `Store`. The last token must be computed."""
         first, last = cached // self._block_size, (len(prompt.token_ids) - 1) // self._block_size
         found = 0
         for key in prompt.hashes[first:last] if prompt.cached else ():
@@ -89,7 +89,7 @@ class BlockStore:
 
 
 def store_of(connector: str, block_size: int) -> Store | None:
-    """The store behind the connector of this name; None where nothing is asked for blocks."""
+    """Returns the block store of the connector with this name; None for a connector without lookups."""
     if connector == "example":
         return PromptStore(block_size)
     if connector in ("nixl", "offloading"):
