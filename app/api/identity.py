@@ -34,7 +34,7 @@ class ResponseMeta(Struct, frozen=True):
         return UNSET if self.fingerprint is None else self.fingerprint
 
     def engine_id(self, prompt: int) -> str:
-        """Returns the id of a prompt in the engine, by which the prompt can be aborted."""
+        """Returns a prompt's id in the engine, which also aborts the prompt."""
         return f"{self.id}{self.joint}{prompt}" if self.joint else self.id
 
 

@@ -31,7 +31,7 @@ FAMILIES: Mapping[str, type[Request]] = {
     "/score": ScoreRequest,
     "/pooling": PoolingRequest,
 }
-"""Type of body by path, in the order in which vLLM tries served paths."""
+"""Type of body by path, in vLLM's order of trial; only served paths count."""
 ADAPTER = "x-amzn-sagemaker-adapter-identifier"
 """Header that names the model instead of the body."""
 

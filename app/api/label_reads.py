@@ -176,7 +176,6 @@ class Question(NamedTuple):
 
     @property
     def labels(self) -> Sequence[str]:
-        """The label of each option."""
         return LABELS[self.type][: len(self.options)]
 
     @property
@@ -190,7 +189,6 @@ class Question(NamedTuple):
         return "\n".join([*lines, f"Reply with {REPLY_WITH[self.type]} alone."])
 
     def answer(self, logprobs: Sequence[float]) -> tuple[JsonObject, Diagnostics]:
-        """Returns the answer by the labels' log probabilities."""
         chances, mass = label_softmax(logprobs), math.fsum(map(math.exp, logprobs))
         names, best = [name for name, _ in self.options], max(chances)
         answer: JsonObject = {"type": self.type}
@@ -256,7 +254,7 @@ def _may_decide(folder: Path) -> bool:
 
 
 def label_tokens(frontend: Frontend) -> LabelTokens | None:
-    """Returns None where a label is not a single distinct token at the beginning of a reply."""
+    """Returns None unless each label is one distinct token at the beginning of a reply."""
     tokenizer = frontend.tokenizer
     if tokenizer.added_ids is None:
         return None

@@ -52,7 +52,6 @@ def _parts(spans: Iterable[Sequence[E]]) -> Iterator[Sequence[E]]:
 def rendered(
     spans: Sequence[Entries], render: Callable[[Entries], Sequence[object]], holes: Holes | None = None
 ) -> Raw:
-    """Returns all entries of a reply in one list."""
     return joined((encode(render(part)) for part in _parts(spans)), holes)
 
 

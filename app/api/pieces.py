@@ -21,7 +21,7 @@ HOLE = Raw(GAP)
 SLICE = 2048
 """Tokens, or log probabilities, written at once: well below 5 ms of work."""
 BLOCK_BYTES = 1 << 15
-"""Size, in bytes, up to which pieces are joined."""
+"""Bytes of a block; smaller pieces are joined."""
 
 MAX_ANSWER_BYTES = 256 << 20
 """Most memory, in bytes, of one whole answer in the process."""
@@ -51,7 +51,6 @@ def check_answer_size(n: int, tokens: int, entries: int) -> None:
 
 
 def slices(items: Sequence[Item], size: int = SLICE) -> Iterator[Sequence[Item]]:
-    """Yields `items`, at most `size` at a time."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 

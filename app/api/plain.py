@@ -96,8 +96,6 @@ class PlainHandler(Generic[P]):
 
 
 class PlainChats(PlainHandler[PlainChat]):
-    """Answers plain chats."""
-
     id_prefix = "chatcmpl"
 
     def __init__(self, frontend: Frontend) -> None:
@@ -119,8 +117,6 @@ class PlainChats(PlainHandler[PlainChat]):
 
 
 class PlainCompletions(PlainHandler[PlainCompletion]):
-    """Answers plain completions."""
-
     id_prefix = "cmpl"
 
     def __init__(self, frontend: Frontend) -> None:

@@ -84,7 +84,7 @@ def _json(schema: object) -> str:
 
 
 class SamplingDefaults(Struct, frozen=True, kw_only=True):
-    """Sampling parameters that a request omits; vLLM takes them from the model's generation_config.json."""
+    """Values of omitted sampling parameters; vLLM takes them from the model's generation_config.json."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0

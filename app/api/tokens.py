@@ -13,7 +13,6 @@ from app.tokenization.huggingface import LocalTokenizer
 
 
 def routes(frontend: Frontend, with_info: bool) -> list[Route]:
-    """Returns the routes; GET /tokenizer_info only with `with_info`."""
     body, models, tokenizer = frontend.body, frontend.models, frontend.tokenizer
 
     def tokenize(context: RequestContext) -> Response:

@@ -67,8 +67,6 @@ def download(url: str, path: Path, sha256: str | None = None, progress: Progress
 
 
 class Download:
-    """Download of one file."""
-
     def __init__(self, url: str, path: Path, sha256: str | None, progress: Progress) -> None:
         self._url = url
         self._path = path

@@ -27,7 +27,7 @@ class AdapterError(Exception):
 
 
 class AdapterAlreadyLoaded(AdapterError):
-    """The name is loaded already, and was not to be replaced."""
+    """The name is loaded already, and `in_place` is not set."""
 
 
 class AdapterTooLarge(AdapterError):

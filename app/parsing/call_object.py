@@ -85,7 +85,7 @@ class JsonValue:
 
 
 LONGEST_HEAD: Final = 4096
-"""Characters in which the arguments must begin to be streamed; later ones wait for the whole call."""
+"""Most characters before streamed arguments; later arguments wait for the whole call."""
 HEAD: Final = re.compile(
     r'\s*\{\s*"name"\s*:\s*("[^"\\\x00-\x1f]*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)'
 )

@@ -92,7 +92,7 @@ def _first_stop(
 
 
 def _held_back(text: str, offsets: Sequence[int], held: int, last: bool) -> list[str]:
-    """Splits `text` by tokens: characters leave `held` characters late, all of them with the last token."""
+    """Splits `text` by tokens, each `held` characters late; the `last` token releases the rest."""
     size = len(text)
     ends = [max(0, min(end - held, size)) for end in offsets]
     if last:

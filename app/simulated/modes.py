@@ -17,9 +17,9 @@ from app.simulated.corpus import Corpus
 from app.tokenization import Tokenizer
 
 ReplySource = Callable[[EngineRequest, Random], Reply | None]
-"""Returns the reply to a request, drawn from its random numbers; None leaves it to the next source."""
+"""Returns the reply to a request, from the request's random stream; None: the next source decides."""
 LengthSource = Callable[[EngineRequest, Random], int | None]
-"""Returns a reply's length in tokens (1 or more); None leaves it to the next source."""
+"""Returns a reply's length in tokens (1 or more); None: the next source decides."""
 
 MEAN_TOKENS, STD_DEV_TOKENS = 40, 20
 """Mean and standard deviation, in tokens, of replies without a client's limit."""

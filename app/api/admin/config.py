@@ -56,7 +56,7 @@ def routes(
         return json_response({row.name: row.help for row in live.current.table.rows if row.live})
 
     def change(context: RequestContext) -> Response:
-        """Change some settings, all or none; the answer has all settings. `?check=true` changes nothing."""
+        """Changes some settings, all or none; the answer has all settings. `?check=true` changes nothing."""
         data = body.read(context)
         values = _object(data)
         try:
@@ -94,10 +94,10 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def fake_metrics_routes(body: BodyLimits, live: LiveSettings) -> list[Route]:
-    """POST /fake_metrics (simulator.md 2.1); POST /admin/config does it, too."""
+    """POST /fake_metrics (simulator.md 2.1); POST /admin/config changes them, too."""
 
     def change(context: RequestContext) -> Response:
-        """Change some keys of the fake metrics: 204, or 400 and no change for anything that is wrong."""
+        """Changes some keys of the fake metrics: 204, or 400 and no change for any wrong key."""
         update = body.read(context)
         try:
             live.change({FAKES: merged(live.current.metrics.fake_metrics, update)})

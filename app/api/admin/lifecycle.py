@@ -61,7 +61,7 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str,
     """Returns the routes. `sleeps` is `enable-sleep-mode`; `settings` returns all settings for display."""
 
     def sleep(context: RequestContext) -> Response:
-        """Put the model to sleep: level 0 pauses, 1 offloads the weights, 2 discards them."""
+        """Puts the model to sleep: level 0 pauses, 1 offloads the weights, 2 discards them."""
         query = decode_query(context.query(), SleepQuery)
         if sleeps:
             with leaving(context.connection) as left:
@@ -69,13 +69,13 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str,
         return json_response({"status": "sleeping", "level": query.level})
 
     def release_kv_cache_memory(context: RequestContext) -> Response:
-        """Free the memory of the KV cache of a paused server; POST /wake_up?tags=kv_cache takes it back."""
+        """Frees the memory of the KV cache of a paused server; POST /wake_up?tags=kv_cache takes it back."""
         if sleeps:
             lifecycle.release_cache()
         return json_response({"status": "kv_cache_released"})
 
     def wake_up(context: RequestContext) -> Response:
-        """Wake the model up, or only the parts that `tags` name."""
+        """Wakes the model up, or only the parts that `tags` name."""
         tags = list(context.arguments("tags")) or None
         awake = lifecycle.wake_up(tags)
         return json_response({"status": "awake" if awake else "sleeping", "tags": tags})
@@ -195,28 +195,28 @@ def weight_routes(weights: Weights, body: BodyLimits, ranks: int) -> list[Route]
         return decode_embedded(body.read(context), context.content_type, kind)
 
     def init_weight_transfer_engine(context: RequestContext) -> Response:
-        """Begin to take weights from a trainer."""
+        """Prepares to receive weights from a trainer."""
         read(context, InitTransferRequest)
         weights.connect()
         return json_response({"message": "Weight transfer initialized"})
 
     def shutdown_weight_transfer_engine(context: RequestContext) -> Response:
-        """Take no more weights from a trainer."""
+        """Ends the transfer of weights from a trainer."""
         weights.disconnect()
         return json_response({"message": "Weight transfer shut down"})
 
     def start_weight_update(context: RequestContext) -> Response:
-        """Begin an update."""
+        """Begins an update of the weights."""
         weights.start()
         return json_response({"message": "Weight update started"})
 
     def start_draft_weight_update(context: RequestContext) -> Response:
-        """Begin an update of a draft model."""
+        """Begins an update of a draft model."""
         weights.start_draft()
         return json_response({"message": "Draft weight update started"})
 
     def update_weights(context: RequestContext) -> Response:
-        """Take weights."""
+        """Receives weights in an update."""
         read(context, UpdateWeightsRequest)
         weights.update()
         return json_response({"message": "Weights updated"})
@@ -236,7 +236,7 @@ def weight_routes(weights: Weights, body: BodyLimits, ranks: int) -> list[Route]
         return json_response({"weight_version": weights.version})
 
     def weight_checker(context: RequestContext) -> Response:
-        """Digest the weights, compare their digests with a baseline, or make the weights zero."""
+        """Digests the weights, compares the digests with a baseline, or zeroes the weights."""
         asked = read(context, WeightCheckRequest)
         if asked.action == "reset":
             weights.reset()

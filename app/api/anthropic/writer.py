@@ -93,7 +93,7 @@ class MessageWriter(ResponseWriter):
         return b"".join((self._close(), end, _event("message_stop")))
 
     def _start(self, output: Started) -> bytes:
-        """Counts all tokens of the prompt as input: cached tokens are known at the end."""
+        """Counts all tokens of the prompt as input; the last usage has the cached ones."""
         self.begin(output)
         message = wire.MessageResponse(
             id=self._meta.id,

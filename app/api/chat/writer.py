@@ -55,8 +55,6 @@ def no_ids() -> str:
 
 
 class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
-    """Options of a chat's answer."""
-
     prompt_ids: Sequence[int]
     role: str = "assistant"
     echo: str | None = None

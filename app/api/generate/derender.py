@@ -240,7 +240,7 @@ NEEDS_PROMPT = "prompt_token_ids are needed beside a parser: they tell whether t
 def routes(frontend: Frontend) -> list[Route]:
 
     def derender_chat(context: RequestContext) -> Response:
-        """The chat completion, or one chunk of it, for token ids."""
+        """The chat completion, or one of its chunks, for token ids."""
         kinds = (DerenderStreamRequest, DerenderChatRequest)
         asked = decode_first(frontend.body.read(context), context.content_type, kinds)
         frontend.models.resolve(asked.model)
@@ -249,7 +249,7 @@ def routes(frontend: Frontend) -> list[Route]:
         return json_response(_chat(frontend, asked))
 
     def derender_completion(context: RequestContext) -> Response:
-        """The text completion, or one chunk of it, for token ids."""
+        """The text completion, or one of its chunks, for token ids."""
         kinds = (DerenderStreamRequest, DerenderCompletionRequest)
         asked = decode_first(frontend.body.read(context), context.content_type, kinds)
         frontend.models.resolve(asked.model)

@@ -24,8 +24,6 @@ from app.protocol.generate import GenerateChoice, GenerateChunk, GenerateRespons
 
 
 class GenerateResponseOptions(ResponseOptions, frozen=True, kw_only=True):
-    """Options of a generate answer."""
-
     prompt_ids: Sequence[int]
     text: bool = False
     logprobs: bool = False

@@ -253,7 +253,6 @@ class DamagedMessages(EventStream):
 
 
 def generate_method(frontend: Frontend) -> RpcMethod:
-    """Returns the method, for a model that generates."""
     at = frontend.responder
     responder = RpcResponder(at.engine, at.load, at.headers, at.batcher, at.write_timeout_s, 0.0)
 

@@ -73,21 +73,19 @@ class ServerFacts:
         return [RpcMethod(f"/{SERVICE}/{name}", handle) for name, handle in handlers.items()]
 
     def health_check(self, context: RequestContext) -> RpcResponse:
-        """The health of the engine."""
         read(context, engine.HealthCheckRequest)
         healthy = self.engine.healthy
         message = "Health" if healthy else "Engine is not alive"
         return answer(engine.HealthCheckResponse(healthy=healthy, message=message))
 
     def abort(self, context: RequestContext) -> RpcResponse:
-        """End requests by their ids, with the reason `abort`. Unknown ids are ignored."""
+        """Ends requests by their ids, with the reason `abort`. Unknown ids are ignored."""
         ids = read(context, engine.AbortRequest).request_ids
         if ids:
             self.engine.interrupt(frozenset(ids))
         return answer(engine.AbortResponse())
 
     def model_info(self, context: RequestContext) -> RpcResponse:
-        """The model and its tokenizer."""
         read(context, engine.GetModelInfoRequest)
         settings = self.settings()
         model, tokenizer = settings.model, self.tokenizer

@@ -300,7 +300,6 @@ def health_methods(is_ready: Callable[[], bool]) -> list[RpcMethod]:
         return int(serving if is_ready() else not_serving)
 
     def check(context: RequestContext) -> RpcResponse:
-        """The health now."""
         found = status(read(context, health.HealthCheckRequest).service)
         if found == health.HealthCheckResponse.SERVICE_UNKNOWN:
             raise not_found("No such service is known here.")

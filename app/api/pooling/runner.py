@@ -102,7 +102,6 @@ class PoolingJob(NamedTuple):
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all inputs, for `usage`."""
         return self.scripted.prompt_tokens(sum(map(len, self.inputs)))
 
 

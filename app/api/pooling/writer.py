@@ -54,7 +54,6 @@ class Pooled(NamedTuple):
 def list_reply(
     meta: ResponseMeta, items: Iterable[object], tokens: int, headers: Mapping[str, str]
 ) -> Response:
-    """Returns the list of `items`, for prompts of `tokens` tokens."""
     pieces = (b"," * bool(index) + encode(item) for index, item in enumerate(items))
     return Response(b"".join(_list(meta, pieces, tokens)), 200, headers, content_type=JSON)
 

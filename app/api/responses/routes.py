@@ -42,7 +42,6 @@ class Retrieval(msgspec.Struct, kw_only=True):
 
 
 def routes(frontend: Frontend, store: ResponseStore) -> list[Route]:
-    """Returns the routes; `store` keeps responses."""
 
     def create_response(context: RequestContext) -> Response:
         """The answer to some input: whole, as a stream, or in the background."""
@@ -70,7 +69,7 @@ def routes(frontend: Frontend, store: ResponseStore) -> list[Route]:
         return followed(kept.log, start, context, frontend.responder.headers)
 
     def cancel_response(context: RequestContext) -> Response:
-        """End a response that is being generated in the background."""
+        """Ends a response that is being generated in the background."""
         kept = store.get(context.params["response_id"])
         kept.cancel()
         return json_response(kept.response)
@@ -83,7 +82,7 @@ def routes(frontend: Frontend, store: ResponseStore) -> list[Route]:
 
 
 def error_of_responses(error: Exception) -> Response:
-    """Answers 400 for tools that are nested one level short of the parser's limit."""
+    """Returns the response for `error`; 400 for tools nested one level short of the parser's limit."""
     if isinstance(error, RecursionError):
         return error_response(bad_request("The request is nested too deeply."))
     return error_response(error)
