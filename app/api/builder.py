@@ -1,4 +1,4 @@
-"""From a validated request of any API family, and its headers, to the engine's requests, once."""
+"""Builds the engine's requests from a validated request of any API family and its headers."""
 
 from __future__ import annotations
 
@@ -30,37 +30,37 @@ from config.sections.api import json_object
 from config.settings import Settings
 
 AT_ONCE = 1_000
-"""Engine requests, about 2 us each, that are made between two pauses."""
+"""Engine requests made between two pauses; each takes about 2 us."""
 NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 class Prompt(Struct, frozen=True):
-    """One prompt, and what mode `echo` makes of it."""
+    """One prompt, and its text for mode `echo`."""
 
     ids: Sequence[int]
     echo_text: str
     turns: tuple[tuple[str, str], ...] = ()
-    """Role and text of each message, where somebody looks at them."""
+    """Role and text of each message, if a dataset looks them up."""
     features: Features | None = None
-    """Images and the like."""
+    """Images and other media."""
 
 
 @dataclass(slots=True)
 class RequestBuilder:
-    """Makes engine requests. `settings` may be replaced while the server runs; `rng` decides about images."""
+    """Makes engine requests. `settings` may be replaced while the server runs; `rng` draws images."""
 
     settings: Settings
     adapters: LoRARegistry
     schemas: Schemas
     rng: Random
     real: RealModel | None = None
-    """Where a model computes."""
+    """Set when a model computes."""
 
     def on_settings(self, settings: Settings) -> None:
         self.settings = settings
 
     def wants_image(self, asked: bool | None) -> bool:
-        """What the request says of an image, else a draw."""
+        """Returns the request's own choice, else a draw."""
         return self.rng.random() * 100 < self.settings.model.image_emission_rate if asked is None else asked
 
     def build(
@@ -72,9 +72,9 @@ class RequestBuilder:
         constraint: Constraint | None,
         image: bool = False,
     ) -> list[EngineRequest]:
-        """All n choices of each prompt: they differ in their place and, if there is one, their seed.
+        """Makes all n choices of each prompt; they differ in index and, if there is one, seed.
 
-        ApiError 400 when headers or tools make no sense. Pauses where it makes many.
+        ApiError 400 for invalid headers or tools. Pauses between many requests.
         """
         if not prompts:
             return []
@@ -151,7 +151,7 @@ class RequestBuilder:
         )
 
     def _sampling(self, request: GenerationRequest) -> Sampling | None:
-        """How tokens are chosen; None where a simulation chooses them as it likes."""
+        """Returns the sampling parameters; None when a simulation chooses tokens freely."""
         if self.real is not None:
             return self.real.defaults.of(request)
         if request.logit_bias or request.allowed_token_ids:
@@ -159,7 +159,7 @@ class RequestBuilder:
         return None
 
     def _least_hit_rate(self, request: GenerationRequest, context: RequestContext) -> float:
-        """The request's own threshold, or the server's (simulator.md 13.7); a header can set it above all."""
+        """Returns the request's threshold, else the server's (simulator.md 13.7); infinite by header."""
         if truth(context, CACHE_THRESHOLD):
             return inf
         own = request.cache_hit_threshold
@@ -209,11 +209,11 @@ TRUTHS = {**dict.fromkeys(("1", "t", "true"), True), **dict.fromkeys(("0", "f", 
 
 
 def check_rank(context: RequestContext, rank: int) -> None:
-    """ApiError 400 for a request that is pinned to another data parallel rank than `rank`, this process's.
+    """Raises ApiError 400 for a request that is pinned to a data parallel rank other than `rank`.
 
-    vLLM takes a whole number as the rank's index, ignores anything else, and refuses, as a BadRequestError,
-    an index that it has no engine for. Our ranks are processes with a port each, so each has only its own
-    index. vLLM looks when the engine takes the request, so the error of a stream comes in the stream.
+    vLLM takes a whole number as the rank's index, ignores other values, and refuses an index without an
+    engine with a BadRequestError. Our ranks are processes with one port each, so each has only its own index.
+    vLLM checks when the engine takes the request, so the error of a stream comes in the stream.
     """
     text = context.headers.get(RANK)
     if text is None:
@@ -227,7 +227,7 @@ def check_rank(context: RequestContext, rank: int) -> None:
 
 
 def priority_of(context: RequestContext, own: int) -> int:
-    """The priority of a request: its header's, or else its `own`. ApiError 400 when it is no integer."""
+    """Returns the priority of the header, else `own`. ApiError 400 when the header is no integer."""
     given = context.headers.get(PRIORITY)
     if given is None:
         return own
@@ -238,7 +238,7 @@ def priority_of(context: RequestContext, own: int) -> int:
 
 
 def truth(context: RequestContext, header: str) -> bool | None:
-    """What a header says; None without it. ApiError 400 for another word."""
+    """Returns the value of a boolean header; None without it. ApiError 400 for another word."""
     text = context.headers.get(header)
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""POST /v1/completions: from the body to one JSON, or to server-sent events (vllm-api.md 3.2 to 3.4)."""
+"""POST /v1/completions: one JSON body or server-sent events (vllm-api.md 3.2 to 3.4)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ COMPLETION = "text_completion"
 
 
 class EchoedPrompt(Struct, frozen=True):
-    """A prompt as an answer may repeat it; `token_texts` only when log probabilities are wanted."""
+    """A prompt as an answer may repeat it; `token_texts` only for log probabilities."""
 
     ids: Sequence[int]
     text: str = ""
@@ -49,7 +49,7 @@ class EchoedPrompt(Struct, frozen=True):
 
 
 class CompletionResponseOptions(ResponseOptions, frozen=True, kw_only=True):
-    """What a completion request asked to see in its answer. Choice i belongs to prompt i // n."""
+    """Options of a completion's answer. Choice i belongs to prompt i // n."""
 
     prompts: Sequence[EchoedPrompt]
     echo: bool = False
@@ -77,9 +77,9 @@ class CompletionWriter(ResponseWriter):
         self._plain = options.plain
         self._prompt_entries: list[SomeEntries | None] = [None] * len(options.prompts)
         self._logprobs: dict[int, CompletionLogprobs] = {}
-        """Those of each choice of which a stream has shown something."""
+        """Log probabilities of each choice that a stream has begun to show."""
         self._texts: list[bytes] = []
-        """What the plain chunks of each choice begin with, up to the text."""
+        """Beginning of each choice's plain chunks, up to the text."""
 
     @cached_property
     def _head(self) -> bytes:
@@ -163,7 +163,7 @@ class CompletionWriter(ResponseWriter):
         return shown, ChunkTail(usage, UNSET if unsigned else self._meta.signature)
 
     def _texts_of(self, prompt: EchoedPrompt, texts: Sequence[str], echoes: bool) -> Sequence[str]:
-        """What the text of a choice consists of. With token ids, vLLM leaves the prompt's text away."""
+        """Returns the parts of a choice's text. With token ids, vLLM leaves out the prompt's text."""
         if not echoes:
             return texts
         echoed = "" if self._options.token_ids else prompt.text
@@ -227,11 +227,11 @@ class CompletionWriter(ResponseWriter):
 
 
 MOST_STREAMED = 20_000
-"""Log probabilities of a prompt that a stream repeats in its first event: about 10 ms of work."""
+"""Most log probabilities of a prompt that a stream repeats in its first event: about 10 ms of work."""
 
 
 def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]:
-    """The route of text completions; `plain` answers plain ones on the fast path."""
+    """Returns the route of text completions; `plain` handles plain ones on the fast path."""
 
     def completions(context: RequestContext) -> Response:
         """The continuations of one or several prompts, whole or as a stream."""
@@ -276,7 +276,7 @@ def _check_repeated(asked: ValidatedRequest[CompletionRequest], prompts: Sequenc
 
 
 def completion_prompt(frontend: Frontend, asked: CompletionRequest, prompt: str | TokenIds) -> Prompt:
-    """One of the prompts as tokens; one of ids is echoed as its decimal ids (simulator.md 5.2)."""
+    """Returns a prompt as tokens; a prompt of ids echoes as its decimal ids (simulator.md 5.2)."""
     if isinstance(prompt, str):
         frontend.check_text(prompt)
         ids = frontend.fit(asked, frontend.tokenizer.encode(prompt, asked.add_special_tokens))
@@ -285,7 +285,7 @@ def completion_prompt(frontend: Frontend, asked: CompletionRequest, prompt: str 
 
 
 def _echoed(frontend: Frontend, asked: CompletionRequest, prompt: Prompt) -> EchoedPrompt:
-    """What the answer may repeat: the text only with `echo`, the tokens only with log probabilities, too."""
+    """Returns the prompt for repetition: text only with `echo`, tokens only with log probabilities, too."""
     if asked.echo:
         frontend.slices.spend(len(prompt.ids))
     text = frontend.tokenizer.decode(prompt.ids) if asked.echo else ""

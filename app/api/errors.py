@@ -1,4 +1,4 @@
-"""Errors as clients of vLLM know them: the one place where what went wrong becomes status and body."""
+"""Errors as clients of vLLM know them: maps every exception to status and body."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ ENGINE_ERRORS: Mapping[type[EngineError], Callable[[str], ApiError]] = MappingPr
         engine.MemoryNotResident: internal,
     }
 )
-"""What each error of the engine is for a client."""
+"""Client error for each error of the engine."""
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """`error` as the client is to see it. What nobody expected is logged, and not told."""
+    """Converts `error` for the client. An unexpected error is logged, not shown."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineError) and (known := ENGINE_ERRORS.get(type(error))) is not None:
@@ -66,7 +66,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def as_stream_error(error: Exception) -> ApiError:
-    """`error`, which ended a generation that had begun, as the client is to see it."""
+    """Converts `error`, which ended a generation that had begun, for the client."""
     if isinstance(error, ApiError | EngineError):
         return as_api_error(error)
     return internal("The generation failed.")
@@ -79,7 +79,7 @@ def error_response(error: Exception) -> Response:
 
 
 def respond_to_error(error: Exception, context: RequestContext) -> Response:
-    """As `error_response`, in the form of the route's family."""
+    """Returns the error response in the form of the route's family."""
     route = context.route
     on_error = error_response if route is None or route.on_error is None else route.on_error
     response = on_error(error)
@@ -89,10 +89,10 @@ def respond_to_error(error: Exception, context: RequestContext) -> Response:
 
 
 def forget_frames(error: BaseException | None) -> None:
-    """Let go of the frames that `error` came through.
+    """Drops the frames that `error` came through.
 
-    Frames that know their error, by a request that holds it, for one, are cyclic garbage, and a server
-    that fails on purpose makes much of it.
+    A frame that knows its error, for example by a request that holds it, is cyclic garbage. A server that
+    fails on purpose makes much garbage.
     """
     while error is not None:
         error.__traceback__ = None

@@ -1,4 +1,4 @@
-"""What the generating API families share on the way from a decoded body to the engine and back."""
+"""Shared path of the generating API families: from a decoded body to the engine and back."""
 
 from __future__ import annotations
 
@@ -38,33 +38,36 @@ from app.tokenization import Tokenizer
 from config.sections.api import ApiSettings, json_object
 
 if TYPE_CHECKING:
-    from app.api.script import ScriptResolver  # and templates, which servers without scripts do without
+    from app.api.script import ScriptResolver  # imports templates, too, which few servers need
 
 SLICE = 12_000
-"""Values between two pauses: about 4 ms."""
+"""Values processed between two pauses: about 4 ms."""
 CHARS = 2
-"""Characters that count as one value looked at when they are made tokens."""
+"""Characters of a text to tokenize that count as one processed value."""
 
 T = TypeVar("T", bound=Request)
 R = TypeVar("R", bound=GenerationRequest)
 
 
 def remote_cached_tokens(request: GenerationRequest) -> int | None:
-    """Tokens of the prompt that were cached where it was prefilled, if the request tells; its answer, too."""
+    """Returns the prompt tokens that the prefill side had cached, if the request names them.
+
+    The answer repeats this number.
+    """
     transfer = request.kv_transfer_params or {}
     cached = transfer.get("remote_prefill_cached_tokens") if transfer.get("do_remote_prefill") else None
     return cached if isinstance(cached, int) else None
 
 
 class ChatRules(Struct, frozen=True):
-    """How a server renders conversations."""
+    """Rules of a server for rendering conversations."""
 
     trusts_templates: bool = False
-    """Requests may bring chat templates of their own."""
+    """Requests may bring their own chat templates."""
     template_kwargs: Mapping[str, object] = {}
-    """Arguments of the template that a request may replace."""
+    """Arguments of the template that a request may override."""
     hides_unused_tools: bool = False
-    """Tools that must not be called are not in the prompt."""
+    """Leaves tools that must not be called out of the prompt."""
 
     @classmethod
     def of(cls, api: ApiSettings) -> ChatRules:
@@ -74,7 +77,7 @@ class ChatRules(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Frontend:
-    """Lets requests in, has them generated, and has the answers written."""
+    """Admits requests, submits them to the engine, and has answers written."""
 
     body: BodyLimits
     models: ServedModels
@@ -87,34 +90,34 @@ class Frontend:
     force_usage: bool
     prompt_details: bool
     token_id_names: bool = False
-    """Log probabilities name tokens `token_id:N` where the request does not say."""
+    """Log probabilities name tokens `token_id:N`, unless the request decides."""
     request_metrics: bool = False
-    """Answers tell the times of their request."""
+    """Answers carry the times of their request."""
     response_role: str = "assistant"
     chat_rules: ChatRules = ChatRules()
     rank: int = 0
     encoder_only: bool = False
     omni: bool = False
     plain_prompt_tokens: int = 1 << 30
-    """Prompts of up to so many tokens are taken by the engine without a pause."""
+    """Longest prompt, in tokens, that the engine takes without a pause."""
     keeps_turns: bool = False
-    """Prompts tell the texts of their messages, which datasets look for."""
+    """Prompts carry the texts of their messages, which datasets look up."""
     scripts: ScriptResolver | None = None
-    """Decides what is replied, where scripts are set."""
+    """Decides replies by scripts; None without scripts."""
     asks_plugins: bool = False
-    """Plugins decide about replies, and look at more than a plain request tells."""
+    """Plugins decide about replies, and need more than a plain request carries."""
     slices: Slices = field(default_factory=partial(Slices, SLICE))
-    """Counts texts that become tokens, of all requests, and pauses now and then."""
+    """Counts texts of all requests that become tokens, and pauses now and then."""
 
     def decode(self, context: RequestContext, kind: type[T]) -> T:
-        """The request in the body. ApiError 400, 408 or 413."""
+        """Returns the request in the body. ApiError 400, 408 or 413."""
         body = self.body.read(context)
         return decode(body, context.content_type, kind)
 
     def admit(self, request: R, context: RequestContext) -> ValidatedRequest[R]:
-        """The request, as far as it can be judged before its prompts are tokens.
+        """Validates the request as far as possible before its prompts are tokens.
 
-        ApiError when it is to fail on purpose, or when model, queue or lengths do not allow it.
+        ApiError for an injected fault, or when model, queue or lengths forbid the request.
         """
         self.faults.inject(context, request.model)
         model = self.models.resolve(request.model)
@@ -122,24 +125,24 @@ class Frontend:
         return ValidatedRequest(request, model, self.limits)
 
     def check_text(self, text: str) -> None:
-        """ApiError 400 for a text that cannot fit the context, before any work is done on it.
+        """Raises ApiError 400 for a text that cannot fit the context, before any work on it.
 
-        Pauses now and then, for it will be made tokens next.
+        Pauses now and then, as tokenization comes next.
         """
         self.slices.spend(1 + len(text) // CHARS)
         if len(text) > self.limits.max_model_len and self.tokenizer.longest_token is not None:
             check_prompt_text(text, self.limits.max_model_len, self.tokenizer.longest_token)
 
     def fit(self, request: GenerationRequest, ids: Sequence[int]) -> Sequence[int]:
-        """The part of a prompt that the request wants to keep; ApiError 400 when it exceeds the context."""
+        """Returns the part of a prompt that the request keeps. ApiError 400 when it exceeds the context."""
         return fit_prompt(request, ids, self.limits.max_model_len)
 
     def wants_image(self, context: RequestContext) -> bool:
-        """True when an image should follow the reply: asked for by header, or drawn (simulator.md 2.2)."""
+        """True when an image should follow the reply: requested by header, or drawn (simulator.md 2.2)."""
         return self.omni and self.builder.wants_image(truth(context, SEND_IMAGE))
 
     def encoded_media(self, hashes: Mapping[str, Sequence[str]] | None) -> ECTransferParams | None:
-        """`ec_transfer_params` of an encoder's answer; None of any other's."""
+        """Returns `ec_transfer_params` of an encoder's answer; None for other models."""
         return encoded(hashes) if self.encoder_only else None
 
     def options(self, asked: ValidatedRequest[GenerationRequest]) -> dict[str, Any]:
@@ -171,7 +174,10 @@ class Frontend:
         image: bool = False,
         responder: Responder | None = None,
     ) -> Response:
-        """The response. What only the engine would refuse comes, in a stream, after its 200."""
+        """Submits the request and returns the response.
+
+        A stream carries the engine's refusals after its 200.
+        """
         responder = responder or self.responder
         stream, cached = bool(asked.request.stream), remote_cached_tokens(asked.request)
         if cached is not None:
@@ -188,7 +194,7 @@ class Frontend:
                 return responder.broken(error, writer)
             raise
         together = len(prompts) * asked.n
-        # Who sets no limit gets short replies, unless their end is ignored.
+        # Without a limit replies are short, unless their end is ignored.
         if not stream and (asked.requested is not None or asked.request.ignore_eos):
             tokens, prompt_tokens = (
                 asked.n * sum(asked.max_tokens),
@@ -198,7 +204,7 @@ class Frontend:
             check_answer_size(
                 together, tokens, entries + asked.n * prompt_tokens * asked.entries_per_prompt_token
             )
-        # Before as many engine requests are made as a hostile request asks for.
+        # Checked before a hostile request makes too many engine requests.
         responder.engine.check_admission(together)
         requests = self.builder.build(asked, meta, prompts, context, constraint, image)
         if self.scripts is not None:

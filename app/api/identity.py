@@ -1,4 +1,4 @@
-"""Who asks and who answers: request ids, names that answers carry, and where the cache of a prefill is."""
+"""Identity of requests and answers: ids, names in answers, and the address of a prefill's cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.protocol.validation import GenerationRequest
 from config.settings import ModelSettings, ServerSettings, Settings
 
 SIDE_CHANNEL_PORT = 5600
-"""Where a real server's transfer connector listens."""
+"""Port of a real server's transfer connector."""
 
 
 class ResponseMeta(Struct, frozen=True):
@@ -26,24 +26,24 @@ class ResponseMeta(Struct, frozen=True):
     model: str
     fingerprint: str | None
     joint: str = ""
-    """What stands between `id` and the number of a prompt where the engine knows each by an id of its own."""
+    """Separator between `id` and a prompt's number, where each prompt has its own id in the engine."""
 
     @property
     def signature(self) -> str | UnsetType:
-        """`system_fingerprint` of a chunk."""
+        """`system_fingerprint` of a chunk, unset without one."""
         return UNSET if self.fingerprint is None else self.fingerprint
 
     def engine_id(self, prompt: int) -> str:
-        """The id by which the engine knows a prompt: the one that can be aborted."""
+        """Returns a prompt's id in the engine, which also aborts the prompt."""
         return f"{self.id}{self.joint}{prompt}" if self.joint else self.id
 
 
 JOINTS = {"cmpl": "-"}
-"""`joint` by the prefix of the id: the only prompt of a text completion has a number, too."""
+"""`joint` by prefix of the id: even the only prompt of a text completion has a number."""
 
 
 class ResponseOptions(Struct, frozen=True, kw_only=True):
-    """What a request asked to see in its answer, whatever its API family."""
+    """Options of an answer that all API families share."""
 
     n: int
     include_usage: bool = False
@@ -53,7 +53,7 @@ class ResponseOptions(Struct, frozen=True, kw_only=True):
     token_ids: bool = False
     """`return_token_ids`"""
     token_id_names: bool = False
-    """`return_tokens_as_token_ids`: log probabilities call tokens `token_id:N`."""
+    """`return_tokens_as_token_ids`: log probabilities name tokens `token_id:N`."""
     prompt_details: bool = False
     """`enable-prompt-tokens-details` of the server"""
     metrics: bool = False
@@ -63,7 +63,7 @@ class ResponseOptions(Struct, frozen=True, kw_only=True):
 class Identity:
     """Makes the heads of answers. `rng` draws ids, `now` is Unix seconds.
 
-    `engine_id`, `host` and `port` tell others where to find this server's cache.
+    `engine_id`, `host` and `port` are the address of this server's cache for other servers.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Identity:
         block_size: int = 16,
         transfers: bool = True,
     ) -> None:
-        """Without `transfers` no cache leaves this server: there is no connector for it."""
+        """Without `transfers` this server has no connector, and its cache stays local."""
         self.engine_id = f"{rng.getrandbits(128):032x}"
         self.host, self.port = host, port
         self.block_size, self.transfers = block_size, transfers
@@ -87,7 +87,7 @@ class Identity:
         self._fingerprint = fingerprint
 
     def head(self, prefix: str, context: RequestContext, own_id: str, model: str) -> ResponseMeta:
-        """The head of an answer: the id is the header's, the body's (`own_id`), if any, or a fresh one."""
+        """Returns the head of an answer; its id is the header's, else the body's (`own_id`), else random."""
         request_id = context.headers.get("x-request-id")
         if request_id is None:
             request_id = own_id or self.fresh_id()
@@ -103,7 +103,7 @@ class Identity:
 
 
 def system_fingerprint(settings: Settings) -> str | None:
-    """What answers tell of the server that gave them, as `fingerprint-mode` wants it."""
+    """Returns the `system_fingerprint` of answers, by `fingerprint-mode`."""
     mode, model = settings.api.fingerprint_mode, settings.model
     if mode in ("none", "custom"):
         return settings.api.fingerprint_value if mode == "custom" else None
@@ -114,7 +114,7 @@ def system_fingerprint(settings: Settings) -> str | None:
 
 
 def pod_headers(server: ServerSettings) -> dict[str, str]:
-    """What tells a gateway which pod answered (simulator.md 2.2)."""
+    """Returns headers that name the answering pod to a gateway (simulator.md 2.2)."""
     headers = {}
     if server.pod_name:
         headers["x-inference-pod"] = server.pod_name
@@ -127,9 +127,9 @@ def pod_headers(server: ServerSettings) -> dict[str, str]:
 def address_of(
     asked: GenerationRequest, identity: Identity, meta: ResponseMeta, prompt_tokens: int
 ) -> KVTransferParams | None:
-    """What the decode side is to be given; None unless `asked` wants its decode done elsewhere.
+    """Returns the cache's address for the decode side; None unless `asked` wants its decode elsewhere.
 
-    The same as vLLM's NixlConnector tells after a reply of one token, whose keys and values are not computed.
+    vLLM's NixlConnector returns the same after a reply of one token, whose keys and values are not computed.
     """
     wanted = asked.kv_transfer_params
     if not identity.transfers or not wanted or not wanted.get("do_remote_decode"):

@@ -1,4 +1,4 @@
-"""POST /invocations: SageMaker's one route, which hands a body to the first family that it fits."""
+"""POST /invocations: SageMaker's single route, which passes a body to the first family that it fits."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ FAMILIES: Mapping[str, type[Request]] = {
     "/score": ScoreRequest,
     "/pooling": PoolingRequest,
 }
-"""Path to body, in the order in which vLLM tries those that the model serves."""
+"""Type of body by path, in vLLM's order of trial; only served paths count."""
 ADAPTER = "x-amzn-sagemaker-adapter-identifier"
 """Header that names the model instead of the body."""
 
 
 def routes(body: BodyLimits, served: Callable[[], Iterable[Route]]) -> list[Route]:
-    """`served` gives all routes of the server."""
+    """Returns POST /invocations; `served` returns all routes of the server."""
     handlers: dict[type[Request], Handler] = {}
 
     def invocations(context: RequestContext) -> Response:
-        """What the route of the body's family answers."""
+        """Answers as the route of the body's family does."""
         check_content_type(context.content_type)
         values = read_json(body.read(context))
         if not handlers:

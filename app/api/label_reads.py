@@ -1,6 +1,6 @@
-"""POST /generative_scoring and /v1/systemone: how likely labels are as the first token of a reply.
+"""POST /generative_scoring and /v1/systemone: probabilities of labels as the first token of a reply.
 
-The engine generates one token behind every prompt. A hash of the prompt decides how likely the labels are.
+The engine generates one token behind every prompt. A hash of the prompt determines the probabilities.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ LABELS: Mapping[str, Sequence[str]] = {
     "noul": ("yes", "no"),
     "score": string.digits,
 }
-"""Labels by type of question, as vLLM has them; `noul` is a question of yes or no."""
+"""Labels by type of question, as in vLLM; `noul` is a question of yes or no."""
 REPLY_WITH = {"choice": "the letter of an option", "noul": "yes or no", "score": "the number of a level"}
 PROBE = [{"role": "user", "content": "x"}]
 UNTHINKING: Mapping[str, object] = {"enable_thinking": False}
 ARCHITECTURES = frozenset(
     ("Qwen3ForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
 )
-"""Models that vLLM takes decisions from as from any that makes one token after another."""
+"""Architectures for which vLLM supports decisions."""
 
 
 def label_logprobs(prompt: TokenIds, labels: Sequence[int]) -> list[float]:
-    """Log probability of each label as the next token: random, but the same for the same prompt."""
+    """Log probability of each label as the next token: pseudorandom, the same for the same prompt."""
     state = blake2b(array("I", prompt).tobytes(), digest_size=4)
 
     def drawn(salt: int) -> float:
@@ -86,7 +86,7 @@ def label_softmax(logprobs: Sequence[float]) -> list[float]:
 
 
 class LabelWriter(ResponseWriter):
-    """Answers with the result of `answer`, given the number of generated tokens. There are no streams."""
+    """Answers with the result of `answer`, which receives the number of generated tokens; never streams."""
 
     def __init__(self, prompts: int, answer: Callable[[int], Struct]) -> None:
         super().__init__(prompts)
@@ -110,7 +110,7 @@ def _read_labels(
     answer: Callable[[int], Struct],
     context: RequestContext,
 ) -> Response:
-    """One token behind each prompt, and then the answer."""
+    """Generates one token behind each prompt, then answers."""
     writer = LabelWriter(len(prompts), answer)
     return frontend.submit(accepted, meta, [Prompt(ids, "") for ids in prompts], writer, context)
 
@@ -141,7 +141,7 @@ def routes(frontend: Frontend) -> list[Route]:
 
 
 def _check(frontend: Frontend, request: GenerativeScoringRequest) -> None:
-    """The request's own rules, in vLLM's order. ApiError 400."""
+    """Checks the request's own rules in vLLM's order. ApiError 400."""
     limits, labels = frontend.limits, request.label_token_ids
     for label in labels:
         if not 0 <= label < limits.vocab_size:
@@ -154,7 +154,7 @@ def _check(frontend: Frontend, request: GenerativeScoringRequest) -> None:
 
 
 def _prompts(frontend: Frontend, request: GenerativeScoringRequest) -> list[TokenIds]:
-    """Query and item of each prompt, cut so that a token fits behind them."""
+    """Joins query and item of each prompt, cut so that one token fits behind."""
     encode, most = frontend.tokenizer.encode, frontend.limits.max_model_len - 1
     query, made = request.query, []
     if isinstance(query, str):
@@ -167,7 +167,7 @@ def _prompts(frontend: Frontend, request: GenerativeScoringRequest) -> list[Toke
 
 
 class Question(NamedTuple):
-    """A question that makes sense. `options` are names and descriptions; a label stands for each."""
+    """A valid question. `options` are names and descriptions; each has a label."""
 
     id: str
     type: str
@@ -176,12 +176,11 @@ class Question(NamedTuple):
 
     @property
     def labels(self) -> Sequence[str]:
-        """One for each option."""
         return LABELS[self.type][: len(self.options)]
 
     @property
     def text(self) -> str:
-        """The question as the model reads it; an option without a description is shown by its name."""
+        """The question as the model reads it; an option without a description shows its name."""
         lines = [f"Question: {self.instructions}"] * bool(self.instructions)
         for label, (name, description) in zip(self.labels, self.options, strict=True):
             lines.append(
@@ -190,7 +189,6 @@ class Question(NamedTuple):
         return "\n".join([*lines, f"Reply with {REPLY_WITH[self.type]} alone."])
 
     def answer(self, logprobs: Sequence[float]) -> tuple[JsonObject, Diagnostics]:
-        """The answer that the labels' log probabilities give."""
         chances, mass = label_softmax(logprobs), math.fsum(map(math.exp, logprobs))
         names, best = [name for name, _ in self.options], max(chances)
         answer: JsonObject = {"type": self.type}
@@ -207,7 +205,7 @@ class Question(NamedTuple):
 
 
 def _options(kind: str, criteria: object) -> Sequence[tuple[str, str | None]] | None:
-    """Name and description of each option; None for criteria that do not go with a type of question."""
+    """Returns name and description of each option; None for criteria that do not fit the type."""
     if kind == "choice":
         given = criteria if isinstance(criteria, dict) else {}
     elif kind == "noul":
@@ -223,7 +221,7 @@ def _options(kind: str, criteria: object) -> Sequence[tuple[str, str | None]] | 
 
 
 class LabelTokens(NamedTuple):
-    """The token of each label, and the end that every prompt needs for labels to be these tokens."""
+    """The token of each label, and the end of a prompt behind which labels encode to these tokens."""
 
     ids: Mapping[str, int]
     tail: TokenIds
@@ -247,7 +245,7 @@ def decision_routes(frontend: Frontend, settings: ModelSettings) -> list[Route]:
 
 
 def _may_decide(folder: Path) -> bool:
-    """True unless the model's config.json is here and names an architecture that vLLM does not support."""
+    """True unless the model's config.json exists and names an unsupported architecture."""
     try:
         named = json.loads((folder / "config.json").read_bytes()).get("architectures")
     except (OSError, ValueError, AttributeError):
@@ -256,7 +254,7 @@ def _may_decide(folder: Path) -> bool:
 
 
 def label_tokens(frontend: Frontend) -> LabelTokens | None:
-    """None where a label is not a single distinct token at the beginning of a reply."""
+    """Returns None unless each label is one distinct token at the beginning of a reply."""
     tokenizer = frontend.tokenizer
     if tokenizer.added_ids is None:
         return None
@@ -306,7 +304,7 @@ def _decide(
 
 
 def _question(name: str, given: JsonObject) -> Question:
-    """ApiError 400 for a question that makes no sense, by vLLM's rules in its order."""
+    """Validates a question by vLLM's rules in its order. ApiError 400."""
     kind, instructions = str(given["type"]), given.get("instructions", "")
     if unknown := sorted(given.keys() - FIELDS):
         raise bad_request(f"question {name!r}: unknown fields {unknown}")
@@ -325,7 +323,10 @@ def _question(name: str, given: JsonObject) -> Question:
 
 
 def _prompt(frontend: Frontend, request: DecisionRequest, question: Question, tail: TokenIds) -> TokenIds:
-    """The state and the question as a chat. ApiError 400 where a reply would not begin with a label."""
+    """Returns state and question as a chat prompt.
+
+    ApiError 400 where a reply would not begin with a label.
+    """
     options = {**UNTHINKING, **(request.chat_template_kwargs or {})}
     if options["enable_thinking"]:
         raise bad_request("a label is the first token of a reply: thinking must be off")

@@ -14,18 +14,18 @@ from app.protocol import common as wire
 from app.protocol.common import encode
 
 Entries = Sequence[TokenLogprob]
-"""Those of some tokens in a row; they may be computed where they are looked at, and not be kept."""
+"""Log probabilities of consecutive tokens; may be computed on access and not kept."""
 SomeEntries = Sequence[TokenLogprob | None]
-"""The same; None is a token of which nothing is known."""
+"""Log probabilities of consecutive tokens; None for a token without any."""
 E = TypeVar("E", bound=TokenLogprob | None)
 
 NULL = Raw(b"null")
 ALL = -1
-"""As many alternatives as there are."""
+"""Stands for all alternatives of a token."""
 
 
 MOST_KNOWN = 4096
-"""Texts whose bytes an answer remembers: a third less work for an entry of many alternatives."""
+"""Texts whose bytes an answer remembers; saves a third of the work for many alternatives."""
 
 
 def token_bytes(text: str) -> Raw:
@@ -34,7 +34,7 @@ def token_bytes(text: str) -> Raw:
 
 
 def token_name(token_id: int, text: str, as_id: bool) -> str:
-    """How a token is called: its text, or `token_id:N`."""
+    """Returns the name of a token: its text, or `token_id:N`."""
     return f"token_id:{token_id}" if as_id else text
 
 
@@ -52,15 +52,14 @@ def _parts(spans: Iterable[Sequence[E]]) -> Iterator[Sequence[E]]:
 def rendered(
     spans: Sequence[Entries], render: Callable[[Entries], Sequence[object]], holes: Holes | None = None
 ) -> Raw:
-    """Returns all entries of a reply in one list."""
     return joined((encode(render(part)) for part in _parts(spans)), holes)
 
 
 class ChatLogprobs:
-    """The entries of a chat, with `top` alternatives each, the token itself first.
+    """Log probabilities of a chat, with `top` alternatives each, the token itself first.
 
-    Tokens are called `token_id:N` if `as_ids`; an alternative's bytes are those of its name, the entry's own
-    those of its text, or null if `byteless`.
+    Names are `token_id:N` if `as_ids`. An alternative's bytes encode its name; the entry's own bytes encode
+    its text, or are null if `byteless`.
     """
 
     __slots__ = ("_as_ids", "_byteless", "_bytes", "_top")
@@ -92,9 +91,9 @@ class ChatLogprobs:
 
 
 class ItemLogprobs:
-    """The entries of a message of the Responses family, with `top` alternatives each.
+    """Log probabilities of a message of the Responses family, with `top` alternatives each.
 
-    With `as_ids` tokens are named `token_id:N`, and have the bytes of that name.
+    With `as_ids` tokens are named `token_id:N`, and bytes encode that name.
     """
 
     __slots__ = ("_as_ids", "_bytes", "_top")
@@ -117,7 +116,7 @@ class ItemLogprobs:
         ]
 
     def event_entries(self, entries: Entries) -> list[wire.EventLogprob]:
-        """As events tell them: without bytes."""
+        """Returns the entries as in events, without bytes."""
         return [
             wire.EventLogprob(
                 entry.token,
@@ -179,26 +178,26 @@ def _by_id(entries: SomeEntries) -> wire.PromptLogprobs:
 
 
 class CompletionLogprobs:
-    """The `logprobs` of one choice of a text completion: lists that are parallel."""
+    """The `logprobs` of one choice of a text completion: parallel lists."""
 
     __slots__ = ("_as_ids", "_offset")
 
     def __init__(self, as_ids: bool) -> None:
         self._as_ids = as_ids
         self._offset = 0
-        """Where the next token begins, in characters."""
+        """Offset of the next token, in characters."""
 
     def lists(
         self, spans: Sequence[SomeEntries], names: Sequence[str], holes: Holes | None = None
     ) -> wire.CompletionLogprobs:
-        """Returns the lists of the next tokens; `names` has those whose entries are None."""
+        """Returns the lists of the next tokens; `names` has the tokens whose entries are None."""
         tokens: list[str] = []
         values: list[float | None] = []
         places: list[int] = []
 
         def tops() -> Iterator[bytes]:
             for part in _parts(spans):
-                entries = tuple(part)  # each entry is made once
+                entries = tuple(part)  # computes each entry only once
                 places.extend(self._offsets(entries, names, tokens, values))
                 yield encode(self._tops(entries))
 
@@ -209,7 +208,10 @@ class CompletionLogprobs:
     def _offsets(
         self, entries: SomeEntries, names: Sequence[str], tokens: list[str], values: list[float | None]
     ) -> list[int]:
-        """Where each token begins, in characters; name and log probability go to `tokens` and `values`."""
+        """Returns the offset of each token in characters.
+
+        Adds names to `tokens` and log probabilities to `values`.
+        """
         offsets = []
         for entry in entries:
             if entry is None:

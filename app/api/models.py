@@ -1,4 +1,4 @@
-"""Which models are served: GET /v1/models, adapters that come and go, and which model a request means."""
+"""Served models: GET /v1/models, loading of adapters, and the model that a request names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from app.protocol.rules import check_unicode
 
 
 class ServedModels:
-    """The names under which the base model is served, the first of which answers show, and its adapters."""
+    """Served names of the base model, and its adapters; answers show the first name."""
 
     def __init__(self, names: Sequence[str], root: str, max_model_len: int, adapters: LoRARegistry) -> None:
         self.names = names
@@ -29,7 +29,10 @@ class ServedModels:
         self.adapters = adapters
 
     def resolve(self, asked: str | None, param: str | None = "model") -> str:
-        """The name to answer with; a request may name none. ApiError 404, with `param`, for another one."""
+        """Returns the model's name for an answer; a request may name none.
+
+        ApiError 404, with `param`, for an unknown name.
+        """
         if not asked or asked in self.names:
             return self.names[0]
         if asked in self.adapters:
@@ -38,7 +41,7 @@ class ServedModels:
         raise not_found(f"No model `{asked}` is served here; served: {known}.", param)
 
     def rows(self) -> Iterator[tuple[str, str, str | None, int | None]]:
-        """Name, root, parent and context length of every model that is listed."""
+        """Yields name, root, parent and context length of every listed model."""
         for name in self.names:
             yield name, self.root, None, self.max_model_len
         for adapter in self.adapters:
@@ -48,7 +51,7 @@ class ServedModels:
 def routes(models: ServedModels, identity: Identity) -> list[Route]:
 
     def list_models(context: RequestContext) -> Response:
-        """Every served name and every adapter: as model cards, or as Anthropic's SDK wants them."""
+        """Lists every served name and adapter: as model cards, or in the form of Anthropic's SDK."""
         if "anthropic-version" in context.headers:
             return json_response(_anthropic_list(identity.now_s(), models))
         return json_response({"object": "list", "data": [_card(identity, *row) for row in models.rows()]})
@@ -106,7 +109,7 @@ def _anthropic_list(now_s: int, models: ServedModels) -> dict[str, Any]:
 
 
 def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
-    """POST /v1/load_lora_adapter and /v1/unload_lora_adapter, and the same in SageMaker's words."""
+    """POST /v1/load_lora_adapter and /v1/unload_lora_adapter, and SageMaker's equivalents."""
 
     def load(asked: LoadAdapterRequest) -> None:
         asked.check_values()
@@ -116,13 +119,13 @@ def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
         models.adapters.load(asked.lora_name, asked.lora_path, asked.load_inplace)
 
     def load_lora_adapter(context: RequestContext) -> Response:
-        """Serve an adapter from now on, under its name. Its path is told, not looked at."""
+        """Serves an adapter from now on, under its name. At most its rank is read from its path."""
         asked = decode(body.read(context), context.content_type, LoadAdapterRequest)
         load(asked)
         return Response(f"Success: adapter {asked.lora_name!r} is loaded.".encode())
 
     def register_adapter(context: RequestContext) -> Response:
-        """Serve an adapter from now on."""
+        """Serves an adapter from now on."""
         value = read_json(body.read(context))
         check_unicode(value)
         try:
@@ -133,12 +136,12 @@ def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
         return Response(f"Adapter {asked.name} is registered.".encode())
 
     def unregister_adapter(context: RequestContext) -> Response:
-        """Serve an adapter no more; requests that run with it go on."""
+        """Stops serving an adapter; its running requests continue."""
         models.adapters.unload(context.params["adapter_name"])
         return Response(f"Adapter {context.params['adapter_name']} is unregistered.".encode())
 
     def unload(context: RequestContext) -> Response:
-        """Serve an adapter no more; requests that run with it go on."""
+        """Stops serving an adapter; its running requests continue."""
         asked = decode(body.read(context), context.content_type, UnloadAdapterRequest)
         asked.check_values()
         models.adapters.unload(asked.lora_name)

@@ -1,4 +1,4 @@
-"""How much of an answer is written at once, and what one answer may take."""
+"""Size of answers: pieces that are written at once, and limits of one answer."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ Holes = list[Sequence[bytes]]
 """Long lists of an answer, each in pieces."""
 
 GAP = b"\0"
-"""What a hole is written as. No JSON holds it: in texts it is escaped."""
+"""Placeholder of a hole. JSON never contains this byte: texts escape it."""
 HOLE = Raw(GAP)
 SLICE = 2048
-"""Tokens, or log probabilities, that are written at once: well below 5 ms of work."""
+"""Tokens, or log probabilities, written at once: well below 5 ms of work."""
 BLOCK_BYTES = 1 << 15
-"""Pieces are joined up to here."""
+"""Bytes of a block; smaller pieces are joined."""
 
 MAX_ANSWER_BYTES = 256 << 20
-"""Memory that one whole answer may take in the process."""
+"""Most memory, in bytes, of one whole answer in the process."""
 TOKEN_BYTES = 48
-"""Memory of a token until its answer is written: its text and its id, here and in the engine.
+"""Memory of a token until its answer is written, in bytes: text and id, here and in the engine.
 
-Measured at the process: 36 bytes, of 128 choices of 4,000 tokens.
+Measured in the process: 36 bytes, with 128 choices of 4,000 tokens.
 """
 ENTRY_BYTES = 80
-"""Memory of a log probability in an answer: about 75 bytes of JSON."""
+"""Memory of a log probability in an answer, in bytes; about 75 are JSON."""
 WHOLE_BYTES = 8 << 20
-"""An answer up to here is sent in one, and tells its length."""
+"""Largest answer, in bytes, that is sent in one piece, with its length."""
 
 
 def check_answer_size(n: int, tokens: int, entries: int) -> None:
-    """Raises ApiError 400 when `n` choices of so many tokens and log probabilities in all are too large.
+    """Raises ApiError 400 when `n` choices of so many tokens and log probabilities are too large.
 
-    Possible are 5,592,405 tokens, or 3,355,443 log probabilities, alternatives and those of prompts included.
-    A stream has no such limit: nothing of it is kept.
+    The limit is 5,592,405 tokens, or 3,355,443 log probabilities, including alternatives and prompts. A
+    stream has no such limit: nothing is kept.
     """
     size = tokens * TOKEN_BYTES + entries * ENTRY_BYTES
     if size > MAX_ANSWER_BYTES:
@@ -51,15 +51,14 @@ def check_answer_size(n: int, tokens: int, entries: int) -> None:
 
 
 def slices(items: Sequence[Item], size: int = SLICE) -> Iterator[Sequence[Item]]:
-    """Yields `items`, at most `size` at a time."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
 
 def joined(lists: Iterable[bytes], holes: Holes | None = None) -> Raw:
-    """Returns one JSON list of the items of several; other requests have turns while it is long.
+    """Returns one JSON list of the items of several lists; pauses for other requests.
 
-    With `holes` a long one is kept there, and a hole is returned: `filled` puts it in without a copy.
+    With `holes` a long list is put there, and a hole is returned; `filled` inserts the list without a copy.
     """
     turns = Slices(BLOCK_BYTES)
     items: list[bytes] = []
@@ -88,14 +87,14 @@ def filled(value: object, holes: Holes) -> list[bytes]:
 
 
 def paced(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields the same bytes; other requests have turns between."""
+    """Yields the same bytes in blocks, with pauses for other requests."""
     for block in blocks(pieces):
         yield block
         pause_if_possible()
 
 
 def blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields the same bytes in pieces that are worth sending."""
+    """Yields the same bytes in blocks that are large enough to send."""
     block: list[bytes] = []
     size = 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Plain requests on the fast path: from what was recognised to the engine and the answer."""
+"""Plain requests on the fast path: from a recognised body to the engine and the answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPECIAL_HEADERS = frozenset(
         *("x-data-parallel-rank", "x-cache-threshold-finish-reason", "endpoint-load-metrics-format"),
     )
 )
-"""Headers that ask for more than a plain request may."""
+"""Headers of features that a plain request cannot use."""
 
 P = TypeVar("P", bound=PlainRequest)
 
@@ -35,7 +35,7 @@ class PlainHandler(Generic[P]):
     id_prefix = ""
 
     def __init__(self, frontend: Frontend, kind: type[P], known: KnownPrompts) -> None:
-        """`kind` is what the family's plain requests decode into, `known` has the tokens of their prompts."""
+        """`kind` is the type of the family's plain requests; `known` has the tokens of their prompts."""
         self.known = known
         self._frontend = frontend
         self._reader = PlainReader(kind, known.ids, frontend.limits, frontend.plain_prompt_tokens)
@@ -44,7 +44,7 @@ class PlainHandler(Generic[P]):
         self.recognise = self._reader.recognise
 
     def on_settings(self, settings: Settings) -> None:
-        """Find out whether any request can be plain now. Subscribe it after the fault injector."""
+        """Decides if any request can be plain now. Subscribe it after the fault injector."""
         frontend = self._frontend
         special = (
             settings.reply.mode == "echo"
@@ -56,7 +56,7 @@ class PlainHandler(Generic[P]):
             or frontend.keeps_turns
             or frontend.scripts is not None
             or frontend.asks_plugins
-            or frontend.tokenizer.vocab_size is None  # a remote one, which has to be waited for
+            or frontend.tokenizer.vocab_size is None  # a remote tokenizer, which takes waiting
             or not frontend.faults.is_quiet
         )
         self._reader.names = frozenset() if special else frozenset((None, "", *frontend.models.names))
@@ -96,8 +96,6 @@ class PlainHandler(Generic[P]):
 
 
 class PlainChats(PlainHandler[PlainChat]):
-    """Answers chats of which nothing special is asked."""
-
     id_prefix = "chatcmpl"
 
     def __init__(self, frontend: Frontend) -> None:
@@ -119,8 +117,6 @@ class PlainChats(PlainHandler[PlainChat]):
 
 
 class PlainCompletions(PlainHandler[PlainCompletion]):
-    """Answers completions of which nothing special is asked."""
-
     id_prefix = "cmpl"
 
     def __init__(self, frontend: Frontend) -> None:

@@ -1,4 +1,4 @@
-"""From engine requests to a response: streamed as outputs come, or whole when the last one has come."""
+"""Turns engine requests into a response: a stream of outputs, or a whole answer at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from app.http.stream import StreamTransport, WriteBatcher
 
 
 class ServerLoad:
-    """Requests being answered now, as GET /load tells when tracking is on."""
+    """Counts requests being answered now, for GET /load, when tracking is on."""
 
     def __init__(self, tracked: bool) -> None:
         self.count = 0
@@ -39,7 +39,7 @@ class ServerLoad:
 
 @dataclass(frozen=True, slots=True)
 class Responder:
-    """Has requests generated and brings the outputs to the client.
+    """Submits requests to the engine and brings the outputs to the client.
 
     `headers` are added to every answer; a client that takes no bytes for `write_timeout_s` is dropped.
     """
@@ -50,7 +50,7 @@ class Responder:
     batcher: WriteBatcher
     write_timeout_s: float
     keep_alive_s: float
-    """Chats and completions: see `EventStream`."""
+    """Seconds between comments in idle streams of chats and completions; see `EventStream`."""
 
     def respond(
         self,
@@ -59,7 +59,10 @@ class Responder:
         stream: bool,
         context: RequestContext,
     ) -> Response:
-        """The response, waited for if it is not a stream. Raises what `EngineClient.submit` does."""
+        """Returns the response, after waiting unless it is a stream.
+
+        Raises errors of `EngineClient.submit`.
+        """
         fault = fault_of(context)
         if stream:
             direct = context.http_version == "HTTP/1.1" and (fault is None or fault.damage is None)
@@ -83,7 +86,7 @@ class Responder:
         stream: bool,
         context: RequestContext,
     ) -> Response | PendingResponse:
-        """As `respond`, but nothing is waited for, and no fault is looked for."""
+        """Responds like `respond`, but without waiting and without faults."""
         if stream:
             return self._stream(requests, writer, context.connection, None)
         collector = ResponseCollector(writer, len(requests))
@@ -109,7 +112,7 @@ class Responder:
         take_over: TakeOver | None,
         may_join: bool = True,
     ) -> Response:
-        """`may_join`: what is all there already may leave in one piece."""
+        """`may_join`: a stream that is already complete may leave in one piece."""
         entries = 1 + (requests[0].logprobs or 0) if requests else 1
         keep_alive_s = self.keep_alive_s if writer.keeps_alive else 0.0
         stream = EventStream(writer, len(requests), connection, take_over, entries, keep_alive_s)
@@ -123,7 +126,7 @@ class Responder:
         return response
 
     def _take_over(self, connection: Connection, finished: Callable[[], None]) -> StreamTransport:
-        """A server that cannot be told that the body has ended ends it itself."""
+        """Returns a transport; without `connection.ended` the server ends the body itself."""
         return self.transport(connection, finished, ends_body=connection.ended is not None)
 
     def _whole(
@@ -161,14 +164,14 @@ class Responder:
 
 
 class ResponseCollector:
-    """Has `writer` take the outputs of the choices of one request; the handle's future tells their end."""
+    """Collects the outputs of one request's choices in `writer`; the handle's future marks their end."""
 
     def __init__(self, writer: ResponseWriter, choices: int) -> None:
         self._writer = writer
         self._error: Exception | None = None
         self._handle: Handle | None = None
         self.unfinished = choices
-        """Choices that are not over; none once one has failed."""
+        """Number of unfinished choices; 0 once one has failed."""
         self.gone = False
         """The client has left."""
 
@@ -196,19 +199,19 @@ class ResponseCollector:
         return b"".join(self.pieces())
 
     def pieces(self) -> list[bytes]:
-        """As `body`; where the answer is long, other requests have turns."""
+        """Returns `body` in pieces; pauses for other requests where the answer is long."""
         if self._error is not None:
             raise self._error
         return self._writer.pieces()
 
     def leave(self) -> None:
-        """The client has left: nothing of the request goes on."""
+        """Aborts the request of a client that has left."""
         self.gone = True
         if self._handle is not None:
             self._handle.abort()
 
     def on_done(self, callback: Callable[[Future[None]], None]) -> None:
-        """Calls `callback` when all choices are over; then the handle, which knows it, is let go."""
+        """Calls `callback` when all choices are over; then drops the handle, which refers to it."""
         assert self._handle is not None
         future = self._handle.future
         future.add_done_callback(self._forget)
@@ -218,7 +221,7 @@ class ResponseCollector:
         self._handle = None
 
     def wait(self, connection: Connection | None) -> None:
-        """Sleeps until all choices are over, or the client has left, which ends them."""
+        """Sleeps until all choices are over; a client that leaves ends them."""
         bell = Bell()
         self.on_done(lambda future: bell.set())
         if connection is not None:

@@ -1,4 +1,4 @@
-"""A model that computes: how it chooses tokens, how it thinks, the form of its text."""
+"""Options of a computing model: sampling, thoughts, and constraints on its text."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from app.protocol.validation import GenerationRequest
 
 ANY_OBJECT = '{"type": "object"}'
 MOST_LOOKED_AT: Final = 32_768
-"""Tokens at the end of a prompt, among which the last tag of thoughts is looked for."""
+"""Tokens at the end of a prompt that are searched for the last tag of thoughts."""
 
 
 class ThoughtTokens(Struct, frozen=True):
-    """The two tokens between which a model thinks; `decode` gives the text of tokens."""
+    """The two tokens around a model's thoughts; `decode` returns the text of tokens."""
 
     begin_id: int
     end_id: int
     decode: Callable[[Sequence[int]], str]
 
     def after(self, prompt_ids: Sequence[int]) -> Thoughts | None:
-        """What may be thought behind a prompt; None where that has closed the thoughts at its end.
+        """Returns the possible thoughts behind a prompt; None where the prompt ends with closed thoughts.
 
-        Its template may have begun them; else the model may do so itself.
+        The template may have begun thoughts; else the model may begin them.
         """
         tail = list(prompt_ids[-MOST_LOOKED_AT:])
         tags = (self.begin_id, self.end_id)
@@ -43,7 +43,10 @@ class ThoughtTokens(Struct, frozen=True):
 
 
 def text_form(wanted: StructuredOutputs | None, calls: ToolCalls | None) -> TextForm | None:
-    """Tool calls that must be made are JSON, as in vLLM: arguments of a named tool, else a list of calls."""
+    """Returns the constraint on the text. Required tool calls are JSON, as in vLLM.
+
+    A named tool's call is its arguments alone; other calls are a list.
+    """
     if calls is not None and calls.least:
         schema = calls.tools[0].schema if calls.named else _calls_schema(calls)
         return TextForm(json_schema=_json(schema))
@@ -81,7 +84,7 @@ def _json(schema: object) -> str:
 
 
 class SamplingDefaults(Struct, frozen=True, kw_only=True):
-    """What holds where a request says nothing: vLLM takes it from the model's generation_config.json."""
+    """Values of omitted sampling parameters; vLLM takes them from the model's generation_config.json."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
@@ -89,7 +92,7 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
     max_new_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Of any reply, whatever is asked for."""
+    """Most tokens of any reply, whatever the request's limit."""
 
     def of(self, request: GenerationRequest) -> Sampling:
         allowed, bias = request.allowed_token_ids, request.logit_bias
@@ -120,15 +123,15 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
 
 
 class RealModel(Struct, frozen=True, kw_only=True):
-    """What the API has to know of the model."""
+    """Facts about a computing model that the API needs."""
 
     defaults: SamplingDefaults = SamplingDefaults()
     thoughts: ThoughtTokens | None = None
-    """Where it can think before it writes a text of a form."""
+    """Set when the model can think before a constrained text."""
 
 
 def check_real(request: GenerationRequest, has_media: bool) -> None:
-    """ApiError 400 for what only a simulation plays, or only vLLM's own engine does."""
+    """Raises ApiError 400 for features that only a simulation or vLLM's own engine supports."""
     if has_media:
         raise bad_request(f"{request.model or 'The model'} is not a multimodal model: it reads text alone.")
     transfer = request.kv_transfer_params or {}

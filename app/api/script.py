@@ -1,4 +1,4 @@
-"""Hands requests of any family to scripts, and applies their decisions."""
+"""Passes requests of any family to scripts, and applies their decisions."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ FAMILIES = {
     "/v2/rerank": "rerank",
 }
 PROMPT_STEPS = 10
-"""Steps of work that a prompt takes besides those of each rule."""
+"""Steps of work per prompt, in addition to each rule's own."""
 NO_RETRY = {"x-should-retry": "false"}
-"""The SDKs of OpenAI and Anthropic would ask again after a 500."""
+"""Header of a 500, which SDKs of OpenAI and Anthropic would otherwise retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptResolver:
-    """Asks the book about each prompt of a request."""
+    """Applies the decisions of scripts to each prompt of a request."""
 
     book: ScriptBook
     tokenizer: Tokenizer
@@ -68,7 +68,7 @@ class ScriptResolver:
         writer: ResponseWriter,
         context: RequestContext,
     ) -> list[EngineRequest]:
-        """`requests` with what scripts decide about them; all choices of a prompt say the same.
+        """Returns `requests` with the decisions of scripts; all choices of a prompt have the same reply.
 
         ApiError for a fault that is an error, and where a rule cannot answer. May pause.
         """
@@ -88,9 +88,9 @@ class ScriptResolver:
     def pooled(
         self, inputs: Iterable[Sequence[Message]], wants: str, model: str, context: RequestContext
     ) -> list[Decision | None]:
-        """What scripts say of each input of a request that wants numbers; None where no rule does.
+        """Returns the decision of scripts for each input of a pooling request; None where no rule applies.
 
-        ApiError as `direct`.
+        Raises ApiError like `direct`.
         """
         said: list[Decision | None] = []
         slices = Slices()
@@ -103,7 +103,7 @@ class ScriptResolver:
         return said
 
     def decide(self, request: Request, own: Random | None = None) -> Decision | None:
-        """As `ScriptBook.decide`. ApiError 500, not to be tried again, where the rule cannot answer."""
+        """Calls `ScriptBook.decide`. ApiError 500, not to be retried, where the rule cannot answer."""
         try:
             return self.book.decide(request, own)
         except ScriptFailure as error:
@@ -133,7 +133,7 @@ class ScriptResolver:
     def _conversations(
         self, asked: GenerationRequest, prompts: Sequence[Prompt]
     ) -> Iterator[Sequence[Message]]:
-        """The messages of each prompt; a prompt without any is a user's."""
+        """Yields the messages of each prompt; a prompt without messages is one of the user."""
         if isinstance(asked, BatchChatRequest):
             yield from map(messages_of, asked.messages)
         elif isinstance(asked, ChatCompletionRequest):
@@ -167,7 +167,7 @@ def request_of(
 
 
 def messages_of(messages: Sequence[WireMessage]) -> list[Message]:
-    """Role and text of each message; a tool's result knows the name of the tool that was called."""
+    """Role and text of each message; a tool's result has the name of the called tool."""
     called: dict[str, str] = {}
     found: list[Message] = []
     for message in messages:
@@ -182,14 +182,14 @@ def messages_of(messages: Sequence[WireMessage]) -> list[Message]:
 
 
 def tools_of(asked: GenerationRequest) -> Mapping[str, object]:
-    """Name of each tool that the request lets the model call, to the schema of its arguments."""
+    """Name and argument schema of each tool that the request lets the model call."""
     if not isinstance(asked, ChatCompletionRequest) or asked.tool_choice == "none":
         return {}
     return {tool.function.name: tool.function.parameters or {} for tool in asked.tools or ()}
 
 
 def own_stream(request: EngineRequest, seen: Request) -> Random | None:
-    """The randomness of a request that is to repeat itself."""
+    """Stream of random numbers for a request that should repeat; None for any other."""
     if request.seed is None and not request.greedy:
         return None
     return Random(f"{request.seed} {seen.last[:KNOWN]}")

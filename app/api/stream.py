@@ -1,9 +1,8 @@
-"""A streamed answer: outputs of the engine in, server-sent events out, each at its due moment.
+"""A streamed answer: takes outputs of the engine and writes server-sent events, each when due.
 
-It is written in one of two ways. *Attached* to a `StreamTransport`, each due chunk goes from the timer wheel
-to the socket, and no greenlet wakes for it. *Iterated*, where the socket cannot be taken over (TLS, HTTP/1.0,
-another server), the request's greenlet wakes and yields each chunk. What is written, and when, is the same in
-both.
+*Attached* to a `StreamTransport`, each due chunk goes from the timer wheel to the socket, and no greenlet
+wakes. *Iterated*, where the socket cannot be taken over (TLS, HTTP/1.0, another server), the request's
+greenlet wakes and yields each chunk. Both ways write the same bytes at the same times.
 """
 
 from __future__ import annotations
@@ -29,27 +28,25 @@ class IdleTimer(Watcher, Protocol):
     """A repeating timer of gevent's loop."""
 
     def again(self, callback: Callable[..., None]) -> None:
-        """Begin anew."""
+        """Restarts the timer."""
 
 
 SLICE_TOKENS = 256
-"""About as many entries (tokens, each with its alternatives) are rendered at once for a client that lags
-behind.
-"""
+"""Entries (tokens, each with its alternatives) rendered at once for a client that lags behind."""
 
 
 COMMENT = b": keep-alive\n\n"
-"""Clients of event streams skip it; proxies count it as traffic."""
+"""Comment that clients of event streams skip, and proxies count as traffic."""
 
 TakeOver = Callable[[Connection, Callable[[], None]], StreamTransport]
-"""Makes what writes a stream to a connection, and calls back at the end."""
+"""Makes the writer of a stream to a connection, and calls back at the end."""
 
 
 class EventStream(StreamingBody):
     """Writes the outputs of `choices` sequences with `writer`.
 
-    `transport` makes what takes the stream over when it is iterated, calling its argument at the end; None
-    where the server has to write each chunk itself. Iterate or attach once; `close` always.
+    `take_over` makes the transport of an iterated stream, and calls its argument at the end; None where the
+    server has to write each chunk itself. Iterate or attach once; `close` always.
     """
 
     __slots__ = (
@@ -77,7 +74,7 @@ class EventStream(StreamingBody):
         entries_per_token: int = 1,
         keep_alive_s: float = 0.0,
     ) -> None:
-        """After `keep_alive_s` without a chunk, and again after as long, a comment is written; 0 is never."""
+        """Writes a comment after each `keep_alive_s` without a chunk; 0 is never."""
         self.bytes_sent = 0
         self.gone = False
         self.writer = writer
@@ -90,13 +87,13 @@ class EventStream(StreamingBody):
         self._idle_timer: IdleTimer | None = None
         self._pending: list[EngineOutput] = []
         self._large: Iterator[bytes] | None = None
-        """What is left of an output that takes long to write."""
+        """Remaining pieces of an output that takes long to write."""
         self._bell: Bell | None = None
         self.handle: Handle | None = None
 
     def emit(self, output: EngineOutput) -> TakeToken | None:
-        """Take an output of the engine: to the socket now, or to the list of those to write."""
-        if not self.unfinished:  # one choice failed: nothing more is told of the others
+        """Takes an output of the engine: writes it to the socket now, or queues it."""
+        if not self.unfinished:  # nothing follows a failed choice
             return None
         before = self.unfinished
         if type(output) is Tokens:
@@ -119,12 +116,12 @@ class EventStream(StreamingBody):
         return PlainTokens(self, output.index).take
 
     def _write(self, transport: StreamTransport, output: EngineOutput, before: int) -> None:
-        """To the socket; `before`: how many choices were unfinished before `output`."""
+        """Writes to the socket; `before` is the number of unfinished choices before `output`."""
         try:
             data = self.writer.chunk(output)
             if not self.unfinished:
                 data += self.writer.closing()
-        except Exception:  # it could not be rendered: the end is still to come, as a failure
+        except Exception:  # rendering failed: the end is still to come, as a failure
             self.unfinished = before
             raise
         if data or not self.unfinished:
@@ -143,14 +140,14 @@ class EventStream(StreamingBody):
             timer.again(self._comment)
 
     def _comment(self) -> None:
-        """Hub: nothing was written for a while. A client that lags has unread chunks anyway."""
+        """Runs in the hub after an idle time. A client that lags has unread chunks anyway."""
         transport = self.transport
         if transport is not None and transport.is_open and not transport.lags:
             self.bytes_sent += len(COMMENT)
             transport.write(COMMENT)
 
     def complete(self) -> bytes | None:
-        """All events and the end, if the generation is over already and makes no more than one slice."""
+        """Returns all events and the end, if the generation is over and fits one slice; else None."""
         pending, write = self._pending, self.writer.chunk
         if self.unfinished or sum(map(_weight, pending)) > self._slice_tokens:
             return None
@@ -159,7 +156,7 @@ class EventStream(StreamingBody):
         return b"".join([*map(write, pending), self.writer.closing()])
 
     def attach(self, transport: StreamTransport) -> None:
-        """Have `transport` write the stream: what has come already now, the rest as it comes."""
+        """Lets `transport` write the stream: outputs so far now, later ones as they come."""
         self.transport = transport
         transport.start(self)
         if self._pending or not self.unfinished:
@@ -172,7 +169,7 @@ class EventStream(StreamingBody):
             timer.start(self._comment)
 
     def next_slice(self) -> tuple[bytes, bool, bool]:
-        """The next outputs that wait, rendered; whether more wait; whether that is the end of the stream."""
+        """Returns waiting outputs, rendered, and two flags: more outputs wait, and the stream ends here."""
         data = self._slice()
         self.bytes_sent += len(data)
         more = bool(self._pending) or self._large is not None
@@ -194,7 +191,7 @@ class EventStream(StreamingBody):
             yield from self._written()
 
     def _wait_for_transport(self, bell: Bell) -> None:
-        """Greenlet: sleep until all has been written, or the client has gone."""
+        """Runs in the greenlet: sleeps until all has been written, or the client has left."""
         transport = self.transport
         while transport is not None and transport.is_open:
             bell.wait()
@@ -203,7 +200,7 @@ class EventStream(StreamingBody):
             self._connection.ended()
 
     def _written(self) -> Iterator[bytes]:
-        """Greenlet: wait for outputs and give them to the server, until the end."""
+        """Runs in the greenlet: yields outputs to the server as they come, until the end."""
         self._bell = bell = Bell()
         while not self.gone:
             bell.clear()
@@ -219,7 +216,7 @@ class EventStream(StreamingBody):
                 yield COMMENT
 
     def _slice(self) -> bytes:
-        """As many of the next outputs as make a slice; with the last one of all, the end of the stream."""
+        """Renders waiting outputs up to one slice, and the end of the stream behind the last one."""
         room, chunks = self._slice_tokens, []
         taken = 0
         if self._large is not None:
@@ -246,7 +243,7 @@ class EventStream(StreamingBody):
         return b"".join(chunks)
 
     def _next_of_large(self, pieces: Iterator[bytes]) -> bytes:
-        """The next piece of a large output; behind its last one, what else there is."""
+        """Returns the next piece of a large output; behind the last piece, the next slice."""
         piece = next(pieces, None)
         if piece is not None:
             return piece
@@ -254,7 +251,7 @@ class EventStream(StreamingBody):
         return self._slice()
 
     def leave(self) -> None:
-        """The client is gone: end its sequences and wake the greenlet."""
+        """Ends the sequences of a client that has left, and wakes the greenlet."""
         self.gone = True
         self._note_chunk(last=True)
         if self.handle is not None:
@@ -265,7 +262,7 @@ class EventStream(StreamingBody):
             self._bell.set()
 
     def close(self) -> None:
-        """The server is done with it. What is unfinished now is finished for nobody: a write failed."""
+        """Ends the stream when the server is done. Unfinished output means that a write failed."""
         if self.unfinished or self._pending or self._large is not None:
             self.gone = True
         self._note_chunk(last=True)
@@ -278,7 +275,7 @@ class EventStream(StreamingBody):
 
 
 class PlainTokens:
-    """Takes the plain tokens of one choice of a stream: events that are constant but for their texts."""
+    """Takes the plain tokens of one choice of a stream, whose events differ only in their texts."""
 
     __slots__ = ("_around", "_index", "_stream")
 
@@ -301,7 +298,7 @@ class PlainTokens:
         transport.send_soon(b"%x\r\n%b%b%b\r\n" % (length, before, shown, behind))
 
     def _take_otherwise(self, text: str, token_id: int, at_s: float) -> None:
-        """As any output. Where the stream has begun to be written, see whether the next one is plain."""
+        """Emits a token like any output. In a stream that is being written, prepares for plain tokens."""
         stream, index = self._stream, self._index
         stream.emit(Tokens(index, [text], [token_id], at_s))
         if self._around is None and stream.transport is not None and not stream.transport.lags:

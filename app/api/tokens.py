@@ -13,7 +13,6 @@ from app.tokenization.huggingface import LocalTokenizer
 
 
 def routes(frontend: Frontend, with_info: bool) -> list[Route]:
-    """With `with_info` GET /tokenizer_info is there."""
     body, models, tokenizer = frontend.body, frontend.models, frontend.tokenizer
 
     def tokenize(context: RequestContext) -> Response:
@@ -40,7 +39,7 @@ def routes(frontend: Frontend, with_info: bool) -> list[Route]:
         return json_response({"prompt": tokenizer.decode(asked.tokens, False)})
 
     def tokenizer_info(context: RequestContext) -> Response:
-        """The configuration of the tokenizer; of a remote one only that it is one."""
+        """The configuration of the tokenizer; of a remote one only its class."""
         if isinstance(tokenizer, LocalTokenizer):
             return json_response(tokenizer.info())
         return json_response({"tokenizer_class": type(tokenizer).__name__})

@@ -1,4 +1,4 @@
-"""The one way in which a family writes what the engine says: state of choices, events of streams."""
+"""Writing of answers, once for all families: state of choices, events of streams."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from app.protocol.chat import ChunkChoice, Delta
 from app.protocol.common import NO_TAIL, ChunkHead, ChunkTail, PerRequestMetrics, Usage, encode
 
 UNFINISHED = Finish("abort")
-"""The end of a choice that has been given none."""
+"""End of a choice that has none yet."""
 
 
 class Segment(Struct):
-    """Tokens in a row that belong to one part of the reply; `part` None is its own text."""
+    """Consecutive tokens of one part of the reply; `part` None is the reply's own text."""
 
     part: Part | None
     id: str = ""
-    """What a client knows it by, where it has a name."""
+    """Id for the client, where the segment has one."""
     texts: list[str] = []
     logprobs: list[Sequence[TokenLogprob]] = []
-    """As they came, for they may be computed only where they are looked at."""
+    """Log probabilities as they came; may be computed only on access."""
 
     @property
     def kind(self) -> str:
@@ -42,27 +42,27 @@ class Segment(Struct):
 
 
 class ChoiceState(Struct):
-    """One choice: what was counted, and, where an answer needs it, what was said.
+    """State of one choice: its counts and, where an answer needs it, its content.
 
-    Answers that tell a reply by its parts use `take`: then `texts` is the reply's own text, and `segments`
-    are thoughts, calls and images. Answers that tell it in order use `shown`: then `segments` are all of it.
+    Answers that separate a reply into parts use `take`: `texts` is the reply's own text, and `segments` are
+    thoughts, calls and images. Answers that keep a reply's order use `shown`: `segments` are the whole reply.
     """
 
     tokens: int = 0
     reasoning_tokens: int = 0
     finish: Finish = UNFINISHED
     ended_s: float = 0.0
-    """When its last token was due."""
+    """Moment when the last token was due."""
     called: bool = False
     """A tool was called."""
     texts: list[str] = []
     ids: list[int] = []
     logprobs: list[Sequence[TokenLogprob]] = []
-    """Those of all tokens, as they came."""
+    """Log probabilities of all tokens, as they came."""
     segments: list[Segment] = []
 
     def count(self, output: Tokens) -> None:
-        """Take note of how many tokens there are, and whether they are the last ones."""
+        """Counts the tokens, and keeps their end."""
         self.tokens += len(output.ids)
         if output.finish is not None:
             self.finish, self.ended_s = output.finish, output.at_s
@@ -70,7 +70,7 @@ class ChoiceState(Struct):
             self.reasoning_tokens += len(output.ids)
 
     def take(self, output: Tokens) -> None:
-        """Count the tokens and keep all that they say."""
+        """Counts the tokens and keeps their content."""
         self.count(output)
         self.ids += output.ids
         if output.logprobs is not None:
@@ -86,10 +86,10 @@ class ChoiceState(Struct):
             segment.texts += output.texts
 
     def shown(self, output: Tokens, new_id: Callable[[Part | None], str]) -> Segment | None:
-        """Count the tokens; the segment that they go to, or None when they show nothing.
+        """Counts the tokens; returns their segment, or None when they show nothing.
 
-        A new one begins, with an id of its own, where another part says something. A call does so with its
-        name already. No item or block can hold an image.
+        A new segment, with a new id, begins where another part shows something. A call begins with its name.
+        No item or block can hold an image.
         """
         self.count(output)
         part = output.part
@@ -116,12 +116,12 @@ class ChoiceState(Struct):
         return True
 
     def _keep(self, *kinds: str) -> None:
-        """Tell no other segments: a whole answer has all of a reply whose last call was cut off as text."""
+        """Drops other segments: with its last call cut off, a reply is text in a whole answer."""
         self.called = False
         self.segments = [segment for segment in self.segments if segment.kind in kinds]
 
     def current(self, part: Part | None) -> Segment | None:
-        """The segment that tokens of `part` go on with; None when they begin another one."""
+        """Returns the segment that tokens of `part` continue; None when they begin another one."""
         segment = self.segments[-1] if self.segments else None
         return segment if segment is not None and segment.part == part else None
 
@@ -137,12 +137,12 @@ class ChoiceState(Struct):
 
 
 def places(output: Tokens) -> range:
-    """Where the tokens of `output` are in its lists; an end without a token has a place, too."""
+    """Positions of tokens in the lists of `output`; an end without a token has one, too."""
     return range(max(len(output.texts), output.finish is not None))
 
 
 def split(output: Tokens, size: int) -> Iterator[Tokens]:
-    """`output` in parts of up to `size` tokens; the last one has its end."""
+    """Splits `output` into parts of up to `size` tokens; the last part has the end."""
     total = len(output.texts)
     if total <= size:
         yield output
@@ -164,7 +164,7 @@ T = TypeVar("T", bound=Struct)
 
 
 class UsageOverrides(Struct, frozen=True):
-    """What an answer says of its tokens instead of how many they are; None where it tells the truth."""
+    """Token counts that replace the real ones in an answer's usage; None keeps the real count."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -179,27 +179,27 @@ class UsageOverrides(Struct, frozen=True):
 
 
 class ResponseWriter(ABC):
-    """One answer to one request, as a stream or whole. No other code knows a family's wire format.
+    """Writes one answer to one request, as a stream or whole. No other code knows a family's wire format.
 
-    A stream: `chunk`, or `chunks` of what is large, for every output; then `closing`.
+    A stream: `chunk`, or `chunks` of large outputs, for every output; then `closing`.
     A whole answer: `take` for every output as it comes; then `body`.
     """
 
     started: Started | None = None
-    """How a choice began: of a stream the first one, else the last."""
+    """Start of the first choice in a stream, else of the last."""
     cached_tokens = 0
     prompt_logprobs: SomeEntries | None = None
     has_failed = False
     usage = UsageOverrides()
     _holes: Holes
     keeps_alive = False
-    """A stream that says nothing for long gets comments (`sse-keep-alive-interval`)."""
+    """Idle streams get comments (`sse-keep-alive-interval`)."""
 
     def __init__(self, choices: int) -> None:
         self.choices = [ChoiceState()] if choices == 1 else [ChoiceState() for _ in range(choices)]
 
     def chunk(self, output: EngineOutput) -> bytes:
-        """Returns the server-sent events that tell of `output`; empty when there is nothing to tell."""
+        """Returns the server-sent events of `output`; empty when it shows nothing."""
         if type(output) is Tokens:
             return self._tokens(output)
         if type(output) is Started:
@@ -219,13 +219,13 @@ class ResponseWriter(ABC):
         return error_event(as_stream_error(error))
 
     def _usage_of(self, prompt_tokens: int, choices: Sequence[ChoiceState]) -> Usage:
-        """Returns the tokens of prompts and `choices`, as they are told."""
+        """Returns the usage of prompts and `choices`, with overrides."""
         tokens = choices[0].tokens if len(choices) == 1 else sum([choice.tokens for choice in choices])
         prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
         return Usage(prompt_tokens, prompt_tokens + tokens, tokens)
 
     def chunks(self, output: EngineOutput) -> Iterator[bytes]:
-        """As `chunk`, in pieces of whole events that take less than 5 ms each."""
+        """Yields `chunk` in pieces of whole events that take less than 5 ms each."""
         if type(output) is not Tokens:
             yield self.chunk(output)
             return
@@ -233,13 +233,13 @@ class ResponseWriter(ABC):
             yield self.chunk(part)
 
     def is_large(self, output: EngineOutput) -> bool:
-        """The events of `output` may take longer than 5 ms: take them from `chunks`."""
+        """True when the events of `output` may take longer than 5 ms: take them from `chunks`."""
         return False
 
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
-        """What the event of a plain token of a choice has before and behind its text, which is JSON.
+        """Returns the bytes before and behind the JSON text in the event of a plain token.
 
-        None when events of tokens are not that simple, or when nothing was written yet.
+        None when events of tokens are more complex, or before the first event.
         """
         return None
 
@@ -249,7 +249,7 @@ class ResponseWriter(ABC):
         return self.cached_tokens if told is None else told
 
     def timing(self, missing: None | UnsetType = None) -> PerRequestMetrics | None:
-        """The times of the only choice, `missing` for what is not known; None where there are several."""
+        """Returns the times of the only choice, with `missing` for unknown ones; None for several choices."""
         if len(self.choices) != 1:
             return None
         [choice], started = self.choices, self.started
@@ -268,21 +268,21 @@ class ResponseWriter(ABC):
 
     @property
     def told_created(self) -> int:
-        """Tokens of the prompt that are cached from now on, beside `told_cached`."""
+        """Prompt tokens that are newly cached, beside `told_cached`."""
         created = 0 if self.started is None else self.started.created_tokens
         return max(0, self.cached_tokens + created - self.told_cached)
 
     def begin(self, output: Started) -> None:
-        """Keep what a stream tells of its prompts: what is known of the choice that begins first."""
+        """Keeps the first choice's start, which has the prompt's facts for a stream."""
         if self.started is None:
             self.started, self.cached_tokens = output, output.cached_tokens
 
     @abstractmethod
     def closing(self) -> bytes:
-        """What ends the stream, after the last choice is over."""
+        """Returns the end of the stream, after the last choice."""
 
     def take(self, output: EngineOutput) -> None:
-        """Take an output in, for a whole answer. Raises the error of a `Failed` one."""
+        """Takes an output for a whole answer. Raises the error of a `Failed` one."""
         if type(output) is Tokens:
             self.choices[output.index].take(output)
         elif type(output) is Started:
@@ -296,7 +296,7 @@ class ResponseWriter(ABC):
         return b"".join(self.pieces())
 
     def pieces(self) -> list[bytes]:
-        """As `body`; where the answer is long, other requests have turns."""
+        """Returns `body` in pieces; pauses for other requests where the answer is long."""
         self._holes = []
         return filled(self.whole(), self._holes)
 
@@ -305,7 +305,7 @@ class ResponseWriter(ABC):
         """Returns the answer as a struct, whose long lists are in `_holes`."""
 
     def each_choice(self, make: Callable[[int, ChoiceState], T]) -> Sequence[T] | Raw:
-        """Returns what `make` makes of each choice and its number; large ones are written one by one."""
+        """Returns the result of `make` for each choice and its number; large ones are written one by one."""
         choices = self.choices
         if len(choices) == 1:
             return (make(0, choices[0]),)
@@ -322,15 +322,15 @@ class ResponseWriter(ABC):
 
 
 class PlainChoice:
-    """The choice of a chunk of which nothing special was asked: constant but for its number and its text."""
+    """The choice of a plain chunk: constant but for its number and its text."""
 
     __slots__ = ("_before_index", "_before_text", "end")
 
     def __init__(self, choice: Struct) -> None:
-        """`choice` has holes for both."""
+        """`choice` has holes for number and text."""
         self._before_index, self._before_text, end = template(choice)
         self.end = end + b"]}\n\n"
-        """What follows the text in the event."""
+        """Bytes behind the text in the event."""
 
     def begins(self, head: bytes, choices: int) -> list[bytes]:
         first = head + self._before_index
@@ -341,7 +341,7 @@ class PlainChoice:
 
 
 def chunk_head(meta: ResponseMeta, kind: str) -> bytes:
-    """The event of a chunk up to its first choice; `kind` is its `object`."""
+    """Returns the event of a chunk up to its first choice; `kind` is its `object`."""
     head = encode(ChunkHead(meta.id, kind, meta.created, meta.model))
     return b'data: %b,"choices":[' % head[:-1]
 
@@ -351,7 +351,7 @@ def chunk_event(head: bytes, choice: Struct | Raw, tail: ChunkTail = NO_TAIL) ->
 
 
 def chunk_events(head: bytes, delta: Delta, choices: int, tail: ChunkTail) -> Iterable[bytes]:
-    """The same event of each choice of a chat."""
+    """Returns the same event for each choice of a chat."""
     if choices == 1:
         return (chunk_event(head, ChunkChoice(0, delta), tail),)
     before, after = template(ChunkChoice(HOLE, delta))

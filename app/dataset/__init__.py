@@ -30,12 +30,12 @@ class Datasets:
         return bool(self._by_model)
 
     def of(self, model: str) -> Dataset | None:
-        """The model's own, else the one for all models, else None."""
+        """Returns the model's own dataset, else the one for all models."""
         return self._by_model.get(model) or self._by_model.get(ALL_MODELS)
 
     @property
     def size_bytes(self) -> int:
-        """Memory that is held: as much as the files make necessary, which nothing adds to later."""
+        """Memory that the open files need, in bytes; constant after the start."""
         return sum(dataset.size_bytes for dataset in self._by_model.values())
 
     def close(self) -> None:
@@ -44,14 +44,15 @@ class Datasets:
 
 
 def open_datasets(settings: DatasetSettings, tokenizer: Tokenizer) -> Datasets:
-    """All datasets of the settings that can be used; there is one warning about each of the others.
+    """Opens all usable datasets of the settings; logs a warning for each other dataset.
 
-    May take a second for a million replies, and longer for copies in memory. Starts nothing that a fork
-    would lose. `prepare` comes before it.
+    Call `prepare` first. Takes up to a second for a million replies, and longer for copies in memory. Starts
+    nothing that a fork would lose.
     """
     opened: dict[str, Dataset] = {}
     for model, path in settings.files.items():
-        # Its library takes a tenth of a second to import and some memory: only for who has datasets.
+        # Imported here: the library costs memory and a tenth of a second, which only servers with datasets
+        # pay.
         from app.dataset.dataset import open_dataset
 
         name, in_memory = settings.dataset_table_name, settings.dataset_in_memory
@@ -66,9 +67,9 @@ def open_datasets(settings: DatasetSettings, tokenizer: Tokenizer) -> Datasets:
 
 
 def prepare(settings: DatasetSettings) -> None:
-    """Download the first file if it is not there and may be downloaded.
+    """Downloads the first file if it is missing and a URL is set.
 
-    DatasetError, which should stop the start, when that fails or any file is missing.
+    Raises DatasetError, which should stop the start, when the download fails or a file is missing.
     """
     for number, text in enumerate(settings.files.values()):
         path = Path(text).expanduser()

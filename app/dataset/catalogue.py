@@ -1,7 +1,7 @@
-"""How a prompt is found again: two kinds of hashes, and a catalogue of all rows (simulator.md 5.10).
+"""Catalogue of recorded rows by prompt hash and by length (simulator.md 5.10).
 
-SQLite cannot draw a random row of a given length without looking at all of them, and files often have
-no index. So hashes, lengths and keys of all rows are kept in arrays: 32 bytes a row.
+SQLite cannot draw a random row of a given length without a full scan, and files often have no index. Arrays
+keep hash, length and key of all rows instead: 32 bytes a row.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Turn = tuple[str, str]
 
 ROLES = frozenset({"user", "assistant"})
 PREFIX_BYTES = 8
-"""Of a hash: enough to tell millions of prompts apart."""
+"""Bytes of a hash that are kept; enough to distinguish millions of prompts."""
 
 
 def ids_hash(ids: Sequence[int]) -> bytes:
-    """SHA-256 of the prompt's token ids, four bytes each, the lowest first."""
+    """SHA-256 of the prompt's token ids, each as four bytes, the lowest first."""
     packed = array("I", ids)
     if sys.byteorder == "big":
         packed.byteswap()
@@ -30,7 +30,7 @@ def ids_hash(ids: Sequence[int]) -> bytes:
 
 
 def text_hash(turns: Iterable[Turn]) -> bytes:
-    """SHA-256 of the prompt's text with a headline per turn, as older files have it."""
+    """SHA-256 of the prompt's text with a headline per turn, as older files compute it."""
     heads = ((role if role in ROLES else "unknown", text) for role, text in turns)
     written = "".join(f"### {role}:\n{text}\n" for role, text in heads)
     return sha256(written.encode("utf-8", "surrogatepass")).digest()
@@ -40,8 +40,8 @@ class Catalogue:
     """All rows with at least one token, in two orders: by length, and by hash and then length.
 
     Args:
-        rows: (`prompt_hash`, `n_gen_tokens`, key) of each row as SQLite has them; what is no hash is
-            never found by one, what is no length is left out.
+        rows: (`prompt_hash`, `n_gen_tokens`, key) of each row as read from SQLite. A row without a positive
+            length is left out; a value that is no hash matches no prompt.
     """
 
     def __init__(self, rows: Iterable[tuple[object, object, int]]) -> None:
@@ -66,7 +66,7 @@ class Catalogue:
     def recorded(self, digest: bytes, least: int, most: int, rng: Random) -> int | None:
         """Key of a random row with this hash, or None without any.
 
-        Of those with `least` to `most` tokens, else of the longer ones, else of the shorter ones.
+        Prefers rows with `least` to `most` tokens, then longer ones, then shorter ones.
         """
         prefix, prefix_of = _prefix(digest), self._prefixes.__getitem__
         first = bisect_left(self._by_hash, prefix, key=prefix_of)
@@ -77,13 +77,13 @@ class Catalogue:
         return None if chosen is None else self._keys[self._by_hash[rng.randrange(*chosen)]]
 
     def any(self, least: int, most: int, rng: Random) -> int:
-        """Key of a random row with `least` to `most` tokens, else of any. ValueError without rows."""
+        """Key of a random row with `least` to `most` tokens, else of any row. ValueError without rows."""
         start, stop = self._fitting(self._by_length, least, most, 0, len(self))
         position = rng.randrange(start, stop) if start < stop else rng.randrange(len(self))
         return self._keys[self._by_length[position]]
 
     def _fitting(self, order: array[int], least: int, most: int, first: int, end: int) -> tuple[int, int]:
-        """Where in `order`, between `first` and `end`, the rows with `least` to `most` tokens are."""
+        """Range of positions in `order[first:end]` of the rows with `least` to `most` tokens."""
         length_of = self._lengths.__getitem__
         start = bisect_left(order, least, first, end, key=length_of)
         return start, bisect_right(order, most, start, end, key=length_of)

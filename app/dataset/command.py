@@ -1,4 +1,4 @@
-"""`python -m app dataset`: make a dataset out of a file of conversations."""
+"""`python -m app dataset`: makes a dataset from a file of conversations."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ said before. A prompt is found by its token ids, so a server must use the same t
 | `gen_tokens` | JSON | the reply: `{{"Tokens": [ids], "Strings": [text of each]}}` |
 | `n_gen_tokens` | INTEGER | tokens of the reply |
 """
-"""The page that tells what a dataset is made of."""
+"""Page beside a dataset that documents its origin and columns."""
 
 
 class Pair(NamedTuple):
-    """A question, everything that was said up to it (with it), and the reply."""
+    """A question, the messages up to and including it, and the reply."""
 
     question: str
     messages: list[Message]
@@ -69,7 +69,7 @@ class Pair(NamedTuple):
 
 
 def conversations(file: BinaryIO) -> Iterator[object]:
-    """Every item of the array in `file`, whatever it is; only one is in memory at a time.
+    """Yields every item of the JSON array in `file`, with one in memory at a time.
 
     DatasetError when the file is no JSON array.
     """
@@ -86,7 +86,7 @@ def conversations(file: BinaryIO) -> Iterator[object]:
 
 
 def pairs(conversation: object) -> Iterator[Pair]:
-    """The questions of a human with their replies, up to the first turn that somebody else has."""
+    """Yields each question of a human with its reply, up to the first turn out of order or without text."""
     turns = conversation.get("conversations") if isinstance(conversation, dict) else None
     if not isinstance(turns, list):
         return
@@ -101,7 +101,7 @@ def pairs(conversation: object) -> Iterator[Pair]:
 
 
 def _text(turn: object, speaker: str) -> str | None:
-    """What `speaker` says in `turn`; None when the turn is somebody else's or has no text."""
+    """Returns the text of `turn`; None for another speaker's turn or one without text."""
     if not isinstance(turn, dict) or turn.get("from") != speaker:
         return None
     value = turn.get("value")
@@ -109,7 +109,7 @@ def _text(turn: object, speaker: str) -> str | None:
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A row to be: the reply to a prompt, which is a text or a chat."""
+    """A future row: the reply to a prompt, which is a text or a chat."""
 
     prompt: str | list[Message]
     prompt_hash: bytes
@@ -123,7 +123,7 @@ class Recorder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.conversations = self.recorded = self.refused = 0
         self.refusal = ""
-        """Why the first of the refused questions was not taken."""
+        """Error text of the first refused question."""
         self._tokenizer = tokenizer
 
     def records(self, conversations: Iterable[object]) -> Iterator[Record]:
@@ -143,7 +143,7 @@ class Recorder:
                 self.refusal = self.refusal or str(error)
 
     def _records(self, pair: Pair) -> list[Record]:
-        """Returns none for a reply without tokens. Prompts are encoded as the server does it by default."""
+        """Returns none for a reply without tokens. Encodes prompts with the server's defaults."""
         ids = self._tokenizer.encode(pair.reply)
         if not ids:
             return []
@@ -157,7 +157,7 @@ class Recorder:
 
 
 def write_sqlite(path: Path, table_name: str, records: Iterable[Record]) -> None:
-    """Make the file `path` with all records, in one transaction."""
+    """Writes all records into the new file `path`, in one transaction."""
     table = replies_table(table_name)
     engine = create_engine(
         "sqlite://", creator=lambda: sqlite3.connect(path, isolation_level=None), poolclass=NullPool
@@ -176,7 +176,7 @@ def _row(record: Record) -> dict[str, object]:
 
 
 def written_as_json(records: Iterable[Record], file: TextIO, tokenizer: Tokenizer) -> Iterator[Record]:
-    """The same records, each of which is also written to `file`, readable, as an item of a JSON array."""
+    """Yields the records unchanged and writes each to `file` as an item of a readable JSON array."""
     separator = "[\n"
     for record in records:
         prompt = record.prompt
@@ -195,7 +195,7 @@ def written_as_json(records: Iterable[Record], file: TextIO, tokenizer: Tokenize
 
 @contextmanager
 def all_or_none(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """Where to write files that get the names `paths` when the block ends well, and vanish otherwise."""
+    """Yields temporary paths, which are renamed to `paths` on success and deleted on failure."""
     parts = [path.with_name(path.name + ".part") for path in paths]
     try:
         for part in parts:
@@ -217,7 +217,7 @@ tokenizer matter.
 
 @as_command(DatasetError, TokenizerError)
 def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> int:
-    """Exit status. `tokenizer_of` makes the tokenizer that the server would use."""
+    """Returns the exit status. `tokenizer_of` makes the tokenizer that the server would use."""
     options, flags = _parser().parse_beside_settings(argv)
     settings = load(flags, os.environ, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
     print(_build(options, settings, tokenizer_of(settings)))
@@ -237,7 +237,7 @@ def _parser() -> Parser:
 
 
 def _build(options: argparse.Namespace, settings: Settings, tokenizer: Tokenizer) -> str:
-    """Makes the files; returns what came of it, in one line."""
+    """Makes the files and returns a one-line summary."""
     output: Path = options.output
     table = _table_name(options, settings)
     targets = [output, output.with_suffix(".md")]
@@ -299,7 +299,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _naming_files(source: Path) -> Iterator[None]:
-    """What is wrong with the files, as DatasetError that names them."""
+    """Converts errors of the files to DatasetErrors that name the file."""
     try:
         yield
     except DatasetError as error:

@@ -1,4 +1,4 @@
-"""Recorded replies: which one a prompt gets, and how much of it (simulator.md 5.10)."""
+"""Recorded replies: selects one for a prompt and cuts it to length (simulator.md 5.10)."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from app.dataset.tokens import DatasetError, completed, decode
 from app.tokenization import Tokenizer
 
 BUSY_S = 0.25
-"""How long to wait for another process that writes to the file."""
+"""Longest wait for another process's lock on the file, in seconds."""
 ROWS_PER_READ = 10_000
 COLUMNS = {"id": "INTEGER", "prompt_hash": "BLOB", "gen_tokens": "JSON", "n_gen_tokens": "INTEGER"}
-"""Column to the type that it must be declared with."""
+"""Required columns, each with its declared type."""
 
 
 class Declared(UserDefinedType[object]):
-    """A column type that is only declared: values come and go as SQLite has them."""
+    """A column type for declarations only: values stay as SQLite stores and returns them."""
 
     cache_ok = True
 
@@ -58,7 +58,7 @@ class Declared(UserDefinedType[object]):
 
 
 def replies_table(name: str) -> Table:
-    """The table called `name`; its index lets a start read hashes and lengths without the replies."""
+    """Defines the table `name`; its index lets a start read hashes and lengths without the replies."""
     others = [
         Column(title, Declared(declared), nullable=False)
         for title, declared in COLUMNS.items()
@@ -69,9 +69,9 @@ def replies_table(name: str) -> Table:
 
 
 def checked_key(connection: Connection, table: Table) -> ColumnElement[int]:
-    """What identifies a row: its id if that is the primary key, else SQLite's own row number.
+    """Returns the column that identifies a row: `id` if it is the primary key, else SQLite's `rowid`.
 
-    DatasetError when the table, or a column, is missing or declared with another type.
+    DatasetError when the table or a column is missing, or a column is declared with another type.
     """
     info = func.pragma_table_info(table.name).table_valued(column("name"), column("type"), column("pk"))
     found = {row.name.lower(): row for row in connection.execute(select(info))}
@@ -91,15 +91,15 @@ Reply = Select[tuple[object]]
 
 
 class Rows:
-    """The replies of a file, which is opened read-only, or of a copy of it in memory.
+    """The replies of a file, opened read-only, or of its copy in memory.
 
-    A file is read beside the event loop, on connections that are opened when first needed, so in the worker,
-    and held: as many as threads read at once. Reading the copy takes less time than going to another thread.
+    A file is read outside the event loop's thread. Its connections open on first use, hence in the worker,
+    and stay open: as many as threads read at once. Reading the copy is faster than switching threads.
     """
 
     def __init__(self, path: Path, table_name: str, in_memory: bool) -> None:
         self._in_memory = in_memory
-        # A real one, which threads of a stock worker share; greenlets of one thread never meet here.
+        # A real lock, shared by the threads of a stock worker; greenlets of one thread never contend for it.
         self._reading = monkey.get_original("threading", "Lock")()
         self._idle: deque[Connection] = deque()
         self._copy_bytes = 0
@@ -121,7 +121,7 @@ class Rows:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that is held: the catalogue, and the copy of the file if there is one."""
+        """Memory in bytes: the catalogue, and the copy of the file if there is one."""
         return self.catalogue.size_bytes + self._copy_bytes
 
     def read(self, key: int) -> object:
@@ -132,7 +132,7 @@ class Rows:
             return self.read_here(key)
 
     def read_here(self, key: int) -> object:
-        """Reads it in the calling thread."""
+        """Reads `gen_tokens` of a row in the calling thread."""
         with _reported():
             try:
                 connection = self._idle.pop()
@@ -155,7 +155,7 @@ class Rows:
 
 
 def _prepared(connection: Connection, table_name: str) -> tuple[Catalogue, Reply]:
-    """Returns the catalogue, and how to read the reply of a row. DatasetError without a usable table."""
+    """Returns the catalogue and the query of one row's reply. DatasetError without a usable table."""
     table = replies_table(table_name)
     key = checked_key(connection, table)
     wanted = select(table.c.prompt_hash, table.c.n_gen_tokens, key)
@@ -167,7 +167,7 @@ def _prepared(connection: Connection, table_name: str) -> tuple[Catalogue, Reply
 
 
 def _pages_bytes(connection: Connection) -> int:
-    """What SQLite holds of the file."""
+    """Size in bytes of SQLite's copy of the file."""
     pages, size = (
         connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("page_count", "page_size")
     )
@@ -183,7 +183,7 @@ def _copied(path: Path) -> sqlite3.Connection:
     memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     try:
         with closing(_open(path)) as source:
-            # A reader's lock first: the copy itself would wait for a writer without end.
+            # Takes a read lock first: the copy itself would wait for a writer without end.
             source.execute("BEGIN").execute("SELECT count(*) FROM sqlite_master").fetchone()
             source.backup(memory)
     except BaseException:
@@ -206,14 +206,14 @@ logger = logging.getLogger(__name__)
 
 
 class Recorded(Struct, frozen=True):
-    """A recorded reply, cut to what may be said: `texts[i]` is the text of token `ids[i]`."""
+    """A recorded reply, cut to the limit: `texts[i]` is the text of token `ids[i]`."""
 
     ids: Sequence[int]
     texts: Sequence[str]
     missing: int
-    """Tokens to add behind these, so that the reply is as long as it must be."""
+    """Tokens to append so that the reply has its least length."""
     reached_limit: bool
-    """With them, the reply is as long as it may be: it ends with `length`, else with `stop`."""
+    """The reply reaches its limit, missing tokens included: it ends with `length`, else with `stop`."""
 
 
 class Dataset:
@@ -233,30 +233,30 @@ class Dataset:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that is held: the catalogue, and the copy of the file if there is one."""
+        """Memory in bytes: the catalogue, and the copy of the file if there is one."""
         return self._rows.size_bytes
 
     def reply(
         self, prompt_ids: Sequence[int], turns: Sequence[Turn], least: int, most: int, rng: Random
     ) -> Recorded | None:
-        """A reply to the prompt: one that was recorded for it, else a random one.
+        """Returns a reply that was recorded for the prompt, else a random one.
 
-        One of `least` to `most` tokens if there is any, else a longer one, which is cut, else a shorter one.
-        The random draw is made before anything is waited for, so replies depend on the order of calls only.
+        Prefers `least` to `most` tokens. Longer recorded replies come next, then shorter ones; long replies
+        are cut. The random draw comes before any wait, so replies depend on the order of calls only.
 
         Args:
-            prompt_ids: the prompt, hashed as today's files do.
-            turns: the same as (role, text) of each message, hashed as older files do; may be empty.
-            least: tokens that the reply must have (`most` with ignore_eos, else min_tokens or 1).
-            most: tokens that it may have.
-            rng: a stream of randomness; one number is drawn from it.
+            prompt_ids: token ids of the prompt, hashed as in current files.
+            turns: role and text of each message of the prompt, hashed as in older files; may be empty.
+            least: fewest tokens of the reply (`most` with ignore_eos, else min_tokens or 1).
+            most: most tokens of the reply.
+            rng: a stream of random numbers; one number is drawn.
 
         Returns:
-            None, and a warning in the log the first time, when the file does not give the reply: it was
-            locked or changed, or the row is broken.
+            None, with a warning in the log the first time, when the file yields no reply: it was locked or
+            changed, or the row is broken.
 
         Raises:
-            TokenizerError: ids or strings are missing in the row, and the tokenizer cannot add them.
+            TokenizerError: the row lacks ids or strings, and the tokenizer cannot add them.
         """
         key = self._key(prompt_ids, turns, least, most, rng)
         try:
@@ -288,5 +288,5 @@ class Dataset:
 
 
 def open_dataset(path: Path, table_name: str, in_memory: bool, tokenizer: Tokenizer) -> Dataset:
-    """The dataset in the file `path`. DatasetError when it is locked, broken or has no such table."""
+    """Opens the dataset in the file `path`. DatasetError when it is locked, broken or has no such table."""
     return Dataset(str(path), Rows(path, table_name, in_memory), tokenizer)

@@ -1,4 +1,4 @@
-"""Fetching a dataset before the server starts: resumable, checked, and complete or not there at all."""
+"""Downloads a dataset before the server starts: resumable, verified, all or nothing."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from app.dataset.tokens import DatasetError
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT = Timeout(connect=10, read=60)
-"""Seconds, for the connection and between two pieces of the body."""
+"""Seconds to connect, and between two pieces of the body."""
 REDIRECTS = Retry(connect=0, read=0, other=0, status=0, redirect=5)
 OK, PARTIAL, UNSATISFIABLE = 200, 206, 416
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses after which the same request may succeed: what has come so far is kept."""
+"""Statuses after which the same request may succeed; the bytes so far are kept."""
 EVERY_S = 5.0
 EVERY_SHARE = 0.1
 MEGABYTE = 1_000_000
 
 Advance = Callable[[int], object]
-"""Takes the number of bytes that have come."""
+"""Receives the number of new bytes."""
 Progress = Callable[[int, int | None], AbstractContextManager[Advance]]
-"""Begins with the bytes that were there already, and the size in the end if it is known."""
+"""Receives the number of bytes already present, and the final size if it is known."""
 
 logger = logging.getLogger(__name__)
 
 
 def download(url: str, path: Path, sha256: str | None = None, progress: Progress | None = None) -> None:
-    """Fetch `url` into the new file `path`; its folders are made, too.
+    """Downloads `url` into the new file `path`, and makes its folders.
 
-    The bytes go to `path` with `.part` behind its name, where a later call goes on after a break, and are
-    checked, flushed and renamed at the end. Of several processes that ask for the same file one fetches it.
+    The bytes go to `path` plus `.part`, where a later call resumes after a break. The complete file is
+    verified, flushed and renamed. Of several processes with the same file only one downloads it.
 
     Args:
         sha256: hexadecimal checksum that the file must have.
-        progress: is given the length of every piece; by default a bar on a terminal, else lines in the log.
+        progress: receives the length of every piece; by default a bar on a terminal, else lines in the log.
 
     Raises:
-        DatasetError: no file came, or not this one.
+        DatasetError: the download failed, or the file has another checksum.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,19 +67,17 @@ def download(url: str, path: Path, sha256: str | None = None, progress: Progress
 
 
 class Download:
-    """One file on its way."""
-
     def __init__(self, url: str, path: Path, sha256: str | None, progress: Progress) -> None:
         self._url = url
         self._path = path
         self._part = path.with_name(path.name + ".part")
         self._validator = path.with_name(path.name + ".part.etag")
-        """Holds the ETag or date of what is in the part: only more of the same may be added."""
+        """File with the ETag or date of the part's version; only bytes of the same version may be added."""
         self._sha256 = sha256
         self._progress = progress
 
     def run(self) -> None:
-        """Fetch all, as long as each try brings more than the one before; then check and rename."""
+        """Fetches all, as long as each try brings more than the one before; then verifies and renames."""
         most = -1
         while (trouble := self._fetch()) is not None:
             if self._have() <= most:
@@ -91,7 +89,7 @@ class Download:
         _flush(self._path.parent)
 
     def _fetch(self) -> str | None:
-        """One request for what is missing; None when all is there, else what went wrong on the way."""
+        """Requests the missing bytes. Returns None when the request completes, else the trouble."""
         pool = urllib3.PoolManager(timeout=TIMEOUT, retries=REDIRECTS)
         try:
             response = pool.request("GET", self._url, headers=self._headers(), preload_content=False)
@@ -143,7 +141,7 @@ class Download:
             os.fsync(file.fileno())
 
     def _note(self, headers: Mapping[str, str]) -> None:
-        """Keep what tells this version of the file from others; a weak ETag does not."""
+        """Stores the validator of this version of the file; a weak ETag is no validator."""
         etag = headers.get("ETag", "")
         validator = etag if etag.startswith('"') else headers.get("Last-Modified", "")
         if validator:
@@ -173,7 +171,7 @@ class Download:
 
 
 def _public(url: str) -> str:
-    """An address without user, password and signature, which are secrets."""
+    """Returns an address without user, password and query, which may be secrets."""
     try:
         return parse_url(url)._replace(auth=None, query=None).url
     except LocationParseError:
@@ -181,7 +179,7 @@ def _public(url: str) -> str:
 
 
 def _flush(folder: Path) -> None:
-    """Make a new name in `folder` outlive a power failure."""
+    """Syncs `folder`, so that a new name survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -194,7 +192,7 @@ def _reason(error: HTTPError) -> str:
 
 
 def shown(name: str) -> Progress:
-    """A bar where somebody looks at a terminal, else a line in the log now and then."""
+    """Shows a bar on a terminal, else logs a line now and then."""
     if sys.stderr.isatty():
         return lambda have, total: bar(name, have, total)
     return lambda have, total: lines(name, have, total, time.monotonic)
@@ -210,7 +208,7 @@ def bar(name: str, have: int, total: int | None) -> Iterator[Advance]:
 
 @contextmanager
 def lines(name: str, have: int, total: int | None, now: Callable[[], float]) -> Iterator[Advance]:
-    """A line in the log every `EVERY_S` seconds of `now` or `EVERY_SHARE` of the file."""
+    """Logs a line every `EVERY_S` seconds of `now` or `EVERY_SHARE` of the file."""
     begun_s = logged_s = now()
     done = logged = have
 
@@ -226,7 +224,7 @@ def lines(name: str, have: int, total: int | None, now: Callable[[], float]) -> 
 
 
 def line(name: str, done: int, total: int | None, per_s: float) -> str:
-    """What a line says; `per_s` in bytes."""
+    """Formats a progress line; `per_s` in bytes per second."""
     speed = f"{per_s / MEGABYTE:.1f} MB/s"
     if not total:
         return f"download of {name}: {done / MEGABYTE:.1f} MB, {speed}"

@@ -1,4 +1,4 @@
-"""The column `gen_tokens`: a reply as token ids and as the text of each, in all its spellings."""
+"""The column `gen_tokens`: token ids and texts of a reply, in all its spellings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IDS, STRINGS = ("tokens", "numbers"), ("strings",)
 """Keys of the two lists, in any case."""
 ID_LIMIT = 2**32
 NO_ID = 0
-"""Stands for a recorded string that no token begins."""
+"""Placeholder id of a recorded string that encodes to no token."""
 
 
 class Tokens(msgspec.Struct, frozen=True):
@@ -38,9 +38,9 @@ class Tokens(msgspec.Struct, frozen=True):
 
 
 def decode(raw: object) -> Tokens:
-    """Read a value of `gen_tokens`: JSON as text or bytes.
+    """Parses a value of `gen_tokens`: JSON as text or bytes.
 
-    An object with two lists (`Tokens` or `numbers`, and `Strings`, in any case), or one list of
+    Accepts an object with two lists (`Tokens` or `numbers`, and `Strings`, in any case), or one list of
     strings or ids. DatasetError for anything else, and for a reply without a token.
     """
     try:
@@ -76,16 +76,16 @@ def _are_strings(values: list[object]) -> TypeGuard[list[str]]:
 
 
 def encode(tokens: Tokens) -> str:
-    """`tokens` as this program and llm-d's simulator read them."""
+    """Returns JSON that this program and llm-d's simulator read."""
     return msgspec.json.encode({"Tokens": tokens.ids, "Strings": tokens.strings}).decode()
 
 
 def completed(tokens: Tokens, tokenizer: Tokenizer) -> Tokens:
-    """`tokens` with one id and one string each, whatever was recorded.
+    """Returns `tokens` with one id and one string each.
 
-    Ids without strings that fit get those of `tokenizer`. Strings without ids keep their cut: they get
-    the ids of the whole text if that is cut alike, else each the id that it begins with. TokenizerError
-    as the tokenizer raises it.
+    Ids without matching strings get the tokenizer's strings. Strings without ids stay as they are: they get
+    the ids of the whole text if it splits alike, else each the id of its first token. Raises TokenizerError
+    as the tokenizer does.
     """
     ids, strings = tokens.ids, tokens.strings
     if len(ids) == len(strings):

@@ -1,1 +1,1 @@
-"""LoRA adapters: which are known, and which are resident."""
+"""LoRA adapters: loaded, resident and running ones."""

@@ -1,4 +1,4 @@
-"""The LoRA adapters: which are loaded, which run, and where their weights would be."""
+"""LoRA adapters: registry of loaded ones, memory that holds weights, slots of running ones."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from config.settings import LoraSettings, ModelSettings
 Watch = Callable[[str], None]
 Level = Literal["cpu", "gpu"]
 MOST_AT_RUNTIME = 3_000
-"""Adapters beside those of the start."""
+"""Most adapters loaded at runtime, besides the configured ones."""
 LONGEST_NAME = 4_096
-"""Characters of an adapter's name and path together."""
+"""Most characters of an adapter's name and path together."""
 
 
 class AdapterError(Exception):
@@ -27,7 +27,7 @@ class AdapterError(Exception):
 
 
 class AdapterAlreadyLoaded(AdapterError):
-    """The name is loaded already, and was not to be replaced."""
+    """The name is loaded already, and `in_place` is not set."""
 
 
 class AdapterTooLarge(AdapterError):
@@ -39,7 +39,7 @@ class AdapterNotFound(AdapterError):
 
 
 class Adapter(Struct, frozen=True):
-    """One adapter; `path` is where it came from, or its name, `id` its number in the engine."""
+    """One adapter; `path` is its source, or its name; `id` is its number in the engine."""
 
     name: str
     path: str
@@ -53,7 +53,7 @@ class _AdapterConfig(Struct):
 
 
 def rank_of(path: str) -> int | None:
-    """The rank in the adapter's folder; None without one."""
+    """Reads the rank from the adapter's folder; None without one."""
     try:
         content = (Path(path) / "adapter_config.json").read_bytes()
         return msgspec.json.decode(content, type=_AdapterConfig).r
@@ -64,9 +64,9 @@ def rank_of(path: str) -> int | None:
 class LoRARegistry:
     """Loaded adapters by name, in order of loading.
 
-    They are numbered from 1 on, and one that replaces another keeps its number. `max-cpu-loras` is no limit
-    for them: it bounds copies in memory (`AdapterMemory`). Of more than `most` the one that was loaded first
-    is dropped, as from a cache.
+    Numbers start at 1, and a replacement keeps its number. `max-cpu-loras` does not limit the registry: it
+    bounds copies in memory (`AdapterMemory`). Above `most` adapters the first loaded one is dropped, as from
+    a cache.
     """
 
     def __init__(self, adapters: Iterable[Adapter] = (), at_runtime: int = MOST_AT_RUNTIME) -> None:
@@ -78,16 +78,16 @@ class LoRARegistry:
         self._watches: list[tuple[Watch, Watch]] = []
 
     def watch(self, loaded: Watch, unloaded: Watch) -> None:
-        """Call `loaded` and `unloaded` with the names of adapters that come and go."""
+        """Registers callbacks that receive the names of loaded and unloaded adapters."""
         self._watches.append((loaded, unloaded))
 
     def path(self, name: str) -> str:
-        """The path of an adapter; empty for an unknown or unloaded one."""
+        """Path of an adapter; empty for an unknown or unloaded one."""
         adapter = self._adapters.get(name)
         return adapter.path if adapter is not None else ""
 
     def number(self, name: str) -> int:
-        """The engine's number of an adapter, as vLLM counts; 0 for one that is not there (any more)."""
+        """The engine's number of an adapter, counted as in vLLM; 0 for an adapter that is not loaded."""
         adapter = self._adapters.get(name)
         return adapter.id if adapter is not None else 0
 
@@ -101,9 +101,9 @@ class LoRARegistry:
         return len(self._adapters)
 
     def load(self, name: str, path: str, in_place: bool = False) -> None:
-        """Add an adapter; with `in_place` it may replace one of that name, whose turn to be dropped it keeps.
+        """Adds an adapter; with `in_place` it may replace one of that name and keeps its place in the order.
 
-        AdapterAlreadyLoaded when it is there and not to be replaced, AdapterTooLarge for a long name.
+        AdapterAlreadyLoaded without `in_place` for a loaded name, AdapterTooLarge for a long name and path.
         """
         before = self._adapters.get(name)
         if before is not None and not in_place:
@@ -117,7 +117,7 @@ class LoRARegistry:
             self._drop(next(iter(self._adapters)))
 
     def unload(self, name: str) -> None:
-        """Remove an adapter; its running requests go on. AdapterNotFound for one that is not there."""
+        """Removes an adapter; its running requests continue. AdapterNotFound for an unknown name."""
         if name not in self._adapters:
             raise AdapterNotFound(f"No adapter {name!r} is loaded.")
         self._drop(name)
@@ -137,7 +137,7 @@ class _Module(Struct):
 
 
 def adapters_of(lora: LoraSettings, model: ModelSettings) -> LoRARegistry:
-    """The adapters of `lora-modules`. ConfigError for an item that is none, or of another base model."""
+    """Returns the adapters of `lora-modules`. ConfigError for a malformed item or another base model."""
     modules = [_module(item) for item in lora.lora_modules]
     for module in modules:
         if module.base_model_name not in ("", model.model, *model.served_names):
@@ -150,7 +150,10 @@ def adapters_of(lora: LoraSettings, model: ModelSettings) -> LoRARegistry:
 
 
 def _module(item: str) -> _Module:
-    """A JSON object, or `name=path`; as by vLLM, what has no `=` or has a comma is read as JSON."""
+    """Parses a JSON object or `name=path`.
+
+    As in vLLM, an item without `=` or with a comma is read as JSON.
+    """
     try:
         if "=" in item and "," not in item and not item.lstrip().startswith("{"):
             name, _, path = item.partition("=")
@@ -167,30 +170,30 @@ def _module(item: str) -> _Module:
 
 
 class AdapterMemory:
-    """Keeps `most_cpu` adapters in CPU memory and `most_gpu` of these on the GPU, the latest used ones.
+    """Keeps the latest used adapters: `most_cpu` in CPU memory and `most_gpu` of these on the GPU.
 
-    An adapter is loaded when the registry gets it, and again when a request wants it that has lost its place.
-    A running adapter loses no place to another, unless all are running.
+    An adapter is loaded when the registry gets it, and again when a request needs it after eviction. A
+    running adapter is evicted only when all adapters are running.
     """
 
     def __init__(self, registry: LoRARegistry, most_gpu: int, most_cpu: int) -> None:
         self.most_gpu, self.most_cpu = most_gpu, most_cpu
         self.loads = self.activations = 0
-        """Transitions so far: from the path to CPU memory, and from there to the GPU."""
+        """Counts so far: loads from the path to CPU memory, and moves from there to the GPU."""
         self._cpu: dict[str, None] = {}
         self._gpu: dict[str, None] = {}
-        """The least recently used one first."""
+        """Adapters on the GPU, the least recently used one first."""
         self._running: Counter[str] = Counter()
         for adapter in registry:
             self.load(adapter.name)
         registry.watch(self.load, self.drop)
 
     def __iter__(self) -> Iterator[tuple[str, Level]]:
-        """Each adapter with the best level that it is in."""
+        """Yields each adapter with its best level."""
         return ((name, "gpu" if name in self._gpu else "cpu") for name in self._cpu)
 
     def load(self, name: str) -> None:
-        """Read the adapter from its path, also in the place of an older copy."""
+        """Reads the adapter from its path, replacing an older copy."""
         self.drop(name)
         self._use(name)
 
@@ -199,12 +202,12 @@ class AdapterMemory:
         self._gpu.pop(name, None)
 
     def enter(self, name: str) -> None:
-        """A request begins to run with the adapter."""
+        """Counts a request that begins to run with the adapter."""
         self._running[name] += 1
         self._use(name)
 
     def leave(self, name: str) -> None:
-        """A request with the adapter is over."""
+        """Counts off a request that ran with the adapter."""
         self._running[name] -= 1
         if not self._running[name]:
             del self._running[name]
@@ -212,7 +215,7 @@ class AdapterMemory:
             self._use(name)
 
     def _use(self, name: str) -> None:
-        """Bring the adapter to the GPU, by way of CPU memory, and make it the latest used one."""
+        """Moves the adapter to the GPU by way of CPU memory, and marks it as the latest used one."""
         if name not in self._cpu:
             self.loads += 1
             while len(self._cpu) >= self.most_cpu:
@@ -229,10 +232,10 @@ class AdapterMemory:
 
 
 class LoRASlots:
-    """At most `most` adapters at a time; an idle one makes room for another, the longest idle first.
+    """Slots of at most `most` running adapters; the longest idle one yields to another.
 
-    `known` is true of an adapter that is (still) loaded; any other counts as the base model. The registry
-    bounds the names.
+    `known` is true for a loaded adapter; any other name runs as the base model. The registry bounds the
+    names.
     """
 
     def __init__(self, most: int, known: Callable[[str], bool], memory: AdapterMemory | None = None) -> None:
@@ -240,17 +243,17 @@ class LoRASlots:
         self._known = known
         self._memory = memory
         self._running: dict[str, int] = {}
-        """Requests that run with each resident adapter; the one that became idle last stands last."""
+        """Running requests of each resident adapter, in order of entry or latest `leave`."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._running)
 
     def running(self, adapter: str) -> int:
-        """Requests that run with an adapter that is in memory."""
+        """Number of requests that run with an adapter; 0 for one that is not resident."""
         return self._running.get(adapter, 0)
 
     def is_ready(self, adapter: str | None) -> bool:
-        """True when a request with `adapter` could run without loading anything."""
+        """True when a request with `adapter` can run without loading an adapter."""
         return adapter is None or adapter in self._running or not self._known(adapter)
 
     def has_room(self) -> bool:
@@ -258,9 +261,9 @@ class LoRASlots:
         return len(self._running) < self.most or 0 in self._running.values()
 
     def enter(self, adapter: str | None) -> bool:
-        """A request begins to run; its adapter is loaded if it is not here. False when it needs none.
+        """Counts a request that begins to run, and loads its adapter. False when it needs none.
 
-        `leave` is to be called only when this was True: an adapter may be unloaded in between.
+        Call `leave` only after True: the adapter may be unloaded in between.
         """
         if adapter is None or adapter not in self._running and not self._known(adapter):
             return False
@@ -275,7 +278,7 @@ class LoRASlots:
         return True
 
     def leave(self, adapter: str) -> None:
-        """A request that `enter` counted is over."""
+        """Counts off a request that `enter` counted."""
         running = self._running.pop(adapter) - 1
         if running or self._known(adapter):
             self._running[adapter] = running

@@ -1,1 +1,1 @@
-"""What a model that computes says, by its parts: thoughts, tool calls, and the reply's own text."""
+"""Parses a computing model's text into thoughts, tool calls and the reply's own text."""

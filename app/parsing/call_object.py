@@ -1,4 +1,4 @@
-"""One call as models write it: `{"name": "f", "arguments": {...}}`, told as soon as it can be."""
+"""Parses one call, `{"name": "f", "arguments": {...}}`, and emits each piece as early as possible."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from app.engine.outputs import Part, Piece
 OPENING: Final = "{["
 CLOSING: Final = "}]"
 BEFORE_END: Final = frozenset(", }]\n\r\t")
-"""What ends a number, true, false or null."""
+"""Characters that end a number, true, false or null."""
 IN_STRING: Final = re.compile(r'["\\]')
 OUTSIDE: Final = re.compile(r'["{}\[\]]')
 
 
 class JsonValue:
-    """One value, with blanks before it."""
+    """Finds the end of one JSON value, with blanks before it."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -25,7 +25,7 @@ class JsonValue:
         self._in_string = self._escaped = self._is_bare = self._begun = False
 
     def feed(self, text: str) -> int:
-        """How many characters of `text` belong to it."""
+        """Returns how many characters of `text` belong to the value."""
         place = 0
         while place < len(text) and not self.closed:
             if self._in_string:
@@ -85,23 +85,23 @@ class JsonValue:
 
 
 LONGEST_HEAD: Final = 4096
-"""Characters up to the arguments, in which they are looked for."""
+"""Most characters before streamed arguments; later arguments wait for the whole call."""
 HEAD: Final = re.compile(
     r'\s*\{\s*"name"\s*:\s*("[^"\\\x00-\x1f]*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)'
 )
 
 
 class CallObject:
-    """Call number `number` of a reply. Its name comes first, then its arguments as they are written.
+    """Call number `number` of a reply. Emits its name first, then its arguments as written.
 
-    Where the arguments come before the name nothing is told until the object is closed.
+    Arguments that come before the name wait until the object is closed.
     """
 
     def __init__(self, number: int) -> None:
         self.raw = ""
-        """All of it so far."""
+        """All text of the call so far."""
         self.part: Part | None = None
-        """None until its name is known."""
+        """None until the call's name is known."""
         self.closed = False
         self._number = number
         self._head: str | None = ""
@@ -109,11 +109,11 @@ class CallObject:
 
     @property
     def is_call(self) -> bool:
-        """False of an object that is closed, and has no name or no arguments."""
+        """False for a closed object without a name or without arguments."""
         return self.part is not None
 
     def feed(self, text: str) -> tuple[list[Piece], str]:
-        """What the text tells, and the rest of it, behind the object."""
+        """Returns the new pieces, and the text behind the object."""
         end = self._object.feed(text)
         rest = text[end:]
         text = text[:end]
@@ -145,7 +145,7 @@ class CallObject:
         return [(self.part, shown)] if shown else []
 
     def _whole(self, text: str) -> list[Piece]:
-        """A call in another order, or with more in it."""
+        """Parses a closed call whose keys are in another order, or that has more keys."""
         try:
             found = json.loads(text, strict=False)
         except (ValueError, RecursionError):
@@ -158,5 +158,5 @@ class CallObject:
 
 
 def is_unicode(text: str) -> bool:
-    """False of a text with half a surrogate pair, which cannot be sent."""
+    """False for a text with half a surrogate pair, which cannot be sent."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

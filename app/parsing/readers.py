@@ -1,4 +1,4 @@
-"""Readers of what a model that computes says: thoughts, calls as Hermes and Llama write them, and text."""
+"""Readers of a computing model's text: thoughts, calls in Hermes or Llama form, and plain text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from app.parsing.call_object import CallObject
 
 
 def overlap(text: str, tag: str) -> int:
-    """Characters at the end of `text` with which `tag` may have begun."""
+    """Length of the longest end of `text` with which `tag` may have begun."""
     longest = min(len(text), len(tag) - 1)
     return next((n for n in range(longest, 0, -1) if tag.startswith(text[-n:])), 0)
 
 
 def cut(text: str, tag: str) -> tuple[str, str, bool]:
-    """What is before and behind `tag`, and True; without it what surely is not of it, the rest, and False."""
+    """Splits at `tag`: before, behind, True. Without the tag: text surely before it, the rest, False."""
     before, found, behind = text.partition(tag)
     if found:
         return before, behind, True
@@ -30,14 +30,17 @@ CALL_END: Final = "</tool_call>"
 
 
 class HermesReader:
-    """See `PartReader`. A call that is none stays text; text behind a call is not told, as in vLLM."""
+    """`PartReader` of calls in Hermes form.
+
+    A malformed call stays text; text behind a call is dropped, as in vLLM.
+    """
 
     def __init__(self) -> None:
         self._calls = 0
         self._call: CallObject | None = None
         self._kept = ""
         self._inner = ""
-        """All between the tags so far."""
+        """All text since the opening tag."""
         self._whole: list[str] = []
 
     def feed(self, text: str) -> list[Piece]:
@@ -88,10 +91,10 @@ BETWEEN: Final = " \t\r\n,;[]"
 
 
 class ListedReader:
-    """See `PartReader`. A text that does not begin as a call does is all text.
+    """`PartReader` of calls as bare JSON objects. A text that does not begin like a call is all text.
 
-    `forced`: it is a list of calls, whatever it begins with; one that is cut off before it has a name is told
-    in whole answers alone.
+    `forced`: the text is a list of calls, however it begins. A call cut off before its name appears in whole
+    answers only.
     """
 
     def __init__(self, forced: bool = False) -> None:
@@ -100,7 +103,7 @@ class ListedReader:
         self._call: CallObject | None = None
         self._is_text = False
         self._kept = ""
-        """Of which it is not known yet what it is."""
+        """Text that is too short to classify yet."""
         self._whole: list[str] = []
 
     def feed(self, text: str) -> list[Piece]:
@@ -130,7 +133,7 @@ class ListedReader:
         return [(Part("call", self._calls, raw="".join(self._whole)), "")]
 
     def _look(self, text: str) -> str:
-        """Whether a call begins; what is to be read next."""
+        """Recognises the beginning of a call, if there is one; returns the text to read next."""
         inner = text.lstrip(BETWEEN if self._calls or self._forced else None)
         if inner.startswith(PYTHON_TAG):
             inner = inner[len(PYTHON_TAG) :].lstrip()
@@ -156,7 +159,7 @@ class ListedReader:
 
 
 class NamedReader:
-    """See `PartReader`. All of the text are the arguments of one call, which had to be made."""
+    """`PartReader` that takes all of the text as the arguments of one required call."""
 
     def __init__(self, name: str) -> None:
         self._part = Part("call", 0, name)
@@ -174,10 +177,10 @@ THOUGHT: Final = Part("reasoning")
 
 
 class ThoughtReader:
-    """See `PartReader`. `then` reads what comes behind the thoughts.
+    """`PartReader` of thoughts. `then` reads the text behind the thoughts.
 
-    Some templates write the opening tag themselves, so thoughts begin with or without it; unless `begun`,
-    only with it.
+    Some templates write the opening tag themselves, so thoughts need not begin with it, unless `begun` is
+    False.
     """
 
     def __init__(self, then: PartReader | None, begun: bool = True) -> None:
@@ -211,7 +214,7 @@ class ThoughtReader:
         return pieces if self._then is None else [*pieces, *self._then.finish()]
 
     def _begun(self) -> bool:
-        """Whether it is certain how it begins; takes the tag away."""
+        """Removes the opening tag; False while the text is too short to decide how it begins."""
         inner = self._kept.lstrip()
         if THINK_BEGIN.startswith(inner) and inner != THINK_BEGIN:  # or nothing but blanks
             return False
@@ -229,7 +232,7 @@ class ThoughtReader:
 
 
 def readers(tool_call_parser: str) -> Callable[[EngineRequest], PartReader | None]:
-    """`tool_call_parser` is how the model writes calls of its own choice: `llama3_json`, else as Hermes."""
+    """Returns a function that makes a request's reader; `tool_call_parser` is `llama3_json`, else Hermes."""
     as_llama = tool_call_parser == "llama3_json"
 
     def reader_of(request: EngineRequest) -> PartReader | None:
@@ -238,7 +241,7 @@ def readers(tool_call_parser: str) -> Callable[[EngineRequest], PartReader | Non
             return calls
         if request.form is None:
             return ThoughtReader(calls)
-        thoughts = request.form.thoughts  # else a text of a form has no room for any
+        thoughts = request.form.thoughts  # None: a constrained text has no room for thoughts
         return calls if thoughts is None else ThoughtReader(calls, begun=thoughts.begin_id is None)
 
     return reader_of

@@ -1,14 +1,14 @@
-"""The simulated pooling model: vectors of texts; probabilities of classes, and scores, of their tokens.
+"""The simulated pooling model: vectors of texts; class probabilities and scores from their tokens.
 
-The vector of a text: of length 1, near that of a text with the same words and characters, far from others.
+Vectors have length 1. Texts with the same words and characters have near vectors, other texts distant ones.
 
-Each word, and each three characters of one, is a feature with a weight. A feature stands at one place of
-every block of the vector, with a sign, by its hash; so the cosine of two texts is the share of the weight
-that they have in common, but for chance meetings of about 1 / sqrt(dimensions). Sums are of whole numbers,
-and roots and quotients are as IEEE has them: a text has the same vector on every machine.
+Each word, and each three characters of a word, is a feature with a weight. A hash gives each feature one
+place and a sign in every block of the vector. The cosine of two texts is the share of weight that they have
+in common, but for hash collisions of about 1 / sqrt(dimensions). Sums are of whole numbers, and roots and
+quotients follow IEEE 754: a text has the same vector on every machine.
 
-A shorter vector is the beginning of a longer one, before it is given its length. As each block is as long as
-all before it, the shortest vectors know all features too.
+A shorter vector is the beginning of a longer one, before scaling to its length. As each block is as long as
+all before it, the shortest vectors contain all features too.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from unicodedata import normalize
 from app.tokenization.base import Tokenizer
 
 WIDE = "\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff"
-"""Characters of East Asia: a word each, as there are no spaces between words."""
+"""East Asian characters: each counts as a word, as no spaces separate words."""
 WORD = re.compile(rf"[{WIDE}]|[^\W{WIDE}]+|[^\w\s]")
 GRAM = 3
-"""Characters of the pieces of a word."""
+"""Characters of a word's pieces."""
 COMMON = (
     "all and any are but can did does for from had has have her him his how its not our she that the their "
     "them then there they this was were what when which who why will with would you your"
 )
 COMMON_WORDS = frozenset(COMMON.split())
-"""Words of all texts, which weigh little; so do words of two letters or one."""
+"""Frequent words, which weigh little; so do words of one or two ASCII letters."""
 WORD_WEIGHT, COMMON_WEIGHT, GRAM_WEIGHT = 20, 4, 11
 ROOTS = 16
-"""Weights are counted in so many parts."""
+"""Parts of a unit of weight; keeps sums of roots whole numbers."""
 LONGEST_WORD = 64
-"""Of longer ones only pieces count."""
+"""Characters of the longest word that is a feature itself; of longer words only pieces count."""
 PIECE = 4096
-"""Characters that are looked at between two pauses."""
+"""Characters processed between two pauses."""
 FIRST_BLOCK = 8
-"""Places of the first block. Each of the others is as long as all before it."""
+"""Places in the first block. Each later block is as long as all before it."""
 NUMBERS = Struct("<16I")
-"""A hash as numbers, one for each block of the longest vector."""
+"""A hash as 16 numbers, one for each block of the longest vector."""
 MINUS = 1 << 31
 
 Block = tuple[int, int]
-"""First place, and how many."""
+"""First place and number of places."""
 Pace = Callable[[], None]
-"""Called between parts of long work: other requests have a turn when that is due."""
+"""Called between parts of long work; gives other requests a turn when one is due."""
 
 
 def embedding(text: str, dimensions: int, pace: Pace, unit: bool = True) -> array[float]:
-    """The vector of `text` with 1 to 2**18 numbers; its length is 1 if `unit`. `pace` is called meanwhile."""
+    """Returns the vector of `text`, 1 to 2**18 numbers, of length 1 if `unit`. Calls `pace` between parts."""
     blocks = list(_blocks(dimensions))
     sums = [0] * sum(blocks[-1])
     for feature, weight in features(text, pace).items():
@@ -71,7 +71,7 @@ def embedding(text: str, dimensions: int, pace: Pace, unit: bool = True) -> arra
 
 
 def features(text: str, pace: Pace) -> Mapping[str, int]:
-    """The words of a text and their pieces, with their weights: twice as much for four times as often."""
+    """Weights of a text's words and pieces; four times as many occurrences double a weight."""
     words: Counter[str] = Counter()
     for piece in _pieces(text):
         words.update(WORD.findall(normalize("NFKC", piece).casefold()))
@@ -85,7 +85,7 @@ def features(text: str, pace: Pace) -> Mapping[str, int]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The text in parts that end between words, where there are any."""
+    """Splits the text into parts, between words where possible."""
     start = 0
     while start < len(text):
         end = start + PIECE
@@ -96,7 +96,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _of_word(word: str) -> Iterator[tuple[str, int]]:
-    """A word and its pieces, with their weights."""
+    """Yields a word and its pieces, with their weights."""
     if word in COMMON_WORDS or len(word) < GRAM and word.isascii():
         yield word, COMMON_WEIGHT
         return
@@ -116,14 +116,14 @@ def _blocks(dimensions: int) -> Iterator[Block]:
 
 
 def _add(sums: list[int], blocks: Sequence[Block], feature: str, weight: int) -> None:
-    """Put a feature at its place in each block."""
+    """Adds a feature at its place in each block."""
     drawn = NUMBERS.unpack(blake2b(feature.encode("utf-8", "surrogatepass")).digest())
     for (start, size), number in zip(blocks, drawn, strict=False):
         sums[start + (number & (size - 1))] += -weight if number & MINUS else weight
 
 
 def _scaled(sums: Sequence[int], blocks: Sequence[Block], unit: bool) -> array[float]:
-    """The numbers, each by the size of its block: those of a small one would be more than the others."""
+    """Scales each number by the size of its block; otherwise small blocks would dominate."""
     parts = [sums[start : start + size] for start, size in blocks]
     squares = sum(size * sum(map(mul, part, part)) for (_, size), part in zip(blocks, parts, strict=True))
     length = math.sqrt(squares) if unit else float(ROOTS * WORD_WEIGHT)
@@ -144,8 +144,8 @@ LOGIT_RANGE = 8.0
 class PoolingModel:
     """Makes vectors of `dimensions` numbers, and probabilities of `classes` classes.
 
-    `activation` is a request's `use_activation`. None is the model's own way, which is true: vectors of
-    length 1, and probabilities instead of logits.
+    `activation` is a request's `use_activation`. None means the model's default, true: vectors of length 1,
+    and probabilities instead of logits.
     """
 
     dimensions: int
@@ -153,28 +153,28 @@ class PoolingModel:
     tokenizer: Tokenizer
     pace: Pace
     matryoshka: bool = True
-    """Its vectors may be cut to any length."""
+    """Vectors may be cut to any length."""
 
     def vector(
         self, of: str | array[float], activation: bool | None, dimensions: int | None = None
     ) -> array[float]:
-        """The vector of a text, or one that is given; `dimensions` instead of the model's own."""
+        """Returns the vector of a text, or a given vector unchanged. `dimensions`: else the model's own."""
         if not isinstance(of, str):
             return of
         return embedding(of, dimensions or self.dimensions, self.pace, unit=activation is not False)
 
     def classify(self, ids: Sequence[int], activation: bool | None) -> list[float]:
-        """The probability of each class."""
+        """Returns each class's probability, or its logit without activation."""
         logits = class_logits(ids, self.classes)
         return logits if activation is False else probabilities(logits)
 
     def label(self, scores: Sequence[float], names: Sequence[str] = ()) -> str:
-        """The name of the class that scores best; `names` instead of the model's own."""
+        """Returns the name of the best class, from `names` or the model's own."""
         best = max(range(len(scores)), key=scores.__getitem__)
         return names[best] if names else f"LABEL_{best}"
 
     def pool(self, task: str, ids: Sequence[int], activation: bool | None) -> Iterator[array[float]]:
-        """Yields what `task`, one of `TASKS`, gives: one row for the text, or one for each token."""
+        """Yields the output of `task`, one of `TASKS`: one row for the text, or one for each token."""
         of_each, tokenizer = task.startswith("token"), self.tokenizer
         if task.endswith("embed"):
             for text in tokenizer.token_texts(ids) if of_each else [tokenizer.decode(ids)]:
@@ -185,19 +185,19 @@ class PoolingModel:
                 self.pace()
 
     def shape(self, task: str, tokens: int) -> tuple[int, ...]:
-        """The shape of the output of `pool` for so many tokens."""
+        """Shape of `pool`'s output for so many tokens."""
         width = self.dimensions if task.endswith("embed") else self.classes
         return (tokens, width) if task.startswith("token") else (width,)
 
 
 def class_logits(ids: Sequence[int], classes: int) -> list[float]:
-    """A number in [-4, 4) for each of at most 16 classes: by chance, but the same for the same tokens."""
+    """Pseudorandom logits in [-4, 4) for at most 16 classes; the same tokens have the same logits."""
     drawn = blake2b(str(list(ids)).encode(), digest_size=4 * classes).digest()
     return [LOGIT_RANGE * (number / 2**32 - 0.5) for number in struct.unpack(f">{classes}I", drawn)]
 
 
 def probabilities(logits: Sequence[float]) -> list[float]:
-    """A probability in (0, 1) for each class; they add up to 1, but for a single class, which is a score."""
+    """Softmax in (0, 1) for each class; of a single class the sigmoid, a score."""
     if len(logits) == 1:
         return [sigmoid(logits[0])]
     weights = [math.exp(logit) for logit in logits]
@@ -220,9 +220,9 @@ class Bag:
 
 
 def logit(query: Bag, document: Bag) -> float:
-    """How well two texts match: the more tokens they share, the higher, from -4 (none) to 4 (all).
+    """Match of two texts, from -4 (no shared tokens) to 4 (all shared).
 
-    A cross-encoder would give such a number before its activation.
+    A cross-encoder has such a number before its activation.
     """
     return LOGIT_RANGE * (query.similarity(document) - 0.5)
 

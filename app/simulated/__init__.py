@@ -1,1 +1,1 @@
-"""The simulated model: what is said."""
+"""The simulated model: decides the content of replies."""

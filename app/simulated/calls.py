@@ -1,6 +1,7 @@
-"""Tool calls (simulator.md section 7), marked up as Hermes and Qwen models do, within a limit of tokens.
+"""Tool calls (simulator.md section 7) in the markup of Hermes and Qwen models, within a token limit.
 
-A call that a limit cuts off is none: in a whole answer its reply is the beginning of the markup (`Part.raw`).
+A call that a limit cuts off is no call: in a whole answer its reply is the beginning of the markup
+(`Part.raw`).
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from config.settings import ToolSettings
 
 OPENING, CLOSING = "<tool_call>\n", "\n</tool_call>"
 USUAL, COMPACT = (", ", ": "), (",", ":")
-"""What stands between the items, and between name and value, of JSON."""
+"""Separators between items, and between name and value, of JSON."""
 TRIES = 4
-"""Draws of usual arguments, and of short ones, to find some that fit the limit."""
+"""Draws of usual arguments, and of short ones, until some fit the limit."""
 BOUNDS = frozenset(("maxLength", "enum", "const", "pattern", "format"))
 """Keywords that keep a text from running on."""
 
 
 class Call(NamedTuple):
-    """Where a call stands in the text of its reply: offsets of characters."""
+    """Character offsets of a call in the text of its reply."""
 
     part: Part
     named: int
-    """Behind its name."""
+    """End of the name."""
     start: int
     end: int
-    """Its arguments."""
+    """End of the arguments, which begin at `start`."""
     until: int
-    """Behind its markup."""
+    """End of the markup."""
 
 
 class Written(NamedTuple):
@@ -49,7 +50,7 @@ class Written(NamedTuple):
 
 
 class CallReplies:
-    """Makes replies that call tools. They raise SchemaError when no arguments satisfy a tool's schema."""
+    """Makes replies that call tools. SchemaError when no arguments satisfy a tool's schema."""
 
     def __init__(
         self, tokenizer: Tokenizer, corpus: Corpus, schemas: Schemas, settings: ToolSettings
@@ -64,10 +65,10 @@ class CallReplies:
         self._ranges = Ranges.of(settings)
 
     def reply(self, request: EngineRequest, calls: ToolCalls, rng: Random) -> Reply | None:
-        """The calls of one reply; None when it makes none.
+        """Returns the calls of one reply; None for a reply without calls.
 
-        Arguments are chosen that fit the client's limit; where none do, a call that has to be made is cut
-        off. So is one under a limit below `tool-call-room` whose schema lets a text run on.
+        Draws arguments that fit the client's limit; when none fit, a required call is cut off. A call under a
+        limit below `tool-call-room` is also cut off when its schema lets a text run on.
         """
         count = self._count(calls, rng)
         room = self._settings.tool_call_room
@@ -92,7 +93,7 @@ class CallReplies:
         return count
 
     def _versions(self, calls: ToolCalls, count: int, rng: Random) -> Iterator[Written]:
-        """Texts, the later the shorter: of fewer calls, of short arguments, of less markup."""
+        """Yields ever shorter texts: fewer calls, then short arguments, then less markup."""
         yield written([self._call(calls, rng) for _ in range(count)])
         fewest = max(calls.least, 1)
         for _ in range(TRIES - 1):
@@ -110,13 +111,16 @@ class CallReplies:
         )
 
     def _endless(self, name: str, field: str, most: int, rng: Random) -> Reply:
-        """A call whose argument `field` has no end within the limit."""
+        """Returns a call whose argument `field` does not end within the limit."""
         _, texts = self._corpus.compose(most, rng)
         said = json.dumps("".join(texts), ensure_ascii=False)[:-1]
         return self.marked_up(written([(name, f"{{{json.dumps(field, ensure_ascii=False)}: {said}")]), most)
 
     def marked_up(self, written: Written, most: int) -> Reply:
-        """The reply, cut off after `most` tokens: each belongs to a call, and shows what is of arguments."""
+        """Returns the reply, cut off after `most` tokens.
+
+        A token belongs to a call and shows only arguments.
+        """
         ids = self._tokenizer.encode(written.text)
         kept = ids[:most]
         pieces = self._tokenizer.pieces(kept)
@@ -126,7 +130,7 @@ class CallReplies:
 
 
 def written(calls: Sequence[tuple[str, str]] | Sequence[ScriptedCall], terse: bool = False) -> Written:
-    """Calls, as name, arguments and perhaps id, marked up; `terse` with no more than parsers need."""
+    """Marks up calls of name, arguments and perhaps id; `terse` writes the least that parsers need."""
     comma, colon = COMPACT if terse else USUAL
     text, places = "", list[Call]()
     for number, (name, arguments, *own_id) in enumerate(calls, 1):
@@ -143,9 +147,9 @@ def written(calls: Sequence[tuple[str, str]] | Sequence[ScriptedCall], terse: bo
 
 
 def _told(pieces: Sequence[str], calls: Sequence[Call], raw: str) -> tuple[list[str], list[Span]]:
-    """What each token shows, and the spans of the calls.
+    """Returns the shown text of each token, and the spans of the calls.
 
-    Until its name is complete nobody can tell which function a call calls, so its part has no name.
+    A part has no name until the name is complete: a client cannot know the function before.
     """
     texts: list[str] = []
     spans: list[Span] = []
@@ -166,9 +170,9 @@ def _told(pieces: Sequence[str], calls: Sequence[Call], raw: str) -> tuple[list[
 
 
 def endless_text(schema: JsonSchema) -> str | None:
-    """The field of an open object that has to be there, and is a text of any length; None without one.
+    """Returns the required field of an open object that is a text of any length; None without one.
 
-    A model may not come to its end in it, as was recorded; where an object is closed it does.
+    Recorded models sometimes do not end such a text; in a closed object they do.
     """
     if not isinstance(schema, Mapping) or schema.get("additionalProperties") is False:
         return None

@@ -1,8 +1,8 @@
-"""What mode `random` says: our sample sentences, cut to exactly as many tokens as wanted.
+"""Text of mode `random`: our sample sentences, cut to an exact number of tokens.
 
-Every reply, encoded again, gives exactly the ids that were counted (the clients that measure us do
-encode it again). Two things could break that, and both are settled beforehand: the seam between two
-sentences, and a cut inside a sentence. Both are checked when they are first needed.
+Every reply, encoded again, gives exactly the ids that were counted; benchmark clients do encode replies
+again. The seam between two sentences and a cut inside a sentence could break this; both are checked on first
+use.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from random import Random
 from app.tokenization import Tokenizer, TokenizerError
 
 SEAM = "Well."
-"""A neighbour with which every sentence must join cleanly."""
+"""Neighbour with which every sentence must join cleanly."""
 TRIES = 24
-"""Sentences drawn for one that fits before all are looked at."""
+"""Random draws for a sentence that fits, before a search through all."""
 
 
 def sample_sentences() -> list[str]:
-    """Our own sample sentences: English, some CJK, emoji and code; `\\n` in the files is a line break.
+    """Reads our own sample sentences: English, some CJK, emoji and code; `\\n` in the files is a line break.
 
-    None ends in white space, which tokenizers would join with the space before the next one.
+    No sentence ends in white space, which tokenizers would join with the next sentence's space.
     """
     folder = Path(__file__).parent / "sentences"
     lines: list[str] = []
@@ -33,7 +33,7 @@ def sample_sentences() -> list[str]:
 
 
 class Phrase:
-    """A sentence as tokens: `ids`, and `texts`, what each of them adds."""
+    """A sentence as tokens: `ids`, and in `texts` the text that each token adds."""
 
     __slots__ = ("_clean", "_lead", "_tokenizer", "ids", "texts")
 
@@ -54,10 +54,10 @@ class Phrase:
 
 
 class Phrases:
-    """Sentences as they stand at the beginning of a reply, or behind another one (`space`), as phrases.
+    """Sentences as phrases: at the beginning of a reply, or behind another sentence (`space`).
 
-    A sentence that does not join cleanly with its neighbours is none. Each is made when it is first looked
-    at, which takes a tenth of a millisecond; with a tokenizer that is far away, all at once.
+    A sentence that does not join cleanly with its neighbours has no phrase. Each phrase is made on first use,
+    in a tenth of a millisecond; with a remote tokenizer all are made at once.
     """
 
     def __init__(self, tokenizer: Tokenizer, sentences: Sequence[str], space: str) -> None:
@@ -76,7 +76,7 @@ class Phrases:
         return len(self._sentences)
 
     def __getitem__(self, number: int) -> Phrase | None:
-        """The phrase of a sentence; None where it is none."""
+        """Returns the phrase of a sentence; None for one that does not join cleanly."""
         try:
             return self._made[number]
         except KeyError:
@@ -117,7 +117,7 @@ class Corpus:
             )
 
     def compose(self, count: int, rng: Random) -> tuple[list[int], list[str]]:
-        """Ids and texts of a reply of exactly `count` tokens (>= 0)."""
+        """Returns ids and texts of exactly `count` tokens (>= 0)."""
         ids: list[int] = []
         texts: list[str] = []
         room, choices = count, self._openings
@@ -134,8 +134,8 @@ class Corpus:
         return ids, texts
 
     def _fitting(self, room: int, choices: Phrases, rng: Random) -> Phrase:
-        """A phrase that has at most `room` tokens, or may be cut after so many."""
-        # As rng.choice does it, in a third of its time.
+        """Returns a phrase of at most `room` tokens, else one that may be cut there, else any."""
+        # Like rng.choice, in a third of its time.
         draw, size = rng.getrandbits, len(choices)
         bits = size.bit_length()
         for _ in range(TRIES):

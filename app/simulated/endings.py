@@ -1,12 +1,11 @@
-"""What a request changes in a reply: where stops end it, and which tokens a bias chooses.
+"""Applies a request's stops and biases to a reply: its end, and its tokens.
 
-Stops follow the rules of vLLM's detokenizer: a stop string counts once more than `min_tokens` tokens are
-out; the one that is complete first wins; its token is the last one; the text ends before the stop string
-unless it is to be included. While no stop has come, as many characters are held back as could still turn
-out to be its beginning.
+Stops follow the rules of vLLM's detokenizer. A stop string counts once more than `min_tokens` tokens are out.
+The stop that is complete first wins, and its token is the last one. The text ends before the stop string
+unless the request includes it. Until a stop comes, as many characters are held back as could begin one.
 
-A token that a reply has of itself counts as chosen with a probability of 0.37 (see `logprobs`), and all
-others as equally likely. So a bias of 100 decides, one of -100 forbids, and others shift the odds.
+A reply's own token counts as chosen with a probability of 0.37 (see `own_logprob`), all others as equally
+likely. So a bias of 100 decides, one of -100 forbids, and others shift the odds.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from app.engine.wire import Sampling
 from app.tokenization import Tokenizer
 
 SEARCHED_IN_A_STEP = 20_000
-"""Characters that are searched for a stop string in a step of work, about 10 us."""
+"""Characters searched for a stop string in one step of work, about 10 us."""
 PART_TOKENS, PART_STEPS = 2048, 100
-"""Tokens of a long reply whose texts are cut in one go, and the steps that it takes."""
+"""Tokens of a long reply that are cut in one go, and the steps of work for them."""
 TOKENS_IN_A_STEP = 100
-"""Tokens whose texts are drawn, or joined, in a step."""
+"""Tokens drawn, or joined, in one step of work."""
 
 
 def stopped(reply: Reply, request: EngineRequest) -> Reply:
-    """`reply` as the stop conditions of `request` leave it."""
+    """Returns `reply` cut by the stop conditions of `request`."""
     if request.stop_token_ids:
         reply = _stopped_by_token(reply, request)
     if request.stop:
@@ -76,7 +75,7 @@ def _stopped_by_text(reply: Reply, request: EngineRequest) -> Reply:
 def _first_stop(
     text: str, offsets: Sequence[int], request: EngineRequest, slices: Slices
 ) -> tuple[str, int] | None:
-    """The stop string that is complete first, and where it starts; None when none occurs.
+    """Returns the stop string that is complete first, and its start; None without any.
 
     A stop that ends within the first `min_tokens` tokens does not count.
     """
@@ -93,7 +92,7 @@ def _first_stop(
 
 
 def _held_back(text: str, offsets: Sequence[int], held: int, last: bool) -> list[str]:
-    """What leaves of `text` with the tokens between `offsets`: `held` characters late, all with the last."""
+    """Splits `text` by tokens, each `held` characters late; the `last` token releases the rest."""
     size = len(text)
     ends = [max(0, min(end - held, size)) for end in offsets]
     if last:
@@ -102,14 +101,14 @@ def _held_back(text: str, offsets: Sequence[int], held: int, last: bool) -> list
 
 
 OWN = 0.37
-"""Probability of the token that a reply has of itself."""
+"""Probability of the reply's own token."""
 MOST_BIAS = 100.0
 NEVER = 1e-4
-"""Odds below which a reply does not end of itself."""
+"""Odds of the end of text below which a reply does not end by itself."""
 VOCABULARY = 50_000
-"""Tokens that a remote tokenizer is taken to have."""
+"""Assumed number of tokens of a remote tokenizer."""
 CHOICE = 8
-"""Steps of work that a token costs."""
+"""Steps of work per token."""
 
 
 class TokenChooser:
@@ -119,7 +118,7 @@ class TokenChooser:
         limit, allowed = MOST_BIAS, sampling.allowed_token_ids
         bias = {token: min(max(value, -limit), limit) for token, value in sampling.logit_bias.items()}
         self._rest = (1 - OWN) / vocab_size
-        """Probability of each token that the reply has not of itself."""
+        """Probability of each token other than the reply's own."""
         self._vocab_size = vocab_size
         self._greedy = greedy
         self._bias = bias
@@ -133,7 +132,7 @@ class TokenChooser:
         self._best = max(zip(weights, self._ids, strict=True)) if greedy else (0.0, 0)
 
     def never_keeps(self, own: int) -> bool:
-        """Whether `own` is forbidden, or as good as that, also where the reply has it of itself."""
+        """True when `own` is forbidden, or nearly so, even as the reply's own token."""
         return self._weight(own) < NEVER * (self._sums[-1] + self._unnamed)
 
     def _weight(self, own: int) -> float:
@@ -142,7 +141,7 @@ class TokenChooser:
         return OWN * exp(self._bias.get(own, 0.0))
 
     def choose(self, own: int, rng: Random) -> int:
-        """The token in the place of `own`, which the reply has of itself."""
+        """Returns the token in the place of `own`, the reply's own token."""
         weight = self._weight(own)
         if self._greedy:
             return own if weight >= max(self._best[0], self._rest) else self._likeliest(own)
@@ -156,7 +155,7 @@ class TokenChooser:
         return token if self._allowed is not None or weight > self._rest else self._unbiased(own)
 
     def _unbiased(self, own: int) -> int:
-        """`own`, or the next token that has no bias."""
+        """Returns `own`, or the next token without a bias."""
         token = own
         while token in self._bias:
             token = (token + 1) % self._vocab_size
@@ -166,7 +165,7 @@ class TokenChooser:
 
 
 def chooser(request: EngineRequest, tokenizer: Tokenizer) -> TokenChooser | None:
-    """What chooses the tokens of a reply to `request`; None where the reply decides alone."""
+    """Returns the chooser of a reply's tokens; None when the request does not affect the choice."""
     if request.sampling is None:
         return None
     return TokenChooser(request.sampling, tokenizer.vocab_size or VOCABULARY, request.greedy)
@@ -175,7 +174,7 @@ def chooser(request: EngineRequest, tokenizer: Tokenizer) -> TokenChooser | None
 def biased(
     reply: Reply, request: EngineRequest, tokens: TokenChooser, tokenizer: Tokenizer, rng: Random
 ) -> Reply:
-    """`reply` with the tokens that `tokens` chooses; it ends where that is the end of text."""
+    """Returns `reply` with the tokens that `tokens` chooses; an end of text among them ends the reply."""
     eos, finish, slices = tokenizer.eos_token_id, reply.finish, Slices()
     ids: list[int] = []
     for own in reply.ids:

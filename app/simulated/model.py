@@ -1,12 +1,10 @@
-"""Decides what a reply says: text, an echo, thoughts, tool calls, JSON, an image.
+"""Decides the content of a reply: text, an echo, thoughts, tool calls, JSON or an image.
 
-Log probabilities of tokens that nobody computed (simulator.md section 8).
+Log probabilities are made up (simulator.md section 8). A token's own is -1, -1.1 or -1.2 by its position;
+each alternative is 0.5 less than the one before it. Alternatives are real tokens of the vocabulary, so
+clients can look them up. Tokens that are no whole characters have no name and come last.
 
-A token's own log probability is -1, -1.1 or -1.2 by its position; each alternative is 0.5 less than
-the one before it. Alternatives are real tokens of the vocabulary, so that clients can look them up; tokens
-that are no whole characters, and so have no name, are taken last.
-
-An entry is made when it is looked at, and not kept: a large request may have millions of them.
+An entry is made on access and not kept: a large request may have millions.
 """
 
 from __future__ import annotations
@@ -40,10 +38,10 @@ STRIDE = 101
 
 
 class Entries:
-    """Makes the entries of `ids`, each with `alternatives` besides the token itself, or with `named` tokens.
+    """Makes the entries of `ids`, each with `alternatives` other tokens, or with the `named` ones.
 
-    A token that ends inside a character is called "", and the one that completes it by the character,
-    as in vLLM.
+    A token that ends inside a character is named "", and the one that completes it by the character, as in
+    vLLM.
     """
 
     __slots__ = ("_alternatives", "_ids", "_named", "_names", "_size", "_vocabulary")
@@ -83,7 +81,7 @@ class Entries:
         return ["" if BROKEN in name else name for name in self._vocabulary.token_texts(ids)]
 
     def prompt_entry(self, position: int) -> TokenLogprob | None:
-        """The same for a token of a prompt: None for the first, as nothing comes before it."""
+        """Returns the entry of a prompt's token; None for the first, which follows no token."""
         return self.entry(position) if position else None
 
 
@@ -95,9 +93,9 @@ def own_logprob(position: int) -> float:
 def reply_logprobs(
     vocabulary: Tokenizer, ids: Sequence[int], wanted: int, named: Sequence[int] = ()
 ) -> Sequence[TokenLogprob]:
-    """One entry per token of a reply. Each is the likeliest one, and so among the `wanted` ones itself.
+    """One entry per token of a reply, with `wanted` tokens: itself, the likeliest, and alternatives.
 
-    With `named` tokens, those are the others.
+    `named` tokens replace the alternatives.
     """
     return LazySequence(Entries(vocabulary, ids, wanted - 1, named).entry, range(len(ids)))
 
@@ -112,30 +110,30 @@ def prompt_logprobs(
 TRIES = 4
 """Texts drawn to find one that fits the limit."""
 USUAL_SIZE = 160
-"""Characters of a text that a grammar derives, where it leaves the choice."""
+"""Characters of a text that a grammar derives, where the grammar leaves the choice."""
 CHARACTERS_A_TOKEN = 3
 SHARES = (1, 0.5, 0.2, 0)
-"""Of that size, in each try: the last one is the shortest text."""
+"""Shares of USUAL_SIZE per try; the last gives the shortest text."""
 
 
 REASONING = Part("reasoning")
 THOUGHTS = "<think>\n{}\n</think>\n\n"
-"""How models mark up what they think."""
+"""Markup of a model's thoughts."""
 
 
 def as_thoughts(reply: Reply) -> Reply:
-    """Returns a reply of text as what the model thinks."""
+    """Returns a reply of text as thoughts."""
     return replace(reply, spans=[(len(reply.texts), REASONING)])
 
 
 def raw_text(script: ScriptedReply) -> str:
-    """All of a reply as the model writes it, before anything is told apart."""
+    """Returns a reply as the model writes it, with thoughts and calls in their markup."""
     thoughts = THOUGHTS.format(script.reasoning) if script.reasoning else ""
     return thoughts + script.text + (written(script.calls).text if script.calls else "")
 
 
 def delays_of(script: ScriptedReply, tokens: int) -> list[tuple[int, float]]:
-    """The waits of a script before each token of a reply that has so many."""
+    """Returns a script's waits, each as token position and seconds, for a reply of `tokens` tokens."""
     waits = dict.fromkeys(range(1, tokens), script.per_token_s) if script.per_token_s else {}
     if script.first_token_s:
         waits[0] = script.first_token_s
@@ -149,13 +147,13 @@ PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk"
     "YAAAAAYAAjCB0C8AAAAASUVORK5CYII="
 )
-"""The image of every image reply: one transparent pixel, as PNG."""
+"""Image of every image reply: one transparent pixel, as PNG."""
 ENCODER_TEXT = "!"
-"""What an encoder-only model says, once per token."""
+"""Text of each token of an encoder-only model."""
 
 
 class Silent:
-    """Says nothing, as a pooling model does: what it computes of a prompt is no text."""
+    """Returns empty replies, as a pooling model does: its outputs are no text."""
 
     def reply(self, request: EngineRequest) -> Reply:
         return Reply((), (), STOP)
@@ -164,8 +162,8 @@ class Silent:
 class SimulatedModel:
     """Writes the replies of one server (simulator.md sections 5 and 7).
 
-    `text_rng` and `call_rng` are the server's own streams of randomness; a request with a seed, or with
-    temperature 0, gets a stream of its own and so repeats itself.
+    `text_rng` and `call_rng` are the server's own streams of random numbers. A request with a seed, or with
+    temperature 0, gets its own stream, so its reply repeats.
     """
 
     def __init__(
@@ -193,12 +191,12 @@ class SimulatedModel:
         self._text_rng, self._call_rng = text_rng, call_rng
 
     def ask_first(self, sources: Sequence[ReplySource], length: LengthSource | None) -> None:
-        """From now on `sources` decide about whole replies, `length` about those of mode `random`."""
+        """Installs plugins: `sources` decide about whole replies, `length` about lengths in mode `random`."""
         self._plugins = tuple(sources)
         self._random.length = length
 
     def worded(self, request: EngineRequest, script: ScriptedReply) -> Reply:
-        """The reply that says what `script` has decided, at its pace."""
+        """Returns the reply that `script` has decided, with its delays."""
         reply = self._scripted(request, script)
         reply.delays = delays_of(script, len(reply.ids))
         return reply
@@ -209,9 +207,9 @@ class SimulatedModel:
         self._calls.use(settings.tools)
 
     def reply(self, request: EngineRequest) -> Reply:
-        """The whole reply. SchemaUnsatisfiable when it should satisfy a schema that nothing satisfies.
+        """Returns the whole reply. SchemaUnsatisfiable for a schema that no value satisfies.
 
-        A request for no token wants an embedding: nothing is said.
+        A request for no tokens wants an embedding: its reply is empty.
         """
         if not request.max_tokens:
             return Reply((), (), STOP)
@@ -231,7 +229,7 @@ class SimulatedModel:
         return reply
 
     def _whole(self, request: EngineRequest) -> Reply:
-        """Thoughts, if it thinks, then what it says, then an image, if one is wanted."""
+        """Returns thoughts, if the request reasons, then the reply, then an image, if one is wanted."""
         if self._settings.model.mm_encoder_only:
             return self._encoded(request)
         own = self._own_stream(request)
@@ -276,7 +274,7 @@ class SimulatedModel:
         return stopped(said, request) if request.stop or request.stop_token_ids else said
 
     def _free(self, request: EngineRequest, rng: Random) -> Reply:
-        """A text of no form: recorded, or of the mode, with the tokens that the request asks for."""
+        """Returns an unconstrained text, recorded or of the mode, after the request's sampling."""
         eos = self._tokenizer.eos_token_id
         tokens = None if request.sampling is None else chooser(request, self._tokenizer)
         if tokens is not None and eos is not None and tokens.never_keeps(eos):
@@ -286,20 +284,20 @@ class SimulatedModel:
         return said if tokens is None else biased(said, request, tokens, self._tokenizer, rng)
 
     def _encoded(self, request: EngineRequest) -> Reply:
-        """Exclamation marks, as many as were allowed or else one (section 18)."""
+        """Returns as many exclamation marks as the client allows, or one without a limit (section 18)."""
         count = request.max_tokens if request.limited else 1
         ids = self._tokenizer.encode(ENCODER_TEXT)[:1] * count
         return Reply([ENCODER_TEXT] * count, ids, LENGTH)
 
     def _thoughts(self, request: EngineRequest, rng: Random) -> Reply:
-        """Returns what a reasoning model thinks aloud, which may use up the limit, or meet a stop."""
+        """Returns a reasoning model's thoughts, which may use up the limit or meet a stop."""
         mean = self._settings.reply.reasoning_tokens
         most = request.max_tokens
         if request.thinking_budget is not None:
             most = min(most, request.thinking_budget)
         tokens, count = chooser(request, self._tokenizer), rng.randint((mean + 1) // 2, mean + mean // 2)
         if tokens is not None and request.sampling is not None and request.sampling.allowed_token_ids:
-            count = most  # what closes thoughts is not among the tokens that may come
+            count = most  # the end of thoughts is not among the allowed tokens
         count = min(count, most)
         ids, texts = self._corpus.compose(count, rng)
         said = Reply(texts, ids, LENGTH)
@@ -308,16 +306,16 @@ class SimulatedModel:
         return as_thoughts(stopped(said, request))
 
     def _own_stream(self, request: EngineRequest) -> Random | None:
-        """The randomness of a reply that request and prompt determine; None for any other."""
+        """Stream of random numbers for a reply that request and prompt determine; None for any other."""
         if request.seed is None and not request.greedy:
             return None
         prompt = crc32(msgspec.json.encode(request.prompt_ids))
         return Random((request.seed or 0) * 2**32 + prompt)
 
-    # Texts of a form.
+    # Constrained texts.
 
     def _constrained(self, constraint: Constraint, most: int, rng: Random) -> Reply:
-        """A text that satisfies `constraint`, cut off at `most` tokens when none that is drawn is short."""
+        """Returns a text that satisfies `constraint`, cut at `most` tokens when no draw is short enough."""
         ids: list[int] = []
         for attempt in range(TRIES):
             ids = self._tokenizer.encode(self._text_of(constraint, most, attempt, rng))
@@ -343,7 +341,7 @@ class SimulatedModel:
     # Replies of scripts.
 
     def _scripted(self, request: EngineRequest, script: ScriptedReply) -> Reply:
-        """What a script says; like any other reply it ends at the limit of tokens and at a stop string."""
+        """Returns a script's reply; the token limit and stop strings end it as they end any other."""
         if not script.in_parts:
             reply = self._told(request, raw_text(script))
         else:
@@ -354,7 +352,7 @@ class SimulatedModel:
         return reply
 
     def _in_parts(self, request: EngineRequest, script: ScriptedReply) -> Reply:
-        """What does not fit into the limit is not begun."""
+        """Omits each part that would begin beyond the limit."""
         made: list[Callable[[EngineRequest], Reply]] = []
         if script.reasoning:
             made.append(lambda request: as_thoughts(self._told(request, script.reasoning)))

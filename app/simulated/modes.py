@@ -1,7 +1,7 @@
-"""What is said where nothing else decides, and at what length: one source of replies for each mode.
+"""Sources of replies, one per mode, for requests that nothing else decides.
 
-Lengths are those of simulator.md 5.4 and 5.5.
-A `ReplySource` is what the reply hooks of plugins become, too: the first that has a reply is believed.
+Lengths follow simulator.md 5.4 and 5.5. Reply hooks of plugins are `ReplySource`s, too: the first source with
+a reply wins.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from app.simulated.corpus import Corpus
 from app.tokenization import Tokenizer
 
 ReplySource = Callable[[EngineRequest, Random], Reply | None]
-"""What is said to a request, with the randomness of that request; None leaves it to the next source."""
+"""Returns the reply to a request, from the request's random stream; None: the next source decides."""
 LengthSource = Callable[[EngineRequest, Random], int | None]
-"""How many tokens a reply has (1 or more); None leaves it to the next one."""
+"""Returns a reply's length in tokens (1 or more); None: the next source decides."""
 
 MEAN_TOKENS, STD_DEV_TOKENS = 40, 20
-"""Length of replies whose client set no limit."""
+"""Mean and standard deviation, in tokens, of replies without a client's limit."""
 SHORT = 20
-"""Below this much room the bell curve would not fit, so lengths are uniform."""
+"""Tokens of room below which the bell curve would not fit, so lengths are uniform."""
 
 CUMULATIVE = (0.2, 0.5, 0.7, 0.75, 0.85)
-"""Probability of ending in one of the first one, two ... five buckets; else the limit is used up."""
+"""Cumulative probability of lengths in the five buckets; the rest uses up the limit."""
 BUCKETS = 5
 BUCKET_TOKENS = 20
 FLEXIBLE = 3
-"""The bucket that takes up what a large limit has beyond the others."""
+"""Index of the bucket that takes the surplus of a large limit."""
 
 
 class RandomMode:
-    """Sample sentences, of as many tokens as are drawn. `length` is asked first, where there is one.
+    """Sample sentences with a drawn number of tokens. `length`, where there is one, goes first.
 
-    The end of text, where a reply has one, is a token of its length.
+    The end of text, where a reply has one, counts as a token.
     """
 
     def __init__(self, corpus: Corpus, ends: bool) -> None:
@@ -56,7 +56,7 @@ class RandomMode:
             count = max(count, min(wanted, most))
         else:
             count = reply_length(most, request.limited, rng)
-        if count < request.min_tokens + self._end:  # where it must not end yet it goes on, and ends by chance
+        if count < request.min_tokens + self._end:  # must not end yet: goes on, and ends by chance
             room = most - request.min_tokens
             count = request.min_tokens + (reply_length(room, request.limited, rng) if room > 0 else 0)
         if count >= most:
@@ -67,7 +67,7 @@ class RandomMode:
 
 
 class EchoMode:
-    """The text as it came, whatever the limit; `length` tells that the limit was reached (5.2)."""
+    """Echoes the text whole, whatever the limit; `length` marks a reached limit (5.2)."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -79,7 +79,7 @@ class EchoMode:
 
 
 class DatasetMode:
-    """A recorded reply (5.10); none without a dataset for the model, and when that fails."""
+    """Recorded replies (5.10); None without a dataset for the model, and when the dataset fails."""
 
     def __init__(self, datasets: Datasets, corpus: Corpus) -> None:
         self._datasets = datasets
@@ -99,7 +99,7 @@ class DatasetMode:
 
 
 def reply_length(most: int, limited: bool, rng: Random) -> int:
-    """Draw a length in tokens, 1..`most`; `limited` when the client itself set `most`.
+    """Draws a length in tokens, 1..`most`; `limited` when the client itself set `most`.
 
     Only a limit of one makes a reply of one token: recorded streams always have a middle.
     """
@@ -108,7 +108,7 @@ def reply_length(most: int, limited: bool, rng: Random) -> int:
 
 
 def unlimited_length(most: int, rng: Random) -> int:
-    """Draw a length for a client that set no limit: a bell curve, cut at what fits the context (5.4)."""
+    """Draws a length for a client without a limit: a bell curve, cut to fit the context (5.4)."""
     if most < SHORT:
         return rng.randint(1, max(most, 1))
     while True:
@@ -118,10 +118,10 @@ def unlimited_length(most: int, rng: Random) -> int:
 
 
 def limited_length(most: int, rng: Random) -> int:
-    """Draw a length under a limit of `most` tokens from the histogram of 5.5.
+    """Draws a length under a limit of `most` tokens from the histogram of 5.5.
 
-    A limit too small for five buckets is used up: that is what recorded exchanges of a real vLLM
-    show, where 5.5 would draw any shorter length, too.
+    A limit too small for five buckets is used up, as recorded exchanges of a real vLLM show; 5.5 would draw
+    shorter lengths, too.
     """
     if most <= BUCKETS + 1:
         return most
@@ -133,7 +133,7 @@ def limited_length(most: int, rng: Random) -> int:
 
 
 def below(size: int, rng: Random) -> int:
-    """As rng.randrange(size), in a third of its time."""
+    """Like rng.randrange(size), in a third of its time."""
     bits = size.bit_length()
     number = rng.getrandbits(bits)
     while number >= size:

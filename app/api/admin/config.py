@@ -1,4 +1,4 @@
-"""The routes below /admin that change things: settings of a server and all its ranks, scripts, draining."""
+"""Routes below /admin that change a server: settings of all its ranks, scripts, draining."""
 
 from __future__ import annotations
 
@@ -24,22 +24,25 @@ if TYPE_CHECKING:
     from app.script.book import ScriptBook
 
 FAKES = "fake-metrics"
-"""The one setting that may be given in parts."""
+"""The only setting that may be given in parts."""
 CHECK = "/admin/config?check=true"
 TIMEOUT_S = 5.0
 PASSED_ON = ("authorization", "x-admin-key", "content-type")
-"""Headers that a request for all ranks hands on."""
+"""Headers that are passed on to other ranks."""
 
 
 def routes(
     live: LiveSettings, lifecycle: Operations, service: EngineClient, body: BodyLimits, siblings: PeerRanks
 ) -> list[Route]:
-    """A request with `?ranks=all` concerns all ranks, and is answered by rank."""
+    """Returns the routes. A request with `?ranks=all` concerns all ranks, and is answered by rank."""
 
     def for_all(
         context: RequestContext, own: Callable[[], Any], data: bytes = b"", check: str = ""
     ) -> Response:
-        """Our own answer; or, for all ranks, everyone's. With `check`, all are asked to agree first."""
+        """Returns our own answer or, for all ranks, every rank's.
+
+        With `check`, all ranks must agree first.
+        """
         if check and concerns_all(context):
             siblings.ask(context.method, check, context.headers, data)
         return json_response(siblings.answers(context, own(), data))
@@ -53,7 +56,7 @@ def routes(
         return json_response({row.name: row.help for row in live.current.table.rows if row.live})
 
     def change(context: RequestContext) -> Response:
-        """Change some settings, all or none; the answer has all settings. `?check=true` changes nothing."""
+        """Changes some settings, all or none; the answer has all settings. `?check=true` changes nothing."""
         data = body.read(context)
         values = _object(data)
         try:
@@ -67,7 +70,7 @@ def routes(
         return for_all(context, lambda: live.change(values).dump(), data, CHECK)
 
     def drain(context: RequestContext) -> Response:
-        """Take no more requests and be unready; what runs goes on."""
+        """Stops admitting requests and reports not ready; running requests continue."""
         lifecycle.drain()
         told = {"status": "draining", "running": service.running, "waiting": service.waiting}
         return for_all(context, lambda: told)
@@ -91,10 +94,10 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def fake_metrics_routes(body: BodyLimits, live: LiveSettings) -> list[Route]:
-    """POST /fake_metrics (simulator.md 2.1); POST /admin/config does it, too."""
+    """POST /fake_metrics (simulator.md 2.1); POST /admin/config changes them, too."""
 
     def change(context: RequestContext) -> Response:
-        """Change some keys of the fake metrics: 204, or 400 and no change for anything that is wrong."""
+        """Changes some keys of the fake metrics: 204, or 400 and no change for any wrong key."""
         update = body.read(context)
         try:
             live.change({FAKES: merged(live.current.metrics.fake_metrics, update)})
@@ -108,12 +111,11 @@ def fake_metrics_routes(body: BodyLimits, live: LiveSettings) -> list[Route]:
 
 
 def concerns_all(context: RequestContext) -> bool:
-    """True for a request that concerns all ranks."""
     return context.argument("ranks") == "all"
 
 
 class PeerRanks:
-    """The other ranks of this server: requests that concern all ranks reach them over the loopback.
+    """The other ranks of this server; requests that concern all ranks reach them over the loopback.
 
     `others` are rank and base URL of each.
     """
@@ -124,9 +126,9 @@ class PeerRanks:
         self._pool = _pool() if others else None
 
     def answers(self, context: RequestContext, own: Any, body: bytes = b"") -> Any:
-        """`own`, our answer to a request; with `?ranks=all` everyone's by rank, others asked now.
+        """Returns `own`, our answer to a request; with `?ranks=all` every rank's answer, by rank.
 
-        ApiError as `ask`.
+        Raises ApiError like `ask`.
         """
         if not concerns_all(context):
             return own
@@ -134,10 +136,9 @@ class PeerRanks:
         return dict(sorted({str(self.own): own, **others}.items()))
 
     def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> dict[str, Any]:
-        """The JSON answers by rank, ours left out.
+        """Returns the JSON answers of the other ranks, by rank.
 
-        ApiError with the status and message of the first rank that refuses; 503 for one that does not
-        answer.
+        ApiError with the status and message of the first rank that refuses; 503 for one that does not answer.
         """
         kept = {name: headers[name] for name in PASSED_ON if name in headers}
         return {str(rank): self._ask(rank, method, url + path, kept, body) for rank, url in self._others}
@@ -166,14 +167,14 @@ def _pool() -> PoolManager:
 
 
 def script_routes(book: ScriptBook, siblings: PeerRanks) -> list[Route]:
-    """The report of `book`, and how to begin a new one; `?ranks=all` is for all ranks."""
+    """Returns routes to read and restart the report of `book`; `?ranks=all` is for all ranks."""
 
     def script(context: RequestContext) -> Response:
-        """How often each rule of each script has answered."""
+        """Number of answers of each rule of each script."""
         return json_response(siblings.answers(context, book.report()))
 
     def begin_anew(context: RequestContext) -> Response:
-        """All rules count from one again, for the next test."""
+        """Restarts the counts of all rules, for the next test."""
         book.restart()
         return json_response(siblings.answers(context, book.report()))
 

@@ -1,4 +1,4 @@
-"""The development routes: sleep, pause, caches, server info, profiler, elastic ranks, weights of trainers."""
+"""Development routes: sleep, pause, caches, server info, profiler, elastic ranks, weights of trainers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ResetQuery(Struct):
 
     reset_running_requests: bool = False
     reset_external: bool = False
-    """Changes nothing: no connector keeps blocks beyond the cache."""
+    """Without effect: no connector keeps blocks beyond the cache."""
 
 
 class InfoQuery(Struct):
@@ -58,10 +58,10 @@ class InfoQuery(Struct):
 
 
 def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str, Any]]) -> list[Route]:
-    """`sleeps` is `enable-sleep-mode`; `settings` gives all settings for people to read."""
+    """Returns the routes. `sleeps` is `enable-sleep-mode`; `settings` returns all settings for display."""
 
     def sleep(context: RequestContext) -> Response:
-        """Put the model to sleep: level 0 pauses, 1 offloads the weights, 2 discards them."""
+        """Puts the model to sleep: level 0 pauses, 1 offloads the weights, 2 discards them."""
         query = decode_query(context.query(), SleepQuery)
         if sleeps:
             with leaving(context.connection) as left:
@@ -69,13 +69,13 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str,
         return json_response({"status": "sleeping", "level": query.level})
 
     def release_kv_cache_memory(context: RequestContext) -> Response:
-        """Free the memory of the KV cache of a paused server; POST /wake_up?tags=kv_cache takes it back."""
+        """Frees the memory of the KV cache of a paused server; POST /wake_up?tags=kv_cache takes it back."""
         if sleeps:
             lifecycle.release_cache()
         return json_response({"status": "kv_cache_released"})
 
     def wake_up(context: RequestContext) -> Response:
-        """Wake the model up, or only the parts that `tags` name."""
+        """Wakes the model up, or only the parts that `tags` name."""
         tags = list(context.arguments("tags")) or None
         awake = lifecycle.wake_up(tags)
         return json_response({"status": "awake" if awake else "sleeping", "tags": tags})
@@ -85,14 +85,14 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str,
         return json_response({"is_sleeping": lifecycle.is_sleeping or lifecycle.paused})
 
     def pause(context: RequestContext) -> Response:
-        """Begin no more requests; `mode` decides about running requests."""
+        """Stops starting requests; `mode` decides about running requests."""
         query = decode_query(context.query(), PauseQuery)
         with leaving(context.connection) as left:
             lifecycle.pause(query.mode, left, query.clear_cache)
         return json_response({"status": "paused"})
 
     def resume(context: RequestContext) -> Response:
-        """Begin requests again."""
+        """Starts requests again."""
         lifecycle.resume()
         return json_response({"status": "resumed"})
 
@@ -101,12 +101,12 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str,
         return json_response({"is_paused": lifecycle.paused})
 
     def reset_prefix_cache(context: RequestContext) -> Response:
-        """Forget what is cached."""
+        """Empties the prefix cache."""
         query = decode_query(context.query(), ResetQuery)
         return json_response({"success": lifecycle.reset_prefix_cache(query.reset_running_requests)})
 
     def reset_other_cache(context: RequestContext) -> Response:
-        """Succeed: no media are cached here."""
+        """Succeeds: no media are cached here."""
         return Response(b"", 200)
 
     def server_info(context: RequestContext) -> Response:
@@ -136,13 +136,13 @@ def profiler(limits: BodyLimits) -> list[Route]:
     """The routes of a profiler that has nothing to profile."""
 
     def start_profile(context: RequestContext) -> Response:
-        """Succeed, if the options of the session make sense."""
+        """Succeeds, if the options of the session are valid."""
         if body := limits.read(context):
             decode(body, context.content_type, StartProfileRequest)
         return Response()
 
     def stop_profile(context: RequestContext) -> Response:
-        """Succeed."""
+        """Succeeds."""
         return Response()
 
     return [post("/start_profile", start_profile), post("/stop_profile", stop_profile)]
@@ -154,7 +154,7 @@ DRAIN_TIMEOUT_S = 120
 def elastic_routes(body: BodyLimits, ranks: int) -> list[Route]:
 
     def scale_elastic_ep(context: RequestContext) -> Response:
-        """Succeed for the ranks that there are; others need vLLM's Ray backend."""
+        """Succeeds for the present number of ranks; others need vLLM's Ray backend."""
         check_content_type(context.content_type)
         asked = read_json(body.read(context))
         if not isinstance(asked, dict):
@@ -169,7 +169,7 @@ def elastic_routes(body: BodyLimits, ranks: int) -> list[Route]:
         return json_response({"message": f"Scaled to {int(wanted)} data parallel engines"})
 
     def is_scaling_elastic_ep(context: RequestContext) -> Response:
-        """Ranks never come or go."""
+        """Always false: ranks never come or go."""
         return json_response({"is_scaling_elastic_ep": False})
 
     return [
@@ -185,49 +185,49 @@ def _check_positive(name: str, value: object) -> None:
 
 T = TypeVar("T", bound=Request)
 QUIET = ("check_health", "determine_available_memory", "reload_weights", "sleep", "wake_up", "profile")
-"""Methods of a worker that return nothing and change nothing that a client sees here."""
+"""Methods of a worker that return nothing and change nothing visible to a client."""
 
 
 def weight_routes(weights: Weights, body: BodyLimits, ranks: int) -> list[Route]:
-    """`ranks` is how many there are of the server."""
+    """Returns the routes; `ranks` is the server's number of ranks."""
 
     def read(context: RequestContext, kind: type[T]) -> T:
         return decode_embedded(body.read(context), context.content_type, kind)
 
     def init_weight_transfer_engine(context: RequestContext) -> Response:
-        """Begin to take weights from a trainer."""
+        """Prepares to receive weights from a trainer."""
         read(context, InitTransferRequest)
         weights.connect()
         return json_response({"message": "Weight transfer initialized"})
 
     def shutdown_weight_transfer_engine(context: RequestContext) -> Response:
-        """Take no more weights from a trainer."""
+        """Ends the transfer of weights from a trainer."""
         weights.disconnect()
         return json_response({"message": "Weight transfer shut down"})
 
     def start_weight_update(context: RequestContext) -> Response:
-        """Begin an update."""
+        """Begins an update of the weights."""
         weights.start()
         return json_response({"message": "Weight update started"})
 
     def start_draft_weight_update(context: RequestContext) -> Response:
-        """Begin an update of a draft model."""
+        """Begins an update of a draft model."""
         weights.start_draft()
         return json_response({"message": "Draft weight update started"})
 
     def update_weights(context: RequestContext) -> Response:
-        """Take weights."""
+        """Receives weights in an update."""
         read(context, UpdateWeightsRequest)
         weights.update()
         return json_response({"message": "Weights updated"})
 
     def finish_weight_update(context: RequestContext) -> Response:
-        """End an update; the weights have another version then, if one is named."""
+        """Ends an update; the weights then have a new version, if one is named."""
         weights.finish(read(context, FinishUpdateRequest).weight_version)
         return json_response({"message": "Weight update finished"})
 
     def update_weight_version(context: RequestContext) -> Response:
-        """Call the weights otherwise."""
+        """Sets the version of the weights."""
         weights.version = read(context, WeightVersionRequest).new_version
         return json_response({"success": True, "new_version": weights.version})
 
@@ -236,7 +236,7 @@ def weight_routes(weights: Weights, body: BodyLimits, ranks: int) -> list[Route]
         return json_response({"weight_version": weights.version})
 
     def weight_checker(context: RequestContext) -> Response:
-        """Digest the weights, compare their digests with a baseline, or make the weights zero."""
+        """Digests the weights, compares the digests with a baseline, or zeroes the weights."""
         asked = read(context, WeightCheckRequest)
         if asked.action == "reset":
             weights.reset()
@@ -261,7 +261,7 @@ def weight_routes(weights: Weights, body: BodyLimits, ranks: int) -> list[Route]
     }
 
     def collective_rpc(context: RequestContext) -> Response:
-        """Call a method of the workers; the answer has a result for each device."""
+        """Calls a method of the workers; the answer has a result for each device."""
         asked = read_json(body.read(context))
         if not isinstance(asked, dict):
             raise malformed("the body must be a JSON object")

@@ -27,11 +27,11 @@ class Drains(Protocol):
     def healthy(self) -> bool: ...
 
     def drain(self) -> None:
-        """Admit no more requests; running ones go on."""
+        """Stops admitting requests; running ones continue."""
 
 
 def readiness(service: Drains, clock: Clock, startup_s: float) -> Callable[[], bool]:
-    """Ready from `startup_s` after now until the server drains."""
+    """Returns a check that is true from `startup_s` seconds after now until the server drains."""
     ready_at_s = clock.now() + startup_s
     return lambda: clock.now() >= ready_at_s and service.healthy and not service.draining
 
@@ -49,7 +49,7 @@ def health_routes(
         return Response(b"", 200 if ready() else 503)
 
     def version(context: RequestContext) -> Response:
-        """The vLLM version that is played."""
+        """The emulated vLLM version."""
         return json_response({"version": vllm_version})
 
     def server_load(context: RequestContext) -> Response:
@@ -67,7 +67,7 @@ def health_routes(
 
 
 ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
-"""vLLM mounts the metrics as a separate application, which does not look at the method."""
+"""vLLM mounts the metrics as a separate application, which ignores the method."""
 
 
 def metrics_routes(exposition: Exposition) -> list[Route]:
@@ -85,7 +85,7 @@ def metrics_routes(exposition: Exposition) -> list[Route]:
 
 
 def statistics_routes(figures: Callable[[], Figures]) -> list[Route]:
-    """Of a server whose model computes: vLLM has no such route."""
+    """Statistics of a server whose model computes; vLLM has no such route."""
 
     def stats(context: RequestContext) -> Response:
         """Choices, tokens and mean seconds since the start of this rank, and choices of now."""
@@ -107,7 +107,7 @@ Caches = Callable[[], Mapping[str, Bounded]]
 
 
 def memory_routes(rooms: Iterable[Caches]) -> list[Route]:
-    """`rooms` is looked through at each request: it may grow."""
+    """`rooms` is read anew at each request: it may grow."""
 
     def memory(context: RequestContext) -> Response:
         """Bytes of each cache, and their sum."""
@@ -141,14 +141,14 @@ Report = Callable[[bool], AuditReport]
 
 
 def verdict_routes(report: Report, restart: Callable[[], None]) -> list[Route]:
-    """`report` gives the verdict, as if no client came back any more when its argument is true."""
+    """Returns the routes; `report(True)` gives the verdict as if no client came back any more."""
 
     def verdict(context: RequestContext) -> Response:
-        """How clients behaved; with `?over=true`, as if no client came back any more."""
+        """Verdict on the clients' behaviour; with `?over=true`, as if no client came back any more."""
         return json_response(report(context.argument("over").lower() in ("1", "true", "yes")))
 
     def begin_anew(context: RequestContext) -> Response:
-        """Begin anew, for the next test."""
+        """Restarts the audit, for the next test."""
         restart()
         return json_response(report(False))
 

@@ -29,7 +29,7 @@ from app.tokenization.base import ChatOptions, TokenizerInputError
 
 
 def routes(frontend: Frontend, threads: ThreadStore) -> list[Route]:
-    """The routes; conversations are kept in `threads` where clients ask for that."""
+    """Returns the routes; `threads` keeps conversations for clients that request it."""
     chat_of = message_chats(frontend)
 
     def create_message(context: RequestContext) -> Response:
@@ -53,7 +53,7 @@ def routes(frontend: Frontend, threads: ThreadStore) -> list[Route]:
         return frontend.submit(accepted, head, [prompt], answer, context)
 
     def count_tokens(context: RequestContext) -> Response:
-        """How many tokens the prompt of a conversation has."""
+        """Number of tokens in a conversation's prompt."""
         asked = chat_of(frontend.decode(context, CountTokensRequest))
         frontend.models.resolve(asked.model)
         check_tool_choice(asked, frontend.builder.settings.tools)
@@ -81,7 +81,7 @@ def _shape(
 
 
 THINKING_EFFORTS: Sequence[Effort] = ("low", "medium", "high", "xhigh", "max")
-"""Efforts of which none may have the prompt of no thoughts, if the chat template knows that switch."""
+"""Efforts that must render another prompt than `none`, if the chat template knows that switch."""
 
 
 def message_chats(frontend: Frontend) -> Callable[[Asked], ChatCompletionRequest]:
@@ -94,7 +94,7 @@ def message_chats(frontend: Frontend) -> Callable[[Asked], ChatCompletionRequest
 
 
 def _merges_system(tokenizer: Tokenizer) -> bool:
-    """Returns whether the chat template refuses system turns further on in a conversation."""
+    """True when the chat template refuses system turns further on in a conversation."""
     turns = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
     try:
         tokenizer.render_chat(turns, ChatOptions(add_generation_prompt=False))

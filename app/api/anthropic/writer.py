@@ -1,7 +1,7 @@
 """Messages and errors of the Anthropic family (vllm-api.md section 7).
 
-A message is one JSON, or named server-sent events. It is a list of content blocks. Tokens of one part belong
-to one block: a block begins where another part does, and blocks are numbered in that order.
+A message is one JSON body, or named server-sent events. It is a list of content blocks. Tokens of one part
+belong to one block: a block begins where another part does, and blocks are numbered in that order.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from app.protocol.common import ECTransferParams, KVTransferParams, encode
 T = TypeVar("T")
 
 TOOL_USE_ID = "chatcmpl-tool-"
-"""vLLM's own, of the chat behind a message."""
+"""Prefix of vLLM's own ids, for the chat behind a message."""
 STOP_REASONS = {
     "stop": "end_turn",
     "length": "max_tokens",
     "cache_threshold": "max_tokens",
     "content_filter": "refusal",
 }
-"""What an ending is called. One without a name, such as an abort, is null."""
+"""Stop reasons by ending; an ending without one, such as an abort, is null."""
 
 
 class MessageResponseOptions(Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     prompt_details: bool = False
-    """Cached tokens are told apart in usage."""
+    """Usage counts cached tokens separately."""
     transfer: KVTransferParams | None = None
     """`kv_transfer_params` of the answer."""
     encoded_media: ECTransferParams | None = None
@@ -59,7 +59,7 @@ class MessageResponseOptions(Struct, frozen=True, kw_only=True):
 
 
 class MessageWriter(ResponseWriter):
-    """Writes the answer to one request; `new_id` draws what names tool uses and signs thoughts."""
+    """Writes the answer to one request; `new_id` draws ids of tool uses and signatures of thoughts."""
 
     def __init__(
         self, meta: ResponseMeta, options: MessageResponseOptions, new_id: Callable[[], str]
@@ -69,15 +69,15 @@ class MessageWriter(ResponseWriter):
         self._options = options
         self._new_id = new_id
         self._segment: Segment | None = None
-        """The block that a stream is in."""
+        """The open block of a stream."""
         self._index = -1
         self._begin = self._end = b""
-        """What surrounds a piece of its text."""
+        """Bytes around a piece of the open block's text."""
 
     def _tokens(self, output: Tokens) -> bytes:
         segment = self._segment
         if segment is not None and output.part is segment.part and len(output.texts) == 1:
-            # Nearly every output of a paced stream is such a one.
+            # Nearly every output of a paced stream comes here.
             self.choices[0].count(output)
             text = output.texts[0]
             return b"%b%b%b" % (self._begin, encode(text), self._end) if text else b""
@@ -93,7 +93,7 @@ class MessageWriter(ResponseWriter):
         return b"".join((self._close(), end, _event("message_stop")))
 
     def _start(self, output: Started) -> bytes:
-        """All tokens of the prompt count as input here: what was cached comes at the end."""
+        """Counts all tokens of the prompt as input; the last usage has the cached ones."""
         self.begin(output)
         message = wire.MessageResponse(
             id=self._meta.id,
@@ -131,7 +131,7 @@ class MessageWriter(ResponseWriter):
         return _event("content_block_delta", delta={"type": kind, key: value}, index=self._index)
 
     def _close(self) -> bytes:
-        """The end of the block that the stream is in, if it is in one."""
+        """Returns the end of the open block, if there is one."""
         segment = self._segment
         if segment is None:
             return b""
@@ -219,15 +219,15 @@ DELTAS = {
     "reasoning": ("thinking_delta", "thinking"),
     "call": ("input_json_delta", "partial_json"),
 }
-"""Type and key of more of a block of each kind."""
+"""Type and key of a delta, by kind of block."""
 
 
 SCHEMA = "Bad Request"
-"""Type of what does not fit the schema: it is refused before this family begins, in OpenAI's shape."""
+"""Error type of a schema violation, refused in OpenAI's shape before this family begins."""
 
 
 class ThreadNotFound(ApiError):
-    """No conversation is kept under this id: by the details Anthropic's SDK knows to send all of it again."""
+    """No conversation has this id; `details` make Anthropic's SDK send the whole conversation again."""
 
     details = {"error_code": "thread_not_found"}
 
@@ -248,7 +248,7 @@ def error_event(error: Exception) -> bytes:
 
 
 def message_error(error: Exception) -> Response:
-    """The answer to a request of this family that raised `error`; the schema's errors keep OpenAI's shape."""
+    """Returns the response for `error` in this family; the schema's errors keep OpenAI's shape."""
     known = _known(error)
     forget_frames(error)
     body = known.body() if known.type == SCHEMA else error_body(known)
@@ -256,18 +256,18 @@ def message_error(error: Exception) -> Response:
 
 
 def _known(error: Exception) -> ApiError:
-    if isinstance(error, RecursionError):  # the input of a tool, one level below what cannot be parsed
+    if isinstance(error, RecursionError):  # a tool's input, one level short of the parser's limit
         return bad_request("The request is nested too deeply.")
     return as_api_error(error)
 
 
 MOST_BYTES = 64 << 20
 LEAST_BYTES = 1 << 12
-"""Bytes that a conversation counts as at the least."""
+"""Least bytes that a conversation counts."""
 
 
 class Thread(Struct, frozen=True):
-    """A conversation with its last reply, and what was asked beside it; `size` in bytes of its requests."""
+    """A conversation with its last reply, system prompt and tools; `size` covers requests and replies."""
 
     messages: Sequence[MessageParam]
     system: str | list[Block] | None
@@ -276,7 +276,7 @@ class Thread(Struct, frozen=True):
 
 
 class ThreadStore:
-    """Keeps conversations by the id of their last reply; which was touched longest ago is forgotten first."""
+    """Keeps conversations by the id of their last reply; forgets the least recently used one first."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self.limit_bytes = most_bytes
@@ -286,13 +286,13 @@ class ThreadStore:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that all conversations count as."""
+        """Bytes that all conversations count."""
         return int(self._kept.currsize)
 
     def resume(self, asked: MessagesRequest) -> int:
         """Puts the conversation so far before the turns of `asked`, and returns its bytes.
 
-        System and tools are those of its beginning. ApiError 404 when it is not here (any more).
+        System and tools come from its beginning. ApiError 404 for an unknown or forgotten conversation.
         """
         if not isinstance(asked.thread, ThreadContinue):
             return 0
@@ -309,7 +309,7 @@ class ThreadStore:
 
 
 class ThreadWriter(MessageWriter):
-    """Writes a message whose blocks `keep` gets when it is complete, with the bytes of their texts."""
+    """Writes a message; when it is complete, `keep` receives its blocks and the length of their texts."""
 
     def __init__(
         self,

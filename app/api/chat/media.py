@@ -1,4 +1,4 @@
-"""Images, sounds and films in messages: what a render tells of them (simulator.md 6.4)."""
+"""Images, sounds and films in messages, as a render describes them (simulator.md 6.4)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FIELDS = {
     "audio_url": ("audio", "url"),
     "video_url": ("video", "url"),
 }
-"""Type of a part -> its modality, and the field that tells one item from another."""
+"""Type of a part -> its modality, and the field that identifies the item."""
 SHORT = {"image": "img", "audio": "audio", "video": "video"}
-"""Modality -> how hashes begin."""
+"""Modality -> prefix of its hashes."""
 AT_ONCE = 1 << 15
-"""Bytes that are hashed between two pauses: about 3 ms."""
+"""Bytes hashed between two pauses: about 3 ms."""
 
 
 class Placeholder(TypedDict):
@@ -32,7 +32,7 @@ class Placeholder(TypedDict):
 
 
 class Features(TypedDict):
-    """What a render says of media, by modality: a hash, the tokens and some data of each item."""
+    """Media of a render, by modality: a hash, the tokens and some data of each item."""
 
     mm_hashes: dict[str, list[str]]
     mm_placeholders: dict[str, list[Placeholder]]
@@ -40,7 +40,7 @@ class Features(TypedDict):
 
 
 def features(messages: Sequence[Mapping[str, object]], prompt_ids: Sequence[int]) -> Features | None:
-    """Hashes, placeholders and data of all media, by modality; None when there are none.
+    """Returns hashes, placeholders and data of all media, by modality; None without media.
 
     The placeholders share the prompt's tokens evenly, in order.
     """
@@ -66,9 +66,9 @@ def features(messages: Sequence[Mapping[str, object]], prompt_ids: Sequence[int]
 def media_tokens(
     messages: Sequence[Message], modalities: Iterable[str], count: Callable[[Sequence[Message]], int]
 ) -> dict[str, int]:
-    """How many prompt tokens the items of each modality bring: those that are not there without them.
+    """Returns the prompt tokens that the items of each modality add.
 
-    `count` tells how many tokens messages are.
+    `count` returns the number of tokens of messages.
     """
     whole = count(messages)
     return {each: max(0, whole - count(_without(messages, each))) for each in modalities}
@@ -99,7 +99,7 @@ def placeholders(media: Features | None) -> tuple[tuple[str, int, int], ...]:
 
 
 def items(messages: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, str]]:
-    """Modality and identifier of every item that is not empty, in order."""
+    """Yields modality and identifier of every item that is not empty, in order."""
     for message in messages:
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
@@ -128,7 +128,7 @@ ENCODED = EncodedItem(
     size_bytes=2359296,
     nixl_agent_metadata_b64="TklYTF9NRVRBREFUQV9QTEFDRUhPTERFUg==",
 )
-"""Where an encoded item could be fetched, were there one (simulator.md section 18)."""
+"""Address of an encoded item; no item can be fetched there (simulator.md section 18)."""
 
 
 def encoded(hashes: Mapping[str, Sequence[str]] | None) -> ECTransferParams | None:

@@ -1,4 +1,4 @@
-"""From the messages of a request to a prompt, and to what mode `echo` repeats."""
+"""Turns the messages of a request into a prompt, and into the text that mode `echo` repeats."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from app.tokenization import PLAIN_CHAT, ChatOptions
 
 
 def chat_prompt(frontend: Frontend, request: ChatCompletionRequest, messages: Sequence[Message]) -> Prompt:
-    """The conversation as tokens. ApiError 400 when it cannot be rendered, or exceeds the context.
+    """Returns the conversation as tokens. ApiError 400 when it cannot be rendered or exceeds the context.
 
-    Pauses while it looks at many messages.
+    Pauses between many messages.
     """
     turns: list[tuple[str, str]] = []
     composed: list[Message] = []
@@ -52,9 +52,9 @@ FORWARDED = "prompt_token_ids"
 def forwarded_ids(
     frontend: Frontend, request: ChatCompletionRequest, composed: Sequence[Message]
 ) -> list[int] | None:
-    """The prompt as the prefill side has made tokens of it; None where the messages have to be rendered.
+    """Returns the prompt's tokens from the prefill side; None where the messages have to be rendered.
 
-    `composed` are the messages that are more than a text. ApiError 400 for what is no prompt.
+    `composed` are the messages that are more than a text. ApiError 400 for an invalid prompt.
     """
     ids = (request.kv_transfer_params or {}).pop(FORWARDED, None)
     if ids is None or request.echo or composed and features(composed, (0,)):
@@ -69,23 +69,23 @@ def forwarded_ids(
 def chat_prompts(
     frontend: Frontend, request: ChatCompletionRequest, conversations: Sequence[Sequence[Message]]
 ) -> list[Prompt]:
-    """Every conversation as tokens, with pauses in between. ApiError as `chat_prompt`."""
+    """Returns every conversation as tokens, with pauses in between. Raises ApiError like `chat_prompt`."""
     return [chat_prompt(frontend, request, messages) for messages in conversations]
 
 
 TOOLS_AT_ONCE = 1_000
-"""Tools that are made dicts between two pauses: about 2 ms."""
+"""Tools converted to dicts between two pauses: about 2 ms."""
 
 
 class BringsTemplate(Protocol):
-    """A request that may have a chat template of its own."""
+    """A request that may bring a chat template."""
 
     chat_template: str | None
     chat_template_kwargs: JsonObject | None
 
 
 def own_template(asked: BringsTemplate, rules: ChatRules) -> str | None:
-    """The request's chat template, if any. ApiError 400 when it has one and is not trusted with it."""
+    """Returns the request's chat template, if any. ApiError 400 where requests may not bring one."""
     kwargs = asked.chat_template_kwargs or {}
     if not rules.trusts_templates and (
         asked.chat_template is not None or kwargs.get("chat_template") is not None
@@ -95,7 +95,7 @@ def own_template(asked: BringsTemplate, rules: ChatRules) -> str | None:
 
 
 def chat_options(asked: ChatCompletionRequest | TokenizeChatRequest, rules: ChatRules) -> ChatOptions:
-    """How the chat template is to be applied. ApiError as `own_template`."""
+    """Returns the options of the chat template. Raises ApiError like `own_template`."""
     template, kwargs = own_template(asked, rules), template_kwargs(asked, rules.template_kwargs)
     wanted = asked.tools
     if rules.hides_unused_tools and getattr(asked, "tool_choice", None) == "none":
@@ -135,7 +135,7 @@ def last_message_text(messages: Sequence[Message]) -> str:
 
 
 def _call_text(call: object) -> str:
-    """A call of an assistant; other roles may have anything there, which nobody looks at."""
+    """Formats an assistant's call; empty for unchecked values of other roles."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not function.get("name"):
         return ""

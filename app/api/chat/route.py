@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions, and the same for several conversations at once."""
+"""POST /v1/chat/completions, and the batch route for several conversations at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from app.protocol.validation import ValidatedRequest
 
 
 def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]:
-    """The chat routes; `plain` answers plain chats on the fast path."""
+    """Returns the chat routes; `plain` answers plain chats on the fast path."""
 
     def chat_completions(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
@@ -62,7 +62,7 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
 
 
 def _decode_batch(frontend: Frontend, context: RequestContext) -> BatchChatRequest:
-    """The batch in a body. ApiError without a `param` where a field does not fit that vLLM sees late."""
+    """Returns the batch in a body. ApiError without a `param` for a wrong field that vLLM checks late."""
     try:
         return frontend.decode(context, BatchChatRequest)
     except ApiError as error:
@@ -109,7 +109,7 @@ def response_options(
 
 
 def _shown_logprobs(request: ChatCompletionRequest) -> int | None:
-    """Alternatives that the answer shows of each token: all that the client names."""
+    """Number of alternatives shown per token; all when the client names tokens."""
     if not request.logprobs:
         return None
     return ALL if request.logprob_token_ids else request.top_logprobs

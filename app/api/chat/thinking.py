@@ -1,4 +1,4 @@
-"""Whether a model thinks before it replies, as chat templates and vLLM's reasoning parsers see a request."""
+"""Decides if a model thinks before it replies, like chat templates and vLLM's reasoning parsers."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from app.protocol.tokenize import TokenizeChatRequest
 
 NOTHING: Mapping[str, object] = {}
 NO_SWITCH = frozenset(("deepseek_r1", "ernie45", "minimax_m2", "step3", "step3p5"))
-"""Parsers that take all text for thoughts up to the end tag, whatever the request switches off."""
+"""Parsers that take all text up to the end tag as thoughts, whatever the request switches off."""
 EITHER = frozenset(("deepseek_v4", "deepseek_v41", "glm45", "glm47", "holo2", "kimi_k2", "ling3"))
-"""Parsers that look at `thinking` and `enable_thinking`; without both the model thinks."""
+"""Parsers that read `thinking` and `enable_thinking`; without both the model thinks."""
 OPT_IN = frozenset(("deepseek_v3", "gemma4"))
-"""Parsers whose models think only when they are told to."""
+"""Parsers whose models think only on request."""
 TELLS_EMPTY = frozenset(("deepseek_r1", "deepseek_v3", "ernie45", "holo2"))
-"""Parsers that stream a thought for a token without text, too."""
+"""Parsers that also stream a thought for a token without text."""
 DEFAULT_EFFORT = {"hy_v3": "no_think", "hy_v4": "high"}
-"""Parsers that look at the effort alone, and the effort of a request that names none."""
+"""Parsers that read the effort alone, each with its default effort."""
 
 Thinking = Literal["no", "first", "all"]
-"""Not at all; before the reply; or so that the parser takes the whole reply for thoughts."""
+"""No thoughts; thoughts before the reply; or a parser that takes the whole reply as thoughts."""
 
 
 def template_kwargs(
     request: ChatCompletionRequest | TokenizeChatRequest, defaults: Mapping[str, object] = NOTHING
 ) -> Mapping[str, object]:
-    """Returns the request's variables of the chat template, and those that its reasoning effort sets.
+    """Returns the chat template's variables, from the request and from its reasoning effort.
 
-    They win over `defaults`, the server's own.
+    The request's variables win over `defaults`, the server's own.
     """
     given, effort = request.chat_template_kwargs or NOTHING, getattr(request, "reasoning_effort", None)
     if effort is None:
@@ -40,7 +40,7 @@ def template_kwargs(
 def thinking(
     request: ChatCompletionRequest, parser: str, defaults: Mapping[str, object] = NOTHING
 ) -> Thinking:
-    """Returns how the model thinks, whose thoughts the parser of this name tells from its reply."""
+    """Returns the way of thinking, as the parser of this name separates thoughts from the reply."""
     if not parser:
         return "no"
     kwargs = template_kwargs(request, defaults)

@@ -1,4 +1,4 @@
-"""Which tool calls a chat allows, and what form it wants its reply to have."""
+"""Tool calls that a chat allows, and the constraint on its reply."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ ANY_OBJECT: JsonObject = {
     },
     "required": ["answer"],
 }
-"""What `json_object` is filled with, which asks for no more than an object."""
+"""Schema for `json_object`, which requires no more than an object."""
 NO_CHOICE = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
-"""By which clients find out that they have to do without."""
+"""Message from which clients learn that tool choice is unavailable."""
 MOST_TOOLS = 120
 """Tools whose schemas are compiled between two pauses: about 4 ms."""
 SLICE = 12_000
@@ -39,10 +39,10 @@ SLICE = 12_000
 
 
 def check_tool_choice(request: ChatCompletionRequest, settings: ToolSettings) -> None:
-    """vLLM's rules about the choice of a chat with tools. ApiError 400 for one that the server cannot serve.
+    """Raises ApiError 400 for a tool choice that the server cannot serve, by vLLM's rules.
 
     Without `enable-auto-tool-choice` there is no parser of tool calls, and no tool can be chosen. A server
-    that names its parser does as vLLM does, which knows no `allowed_tools`.
+    that names its parser rejects `allowed_tools`, as vLLM does.
     """
     choice = request.tool_choice
     if not request.tools or choice in (None, "none"):
@@ -62,7 +62,7 @@ def check_tool_choice(request: ChatCompletionRequest, settings: ToolSettings) ->
 def tool_calls_of(
     request: ChatCompletionRequest, settings: ToolSettings, schemas: Schemas, computes: bool = False
 ) -> ToolCalls | None:
-    """The calls that a chat allows; None when it allows none. ApiError 400 for a tool whose schema is wrong.
+    """Returns the calls that a chat allows, or None. ApiError 400 for a tool with an invalid schema.
 
     A null `tool_choice` is `auto`. `computes`: a real engine keeps to every schema.
     """
@@ -72,7 +72,7 @@ def tool_calls_of(
     if not computes and isinstance(request, ResponsesChat) and request.after_results:
         return None
     lenient = settings.skip_tool_validation
-    if settings.tool_call_parser and not computes:  # as in vLLM, whose parsers look at strict tools alone
+    if settings.tool_call_parser and not computes:  # vLLM's parsers check only strict tools
         lenient = True
         _check_tools([tool for tool in params if tool.function.strict], False, schemas)
     elif not lenient:
@@ -91,7 +91,7 @@ def tool_calls_of(
 
 
 def _check_tools(params: Sequence[ToolParam], narrow: bool, schemas: Schemas) -> None:
-    """`narrow`: no keywords beyond those of the reference simulator."""
+    """Raises ApiError 400. `narrow`: only keywords of the reference simulator are valid."""
     slices = Slices(MOST_TOOLS)
     for tool in params:
         slices.spend()
@@ -110,7 +110,7 @@ def _tool(param: ToolParam) -> Tool:
 
 
 def tag_of(wanted: StructuredOutputs | None, request: GenerationRequest, schemas: Schemas) -> Grammar | None:
-    """The structural tag that a request asks for. ApiError 400 for one that is none: vLLM looks at once."""
+    """Returns the request's structural tag. ApiError 400 for an invalid tag, at once as in vLLM."""
     if wanted is None or wanted.structural_tag is None:
         return None
     field = "structured_outputs" if request.structured_outputs is not None else "response_format"
@@ -124,9 +124,9 @@ def tag_of(wanted: StructuredOutputs | None, request: GenerationRequest, schemas
 
 
 def constraint_of(wanted: StructuredOutputs | None, schemas: Schemas) -> Constraint | None:
-    """The form that the reply's text must have, a structural tag aside; None for any.
+    """Returns the constraint on the reply's text, a structural tag aside; None for free text.
 
-    ApiError 400 for a schema or a grammar that is none, or that vLLM's structured outputs do not take.
+    ApiError 400 for an invalid schema or grammar, or for one that vLLM's structured outputs do not take.
     """
     if wanted is None:
         return None

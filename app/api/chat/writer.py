@@ -1,4 +1,4 @@
-"""Chat completions as vLLM writes them: one JSON, or server-sent events (vllm-api.md 3.3, 3.4)."""
+"""Chat completions as vLLM writes them: one JSON body, or server-sent events (vllm-api.md 3.3, 3.4)."""
 
 from __future__ import annotations
 
@@ -50,20 +50,18 @@ CHUNK = "chat.completion.chunk"
 
 
 def no_ids() -> str:
-    """For answers without tool calls."""
+    """Draws no ids, for answers without tool calls."""
     return ""
 
 
 class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
-    """What a chat request asked to see in its answer."""
-
     prompt_ids: Sequence[int]
     role: str = "assistant"
     echo: str | None = None
     top_logprobs: int | None = None
     """Alternatives shown; None without log probabilities."""
     beams: bool = False
-    """The choices are beams, of whose tokens only the ids are known: log probabilities tell no bytes."""
+    """The choices are beams. Only the ids of their tokens are known: log probabilities have no bytes."""
     prompt_text: str | None = None
     named_tool: bool = False
     """A named tool had to be called: the reply then ends with `stop`."""
@@ -72,13 +70,13 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     new_call_id: Callable[[], str] = no_ids
     """Draws the id of a tool call."""
     parsed: Callable[[bool, bool, int], None] | None = None
-    """Counts the work of the parser of tool calls, if there is any: in a stream?, found one?, how often."""
+    """Counts runs of the parser of tool calls, if any: in a stream, found a call, number of runs."""
     parses: bool = False
-    """Thoughts or calls are parsed out of the text: an end that shows nothing has not even an empty text."""
+    """Thoughts or calls are parsed out of the text: an end that shows nothing has no text at all."""
     reasons: bool = False
-    """The model thinks, so usage counts its thoughts, and without a text the content is null."""
+    """The model thinks: usage counts its thoughts, and without a text the content is null."""
     empty_thoughts: bool = False
-    """A token of thoughts that adds no text has a chunk of its own."""
+    """A token of thoughts that adds no text has its own chunk."""
     show_reasoning: bool = True
     """`include_reasoning`; hidden thoughts also hide tokens and log probabilities."""
     blocks: bool = False
@@ -111,7 +109,7 @@ class ChatWriter(ResponseWriter):
     _head = b""
     _texts: Sequence[bytes] = ()
     _thoughts: Sequence[bytes] = ()
-    """What the plain chunks of each choice begin with, up to the text."""
+    """Beginning of each choice's plain chunks, up to the text."""
 
     def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
         super().__init__(options.n)
@@ -148,7 +146,7 @@ class ChatWriter(ResponseWriter):
         return last_event(self._head, ChunkTail(usage, self._meta.signature, metrics=timing)) + DONE
 
     def _begin(self, output: Started) -> Iterable[bytes]:
-        """The role chunks of all choices leave together, when the first choice begins."""
+        """Returns the role chunks of all choices together, when the first choice begins."""
         if self._head:
             return ()
         options = self._options
@@ -167,7 +165,7 @@ class ChatWriter(ResponseWriter):
         return chain(opening, echo)
 
     def _tokens(self, output: Tokens) -> bytes:
-        """The chunks of some tokens: each has its own, for vLLM's clients count them."""
+        """Returns one chunk for each token, as vLLM's clients count chunks."""
         choice, options, part = self.choices[output.index], self._options, output.part
         if options.parsed is not None:
             options.parsed(True, part is not None and part.kind == "call", max(1, len(output.ids)))
@@ -194,7 +192,7 @@ class ChatWriter(ResponseWriter):
         return PLAIN_THOUGHT.events(self._thoughts[output.index], shown)
 
     def _special(self, choice: ChoiceState, output: Tokens, i: int) -> bytes:
-        """The chunk of token `i`, with all that the request asked for; empty when it shows nothing."""
+        """Returns the chunk of token `i`, with all requested fields; empty when it shows nothing."""
         options, part = self._options, output.part
         last = i + 1 >= len(output.texts)
         of = slice(i, None if last else i + 1)  # a whole beam is one text of many tokens
@@ -226,7 +224,7 @@ class ChatWriter(ResponseWriter):
         return chunk_event(self._head, shown, ChunkTail(usage, UNSET if unsigned else self._meta.signature))
 
     def _delta(self, choice: ChoiceState, part: Part | None, text: str) -> Delta | None:
-        """What a token adds to the message; nothing, if it is markup or a hidden thought."""
+        """Returns a token's addition to the message; None for markup or a hidden thought."""
         if part is None:
             return Delta(content=[TextBlock(text)] if self._options.blocks else text)
         if part.kind == "reasoning":
@@ -243,7 +241,7 @@ class ChatWriter(ResponseWriter):
         return Delta(content=None, tool_calls=calls) if calls else None
 
     def _finish_reason(self, choice: ChoiceState) -> str:
-        """A reply that called tools of its own choice, and was not cut short, ended for them."""
+        """Returns `tool_calls` for a reply that called tools by choice and was not cut short."""
         reason = choice.finish.reason
         if reason == "stop" and choice.called and not self._options.named_tool:
             return "tool_calls"
@@ -255,7 +253,7 @@ class ChatWriter(ResponseWriter):
         prompt_details: PromptTokensDetails | None | UnsetType,
         no_thoughts: None | UnsetType,
     ) -> Usage:
-        """`no_thoughts` stands where a model has none."""
+        """`no_thoughts` is the value for a model without thoughts."""
         usage = self._usage_of(len(self._options.prompt_ids), choices)
         usage.prompt_tokens_details, usage.completion_tokens_details = prompt_details, no_thoughts
         if self._options.reasons:

@@ -1,7 +1,7 @@
 """Both /derender routes: the token ids of a generate answer as a chat or a text completion.
 
-The server keeps nothing between the events of a stream: the client sends back the state that it was told.
-Without a parser that is a window at the end of the text; a parser reads all tokens once more at each event.
+The server keeps nothing between the events of a stream: the client sends back the state that it received.
+Without a parser the state is a window at the end of the text. A parser reads all tokens again at each event.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from app.protocol.validation import MAX_CHOICES
 from app.tokenization import Tokenizer
 
 SEED = 5
-"""Tokens of the prompt that the first one of a reply is decoded with."""
+"""Tokens of the prompt that precede a reply's first token in decoding."""
 CONTEXT = 4
-"""Tokens that may have begun a character which a later one ends."""
+"""Tokens that may hold the beginning of a character which a later token ends."""
 BROKEN = "\ufffd"
 
 
 class Window:
-    """Decodes the next tokens of a text of which only the last few are known."""
+    """Decodes the next tokens of a text whose last few tokens are known."""
 
     def __init__(self, tokenizer: Tokenizer, skips: bool) -> None:
-        """With `skips` special tokens are no part of the text."""
+        """With `skips` the text leaves out special tokens."""
         self._tokenizer, self._skips = tokenizer, skips
 
     def strings(self, ids: Sequence[int]) -> list[str]:
-        """How the vocabulary spells tokens, without special ones that are skipped."""
+        """Returns the vocabulary's spelling of tokens, without special ones that are skipped."""
         tokenizer = self._tokenizer
         strings = tokenizer.token_strings(ids)
         if not self._skips:
@@ -60,7 +60,7 @@ class Window:
         return [it for it, each in zip(strings, ids, strict=True) if tokenizer.decode([each]) or not it]
 
     def read(self, state: StreamState, ids: Sequence[int]) -> tuple[str, StreamState]:
-        """The text of `ids`, and the state behind them. Half a character waits for its end."""
+        """Returns the text of `ids`, and the state behind them. Half a character waits for its end."""
         join, texts = self._tokenizer.join, []
         tokens, prefix, read = list(state.prev_tokens), state.prefix_offset, state.read_offset
         for token_id in ids:
@@ -86,7 +86,7 @@ def seeded(window: Window, prompt_ids: Sequence[int] | None) -> StreamState:
 
 
 def _reader(frontend: Frontend, chat: ChatCompletionRequest) -> PartReader | None:
-    """What tells thoughts and calls of a reply to `chat` apart; None where it may have neither."""
+    """Returns the reader that separates thoughts and calls from a reply to `chat`; None without parsers."""
     calls: PartReader | None = None
     if chat.tools and chat.tool_choice != "none":
         as_llama = frontend.builder.settings.tools.tool_call_parser == "llama3_json"
@@ -102,7 +102,7 @@ def _pieces(reader: PartReader | None, texts: Sequence[str], ends: bool) -> Iter
 
 
 def chat_message(frontend: Frontend, chat: ChatCompletionRequest | None, text: str) -> ChatMessage:
-    """The assistant's message of a whole `text`; without `chat` nothing in it is told apart."""
+    """Returns the assistant's message of a whole `text`; without `chat` all of the text is content."""
     choice = ChoiceState()
     for part, piece in _pieces(None if chat is None else _reader(frontend, chat), [text], True):
         choice.take(Tokens(0, [piece], [], 0.0, part=part))
@@ -129,7 +129,7 @@ def chat_delta(
     ids: Sequence[int],
     ends: bool,
 ) -> tuple[JsonObject, StreamState]:
-    """What the next tokens add to a message, and the state behind them."""
+    """Returns the message delta of the next tokens, and the state behind them."""
     role = None if state.role_sent else "assistant"
     if chat is None:
         text, state = window.read(state, ids)
@@ -207,7 +207,7 @@ def _named(tokenizer: Tokenizer, it: Candidate, before: Sequence[int]) -> JsonOb
 
 
 def _completed(tokenizer: Tokenizer, token_id: int, before: Sequence[int]) -> str:
-    """What a token adds that ends a character of those before; nothing where it ends none."""
+    """Returns the rest of a character that a token ends; empty when it ends none."""
     for count in range(1, len(before) + 1):
         whole = tokenizer.decode([*before[-count:], token_id], False)
         if not whole.endswith(BROKEN):
@@ -240,7 +240,7 @@ NEEDS_PROMPT = "prompt_token_ids are needed beside a parser: they tell whether t
 def routes(frontend: Frontend) -> list[Route]:
 
     def derender_chat(context: RequestContext) -> Response:
-        """The chat completion, or one chunk of it, that token ids stand for."""
+        """The chat completion, or one of its chunks, for token ids."""
         kinds = (DerenderStreamRequest, DerenderChatRequest)
         asked = decode_first(frontend.body.read(context), context.content_type, kinds)
         frontend.models.resolve(asked.model)
@@ -249,7 +249,7 @@ def routes(frontend: Frontend) -> list[Route]:
         return json_response(_chat(frontend, asked))
 
     def derender_completion(context: RequestContext) -> Response:
-        """The text completion, or one chunk of it, that token ids stand for."""
+        """The text completion, or one of its chunks, for token ids."""
         kinds = (DerenderStreamRequest, DerenderCompletionRequest)
         asked = decode_first(frontend.body.read(context), context.content_type, kinds)
         frontend.models.resolve(asked.model)
@@ -450,7 +450,7 @@ def _event_usage(asked: DerenderStreamRequest) -> Usage | None:
 
 
 def _skips(parses: bool, request: ChatCompletionRequest | CompletionRequest | None) -> bool:
-    """Special tokens are no part of the text; a parser has to see them."""
+    """True when the text leaves out special tokens; a parser needs them."""
     return not parses and (request is None or request.skip_special_tokens)
 
 
@@ -465,7 +465,7 @@ def _ids(choice: Choice) -> list[int]:
 
 
 def _check_answers(frontend: Frontend, answers: Sequence[GenerateAnswer]) -> None:
-    """No more than a server of this context could have told. ApiError 400."""
+    """Raises ApiError 400 for more than a server of this context could have returned."""
     most, limits = frontend.limits.max_model_len, frontend.limits
     if max(len(answers), *(len(answer.choices) for answer in answers)) > MAX_CHOICES:
         raise bad_request(f"more than {MAX_CHOICES} answers or choices")
@@ -492,7 +492,7 @@ def _check_single(event: GenerateEvent) -> None:
 
 
 def _check_event(frontend: Frontend, asked: DerenderStreamRequest) -> None:
-    """One choice, and no more tokens than the context has."""
+    """Checks for one choice, and for no more tokens than the context holds. ApiError 400."""
     _check_single(asked.generate_chunk)
     state, most = asked.stream_state, frontend.limits.max_model_len
     tokens = sum(len(choice.token_ids or ()) for choice in asked.generate_chunk.choices)

@@ -1,4 +1,4 @@
-"""The four /render routes: what a request of each family would be generated with, as vLLM dumps it."""
+"""The four /render routes: a request of each family as a generate request, as vLLM dumps it."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def routes(frontend: Frontend) -> list[Route]:
     chat_of_message = message_chats(frontend)
 
     def render_chat(context: RequestContext) -> Response:
-        """The tokens and sampling parameters that a chat would be generated with."""
+        """The tokens and sampling parameters for a chat."""
         return _rendered_chat(frontend, context, frontend.decode(context, ChatCompletionRequest))
 
     def render_message(context: RequestContext) -> Response:
-        """The same for a message."""
+        """The tokens and sampling parameters for a message."""
         chat = chat_of_message(frontend.decode(context, MessagesRequest))
         if chat.stream:
             chat.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=True)
         return _rendered_chat(frontend, context, chat)
 
     def render_completion(context: RequestContext) -> Response:
-        """The same for a text completion: one object per prompt."""
+        """The tokens and sampling parameters for a text completion: one object per prompt."""
         asked = frontend.decode(context, CompletionRequest)
         accepted = _admit(frontend, asked)
         prompts = [completion_prompt(frontend, asked, prompt) for prompt in asked.prompts()]
@@ -66,7 +66,7 @@ def routes(frontend: Frontend) -> list[Route]:
         return json_response(rendered)
 
     def render_response(context: RequestContext) -> Response:
-        """The same for a response that does not follow on another one."""
+        """The tokens and sampling parameters for a response that does not follow on another one."""
         asked = frontend.decode(context, ResponsesRequest)
         chat = chat_of_response(asked)
         accepted = _admit(frontend, chat)
@@ -124,7 +124,7 @@ def _generate_request(
     more: JsonObject,
     no_extra_args: JsonObject | None = None,
 ) -> JsonObject:
-    """The body for ``/inference/v1/generate``, with `more`; `no_extra_args` stands where there are none."""
+    """Returns the body for ``/inference/v1/generate``, with `more`; `no_extra_args` replaces missing ones."""
     asked, builder = accepted.request, frontend.builder
     if not prompt.ids:
         raise bad_request("The prompt has no tokens.")
@@ -164,7 +164,7 @@ def _features(asked: GenerationRequest, prompt: Prompt) -> JsonObject | None:
 def _offsets(
     frontend: Frontend, asked: GenerationRequest, text: str, ids: Sequence[int]
 ) -> Sequence[object] | None:
-    """Where each token of the prompt stands in `text`; None where the tokenizer does not tell."""
+    """Position of each token of the prompt in `text`; None where the tokenizer has no positions."""
     places = frontend.tokenizer.offsets(text, asked.add_special_tokens)
     if places is None:
         return None
@@ -173,7 +173,7 @@ def _offsets(
 
 
 def _reasoning_ended(frontend: Frontend, chat: ChatCompletionRequest, ids: Sequence[int]) -> bool | None:
-    """Whether the first token is part of the reply, as far as the prompt tells."""
+    """True when the first token is part of the reply, by the prompt's text; None without thoughts."""
     if not chat.include_reasoning:
         return True
     if not frontend.limits.reasons:
@@ -197,12 +197,12 @@ def _parser_kwargs(frontend: Frontend, chat: ChatCompletionRequest) -> JsonObjec
 
 
 MAX_TOKENS = 16
-"""vLLM's default, which even a client that asks for it does not see."""
+"""vLLM's default; left out even when a client sets it."""
 DELTA, FINAL_ONLY = 1, 2
 """Kinds of output: of a stream, of a whole answer."""
 BIAS = 100.0
 LEAST_TEMPERATURE = 0.01
-"""Of what is not greedy."""
+"""Least temperature of sampling that is not greedy."""
 
 
 def sampling_params(
@@ -211,7 +211,7 @@ def sampling_params(
     form: StructuredOutputs | None,
     extra_args: JsonObject | None,
 ) -> JsonObject:
-    """All of them in vLLM's order. `form` is the form of the reply."""
+    """Returns all sampling parameters in vLLM's order. `form` constrains the reply."""
     request, ids = asked.request, asked.request.logprob_token_ids or None
     tools = isinstance(request, ChatCompletionRequest) and request.tools and request.tool_choice != "none"
     return {
@@ -296,7 +296,7 @@ def _form(form: StructuredOutputs) -> JsonObject:
 def form_of(
     asked: ValidatedRequest[GenerationRequest], settings: ToolSettings, schemas: Schemas
 ) -> StructuredOutputs | None:
-    """The form of the reply: that of the tool calls where some must be made. ApiError 400 as for a chat."""
+    """Returns the constraint on the reply; required tool calls have their own. ApiError 400 as for a chat."""
     request = asked.request
     calls = None
     if isinstance(request, ChatCompletionRequest):
@@ -314,7 +314,7 @@ def form_of(
 
 
 def _hermes(calls: ToolCalls, strict: set[str], single: bool) -> str:
-    """A structural tag for calls as Hermes writes them; only strict tools keep to their schemas."""
+    """Returns a structural tag for calls in Hermes form; only strict tools keep to their schemas."""
     tags = [_tag(tool.name, tool.schema if tool.name in strict else True, gap)
             for tool in calls.tools for gap in ("\n", "")]  # fmt: skip
     form: dict[str, Any] = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": tags}

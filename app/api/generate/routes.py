@@ -1,4 +1,4 @@
-"""Token in, token out, as disaggregated deployments call it: generate and abort; render and derender."""
+"""Token in, token out, for disaggregated deployments: generate and abort; render and derender."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from app.protocol.decoding import read_json
 from app.protocol.generate import GenerateRequest
 
 MEDIA_PARTS = ("image_url", "audio_url", "video_url")
-"""Types of `content_parts`; vLLM passes over others."""
+"""Types of `content_parts` that are media; vLLM ignores other types."""
 CLOSED = "Scale-out endpoints are disabled: this needs a server with --enable-scale-out."
 
 
 def routes(frontend: Frontend, enabled: bool, weights: Weights, aborts: bool = False) -> list[Route]:
-    """`enabled` is `enable-scale-out`; `aborts` serves POST /abort_requests without it, too."""
-    frontend = replace(frontend, force_usage=False)  # a stream of token ids tells it on request only
+    """Returns the routes. `enabled` is `enable-scale-out`; `aborts` adds POST /abort_requests without it."""
+    frontend = replace(frontend, force_usage=False)  # a stream of token ids has usage on request only
 
     def gated(handle: Handler) -> Handler:
-        """403 unless scale-out is enabled."""
+        """Answers 403 unless scale-out is enabled."""
 
         @wraps(handle)
         def guarded(context: RequestContext) -> Response:
@@ -72,7 +72,7 @@ def routes(frontend: Frontend, enabled: bool, weights: Weights, aborts: bool = F
         return frontend.submit(accepted, head, [prompt], writer, context)
 
     def abort_requests(context: RequestContext) -> Response:
-        """End requests by their ids, or all of them; their clients are told `abort`."""
+        """Ends requests by their ids, or all requests; their clients receive `abort`."""
         body = read_json(frontend.body.read(context))
         if not isinstance(body, dict):
             raise malformed("The body must be a JSON object.")
@@ -84,7 +84,7 @@ def routes(frontend: Frontend, enabled: bool, weights: Weights, aborts: bool = F
         return json_response({"status": "aborted", "aborted": len(ids) if ids else found})
 
     def abort_named_requests(context: RequestContext) -> Response:
-        """End requests by their ids, and say nothing of it."""
+        """Ends requests by their ids, with an empty answer."""
         body = read_json(frontend.body.read(context))
         if not isinstance(body, dict):
             raise malformed("The body is not an object")

@@ -24,15 +24,13 @@ from app.protocol.generate import GenerateChoice, GenerateChunk, GenerateRespons
 
 
 class GenerateResponseOptions(ResponseOptions, frozen=True, kw_only=True):
-    """What a generate request asked to see in its answer."""
-
     prompt_ids: Sequence[int]
     text: bool = False
     logprobs: bool = False
     transfer: KVTransferParams | None = None
     encoded_media: ECTransferParams | None = None
     weights: Callable[[], str]
-    """The version of the weights now."""
+    """Returns the present version of the weights."""
 
 
 class GenerateWriter(ResponseWriter):
@@ -64,7 +62,7 @@ class GenerateWriter(ResponseWriter):
         return event_of(last) + DONE
 
     def _token(self, output: Tokens, i: int) -> bytes:
-        """One event per token; an end without a token has one, too."""
+        """Returns one event per token; an end without a token has one, too."""
         options, choice, ids = self._options, self.choices[output.index], output.ids[i : i + 1]
         finish = output.finish if i + 1 >= len(output.texts) else None
         choice.tokens += len(ids)

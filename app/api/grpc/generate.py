@@ -1,4 +1,4 @@
-"""Generate: a prompt of tokens, or a text, for a stream of tokens; messages damaged on purpose."""
+"""Generate: streams tokens for a prompt of tokens or a text, with messages damaged by faults."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from config.fault_rules import (
 )
 
 MODALITIES = ("image", "image", "audio", "video")
-"""By their numbers; who names none means images."""
+"""Modalities by their numbers; a message without one means images."""
 LONGEST_SALT = 1024
 
 
@@ -49,18 +49,18 @@ SAME = (
     *("top_k", "min_p", "frequency_penalty", "presence_penalty", "min_tokens", "skip_special_tokens"),
     *("spaces_between_special_tokens", "ignore_eos", "include_stop_str_in_output"),
 )
-"""Fields of `SamplingParams` that a completion has by the same names."""
+"""Fields of `SamplingParams` that have the same names in a completion."""
 ONE_UNLESS_SET = ("n", "top_p", "repetition_penalty")
-"""Fields that are 1 where a message leaves them out, or has 0."""
+"""Fields that are 1 where a message omits them or has 0."""
 OPTIONAL: Mapping[str, float | None] = {
     **{"temperature": 1.0, "logprobs": None, "prompt_logprobs": None},
     **{"seed": None, "truncate_prompt_tokens": None, "max_tokens": None},
 }
-"""Fields that know whether they are set, with the values that stand for unset ones."""
+"""Fields with presence, and their values when unset."""
 
 
 def completion_of(message: Any, prompt: str | list[int], max_model_len: int) -> CompletionRequest:
-    """A message as a completion of `prompt`. ApiError 400 for a field that is wrong, or not served."""
+    """Returns a message as a completion of `prompt`. ApiError 400 for an invalid or unsupported field."""
     at = message.sampling_params
     given: dict[str, Any] = {name: getattr(at, name) for name in SAME}
     given |= {name: getattr(at, name) or 1 for name in ONE_UNLESS_SET}
@@ -97,7 +97,10 @@ def completion_of(message: Any, prompt: str | list[int], max_model_len: int) -> 
 
 
 def _constraint(at: Any) -> StructuredOutputs | None:
-    """The form of the reply. `grammar_from_first_token` is always so: a completion has no thoughts before."""
+    """Returns the constraint on the reply.
+
+    `grammar_from_first_token` always holds, as no thoughts precede a completion.
+    """
     name = at.WhichOneof("constraint")
     if name is None or name == "json_object" and not at.json_object:
         return None
@@ -107,7 +110,10 @@ def _constraint(at: Any) -> StructuredOutputs | None:
 
 
 def transfer_of(message: Any) -> JsonObject | None:
-    """`kv_transfer_params`, from JSON or the older typed field. ApiError 400 for JSON that is no object."""
+    """Reads `kv_transfer_params` from JSON or the older typed field.
+
+    ApiError 400 for JSON that is no object.
+    """
     if message.HasField("kv_transfer_params_json"):
         try:
             params = msgspec.json.decode(message.kv_transfer_params_json)
@@ -123,9 +129,9 @@ def transfer_of(message: Any) -> JsonObject | None:
 
 
 def features_of(message: Any, tokens: int) -> Features | None:
-    """Hashes and placeholders of media that a gateway has prepared; blocks are cached under the hashes.
+    """Returns hashes and placeholders of media from a gateway; blocks are cached under the hashes.
 
-    ApiError 400 for media that this server cannot fetch, and for placeholders outside of the prompt.
+    ApiError 400 for media that this server cannot fetch, and for placeholders outside the prompt.
     """
     if message.HasField("media_refs"):
         raise bad_request("media_refs need a media processor, and this server has none.", "media_refs")
@@ -155,7 +161,7 @@ def features_of(message: Any, tokens: int) -> Features | None:
 
 
 def _names(batch: Any) -> Sequence[str]:
-    """A hash of each item. Items without hashes get hashes of the whole batch."""
+    """Returns a hash of each item. Items without hashes get hashes of the whole batch."""
     if batch.mm_hashes:
         return list(batch.mm_hashes)
     whole = hashlib.sha256(batch.SerializeToString()).hexdigest()
@@ -163,7 +169,7 @@ def _names(batch: Any) -> Sequence[str]:
 
 
 def _check_tensors(batch: Any) -> None:
-    """ApiError 400 for tensors in other places, which no server of this version could fetch."""
+    """Raises ApiError 400 for remote tensors, which no server of this version could fetch."""
     tensors: Mapping[str, Any] = batch.model_specific_tensors
     for tensor in (batch.pixel_values, *tensors.values()):
         if tensor.WhichOneof("payload") == "remote":
@@ -171,13 +177,13 @@ def _check_tensors(batch: Any) -> None:
 
 
 NO_MESSAGE = b"\xff\xff\xff"
-"""No field begins so."""
+"""Bytes that begin no field."""
 COMPLETE = b"\x12"
 """First byte of a message that ends a choice."""
 
 
 class DamagedMessages(EventStream):
-    """A stream of messages with `damage`, which counts them from 1: the call may end, or break, early."""
+    """A stream of messages, counted from 1, with `damage`: the call may end, or break, early."""
 
     __slots__ = ("_damage", "_is_over", "_number", "was_damaged")
 
@@ -192,7 +198,7 @@ class DamagedMessages(EventStream):
         return self.was_damaged and not isinstance(self._damage, MalformedChunkRule)
 
     def _altered(self, data: bytes) -> bytes:
-        """The bytes that are sent instead of these messages."""
+        """Returns the bytes to send instead of these messages."""
         kept, at = [], 0
         while at < len(data) and not self._is_over:
             begin = at + PREFIX_BYTES
@@ -241,13 +247,12 @@ class DamagedMessages(EventStream):
         return data, False, True
 
     def close(self) -> None:
-        """A client that is cut off has not left."""
+        """Closes the stream; a client that is cut off has not left."""
         super().close()
         self.gone = self.gone and not self.is_cut_off
 
 
 def generate_method(frontend: Frontend) -> RpcMethod:
-    """The method, for a model that generates."""
     at = frontend.responder
     responder = RpcResponder(at.engine, at.load, at.headers, at.batcher, at.write_timeout_s, 0.0)
 
@@ -288,16 +293,16 @@ def generate_method(frontend: Frontend) -> RpcMethod:
 
 
 def _ids(message: Any, frontend: Frontend) -> list[int]:
-    """The prompt's tokens. ApiError 400, before any work on them, where they are too many."""
+    """Returns the prompt's tokens. ApiError 400 for too many, before any work on them."""
     ids, most = message.tokenized.input_ids, frontend.limits.max_model_len
     if message.sampling_params.HasField("truncate_prompt_tokens"):
-        return list(ids[:most])  # what is kept is never more, and is the begin
+        return list(ids[:most])  # keeps the beginning, never more than the context
     check_prompt_length(len(ids), most)
     return list(ids)
 
 
 class RpcResponder(Responder):
-    """Streams messages, with whatever is wrong in the status at the end."""
+    """Streams messages, with errors in the status at the end."""
 
     __slots__ = ()
 
@@ -308,7 +313,7 @@ class RpcResponder(Responder):
         stream: bool,
         context: RequestContext,
     ) -> Response:
-        """The response, which is a stream where the answer is whole, too: that is one message a choice."""
+        """Returns the response, always a stream: a whole answer is one message per choice."""
         assert isinstance(writer, GenerateWriter)
         fault = fault_of(context)
         body: EventStream
@@ -342,7 +347,7 @@ class MessageStream(EventStream):
 
 
 class PlainMessages:
-    """Takes the plain tokens of one choice of a stream: messages that are the same but for the token."""
+    """Takes the plain tokens of one choice of a stream, whose messages differ only in the token."""
 
     __slots__ = ("_choice", "_heads", "_index", "_stream", "_tail")
 

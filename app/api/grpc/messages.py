@@ -1,6 +1,6 @@
-"""The messages of the packages that vLLM itself uses, and how they are read.
+"""Messages of the packages that vLLM itself uses: reading and writing.
 
-They are made by protoc: their fields have no types that a checker would know.
+protoc makes the messages: their fields have no types that a checker would know.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from app.http.errors import ApiError, bad_request
 from app.http.rpc import RpcResponse, framed
 
 LONG: Final = 1 << 17
-"""Bytes of a message beside its texts, tensors and tokens; shorter messages are not looked at."""
+"""Most bytes of a message beside its texts, tensors and tokens; shorter messages are not scanned."""
 MOST_TOKENS: Final = 1 << 18
-"""Of a prompt that is longer than the context and will be cut."""
+"""Most tokens of a prompt that is longer than the context and will be cut."""
 VARINT, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5
 CONTINUED: Final = bytes(range(0x80, 0x100))
 
 Fields = Mapping[int, "Fields | str"]
 LONGEST_TEXT: Final = 8 << 20
-"""Bytes."""
+"""Most bytes of one text."""
 TEXT, TENSOR_BYTES, TOKENS = "text", "tensor", "tokens"
 TOKENIZED: Final[Fields] = {1: TEXT, 2: TOKENS}
 TENSOR: Final[Fields] = {1: TENSOR_BYTES}
@@ -39,7 +39,10 @@ LARGE: Final[Mapping[str, Fields]] = {
 
 
 def check_size(data: bytes, name: str, most_tokens: int, within: Slices) -> None:
-    """ApiError 400 for a message `name` that would take too long, or is none. Pauses `within` many fields."""
+    """Raises ApiError 400 for a broken message `name`, or one too large to parse.
+
+    Pauses `within` many fields.
+    """
     if len(data) > LONG:
         _Scan(data, max(most_tokens, MOST_TOKENS), within).look(0, len(data), LARGE.get(name, {}))
 
@@ -75,7 +78,7 @@ class _Scan:
             self._within.spend()
 
     def _number(self, at: int) -> tuple[int, int]:
-        """A number and where it ends."""
+        """Returns a number, and the position behind it."""
         value = shift = 0
         while at < len(self._data) and shift < 64:
             byte = self._data[at]
@@ -107,9 +110,9 @@ SERVICE = "vllm.grpc.engine.VllmEngine"
 
 
 def read(context: RequestContext, kind: Any, most_tokens: int = 0) -> Any:
-    """The message in the body, of type `kind`. ApiError 400 for a message that is broken or too large.
+    """Reads the message of type `kind` in the body. ApiError 400 for a broken or too large message.
 
-    A prompt may have `most_tokens`, and some more. May pause.
+    A prompt may have `most_tokens` or `MOST_TOKENS` tokens, whichever is more. May pause.
     """
     data = context.body or b""
     check_size(data, kind.DESCRIPTOR.name, most_tokens, Slices())
@@ -120,17 +123,17 @@ def read(context: RequestContext, kind: Any, most_tokens: int = 0) -> Any:
 
 
 def framed_message(message: Any) -> bytes:
-    """A message as bytes, behind their length."""
+    """Returns a message as bytes, behind their length."""
     return framed(message.SerializeToString())
 
 
 def answer(message: Any) -> RpcResponse:
-    """A call's only message."""
+    """Returns a response with a call's only message."""
     return RpcResponse(framed_message(message))
 
 
 def varint(number: int) -> bytes:
-    """A number that is not negative, as messages have it."""
+    """Encodes a number that is not negative, as in messages."""
     if number < 0x80:
         return bytes((number,))
     if number < 0x4000:

@@ -1,4 +1,4 @@
-"""All methods of a server over gRPC; those that answer at once: what a gateway asks about it, and Embed."""
+"""All methods of a server over gRPC; the methods without streams: facts for gateways, and Embed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from config.settings import ModelSettings, Settings
 SERVER_TYPE = "vllm-grpc"
 LOOK_AGAIN_S = 0.01
 LONGEST_WAIT_S = 60.0
-"""For a server that is to be idle before its cache is flushed."""
+"""Longest wait, in seconds, until a server is idle and its cache can be flushed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,10 @@ class ServerFacts:
     rank: int
     usage: Callable[[], float]
     started_s: float
-    """Moment of the monotonic clock."""
+    """Start of the server, in seconds of the monotonic clock."""
 
     def methods(self) -> list[RpcMethod]:
-        """All but those that generate, embed or go on for long."""
+        """Returns all methods except Generate, Embed and long streams."""
         handlers = {
             "HealthCheck": self.health_check,
             "Abort": self.abort,
@@ -73,21 +73,19 @@ class ServerFacts:
         return [RpcMethod(f"/{SERVICE}/{name}", handle) for name, handle in handlers.items()]
 
     def health_check(self, context: RequestContext) -> RpcResponse:
-        """The health of the engine."""
         read(context, engine.HealthCheckRequest)
         healthy = self.engine.healthy
         message = "Health" if healthy else "Engine is not alive"
         return answer(engine.HealthCheckResponse(healthy=healthy, message=message))
 
     def abort(self, context: RequestContext) -> RpcResponse:
-        """End requests by their ids, with the reason `abort`. Unknown ids are ignored."""
+        """Ends requests by their ids, with the reason `abort`. Unknown ids are ignored."""
         ids = read(context, engine.AbortRequest).request_ids
         if ids:
             self.engine.interrupt(frozenset(ids))
         return answer(engine.AbortResponse())
 
     def model_info(self, context: RequestContext) -> RpcResponse:
-        """The model and its tokenizer."""
         read(context, engine.GetModelInfoRequest)
         settings = self.settings()
         model, tokenizer = settings.model, self.tokenizer
@@ -125,7 +123,10 @@ class ServerFacts:
         )
 
     def loads(self, context: RequestContext) -> RpcResponse:
-        """Running and waiting requests of this rank. ApiError 400 for another. Of `include` only `core`."""
+        """Running and waiting requests of this rank.
+
+        ApiError 400 for another rank. `include` has only `core`.
+        """
         asked, settings = read(context, engine.GetLoadsRequest), self.settings()
         if asked.HasField("dp_rank") and asked.dp_rank != self.rank:
             text = f"dp_rank is {asked.dp_rank}, but this port serves rank {self.rank} only."
@@ -154,7 +155,7 @@ class ServerFacts:
         )
 
     def flush_cache(self, context: RequestContext) -> RpcResponse:
-        """Empty the cache once nothing runs. Waits up to `timeout_s`."""
+        """Empties the cache once nothing runs. Waits up to `timeout_s`, at most `LONGEST_WAIT_S`."""
         wait_s = read(context, common.FlushCacheRequest).timeout_s
         until_s = time.monotonic() + min(max(0.0, wait_s), LONGEST_WAIT_S)
         never = Event()
@@ -169,7 +170,7 @@ class ServerFacts:
         )
 
     def profile(self, context: RequestContext) -> RpcResponse:
-        """Begins or ends to profile nothing."""
+        """Begins or ends a profile of nothing."""
         read(context, common.StartProfileRequest)
         profiling = self.settings().server.profiling
         message = "" if profiling else "The server was started without profiling."
@@ -207,13 +208,13 @@ def embed_method(frontend: Frontend, settings: ModelSettings) -> RpcMethod:
 
 MEBIBYTE = 1 << 20
 MOST_MESSAGE_MIB = 16
-"""However large bodies of HTTP may be: to take a message apart cannot be done in slices."""
+"""Largest message in MiB, whatever the limit of HTTP bodies: parsing cannot be sliced."""
 
 
 def rpc_service(
     frontend: Frontend, facts: ServerFacts, is_ready: Callable[[], bool], publisher: EventSender | None
 ) -> RpcService:
-    """All methods; calls that the served model cannot answer are UNIMPLEMENTED."""
+    """Returns all methods; calls that the served model cannot answer are UNIMPLEMENTED."""
     settings = facts.settings()
     generates = settings.model.task == "generate"
     own: Sequence[RpcMethod] = [

@@ -1,4 +1,4 @@
-"""Calls that stream beside Generate: KV events, the tokenizer's files, a watched health; and reflection."""
+"""Streams beside Generate: KV events, the tokenizer's files, a watched health; and reflection."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ health: Any = health_pb2
 reflected: Any = reflection_pb2
 HEALTH = "grpc.health.v1.Health"
 REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
-"""The same messages under two names: newer clients ask the first, and then the other."""
+"""The same messages under two names: newer clients try the first, and then the other."""
 LOOK_S = 0.2
-"""Seconds between two looks at a watched health."""
+"""Seconds between two checks of a watched health."""
 MOST_WATCHERS = 256
 MOST_SUBSCRIBERS = 32
-"""At a time: each subscriber costs a message of every batch."""
+"""Most subscribers at a time: each costs a message per batch."""
 MOST_WAITING_BYTES = 16 << 20
-"""Bytes of batches that a subscriber may be behind; then its stream ends."""
+"""Most bytes of batches that a subscriber may lag behind; then its stream ends."""
 NO_EVENTS = "There are no KV events: the server has no prefix cache of its own, or --enable-kvcache is off."
 FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
-"""Files of a tokenizer in its folder, where an index of weights may lie, too."""
+"""Files of a tokenizer in its folder, which may also hold an index of weights."""
 CHUNK_BYTES = 1 << 16
 MOST_BYTES = 64 << 20
-"""Of all files of a tokenizer together."""
+"""Most bytes of all files of a tokenizer together."""
 Files = tuple[tuple[Path, int, int], ...]
-"""Each with its size in bytes, and the time of its last change, in nanoseconds."""
+"""Each file with its size in bytes and its last change in nanoseconds."""
 
 
 def unimplemented(path: str, text: str) -> RpcMethod:
-    """A method that is declared, and does not do anything here."""
+    """Returns a method that is declared, but does nothing here."""
 
     def handle(context: RequestContext) -> RpcResponse:
         return RpcResponse(b"", None, RpcOutcome(RpcCode.UNIMPLEMENTED, text), 501)
@@ -66,7 +66,7 @@ class StreamLimit:
         self._most, self._kind, self._taken = most, kind, 0
 
     def check(self) -> None:
-        """ApiError 429 when all places are taken."""
+        """Raises ApiError 429 when all places are taken."""
         if self._taken >= self._most:
             raise ApiError(429, "RateLimitError", f"There are {self._most} {self._kind} already.")
 
@@ -88,7 +88,7 @@ def events_method(publisher: EventSender | None) -> RpcMethod:
     subscribers = StreamLimit(MOST_SUBSCRIBERS, "subscribers")
 
     def subscribe(context: RequestContext) -> RpcResponse:
-        """Every batch from now on, numbered as on the ZMQ socket. Older ones are not kept here."""
+        """Every batch from now on, numbered as on the ZMQ socket. Older batches are not kept here."""
         request = read(context, common.SubscribeKvEventsRequest)
         subscribers.check()
         following = publisher.next_sequence
@@ -102,7 +102,7 @@ def events_method(publisher: EventSender | None) -> RpcMethod:
 
 
 class EventBatches(StreamingBody):
-    """The batches of `publisher`, from the moment on that the client takes them."""
+    """Streams the batches of `publisher` from the moment when the client takes them."""
 
     __slots__ = ("_is_too_slow", "_outcome", "_publisher", "_transport", "_waiting", "_waiting_bytes")
     endless = True
@@ -136,7 +136,7 @@ class EventBatches(StreamingBody):
             self._outcome.fail(ApiError(429, "RateLimitError", "The subscriber is too slow."))
 
     def next_slice(self) -> tuple[bytes, bool, bool]:
-        """The batch that has waited longest; see `StreamSource`."""
+        """Returns the batch that has waited longest; see `StreamSource`."""
         if self._is_too_slow:
             return b"", False, True
         data = self._waiting.popleft() if self._waiting else b""
@@ -154,7 +154,7 @@ class EventBatches(StreamingBody):
 
 
 def batch_message(sequence: int, batch: EventBatch) -> Any:
-    """A `KvEventBatch`; hashes are the low 64 bits, with their sign."""
+    """Returns a `KvEventBatch`; hashes are the low 64 bits, signed."""
     told = common.KvEventBatch(sequence_number=sequence, timestamp=batch.ts, dp_rank=batch.data_parallel_rank)
     for number, event in enumerate(batch.events):
         told.events.append(_event(number, event))
@@ -217,13 +217,13 @@ def _signed(names: Sequence[int | bytes]) -> list[int]:
 
 
 def tokenizer_method(settings: Settings) -> RpcMethod:
-    """GetTokenizer, for a gateway that makes tokens itself. Like vLLM's it needs a local folder."""
+    """GetTokenizer, for a gateway that tokenizes itself. As in vLLM it needs a local folder."""
     name = settings.tokenizer.tokenizer or settings.model.model
     made: dict[Files, tuple[bytes, str]] = {}
     one_at_a_time = BoundedSemaphore(1)
 
     def get_tokenizer(context: RequestContext) -> RpcResponse:
-        """The archive in chunks; the last has the SHA-256. The archive is made once, for all callers."""
+        """The archive in chunks; the last has the SHA-256. One archive serves all clients."""
         read(context, common.GetTokenizerRequest)
         folder = Path(name)
         if not folder.is_dir():
@@ -240,7 +240,10 @@ def tokenizer_method(settings: Settings) -> RpcMethod:
 
 
 def listed(folder: Path) -> Files:
-    """The tokenizer's files, in the order of their names. ApiError 412 where there are none."""
+    """Returns the tokenizer's files, in the order of their names.
+
+    ApiError 412 for none, or too large ones.
+    """
     paths = sorted({path for pattern in FILES for path in folder.glob(pattern)})
     paths = [path for path in paths if path.is_file() and not path.name.endswith(".index.json")]
     found = [(path, path.stat()) for path in paths]
@@ -250,11 +253,11 @@ def listed(folder: Path) -> Files:
 
 
 def zipped(files: Files) -> tuple[bytes, str]:
-    """An archive of `files`, and its SHA-256 in hexadecimal."""
+    """Returns an archive of `files`, and its SHA-256 in hexadecimal."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as into:
         for path, _, _ in files:
-            entry = zipfile.ZipInfo(path.name)  # without a date: the same files are the same archive
+            entry = zipfile.ZipInfo(path.name)  # without a date: the same files give the same archive
             entry.compress_type = zipfile.ZIP_DEFLATED
             into.writestr(entry, path.read_bytes())
     data = archive.getvalue()
@@ -262,7 +265,7 @@ def zipped(files: Files) -> tuple[bytes, str]:
 
 
 class Archive(StreamingBody):
-    """Bytes, in as many messages as they take."""
+    """Streams bytes in as many messages as needed."""
 
     __slots__ = ("_at", "_data", "_digest")
 
@@ -297,14 +300,13 @@ def health_methods(is_ready: Callable[[], bool]) -> list[RpcMethod]:
         return int(serving if is_ready() else not_serving)
 
     def check(context: RequestContext) -> RpcResponse:
-        """The health now."""
         found = status(read(context, health.HealthCheckRequest).service)
         if found == health.HealthCheckResponse.SERVICE_UNKNOWN:
             raise not_found("No such service is known here.")
         return answer(health.HealthCheckResponse(status=found))
 
     def watch(context: RequestContext) -> RpcResponse:
-        """The health now, and whenever it is another."""
+        """The health now, and at every change."""
         service = read(context, health.HealthCheckRequest).service
         watchers.check()
         return watchers.take(RpcResponse(WatchedHealth(lambda: status(service))))
@@ -313,7 +315,7 @@ def health_methods(is_ready: Callable[[], bool]) -> list[RpcMethod]:
 
 
 class WatchedHealth(StreamingBody):
-    """Writes `status` when it has changed, until the client leaves."""
+    """Writes `status` at every change, until the client leaves."""
 
     __slots__ = ("_greenlet", "_status", "_transport")
     endless = True
@@ -346,7 +348,7 @@ def reflection_methods(services: Sequence[str]) -> list[RpcMethod]:
     pool: Any = descriptor_pool.Default()
 
     def answered(context: RequestContext) -> RpcResponse:
-        """One question of a call that may have many."""
+        """Answers one question of a call that may have many."""
         asked = read(context, reflected.ServerReflectionRequest)
         told = reflected.ServerReflectionResponse(valid_host=asked.host, original_request=asked)
         kind = asked.WhichOneof("message_request")
@@ -371,7 +373,7 @@ def reflection_methods(services: Sequence[str]) -> list[RpcMethod]:
 
 
 def _containing(pool: Any, symbol: str) -> Any:
-    """The file that declares it, which may be a method. KeyError where none does."""
+    """Returns the file that declares a symbol, which may be a method. KeyError without one."""
     try:
         return pool.FindFileContainingSymbol(symbol)
     except KeyError:
@@ -388,7 +390,7 @@ FINDERS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def _with_imports(file: Any) -> list[bytes]:
-    """A file and all that it imports, each once."""
+    """Returns a file and all its imports, each once."""
     found: dict[str, bytes] = {}
     waiting = [file]
     while waiting:

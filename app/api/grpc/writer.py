@@ -1,7 +1,7 @@
 """Answers of Generate as vLLM writes them: a message for each token, and one for the end of a choice.
 
-The message of a plain token is put together by hand, from parts that are the same for all of a choice: to
-have protobuf make it takes several times as long.
+The message of a plain token is assembled by hand, from parts that are the same for a whole choice: protobuf
+takes several times as long.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from app.protocol.common import KVTransferParams
 
 ALL = -1
 FINISH_REASONS = ("stop", "length", "abort", "error")
-"""vLLM's reasons; our further ones are sent as they are."""
+"""Reasons of vLLM; our additional ones are sent unchanged."""
 LONGEST_VARINT = 5
-"""Bytes, of a token id."""
+"""Most bytes of a token id."""
 
 
 PlainParts: TypeAlias = tuple[Sequence[bytes], bytes, ChoiceState]
 
 
 class GenerateWriter(ResponseWriter):
-    """Writes the answer to one call. `outcome` becomes an error's when a choice breaks.
+    """Writes the answer to one call. A choice that breaks makes `outcome` an error.
 
-    `logprobs` and `prompt_logprobs` are how many alternatives are wanted, None where no probabilities are.
+    `logprobs` and `prompt_logprobs` are numbers of alternatives; None for no probabilities.
     """
 
     def __init__(
@@ -50,15 +50,15 @@ class GenerateWriter(ResponseWriter):
         super().__init__(choices)
         self.outcome = RpcOutcome()
         self.damage: Callable[[bytes], bytes] | None = None
-        """Alters messages on purpose."""
+        """Alters messages for a fault."""
         self._prompt_tokens, self._stream = prompt_tokens, stream
         self._logprobs, self._prompt_logprobs = logprobs, prompt_logprobs
         self._prompt_ids, self._transfer = prompt_ids, transfer
         self._input: Any = None
-        """Log probabilities of the prompt, once they are written down."""
+        """Log probabilities of the prompt, once rendered."""
         self._plain: dict[int, PlainParts] = {}
         self._begun: set[int] = set()
-        """Choices that have sent these log probabilities."""
+        """Choices that have sent the prompt's log probabilities."""
         self._kept = (
             [engine.OutputLogProbs() for _ in self.choices] if not stream and logprobs is not None else []
         )
@@ -88,17 +88,17 @@ class GenerateWriter(ResponseWriter):
         yield from super().chunks(output)
 
     def closing(self) -> bytes:
-        """The status is not the writer's."""
+        """Returns nothing: the transport sends the status."""
         return b""
 
     def whole(self) -> msgspec.Struct:
-        """There is no answer but in messages."""
+        """Fails: an answer consists of messages only."""
         raise NotImplementedError
 
     # A stream.
 
     def plain_heads(self, index: int) -> PlainParts | None:
-        """Heads of a plain token's message by the size of its id in bytes, its tail, and the choice.
+        """Returns heads of a plain token's message by the id's size in bytes, its tail, and the choice.
 
         None where messages of tokens have more fields.
         """
@@ -147,7 +147,7 @@ class GenerateWriter(ResponseWriter):
     # Whole.
 
     def _whole_of(self, output: Tokens) -> bytes:
-        """Nothing, until a choice is over."""
+        """Returns nothing until a choice is over."""
         choice = self.choices[output.index]
         choice.count(output)
         choice.ids += output.ids
@@ -160,7 +160,7 @@ class GenerateWriter(ResponseWriter):
         return self._complete(output.index, output.finish, choice.ids, kept)
 
     def _complete(self, index: int, finish: Finish, ids: Sequence[int], logprobs: Any) -> bytes:
-        """How a choice ended. In a stream it repeats the last token alone, as vLLM's does."""
+        """Returns the end of a choice. In a stream it repeats only the last token, as in vLLM."""
         told, transfer = self.usage.told(self._prompt_tokens, len(ids)), self._transfer
         said = engine.GenerateComplete(
             output_ids=ids,
@@ -186,7 +186,7 @@ class GenerateWriter(ResponseWriter):
 
     @property
     def _top(self) -> int:
-        """Alternatives of each token that are sent."""
+        """Number of alternatives sent per token."""
         return self._logprobs or 0
 
     def _input_logprobs(self) -> Any:
@@ -196,7 +196,7 @@ class GenerateWriter(ResponseWriter):
         return self._input
 
     def _write_input(self, entries: SomeEntries) -> Iterator[bytes]:
-        """Write down the probabilities of the prompt; an empty piece now and then is a pause."""
+        """Renders the probabilities of the prompt; each empty piece is a pause."""
         found, at = engine.InputLogProbs(), 0
         for part in sliced(entries, max(1, SLICE // width(entries))):
             for entry in part:
@@ -212,7 +212,7 @@ class GenerateWriter(ResponseWriter):
 
 
 def _plain_head(size: int, tail: int) -> bytes:
-    """Everything of a token's message before its id of `size` bytes, with the message's own length."""
+    """Returns a token's message up to its id of `size` bytes, with the message's own length."""
     chunk = b"\x0a" + varint(size)
     inner = b"\x0a" + varint(len(chunk) + size + tail) + chunk
     return b"\0" + (len(inner) + size + tail).to_bytes(4, "big") + inner

@@ -1,4 +1,4 @@
-"""GET /kv_event_sources and GET /query: where each rank publishes its KV events, and its engine id."""
+"""GET /kv_event_sources and GET /query: each rank's publisher of KV events, and its engine id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.kvcache.endpoints import PublisherSettings, of_rank
 
 
 def routes(settings: PublisherSettings, enabled: bool, ranks: Iterable[int]) -> list[Route]:
-    """`settings` belong to rank 0; the endpoints of all `ranks` follow from them."""
+    """Returns the route. `settings` belong to rank 0; the endpoints of all `ranks` follow from `settings`."""
 
     def kv_event_sources(context: RequestContext) -> Response:
         """The publisher of every rank, by its number."""
@@ -36,7 +36,7 @@ def routes(settings: PublisherSettings, enabled: bool, ranks: Iterable[int]) -> 
 
 
 def bootstrap_routes(server: str, ranks: int) -> list[Route]:
-    """GET /query, as Mooncake's bootstrap server answers it. `server` is the base URL of rank 0.
+    """Returns GET /query, as in Mooncake's bootstrap server. `server` is the base URL of rank 0.
 
     The ids follow from that URL: all ranks, which are separate processes, answer the same.
     """

@@ -69,20 +69,20 @@ def score_routes(
     chat_answer: ChatWriter,
     rules: ChatRules,
 ) -> list[Route]:
-    """`aliases` are other names of base models; `model` is the one of requests that name none."""
+    """Returns the routes. `aliases` map other names to base models; `model` is the default."""
 
     def base(asked: Asked) -> str:
         return aliases.get(asked.model or model, asked.model or model)
 
     def speaker(asked: Asked) -> str:
-        """The model whose tokenizer reads the prompt: an adapter has that of its base model."""
+        """Returns the model whose tokenizer reads the prompt; for an adapter its base model."""
         name = base(asked)
         return name if name == model else index.base_model(name)
 
     def scores(
         asked: Asked, tokens: Sequence[int], media: Sequence[Placeholder] = ()
     ) -> list[PodScore] | None:
-        """The scores, the best first; None for a prompt without a full block."""
+        """Returns the scores, the best first; None for a prompt without a full block."""
         if len(tokens) < index.block_size:
             return None
         return index.score_tokens(
@@ -125,7 +125,7 @@ def score_routes(
 
 
 def best_ranks(scores: Sequence[PodScore]) -> list[PodScore]:
-    """Of each pod the data parallel rank that has most, the best pod first."""
+    """Returns each pod's best data parallel rank, the best pod first."""
     best: dict[str, PodScore] = {}
     for score in scores:
         best.setdefault(score.pod, score)
@@ -133,12 +133,12 @@ def best_ranks(scores: Sequence[PodScore]) -> list[PodScore]:
 
 
 def by_pod(scores: Sequence[PodScore] | None) -> dict[str, float] | None:
-    """Pod -> score, as llm-d's manager answers: null when there is no full block to look for."""
+    """Returns the score by pod, as llm-d's manager does; null without a full block."""
     return None if scores is None else {score.pod: _short(score.score) for score in best_ranks(scores)}
 
 
 def _short(score: float) -> float:
-    """The same number, without a fraction of 0."""
+    """Returns the same number, as an integer if it is whole."""
     return int(score) if score.is_integer() else score
 
 

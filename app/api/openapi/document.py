@@ -55,7 +55,7 @@ class Schemas:
         self._refinements = refinements
 
     def of(self, kind: Any) -> Schema:
-        """The schema of a type; the empty schema for a type that can be anything."""
+        """Returns the schema of a type; the empty schema for a type that can be anything."""
         origin, args = get_origin(kind), get_args(kind)
         if kind in _PLAIN:
             return dict(_PLAIN[kind])
@@ -70,7 +70,7 @@ class Schemas:
         return self._container(origin or kind, args)
 
     def _union(self, kinds: Sequence[Any]) -> Schema:
-        """JSON that is written already, `Raw`, is of one of the other kinds."""
+        """Leaves out `Raw`: rendered JSON is of one of the other kinds."""
         known = [kind for kind in kinds if kind is not Raw]
         if not known or any(kind in (object, Any) for kind in known):
             return {}
@@ -150,7 +150,7 @@ Json = dict[str, Any]
 
 
 def document(routes: Iterable[Route], version: str, root_path: str, model: str) -> bytes:
-    """The document, as JSON. Examples name `model` where they have to name one."""
+    """Returns the document as JSON. Examples name `model` where they need a model."""
     described = [
         (route, method, OPERATIONS.get(f"{method} {route.path}", UNKNOWN))
         for route in routes

@@ -1,6 +1,6 @@
-"""Each route's body, answer, query and example, by the structs of the protocol.
+"""Body, answer, query and example of each route, by the structs of the protocol.
 
-A route that is served and is not here fails a test (tests/surface/test_openapi.py).
+A served route that is missing here fails a test (tests/surface/test_openapi.py).
 """
 
 from __future__ import annotations
@@ -150,14 +150,14 @@ class Operation(Struct, frozen=True):
     body: Any = None
     """Type of the body; None for none."""
     example: Mapping[str, object] | None = None
-    """A body that succeeds; a `model` that is empty is the one that is served."""
+    """A body that succeeds; an empty `model` stands for the served one."""
     answer: Any = None
     """Type of the JSON of a success; None for no JSON."""
     media: tuple[str, ...] = ()
-    """Other forms that a success may have."""
+    """Other media types of a success."""
     needs_body: bool = True
     status: int = 200
-    """Of a success."""
+    """Status of a success."""
     query: type[Struct] | Mapping[str, Any] = {}
     """A struct, or types by name."""
     error: type[Struct] = Error
@@ -175,7 +175,7 @@ _ABORT = Operation(body=AbortRequest, needs_body=False, example={"request_ids": 
 
 
 def _each(operations: str, told: Operation) -> Mapping[str, Operation]:
-    """Returns the same description of all `operations`, which have commas between them."""
+    """Returns the same description for each of the comma-separated `operations`."""
     return dict.fromkeys(operations.split(", "), told)
 
 
@@ -307,4 +307,4 @@ REFINEMENTS: Mapping[tuple[type, str], dict[str, Any]] = {
 }
 """Schemas of fields that the protocol only knows as objects."""
 UNKNOWN = Operation(answer=None)
-"""A route without a description, such as a plugin's: it takes and gives anything."""
+"""A route without a description, such as a plugin's: it takes and returns anything."""

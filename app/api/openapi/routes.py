@@ -17,7 +17,7 @@ PAGE = (
     '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Understudy</title></head><body>'
     '<a href="{document}">{document}</a>{viewer}</body></html>'
 )
-"""Shows the document with the viewer of vLLM's framework; where its network is out of reach, a link to it."""
+"""Page with the viewer of vLLM's framework; without network only a link to the document."""
 VIEWERS = {
     "/docs": f'<link rel="stylesheet" href="{CDN}/swagger-ui-dist@5/swagger-ui.css"><div id="docs"></div>'
     f'<script src="{CDN}/swagger-ui-dist@5/swagger-ui-bundle.js"></script>'
@@ -47,13 +47,13 @@ def root_routes(served: Callable[[], Iterable[Route]], about: Mapping[str, objec
 
 
 def document_routes(served: Callable[[], Iterable[Route]], root_path: str, model: str) -> list[Route]:
-    """GET /openapi.json, of all routes `served` when it is asked for first, and pages that show it."""
+    """Returns GET /openapi.json, which describes the routes `served` at its first use, and pages for it."""
     made: list[bytes] = []
 
     def openapi(context: RequestContext) -> Response:
         """This document."""
         if not made:
-            # Importing and making it would hold the event loop for too long.
+            # Importing and building would hold the event loop for too long.
             made.append(call_off_hub(_make, tuple(served()), root_path, model))
         return _for(context, json_response(made[0]))
 
@@ -71,7 +71,7 @@ def document_routes(served: Callable[[], Iterable[Route]], root_path: str, model
 
 
 def _for(context: RequestContext, response: Response) -> Response:
-    """The response as the method of its request has it."""
+    """Removes the body in answers to HEAD."""
     if context.method == "HEAD":
         response.without_body()
     return response

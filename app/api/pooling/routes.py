@@ -1,4 +1,4 @@
-"""The routes of a pooling model: vectors, classes, scores (simulator.md 2.8, vllm-api.md section 8)."""
+"""Routes of a pooling model: vectors, classes, scores (simulator.md 2.8, vllm-api.md section 8)."""
 
 from __future__ import annotations
 
@@ -55,8 +55,11 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
     "classify": ("/pooling", "/classify"),
     "pooling": (EMBEDDINGS, COHERE, "/pooling", "/classify", *SCORES),
 }
-"""By task, as vLLM has them: `score` is a classifier with one class, a cross-encoder; `classify` is one with
-several. A model that does everything, `pooling`, is our own: one server to try them all."""
+"""Routes by task, as in vLLM.
+
+`score` is a classifier with one class, a cross-encoder; `classify` is one with several. `pooling` is our own,
+for one server with all tasks.
+"""
 
 POOLED: Mapping[str, str] = {
     "embed": "embed",
@@ -66,7 +69,7 @@ POOLED: Mapping[str, str] = {
 }
 """Default task of POST /pooling, by the server's task."""
 WANTED: Mapping[str, str] = {"embed": "embedding", "classify": "classes"}
-"""Wish to scripts, by task; about single tokens (`token_embed`, `token_classify`) scripts decide nothing."""
+"""Kind of output for scripts, by task; single tokens (`token_embed`, `token_classify`) have none."""
 INSTRUCTION_FILES = (("config.json", "task_instructions"), ("config_sentence_transformers.json", "prompts"))
 """Files and keys with a model's instructions for input types, in vLLM's order."""
 EMBEDDING = ItemForm("embedding", "embedding")
@@ -77,14 +80,14 @@ T = TypeVar("T")
 
 
 def served_routes(settings: ModelSettings) -> tuple[str, ...]:
-    """The pooling routes of a model; one that generates has embeddings at most."""
+    """Returns the pooling routes of a model; a generating model has embeddings at most."""
     beside = (EMBEDDINGS,) if settings.embeddings_with_chat else ()
     routes = ROUTES.get(settings.task, beside)
     return tuple(path for path in routes if not (settings.mm_encoder_only and path in (EMBEDDINGS, COHERE)))
 
 
 def routes(frontend: Frontend, settings: ModelSettings) -> list[Route]:
-    """The pooling routes: all read a request, wait for the engine, compute and write numbers."""
+    """Returns the pooling routes, which read a request, wait for the engine, compute and write numbers."""
     runner = PoolingRunner(frontend)
     task, head, headers = settings.task, frontend.identity.head, frontend.responder.headers
     model = PoolingModel(
@@ -163,7 +166,7 @@ def routes(frontend: Frontend, settings: ModelSettings) -> list[Route]:
 def embedded(
     runner: PoolingRunner, model: PoolingModel, request: EmbeddingRequest, context: RequestContext
 ) -> tuple[PoolingJob, Pooled]:
-    """The vectors of a request, which are computed as they are read."""
+    """Returns the vectors of a request, computed on reading."""
     name = runner.admit(request)
     dimensions = _dimensions(request, model)
     inputs = runner.inputs(request)
@@ -202,7 +205,7 @@ def _task(request: PoolingRequest, own: str, possible: tuple[str, ...]) -> str:
 
 
 def _pooled(job: PoolingJob, model: PoolingModel, task: str, activation: bool | None) -> Pooled:
-    """The rows of `task` for each input, or the one row that a script decides."""
+    """Returns the rows of `task` for each input, or the one row that a script decides."""
     rows: list[array[float] | None] = []
     for number in range(len(job.inputs)):
         classes, vector = job.scripted.classes(number), job.scripted.vector(number)
@@ -244,7 +247,7 @@ def _compare(
     cross_encoder: bool,
     context: RequestContext,
 ) -> Compared:
-    """The scores of all pairs, after the engine has been through them. ApiError 400 for texts without pairs.
+    """Returns the scores of all pairs, after their run in the engine. ApiError 400 for texts without pairs.
 
     A cross-encoder reads each pair as one prompt, other models each text on its own.
     """
@@ -273,7 +276,7 @@ def _compare(
 
 
 def _pairs(queries: Sequence[T], documents: Sequence[T]) -> Iterator[tuple[T, T]]:
-    """Each query with its document, or the only one with every document."""
+    """Yields each query with its document, or the only query with every document."""
     first = repeat(queries[0], len(documents)) if len(queries) == 1 else queries
     return zip(first, documents, strict=True)
 
@@ -290,7 +293,7 @@ def _logits(pairs: Iterable[Pair]) -> Iterator[float]:
 
 
 def _as_one_prompt(runner: PoolingRunner, request: ScoringRequest, pair: Pair) -> Pair:
-    """Both texts, truncated as one text. ApiError 400 when they exceed the context."""
+    """Truncates both texts as one text. ApiError 400 when they exceed the context."""
     query, document = pair
     keep = request.truncate_prompt_tokens
     if _tokens(pair) <= (runner.frontend.limits.max_model_len if keep is None or keep < 0 else keep):
@@ -320,7 +323,7 @@ def _tokens(pair: Pair) -> int:
 
 
 def _texts(inputs: ScoreInputs | UnsetType) -> list[str]:
-    """The texts of one side. ApiError 400 for parts: only models that take more than text read them."""
+    """Returns the texts of one side. ApiError 400 for content parts, which only multimodal models read."""
     texts = [text for text in (inputs if isinstance(inputs, list) else [inputs]) if isinstance(text, str)]
     if isinstance(inputs, list) and len(texts) < len(inputs) or isinstance(inputs, dict):
         raise bad_request("parts of content are for models that take more than text")
@@ -355,7 +358,7 @@ def _cohere_embeddings(runner: PoolingRunner, model: PoolingModel, folder: Path)
 
 
 def task_instructions(folder: Path) -> Mapping[str, str] | None:
-    """The instruction of each input type that a model's folder names; None without the folder."""
+    """Returns the instruction of each input type in a model's folder; None without the folder."""
     if not folder.is_dir():
         return None
     for name, key in INSTRUCTION_FILES:
@@ -369,7 +372,7 @@ def task_instructions(folder: Path) -> Mapping[str, str] | None:
 
 
 def _instruction(known: Mapping[str, str] | None, input_type: str | None) -> str:
-    """The text in front of an input. A model whose files are not here takes every input type."""
+    """Returns the text in front of an input. A model without local files takes every input type."""
     if input_type is None or known is None:
         return ""
     if input_type not in known:
@@ -402,7 +405,7 @@ def _by_type(
 
 
 def _signs(vector: array[float]) -> list[int]:
-    """A bit for each number, 1 unless it is negative, eight to a byte, the first one highest."""
+    """Returns a bit for each number, 1 unless it is negative, eight to a byte, the first one highest."""
     if len(vector) % 8:
         raise bad_request(f"binary embeddings need a multiple of 8 dimensions, got {len(vector)}")
     bits = int("".join("1" if number >= 0 else "0" for number in vector), 2)

@@ -1,4 +1,4 @@
-"""The way of a pooling request: its token ids, decisions of scripts, its turn in the engine."""
+"""Runs pooling requests: token ids, decisions of scripts, a turn in the engine."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from app.script.matching import Message
 
 BATCH = 256
-"""Texts that are tokenized in one call."""
+"""Texts tokenized in one call."""
 AT_ONCE = 256
-"""Prompts of one request that run or wait in the engine at the same time; the rest wait outside."""
+"""Most prompts of one request that run or wait in the engine at a time; the rest wait outside."""
 GROUP = 16
-"""Prompts that are submitted together."""
+"""Prompts submitted together."""
 DOCUMENT = "document"
-"""Role of the text that a query is compared with; the query has a user's."""
+"""Role of the text that a query is compared with; the query's role is `user`."""
 
 Vector: TypeAlias = "array[float] | str | None"
-"""A vector; a text whose vector it is; None where scripts decide nothing."""
+"""A vector; a text to embed instead; None where scripts decide nothing."""
 Prompt = Callable[[int], TokenIds]
-"""The token ids of a prompt, by its number."""
+"""Returns the token ids of a prompt by its number."""
 T = TypeVar("T")
 
 
@@ -62,7 +62,7 @@ class Scripted(NamedTuple):
         return [self.answer(index) for index in range(len(self.decisions))]
 
     def prompt_tokens(self, counted: int) -> int:
-        """Prompt tokens for `usage`: those of the last script that names them, else `counted`."""
+        """Prompt tokens for `usage`, from the last script that names them, else `counted`."""
         usages = [answer.usage for answer in self._answers if answer is not None and answer.usage is not None]
         named = [usage.prompt_tokens for usage in usages if usage.prompt_tokens is not None]
         return named[-1] if named else counted
@@ -79,7 +79,7 @@ class Scripted(NamedTuple):
         return array("f", given) if isinstance(given, tuple) else given
 
     def classes(self, index: int) -> tuple[list[float], list[str]] | None:
-        """Probabilities of an input's classes, and the names of the classes, which may be none."""
+        """Returns probabilities of an input's classes, and the names of the classes, if any."""
         answer = self.answer(index)
         if answer is None or answer.classes is None:
             return None
@@ -88,13 +88,13 @@ class Scripted(NamedTuple):
         return list(answer.classes), []
 
     def scored(self, scores: Sequence[float]) -> list[float]:
-        """`scores`, with decisions of scripts in their places."""
+        """Returns `scores`, with decisions of scripts in their places."""
         given = [None if (answer := self.answer(at)) is None else answer.score for at in range(len(scores))]
         return [own if score is None else score for own, score in zip(scores, given, strict=True)]
 
 
 class PoolingJob(NamedTuple):
-    """A request whose prompts have been through the engine: its numbers can be computed."""
+    """A request whose prompts have left the engine: its numbers can be computed."""
 
     meta: ResponseMeta
     inputs: Sequence[TokenIds]
@@ -102,14 +102,13 @@ class PoolingJob(NamedTuple):
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all inputs, for `usage`."""
         return self.scripted.prompt_tokens(sum(map(len, self.inputs)))
 
 
 class PoolingRunner:
     """Reads pooling requests, and waits for their turn in the engine.
 
-    `pace` is called between the parts of long work, and lets other requests have a turn when that is due.
+    `pace` is called between parts of long work, and gives other requests a turn when one is due.
     """
 
     def __init__(self, frontend: Frontend) -> None:
@@ -117,13 +116,16 @@ class PoolingRunner:
         self.pace = Pace(time.monotonic)
 
     def paced(self, items: Iterable[T]) -> Iterator[T]:
-        """`items`, with turns of other requests in between."""
+        """Yields `items`, with turns of other requests in between."""
         for item in items:
             self.pace()
             yield item
 
     def admit(self, request: PoolingFields) -> str:
-        """The model's name for the answer. ApiError when model, server or fields forbid the request."""
+        """Returns the model's name for the answer.
+
+        ApiError when model, server or fields forbid the request.
+        """
         frontend = self.frontend
         for name in ("mm_processor_kwargs", "media_io_kwargs"):
             if getattr(request, name, None):
@@ -136,7 +138,7 @@ class PoolingRunner:
         return model
 
     def inputs(self, request: ClassificationRequest) -> list[TokenIds]:
-        """The token ids of each input, truncated. ApiError 400 for an input that is empty or too long."""
+        """Returns the token ids of each input, truncated. ApiError 400 for an empty or too long input."""
         count = len(request.conversations or request.texts or request.id_lists)
         if not count:
             raise bad_request("at least one input is needed")
@@ -162,7 +164,7 @@ class PoolingRunner:
             yield ids
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool, bounded: bool) -> Iterator[TokenIds]:
-        """The token ids of each text.
+        """Yields the token ids of each text.
 
         With `bounded`, ApiError 400 for a text that is too long, before any work on it.
         """
@@ -179,7 +181,7 @@ class PoolingRunner:
         return kept
 
     def texts(self, request: ClassificationRequest, inputs: Sequence[TokenIds]) -> Iterable[str]:
-        """Each input as a text: that of its tokens where it came as tokens, or was truncated."""
+        """Returns each input as a text, decoded where it came as tokens or was truncated."""
         if request.texts and request.truncate_prompt_tokens is None:
             return request.texts
         return map(self.frontend.tokenizer.decode, inputs)
@@ -192,7 +194,7 @@ class PoolingRunner:
         meta: ResponseMeta,
         wants: str,
     ) -> PoolingJob:
-        """Sleeps until the engine has been through all `inputs`; scripts are asked for `wants` first.
+        """Sleeps until the engine has run all `inputs`; before, scripts decide about `wants`.
 
         Raises ApiError for a fault of a script, and the errors of `go_through`.
         """
@@ -208,8 +210,8 @@ class PoolingRunner:
     def _messages(
         self, request: ClassificationRequest, inputs: Sequence[TokenIds]
     ) -> Iterator[Sequence[Message]]:
-        """The messages of each input; a text is a user's."""
-        from app.api.script import messages_of  # and regexes, which servers without scripts do without
+        """Yields the messages of each input; a text is one message of the user."""
+        from app.api.script import messages_of  # imports regexes, too, which few servers need
         from app.script.matching import Message
 
         if request.conversations:
@@ -219,7 +221,10 @@ class PoolingRunner:
         yield from ((Message("user", text),) for text in texts)
 
     def ask_of_pairs(self, pairs: Iterable[tuple[str, str]], model: str, context: RequestContext) -> Scripted:
-        """Decisions of scripts about queries and their documents. ApiError for a fault of a script."""
+        """Returns decisions of scripts about queries and their documents.
+
+        ApiError for a fault of a script.
+        """
         if self.frontend.scripts is None:
             return Scripted()
         from app.script.matching import Message
@@ -236,10 +241,10 @@ class PoolingRunner:
         prompt: Prompt,
         scripted: Scripted,
     ) -> None:
-        """Sleeps until the engine has been through `count` prompts; `scripted` may add delays.
+        """Sleeps until the engine has run `count` prompts; `scripted` may add delays.
 
-        EngineError where there is no room for the first prompt; the rest come as soon as there is.
-        CallerLeft when the client has gone.
+        EngineError without room for the first prompt; the others wait for room. CallerLeft when the client
+        has left.
         """
         frontend = self.frontend
         first = EngineRequest(
@@ -282,12 +287,12 @@ class PromptQueue:
         self._engine = engine
         self._error: Exception | None = None
         self._handles: dict[int, Handle] = {}
-        """Of the groups that are not over, by the index of their first prompt."""
+        """Handles of unfinished groups, by the index of the first prompt."""
         self._unfinished = 0
         self._bell = Bell()
 
     def put(self, requests: Sequence[EngineRequest]) -> None:
-        """Submits all of `requests`, in parts where the engine is full. Raises what made a prompt fail."""
+        """Submits all `requests`, in parts where the engine is full. Raises the error of a failed prompt."""
         while requests:
             room = min(self._engine.room(requests[0].adapter), AT_ONCE - self._unfinished)
             if room <= 0 and self._unfinished:
@@ -297,7 +302,7 @@ class PromptQueue:
             self._submit(part)
 
     def wait(self, fewer_than: int) -> None:
-        """Sleeps until fewer prompts are unfinished. Raises what made a prompt fail, or CallerLeft."""
+        """Sleeps until fewer prompts are unfinished. Raises the error of a failed prompt, or CallerLeft."""
         while self._unfinished >= fewer_than and self._error is None:
             self._bell.clear()
             self._bell.wait()
@@ -341,20 +346,20 @@ def _of(first: EngineRequest, index: int, ids: TokenIds) -> EngineRequest:
 
 
 def check_count(count: int, param: str) -> None:
-    """ApiError 400 for more inputs than one request may have."""
+    """Raises ApiError 400 for more inputs than one request may have."""
     if count > MAX_INPUTS:
         raise bad_request(f"at most {MAX_INPUTS} inputs fit into one request, got {count}", param)
 
 
 def not_empty(ids: TokenIds) -> TokenIds:
-    """The `ids` of an input. ApiError 400 when there are none."""
+    """Returns the `ids` of an input. ApiError 400 when there are none."""
     if not ids:
         raise bad_request("an input has no tokens")
     return ids
 
 
 def _check_dimensions(scripted: Scripted, wanted: int) -> None:
-    """ApiError 400 where a vector of a script has not as many numbers as the request wants."""
+    """Raises ApiError 400 where a script's vector has another size than the request wants."""
     for index, decision in enumerate(scripted.decisions):
         vector = scripted.vector(index)
         if decision is not None and isinstance(vector, array) and len(vector) != wanted:

@@ -1,4 +1,4 @@
-"""Answers of many items: made in turns with other requests, and sent while they are made when large."""
+"""Answers of many items: made in turns with other requests; large answers are sent while they are made."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.protocol.pooling import EncodedRequest, ItemList
 
 OCTETS = "application/octet-stream"
 MOST_NUMBERS = 2**24
-"""Numbers in one answer."""
+"""Most numbers in one answer."""
 WHOLE = 2**19
 """Most numbers of an answer that is sent whole, with its length."""
 
@@ -30,21 +30,21 @@ Rows = Iterable["array[float]"]
 
 
 class ItemForm(NamedTuple):
-    """How an item of a list calls itself, and its numbers."""
+    """Names of an item's kind and of its numbers in a list."""
 
     kind: str
     field: str
 
 
 class Pooled(NamedTuple):
-    """Rows of numbers for each input, computed as they are read; shapes and tokens are known before."""
+    """Rows of numbers for each input, computed on reading; shapes and tokens are known before."""
 
     inputs: Iterable[Rows]
     shapes: Sequence[Shape]
     tokens: int
 
     def check_size(self) -> int:
-        """Returns how many numbers there are. ApiError 400 for more than one answer holds."""
+        """Returns the count of all numbers. ApiError 400 for more than one answer holds."""
         numbers = sum(map(math.prod, self.shapes))
         if numbers > MOST_NUMBERS:
             raise bad_request(f"the answer would have {numbers} numbers, more than {MOST_NUMBERS}")
@@ -54,7 +54,6 @@ class Pooled(NamedTuple):
 def list_reply(
     meta: ResponseMeta, items: Iterable[object], tokens: int, headers: Mapping[str, str]
 ) -> Response:
-    """The list of `items`, for prompts of `tokens` tokens."""
     pieces = (b"," * bool(index) + encode(item) for index, item in enumerate(items))
     return Response(b"".join(_list(meta, pieces, tokens)), 200, headers, content_type=JSON)
 
@@ -67,7 +66,7 @@ def vector_reply(
     headers: Mapping[str, str],
     pace: Callable[[], None],
 ) -> Response:
-    """The numbers in the encoding that the request names. ApiError 400 for more than one answer holds."""
+    """Returns the numbers in the request's encoding. ApiError 400 for more than one answer holds."""
     numbers = pooled.check_size()
     pack, content_type = packing(request.embed_dtype, request.endianness, pace), OCTETS
     if request.encoding_format == "float":
@@ -99,7 +98,7 @@ def _list(meta: ResponseMeta, items: Iterable[bytes], tokens: int) -> Iterator[b
 def _items(
     form: ItemForm, pooled: Pooled, write: Callable[[Rows, Shape], Iterator[bytes]]
 ) -> Iterator[bytes]:
-    """The JSON of each input, in one piece or several, with the commas between them."""
+    """Yields the JSON of each input, in one piece or several, with commas in between."""
     kind, field = (name.encode() for name in form)
     for index, (rows, shape) in enumerate(zip(pooled.inputs, pooled.shapes, strict=True)):
         yield b'%b{"index":%d,"object":"%b","%b":' % (b"," if index else b"", index, kind, field)
@@ -115,7 +114,7 @@ def _floats(rows: Rows, shape: Shape) -> Iterator[bytes]:
 
 
 def _metadata(request: EncodedRequest, meta: ResponseMeta, pooled: Pooled) -> str:
-    """The header that describes a body of bytes: JSON without any character beyond ASCII.
+    """Returns the header that describes a body of bytes: JSON in ASCII.
 
     The numbers of an input are from byte `start` up to `end`.
     """
@@ -140,18 +139,18 @@ def _metadata(request: EncodedRequest, meta: ResponseMeta, pooled: Pooled) -> st
 Pack = Callable[["array[float]"], bytes]
 
 BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
-"""Size of one number."""
+"""Bytes of one number."""
 SLICE = 4096
-"""Numbers that are rounded at a time: about a millisecond of work."""
+"""Numbers rounded at a time: about a millisecond of work."""
 
 _SMALL: Mapping[str, tuple[int, int]] = {"bfloat16": (8, 7), "fp8_e4m3": (4, 3), "fp8_e5m2": (5, 2)}
-"""Bits of exponent and of mantissa of the formats that Python does not know."""
+"""Bits of exponent and of mantissa of formats that Python does not know."""
 
 
 def packing(dtype: str, endianness: str, pace: Callable[[], None]) -> Pack:
-    """Writes numbers in format `dtype` (see `BYTES`), byte order native, big or little.
+    """Returns a function that packs numbers as `dtype` (see `BYTES`), byte order native, big or little.
 
-    `pace` is called while a long vector is written.
+    Calls `pace` while it packs a long vector.
     """
     little = (sys.byteorder if endianness == "native" else endianness) == "little"
     order = "<" if little else ">"
@@ -173,7 +172,7 @@ def packing(dtype: str, endianness: str, pace: Callable[[], None]) -> Pack:
 
 
 def small_floats(numbers: array[float], exponent_bits: int, mantissa_bits: int) -> list[int]:
-    """The codes of the nearest floating point numbers of that many bits, and a sign; ties go to the even one.
+    """Codes of the nearest floating point numbers of these bits and a sign; ties go to the even one.
 
     For finite 32-bit numbers within the range of the format, which has fewer bits of mantissa.
     """

@@ -1,4 +1,4 @@
-"""POST /v1/responses, and what can be done with a response later (vllm-api.md section 6)."""
+"""POST /v1/responses, and routes to read, follow and cancel a response (vllm-api.md section 6)."""
 
 from __future__ import annotations
 
@@ -37,12 +37,11 @@ class Retrieval(msgspec.Struct, kw_only=True):
     """The query of GET /v1/responses/{id}."""
 
     starting_after: int | None = None
-    """Number of the last event that the client knows."""
+    """Number of the last event that the client has."""
     stream: bool | None = False
 
 
 def routes(frontend: Frontend, store: ResponseStore) -> list[Route]:
-    """The routes; responses are kept in `store`."""
 
     def create_response(context: RequestContext) -> Response:
         """The answer to some input: whole, as a stream, or in the background."""
@@ -70,7 +69,7 @@ def routes(frontend: Frontend, store: ResponseStore) -> list[Route]:
         return followed(kept.log, start, context, frontend.responder.headers)
 
     def cancel_response(context: RequestContext) -> Response:
-        """End a response that is being generated in the background."""
+        """Ends a response that is being generated in the background."""
         kept = store.get(context.params["response_id"])
         kept.cancel()
         return json_response(kept.response)
@@ -83,7 +82,7 @@ def routes(frontend: Frontend, store: ResponseStore) -> list[Route]:
 
 
 def error_of_responses(error: Exception) -> Response:
-    """Tools that are one level below what cannot be parsed are the client's fault."""
+    """Returns the response for `error`; 400 for tools nested one level short of the parser's limit."""
     if isinstance(error, RecursionError):
         return error_response(bad_request("The request is nested too deeply."))
     return error_response(error)
@@ -92,7 +91,7 @@ def error_of_responses(error: Exception) -> Response:
 def _admit(
     frontend: Frontend, chat: ChatCompletionRequest, context: RequestContext
 ) -> ValidatedRequest[ChatCompletionRequest]:
-    """As `Frontend.admit`, with this family's name for the limit of tokens."""
+    """Calls `Frontend.admit`, with this family's name for the limit of tokens in errors."""
     try:
         return frontend.admit(chat, context)
     except ApiError as error:
@@ -103,14 +102,14 @@ def _admit(
 
 
 def _head(frontend: Frontend, asked: ResponsesRequest, model: str, context: RequestContext) -> ResponseMeta:
-    """The id is the body's, or made of the header's, or a fresh one."""
+    """Returns the head of an answer; its id is the body's, else from the header, else fresh."""
     head = frontend.identity.head("resp", context, "", model)
     own_id = asked.request_id or head.id.replace("-", "_", 1)
     return msgspec.structs.replace(head, id=own_id, joint="_")
 
 
 def _follow_on(asked: ResponsesRequest, chat: ResponsesChat, store: ResponseStore) -> None:
-    """Put the conversation so far before the input. ApiError when that, or keeping more, is impossible."""
+    """Puts the conversation so far before the input. ApiError for an unknown response, or without a store."""
     if asked.background and not store.keeps:
         raise invalid(
             "background needs kept responses, and enable-responses-store is off on this server.",
@@ -127,7 +126,7 @@ def _follow_on(asked: ResponsesRequest, chat: ResponsesChat, store: ResponseStor
 
 
 def response_prompt(frontend: Frontend, asked: ResponsesRequest, chat: ChatCompletionRequest) -> Prompt:
-    """The conversation as tokens; with truncation "auto", as many of its last ones as leave room."""
+    """Returns the conversation as tokens; truncation "auto" keeps as many last tokens as leave room."""
     if asked.truncation == "auto":
         room = frontend.limits.max_model_len - max(asked.max_output_tokens or 1, 1)
         chat.truncate_prompt_tokens, chat.truncation_side = max(room, 1), "left"
@@ -169,7 +168,7 @@ def _in_background(
     store: ResponseStore,
     context: RequestContext,
 ) -> Response:
-    """Begin the response. What the engine refuses has its status here, even for a stream."""
+    """Begins the response. A refusal by the engine sets the status, even for a stream."""
     chat = accepted.request
     queued = msgspec.structs.replace(shape.response, status="queued")
     log = EventLog() if chat.stream else None

@@ -1,8 +1,8 @@
-"""Responses that are kept in memory, so that they can be read, continued, followed and cancelled.
+"""Responses kept in memory, to be read, continued, followed and cancelled.
 
-Those that are generated in the background are kept from their beginning: the client gets a state, and comes
-back for more. No greenlet waits for them. The engine emits their outputs wherever they come about, and each
-changes the kept state and wakes whoever follows.
+A response in the background is kept from its beginning: the client receives a state, and comes back for more.
+No greenlet waits for it. The engine emits its outputs from any place; each output changes the kept state and
+wakes all followers.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ UNFINISHED = ("queued", "in_progress")
 
 
 class EventLog:
-    """The events of a response that is generated in the background, rendered, for all who follow it.
+    """Rendered events of a response in the background, for all its followers.
 
-    An event's place is its sequence number.
+    An event's index is its sequence number.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class EventLog:
         self._ring()
 
     def join(self, bell: Bell) -> None:
-        """Ring `bell` at every change, until `leave`."""
+        """Rings `bell` at every change, until `leave`."""
         self._bells.add(bell)
 
     def leave(self, bell: Bell) -> None:
@@ -73,7 +73,7 @@ class EventLog:
 class KeptResponse:
     """A response in its present state, and the messages that it answers.
 
-    `log` and `abort` are those of a generation in the background; `log` only if its events were asked for.
+    `log` and `abort` belong to a generation in the background; `log` only if the client wants its events.
     """
 
     response: ResponseObject
@@ -93,7 +93,7 @@ class KeptResponse:
         return decode(encode(self.response.output), type=list[dict[str, object]])
 
     def cancel(self) -> None:
-        """End the generation. ApiError 400 when it is over, or was never in the background."""
+        """Ends the generation. ApiError 400 when it is over, or was never in the background."""
         if self.abort is None or self.response.status not in UNFINISHED:
             raise invalid("The response is not being generated in the background.", "response_id")
         self.abort()
@@ -103,15 +103,15 @@ class KeptResponse:
 
 
 class ResponseStore:
-    """Keeps up to `most` responses and `most_bytes`; which was touched longest ago is forgotten first.
+    """Keeps up to `most` responses and `most_bytes`; forgets the least recently used one first.
 
-    Without `keeps` it is always empty.
+    Without `keeps` the store is always empty.
     """
 
     def __init__(self, keeps: bool, most: int = MOST_RESPONSES, most_bytes: int = MOST_BYTES) -> None:
         self.keeps = keeps
         self.limit_bytes = most_bytes
-        # Each weighs at least its share, and what is too large for the store takes all of it.
+        # Each response weighs at least its share, and at most the whole store.
         self._kept: LRUCache[str, KeptResponse] = LRUCache(
             most_bytes, lambda kept: min(max(kept.size, most_bytes // most), most_bytes)
         )
@@ -121,7 +121,7 @@ class ResponseStore:
         return int(self._kept.currsize)
 
     def get(self, response_id: str) -> KeptResponse:
-        """The response of this id. ApiError 404 when it is not there (any more)."""
+        """Returns the response of this id. ApiError 404 for an unknown or forgotten one."""
         kept = self._kept.get(response_id)
         if kept is None:
             raise invalid(f"There is no response {response_id[:80]!r} here.", "response_id", 404)
@@ -132,20 +132,20 @@ class ResponseStore:
             self._kept[kept.response.id] = kept
 
     def weigh(self, kept: KeptResponse) -> None:
-        """Take note that `kept` has changed; nothing happens when it is forgotten already."""
+        """Updates the size of a response that has changed; no effect on a forgotten one."""
         if self._kept.get(kept.response.id) is kept:
             self.keep(kept)
 
 
 def invalid(message: str, param: str, status: int = 400) -> ApiError:
-    """An error of vLLM's handlers of this family, which have a type of their own."""
+    """Returns an error of this family's handlers in vLLM, with their own type."""
     return ApiError(status, "invalid_request_error", message, param)
 
 
 class Follower:
-    """The body of a response that tells the events of `log`, from number `start` on, as they come.
+    """Body of a response that streams the events of `log`, from number `start` on, as they come.
 
-    Iterate once; `close` always. It ends when the log does, or when the client behind `connection` has gone.
+    Iterate once; `close` always. Ends with the log, or when the client behind `connection` has left.
     """
 
     def __init__(self, log: EventLog, start: int, connection: Connection | None) -> None:
@@ -188,7 +188,7 @@ class BackgroundRun:
         self._writer: ResponsesWriter | None = None
 
     def start(self, engine: EngineClient, requests: Sequence[EngineRequest], writer: ResponsesWriter) -> None:
-        """Begin. Raises EngineError as `EngineClient.submit` does, and nothing is kept then."""
+        """Begins the generation. Raises EngineError as `EngineClient.submit` does, and then keeps nothing."""
         self._writer = writer
         self._log(writer.opening())
         self.kept.abort = engine.submit(requests, self.emit).abort
@@ -230,7 +230,7 @@ class Background(Responder):
         stream: bool,
         context: RequestContext,
     ) -> Response:
-        """The response as it is before anything has come; or its events, if they are kept."""
+        """Returns the response before its first output; or its events, if they are kept."""
         assert isinstance(writer, ResponsesWriter)
         kept = self.run.kept
         first = kept.response
@@ -241,6 +241,6 @@ class Background(Responder):
 
 
 def followed(log: EventLog, start: int, context: RequestContext, headers: Mapping[str, str]) -> Response:
-    """The events of `log` from number `start` on, and those that are still to come."""
+    """Returns the events of `log` from number `start` on, including future ones."""
     follower = Follower(log, start, context.connection)
     return Response(follower, 200, headers, EVENT_STREAM)

@@ -1,4 +1,4 @@
-"""Responses as vLLM writes them: one JSON, or numbered server-sent events (vllm-api.md section 6).
+"""Responses as vLLM writes them: one JSON body, or numbered server-sent events (vllm-api.md section 6).
 
 Items are messages, thoughts and function calls. Tokens of one part make one item.
 """
@@ -44,7 +44,7 @@ ID_PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
 
 
 Calls = Mapping[str, CalledTool]
-"""What the answer calls functions whose names the model knows differently."""
+"""Tools as the answer names them, by the function name that the model knows."""
 
 
 def item_of(
@@ -77,9 +77,9 @@ def item_of(
 
 
 class EventWriter:
-    """Writes the events of one response, in order. `top_logprobs`: alternatives of each token; None for none.
+    """Writes the events of one response, in order; `logprobs` renders log probabilities, None for none.
 
-    Everything is rendered when it comes, so that the end has only to be put together.
+    Everything is rendered when it comes, so the end only joins pieces.
     """
 
     __slots__ = (
@@ -107,20 +107,20 @@ class EventWriter:
         self._item_id, self._is_custom = "", False
         self._segment: Segment | None = None
         self._silent: list[TokenLogprob] = []
-        """Log probabilities of tokens that show nothing, until one comes that does."""
+        """Log probabilities of tokens that show nothing, until a token shows something."""
         self._entries: list[bytes] = []
-        """Log probabilities of the item, as the response has them in the end."""
+        """Log probabilities of the item, rendered for the final response."""
         self._begin = self._plain_middle = self._end = b""
         self._middle: tuple[bytes, bytes] = (b"", b"")
-        """What surrounds text, log probabilities and number in the event of a piece of text."""
+        """Bytes around text, log probabilities and number in the event of a piece of text."""
         self.items: list[Raw] = []
-        """The items that are over, as the response has them in the end."""
+        """Finished items, rendered for the final response."""
 
     def of_response(self, kind: str, response: ResponseObject) -> bytes:
         return _event(kind, {"response": response, "sequence_number": self._next()})
 
     def tokens(self, segment: Segment, output: Tokens) -> Iterator[bytes]:
-        """Yields the events of tokens that went to `segment`, and of its beginning if it is another one."""
+        """Yields the events of tokens in `segment`, and of its beginning if it is another one."""
         if segment is not self._segment:
             yield from self.closing()
             yield from self._opening(segment)
@@ -167,7 +167,7 @@ class EventWriter:
             yield self._part("added", _content(segment, "", ()))
 
     def _prepare(self, segment: Segment) -> None:
-        """Renders what surrounds the variable parts of its events of text."""
+        """Renders the constant parts of the item's events of text."""
         fields = _of_content(segment) | self._place() | {"delta": HOLE, "sequence_number": HOLE}
         if segment.part is None:
             fields["logprobs"] = HOLE
@@ -188,7 +188,7 @@ class EventWriter:
         return self._item_event(f"{TEXTS[segment.kind]}.done", **fields)
 
     def _custom_input(self, segment: Segment) -> Iterator[bytes]:
-        """Yields the events of a custom tool's input, at once: its text is found in JSON that is over."""
+        """Yields the events of a custom tool's input at the end, when its JSON is complete."""
         payload = custom_input(segment.text)
         if payload:
             yield self._item_event("custom_tool_call_input.delta", delta=payload)
@@ -223,7 +223,7 @@ class EventWriter:
                 self._silent.append(entry)
 
     def _delta_with(self, logprobs: ItemLogprobs, text: str, entries: Entries) -> bytes:
-        """Returns the event of a text, with `entries` and those that were held back."""
+        """Returns the event of a text, with `entries` and the entries that were held back."""
         shown, self._silent = [*self._silent, *entries], []
         before, after = self._middle
         middle = b"%b%b%b" % (before, encode(logprobs.event_entries(shown)), after)
@@ -231,7 +231,7 @@ class EventWriter:
 
 
 TEXTS = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
-"""What events call the text of each kind of item."""
+"""Names of an item's text in events, by kind of item."""
 
 
 def _content(segment: Segment, text: str | Raw, logprobs: Logprobs) -> OutputText | ReasoningText:
@@ -239,7 +239,7 @@ def _content(segment: Segment, text: str | Raw, logprobs: Logprobs) -> OutputTex
 
 
 def _of_content(segment: Segment) -> dict[str, object]:
-    """Returns the field by which events of texts and thoughts tell their place in the item."""
+    """Returns the index of the content in the item, for events of texts and thoughts."""
     return {} if segment.kind == "call" else {"content_index": 0}
 
 
@@ -251,16 +251,16 @@ def _event(kind: str, fields: Mapping[str, object]) -> bytes:
 
 
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
-"""What an error of this status is called in a response; others are the server's."""
+"""Error codes of a response by status; other statuses are `server_error`."""
 STATUS = {"length": "incomplete", "abort": "cancelled", "content_filter": "incomplete"}
-"""What a response is after an end of this kind; after any other it is completed."""
+"""Status of a response by the kind of its end; after any other end it is completed."""
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
-"""Why a response is incomplete after an end of this kind."""
+"""Reason of an incomplete response, by the kind of its end."""
 
 
 class ResponsesOptions(Struct, frozen=True, kw_only=True):
     response: ResponseObject
-    """As `new_response` makes it."""
+    """The response in progress, from `new_response`."""
     prompt_ids: Sequence[int]
     top_logprobs: int | None = None
     """Alternatives of each token of a message; None without log probabilities."""
@@ -269,7 +269,7 @@ class ResponsesOptions(Struct, frozen=True, kw_only=True):
     shows_reasoning: bool = True
     calls: Calls = MappingProxyType({})
     parses: bool = False
-    """Thoughts or calls are parsed out of the text: a reply that shows nothing is then no message at all."""
+    """Thoughts or calls are parsed out of the text: a reply that shows nothing has no message."""
     transfer: KVTransferParams | None = None
     """`kv_transfer_params` of the answer."""
     encoded_media: ECTransferParams | None = None
@@ -283,7 +283,7 @@ class ResponsesOptions(Struct, frozen=True, kw_only=True):
 class ResponsesWriter(ResponseWriter):
     """Writes the answer to one request; `new_id` draws the ids of items.
 
-    `ended`, if there is one, gets the response in its last state, unless the answer is whole and fails.
+    `ended`, if there is one, receives the final response, unless the answer is whole and fails.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class ResponsesWriter(ResponseWriter):
             self._logprobs = ItemLogprobs(options.top_logprobs, options.token_id_names)
         self._events = EventWriter(self._logprobs, options.calls)
         self._message: Segment | None = None
-        """The message that goes on, if nothing but its texts is to be written."""
+        """The open message, while only its texts have to be written."""
         self._plain = options.top_logprobs is None and options.prompt_text is None
         self._opened = False
 
@@ -325,7 +325,7 @@ class ResponsesWriter(ResponseWriter):
         return b"".join(self.last_events())
 
     def opening(self) -> list[bytes]:
-        """The events that a stream begins with; none when they have been written."""
+        """Returns the first events of a stream; none when they have been written."""
         if self._opened:
             return []
         self._opened = True
@@ -333,7 +333,7 @@ class ResponsesWriter(ResponseWriter):
         return [self._events.of_response(kind, response) for kind in ("created", "in_progress")]
 
     def events(self, output: EngineOutput) -> list[bytes]:
-        """The server-sent events that tell of `output`, one by one."""
+        """Returns the server-sent events of `output`, one by one."""
         if type(output) is Tokens:
             segment = self._take(output)
             if segment is None:
@@ -368,7 +368,7 @@ class ResponsesWriter(ResponseWriter):
             segment.logprobs.append(output.logprobs)
 
     def _take(self, output: Tokens) -> Segment | None:
-        """Add the tokens; the item that they went to, or None when they show nothing."""
+        """Adds the tokens; returns their item, or None when they show nothing."""
         choice, options, part = self.choices[0], self._options, output.part
         if options.prompt_text is not None:
             choice.ids += output.ids
@@ -426,7 +426,7 @@ class ResponsesWriter(ResponseWriter):
 
 
 def _item(segment: Segment, logprobs: ItemLogprobs | None, calls: Calls) -> OutputItem:
-    """Returns the item as a whole response has it, where thoughts have no status."""
+    """Returns the item as in a whole response, where thoughts have no status."""
     status = None if segment.kind == "reasoning" else "completed"
     if segment.part is None and not any(segment.texts):
         return item_of(segment, status, None)
@@ -444,7 +444,7 @@ def _error(error: Exception) -> ResponseError:
 
 
 def new_response(asked: ResponsesRequest, meta: ResponseMeta, most_tokens: int) -> ResponseObject:
-    """The response to `asked`, in progress and without output; at most `most_tokens` will be generated.
+    """Returns the response to `asked`, in progress and without output; `most_tokens` is its limit.
 
     RecursionError when tools are nested too deeply. ApiError for nulls that a response cannot repeat.
     """
@@ -477,7 +477,7 @@ def new_response(asked: ResponsesRequest, meta: ResponseMeta, most_tokens: int) 
 
 
 def _rendered(value: object) -> Raw:
-    """What a request may nest deeply, as JSON: a stream tells it three times."""
+    """Renders a value that may be nested deeply, once; a stream repeats it three times."""
     return Raw(encode(value))
 
 
