@@ -10,7 +10,7 @@ from vllm_understudy.tree import command, environment
 
 
 def main() -> NoReturn:
-    """Becomes `python -m app` with the same words."""
+    """Replaces this process with `python -m app` and the same arguments."""
     words = command(*sys.argv[1:])
     os.execve(words[0], words, environment())
 
