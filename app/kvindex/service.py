@@ -45,7 +45,7 @@ BackendName: TypeAlias = Literal["memory", "cost-aware", "redis"]
 
 MOST_SOCKETS = 1 << 16
 LISTEN_S = 0.25
-"""Longest wait of the subscriber, in seconds: files, host names and gone pods change without a message."""
+"""Longest wait of the subscriber, in seconds: files, host names and pods change without messages."""
 WAITING_S, IDLE_S = 0.02, 1.0
 """Longest waits of a worker, in seconds: while a replay runs or the backend is down, and when idle."""
 JOIN_S = 5.0
@@ -54,8 +54,8 @@ JOIN_S = 5.0
 class KvIndexSettings(Struct, frozen=True, kw_only=True):
     """Settings of the index, the backend, the pool and the subscriber.
 
-    `most_copies` bounds the memory backend, `most_bytes` the cost-aware backend. `targets` lists publishers to
-    connect to, in the form of `target_sources`.
+    `most_copies` bounds the memory backend, `most_bytes` the cost-aware backend. `targets` lists publishers
+    to connect to, in the form of `target_sources`.
     """
 
     backend: BackendName = "memory"
@@ -103,8 +103,8 @@ def open_backend(settings: KvIndexSettings) -> Backend:
 class KvIndex:
     """An index with its subscriber. `start` opens sockets and spawns greenlets.
 
-    `find` returns the tokenizer of a model, for prompts as text. `now` is monotonic, `wall` since 1970, both in
-    seconds. `caches` are further caches to report, by name, such as the tokenizers'.
+    `find` returns the tokenizer of a model, for prompts as text. `now` is monotonic, `wall` since 1970, both
+    in seconds. `caches` are further caches to report, by name, such as the tokenizers'.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class KvIndex:
         return 0 if self._pool is None else len(self._pool)
 
     def start(self) -> None:
-        """Opens sockets and spawns greenlets, in this process. ZMQError for an address in use, or an invalid one."""
+        """Opens sockets and spawns greenlets. ZMQError for an invalid address, or an address in use."""
         if self._greenlets:
             return
         self._context = zmq.Context()

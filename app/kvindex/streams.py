@@ -82,7 +82,7 @@ class SequenceTracker:
     __slots__ = ("_recent", "applied", "last_ts", "received")
 
     def __init__(self, applied: int | None = None, last_ts: float = 0.0) -> None:
-        """`applied` and `last_ts` are of the latest batch that another indexer has applied."""
+        """`applied` and `last_ts` are of the latest batch that any indexer has applied."""
         self.applied = applied
         """The highest number applied."""
         self.received = -1
@@ -282,7 +282,7 @@ class EngineStream:
         self._replays, self._wall, self._pace = replays, wall, pace
         self._most_payload_bytes = most_payload_bytes
         self._held: list[tuple[Message, float]] = []
-        """Messages with their publication times. A list, as an empty deque takes 700 bytes for each engine."""
+        """(message, publication time) pairs. A list, as an empty deque takes 700 bytes for each engine."""
         self._held_bytes = 0
         self._wanted: int | None = None
         """The first number of a replay that is due."""
@@ -333,7 +333,7 @@ class EngineStream:
         return applied
 
     def forget(self) -> None:
-        """Forgets all batches, after the index has lost all data; requests a replay if messages are held back."""
+        """Forgets all batches after a loss of the index; requests a full replay if messages are held back."""
         self.tracker.restart()
         if self._held:
             self._close_replay()

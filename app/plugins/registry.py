@@ -160,7 +160,7 @@ class PluginRegistry:
         return caller.get_hookimpls()[::-1]
 
     def _given(self, name: str, **more: object) -> Iterator[tuple[Any, Guard]]:
-        """Calls the hooks of this name; yields results other than None, with guards. May raise ConfigError."""
+        """Calls the hooks of this name; yields results other than None, and guards. May raise ConfigError."""
         wanted, fits = checks.FORMS[name]
         for found in self._implementations(name):
             plugin = found.plugin_name
