@@ -54,7 +54,7 @@ _OF_TWO = ("GPTNeoX", "Phi", "Starcoder2")
 MATRICES: Mapping[str, int] = {
     f"{name}ForCausalLM": count for count, names in ((3, _OF_THREE), (2, _OF_TWO)) for name in names
 }
-"""Architecture -> matrices of its feed-forward network; its layers also have attention over keys and values."""
+"""Architecture -> matrices of a layer's feed-forward network, beside attention over keys and values."""
 
 
 class _Scheme(Struct):
@@ -179,7 +179,7 @@ def model_shape(document: object, named: str = "model config") -> ModelShape:
 
 
 def _check_architecture(given: object, named: str) -> None:
-    """Raises ConfigError for an unknown architecture. Comes first, as other architectures name fields otherwise."""
+    """Raises ConfigError for an unknown architecture, before other fields: their names may differ."""
     name = given[0] if isinstance(given, list) and given else None
     if isinstance(name, str) and name not in MATRICES:
         hint = suggestion(name, names=MATRICES) or f"; known are {', '.join(MATRICES)}"
@@ -223,7 +223,7 @@ def chosen_profile(settings: Settings) -> Profile:
 
 
 def datasheet_profile(config: dict[str, object], device: str, tensor_parallel_size: int = 1) -> Profile:
-    """Computes the profile of a model from `config`, the content of a `config.json`. May raise ConfigError."""
+    """Computes the profile of a model; `config` is the content of a `config.json`. May raise ConfigError."""
     return _made(model_shape(config), device, tensor_parallel_size, "model config")
 
 
@@ -266,9 +266,7 @@ def _cost(shape: ModelShape, weights: Weights, device: Device, devices: int) -> 
     sums = 2 * layers if devices > 1 else 0
     # Ring all-reduce: each device sends 2 (n - 1) / n of all bytes.
     summed_s = sums * BF16_BYTES * shape.hidden_size * 2 * (devices - 1) / devices / device.link
-    cached_heads = -(
-        -shape.heads_kv // devices
-    )  # per device; too few heads are replicated
+    cached_heads = -(-shape.heads_kv // devices)  # per device; too few heads are replicated
     return CostConstants(
         base=BASE_S + sums * ALL_REDUCE_S,
         weights=(weights.weight_bytes * shape.shared_weights + output_bytes) / read_per_s,

@@ -35,7 +35,7 @@ def parse_duration(value: object) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Formats seconds as Go does: ``250ms``, ``1.5s``, ``1m30s``, ``100µs``, ``0s``; rounded to nanoseconds."""
+    """Formats seconds as Go does, to nanoseconds: ``250ms``, ``1.5s``, ``1m30s``, ``100µs``, ``0s``."""
     nanoseconds = round(seconds * NANOSECONDS["s"])
     sign, rest = ("-", -nanoseconds) if nanoseconds < 0 else ("", nanoseconds)
     if rest == 0:

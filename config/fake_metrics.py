@@ -90,9 +90,9 @@ class FakeMetrics(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unkn
     request_max_generation_tokens: Histogram = ()
     request_success_total: dict[FinishReason, Count] | None = None
     total_prompt_tokens: Count | None = None
-    """None: estimated from the counts of `request_prompt_tokens`."""
+    """None: derived from the counts of `request_prompt_tokens`."""
     total_generation_tokens: Count | None = None
-    """None: estimated from the counts of `request_generation_tokens`."""
+    """None: derived from the counts of `request_generation_tokens`."""
     prefix_cache_hits: Count | None = None
     prefix_cache_queries: Count | None = None
 

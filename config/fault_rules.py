@@ -127,7 +127,7 @@ ACTIONS: dict[str, type[FaultRule]] = {
 
 
 def parse_fault_rules(text: str | None) -> tuple[FaultRule, ...]:
-    """Parses a JSON list of rules, or one rule. ValueError has the number of the wrong rule and the reason."""
+    """Parses a JSON list of rules, or one rule. ValueError has the wrong rule's number, and the reason."""
     if not text:
         return ()
     try:

@@ -66,7 +66,7 @@ Task: TypeAlias = Message | Gone | UnreadMessage
 class Position(Struct, frozen=True, rename={"sequence": "last_sequence", "lag_s": "lag_seconds"}):
     """Progress of an engine's stream: latest sequence number, and age of that batch when applied, in seconds.
 
-    JSON names are those of `GET /kv/index`.
+    In JSON, the fields have the names of `GET /kv/index`.
     """
 
     pod: str

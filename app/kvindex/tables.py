@@ -234,7 +234,7 @@ class EngineMap:
         """Approximate number of entries for evicted blocks."""
 
     def forget(self, key: int) -> int:
-        """Removes a block; returns the number of tiers in which the block had repeats."""
+        """Removes a block; returns the number of tiers with repeats of the block."""
         del self.owned[key]
         tiers = range(MOST_TIERS) if self.repeats else ()
         return sum(self.repeats.pop((tier, key), 0) > 0 for tier in tiers)

@@ -100,7 +100,7 @@ class PluginRegistry:
         return None
 
     def offline_step_cost(self, profile: Profile) -> tuple[str, CostModel] | None:
-        """Name of the plugin, and cost model of `simulate`; a failed step is a ConfigError."""
+        """Name of the plugin, and its cost model for `simulate`; a failed step is a ConfigError."""
         for cost, guard in self._given("step_cost", profile=profile):
             checked = start_fails(guard.plugin, "step_cost", when="")(checks.step_seconds(cost))
             return guard.plugin, PluginCost(checked)
