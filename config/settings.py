@@ -88,7 +88,6 @@ class Setting(Struct, frozen=True, kw_only=True):
     name: str
     """Flag (without leading dashes) and YAML key."""
     attribute: str
-    """Field of the section."""
     group: str
     """Attribute of `Settings` with the section."""
     kind: Kind
@@ -104,10 +103,8 @@ class Setting(Struct, frozen=True, kw_only=True):
     help: str
     unit: str
     live: bool
-    """May change while the server runs."""
     secret: bool
     path: bool
-    """May name a file or folder."""
     limits: str
     """msgspec's checks, as the end of the sentence "the value ..."; empty without checks."""
     rules: tuple[Rule, ...]

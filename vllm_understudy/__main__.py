@@ -1,4 +1,4 @@
-"""The command `understudy`, or `python -m vllm_understudy`: `python -m app`, wherever it is installed."""
+"""The command `understudy`, or `python -m vllm_understudy`: runs `python -m app` of this installation."""
 
 from __future__ import annotations
 

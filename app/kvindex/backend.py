@@ -139,7 +139,7 @@ class Backend(Protocol):
     """Storage for the copies of blocks, by holder and tier. Every method may raise `BackendUnavailable`."""
 
     tiers: list[str]
-    """Names of all tiers so far; a tier's position is its number."""
+    """Names of the known tiers."""
     epoch: str
     """Changes after the backend has lost all data."""
     times_lost: int

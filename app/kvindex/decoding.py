@@ -246,7 +246,6 @@ def _named(value: object) -> tuple[object, Mapping[str, object]]:
 
 
 def event_of(name: str, fields: Mapping[str, object]) -> KVEvent:
-    """Builds an event from its name and converted fields."""
     everything = {"type": name, "lora_id": None, **fields, "token_ids": fields.get("token_ids") or []}
     kinds = BlockStored | BlockRemoved | AllBlocksCleared
     event: KVEvent = msgspec.convert(everything, kinds, builtin_types=AS_MSGPACK)

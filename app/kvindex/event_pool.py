@@ -253,7 +253,6 @@ class Pool:
         self._pods: OrderedDict[str, Shard] = OrderedDict()
 
     def __len__(self) -> int:
-        """Number of queued tasks."""
         return sum(map(len, self.shards))
 
     @property

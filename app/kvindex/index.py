@@ -131,7 +131,7 @@ class Ingest:
             [parent_of(event) for event in events],
             _group_of(first.group_idx),
             self.tier(first.medium),
-            # Engines of before vLLM 0.14 publish only the number of an adapter.
+            # vLLM before 0.14 publishes only the number of an adapter.
             first.lora_name or (str(first.lora_id) if first.lora_id else None),
         )
         return run if first.token_ids else Offload(run.group, run.tier, run.engine)
@@ -141,7 +141,6 @@ class Ingest:
         return Remove(_group_of(events[0].group_idx), self.tier(events[0].medium), engine)
 
     def _stores(self, source: Engine, run: StoreGroup, known: Known, losses: list[str]) -> list[Operation]:
-        """Returns the operations of a group of stores."""
         try:
             return [self.stores.operation(source, run, known)]
         except Refused as refused:

@@ -131,7 +131,6 @@ class RequestKeys(Protocol):
     """Computes keys of 64 bits, in practice never 0."""
 
     block_size: int
-    """Tokens in a block."""
     slice_blocks: int
     """Blocks whose keys take about 1 ms."""
     roots: Memo[str, int]
@@ -338,7 +337,7 @@ class PrefixKeyCache:
     def keys(
         self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
     ) -> list[int]:
-        """Returns the same keys as `RequestKeys.keys`; a long prompt pauses."""
+        """Returns the keys of `RequestKeys.keys`; pauses in a long prompt."""
         if features is not None:
             return self._hashed(parent, tokens, features)
         ids = packed_ids(tokens)

@@ -62,7 +62,7 @@ FAST_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, *SECONDS)
 
 
 class Losses:
-    """Counts of messages and of events that were not used."""
+    """Counts of unused messages and events, by reason."""
 
     def __init__(self) -> None:
         self.messages: Counts[str] = Counts()

@@ -265,7 +265,6 @@ class RedisBackend(Backend):
         return int(self._run("sweep", [number, *chain.from_iterable(page.items())]))
 
     def _page(self, number: bytes | str) -> dict[bytes, bytes]:
-        """Returns a page of entries of a holder's map."""
         entries: Iterator[tuple[bytes, bytes]] = self._redis.hscan_iter(
             self._key("e", number), count=SWEEP_BLOCKS
         )
@@ -277,7 +276,6 @@ class RedisBackend(Backend):
         )
 
     def _run(self, command: str, arguments: Sequence[str | bytes | int]) -> Any:
-        """Runs a command of the script."""
         return self._answer(lambda: self._script(keys=[self._namespace], args=[command, *arguments]))
 
     def _answer(self, ask: Callable[[], T]) -> T:

@@ -149,7 +149,6 @@ class KvIndex:
 
     @property
     def queued(self) -> int:
-        """Number of messages that wait to be applied."""
         return 0 if self._pool is None else len(self._pool)
 
     def start(self) -> None:

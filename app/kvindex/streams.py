@@ -51,7 +51,6 @@ class Message(Struct, frozen=True, gc=False):
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the message, in bytes."""
         return len(self.payload) + MESSAGE_BYTES
 
 
@@ -113,7 +112,6 @@ class SequenceTracker:
         return Verdict.RESTART
 
     def missing(self, sequence: int) -> int:
-        """Returns how many numbers are missing before this one."""
         return max(0, sequence - self.next)
 
     def apply(self, sequence: int, ts: float, replayed: bool = False) -> None:

@@ -88,19 +88,16 @@ class Tokenization:
         self._unfinished = 0
 
     def encode(self, model: str, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Returns the token ids of a plain prompt."""
         tokenizer = self._find(model)
         return self._in_time(lambda: self._encode(tokenizer, text, add_special_tokens))
 
     def encode_chat(
         self, model: str, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT
     ) -> list[int]:
-        """Returns the token ids of a conversation."""
         tokenizer = self._find(model)
         return self._in_time(lambda: self._encode_chat(tokenizer, messages, options))
 
     def render_chat(self, model: str, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
-        """Returns the prompt of a conversation as text."""
         tokenizer = self._find(model)
         return self._in_time(lambda: self._render_chat(tokenizer, messages, options))
 
