@@ -32,7 +32,7 @@ class PodScore(Struct, gc=False, frozen=True):
 
 
 class Prefix(Struct, gc=False):
-    """Prefix of a holder: `matched` blocks without a gap, `lower` of them below the best tier, by tier."""
+    """Prefix of a holder: `matched` blocks without a gap; `lower` counts blocks outside the best tier."""
 
     matched: int
     lower: dict[int, int]

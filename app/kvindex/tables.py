@@ -84,7 +84,7 @@ class BlockTable:
         if segment is None:
             return found
         used = {segment: None}
-        try:  # mostly one segment has all of them
+        try:  # mostly one segment has all keys
             found.extend(map(segment.blocks.__getitem__, keys))
         except KeyError:
             self._prefix(keys[len(found) :], found, used)

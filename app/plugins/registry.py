@@ -92,7 +92,7 @@ class PluginRegistry:
     def step_cost(self, profile: Profile) -> CostModel | None:
         """Cost model of live steps, from the first plugin with the hook; None without such a plugin.
 
-        A step in which the plugin fails has the profile's cost.
+        After a failure of the plugin, a step has the profile's cost.
         """
         for cost, guard in self._given("step_cost", profile=profile):
             usual = StepCost(profile.cost).seconds
