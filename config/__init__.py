@@ -1,4 +1,4 @@
-"""Settings of the server: one typed table, read from flags, environment, a YAML file and defaults."""
+"""Settings of the server: a typed table, read from flags, environment, a YAML file and defaults."""
 
 from config.declaration import ConfigError, UsageError
 from config.settings import Settings
@@ -6,4 +6,4 @@ from config.settings import Settings
 __all__ = ["VERSION", "ConfigError", "Settings", "UsageError"]
 
 VERSION = "0.1.0"
-"""Of this program; the version of vLLM that is played is a setting."""
+"""Version of Understudy; the simulated version of vLLM is a setting."""

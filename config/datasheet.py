@@ -1,8 +1,7 @@
-"""A profile without a recording: made of a model's `config.json` and its device's data sheet.
+"""Profiles without a recording, computed from a model's `config.json` and a device's data sheet.
 
-How fast memory and arithmetic really are is a share of what the sheet says, and that share was chosen once,
-with a model and a device that were measured (docs/fidelity.md, "Calibration"). `CHECKED` says how far that
-carries.
+Real memory bandwidth and arithmetic are fixed shares of the sheet's figures. One measured model and device
+gave these shares (docs/fidelity.md, "Calibration"). `CHECKED` has the errors on other models.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from config.settings import Settings
 from config.validation import suggestion
 
 AUTO = "auto"
-"""The name of the profile that is made of a data sheet."""
+"""Name of the profile that is computed from a data sheet."""
 
 VLLM_DEVICES = frozenset(("", "auto", "cpu", "cuda", "hpu", "neuron", "tpu", "xpu"))
-"""Values of `--device` of earlier versions of vLLM, which name no data sheet."""
+"""Values of `--device` of earlier versions of vLLM; none is a data sheet."""
 
 OF_BANDWIDTH, OF_FLOPS, OF_FLOPS_ATTENTION = 0.85, 0.65, 0.45
-"""Shares of the data sheet's figures that are reached."""
+"""Shares of the data sheet's figures that real engines reach."""
 MEMORY_SHARE = 0.9
 """vLLM's `gpu-memory-utilization`."""
 BASE_S, PER_SEQUENCE_S = 1e-3, 10e-6
 FRONT = FrontCosts(front=4e-3, front_per_token=1e-6, out_per_stream=25e-6)
 ALL_REDUCE_S = 12e-6
-"""One sum over all devices, of which a layer needs two; its bytes come besides."""
+"""Latency of an all-reduce over all devices, in seconds, without transfer; a layer needs two."""
 BF16_BYTES, LOGIT_BYTES = 2, 4
 BLOCK_SIZE, MAX_NUM_SEQS = 16, 256
 
@@ -55,7 +54,7 @@ _OF_TWO = ("GPTNeoX", "Phi", "Starcoder2")
 MATRICES: Mapping[str, int] = {
     f"{name}ForCausalLM": count for count, names in ((3, _OF_THREE), (2, _OF_TWO)) for name in names
 }
-"""Architectures whose layers are attention over keys and values and a network of so many matrices."""
+"""Architecture -> matrices of a layer's feed-forward network, beside attention over keys and values."""
 
 
 class _Scheme(Struct):
@@ -69,7 +68,7 @@ class _Group(Struct):
 
 
 class Quantization(Struct):
-    """`quantization_config`, as far as it is looked at."""
+    """Fields of `quantization_config` in use."""
 
     quant_method: str
     bits: Annotated[int, Meta(ge=2, le=8)] = 4
@@ -81,7 +80,7 @@ class Quantization(Struct):
 
 
 class ModelShape(Struct, kw_only=True):
-    """The fields that are looked at, with their names."""
+    """Fields of `config.json` in use, by their names."""
 
     architectures: Annotated[list[str], Meta(min_length=1)]
     hidden_size: Size
@@ -135,7 +134,7 @@ class ModelShape(Struct, kw_only=True):
 
     @property
     def shared_weights(self) -> int:
-        """Number of weights of the projections that every token needs, experts apart."""
+        """Number of weights in the projections that every token needs, without experts."""
         width, sparse = self.hidden_size, self.sparse_layers
         projected = self.num_attention_heads * self.head_size
         attention = width * (projected + 2 * self.heads_kv * self.head_size) + projected * width
@@ -146,7 +145,7 @@ class ModelShape(Struct, kw_only=True):
 
 
 def read_model_shape(path: str) -> ModelShape:
-    """The shape in a file, or in a model's folder. ConfigError names it and what is wrong with it."""
+    """Reads the shape from a file, or a model's folder. ConfigError has the path and the reason."""
     try:
         file = Path(path)
         document = msgspec.json.decode((file / "config.json" if file.is_dir() else file).read_bytes())
@@ -158,7 +157,7 @@ def read_model_shape(path: str) -> ModelShape:
 
 
 def model_shape(document: object, named: str = "model config") -> ModelShape:
-    """The shape in what a `config.json` holds; `named` begins the line of a ConfigError."""
+    """Converts the content of a `config.json`; `named` begins the message of a ConfigError."""
     if isinstance(document, dict):
         _check_architecture(document.get("architectures"), named)
     try:
@@ -180,7 +179,7 @@ def model_shape(document: object, named: str = "model config") -> ModelShape:
 
 
 def _check_architecture(given: object, named: str) -> None:
-    """Before all else: the fields of another architecture may have other names."""
+    """Raises ConfigError for an unknown architecture, before other fields: their names may differ."""
     name = given[0] if isinstance(given, list) and given else None
     if isinstance(name, str) and name not in MATRICES:
         hint = suggestion(name, names=MATRICES) or f"; known are {', '.join(MATRICES)}"
@@ -188,21 +187,21 @@ def _check_architecture(given: object, named: str) -> None:
 
 
 class Weights(Struct, frozen=True):
-    """How weights and cache are stored, and what they are multiplied in."""
+    """Storage format of weights and cache, and precision of products."""
 
     weight_bytes: float
-    """Of one weight of the projections, its share of scales among them."""
+    """Bytes of one weight of the projections, with its share of scales."""
     cache_bytes: float = BF16_BYTES
-    """Of one number of the KV cache."""
+    """Bytes of one number in the KV cache."""
     in_8bit: bool = False
-    """They are multiplied in 8 bits, where the device can."""
+    """Products are in 8 bits, if the device supports them."""
     kind: str = "bf16"
 
 
 def profile_of(
     name: str, device: str | None = None, tensor_parallel_size: int = 1, model_config_path: str | None = None
 ) -> Profile:
-    """The profile that `--profile name` asks for; the others are what `auto` is made of."""
+    """Returns the profile of `--profile name`; the other arguments are for `auto` only."""
     if name != AUTO:
         if device is not None or model_config_path is not None:
             given = "device" if device is not None else "model-config"
@@ -217,14 +216,14 @@ def profile_of(
 
 
 def chosen_profile(settings: Settings) -> Profile:
-    """The profile that the settings of a server name."""
+    """Returns the profile that a server's settings select."""
     at = settings.steps
     device = None if at.device in VLLM_DEVICES else at.device
     return profile_of(at.profile, device, settings.model.tensor_parallel_size, at.model_config or None)
 
 
 def datasheet_profile(config: dict[str, object], device: str, tensor_parallel_size: int = 1) -> Profile:
-    """The profile of the model that `config` (of a `config.json`) describes. ConfigError if there is none."""
+    """Computes the profile of a model; `config` is the content of a `config.json`. May raise ConfigError."""
     return _made(model_shape(config), device, tensor_parallel_size, "model config")
 
 
@@ -265,11 +264,9 @@ def _cost(shape: ModelShape, weights: Weights, device: Device, devices: int) -> 
     output_bytes = BF16_BYTES * shape.vocab_size * shape.hidden_size
     computed = 2 * (shape.shared_weights + expert * shape.experts_a_token)
     sums = 2 * layers if devices > 1 else 0
-    # A ring sends every number but its own share twice.
+    # Ring all-reduce: each device sends 2 (n - 1) / n of all bytes.
     summed_s = sums * BF16_BYTES * shape.hidden_size * 2 * (devices - 1) / devices / device.link
-    cached_heads = -(
-        -shape.heads_kv // devices
-    )  # of one device; those that are too few are kept several times
+    cached_heads = -(-shape.heads_kv // devices)  # per device; too few heads are replicated
     return CostConstants(
         base=BASE_S + sums * ALL_REDUCE_S,
         weights=(weights.weight_bytes * shape.shared_weights + output_bytes) / read_per_s,
@@ -284,7 +281,7 @@ def _cost(shape: ModelShape, weights: Weights, device: Device, devices: int) -> 
 
 
 def _limits(shape: ModelShape, weights: Weights, device: Device, devices: int, named: str) -> EngineLimits:
-    """vLLM's defaults, with the blocks that the memory has left beside weights and activations."""
+    """Returns vLLM's defaults, with as many blocks as fit beside weights and activations."""
     tables = BF16_BYTES * shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
     experts = shape.sparse_layers * shape.experts * shape.expert_weights
     stored = (weights.weight_bytes * (shape.shared_weights + experts) + tables) / devices
@@ -310,7 +307,7 @@ def _limits(shape: ModelShape, weights: Weights, device: Device, devices: int, n
 
 
 def _weights(quantization: Quantization | None, named: str) -> Weights:
-    """How weights are stored. Scales are 2 bytes for each group, zero points as wide as a weight."""
+    """Returns the storage format. A group has a scale of 2 bytes; a zero point is as wide as a weight."""
     if quantization is None:
         return Weights(BF16_BYTES)
     method = quantization.quant_method.lower()
@@ -338,6 +335,6 @@ def _weights(quantization: Quantization | None, named: str) -> Weights:
 
 
 def _grouped(bits: int, group_size: int, zeros: bool) -> float:
-    """Bytes of a weight of so many bits, of which `group_size` share a scale; below 1 all of a row do."""
+    """Returns bytes per weight. `group_size` weights share a scale; below 1, a whole row shares one."""
     scales = (2 + (bits / 8 if zeros else 0)) / group_size if group_size > 0 else 0.0
     return bits / 8 + scales

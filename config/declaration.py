@@ -1,8 +1,8 @@
-"""How a setting is declared: one field of a section, whose annotation says everything that is known about it.
+"""Declaration of settings: a field of a section, with all facts in its annotation.
 
     max_num_seqs: Annotated[Count, About("Sequences that run at the same time.", unit="sequences")] = 256
 
-What `msgspec.Meta` can say about a value is said with it, and msgspec checks it. A `Rule` says the rest.
+`msgspec.Meta` has the limits that msgspec checks; a `Rule` has any other limit.
 """
 
 from collections.abc import Callable
@@ -11,45 +11,45 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 ROUNDING = 1e-9
-"""Relative; keeps "30 % of 70ms" from failing at 21ms by a rounding of floats."""
+"""Relative tolerance, so that rounding of floats does not fail 21ms under "30 % of 70ms"."""
 
 DURATION, JSON, OBJECTS = "duration", "JSON", "list of objects"
-"""Mark the types whose texts are not those of msgspec; see `config.kinds`."""
+"""Markers of types whose texts differ from msgspec's; see `config.kinds`."""
 
 Count = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
 Percent = Annotated[int, Meta(ge=0, le=100)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Duration = Annotated[float, DURATION, Meta(ge=0)]
-"""Seconds inside the program, a Go style text outside of it."""
+"""Seconds in the program; a Go style text in flags, variables and files."""
 PositiveDuration = Annotated[float, DURATION, Meta(gt=0)]
 Json = Annotated[str, JSON]
-"""JSON text; in YAML it may be written as YAML."""
+"""JSON text; a YAML file may contain YAML instead."""
 Objects = Annotated[tuple[str, ...], OBJECTS]
-"""Texts, of which some are JSON objects; in YAML those may be written as mappings."""
+"""Texts, some of them JSON objects; a YAML file may contain mappings instead."""
 NonEmpty = Annotated[str, Meta(pattern=r"\S", description="must not be empty")]
 NonEmptyItems = Annotated[tuple[NonEmpty, ...], Meta(description="must not contain an empty item")]
-"""A `description` is the sentence of a rule that is not about the size of a number."""
+"""A `description` words a rule that does not limit a number."""
 
 
 class ConfigError(ValueError):
-    """A setting is wrong; its text is one line naming the setting, the value, its source and the rule."""
+    """Raised for a wrong setting; the message is one line with setting, value, source and rule."""
 
     status = 1
-    """Exit status of a command that it ends."""
+    """Exit status of a command that ends with this error."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
 
 
 class UsageError(ConfigError):
-    """A command line cannot be understood."""
+    """Raised for an invalid command line."""
 
     status = 2
 
 
 class Section(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Settings that belong together; its docstring is their heading in the help and in the documentation."""
+    """Group of settings; the docstring is the heading in help and documentation."""
 
 
 class About(Struct, frozen=True):
@@ -58,9 +58,9 @@ class About(Struct, frozen=True):
     help: str
     unit: str = ""
     env: tuple[str, ...] = ()
-    """Further environment variables, looked at after ``SIM_<NAME>``."""
+    """Further environment variables, weaker than ``SIM_<NAME>``."""
     also: tuple[str, ...] = ()
-    """Other names, that other programs have for it: flags, YAML keys and ``SIM_`` variables as well."""
+    """Names in other programs: accepted as flags, YAML keys and ``SIM_`` variables, too."""
     live: bool = False
     """May change while the server runs."""
     secret: bool = False
@@ -69,12 +69,12 @@ class About(Struct, frozen=True):
 
 
 class Rule(Struct, frozen=True):
-    """A rule beyond msgspec: a value fits its neighbours, or has a form of its own."""
+    """A rule beyond msgspec: relation to other settings of the section, or form of a text."""
 
     text: str
     """Completes the sentence "the value ..."."""
     flaw: Callable[[Any, Any], str]
-    """Returns the flaw of (value, its section), worded as `text`; empty when there is none."""
+    """(value, its section) -> flaw, worded as `text`; empty for a valid value."""
 
 
 def not_above_share(percent: int, of: str) -> Rule:
@@ -91,7 +91,7 @@ def not_below(other: str) -> Rule:
 
 
 def understood_by(read: Callable[[Any], object], text: str) -> Rule:
-    """`read` takes the value; the ValueError that it raises for another says what is wrong."""
+    """Refuses values for which `read` raises ValueError; the flaw has the error's text."""
 
     def flaw(value: object, section: Section) -> str:
         try:

@@ -1,4 +1,4 @@
-"""Accelerators, as their makers' data sheets describe them."""
+"""Accelerators, with figures from their makers' data sheets."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ TERA = 1e12
 
 
 class Device(Struct, frozen=True, kw_only=True):
-    """One accelerator. Operations are a second and dense: sheets often tell twice as many, with sparsity."""
+    """An accelerator. Operations are per second and dense; sheets often have twice as many, with sparsity."""
 
     name: str
     sheet: str
     """Source of the figures."""
     bandwidth: float
-    """Bytes of memory a second."""
+    """Memory bandwidth, in bytes per second."""
     flops: float
-    """Operations in bf16."""
+    """Operations per second in bf16."""
     flops_8bit: float | None = None
-    """Operations in fp8; None where there is no such arithmetic."""
+    """Operations per second in fp8; None without fp8 arithmetic."""
     memory: float
-    """Bytes that a process sees: what the sheet tells, less what driver and error correction keep."""
+    """Bytes for a process: the sheet's memory, less the share of driver and error correction."""
     link: float
-    """Bytes a second to the other devices of a server, each way: half of what sheets tell."""
+    """Bytes per second to the server's other devices, in one direction: half of the sheet's figure."""
     step_tokens: int
-    """vLLM's `max-num-batched-tokens` for a server on it, if nothing is given."""
+    """vLLM's default `max-num-batched-tokens` on this device."""
 
 
 DEVICES: Mapping[str, Device] = {

@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the table: `python -m config.document`."""
+"""Writes docs/configuration.md from the table of settings: `python -m config.document`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Durations as people write them (``250ms``, ``1m30s``) and as the program holds them (seconds)."""
+"""Conversion of durations between texts (``250ms``, ``1m30s``) and seconds."""
 
 import re
 from decimal import Decimal
@@ -24,9 +24,9 @@ _MAX_CHARACTERS = 64
 
 
 def parse_duration(value: object) -> float:
-    """Seconds of a Go style duration text; a bare integer (number or digits) counts milliseconds.
+    """Converts a Go style duration text to seconds; a bare integer (number or digits) is milliseconds.
 
-    The result is a whole number of nanoseconds. Raises ValueError, whose text is the rule.
+    Rounds to whole nanoseconds. Raises ValueError with the rule.
     """
     nanoseconds = _nanoseconds(value)
     if abs(nanoseconds) > LONGEST:
@@ -35,7 +35,7 @@ def parse_duration(value: object) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Go's text of a duration: ``250ms``, ``1.5s``, ``1m30s``, ``100µs``, ``0s``; rounded to nanoseconds."""
+    """Formats seconds as Go does, to nanoseconds: ``250ms``, ``1.5s``, ``1m30s``, ``100µs``, ``0s``."""
     nanoseconds = round(seconds * NANOSECONDS["s"])
     sign, rest = ("-", -nanoseconds) if nanoseconds < 0 else ("", nanoseconds)
     if rest == 0:
@@ -67,7 +67,7 @@ def _nanoseconds(value: object) -> int:
 
 
 def _decimal(nanoseconds: int, unit: str) -> str:
-    """`nanoseconds` counted in `unit`, without trailing zeros."""
+    """Formats `nanoseconds` as a number of `unit`, without trailing zeros."""
     whole, fraction = divmod(nanoseconds, NANOSECONDS[unit])
     if not fraction:
         return str(whole)

@@ -1,6 +1,6 @@
-"""Fake metrics: what the setting may say, in a typed form, and its change in parts (simulator.md 14.4).
+"""Fake metrics: typed form of the setting, and updates of single keys (simulator.md 14.4).
 
-Its keys are the fields of `FakeMetrics` with dashes; msgspec checks whatever is no function of time.
+Keys are the fields of `FakeMetrics` with dashes. msgspec checks all values except functions of time.
 """
 
 import json
@@ -15,23 +15,23 @@ from config.durations import parse_duration
 from config.kinds import MOST
 
 TTFT_BUCKETS, TPOT_BUCKETS = 23, 20
-"""Buckets of the times to first token and per output token, +Inf included."""
+"""Number of buckets of the times to first token and per output token, with +Inf."""
 SHAPES = ("oscillate", "ramp", "rampreset", "squarewave")
 FinishReason = Literal[
     Literal["stop", "length", "abort", "error", "repetition"],
     Literal["tool_calls", "remote_decode", "cache_threshold"],
 ]
-"""vLLM's, then those that only the reference simulator knows."""
+"""vLLM's reasons, then reasons of the reference simulator only."""
 FINISH_REASONS: tuple[str, ...] = get_args(FinishReason)
 
 Finite = Annotated[float, Meta(ge=-MOST, le=MOST)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Counts = tuple[Count, ...]
-"""Observations per bucket, not cumulative; those after the last are 0."""
+"""Observations per bucket, not cumulative; missing buckets at the end are 0."""
 Histogram = Annotated[Counts, Meta(max_length=1000)]
-"""Observations beyond the buckets of a histogram count in the last."""
+"""Observations per bucket; surplus items count in the last bucket."""
 Names = Annotated[str, Meta(pattern="^[^\ud800-\udfff]*$")]
-"""Names with commas between them, in whole characters."""
+"""Names separated by commas, without lone surrogates."""
 
 _LEVEL = "must be a number or a function such as ramp:0:10:30s (shape:start:end:period)"
 _LEVELS = {
@@ -39,18 +39,18 @@ _LEVELS = {
     "waiting-requests": (MOST, "must not be negative at any time"),
     "kv-cache-usage": (1.0, "must be between 0 and 1 at all times"),
 }
-"""Keys whose value may follow time: the most that it may be, and how that is said. The least is 0."""
+"""Key of a value that may change over time -> highest value, and the rule's text. The lowest is 0."""
 
 
 class FakeMetricsError(ValueError):
-    """The value at `where` breaks a rule; the text is one sentence with both."""
+    """Raised for a value at `where` that breaks a rule; the message has both."""
 
     def __init__(self, where: str, rule: str) -> None:
         super().__init__(f"{where} {rule}")
 
 
 class Function(Struct, frozen=True):
-    """A value that follows time from `start` to `end`; `shape` is one of SHAPES, `period_s` > 0."""
+    """A value that changes over time from `start` to `end`; `shape` is one of SHAPES, `period_s` > 0."""
 
     shape: str
     start: float
@@ -62,7 +62,7 @@ Level = float | Function
 
 
 class FakeAdapters(Struct, frozen=True, forbid_unknown_fields=True):
-    """LoRA adapters at a time: names with commas between them, and Unix seconds."""
+    """LoRA adapters at a time: names separated by commas, and Unix seconds."""
 
     running: Names = ""
     waiting: Names = ""
@@ -70,7 +70,7 @@ class FakeAdapters(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FakeMetrics(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """Fake values, one field per key. None and empty: the family is absent."""
+    """Fake values, one field per key; None or empty omits the family."""
 
     running_requests: Level | None = None
     waiting_requests: Level | None = None
@@ -90,15 +90,15 @@ class FakeMetrics(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unkn
     request_max_generation_tokens: Histogram = ()
     request_success_total: dict[FinishReason, Count] | None = None
     total_prompt_tokens: Count | None = None
-    """None: what the counts of `request_prompt_tokens` amount to."""
+    """None: derived from the counts of `request_prompt_tokens`."""
     total_generation_tokens: Count | None = None
-    """None: what the counts of `request_generation_tokens` amount to."""
+    """None: derived from the counts of `request_generation_tokens`."""
     prefix_cache_hits: Count | None = None
     prefix_cache_queries: Count | None = None
 
 
 _KEYS = tuple(name.replace("_", "-") for name in FakeMetrics.__struct_fields__)
-# The reference simulator knows these two in YAML by no other name.
+# The reference simulator accepts only these names in YAML.
 _OTHER_NAMES = {
     "totalprompttokens": "total-prompt-tokens",
     "totalgenerationtokens": "total-generation-tokens",
@@ -110,21 +110,20 @@ _TOTALS = {
 
 
 def parse(text: str | None) -> FakeMetrics | None:
-    """Reads the setting; None when the metrics are the true ones.
+    """Parses the setting; None means real metrics.
 
-    Raises FakeMetricsError, which names the first key that is wrong.
+    Raises FakeMetricsError with the first wrong key.
     """
     document = _document(text)
     return None if document is None else _typed(document)
 
 
 def merged(current: str | None, update: object) -> str:
-    """The setting's JSON text after an update of some of its keys.
+    """Returns the setting's JSON text after an update of some keys.
 
-    `current` is the setting, `update` an object, or JSON text of one. A key that is absent or null stays as
-    it is, an empty list or object clears. A new list of token counts replaces their explicit total, too,
-    unless it brings one. Raises FakeMetricsError for an update that is wrong, alone or together with what
-    there is, and when there is nothing to update because the metrics are the true ones.
+    `update` is an object, or its JSON text. An absent or null key keeps its value; an empty list or object
+    clears it. A new list of token counts removes the old total, unless `update` has a new total. Raises
+    FakeMetricsError for a wrong update, for a wrong result, and when the metrics are real.
     """
     before = _document(current)
     if before is None:
@@ -139,7 +138,7 @@ def merged(current: str | None, update: object) -> str:
 
 
 def _document(source: object) -> dict[str, object] | None:
-    """The object in `source` (or its JSON text) with its keys in their first form and without nulls."""
+    """Returns the object in `source` (or its JSON text) with canonical keys and without nulls."""
     try:
         found: object = json.loads(source) if isinstance(source, str | bytes) else source
     except (ValueError, RecursionError):
@@ -162,7 +161,7 @@ def _known(key: str) -> str:
     name = _OTHER_NAMES.get(name, name)
     if name in _KEYS:
         return name
-    from difflib import get_close_matches  # only needed for what is wrong
+    from difflib import get_close_matches  # needed for errors only
 
     close = get_close_matches(name, _KEYS, n=1)
     raise FakeMetricsError(repr(key), "is not a fake metric" + (f"; {close[0]} is" if close else ""))
@@ -194,7 +193,7 @@ _WORDS = {
 
 
 def _refusal(message: str) -> FakeMetricsError:
-    """msgspec's "Expected `int` >= 0 - at `$.total-prompt-tokens`", the other way round."""
+    """Converts msgspec's "Expected `int` >= 0 - at `$.total-prompt-tokens`" to key and rule."""
     rule, _, place = message.partition(" - at ")
     for theirs, ours in _WORDS.items():
         rule = rule.replace(theirs, ours)
@@ -203,7 +202,7 @@ def _refusal(message: str) -> FakeMetricsError:
 
 
 def _adapters(item: object) -> object:
-    """An object, which may be written as JSON text, without its nulls; anything else as it is."""
+    """Returns an object (or its JSON text) without nulls; any other value unchanged."""
     try:
         found: object = json.loads(item) if isinstance(item, str) else item
     except (ValueError, RecursionError):
@@ -214,7 +213,7 @@ def _adapters(item: object) -> object:
 
 
 def _level(where: str, value: object) -> Level:
-    """A number, or a function that gives one."""
+    """Parses a number, or a function of time."""
     level = _function(where, value) if isinstance(value, str) and ":" in value else _number(where, value)
     most, rule = _LEVELS[where]
     for extreme in (level.start, level.end) if isinstance(level, Function) else (level,):

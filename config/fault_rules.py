@@ -1,6 +1,6 @@
-"""Scripted faults: which requests a rule strikes, and what then goes wrong (docs/faults.md).
+"""Fault rules: conditions on requests, and the fault for each match (docs/faults.md).
 
-A rule is an object with an `action` and the fields of that action; the other fields say whom it strikes.
+A rule is an object with an `action` and the fields of this action; all other fields are conditions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Ordinal = Annotated[int, Meta(ge=1, le=2**53)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 PerMinute = Annotated[float, Meta(ge=1e-6, le=1e9)]
-"""At least one in two years: longer waits are beyond what clients, and headers, can tell."""
+"""Rate per minute; the least is one in two years, as clients and headers cannot hold longer waits."""
 Name = Annotated[str, Meta(max_length=64)]
 Status = Annotated[int, Meta(ge=400, le=599)]
 
@@ -25,21 +25,21 @@ Family = Literal["chat", "completions", "responses", "messages", "generate", "gr
 
 
 class FaultRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="action"):
-    """A rule: it applies to requests that fit all conditions given here."""
+    """A rule; applies to requests that meet all given conditions."""
 
     name: Name = ""
-    """Name of the rule in a verdict; its action, when empty."""
+    """Name of the rule in a verdict; if empty, the action."""
     model: str | None = None
-    """The model that is asked for, exactly."""
+    """Exact model of the request."""
     api: Family | None = None
     path: Annotated[str, Meta(max_length=256)] | None = None
-    """With `*`, `?` and `[...]` as in file names."""
+    """Pattern of the path, with `*`, `?` and `[...]` as in file names."""
     headers: dict[str, str | None] = {}
-    """Header to its exact value; null for any value."""
+    """Header -> exact value; null for any value."""
     nth: Ordinal | None = None
-    """Only the nth of the requests that fit so far."""
+    """Applies to the n-th matching request only."""
     every: Ordinal | None = None
-    """Only each k-th of them."""
+    """Applies to each k-th matching request."""
     probability: Share = 1.0
     times: Ordinal | None = None
     """Most times that the rule applies."""
@@ -50,7 +50,7 @@ class FaultRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
 
 
 class ErrorRule(FaultRule, frozen=True, tag="error"):
-    """An error instead of an answer."""
+    """An error response."""
 
     status: Status = 500
     type: str | None = None
@@ -61,58 +61,58 @@ class ErrorRule(FaultRule, frozen=True, tag="error"):
 
 
 class RateLimitRule(FaultRule, frozen=True, tag="rate-limit"):
-    """429 beyond a quota that fills up evenly; within it, an answer that tells the quota."""
+    """429 above a quota that refills evenly; other responses have headers with the quota."""
 
     rate: PerMinute = 60.0
     """Requests per minute."""
     burst: PerMinute | None = None
-    """Requests at once; those of a minute when not given."""
+    """Requests at once; default is the requests of one minute."""
     token_rate: PerMinute | None = None
     """Tokens per minute, estimated from the size of the request."""
     token_burst: PerMinute | None = None
 
 
 class DisconnectRule(FaultRule, frozen=True, tag="disconnect"):
-    """The connection breaks after so many chunks; after 0, before the status line."""
+    """Breaks the connection after `after` chunks; with 0, before the status line."""
 
     after: Count = 0
 
 
 class TruncateRule(FaultRule, frozen=True, tag="truncate"):
-    """The stream ends after so many chunks, as if that were all."""
+    """Ends the stream after `after` chunks, as if complete."""
 
     after: Count = 1
 
 
 class TruncatedJsonRule(FaultRule, frozen=True, tag="truncated-json"):
-    """The reply ends in the middle of this chunk, as if that were all."""
+    """Ends the reply in the middle of this chunk, as if complete."""
 
     chunk: Ordinal = 1
 
 
 class MalformedChunkRule(FaultRule, frozen=True, tag="malformed-chunk"):
-    """This chunk is no JSON; the others are in order."""
+    """Replaces one chunk by invalid JSON; other chunks are intact."""
 
     chunk: Ordinal = 1
 
 
 class MissingDoneRule(FaultRule, frozen=True, tag="missing-done"):
-    """The stream lacks the event that says that it is complete."""
+    """Omits the event that completes the stream."""
 
 
 class EmptyRule(FaultRule, frozen=True, tag="empty"):
-    """200 and nothing else."""
+    """Status 200 with an empty body."""
 
 
 class StallRule(FaultRule, frozen=True, tag="stall"):
-    """A pause after so many tokens."""
+    """Pauses after `after` tokens."""
 
     seconds: Seconds = 10.0
     after: Count = 1
 
 
 class SlowFirstTokenRule(FaultRule, frozen=True, tag="slow-first-token"):
-    """A first token that comes so much later."""
+    """Delays the first token."""
 
     seconds: Seconds = 10.0
 
@@ -127,7 +127,7 @@ ACTIONS: dict[str, type[FaultRule]] = {
 
 
 def parse_fault_rules(text: str | None) -> tuple[FaultRule, ...]:
-    """The rules of a JSON list, or of one object. ValueError says which rule is wrong and why."""
+    """Parses a JSON list of rules, or one rule. ValueError has the wrong rule's number, and the reason."""
     if not text:
         return ()
     try:
@@ -142,7 +142,7 @@ def parse_fault_rules(text: str | None) -> tuple[FaultRule, ...]:
 
 
 def parse_fault(text: str) -> FaultRule:
-    """The one rule of a header: a JSON object, or in short ``disconnect; after=3``. ValueError: why not."""
+    """Parses the rule of a header: a JSON object, or short ``disconnect; after=3``. May raise ValueError."""
     if text.lstrip().startswith("{"):
         try:
             return read_fault_rule(json.loads(text))
@@ -166,12 +166,12 @@ def _numbered(number: int, item: object) -> FaultRule:
 
 
 def read_fault_rule(item: object, strict: bool = True) -> FaultRule:
-    """The rule that `item` describes; values may be texts unless `strict`. ValueError: why it is none."""
+    """Converts `item` to a rule; values may be texts unless `strict`. ValueError has the reason."""
     if not isinstance(item, Mapping):
         raise ValueError("a rule is an object")
     action = item.get("action")
     if not isinstance(action, str) or action not in ACTIONS:
-        from difflib import get_close_matches  # only needed for what is wrong
+        from difflib import get_close_matches  # needed for errors only
 
         near = get_close_matches(str(action), ACTIONS, 1)
         hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(ACTIONS)}"

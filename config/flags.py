@@ -1,4 +1,4 @@
-"""The command line: every setting is a flag of argparse. Parsers of other commands share what is here."""
+"""The command line: every setting is a flag of argparse. Other commands' parsers use these parts, too."""
 
 import argparse
 import math
@@ -26,10 +26,10 @@ from the YAML file (--config, SIM_CONFIG), else it has its default. --no-NAME tu
 DURATION is 250ms, 1.5s or 1m30s (units ns, us, ms, s, m, h); a whole number without a unit is milliseconds.
 """
 REPEATED = "plugin"
-"""The one list whose flag adds to what was given before: each plugin is a thing for itself."""
+"""The only list whose flag may be repeated: each flag adds an item."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
 DETAILED, TRACED = 4, 5
-"""klog verbosities from which lines count as debugging, and as traces."""
+"""Least klog verbosities for the levels debug and trace."""
 _METAVARS = {"text": "TEXT", "whole number": "NUMBER", "number": "NUMBER", "switch": "true|false"} | {
     "list": "TEXT",
     DURATION: "DURATION",
@@ -38,7 +38,7 @@ _METAVARS = {"text": "TEXT", "whole number": "NUMBER", "number": "NUMBER", "swit
 }
 _FLAG = re.compile(r"--[\w-]+", re.ASCII)
 _NO_FLAG = re.compile("-[^-]")
-"""A value may begin with one dash, as `-1ms` does. Flags that are known by one dash are looked up before."""
+"""Values with one leading dash, such as `-1ms`. argparse matches known short flags first."""
 
 
 P = ParamSpec("P")
@@ -46,9 +46,9 @@ T = TypeVar("T")
 
 
 def as_command(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """Of a function that returns an exit status: ConfigError, `errors` and Ctrl-C mean one line, and 1.
+    """Decorates a function that returns an exit status: ConfigError, `errors` and Ctrl-C print one line.
 
-    The status of a command line that cannot be understood is 2.
+    The status is then 1, and 2 for an invalid command line.
     """
     told: tuple[type[Exception], ...] = (ConfigError, *errors)
 
@@ -70,21 +70,21 @@ def as_command(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callabl
 
 
 class SettingsParser(argparse.ArgumentParser):
-    """Tells what is wrong by UsageError, in one line."""
+    """Raises UsageError, in one line, for an invalid command line."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
 
 
 class Parser(SettingsParser):
-    """Of a command: a wrong flag is told before one that is missing, with the nearest name."""
+    """Parser of a command; reports an unknown flag, with the nearest name, before a missing flag."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._check(args or (), self._names())
         return super().parse_args(args, namespace)
 
     def parse_beside_settings(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-        """Splits words into a command's own flags and those of settings. UsageError for any other."""
+        """Splits words into flags of the command and flags of settings. UsageError for other flags."""
         words = [_with_dashes(word) for word in words]
         settings = settings_parser(table_of(kind_of(words, NOTHING)))
         self._check(words, [*self._names(), *settings._option_string_actions])
@@ -97,7 +97,7 @@ class Parser(SettingsParser):
                 raise _unknown(name, [flag.lstrip("-") for flag in known])
 
     def _names(self) -> Iterator[str]:
-        """All flags, those of its own commands among them."""
+        """Yields all flags, with flags of subcommands."""
         yield from self._option_string_actions
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -110,7 +110,7 @@ def _unknown(flag: str, names: Iterable[str]) -> UsageError:
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Reads whole numbers of a range."""
+    """Returns a type of argparse for whole numbers from `least` to `most`."""
     wanted = f"a whole number from {least} on" if most is None else f"a whole number from {least} to {most}"
 
     def read(text: str) -> int:
@@ -122,7 +122,7 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def number_of(low: float, high: float, zero: bool = False) -> Callable[[str], float]:
-    """Reads numbers above `low`, or with `zero` from `low` on, up to `high`."""
+    """Returns a type of argparse for numbers above `low` (with `zero`, from `low`) up to `high`."""
     wanted = f"from {low:g} to" if zero else f"above {low:g}, at most"
 
     def read(text: str) -> float:
@@ -138,7 +138,7 @@ def number_of(low: float, high: float, zero: bool = False) -> Callable[[str], fl
 
 
 def duration_of(most_s: float) -> Callable[[str], float]:
-    """Reads durations as seconds, from 0 to `most_s`."""
+    """Returns a type of argparse for durations as seconds, from 0 to `most_s`."""
 
     def read(text: str) -> float:
         seconds = parse_duration(text)
@@ -150,7 +150,7 @@ def duration_of(most_s: float) -> Callable[[str], float]:
 
 
 def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Makes a type of argparse of what raises ValueError with a rule."""
+    """Returns a type of argparse from a function that raises ValueError with a rule."""
 
     def convert(text: str) -> T:
         try:
@@ -162,9 +162,9 @@ def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str] = NOTHING) -> Flags:
-    """Take the command line apart. Raises ConfigError for unknown flags, missing values and stray words.
+    """Parses the command line. Raises ConfigError for unknown flags, missing values and stray words.
 
-    The flags of a plugin are known where `argv`, `environ` or the YAML file name it.
+    Accepts the flags of plugins that `argv`, `environ` or the YAML file name.
     """
     words = [_with_dashes(word) for word in argv]
     kind = kind_of(words, environ)
@@ -177,7 +177,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = NOTHING) -> Flags:
 
 
 def _items(word: str) -> Sequence[str]:
-    """One word of a list: commas part items, or it is a JSON array of them, as variables have it."""
+    """Splits a word of a list: items separated by commas, or a JSON array, as in variables."""
     try:
         return cast("Sequence[str]", LIST.read(word)) or [word]
     except ValueError:
@@ -185,7 +185,7 @@ def _items(word: str) -> Sequence[str]:
 
 
 def kind_of(words: Sequence[str], environ: Mapping[str, str]) -> type[Settings]:
-    """The settings that `words` may give: with those of the plugins that are named there or elsewhere."""
+    """Returns the kind of settings with the plugins that `words`, `environ` or the YAML file name."""
     parser = plain_parser(allow_abbrev=False)
     parser.add_argument("--config")
     for row in table_of(Settings).rows:
@@ -193,13 +193,13 @@ def kind_of(words: Sequence[str], environ: Mapping[str, str]) -> type[Settings]:
             _add(parser, row)
     try:
         values = vars(parser.parse_known_args(words)[0])
-    except (ConfigError, argparse.ArgumentError):  # which is told when all flags are taken apart
+    except (ConfigError, argparse.ArgumentError):  # `given_to` reports the error later
         values = {}
     return kind_named_by(flags_of(values, None), environ)
 
 
 def given_to(parser: SettingsParser, words: Sequence[str], names: Iterable[str] = BY_NAME) -> dict[str, Any]:
-    """Parses `words`, by destination. ConfigError for unknown flags, with the nearest of `names`."""
+    """Returns destination -> value. ConfigError for unknown flags, with the nearest of `names`."""
     try:
         given, strays = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
@@ -213,7 +213,7 @@ def given_to(parser: SettingsParser, words: Sequence[str], names: Iterable[str] 
 
 
 def flags_of(values: dict[str, Any], kind: type[Settings] | None) -> Flags:
-    """The results of a `settings_parser` for settings of this kind as flags."""
+    """Converts the results of a `settings_parser` to flags."""
     flags = Flags(kind=kind, **{name: values.pop(name) for name in Flags.__struct_fields__ if name in values})
     if (level := values.pop("v", None)) is not None:
         values.setdefault("log-level", level)
@@ -222,12 +222,12 @@ def flags_of(values: dict[str, Any], kind: type[Settings] | None) -> Flags:
 
 
 def usage(table: Table) -> str:
-    """The text of `python -m app --help`."""
+    """Returns the text of `python -m app --help`."""
     return settings_parser(table).format_help()
 
 
 def plain_parser(**options: Any) -> SettingsParser:
-    """A parser that raises, knows nothing yet, and gives only what is given."""
+    """Returns a parser without flags; errors raise, and absent flags have no result."""
     return SettingsParser(
         prog=COMMAND,
         formatter_class=partial(_Help, max_help_position=38, width=100),
@@ -239,7 +239,7 @@ def plain_parser(**options: Any) -> SettingsParser:
 
 
 def settings_parser(table: Table) -> SettingsParser:
-    """A parser whose results are named like settings; those that are not given are absent."""
+    """Returns a parser with results by setting name; absent flags have no result."""
     usage = f"{COMMAND} [--config FILE] [--setting value ...]"
     parser = plain_parser(usage=usage, description=ABOUT, allow_abbrev=False)
     add_settings(parser, table)
@@ -248,7 +248,7 @@ def settings_parser(table: Table) -> SettingsParser:
 
 
 def add_settings(parser: SettingsParser, table: Table) -> None:
-    """Give `parser` a flag for every setting, and those that are accepted only."""
+    """Adds a flag for every setting, and the flags that are accepted and ignored."""
     for name in table.sections:
         add_section(parser, table, name)
     others = parser.add_argument_group("Others")
@@ -262,7 +262,7 @@ def add_settings(parser: SettingsParser, table: Table) -> None:
 
 
 def add_section(parser: argparse.ArgumentParser, table: Table, name: str) -> None:
-    """Give `parser` a flag for every setting of one section."""
+    """Adds a flag for every setting of one section."""
     group = parser.add_argument_group((table.sections[name].__doc__ or "").rstrip("."))
     for row in table.rows:
         if row.group == name:
@@ -301,14 +301,14 @@ def _add_ignored(parser: SettingsParser, name: str) -> None:
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Breaks no line within the name of a setting."""
+    """Help formatter that breaks no line within a setting's name."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 class _Ignored(argparse.Action):
-    """Notes that a flag is accepted and changes nothing."""
+    """Warns that a flag is accepted and ignored."""
 
     def __call__(
         self,
@@ -323,7 +323,7 @@ class _Ignored(argparse.Action):
 
 
 def _with_dashes(word: str) -> str:
-    """A flag whose name may be written with underscores, as YAML keys may."""
+    """Replaces underscores in a flag's name by dashes; YAML keys may have underscores, too."""
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value if _FLAG.fullmatch(name) else word
 
@@ -333,7 +333,7 @@ def _without_empty(value: str | list[str]) -> str | list[str]:
 
 
 def _log_level(text: str) -> str:
-    """klog's ``-v N`` is a log level, unless one is given by name."""
+    """Converts klog's ``-v N`` to a log level; an explicit `--log-level` is stronger."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number")
     level = int(text[:3])

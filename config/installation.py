@@ -1,4 +1,4 @@
-"""How this program came here, so that messages name the command and the packages that its caller has."""
+"""Kind of installation, so that messages have the right command and packages."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -8,10 +8,10 @@ from typing import Literal
 from config.declaration import ConfigError
 
 Extra = Literal["calibrate", "engine", "fleet", "grpc", "tracing"]
-"""An optional part: an extra of pyproject.toml, and a requirements file."""
+"""Optional part: an extra of pyproject.toml, and a requirements file."""
 
 IS_CLONE = (Path(__file__).resolve().parent.parent / "requirements.txt").is_file()
-"""Requirements files lie in a clone, not in a wheel or an image."""
+"""True in a clone: a wheel or an image has no requirements files."""
 COMMAND = "python -m app" if IS_CLONE else "understudy"
 PACKAGES: Mapping[Extra, tuple[str, ...]] = {
     "calibrate": ("cma", "numpy"),
@@ -20,7 +20,7 @@ PACKAGES: Mapping[Extra, tuple[str, ...]] = {
     "grpc": ("smg_grpc_proto", "grpc_health", "grpc_reflection", "h2"),
     "tracing": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
-"""Modules that an optional part imports."""
+"""Optional part -> modules that it imports."""
 
 
 def install(extra: Extra) -> str:
@@ -35,7 +35,7 @@ def missing(extra: Extra) -> list[str]:
 
 
 def check_installed(extra: Extra, wanted_by: str) -> None:
-    """Raises ConfigError, in one line, when an optional part that `wanted_by` needs is not installed."""
+    """Raises ConfigError, in one line, if an optional part for `wanted_by` is not installed."""
     if names := missing(extra):
         raise ConfigError(f"{wanted_by}: needs {' and '.join(names)}: {install(extra)}")
 
@@ -43,5 +43,5 @@ def check_installed(extra: Extra, wanted_by: str) -> None:
 def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ImportError:  # the package around the module
+    except ImportError:  # the module's package is missing
         return False

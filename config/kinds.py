@@ -1,4 +1,4 @@
-"""The kinds of values: how each is written outside of the program, and what msgspec then makes of it."""
+"""Kinds of values: their texts in flags, variables and files, and the conversion by msgspec."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from config.declaration import DURATION, JSON, OBJECTS
 from config.durations import RULE, format_duration, parse_duration
 
 SWITCH_WORDS = {"yes": True, "on": True, "no": False, "off": False}
-"""Words of a switch besides true, false, 1 and 0, which msgspec knows."""
+"""Words of a switch, in addition to msgspec's: true, false, 1 and 0."""
 MOST = sys.float_info.max
 
 
@@ -21,23 +21,23 @@ def _same(raw: object) -> object:
 
 
 class Kind(Struct, frozen=True):
-    """A kind of values, and how it is called."""
+    """A kind of values, with its name."""
 
     name: str
     wanted: str
-    """Completes the sentence "the value ..." for one that is of another kind."""
+    """Completes the sentence "the value ..." for a value of another kind."""
     type: Any
-    """The type that msgspec converts to."""
+    """Target type of the conversion."""
     prepare: Callable[[object], object] = _same
-    """Makes of a text, or of what YAML and JSON have, what msgspec understands; ValueError says why not."""
+    """Converts a text, or a value of YAML or JSON, to msgspec's input. Raises ValueError with the rule."""
 
     def read(self, raw: object) -> object:
-        """The value that `raw` stands for. ValueError says what it must be."""
+        """Converts `raw` to a value. ValueError has the rule."""
         return checked(self.prepare(raw), self.type, self.wanted, strict=False)
 
 
 def checked(value: object, type: Any, rule: str, strict: bool = True) -> object:
-    """`value` as msgspec converts it to `type`; ValueError with `rule` when it does not."""
+    """Converts `value` to `type` by msgspec. Raises ValueError with `rule` on failure."""
     try:
         return msgspec.convert(value, type, strict=strict)
     except msgspec.ValidationError:
@@ -62,7 +62,7 @@ def _limit(kind: Kind, meta: Meta) -> str:
 
 
 def kind_of(annotation: object, extras: Iterable[object]) -> Kind:
-    """The kind of a plain type, of which `Annotated` says `extras`."""
+    """Returns the kind of a plain type with the metadata `extras` of `Annotated`."""
     markers = [extra for extra in extras if isinstance(extra, str)]
     for kind in _MARKED:
         if kind.name in markers:
@@ -74,7 +74,7 @@ def kind_of(annotation: object, extras: Iterable[object]) -> Kind:
 
 
 def written(value: object) -> str:
-    """The text that is read as `value`; durations are `format_duration`'s."""
+    """Returns the text of `value`, as `Kind.read` accepts; durations need `format_duration`."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -101,14 +101,14 @@ def _switch(raw: object) -> object:
 
 
 def _list(raw: object) -> object:
-    """A list of texts, a JSON array, or items separated by commas."""
+    """Converts a list of texts, a JSON array, or items separated by commas."""
     if not isinstance(raw, str):
         return raw
     return _json_array(raw) if raw.lstrip().startswith("[") else _separated(raw)
 
 
 def _objects(raw: object) -> object:
-    """A list of texts and objects, a JSON array of them, one JSON object, or items separated by commas."""
+    """Converts a list or JSON array of texts and objects, one JSON object, or items separated by commas."""
     found = [raw] if isinstance(raw, str) and raw.lstrip().startswith("{") else _list(raw)
     items = found if isinstance(found, list | tuple) else [found]
     return [_json(item) if isinstance(item, dict) else item for item in items]

@@ -1,4 +1,4 @@
-"""Settings that change while the server runs: all or none of a change, checked like those of the start."""
+"""Changes of settings while the server runs: all or nothing, with the checks of the start."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,9 +11,9 @@ SOURCE = "change"
 
 
 class LiveSettings:
-    """The settings of now. Whoever depends on a live one subscribes, and is told of every change.
+    """Current settings. Subscribers receive every change.
 
-    One greenlet hub owns it: a change is checked as a whole, then applied as a whole.
+    Each change is checked as a whole, then applied as a whole. For one greenlet hub only.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -21,14 +21,14 @@ class LiveSettings:
         self._subscribers: list[Subscriber] = []
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Call `subscriber` now and after every change with all settings. It must not raise, nor wait."""
+        """Calls `subscriber` with all settings, now and after every change. It must not raise or block."""
         self._subscribers.append(subscriber)
         subscriber(self.current)
 
     def change(self, values: Mapping[str, object]) -> Settings:
-        """Set the named settings; the values are written as in YAML. Returns the settings of now.
+        """Sets settings by name, with values as in YAML. Returns the new settings.
 
-        Raises ConfigError as `changed` does, and then changes nothing.
+        Raises ConfigError as `changed`, and then changes nothing.
         """
         self.current = self.changed(values)
         for subscriber in self._subscribers:
@@ -38,7 +38,7 @@ class LiveSettings:
     def changed(self, values: Mapping[str, object]) -> Settings:
         """Returns the settings as `change` would make them.
 
-        Raises ConfigError for a name that is no live setting and for a value that could not be a start's.
+        Raises ConfigError for a setting that is unknown or not live, and for an invalid value.
         """
         table = self.current.table
         found: dict[str, object] = {}

@@ -1,6 +1,6 @@
-"""Settings from the command line, the environment, a YAML file and the defaults, the strongest first.
+"""Loads settings from command line, environment, YAML file and defaults, the strongest source first.
 
-What only some starts need is imported only by them: argparse for flags, yaml for a file.
+To keep other starts fast, argparse is imported only for flags, and yaml only for a file.
 """
 
 import os
@@ -22,7 +22,7 @@ REAL_DEFAULTS: Mapping[str, object] = {
     "kv-cache-size": 1024,
     "block-size": 16,
 }
-"""Defaults of a model that computes (`engine: llm`); those of `EngineProcessOptions`."""
+"""Defaults of a real engine (`engine: llm`), equal to the defaults of `EngineProcessOptions`."""
 Warn = Callable[[str], None]
 
 
@@ -35,9 +35,9 @@ def _log_warning(text: str) -> None:
 def load(
     argv: Sequence[str] | None = (), environ: Mapping[str, str] = os.environ, warn: Warn = _log_warning
 ) -> Settings:
-    """The settings of this process; `argv` is without the program's name, None is the same as no flags.
+    """Loads the settings of this process; `argv` has no program name, and None means no flags.
 
-    Raises ConfigError, whose text is one line, for anything that cannot be a setting.
+    Raises ConfigError, in one line, for any wrong setting.
     """
     flags = _parsed(argv, environ) if argv else Flags()
     for warning in flags.warnings:
@@ -46,7 +46,7 @@ def load(
 
 
 def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn) -> Settings:
-    """The settings that parsed `flags` and the other sources lead to; see `load`."""
+    """Combines parsed `flags` with the other sources; see `load`."""
     path = config_path(flags, environ)
     document = _document(path, warn) if path else {}
     kind = flags.kind or settings_kind(flags, environ, document, path)
@@ -70,7 +70,7 @@ def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn) -> Settings:
 
 
 def check_extras(settings: Settings) -> None:
-    """Raises ConfigError when an optional part that `settings` turn on is not installed."""
+    """Raises ConfigError if `settings` need an optional part that is not installed."""
     if settings.server.speaks_grpc:
         check_installed("grpc", "setting grpc")
     if settings.tracing.otlp_traces_endpoint is not None:
@@ -80,7 +80,7 @@ def check_extras(settings: Settings) -> None:
 
 
 def _take_profile(values: dict[str, object], sources: dict[str, str]) -> None:
-    """Limits of the profile's engine hold where nothing else is said."""
+    """Adds the limits of the profile's engine, for settings without a source."""
     timing, profile = values.get("timing", ""), values.get("profile", "")
     if timing == "requests" or not (timing or profile):
         return
@@ -96,7 +96,7 @@ def _take_profile(values: dict[str, object], sources: dict[str, str]) -> None:
 
 
 def _take_real_defaults(values: dict[str, object], sources: dict[str, str]) -> None:
-    """A real engine has other limits than a simulated one, where nothing else is said."""
+    """Adds the limits of a real engine, for settings without a source."""
     if values.get("engine") == "llm":
         named = {name for name, source in sources.items() if source != DEFAULT}
         values |= {name: value for name, value in REAL_DEFAULTS.items() if name not in named}
@@ -115,7 +115,7 @@ def _document(path: str, warn: Warn) -> dict[str, object]:
 
 
 def _check_names(document: Mapping[str, object], path: str | None, table: Table) -> None:
-    """ConfigError for the first key of the YAML file that is no setting."""
+    """Raises ConfigError for the first unknown key of the YAML file."""
     for name in document:
         if name not in table.by_name:
             raise ConfigError(

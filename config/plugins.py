@@ -1,6 +1,6 @@
-"""Finds the plugins that are named, imports them, and gives the settings the sections that they have.
+"""Finds and imports plugins, and adds their sections to the settings.
 
-What their hooks are is no matter of the settings: `app.plugins` looks at that.
+`app.plugins` handles the hooks of plugins.
 """
 
 import os
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 API = 1
-"""The version of the hooks. A plugin says in `API` for which one it was written."""
+"""Version of the hooks. A plugin declares its version in `API`."""
 GROUP = "understudy"
-"""Of the entry points of installed plugins."""
+"""Group of the entry points of installed plugins."""
 SECTION = f"[{GROUP}]".encode()
 MODULE_PREFIX = "understudy_plugin_"
-"""Before the names of modules that are files."""
+"""Prefix of module names for plugin files."""
 RESERVED = frozenset(("config", "help", "v", "version", CONFIG))
-"""Flags and variables that are no settings."""
+"""Flags and variables that are not settings."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 def settings_kind(
     flags: Flags, environ: Mapping[str, str], document: Mapping[str, object], path: str | None
 ) -> type[Settings]:
-    """The settings with those of all plugins that flags, environment and YAML file name, or are installed.
+    """Returns the settings with sections of all plugins: named in flags, environment or file, or installed.
 
-    ConfigError, in one line with its name, for one that cannot be used.
+    Raises ConfigError, in one line with the plugin's name, for an unusable plugin.
     """
     file = f"YAML file {path}"
     values: dict[str, Any] = {}
@@ -52,7 +52,7 @@ def settings_kind(
 
 
 def kind_named_by(flags: Flags, environ: Mapping[str, str]) -> type[Settings]:
-    """Reads the YAML file, and returns its `settings_kind`."""
+    """Reads the YAML file, and returns `settings_kind` with its content."""
     path = config_path(flags, environ)
     document: dict[str, object] = {}
     if path:
@@ -63,7 +63,7 @@ def kind_named_by(flags: Flags, environ: Mapping[str, str]) -> type[Settings]:
 
 
 def kind_with(named: PluginSettings) -> type[Settings]:
-    """The settings with those of these plugins; plain `Settings` without any."""
+    """Returns the settings with sections of these plugins; plain `Settings` without plugins."""
     plugins = list(_imported(named))
     if not plugins:
         return Settings
@@ -91,20 +91,20 @@ def kind_with(named: PluginSettings) -> type[Settings]:
 
 
 def to_plain(settings: Settings) -> dict[str, Any]:
-    """The settings that differ from their defaults, for JSON: what another process takes by `from_plain`."""
+    """Converts settings other than defaults to JSON types, for `from_plain` in another process."""
     return {"settings": msgspec.to_builtins(settings), "plugins": len(settings.PLUGINS)}
 
 
 def from_plain(values: Mapping[str, Any]) -> Settings:
-    """The settings that `to_plain` wrote. ConfigError as `kind_with`."""
+    """Restores the settings of `to_plain`. Raises ConfigError as `kind_with`."""
     plain, kind = values["settings"], Settings
-    if values["plugins"]:  # which have to be looked for only where there are some
+    if values["plugins"]:  # finding plugins is slow
         kind = kind_with(msgspec.convert(plain.get("plugins", {}), PluginSettings))
     return msgspec.convert(plain, kind)
 
 
 def _section_of(plugin: Plugin) -> Section:
-    """All defaults of a plugin's settings. ConfigError where they are declared wrongly."""
+    """Returns the defaults of a plugin's settings. ConfigError for a wrong declaration."""
     assert plugin.settings is not None
     try:
         rows(plugin.group, plugin.settings)
@@ -115,7 +115,7 @@ def _section_of(plugin: Plugin) -> Section:
 
 
 def _check_rows(kind: type[Settings], plugins: Sequence[Plugin]) -> None:
-    """ConfigError where a plugin's setting has a name, or a variable, that another one has."""
+    """Raises ConfigError if a plugin's setting has the name, or a variable, of another setting."""
     by_group = {plugin.group: plugin for plugin in plugins}
     seen = RESERVED | IGNORED | {f"no-{name}" for name in IGNORED_SWITCHES}
     for row in table_of(kind).rows:
@@ -129,7 +129,7 @@ def _check_rows(kind: type[Settings], plugins: Sequence[Plugin]) -> None:
 
 
 def _imported(named: PluginSettings) -> Iterator[Plugin]:
-    """All plugins, the installed ones first; a module that is named twice is one plugin."""
+    """Yields all plugins, installed ones first; a module named twice is one plugin."""
     origins: dict[str, str] = {}
     seen: set[int] = set()
     for plugin in (*_installed(named.installed_plugins), *map(_named, named.plugin)):
@@ -147,14 +147,14 @@ def _imported(named: PluginSettings) -> Iterator[Plugin]:
 def _installed(wanted: bool) -> Iterator[Plugin]:
     if not wanted or not any(map(_has_plugins, sys.path)):
         return
-    from importlib.metadata import entry_points  # which takes a tenth of a start to import
+    from importlib.metadata import entry_points  # its import takes a tenth of a start
 
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         yield _of_package(entry)
 
 
 def _has_plugins(folder: str) -> bool:
-    """Returns whether a package installed in this folder has entry points of ours."""
+    """Returns True if a package in this folder has entry points of GROUP."""
     with suppress(OSError):
         for name in os.listdir(folder or "."):
             if not name.endswith((".dist-info", ".egg-info")):
@@ -179,20 +179,20 @@ def _named(item: str) -> Plugin:
 
 
 def _file(path: str) -> ModuleType:
-    """The module that a file makes, read anew at every start and reload."""
+    """Loads a module from a file, again at every start and reload."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     name = MODULE_PREFIX + re.sub(r"\W", "_", os.path.basename(path).removesuffix(".py"))
     spec = spec_from_file_location(name, os.path.expanduser(path))
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[name] = module  # where its classes and annotations are looked up
+    sys.modules[name] = module  # classes and annotations are resolved there
     spec.loader.exec_module(module)
     return module
 
 
 def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") -> Plugin:
-    """Loads a module and reads its facts. ConfigError where they make no sense."""
+    """Loads a plugin and reads its name, version and settings. ConfigError for invalid values."""
     try:
         hooks = load()
     except (Exception, SystemExit) as error:
@@ -211,7 +211,7 @@ def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") 
 
 
 def _not_imported(name: str, origin: str, error: BaseException) -> ConfigError:
-    """Returns the error, with the line of the innermost file outside the import system."""
+    """Returns the error, with the innermost line outside the import system."""
     import traceback
 
     frames = [

@@ -1,7 +1,7 @@
-"""Profiles: what one model on one device costs, and the limits of the engine that it was measured with.
+"""Profiles: costs of a model on a device, and limits of the measured engine.
 
-A profile is a YAML file, one of those that are shipped (`config/profiles`) or one's own; `timing: steps`
-plays the engine that it describes (docs/fidelity.md).
+A profile is a YAML file, shipped (`config/profiles`) or written by the user. `timing: steps` simulates the
+engine of the profile (docs/fidelity.md).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class EngineLimits(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unk
     """vLLM's options of the same names."""
 
     num_gpu_blocks: Annotated[int, Meta(ge=2, le=1 << 30)]
-    """Blocks of the KV cache, one of which is vLLM's null block."""
+    """Blocks of the KV cache, vLLM's null block included."""
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 16
     max_num_seqs: Count = 256
     max_num_batched_tokens: Count = 8192
@@ -40,77 +40,77 @@ class CostConstants(Struct, frozen=True, kw_only=True, rename="kebab", forbid_un
     """Costs of a step (docs/fidelity.md); seconds unless noted. The defaults cost nothing."""
 
     base: Seconds = 0.0
-    """Of every step, whatever it holds."""
+    """Fixed cost of every step."""
     weights: Seconds = 0.0
-    """Reading all weights once; with experts, all others."""
+    """Reading all weights once, without experts."""
     expert_weights: Seconds = 0.0
     """Reading all experts once."""
     expert_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """The share of them that a token needs. A step reads those that its tokens need, chosen evenly."""
+    """Share of experts that a token needs. A step reads the experts of all its tokens, chosen uniformly."""
     per_token: Seconds = 0.0
     """Computing one row of the matrix products."""
     p: Annotated[float, Meta(ge=1, le=100)] = 6.0
-    """How sharply reading gives way to computing: the norm of both."""
+    """Exponent of the norm that combines reading and computing; higher values are closer to the maximum."""
     tile: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """The share of an unfinished tile of 128 rows that is paid for."""
+    """Share by which the missing rows of an unfinished tile of 128 rows count."""
     spill: Seconds = 0.0
-    """For each pair of rows: a step of many takes longer for each, as they fall out of a CPU's caches."""
+    """For each pair of rows: large steps cost more per row, as rows leave a CPU's caches."""
     per_context: Seconds = 0.0
-    """For each token that a decode looks back at."""
+    """For each token in the context of a decode."""
     per_attention: Seconds = 0.0
     """For each pair of tokens in the attention of a prefill."""
     per_sequence: Seconds = 0.0
     """For each sequence in the step."""
     mixed_context: Seconds = 0.0
-    """`per-context` besides, in a step that also holds prefill."""
+    """Added to `per-context` in a step with prefill."""
     slowdown: Annotated[float, Meta(ge=0, le=10)] = 0.0
-    """The share by which a hot device prefills slower."""
+    """Share by which prefill is slower on a hot device."""
     tau: Annotated[float, Meta(gt=0, le=100)] = 0.04
-    """How fast the device gets hot, and cools."""
+    """Time constant of the device's heating and cooling, in seconds."""
     wake: Seconds = 0.0
-    """Of a step that finds the device idle."""
+    """Added to a step on an idle device."""
 
 
 class FrontCosts(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
     """Costs of a server around its engine, in seconds."""
 
     front: Seconds = 0.0
-    """From a request's arrival until the scheduler sees it."""
+    """From a request's arrival until the scheduler has the request."""
     front_per_token: Seconds = 0.0
-    """The same, for each token of the prompt."""
+    """Added to `front` for each token of the prompt."""
     out_per_stream: Seconds = 0.0
-    """To hand out one stream's token of a step."""
+    """Delivery of one stream's token in a step."""
 
     def visible_s(self, arrival_s: float, prompt_tokens: int) -> float:
-        """When the scheduler sees a request that arrived then."""
+        """Returns the time at which the scheduler has a request that arrived at `arrival_s`."""
         return arrival_s + self.front + self.front_per_token * prompt_tokens
 
 
 class SpeculationRates(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """Speculative decoding: drafts a step, one for each rate."""
+    """Speculative decoding: each step has one draft for each rate."""
 
     acceptance: Annotated[tuple[Annotated[float, Meta(ge=0, le=1)], ...], Meta(min_length=1, max_length=64)]
-    """The chance that a draft is right, given that all before it were; by its place."""
+    """Chance that a draft is right if all earlier drafts were right, by position."""
 
 
 class Profile(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """One engine. What is told of its origin is for people; the rest is what is played."""
+    """Profile of an engine. `source`, `model`, `device`, `checked` and `errors` are for readers only."""
 
     source: str
     """Source of the constants."""
     model: str
     device: str
     checked: str = "not compared with any recording"
-    """How far it was compared with the real thing."""
+    """Result of a comparison with recordings."""
     errors: dict[str, str] = {}
-    """In %, by recorded run."""
+    """Recorded run -> errors in %."""
     engine: EngineLimits
     cost: CostConstants
     front: FrontCosts = FrontCosts()
     speculation: SpeculationRates | None = None
 
     def settings(self) -> dict[str, object]:
-        """The settings that describe its engine, by their names."""
+        """Returns setting name -> value for the limits of the engine."""
         at = self.engine
         found: dict[str, object] = {
             "kv-cache-size": at.num_gpu_blocks,
@@ -126,7 +126,7 @@ class Profile(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_
 
 
 def read_profile(name_or_path: str) -> Profile:
-    """A shipped profile by its name, or a file. ConfigError names the file and what is wrong with it."""
+    """Reads a shipped profile by name, or a file. ConfigError has the path and the reason."""
     from config.yaml_file import parse_yaml
 
     shipped = SHIPPED / f"{name_or_path}.yaml"

@@ -1,7 +1,7 @@
-"""All settings of the server, put together from their sections, and the table of what is known about each.
+"""All settings of the server, composed of sections, and the table with the facts of each setting.
 
-Flag and YAML key are a field's name with dashes, the environment variable is ``SIM_`` and the name in
-capitals. Durations are seconds here.
+Flag and YAML key are a field's name with dashes; the environment variable is ``SIM_`` and the name in
+capitals. Durations are in seconds.
 """
 
 import json
@@ -35,10 +35,10 @@ MASK = "***"
 
 
 class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """All settings, one attribute per section. With plugins it is a subclass that has theirs, too."""
+    """All settings, one attribute per section. With plugins, a subclass has their sections, too."""
 
     PLUGINS: ClassVar[tuple[Plugin, ...]] = ()
-    """In the order in which they are asked."""
+    """Plugins, in the order of their calls."""
 
     server: ServerSettings = ServerSettings()
     tls: TlsSettings = TlsSettings()
@@ -69,11 +69,11 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
         return table_of(type(self))
 
     def dump(self, masked: bool = True) -> dict[str, object]:
-        """Setting name to value for logs: durations as Go style text, lists as lists, secrets as ``***``."""
+        """Returns setting name -> value for logs, as `Setting.shown`."""
         return {row.name: row.shown(row.value(self), masked) for row in self.table.rows}
 
     def changed(self, values: Mapping[str, object]) -> "Settings":
-        """These settings with other values; setting name to value, as `Setting.read` gives it."""
+        """Returns a copy with other values: setting name -> value, as from `Setting.read`."""
         sections: dict[str, dict[str, object]] = {}
         for name, value in values.items():
             row = self.table.by_name[name]
@@ -86,16 +86,15 @@ class Setting(Struct, frozen=True, kw_only=True):
     """One row of the settings table."""
 
     name: str
-    """Flag (without its dashes in front) and YAML key."""
+    """Flag (without leading dashes) and YAML key."""
     attribute: str
-    """Field of its section."""
     group: str
-    """Section: attribute of `Settings`."""
+    """Attribute of `Settings` with the section."""
     kind: Kind
     type: Any
-    """The type that msgspec checks a value against."""
+    """Type for msgspec's check of a value."""
     optional: bool
-    """None is a value, too, written as an empty text or a YAML null."""
+    """True if None is valid, as an empty text or a YAML null."""
     default: object
     env: tuple[str, ...]
     """Environment variables, the strongest first."""
@@ -104,35 +103,33 @@ class Setting(Struct, frozen=True, kw_only=True):
     help: str
     unit: str
     live: bool
-    """May change while the server runs."""
     secret: bool
     path: bool
-    """May name a file or folder."""
     limits: str
-    """msgspec's checks, as the end of the sentence "the value ..."; empty where any value will do."""
+    """msgspec's checks, as the end of the sentence "the value ..."; empty without checks."""
     rules: tuple[Rule, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names, its own first."""
+        """All names, the main name first."""
         return (self.name, *self.also)
 
     def read(self, raw: object) -> object:
-        """The value of a text, or of what YAML or JSON have. ValueError says which rule it breaks."""
+        """Converts a text, or a value of YAML or JSON. ValueError has the broken rule."""
         if self.optional and (raw is None or raw == ""):
             return None
         value = self.kind.read(raw)
         return checked(value, self.type, self.limits) if self.limits else value
 
     def write(self, value: Any) -> str:
-        """The text that `read` takes for `value`."""
+        """Returns the text of `value`, as `read` accepts."""
         return format_duration(value) if self.kind.name == DURATION else written(value)
 
     def value(self, settings: Settings) -> Any:
         return getattr(getattr(settings, self.group), self.attribute)
 
     def shown(self, value: Any, masked: bool = True) -> object:
-        """`value` as it is logged: durations as text, lists as lists, secrets as ``***`` unless empty."""
+        """Returns `value` for logs: durations as text, lists as lists, secrets as ``***`` unless empty."""
         if self.secret and masked and value:
             return MASK
         if self.kind.name == DURATION:
@@ -143,24 +140,24 @@ class Setting(Struct, frozen=True, kw_only=True):
 
 
 class Table:
-    """The rows of all settings of a kind, in the order of its sections."""
+    """Rows of all settings of a kind, in the order of sections."""
 
     def __init__(self, kind: type[Settings]) -> None:
         self.sections: dict[str, type[Section]] = {field.name: field.type for field in fields(kind)}
-        """By group."""
+        """Group -> section."""
         self.rows = tuple(row for group, section in self.sections.items() for row in rows(group, section))
         self.by_name = {name: row for row in self.rows for name in row.names}
-        """By each of its names."""
+        """Any name of a setting -> row."""
 
 
 @lru_cache(maxsize=8)
 def table_of(kind: type[Settings]) -> Table:
-    """The table of `Settings`, or of what plugins have made of it."""
+    """Returns the table of `Settings`, or of its subclass with plugins."""
     return Table(kind)
 
 
 def rows(group: str, section: type[Section]) -> tuple[Setting, ...]:
-    """The rows of a section, in the order of its fields. Names of a plugin's begin with its own."""
+    """Returns the rows of a section, in the order of fields. Names in a plugin's section have its prefix."""
     prefix = "" if group in Settings.__struct_fields__ else f"{group}_"
     return tuple(_row(group, field, prefix + field.name) for field in fields(section))
 
@@ -190,7 +187,7 @@ def variable(name: str) -> str:
 
 
 def _taken_apart(annotation: Any) -> tuple[object, list[object], bool]:
-    """The plain type, all that `Annotated` adds to it, and whether it may be None."""
+    """Splits an annotation into plain type, metadata of `Annotated`, and True if None is valid."""
     origin = get_origin(annotation)
     if origin is Annotated:
         annotated, *extras = get_args(annotation)
@@ -203,7 +200,7 @@ def _taken_apart(annotation: Any) -> tuple[object, list[object], bool]:
 
 
 SECTIONS = table_of(Settings).sections
-"""Group name to its section, in the order of `Settings`; those of plugins are not in it, nor below."""
+"""Group -> section, in the order of `Settings`. SECTIONS, TABLE and BY_NAME have no plugins."""
 
 TABLE = table_of(Settings).rows
 

@@ -1,4 +1,4 @@
-"""Values of the command line, the environment and the file, and a command line handed over as environment."""
+"""Sources of values: command line, environment and file; and conversion of a command line to variables."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ PREFIX = "SIM_"
 CONFIG = "SIM_CONFIG"
 DEFAULT = "default"
 EMPTY = '""'
-"""An empty variable counts as not set (platforms inject such); these two quotes stand for an empty value."""
+"""Text of a variable with an empty value. Empty variables count as not set, as platforms inject them."""
 
 IGNORED_SWITCHES = frozenset(
     {"enforce-eager"}
@@ -25,7 +25,7 @@ RETIRED = {
     "kv-index-tokenizer-workers": "five prompts are tokenized at the same time",
     "worker-connections": "16,384 connections are served, or as many as open files allow",
 }
-"""Settings of version 0.1 that are gone, and what holds instead. They are accepted until version 0.3."""
+"""Removed setting of version 0.1 -> present behavior. Accepted, with a warning, until version 0.3."""
 IGNORED = (
     frozenset(RETIRED)
     | IGNORED_SWITCHES
@@ -34,20 +34,20 @@ IGNORED = (
         | {"vmodule", "log-backtrace-at", "log-dir", "log-file", "log-file-max-size", "stderrthreshold"}
     )
 )
-"""Flags of vLLM, of simulators and of klog, and retired settings, that are accepted and change nothing."""
+"""Retired settings, and flags of vLLM, simulators and klog, that are accepted and ignored."""
 
 
 class Flags(Struct):
-    """Texts of the command line, not yet read as values."""
+    """Unconverted texts of the command line."""
 
     values: dict[str, str | list[str]] = {}
-    """Setting name to its text; a list for list settings."""
+    """Setting name -> text; a list of texts for list settings."""
     fallbacks: dict[str, str] = {}
-    """Defaults that replace the settings' own."""
+    """Setting name -> default that replaces the setting's own."""
     names: dict[str, str] = {}
-    """Setting name to the flag that it was given by, where that has another name."""
+    """Setting name -> flag of another name that set the setting."""
     kind: type[Settings] | None = None
-    """Kind of settings that the words were parsed for; None without words."""
+    """Kind of settings for which the words were parsed; None without words."""
     config: str | None = None
     help: bool = False
     version: bool = False
@@ -55,7 +55,7 @@ class Flags(Struct):
 
 
 def ignored(name: str, written: str) -> str:
-    """Returns the warning about a name of `IGNORED`, `written` in this way."""
+    """Returns the warning about a name in `IGNORED`; `written` is the flag, variable or key."""
     reason = f": {RETIRED[name]}" if name in RETIRED else ""
     return f"{written} is accepted and ignored{reason}"
 
@@ -63,9 +63,9 @@ def ignored(name: str, written: str) -> str:
 def given(
     row: Setting, flags: Flags, environ: Mapping[str, str], document: Mapping[str, object], file: str
 ) -> tuple[object, str] | None:
-    """Raw value and source of a setting, from the strongest source that has it.
+    """Returns raw value and name of the strongest source with the setting; None without a source.
 
-    ConfigError where one source says different things by two names of the setting.
+    Raises ConfigError if one source has different values under two names of the setting.
     """
     for source in (_flags(row, flags), _variables(row, environ), _keys(row, document, file)):
         if found := [*source]:
@@ -75,7 +75,7 @@ def given(
 
 
 Raw = tuple[object, str]
-"""A value as it was given, and its source."""
+"""Unconverted value, and name of its source."""
 
 
 def _flags(row: Setting, flags: Flags) -> Iterator[Raw]:
@@ -101,7 +101,7 @@ def _check_same(row: Setting, found: Sequence[Raw]) -> None:
         return
     try:
         values = {row.read(raw) for raw, _ in found}
-    except ValueError:  # which is told when the strongest is read
+    except ValueError:  # reading the strongest value reports the error
         return
     if len(values) > 1:
         (first, other), (raw, source) = found[0], found[-1]
@@ -110,29 +110,29 @@ def _check_same(row: Setting, found: Sequence[Raw]) -> None:
 
 
 def strangers(environ: Mapping[str, str], table: Table) -> list[str]:
-    """Variables that look like ours and are not."""
+    """Returns variables with our prefix that are not settings."""
     known = {name for row in table.rows for name in row.env} | {CONFIG}
     known |= {variable(name) for name in RETIRED}
     return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
 
 
 def retired(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yields a warning for each variable of a setting that is gone."""
+    """Yields a warning for each variable of a retired setting."""
     for name in RETIRED:
         if environ.get(variable(name)):
             yield ignored(name, f"environment variable {variable(name)}")
 
 
 def config_path(flags: Flags, environ: Mapping[str, str]) -> str | None:
-    """The YAML file that is named by ``--config`` or else ``SIM_CONFIG``."""
+    """Returns the YAML file of ``--config``, else of ``SIM_CONFIG``."""
     return (flags.config if flags.config is not None else _text(environ, CONFIG)) or None
 
 
 def as_environment(flags: Flags, settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables to add to `environ` so that a process in another folder loads the same without flags.
+    """Returns variables that give a process in another folder the same settings without flags.
 
-    `settings` is what `flags` and `environ` led to. Handed over is what the command line said, and the
-    absolute form of every relative path that exists, whoever named it.
+    `settings` are the settings of `flags` and `environ`. The variables have the values of the command line,
+    and the absolute form of every existing relative path from any source.
     """
     path = config_path(flags, environ)
     variables = {CONFIG: os.path.abspath(path) if path else EMPTY} if path or CONFIG in environ else {}
@@ -148,13 +148,13 @@ def as_environment(flags: Flags, settings: Settings, environ: Mapping[str, str])
 
 
 def _text(environ: Mapping[str, str], name: str) -> str | None:
-    """The text of a variable, or None when it is not set."""
+    """Returns the text of a variable; None for a variable that is not set."""
     text = environ.get(name) or None
     return "" if text == EMPTY else text
 
 
 def _moved(value: str | tuple[str, ...]) -> str | tuple[str, ...]:
-    """A path, or a list of paths that may have a name in front (`name=path`); those that exist absolute."""
+    """Makes existing paths absolute: a path, or a list of paths, each with an optional name (`name=path`)."""
     if isinstance(value, str):
         return _absolute(value)
     parts = (item.rpartition("=") for item in value)
@@ -167,5 +167,5 @@ def _absolute(path: str) -> str:
 
 
 def _moved_files(items: tuple[str, ...]) -> tuple[str, ...]:
-    """Files absolute, modules as they are, also where a folder has the name of one."""
+    """Makes plugin files absolute; modules stay unchanged, even if a folder has the same name."""
     return tuple(_absolute(item) if item.endswith(".py") else item for item in items)

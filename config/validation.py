@@ -1,4 +1,4 @@
-"""The rules between settings, tried in a fixed order, and the line that tells which setting is wrong."""
+"""Rules between settings, checked in a fixed order, and error messages for wrong settings."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -12,11 +12,11 @@ FIRST = (
     *("prefill-overhead", "prefill-time-per-token", "prefill-time-std-dev"),
     *("time-factor-under-load", "max-model-len", "max-num-seqs", "max-waiting-queue-length"),
 )
-"""Order of the reference simulator, whose first refusal is the one that users know; all others come later."""
+"""First settings to check, in the order of the reference simulator, so that users get the same error."""
 
 
 def _disagreements(at: Settings) -> Iterator[tuple[str, str]]:
-    """Yields names of settings that do not agree with other settings, and the rule that each breaks."""
+    """Yields settings that conflict with other settings, and the broken rule of each."""
     ranks, server = len(at.server.ranks), at.server
     if at.lora.max_cpu_loras is not None and at.lora.max_cpu_loras < at.lora.max_loras:
         yield "max-cpu-loras", "must not be less than max-loras"
@@ -49,7 +49,7 @@ def _disagreements(at: Settings) -> Iterator[tuple[str, str]]:
 
 
 def _step_flaws(at: Settings) -> Iterator[tuple[str, str]]:
-    """Yields the same of requests that share steps."""
+    """Yields conflicts of requests that share steps."""
     tokens, length, cache = at.steps.max_num_batched_tokens, at.model.max_model_len, at.kvcache
     if tokens < at.scheduling.max_num_seqs:
         rule = "must not be less than max-num-seqs, or some sequences would never get a token"
@@ -70,11 +70,11 @@ SIMULATED_ONLY = (
     *("render-url", "force-dummy-tokenizer", "role", "fake-metrics"),
     *(name.replace("_", "-") for name in SECTIONS["latency"].__struct_fields__),
 )
-"""Settings of what a simulation plays; a model that computes (`engine: llm`) takes their defaults only."""
+"""Settings of the simulated engine only; a real engine (`engine: llm`) accepts only their defaults."""
 
 
 def _real_engine_flaws(at: Settings) -> Iterator[tuple[str, str]]:
-    """Yields the same of a model that computes."""
+    """Yields conflicts of a real engine."""
     for row in (BY_NAME[name] for name in SIMULATED_ONLY):
         if row.value(at) != row.default:
             yield row.name, "is for the simulated engine alone: engine is llm"
@@ -92,13 +92,13 @@ def _real_engine_flaws(at: Settings) -> Iterator[tuple[str, str]]:
 
 
 def in_order(table: Table) -> Iterator[Setting]:
-    """Yields settings in the order of their checks: the first rule that does not hold stops the start."""
+    """Yields settings in the order of their checks; the first broken rule stops the start."""
     yield from (table.by_name[name] for name in FIRST)
     yield from (row for row in table.rows if row.name not in FIRST)
 
 
 def read(row: Setting, raw: object, source: str) -> object:
-    """The value that `raw`, from `source`, stands for. Raises ConfigError when it breaks a rule."""
+    """Converts `raw`, from `source`, to a value. Raises ConfigError for a broken rule."""
     try:
         return row.read(raw)
     except ValueError as error:
@@ -106,7 +106,7 @@ def read(row: Setting, raw: object, source: str) -> object:
 
 
 def check(settings: Settings, sources: Mapping[str, str]) -> None:
-    """Raise ConfigError for the first value that does not fit to others; `sources` says where it is from."""
+    """Raises ConfigError for the first conflict between values; `sources` has setting name -> source."""
     for row in in_order(settings.table):
         value = row.value(settings)
         flaws = (rule.flaw(value, getattr(settings, row.group)) for rule in row.rules if value is not None)
@@ -118,8 +118,8 @@ def check(settings: Settings, sources: Mapping[str, str]) -> None:
 
 
 def suggestion(name: str, prefix: str = "", names: Iterable[str] = BY_NAME) -> str:
-    """``; did you mean ...?`` when one of `names` (settings) is close to `name`, else nothing."""
-    from difflib import get_close_matches  # only needed for what is wrong
+    """Returns ``; did you mean ...?`` if one of `names` is close to `name`, else an empty text."""
+    from difflib import get_close_matches  # needed for errors only
 
     names = list(names)
     close = get_close_matches(name, names, n=1, cutoff=0.75)
@@ -128,7 +128,7 @@ def suggestion(name: str, prefix: str = "", names: Iterable[str] = BY_NAME) -> s
 
 
 def wrong(row: Setting, value: object, source: str, rule: str) -> ConfigError:
-    """The one line that tells a user which value is wrong, where it stands and why."""
+    """Returns the error for a wrong value, in one line: setting, value, source and rule."""
     shown = MASK if row.secret else _short(value)
     return ConfigError(f"setting {row.name}: {shown} ({source}) {rule}")
 

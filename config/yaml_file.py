@@ -10,15 +10,16 @@ from config.declaration import ConfigError
 from config.sources import IGNORED, ignored
 
 MOST_VALUES = 500_000
-"""Of a file, with those that aliases stand for."""
+"""Most values of a file, with aliases expanded."""
 MOST_LEVELS = 100
+"""Deepest nesting of lists and mappings."""
 
 
 def read_yaml(path: str, warn: Callable[[str], None]) -> dict[str, object]:
-    """Setting name to YAML value. Keys may be written with underscores.
+    """Reads setting name -> YAML value. Keys may have underscores.
 
-    Raises ConfigError when the file cannot be read or parsed, is not a flat mapping, or has a setting twice.
-    Which keys are settings is up to the plugins that it may name.
+    Raises ConfigError if the file cannot be read or parsed, is not a mapping, or has a setting twice. The
+    caller checks the names of settings, as plugins in the file add some.
     """
     document = parse_yaml(path)
     if not isinstance(document, dict):
@@ -36,10 +37,10 @@ def read_yaml(path: str, warn: Callable[[str], None]) -> dict[str, object]:
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader for which a repeated key is an error, and so are merges (`<<`) that make very much."""
+    """A safe loader that refuses repeated keys, and merges (`<<`) into more than MOST_VALUES keys."""
 
     merged = 0
-    """Keys of all mappings so far, with those that were merged into them."""
+    """Number of keys in all mappings so far, merged keys included."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         seen: set[str] = set()
@@ -60,7 +61,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse_yaml(path: str) -> object:
-    """Returns the content of the file, an empty mapping without any. ConfigError when it cannot be read."""
+    """Returns the content of the file; {} for an empty file. ConfigError for an invalid file."""
     try:
         text = Path(path).read_text("utf-8")
         document: object = yaml.load(text, _Loader)
@@ -74,9 +75,9 @@ def parse_yaml(path: str) -> object:
 
 
 def oversize(document: object) -> str:
-    """Returns the limit that a document breaks with its aliases written out; empty when it keeps them.
+    """Returns the broken limit of a document with aliases expanded; empty without a broken limit.
 
-    An alias costs a few characters, and ten of ten of ten of them would be more than any memory holds.
+    An alias takes a few characters, so that nested aliases could expand beyond any memory.
     """
     pending, seen = [(document, 1)], 0
     while pending:

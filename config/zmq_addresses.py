@@ -1,4 +1,4 @@
-"""ZMQ addresses, as vLLM reads them."""
+"""ZMQ addresses in vLLM's syntax."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PORTS = 1 << 16
 
 
 def port_of(endpoint: str) -> int | None:
-    """The port of a tcp address, None for ipc and inproc. ValueError for what is no address."""
+    """Returns the port of a tcp address; None for ipc and inproc. ValueError for an invalid address."""
     scheme, _, address = endpoint.partition("://")
     if scheme not in SCHEMES or not address:
         raise ValueError(f"not a ZMQ address of tcp, ipc or inproc: {endpoint!r}")
@@ -25,4 +25,4 @@ ZMQ_ADDRESS = understood_by(
     lambda value: port_of(value) if value else None,
     "must be tcp://host:port, with a number as port, ipc:// or inproc://",
 )
-"""The rule of a setting that holds one, or nothing."""
+"""Rule of a setting for a ZMQ address; may be empty."""

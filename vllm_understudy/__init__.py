@@ -1,11 +1,11 @@
-"""Understudy in tests of clients: a server that plays vLLM, for as long as a `with` block or a test lasts.
+"""Understudy in tests of clients: a stand-in for vLLM, for the length of a `with` block or a test.
 
 with vllm_understudy.running_server(max_num_seqs=2) as server:
     server.fault("error", status=503, times=1)
     ask(server.base_url)
     assert server.verdict().clean
 
-In pytest the same is the fixture `understudy` (docs/testing.md).
+The pytest fixture `understudy` does the same (docs/testing.md).
 """
 
 from vllm_understudy.control import ControlError, Server, Verdict

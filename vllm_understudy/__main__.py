@@ -1,4 +1,4 @@
-"""The command `understudy`, or `python -m vllm_understudy`: `python -m app`, wherever it is installed."""
+"""The command `understudy`, or `python -m vllm_understudy`: runs `python -m app` of this installation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vllm_understudy.tree import command, environment
 
 
 def main() -> NoReturn:
-    """Becomes `python -m app` with the same words."""
+    """Replaces this process with `python -m app` and the same arguments."""
     words = command(*sys.argv[1:])
     os.execve(words[0], words, environment())
 

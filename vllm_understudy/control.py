@@ -1,4 +1,4 @@
-"""A running server as a test sees it: where it is, what is to go wrong, and how the client took it."""
+"""Controls a running server from a test: its settings, its faults, and the verdict on its clients."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ TIMEOUT_S = 10.0
 
 
 class ControlError(Exception):
-    """The server refused what a test asked of it, or is not there; the text says why."""
+    """The server refused a test's request, or does not answer; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How clients took errors and faults; `GET /admin/verdict` in words (docs/faults.md)."""
+    """Reactions of clients to errors and faults: the report of `GET /admin/verdict` (docs/faults.md)."""
 
     clean: bool
     clients: dict[str, dict[str, Json]]
-    """What was counted of each, by its address or a hash of its key."""
+    """Address of a client, or a hash of its key -> its counters."""
 
     @property
     def findings(self) -> list[str]:
-        """What each client did wrong, a line each."""
+        """Mistakes of clients, one line for each client and kind of mistake."""
         told = []
         for client, counted in self.clients.items():
             found = counted.get("findings")
@@ -40,7 +40,7 @@ class Verdict:
         return told
 
     def count(self, of: str) -> int:
-        """Over all clients: their `requests`, those of a status (`503`), or of a fault by name or action."""
+        """Sums a counter over all clients: `requests`, a status (`503`), or a fault by name or action."""
         return sum(_counted(counted, of) for counted in self.clients.values())
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class Verdict:
 
 
 class Server:
-    """A server of one test, or of several that do not disturb one another."""
+    """A running server. Tests that share one call `reset` between them."""
 
     def __init__(self, port: int, log_file: Path, admin_key: str | None = None, tls: bool = False) -> None:
         self.port = port
@@ -56,7 +56,7 @@ class Server:
         self._admin_key = admin_key
         self._tls = tls
         self._before: dict[str, Json] = {}
-        """What `reset` restores: settings that were changed, as they were at first."""
+        """Changed settings with their first values, for `reset`."""
         self._has_scripts: bool | None = None
 
     @property
@@ -65,20 +65,20 @@ class Server:
 
     @property
     def base_url(self) -> str:
-        """What the OpenAI SDK calls so."""
+        """The `base_url` of the OpenAI SDK."""
         return f"{self.url}/v1"
 
     def log(self) -> str:
-        """All that the server has written to stdout and stderr so far; nothing when it is gone."""
+        """Reads the server's stdout and stderr so far; empty once the log file is removed."""
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
 
     @property
     def settings(self) -> dict[str, Json]:
-        """All settings, by the names of docs/configuration.md; secrets masked."""
+        """Settings by their names in docs/configuration.md; secrets are masked."""
         return self.ask("GET", "/admin/config")
 
     def configure(self, **live: Json) -> None:
-        """Change live settings, `_` for `-` in their names. ControlError for others, and for wrong values."""
+        """Changes live settings, `_` for `-` in names. ControlError for other settings and wrong values."""
         changed = {name.replace("_", "-"): value for name, value in live.items()}
         now = self.settings
         self.ask("POST", "/admin/config?ranks=all", changed)
@@ -86,30 +86,30 @@ class Server:
 
     @property
     def faults(self) -> list[Rule]:
-        """The rules in force, in the order in which they are asked."""
+        """Fault rules in force, in the order of their evaluation."""
         rules = self.settings[FAULT_RULES]
         return [rule for rule in rules if isinstance(rule, dict)] if isinstance(rules, list) else []
 
     def fault(self, action: str, **fields: Json) -> None:
-        """Add a rule of docs/faults.md behind those in force: `fault("error", status=429, times=2)`."""
+        """Appends a fault rule (docs/faults.md): `fault("error", status=429, times=2)`."""
         added: dict[str, Json] = {"action": action, **fields}
         self.configure(fault_rules=[*map(dict, self.faults), added])
 
     def clear_faults(self) -> None:
-        """From now on nothing goes wrong; what is going wrong does to its end."""
+        """Removes all fault rules; faults that have begun run to their end."""
         self.configure(fault_rules=[])
 
     def verdict(self, over: bool = True) -> Verdict:
-        """How clients took it; `over=False` still waits for retries of streams that were cut off."""
+        """Fetches the verdict. With `over=False`, retries of cut streams may still come."""
         report = self.ask("GET", f"/admin/verdict?over={str(over).lower()}")
         clients = report["clients"]
         told = clients.items() if isinstance(clients, dict) else ()
         return Verdict(report["clean"] is True, {name: of for name, of in told if isinstance(of, dict)})
 
     def reset(self) -> None:
-        """Live settings and rules as they were at the start; rules count from one; clients are forgotten.
+        """Restores live settings and fault rules, and forgets clients.
 
-        So do the rules of scripts.
+        Counters of fault rules and of script rules start anew.
         """
         if self._before:
             self.ask("POST", "/admin/config?ranks=all", self._before)
@@ -121,7 +121,10 @@ class Server:
             self.ask("DELETE", "/admin/script")
 
     def ask(self, method: str, path: str, body: Mapping[str, Json] | None = None) -> dict[str, Json]:
-        """An operator's request, with the admin key; the JSON object that is answered, if any."""
+        """Sends a request with the admin key; returns the JSON object of the response, or {}.
+
+        Raises ControlError for a status of 400 or more, and when the server does not answer.
+        """
         data = None if body is None else json.dumps(body)
         headers = {"Content-Type": "application/json"} | (
             {"X-Admin-Key": self._admin_key} if self._admin_key else {}
@@ -141,7 +144,7 @@ class Server:
         return read if isinstance(read, dict) else {}
 
     def is_healthy(self) -> bool:
-        """GET /health answers 200."""
+        """Returns True when Returns True when GET /health answers 200."""
         connection = self._connection()
         try:
             connection.request("GET", "/health")

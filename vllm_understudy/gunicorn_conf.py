@@ -5,7 +5,7 @@ import sys
 
 from vllm_understudy.tree import TREE
 
-# First, because the working folder may have an `app` or a `config` of its own.
+# First, because the working folder may have a folder `app` or `config`, too.
 sys.path.insert(0, str(TREE))
 
 globals().update(runpy.run_path(str(TREE / "gunicorn.conf.py")))

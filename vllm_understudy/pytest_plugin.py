@@ -1,7 +1,7 @@
 """The fixture `understudy`: a server for a test (docs/testing.md).
 
-Tests share one server, which is put back in order before and after each of them: to start another takes
-longer than most tests. A test with the marker `understudy` has one of its own.
+Tests share one server, as a start takes longer than most tests. The server is reset before and after each
+test. The marker `understudy` gives a test a separate server.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def understudy_settings() -> dict[str, Json]:
-    """Settings of all servers, as `running_server` takes them; for a conftest.py to override."""
+    """Settings of all servers, as for `running_server`. A conftest.py may override this fixture."""
     return {}
 
 
 @pytest.fixture(scope="session")
 def understudy_server(understudy_settings: dict[str, Json]) -> Iterator[Server]:
-    """The server that tests share, for fixtures of a wider scope than a test; `understudy` is for tests."""
+    """The shared server, for fixtures of a wider scope than one test. Tests use `understudy`."""
     with running_server(**understudy_settings) as server:
         yield server
 
 
 @pytest.fixture
 def understudy(request: pytest.FixtureRequest, understudy_settings: dict[str, Json]) -> Iterator[Server]:
-    """A server without faults, on which nobody has been seen yet."""
+    """A server without faults and without known clients."""
     if marker := request.node.get_closest_marker(MARKER):
         with running_server(*marker.args, **{**understudy_settings, **marker.kwargs}) as server:
             yield server
@@ -50,7 +50,7 @@ def understudy(request: pytest.FixtureRequest, understudy_settings: dict[str, Js
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that fails shows what its server wrote."""
+    """Adds the server's log to the report of a failed test."""
     report = yield
     server = getattr(item, "funcargs", {}).get("understudy")
     if isinstance(server, Server) and report.failed and call.when == "call":

@@ -1,4 +1,4 @@
-"""A server of its own in a process of its own, on a free port, for as long as a `with` block lasts."""
+"""Starts a server in a separate process on a free port, for the length of a `with` block."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from vllm_understudy import tree
 from vllm_understudy.control import Json, Server
 
 SEED = 7
-"""Of a server that is not told another: in a test it says the same each time."""
+"""Default seed: replies repeat from one test run to the next."""
 PORTS = range(16_000, 32_000)
-"""Below those that the kernel gives to clients: a connection of the test itself would take one of these."""
+"""Ports below the kernel's ephemeral range, so that outgoing connections take none of these."""
 HOST = "127.0.0.1"
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 5.0
@@ -28,11 +28,11 @@ STOP_LIMIT_S = 5.0
 
 @contextmanager
 def running_server(*words: str, **settings: Json) -> Iterator[Server]:
-    """A server that answers inside the block and is gone behind it.
+    """Runs a server for the length of the block.
 
-    `settings` are those of docs/configuration.md, `_` for `-`: `max_num_seqs=8`, `fault_rules=[...]`.
-    `words` stand before them on the command line: `"serve", "Qwen/Qwen3-8B"` plays `vllm serve`.
-    Variables SIM_... of the environment are not read. RuntimeError with the log when it does not start.
+    `settings` have the names of docs/configuration.md, `_` for `-`: `max_num_seqs=8`, `fault_rules=[...]`.
+    `words` come first on the command line: `"serve", "Qwen/Qwen3-8B"` plays `vllm serve`.
+    The server ignores SIM_... variables. RuntimeError, with the log, when the server does not start.
     """
     ranks = settings.get("data_parallel_size")
     port = free_port(ranks if isinstance(ranks, int) else 1)
@@ -57,7 +57,7 @@ def running_server(*words: str, **settings: Json) -> Iterator[Server]:
 
 
 def flags(settings: dict[str, Json]) -> list[str]:
-    """The command line that gives `settings`; None leaves one at its default."""
+    """Returns the command-line words for `settings`; None leaves a setting at its default."""
     words: list[str] = []
     for name, value in settings.items():
         if value is not None:
@@ -74,7 +74,7 @@ def _texts(value: Json) -> list[str]:
 
 
 def free_port(ports: int = 1) -> int:
-    """The first of so many neighbouring TCP ports that nobody listens on now."""
+    """Returns the first of `ports` neighbouring TCP ports that are free now."""
     while True:
         first = secrets.choice(PORTS)
         with ExitStack() as probes, suppress(OSError):
@@ -98,7 +98,7 @@ def _wait_until_healthy(server: Server, process: subprocess.Popen[bytes]) -> Non
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM; what is not gone soon after, as with streams that nobody reads, is killed."""
+    """Sends SIGTERM, and SIGKILL after STOP_LIMIT_S: streams without a reader delay the end."""
     process.terminate()
     try:
         with suppress(subprocess.TimeoutExpired):

@@ -1,8 +1,8 @@
-"""Where the server's files are, and the process that runs them.
+"""Folder of the server's files, and the command and environment of a server process.
 
-The server is a folder with `app`, `config`, `wsgi.py` and `gunicorn.conf.py`: the one above this package in a
-checkout, this package itself where a wheel was installed. Names as common as `app` and `config` are looked
-for there in processes of the server only; whoever imports `vllm_understudy` keeps them.
+The folder has `app`, `config`, `wsgi.py` and `gunicorn.conf.py`. In a checkout, the folder is above this
+package; in an installed wheel, the folder is this package. Only server processes import `app` and `config`
+from there, so a program that imports `vllm_understudy` keeps its own modules of these names.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ TREE = PACKAGE if (PACKAGE / "app").is_dir() else PACKAGE.parent
 
 
 def command(*words: str) -> list[str]:
-    """`python -m app` with `words`, to be run in our `environment`."""
+    """Returns the words of `python -m app ...`, to be run with `environment()`."""
     return [sys.executable, "-m", "app", *words]
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """`variables` for such a process: it looks in the server's folder first, never in that of its caller."""
+    """Returns `variables` with the server's folder first on the import path, never the working folder."""
     path = filter(None, (str(TREE), variables.get("PYTHONPATH")))
     return {**variables, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}

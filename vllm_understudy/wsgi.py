@@ -1,10 +1,10 @@
-"""The WSGI application where Understudy is installed: `gunicorn vllm_understudy.wsgi:app`."""
+"""The WSGI application of an installed Understudy: `gunicorn vllm_understudy.wsgi:app`."""
 
 import sys
 
 from vllm_understudy.tree import TREE
 
-# First, because the working folder may have an `app` or a `config` of its own.
+# First, because the working folder may have a folder `app` or `config`, too.
 sys.path.insert(0, str(TREE))
 
 from app import create_app

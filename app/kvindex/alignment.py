@@ -1,8 +1,7 @@
-"""What the blocks that an engine has stored are called in the index, whatever their sizes.
+"""Maps an engine's stored blocks of any size to blocks of the index.
 
-The tokens of a prompt are cut anew into blocks of the index. An engine's block has a part in every block of
-the index that it overlaps; one that ends inside such a block leaves a tail, from which the next event of that
-prompt goes on.
+A prompt's tokens are cut again into blocks of the index. An engine's block owns a part of every index block
+that it overlaps. A block that ends inside an index block leaves a tail, which the next event continues.
 """
 
 from __future__ import annotations
@@ -21,32 +20,34 @@ from app.kvindex.holders import Engine
 from app.kvindex.keys import Features, RequestKeys, fold_features, published_features
 
 TAILS_BYTES = 64 << 20
+"""Most memory of all tails of an index, in bytes."""
 TAIL_BYTES = 900
-"""Memory of a tail beside its tokens and spans: a key with its place in two dictionaries."""
+"""Memory of a tail beside its tokens and spans, in bytes: a key with its place in two dictionaries."""
 SPAN_BYTES = 160
 NUMBER_BYTES = 40
+"""Memory of a token id or a key in a list, in bytes."""
 SCORED_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-"""Kinds of KV cache groups of which a hit needs every block from the start of the prompt on."""
+"""Kinds of KV cache groups where a hit needs every block from the prompt's start."""
 MOST_BLOCK_TOKENS = 1 << 14
-"""Most tokens of a block of any engine."""
+"""Most tokens of an engine's block; larger blocks are refused."""
 MOST_MODELS = 1024
-"""Models whose block sizes are remembered."""
+"""Most models whose block sizes are remembered."""
 MOST_SIZES = 8
-"""How many for each."""
+"""Most block sizes remembered for each model."""
 
 Known: TypeAlias = Mapping[tuple[int, int], Owned | None]
-"""Group and engine key -> the request keys of an engine's block, None where the block is not known."""
+"""(group, engine key) -> request keys of an engine's block; None for an unknown block."""
 
 
 class Refused(Exception):
-    """An event cannot be used; the message is the reason as `Losses.event` takes it."""
+    """An unusable event, or group of events; the message is a reason for `Losses.event`."""
 
 
 class StoreGroup(Struct, gc=False):
     """Stores that differ only in their blocks, with engine keys as numbers.
 
-    `engine` are those of all blocks in a row, `parents` has one for each event. `adapter` is None for the
-    base model.
+    `engine` has the keys of all blocks in a row; `parents` has one key for each event. `adapter` is None for
+    the base model.
     """
 
     events: Sequence[BlockStored]
@@ -57,7 +58,7 @@ class StoreGroup(Struct, gc=False):
     adapter: str | None
 
     def apart(self) -> Iterator[StoreGroup]:
-        """Every event as a run of its own."""
+        """Yields a separate group for each event."""
         at = 0
         for number, event in enumerate(self.events):
             end, parents = at + len(event.block_hashes), [self.parents[number]]
@@ -66,17 +67,17 @@ class StoreGroup(Struct, gc=False):
 
 
 class BlockAligner:
-    """Makes operations of runs. Remembers the block sizes of engines, and the tails of their prompts."""
+    """Converts groups of stores to operations. Remembers engines' block sizes and prompts' tails."""
 
     def __init__(self, request_keys: RequestKeys, tails_bytes: int = TAILS_BYTES) -> None:
         self._request_keys = request_keys
         self._size = request_keys.block_size
         self.tails = PartialBlocks(tails_bytes)
         self.block_sizes: dict[str, set[int]] = {}
-        """Model -> sizes of the blocks of its engines."""
+        """Model -> block sizes of its engines, in tokens."""
 
     def operation(self, source: Engine, run: StoreGroup, known: Known) -> Store:
-        """The operation of a run. Refused when its event cannot be used, or several not as one."""
+        """Returns one operation. Refused when the event cannot be used, or the events not as one."""
         try:
             return (self._one if len(run.events) == 1 else self._several)(source, run, known)
         except ValueError:
@@ -110,16 +111,16 @@ class BlockAligner:
                 before = follows
             ids, extra, blocks = event.token_ids, event.extra_keys, len(event.block_hashes)
             if len(ids) != blocks * self._size or extra and len(extra) != blocks:
-                raise Refused  # each event alone is refused with its reason
+                raise Refused  # then each event is tried alone, and refused with its reason
             keys += keys_after(before, ids)
-        # A block that is stored again is a further copy of it, which has to be seen as such.
+        # A block stored twice is a further copy, which only separate operations count.
         if len(place) < len(keys) or len(set(keys)) < len(keys):
             raise Refused
         self._note_size(source.model, run, self._size)
         return _store(run, keys, keys)
 
     def _before(self, source: Engine, run: StoreGroup, parent: int | None, known: Known) -> int | Tail:
-        """What the blocks of an event follow: a request key, or a tail."""
+        """Returns the request key, or the tail, before an event's first block."""
         if parent is None:
             return self._request_keys.root(run.adapter or source.model)
         tail = self.tails.get((source, run.group), parent) if len(self.tails) else None
@@ -146,7 +147,7 @@ class BlockAligner:
 
 
 def _check(event: BlockStored) -> None:
-    """Refused for numbers of tokens and of extra keys that do not fit the number of blocks."""
+    """Raises Refused unless the numbers of tokens and extra keys fit the number of blocks."""
     blocks = len(event.block_hashes)
     if not 0 < event.block_size <= MOST_BLOCK_TOKENS:
         raise Refused("bad_block_size")
@@ -168,7 +169,7 @@ def _store(
 
 
 def engine_keys_of(field: str, values: Sequence[BlockHash]) -> list[int]:
-    """Block hashes as engine keys. Refused for hashes that are none."""
+    """Converts block hashes to engine keys. Refused for invalid hashes."""
     try:
         return engine_keys(values)
     except ValueError:
@@ -176,7 +177,7 @@ def engine_keys_of(field: str, values: Sequence[BlockHash]) -> list[int]:
 
 
 def parent_of(event: BlockStored) -> int | None:
-    """The engine key of the block before the first one; some engines write 0 for none."""
+    """Returns the engine key of the block before the event; some engines write 0 for none."""
     parent = event.parent_block_hash
     if parent is None or parent.__class__ is int:
         return parent and int(parent) & LOW_64 or None
@@ -185,9 +186,9 @@ def parent_of(event: BlockStored) -> int | None:
 
 
 class Span(Struct, frozen=True, gc=False):
-    """A block of an engine among the tokens behind the last full block of the index.
+    """An engine's block in a tail; `start` and `end` count tokens behind the last full index block.
 
-    `start` is below 0 if it begins in that block; `before` are then its keys up to there.
+    `start` is below 0 if the block begins earlier; `before` then has its request keys up to there.
     """
 
     engine: int
@@ -198,7 +199,7 @@ class Span(Struct, frozen=True, gc=False):
 
 
 class Tail(Struct, frozen=True):
-    """The tokens of a prompt behind its last full block, whose key is `parent`."""
+    """A prompt's tokens behind its last full index block, whose key is `parent`."""
 
     parent: int
     tokens: Sequence[int] = ()
@@ -206,11 +207,11 @@ class Tail(Struct, frozen=True):
 
 
 class Aligned(Struct, frozen=True):
-    """An event on blocks of the index.
+    """An event, mapped to blocks of the index.
 
-    `keys` are those of all full blocks, `owned` those of each of the engine's blocks, and `remapped` those of
-    blocks of earlier events that only now have a part in one. `tails` has the tail behind each block that
-    ends inside a block of the index, by engine key.
+    `keys` lists the request keys of all full index blocks; `owned` lists the keys of each engine block.
+    `remapped` has new keys for blocks of earlier events. `tails` has, by engine key, the tail behind each
+    engine block that ends inside an index block.
     """
 
     keys: list[int]
@@ -220,7 +221,7 @@ class Aligned(Struct, frozen=True):
 
 
 class PartialBlocks:
-    """The latest tails, by KV cache group of an engine and the engine key that they follow."""
+    """Latest tails, by an engine's KV cache group and the engine key before the tail."""
 
     def __init__(self, limit_bytes: int = TAILS_BYTES) -> None:
         self._tails: LRUCache[Hashable, Tail] = LRUCache(limit_bytes, getsizeof=_tail_bytes)
@@ -246,7 +247,7 @@ class PartialBlocks:
 
 
 def _tail_bytes(tail: Tail) -> int:
-    """Texts are shared."""
+    """Returns the memory of a tail, in bytes; texts are shared and not counted."""
     numbers = len(tail.tokens) + sum([len(span.before) for span in tail.spans])
     return TAIL_BYTES + SPAN_BYTES * len(tail.spans) + NUMBER_BYTES * numbers
 
@@ -259,9 +260,9 @@ def align(
     tokens: Sequence[int],
     features: Sequence[Features] | None,
 ) -> Aligned:
-    """Cut the `tokens` of an engine's blocks of `block_size`, which follow `tail`, into blocks of the index.
+    """Cuts the `tokens` of engine blocks of `block_size`, behind `tail`, into blocks of the index.
 
-    ValueError and KeyError as of `RequestKeys.keys`.
+    Raises ValueError as `RequestKeys.keys`.
     """
     size, offset = request_keys.block_size, len(tail.tokens)
     everything = [*tail.tokens, *tokens]
@@ -286,7 +287,7 @@ def align(
 
 
 def _features(spans: Sequence[Span], full: int, size: int) -> list[Features] | None:
-    """The features of the full blocks, None where there are none at all."""
+    """Returns the features of the full blocks; None if no block has any."""
     if not any(span.features for span in spans):
         return None
     return fold_features(((span.start, span.features) for span in spans), full, size)
@@ -300,7 +301,7 @@ def _owned(span: Span, keys: Sequence[int], size: int) -> tuple[int, ...]:
 def _tails(
     parent: int, tokens: Sequence[int], spans: Sequence[Span], known: int, keys: Sequence[int], size: int
 ) -> Iterator[tuple[int, Tail]]:
-    """The tails behind all spans but the first `known` ones."""
+    """Yields the tails behind all spans except the first `known` ones."""
     first = 0
     for number in range(known, len(spans)):
         last = spans[number]
@@ -315,7 +316,7 @@ def _tails(
 
 
 def _moved(span: Span, keys: Sequence[int], block: int, size: int) -> Span:
-    """A span as it stands behind full block number `block`."""
+    """Returns a span relative to the end of full block number `block`."""
     start = block * size
     before = (*span.before, *keys[max(0, span.start) // size : block])
     return Span(span.engine, span.start - start, span.end - start, span.features, before)

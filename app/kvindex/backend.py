@@ -1,7 +1,7 @@
-"""What keeps the index: one small interface, and the words in which it is spoken to.
+"""Interface of the index's storage, and its operations.
 
-A *request key* names the content of a block, the same on every pod; an *engine key* is the name that one
-engine gave it. Scores ask by request keys; engines take blocks away by engine keys.
+A *request key* names a block's content, the same on every pod. An *engine key* is one engine's name for a
+block. Scores look blocks up by request keys; engines remove blocks by engine keys.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from app.kvindex.holders import Copies, Engine, Holders
 
 GPU, CPU = "gpu", "cpu"
 MOST_TIERS = 16
-"""Storage tiers of the index."""
+"""Most storage tiers of an index, such as GPU and CPU."""
 MOST_HOLDERS = 65_536
-"""KV cache groups of engines that there may be at once."""
+"""Most KV cache groups of all engines at once; each takes a bit of every mask."""
 
 Owned: TypeAlias = int | tuple[int, ...]
-"""The request keys that an engine's block has a part in, in their order.
+"""Request keys of the index blocks that an engine's block overlaps, in order.
 
-One number where the two are the same. A tuple that ends in `UNALIGNED` belongs to a block that ends inside a
-block of the index.
+A single number where both blocks are the same. A tuple ends in `UNALIGNED` where the engine's block ends
+inside an index block.
 """
 
 UNALIGNED = 0
-"""No block has this request key."""
+"""End mark of an `Owned` tuple; no block has this request key."""
 
 
 def keys_of(owned: Owned) -> tuple[int, ...]:
-    """The request keys of an entry."""
+    """Returns the request keys of an entry, without the end mark."""
     if isinstance(owned, int):
         return (owned,)
     return owned[:-1] if owned and owned[-1] == UNALIGNED else owned
 
 
 class Store(Struct, frozen=True, gc=False):
-    """Blocks are now in a tier: `owned` are the request keys of each of `engine`, `keys` all that are full.
+    """Adds blocks to a tier: `owned` has the request keys of each block in `engine`.
 
-    No key is twice among `keys`. `remapped` are blocks of earlier events that turn out to have a part in
-    some of them.
+    `keys` lists all full index blocks, without duplicates. `remapped` has new entries for blocks of earlier
+    events that overlap these index blocks, too.
     """
 
     group: int
@@ -55,7 +55,7 @@ class Store(Struct, frozen=True, gc=False):
 
 
 class Offload(Struct, frozen=True, gc=False):
-    """Blocks that are known are now in a further tier."""
+    """Adds known blocks to a further tier."""
 
     group: int
     tier: str
@@ -63,7 +63,7 @@ class Offload(Struct, frozen=True, gc=False):
 
 
 class Remove(Struct, frozen=True, gc=False):
-    """Blocks are no longer in a tier."""
+    """Removes blocks from a tier."""
 
     group: int
     tier: str
@@ -71,16 +71,16 @@ class Remove(Struct, frozen=True, gc=False):
 
 
 class Clear(Struct, frozen=True, gc=False):
-    """The engine has no blocks any more."""
+    """Removes all blocks of the engine."""
 
 
 Operation: TypeAlias = Store | Offload | Remove | Clear
 
 
 class Stamp(Struct, frozen=True, gc=False):
-    """Which batch of an engine it is, and which part of it: indexers that share a backend apply it once.
+    """Number of an engine's batch and part; indexers that share a backend apply each part once.
 
-    `restart` marks the first batch of an engine that has begun anew.
+    `restart` marks the first batch after an engine's restart.
     """
 
     sequence: int
@@ -90,9 +90,9 @@ class Stamp(Struct, frozen=True, gc=False):
 
 
 class Outcome(Struct):
-    """What some operations have done, in block copies; `unknown` blocks were named but are not held.
+    """Result of operations, in block copies; `unknown` counts named blocks that are not in the index.
 
-    `applied` is False when another indexer had applied the batch.
+    `applied` is False when another indexer has applied the batch before.
     """
 
     added: int = 0
@@ -101,7 +101,7 @@ class Outcome(Struct):
     applied: bool = True
 
     def plus(self, other: Outcome) -> Outcome:
-        """With what was done after that."""
+        """Returns the sum of this outcome and a later one."""
         return Outcome(
             self.added + other.added,
             self.removed + other.removed,
@@ -111,9 +111,9 @@ class Outcome(Struct):
 
 
 class Size(Struct, frozen=True):
-    """What is held: `blocks`, `copies` of them (a block in a tier of a holder), and `weight`.
+    """Content of a backend: `blocks`, `copies` (a block in a tier of a holder), and `weight`.
 
-    `weight` is what the backend's bound is stated in; both are None where there is no bound.
+    `weight` and `bound` have the same unit, which depends on the backend; both are None without a bound.
     """
 
     blocks: int
@@ -124,11 +124,11 @@ class Size(Struct, frozen=True):
 
 
 class BackendUnavailable(Exception):
-    """The backend does not answer now; the same call may succeed later."""
+    """Raised when the backend does not answer; the same call may succeed later."""
 
 
 class Found(NamedTuple):
-    """The copies of a prompt's first blocks, the holders of their bits, and the tiers in order."""
+    """Result of a lookup: copies of a prompt's first blocks, holders of the bits, and tiers in order."""
 
     copies: list[Copies]
     holders: Holders
@@ -136,49 +136,49 @@ class Found(NamedTuple):
 
 
 class Backend(Protocol):
-    """Keeps which holder has which block in which tier. Every method may raise `BackendUnavailable`."""
+    """Storage for the copies of blocks, by holder and tier. Every method may raise `BackendUnavailable`."""
 
     tiers: list[str]
-    """The tiers that are known."""
+    """Names of the known tiers."""
     epoch: str
-    """Changes when the backend turns out to have lost all that it held."""
+    """Changes after the backend has lost all data."""
     times_lost: int
-    """How often that was."""
+    """Number of such losses."""
 
     def owned(self, source: Engine, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
-        """What each engine key of a source, given as (group, key), has a part in; None for unknown ones."""
+        """Returns the entry of each (group, engine key) of a source; None for an unknown block."""
 
     def apply(self, source: Engine, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
-        """Applies the operations in order; where several indexers share the backend, all of them or none.
+        """Applies the operations in order; a backend that indexers share applies all or none.
 
-        Long work pauses. Raises TooManyHolders when there is no room for the source.
+        Long work pauses. Raises TooManyHolders when there is no bit left for the source.
         """
 
     def lookup(self, keys: Sequence[int]) -> Found:
-        """The holders of blocks, up to the first block without any."""
+        """Returns the copies of blocks, up to the first block without a holder."""
 
     def position(self, source: Engine) -> Stamp | None:
-        """The latest batch of an engine that any indexer has applied; None if it is not known."""
+        """Returns the latest batch of an engine that any indexer has applied; None if unknown."""
 
     def clear(self, pod: str) -> int:
-        """Forgets a pod; returns how many copies it had. Long work pauses."""
+        """Removes a pod; returns its number of copies. Long work pauses."""
 
     def pods(self) -> list[str]:
-        """The pods that have or had blocks and are not forgotten, by name."""
+        """Returns names of pods that have or had blocks, except removed pods."""
 
     def size(self) -> Size: ...
 
     def close(self) -> None:
-        """Closes connections. Shared data stays."""
+        """Closes connections; shared data stays."""
 
 
 class RedisSettings(Struct, frozen=True, kw_only=True):
-    """How the backend in Redis is reached: here, as its client takes long to import.
+    """Settings of the Redis backend. In this module, because the Redis client is slow to import.
 
-    `url` is of redis, rediss, valkey, valkeys or unix, or only host and port.
+    `url` has a scheme redis, rediss, valkey, valkeys or unix, or is only host and port.
 
-    All keys begin with `namespace`. A block that was not stored for `ttl_s` seconds is forgotten, with 0
-    never; `size` then tells what was stored and not removed. `timeout_s` is for one call.
+    All keys begin with `namespace`. A block expires `ttl_s` seconds after its last store, with 0 never;
+    `size` still counts expired blocks. `timeout_s` limits one attempt of a call.
     """
 
     url: str = "redis://127.0.0.1:6379"

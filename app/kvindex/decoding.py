@@ -1,8 +1,7 @@
-"""Batches of events off the wire: maps and arrays of every vLLM and SGLang, any width of integer.
+"""Decodes batches of events: maps and arrays of all versions of vLLM and SGLang, integers of any width.
 
-A batch whose events are all well-formed is decoded in one step. Any other one is taken apart, so that only
-those events are lost that cannot be used. A message has a limit in bytes, and a batch one in events: what is
-within them is decoded in one go.
+A batch of well-formed events is decoded in one step. Any other batch is decoded event by event, so that only
+unusable events are lost. Limits on bytes and events of a batch bound the work of one step.
 """
 
 from __future__ import annotations
@@ -31,28 +30,29 @@ Data: TypeAlias = bytes | memoryview
 
 LOW_64 = (1 << 64) - 1
 MOST_HASH_BYTES = 64
+"""Longest block hash, in bytes."""
 MOST_EVENTS = 1 << 16
-"""Most events of one batch. A megabyte has room for fewer that are well-formed."""
+"""Most events of one batch; one megabyte has room for fewer well-formed events."""
 LONG_ARRAY = 0xDD
-"""First byte of an array in msgpack whose length takes 32 bits, as all lengths above 65,535 do."""
+"""First byte of a msgpack array with a 32-bit length; lengths above 65,535 need this form."""
 EVENTS_A_TURN = 256
-"""Events that are decoded one by one, about a millisecond, before other greenlets have their turn."""
+"""Events decoded one by one, in about 1 ms, before other greenlets run."""
 BROKEN = DecodeError, RecursionError, UnicodeDecodeError
-"""What msgspec raises for bytes that are no msgpack, nested too deeply, or text that is none."""
+"""Errors of msgspec for invalid msgpack, too deep nesting, and text that is not UTF-8."""
 
 AS_MSGPACK = (bytes,)
-"""Text is never taken for bytes in base64."""
+"""Types that stay as in msgpack; otherwise msgspec reads text as base64 bytes."""
 
 
 class Unreadable(Exception):
-    """The payload is no batch at all."""
+    """Raised for a payload that is no batch."""
 
     reason: ClassVar[MessageLoss] = "unreadable"
-    """The reason under which the message is counted."""
+    """Reason in the count of lost messages."""
 
 
 class TooLarge(Unreadable):
-    """The batch has more than `MOST_EVENTS` events, or more bytes than are decoded."""
+    """Raised for a batch with more than `MOST_EVENTS` events, or too many bytes."""
 
     reason = "too_large"
 
@@ -60,7 +60,7 @@ class TooLarge(Unreadable):
 class Batch(Struct, frozen=True):
     """A batch of a data parallel `rank`, published at `ts` (seconds since 1970).
 
-    `events` are those that can be used, in their order; `losses` has a reason for each of the others.
+    `events` has the usable events in order; `losses` has a reason for each other event.
     """
 
     ts: float
@@ -70,7 +70,7 @@ class Batch(Struct, frozen=True):
 
 
 class ArrayStored(BlockStored, gc=False, frozen=True, array_like=True, tag="BlockStored"):
-    """`BlockStored` as vLLM up to 0.23 and SGLang write it: trailing items may be missing."""
+    """`BlockStored` as an array, from vLLM up to 0.23 and SGLang; trailing items may be missing."""
 
     lora_id: int | None = None
     medium: str | None = None
@@ -95,7 +95,7 @@ class ArrayBatch(Struct, gc=False, array_like=True):
 
 
 class RawBatch(Struct, gc=False, array_like=True):
-    """Any batch, not decoded further."""
+    """A batch with undecoded fields."""
 
     ts: Raw
     events: Raw
@@ -111,7 +111,7 @@ _ARRAY_EVENT: Decoder[ArrayEvent] = Decoder(ArrayStored | ArrayRemoved | ArrayCl
 _MAP_EVENT: Decoder[KVEvent] = Decoder(BlockStored | BlockRemoved | AllBlocksCleared)
 
 ARRAY_FIELDS = 11
-"""Fields of a stored block that arrays had; those that came later are not used."""
+"""Fields of BlockStored that arrays have; arrays lack later fields."""
 STORED_TYPES = get_type_hints(ArrayStored) | {"token_ids": list[int] | None}
 REMOVED_TYPES = get_type_hints(ArrayRemoved)
 FIELDS: Mapping[str, Mapping[str, object]] = {
@@ -119,19 +119,19 @@ FIELDS: Mapping[str, Mapping[str, object]] = {
     "BlockRemoved": {name: REMOVED_TYPES[name] for name in ("block_hashes", "medium", "group_idx")},
     "AllBlocksCleared": {},
 }
-"""Name of an event -> field -> type, in the order of arrays."""
+"""Name of an event -> field -> type, in the order of array items."""
 OPTIONAL = {"parent_block_hash", *BlockStored.__struct_fields__[4:]}
 
 
 def field_losses() -> list[str]:
-    """Every `bad_<field>` that there can be."""
+    """Returns all reasons of the form `bad_<field>`."""
     return sorted({"bad_ts"} | {f"bad_{field}" for fields in FIELDS.values() for field in fields})
 
 
 def decode(payload: Data) -> Batch:
-    """The batch of a message. Raises `Unreadable`.
+    """Decodes the batch of a message. Raises `Unreadable`.
 
-    A batch without a time has the time 0, and one loss for it.
+    A batch without a valid time has the time 0, and a loss `bad_ts`.
     """
     whole: EventBatch | ArrayBatch
     try:
@@ -147,7 +147,7 @@ def decode(payload: Data) -> Batch:
 
 
 def _taken_apart(payload: Data) -> Batch:
-    """Any batch, event by event."""
+    """Decodes a batch event by event."""
     try:
         raw = _RAW_BATCH.decode(payload)
         rank = msgspec.msgpack.decode(raw.data_parallel_rank, type=int | None) or 0
@@ -181,7 +181,7 @@ def _time(packed: Raw) -> float | None:
 
 
 def engine_keys(values: Sequence[BlockHash]) -> list[int]:
-    """Block hashes as engine keys: the low 64 bits. ValueError for no bytes, or too many."""
+    """Converts block hashes to engine keys, their low 64 bits. ValueError for an empty or too long hash."""
     try:
         if min(values, default=0) >= 0:  # type: ignore[operator]
             return values  # type: ignore[return-value]
@@ -197,7 +197,7 @@ def _low64(value: bytes) -> int:
 
 
 def _event(raw: Data | Raw) -> KVEvent | str:
-    """One event, or why there is none."""
+    """Returns an event, or the reason of its loss."""
     for read in (_MAP_EVENT.decode, _ARRAY_EVENT.decode):
         try:
             event: KVEvent = read(raw)
@@ -218,7 +218,7 @@ def _malformed() -> EventLoss:
 
 
 def _explained(value: object) -> KVEvent | str:
-    """An event that is not of one of the usual forms, or the first field that makes it unusable."""
+    """Converts an event of an unusual form; returns the reason of the first wrong field otherwise."""
     name, fields = _named(value)
     if not isinstance(name, str):
         return _malformed()
@@ -246,7 +246,6 @@ def _named(value: object) -> tuple[object, Mapping[str, object]]:
 
 
 def event_of(name: str, fields: Mapping[str, object]) -> KVEvent:
-    """The event of a name, of fields that have their types."""
     everything = {"type": name, "lora_id": None, **fields, "token_ids": fields.get("token_ids") or []}
     kinds = BlockStored | BlockRemoved | AllBlocksCleared
     event: KVEvent = msgspec.convert(everything, kinds, builtin_types=AS_MSGPACK)

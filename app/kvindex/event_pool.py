@@ -1,4 +1,4 @@
-"""The event pool: messages in queues by pod, so that pods go on side by side and each one in its order."""
+"""The event pool: messages in queues by pod; pods run side by side, each pod's messages in order."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from app.kvindex.streams import EngineStream, Message, Replays, SequenceTracker
 log = logging.getLogger(__name__)
 
 SLICE_S = 0.002
-"""Most seconds of work between two messages before other greenlets have their turn."""
+"""Longest work before other greenlets run, in seconds; checked between messages."""
 MOST_A_STEP = 64
-"""Messages between two looks at replays."""
+"""Most messages between two checks of replays."""
 MOST_PODS = 10_240
-"""More than one process keeps up with."""
+"""Most pods of an index; one process cannot keep up with more."""
 BACK_OFF_S = 0.1, 5.0
-"""Between two attempts while the backend does not answer: the first time, and at most."""
+"""Seconds between two attempts while the backend does not answer: the first, and the longest."""
 
 
 class PoolSettings(Struct, frozen=True, kw_only=True):
-    """Queues of the pool, what they may hold, and how many pods' and engines' streams it follows.
+    """Limits of the pool's queues, pods and engines.
 
-    `most_messages` is for each queue, `most_bytes` for all of them. A pod more than `most_pods` takes the
-    place of the one that was silent for longest; an engine more than `most_engines` is refused. Payloads
-    above `most_payload_bytes` are not decoded, nor those of replays.
+    `most_messages` limits each queue, `most_bytes` all queues together. Above `most_pods`, a new pod replaces
+    the pod with the oldest latest message. Above `most_engines`, a new engine is refused. Payloads above
+    `most_payload_bytes` are not decoded, in messages and in replays.
     """
 
     shards: int = 4
@@ -48,13 +48,13 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
 
 
 class Gone(Struct, frozen=True):
-    """A pod is no more."""
+    """Task: forget a pod that is gone."""
 
     pod: str
 
 
 class UnreadMessage(Struct, frozen=True):
-    """A message that is too large to be kept."""
+    """Task: count a message that is too large to keep."""
 
     pod: str
     sequence: int
@@ -64,9 +64,9 @@ Task: TypeAlias = Message | Gone | UnreadMessage
 
 
 class Position(Struct, frozen=True, rename={"sequence": "last_sequence", "lag_s": "lag_seconds"}):
-    """How far an engine's events have come: the last number, and how old the batch was on its arrival.
+    """Progress of an engine's stream: latest sequence number, and age of that batch when applied, in seconds.
 
-    In JSON, by the names of `GET /kv/index`.
+    In JSON, the fields have the names of `GET /kv/index`.
     """
 
     pod: str
@@ -77,7 +77,7 @@ class Position(Struct, frozen=True, rename={"sequence": "last_sequence", "lag_s"
 
 
 class Shard:
-    """One queue, worked off by one greenlet."""
+    """A queue of messages, with one greenlet as its worker."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Shard:
         clock: Callable[[], float],
     ) -> None:
         self.wake = Event()
-        """Set when there is something to do."""
+        """Set when a task is added."""
         self.size_bytes = 0
         self.limit_bytes = settings.most_bytes // settings.shards
         self._index, self._replays, self._settings = index, replays, settings
@@ -111,11 +111,11 @@ class Shard:
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something to do later: a replay runs, or the backend is away."""
+        """True while a replay runs, or tasks wait for the backend."""
         return bool(self._queue or self._busy)
 
     def put(self, task: Task) -> None:
-        """Queue a message; the caller has looked whether there is room."""
+        """Adds a task; the caller has checked for room."""
         if isinstance(task, Message) and len(task.payload) > self._settings.most_payload_bytes:
             task = UnreadMessage(task.pod, task.sequence)
         self._queue.append(task)
@@ -123,9 +123,9 @@ class Shard:
         self.wake.set()
 
     def step(self, now: float) -> bool:
-        """Goes on with replays, and with some of the messages that wait; pauses in between.
+        """Continues replays, and handles some of the queued tasks; pauses in between.
 
-        Returns whether there is more to do at once. `now` is monotonic, in seconds.
+        Returns True if more work is ready. `now` is monotonic, in seconds.
         """
         self.wake.clear()
         if now < self._rest_until:
@@ -138,7 +138,7 @@ class Shard:
                 self._queue.popleft()
                 self._pace()
         except BackendUnavailable as error:
-            if self._rest_s == BACK_OFF_S[0]:  # once for each time that it is away
+            if self._rest_s == BACK_OFF_S[0]:  # once for each outage
                 log.warning("KV events wait, and scores are 503: %s", error)
             self._rest_until = now + self._rest_s
             self._rest_s = min(2 * self._rest_s, BACK_OFF_S[1])
@@ -157,7 +157,7 @@ class Shard:
             stream.close()
 
     def _replay(self, now: float) -> int:
-        """Goes on with replays; returns how many batches were applied."""
+        """Continues replays; returns the number of batches applied."""
         self._notice_loss()
         replayed = 0
         for source, stream in list(self._busy.items()):
@@ -178,7 +178,7 @@ class Shard:
                 self._skip(task)
 
     def _notice_loss(self) -> None:
-        """Begins all streams anew when the backend has lost everything."""
+        """Restarts all streams after the backend has lost all data."""
         epoch = self._index.backend.epoch
         if self._epoch != epoch and self._epoch:
             for stream in self._streams.values():
@@ -186,7 +186,7 @@ class Shard:
         self._epoch = epoch
 
     def _message(self, message: Message, now: float) -> None:
-        """Applies a message. An error costs this message only."""
+        """Applies a message. After an error, only this message is lost."""
         try:
             batch = decode(message.payload)
             source = Engine(message.pod, message.model, batch.rank)
@@ -205,7 +205,7 @@ class Shard:
             self._index.losses.message("failed")
 
     def _stream(self, source: Engine) -> EngineStream | None:
-        """The stream of an engine; None when there are too many, which is counted."""
+        """Returns the stream of an engine; None, and a loss, with too many engines."""
         stream = self._streams.get(source)
         if stream is None and len(self._streams) >= self._settings.most_engines // self._settings.shards:
             self._index.losses.message("too_many_pods")
@@ -219,7 +219,7 @@ class Shard:
         return stream
 
     def _skip(self, message: Message | UnreadMessage) -> None:
-        """Passes the number of a message without a rank, for the engine that awaits that number."""
+        """Skips the number of an undecoded message, for the pod's first engine that awaits this number."""
         for stream in self._by_pod.get(message.pod, {}).values():
             if not stream.busy and stream.tracker.next == message.sequence:
                 stream.tracker.skip(message.sequence)
@@ -234,7 +234,7 @@ class Shard:
 
 
 class Pool:
-    """Shards, chosen by pod."""
+    """All shards; a hash of the pod's name chooses the shard."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class Pool:
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`wall` gives seconds since 1970, `clock` those that work takes. ValueError without shards."""
+        """`wall` gives seconds since 1970; `clock` measures work, in seconds. ValueError without shards."""
         if settings.shards < 1:
             raise ValueError("the pool needs a queue")
         self.replays = replays
@@ -253,12 +253,11 @@ class Pool:
         self._pods: OrderedDict[str, Shard] = OrderedDict()
 
     def __len__(self) -> int:
-        """Messages that wait."""
         return sum(map(len, self.shards))
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the messages that wait, here and for replays."""
+        """Memory of waiting messages, in bytes: in queues, and held back during replays."""
         return sum(shard.size_bytes for shard in self.shards) + self.replays.size_bytes
 
     @property
@@ -267,11 +266,11 @@ class Pool:
 
     @property
     def full(self) -> bool:
-        """Whether a queue has no room: messages should wait where they are."""
+        """True if any queue has no room; messages should then stay in the sockets."""
         return any([shard.full for shard in self.shards])
 
     def put(self, message: Message) -> str | None:
-        """Queue a message; the pod that is forgotten to make room for this one, if any."""
+        """Queues a message; returns the pod that is forgotten to make room, if any."""
         self._metrics.received.inc()
         pods, pod = self._pods, message.pod
         shard = pods.get(pod)
@@ -289,12 +288,12 @@ class Pool:
         return longest_silent
 
     def gone(self, pod: str) -> None:
-        """Forget a pod, after what it has published."""
+        """Forgets a pod, after its queued messages."""
         self._pods.pop(pod, None)
         self._shard(pod).put(Gone(pod))
 
     def step(self, now: float) -> bool:
-        """A step of every shard, for callers that have one thread."""
+        """Runs a step of every shard, for callers with one thread."""
         return any([shard.step(now) for shard in self.shards])
 
     def positions(self) -> list[Position]:

@@ -1,6 +1,6 @@
-"""Holders of blocks as bits: a set of holders is one integer, and sets meet in one instruction.
+"""Holders of blocks as bits: a mask is a set of holders as one integer, for fast set operations.
 
-A mask is such a set. The copies of a block are its masks, tier by tier; no function here changes any.
+The copies of a block are its masks, tier by tier. Functions here return new copies and change none.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from cachetools import LRUCache
 from msgspec import Struct
 
 Copies: TypeAlias = tuple[int, ...]
-"""Of one block, the holders as a mask, tier by tier, in the order of the backend's tiers."""
+"""Masks of a block's holders, one for each tier, in the order of the backend's tiers."""
 
 MOST_ADAPTERS = 4096
-"""Adapters whose holders are known, those used last."""
+"""Most adapters whose holders are remembered; the least recently used is dropped."""
 
 
 class Engine(Struct, frozen=True, gc=False):
-    """One engine: a data parallel `rank` of a pod, and the base model that it serves."""
+    """An engine: a data parallel `rank` of a pod, with its base model."""
 
     pod: str
     model: str
@@ -28,7 +28,7 @@ class Engine(Struct, frozen=True, gc=False):
 
 
 class EngineGroup(Struct, frozen=True, gc=False):
-    """One KV cache group of an engine. Blocks of groups that are not `scored` are known but count nothing."""
+    """A KV cache group of an engine. Blocks of groups that are not `scored` do not count in scores."""
 
     source: Engine
     group: int
@@ -36,14 +36,14 @@ class EngineGroup(Struct, frozen=True, gc=False):
 
 
 class TooManyHolders(Exception):
-    """There is no bit left for another holder."""
+    """Raised when no bit is left for another holder."""
 
 
 class Holders:
-    """Gives every holder a bit, and knows the bits of each pod, model and adapter.
+    """Assigns a bit to every holder, and keeps the bits of each pod, model and adapter.
 
-    Bits of holders that are gone are given again, so masks stay as short as the fleet is large; `most` is how
-    many holders there may be at once.
+    Free bits are assigned again, so that the length of masks follows the size of the fleet. `most` limits the
+    number of holders at once.
     """
 
     def __init__(self, most: int) -> None:
@@ -60,25 +60,24 @@ class Holders:
 
     @property
     def one_group_each(self) -> bool:
-        """Whether no source has more than one group."""
+        """True if no engine has more than one group."""
         return len(self._groups) == len(self)
 
     @property
     def pods(self) -> Collection[str]:
-        """The names of all pods."""
         return self._pods.keys()
 
     def __iter__(self) -> Iterator[EngineGroup]:
         return (holder for holder in self._holders if holder is not None)
 
     def __getitem__(self, number: int) -> EngineGroup | None:
-        """The holder of bit `number`, if there is one."""
+        """Returns the holder of bit `number`; None for a free bit."""
         return self._holders[number] if number < len(self._holders) else None
 
     def number(self, source: Engine, group: int, scored: bool | None = None) -> int:
-        """The bit of a group, given now if it has none. `scored` is None where the caller does not know.
+        """Returns the bit of a group, assigned now if needed. `scored` is None if unknown to the caller.
 
-        TooManyHolders when there is none to give.
+        Raises TooManyHolders when no bit is free.
         """
         known = self._groups.get(source, {}).get(group)
         if known is None:
@@ -91,19 +90,18 @@ class Holders:
         return known
 
     def find(self, source: Engine, group: int) -> int | None:
-        """The bit of a group that has one."""
+        """Returns the bit of a group; None for an unknown group."""
         return self._groups.get(source, {}).get(group)
 
     def groups(self, source: Engine) -> dict[int, int]:
-        """Group -> bit of a source."""
+        """Returns group -> bit for an engine."""
         return self._groups.get(source, {})
 
     def sources(self, pod: str) -> list[Engine]:
-        """The sources of a pod."""
         return list({holder.source for _, holder in self.among(self._pods.get(pod, ()))})
 
     def assign(self, number: int, holder: EngineGroup) -> None:
-        """Gives bit `number` to a holder, as a shared backend has decided."""
+        """Assigns bit `number`, chosen by a shared backend, to a holder."""
         self.release(number)
         for unused in range(len(self._holders), number + 1):
             self._holders.append(None)
@@ -113,7 +111,7 @@ class Holders:
         self._place(number, holder)
 
     def release(self, number: int) -> None:
-        """Takes bit `number` back."""
+        """Frees bit `number`."""
         holder = self[number]
         if holder is None:
             return
@@ -135,11 +133,14 @@ class Holders:
                 _drop(self._adapters, adapter, number)
 
     def serves(self, adapter: str, number: int) -> None:
-        """Notes that a holder has blocks of an adapter. Adapters used last are known."""
+        """Notes that a holder has blocks of an adapter."""
         self._adapters[adapter] = self._adapters.get(adapter, 0) | 1 << number
 
     def mask(self, model: str, pods: Collection[str] = ()) -> int:
-        """The scored holders that serve a model, or else an adapter of that name; without pods, of all."""
+        """Returns the scored holders of a model, else all holders of an adapter of this name.
+
+        Only holders of `pods`, unless `pods` is empty.
+        """
         serving = self._models.get(model) or self._adapters.get(model, 0)
         wanted = 0
         for pod in pods:
@@ -148,15 +149,15 @@ class Holders:
         return serving & wanted if pods else serving
 
     def seats(self) -> list[EngineGroup | None]:
-        """The holders by their bits; None for a free bit."""
+        """Returns a copy of the holders by bit; None for a free bit."""
         return self._holders.copy()
 
     def of(self, mask: int) -> list[tuple[int, EngineGroup]]:
-        """The holders of a mask with their bits, lowest first."""
+        """Returns bits and holders of a mask, lowest bit first."""
         return self.among(bits(mask))
 
     def among(self, numbers: Iterable[int]) -> list[tuple[int, EngineGroup]]:
-        """The bits that are given, with their holders."""
+        """Returns the given bits that have a holder, with the holder."""
         holders = self._holders
         return [(number, holder) for number in numbers if (holder := holders[number]) is not None]
 
@@ -178,7 +179,7 @@ class Holders:
 
 
 def _drop(masks: MutableMapping[str, int], name: str, number: int) -> None:
-    """Take a bit out of the mask of `name`, and the mask away when it is empty."""
+    """Clears a bit in the mask of `name`; removes an empty mask."""
     left = masks.get(name, 0) & ~(1 << number)
     if left:
         masks[name] = left
@@ -187,8 +188,8 @@ def _drop(masks: MutableMapping[str, int], name: str, number: int) -> None:
 
 
 def bits(mask: int) -> list[int]:
-    """The numbers of the bits that are set, lowest first."""
-    digits = bin(mask)[::-1]  # with "b0" at the end, in which no bit is set
+    """Returns the numbers of the set bits, lowest first."""
+    digits = bin(mask)[::-1]  # ends in "b0", which has no "1"
     found, at = [], digits.find("1")
     while at >= 0:
         found.append(at)
@@ -197,14 +198,14 @@ def bits(mask: int) -> list[int]:
 
 
 def count_copies(copies: Copies) -> int:
-    """How many holders have a block, counted once for each tier."""
+    """Counts the holders of a block, once for each tier."""
     if len(copies) == 1:
         return copies[0].bit_count()
     return sum(map(int.bit_count, copies))
 
 
 def with_holder(copies: Copies, tier: int, bit: int) -> Copies:
-    """The copies with one more; the same object if it is there."""
+    """Returns the copies with a holder added; the same object if the holder is present."""
     if tier < len(copies):
         if copies[tier] & bit:
             return copies
@@ -213,7 +214,7 @@ def with_holder(copies: Copies, tier: int, bit: int) -> Copies:
 
 
 def without_holder(copies: Copies, tier: int | None, bit: int) -> Copies:
-    """The copies without a holder, in one tier or all; the same object if it is not there."""
+    """Returns the copies without a holder, in one tier or all; the same object if the holder is absent."""
     if not any(mask & bit for mask in (copies if tier is None else copies[tier : tier + 1])):
         return copies
     left = [mask & ~bit if tier in (None, at) else mask for at, mask in enumerate(copies)]
@@ -223,7 +224,7 @@ def without_holder(copies: Copies, tier: int | None, bit: int) -> Copies:
 
 
 def anywhere(copies: Copies) -> int:
-    """The mask of the holders that have a block in any tier."""
+    """Returns the mask of holders in any tier."""
     mask = 0
     for one in copies:
         mask |= one

@@ -1,7 +1,7 @@
 """The index: batches of events in, scores of pods out.
 
-Engines announce blocks one by one, and to apply a few of them together costs much less than one after
-another: events in a row that differ only in their blocks are one group.
+Engines announce blocks one by one. Applying several blocks together costs much less, so consecutive events
+that differ only in their blocks form one group.
 """
 
 from __future__ import annotations
@@ -51,19 +51,20 @@ from config.sections.observability import TRACE
 log = logging.getLogger(__name__)
 
 MOST_TIER_LETTERS, MOST_NAME_LETTERS = 64, 512
+"""Longest names of tiers and of adapters, in characters."""
 MOST_MEDIA = 256
-"""Spellings of tiers that are remembered."""
+"""Most spellings of tiers that are remembered."""
 MOST_GROUPS = 64
-"""KV cache groups of one engine."""
+"""Most KV cache groups of one engine."""
 
 Known: TypeAlias = dict[tuple[int, int], Owned | None]
-"""Group and engine key -> the request keys of a block; None where the block is not known."""
+"""(group, engine key) -> request keys of a block; None for an unknown block."""
 
 
 class Ingest:
-    """Turns events into operations. An event that cannot be used is lost with a reason.
+    """Converts events to operations. An unusable event is lost with a reason.
 
-    A group of events that is refused is tried event by event; an event that is refused alone is lost.
+    A refused group is tried event by event; a single refused event is lost.
     """
 
     def __init__(self, backend: Backend, request_keys: RequestKeys) -> None:
@@ -73,9 +74,9 @@ class Ingest:
         self.stores = BlockAligner(request_keys)
 
     def operations(self, source: Engine, events: Sequence[KVEvent], losses: list[str]) -> list[Operation]:
-        """Returns what some events of a batch do; the reasons why events are lost go to `losses`.
+        """Returns the operations of some events of a batch; appends reasons for lost events to `losses`.
 
-        The operations are to be applied before the next events are given. May raise BackendUnavailable.
+        The caller applies the operations before the next call. May raise BackendUnavailable.
         """
         groups = [events] if len(events) == 1 else event_groups(events, self._block_size)
         parsed = list(chain.from_iterable(self._parsed(group, losses) for group in groups))
@@ -92,7 +93,7 @@ class Ingest:
         return operations
 
     def tier(self, medium: str | None) -> str:
-        """The tier of a medium. Refused for a name too long, and for one tier too many."""
+        """Returns the tier of a medium. Raises Refused for a name too long, and beyond MOST_TIERS."""
         if medium in self._media:
             return self._media[medium]
         if medium and len(medium) > MOST_TIER_LETTERS:
@@ -106,7 +107,7 @@ class Ingest:
         return tier
 
     def _parsed(self, events: Sequence[KVEvent], losses: list[str]) -> list[StoreGroup | Operation]:
-        """A group of events, as one if possible."""
+        """Converts a group of events, as one if possible."""
         try:
             match events[0]:
                 case BlockStored():
@@ -130,7 +131,7 @@ class Ingest:
             [parent_of(event) for event in events],
             _group_of(first.group_idx),
             self.tier(first.medium),
-            # Engines of before vLLM 0.14 publish only the number of an adapter.
+            # vLLM before 0.14 publishes only the number of an adapter.
             first.lora_name or (str(first.lora_id) if first.lora_id else None),
         )
         return run if first.token_ids else Offload(run.group, run.tier, run.engine)
@@ -140,7 +141,6 @@ class Ingest:
         return Remove(_group_of(events[0].group_idx), self.tier(events[0].medium), engine)
 
     def _stores(self, source: Engine, run: StoreGroup, known: Known, losses: list[str]) -> list[Operation]:
-        """Returns the operations of a group of stores."""
         try:
             return [self.stores.operation(source, run, known)]
         except Refused as refused:
@@ -156,7 +156,7 @@ class Ingest:
 
 
 def _learn(known: Known, made: Sequence[Operation]) -> None:
-    """Notes the blocks of operations, which later events of the batch may continue."""
+    """Adds the blocks of operations to `known`; later events of the batch may continue them."""
     for store in made if known else ():
         if isinstance(store, Store):
             for key, owned in chain(zip(store.engine, store.owned, strict=True), store.remapped):
@@ -164,10 +164,10 @@ def _learn(known: Known, made: Sequence[Operation]) -> None:
 
 
 def event_groups(events: Iterable[KVEvent], block_size: int) -> Iterator[list[KVEvent]]:
-    """Splits events, in their order, into groups that one operation can stand for.
+    """Splits events, in their order, into groups for one operation each.
 
-    Such are removals from one medium and group, and stores of one medium, group and adapter whose blocks
-    have `block_size` tokens and no extra keys.
+    A group has removals of one medium and cache group, or stores of one medium, cache group and adapter. The
+    blocks of such stores have `block_size` tokens and no extra keys.
     """
     group: list[KVEvent] = []
     before: tuple[object, ...] | None = None
@@ -183,7 +183,7 @@ def event_groups(events: Iterable[KVEvent], block_size: int) -> Iterator[list[KV
 
 
 def _likeness(event: KVEvent, block_size: int) -> tuple[object, ...] | None:
-    """What events of one group have in common; None for an event that has to be used alone."""
+    """Returns the properties that events of one group share; None for an event that stays alone."""
     if isinstance(event, BlockStored):
         extra = event.extra_keys
         if event.block_size != block_size or not event.token_ids or extra and any(extra):
@@ -193,7 +193,7 @@ def _likeness(event: KVEvent, block_size: int) -> tuple[object, ...] | None:
 
 
 def _hashes(events: Sequence[BlockStored] | Sequence[BlockRemoved]) -> Sequence[BlockHash]:
-    """The names of all blocks, in a row."""
+    """Returns the block hashes of all events, in order."""
     if len(events) == 1:
         return events[0].block_hashes
     return [name for event in events for name in event.block_hashes]
@@ -207,11 +207,11 @@ def _group_of(group: int | None) -> int:
 
 DEFAULT_BLOCK_SIZE = 16
 EVENTS_A_TURN = 1024
-"""Events that are applied, in about 3 ms, before other greenlets have their turn."""
+"""Events applied in one go, in about 3 ms, before other greenlets run."""
 
 
 class IndexSettings(Struct, frozen=True, kw_only=True):
-    """`block_size` is the index's, in tokens; engines may have others. Keys are those of `generation`."""
+    """`block_size` is the index's, in tokens; engines may differ. `generation` selects the hash."""
 
     block_size: int = DEFAULT_BLOCK_SIZE
     generation: Generation = DEFAULT_GENERATION
@@ -220,10 +220,10 @@ class IndexSettings(Struct, frozen=True, kw_only=True):
 
 
 class Index:
-    """Which pod has which blocks of which prompts, kept in a backend.
+    """Index of the blocks of prompts in the caches of pods, stored in a backend.
 
-    `clock` gives seconds, for the time that lookups take. Threads may share it; batches of one pod have to
-    come in their order.
+    `clock` gives seconds, to measure lookups. Threads may share an index. Batches of one pod must arrive in
+    order.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class Index:
 
     @property
     def caches(self) -> Mapping[str, Bounded]:
-        """What is remembered beside the backend, by name."""
+        """Caches beside the backend, by name."""
         return {
             "index tails": self._ingest.stores.tails,
             "index key roots": self._keys.roots,
@@ -261,9 +261,9 @@ class Index:
     ) -> Outcome | None:
         """Applies a batch that a pod has published; long work pauses.
 
-        With its `sequence` number indexers that share a backend apply it once; `restart` begins the pod anew.
-        Returns None when there are too many pods, which is counted. Raises BackendUnavailable: the batch is
-        to be applied again later.
+        With a `sequence` number, indexers that share a backend apply the batch once. `restart` first removes
+        the engine's blocks. Returns None, and counts a loss, with too many pods. After BackendUnavailable the
+        caller applies the batch again later.
         """
         if isinstance(batch, EventBatch):
             batch = Batch(batch.ts, batch.data_parallel_rank or 0, batch.events)
@@ -282,14 +282,14 @@ class Index:
         except TooManyHolders:
             self.losses.message("too_many_pods")
             return None
-        # Counted only now: a batch that has to be applied again would be counted again.
+        # Counted at the end: a batch that is applied again would be counted twice.
         if lost or total.unknown:
             self.losses.count(lost, total.unknown)
         self.metrics.changed(total.added, total.removed)
         return total
 
     def clear(self, pod: str) -> int:
-        """Forgets a pod; returns how many copies of blocks it had. Long work pauses."""
+        """Removes a pod; returns its number of copies of blocks. Long work pauses."""
         removed = self.backend.clear(pod)
         self.metrics.changed(0, removed)
         return removed
@@ -303,7 +303,7 @@ class Index:
         salt: str | None = None,
         media: Sequence[Placeholder] = (),
     ) -> list[int]:
-        """The request keys of a prompt's full blocks. ValueError for a token id of no vocabulary."""
+        """Returns the request keys of a prompt's full blocks. ValueError for a token id outside 32 bits."""
         return self._chain(model, tokens, lora, salt, media, self.settings.block_size)
 
     def score(
@@ -317,13 +317,13 @@ class Index:
         salt: str | None = None,
         media: Sequence[Placeholder] = (),
     ) -> list[PodScore]:
-        """The engines that have the start of a prompt, the best first; none for less than a block.
+        """Scores the engines that have the start of a prompt, best first; none for less than a block.
 
-        The prompt is given as token ids, or as request keys that `block_keys` has made of them. `model` is
-        the base model or an adapter's name, `lora` the adapter; `pods` are those to choose from, () for all.
+        The prompt is given as token ids, or as request keys from `block_keys`. `model` is the base
+        model or an adapter's name, `lora` the adapter. `pods` limits the choice; () means all pods.
 
         Raises:
-            ValueError: a token id of no vocabulary.
+            ValueError: a token id is outside 32 bits.
             BackendUnavailable: the backend does not answer.
         """
         log.log(TRACE, "score %s: tokens %s", lora or model, tokens)
@@ -338,7 +338,7 @@ class Index:
         return best
 
     def base_model(self, name: str) -> str:
-        """The model of the pods that have blocks of the adapter `name`; the name itself if there are none."""
+        """Returns the base model of pods with blocks of the adapter `name`; `name` without such pods."""
         holders = self.backend.lookup([]).holders
         return next((holder.source.model for _, holder in holders.of(holders.mask(name))), name)
 
@@ -379,7 +379,7 @@ class Index:
         salt: str | None,
         media: Sequence[Placeholder],
     ) -> list[PodScore]:
-        """Images touch other blocks in engines of other block sizes: the best score of each engine counts."""
+        """Scores a prompt with features, for each block size of engines; an engine's best score counts."""
         sizes = granularities(self._ingest.stores.block_sizes.get(model, ()), self.settings.block_size)
         best: dict[tuple[str, int], PodScore] = {}
         for size in sizes:

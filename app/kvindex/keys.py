@@ -1,20 +1,20 @@
-"""Request keys: what the blocks of a prompt are called, whichever pod has them.
+"""Request keys: names of a prompt's blocks, the same for all pods.
 
-They are those of llm-d (kv-cache specification, section 1.5) and cover seed, model, tokens, and features:
+The keys are llm-d's (kv-cache specification, section 1.5), and cover seed, model, tokens and features.
 
 | generation | versions | hash |
 |---|---|---|
 | D | llm-d-kv-cache 0.5 and later | FNV-1a of 64 bits over CBOR |
 | E | llm-d-router with `xxh64` | XXH64 over packed numbers |
 
-E is the fast one: a block costs about as much as a dictionary lookup.
+E is the fast generation: hashing a block costs about as much as a dictionary lookup.
 
-Prompts of one conversation, and those behind one system prompt, have most of their tokens in common. So the
-keys of parts of prompts are remembered: to compare a part costs a tenth of hashing its blocks one by one.
+Prompts of one conversation, or with one system prompt, share most of their tokens. A cache therefore keeps
+the keys of parts of prompts: comparing a part costs a tenth of hashing its blocks.
 
-Features tell apart blocks of equal tokens. Engines publish them and requests state them, both in the same
-order: the images that a block touches, then, in the first block of a prompt, the salt. An adapter is not
-among them: its name stands in place of the model's.
+Features distinguish blocks of equal tokens. Engines publish features, and requests contain them, in the same
+order: the images in a block, then, in a prompt's first block, the salt. An adapter is no feature; the
+adapter's name replaces the model's.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from app.kvcache.memo import Memo
 from app.kvcache.prompt import Placeholder
 
 Features: TypeAlias = tuple[str, ...] | None
-"""Identifiers of images and a salt, in the order of the prompt."""
+"""Identifiers of images, then the salt, of one block."""
 
 
 def published_features(
     extra_keys: Sequence[Sequence[object] | None] | None, adapter: str | None
 ) -> list[Features] | None:
-    """The features of an event's blocks; None if there are none.
+    """Returns the features of an event's blocks; None if no block has any.
 
-    `extra_keys` holds per block a list of the adapter's name, identifiers (bare, or with an offset), the
-    salt, or digests. vLLM up to 0.18 publishes identifiers bare, so that nothing tells them from a salt.
+    `extra_keys` has a list for each block: the adapter's name, identifiers (bare, or with an offset), the
+    salt, or digests. vLLM up to 0.18 publishes bare identifiers, which look like a salt.
     """
     if not extra_keys or not any(extra_keys):
         return None
@@ -69,7 +69,7 @@ def _text(key: object) -> str | None:
 def requested_features(
     blocks: int, block_size: int, media: Sequence[Placeholder], salt: str | None, engine_block_size: int
 ) -> list[Features] | None:
-    """The features of the first `blocks` blocks of a prompt, as engines with such blocks publish them."""
+    """Returns the features of a prompt's first `blocks` blocks, for engines with `engine_block_size`."""
     if not media and not salt:
         return None
     engine_blocks = -(-blocks * block_size // engine_block_size)
@@ -86,9 +86,9 @@ def requested_features(
 
 
 def fold_features(placed: Iterable[tuple[int, Features]], blocks: int, block_size: int) -> list[Features]:
-    """The features of `blocks` blocks of the index, from those of an engine's blocks.
+    """Converts features of engine blocks to features of `blocks` index blocks.
 
-    Each of these, given with the token at which it begins, gives its own to the block in which that is.
+    `placed` pairs an engine block's first token with its features. They go to the index block of this token.
     """
     texts: list[dict[str, None]] = [{} for _ in range(blocks)]
     for start, features in placed:
@@ -98,7 +98,7 @@ def fold_features(placed: Iterable[tuple[int, Features]], blocks: int, block_siz
 
 
 def granularities(engine_block_sizes: Collection[int], block_size: int) -> set[int]:
-    """The block sizes at which a request with features has to be keyed to meet all of these engines."""
+    """Returns the block sizes for which a request with features needs separate keys."""
     sizes = {block_size if block_size % size == 0 else size for size in engine_block_sizes}
     return sizes or {block_size}
 
@@ -108,48 +108,48 @@ GENERATIONS: tuple[Generation, ...] = get_args(Generation)
 DEFAULT_GENERATION: Generation = "E"
 
 ROOTS_BYTES = 1 << 18
+"""Memory of the roots of models and adapters, in bytes."""
 KEY_BYTES, TOKEN_BYTES = 8, 4
 TOKENS_A_KEY = KEY_BYTES // TOKEN_BYTES
 LINK_BLOCKS = 64
-"""Blocks that are hashed in place at a time."""
+"""Blocks hashed in place at a time."""
 PART_BLOCKS = 64
-"""Blocks of a prompt that are remembered together."""
+"""Blocks of a part of a prompt in the cache of keys."""
 PARTS_BYTES = 32 << 20
-"""Memory of the parts that are remembered."""
+"""Memory of the cached parts, in bytes."""
 NUMBER_BYTES = 44
-"""Memory of a key, and of its place in a list."""
+"""Memory of a key and its place in a list, in bytes."""
 PART_BYTES = 350
-"""Memory of a part besides its tokens and keys."""
+"""Memory of a part besides its tokens and keys, in bytes."""
 LEAST_LINKED = 8
-"""Fewer are packed one by one: a link has to be found for them."""
+"""Fewest blocks worth a `Link`; fewer blocks are packed one by one."""
 _OFFSET_64, _PRIME_64 = 14695981039346656037, 1099511628211
 _OFFSET_32, _PRIME_32 = 2166136261, 16777619
 
 
 class RequestKeys(Protocol):
-    """Keys of 64 bits, none of them 0 in practice."""
+    """Computes keys of 64 bits, in practice never 0."""
 
     block_size: int
-    """Tokens of a block."""
     slice_blocks: int
-    """Blocks whose keys are made in about a millisecond."""
+    """Blocks whose keys take about 1 ms."""
     roots: Memo[str, int]
-    """What comes before the first blocks, by model or adapter."""
+    """Model or adapter -> the parent key of first blocks."""
 
     def root(self, model: str) -> int:
-        """What comes before the first block of a prompt for a model, or an adapter."""
+        """Returns the parent key of a prompt's first block, for a model or an adapter."""
 
     def keys(
         self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
     ) -> list[int]:
-        """A key for every full block. ValueError for a token id below 0 or of more than 32 bits.
+        """Returns a key for every full block. ValueError for a token id below 0 or of more than 32 bits.
 
         `features` has an entry for every full block, or is None where no block has any.
         """
 
 
 def request_keys(generation: Generation, block_size: int, seed: str = "") -> RequestKeys:
-    """The keys of a generation. ValueError for an unknown one, or a block without tokens."""
+    """Returns the keys of a generation. ValueError for an unknown generation, or a block without tokens."""
     if block_size < 1:
         raise ValueError(f"a block has at least one token, not {block_size}")
     match generation:
@@ -161,9 +161,9 @@ def request_keys(generation: Generation, block_size: int, seed: str = "") -> Req
 
 
 class Link:
-    """Memory for a chain of blocks, so that none is copied: each one's key is written in front of the next.
+    """Hashes a chain of blocks without copies: a block's key is written in front of the next block.
 
-    There are the last tokens of the block itself, which has been hashed by then.
+    The key overwrites the last tokens of its block, which are hashed by then.
     """
 
     def __init__(self, block_bytes: int) -> None:
@@ -174,10 +174,10 @@ class Link:
             ((number + 1) * self._step, self._bytes[start : start + KEY_BYTES + block_bytes])
             for number, start in enumerate(range(0, LINK_BLOCKS * block_bytes, block_bytes))
         ]
-        """For each block: where its key goes, and what is hashed for it."""
+        """For each block: the index of its key in `_words`, and the bytes to hash."""
 
     def chain(self, parent: int, data: bytes) -> list[int]:
-        """The keys of the full blocks of packed tokens that follow the key `parent`."""
+        """Returns the keys of the full blocks of packed tokens behind the key `parent`."""
         keys: list[int] = []
         most = LINK_BLOCKS * self._step * KEY_BYTES
         for start in range(0, len(data), most):
@@ -187,7 +187,7 @@ class Link:
         return keys
 
     def _keys(self, parent: int, data: bytes, blocks: int) -> list[int]:
-        """The keys of at most `LINK_BLOCKS` blocks."""
+        """Returns the keys of at most `LINK_BLOCKS` blocks."""
         words, digest, step = self._words, xxh64_intdigest, self._step
         self._bytes[KEY_BYTES : KEY_BYTES + len(data)] = data
         words[0] = parent
@@ -197,9 +197,9 @@ class Link:
 
 
 class Xxh64Keys:
-    """Generation E: parent, token ids, and texts with their lengths, packed.
+    """Generation E: XXH64 over parent, token ids, and texts with their lengths.
 
-    Numbers are packed as the machine has them, and so are llm-d's on machines whose lowest byte comes first.
+    Numbers have the machine's byte order; on little-endian machines the keys equal llm-d's.
     """
 
     slice_blocks = 1024
@@ -237,7 +237,7 @@ class Xxh64Keys:
         return [parent := digest(pack(parent, block) + _sized(texts or ())) for (block,), texts in both]
 
     def _single(self, parent: int, tokens: Sequence[int]) -> int:
-        """The key of one block: engines announce those of replies one by one."""
+        """Returns the key of one block; engines announce a reply's blocks one by one."""
         try:
             return xxh64_intdigest(self._whole.pack(parent, *tokens))
         except struct.error:
@@ -245,7 +245,7 @@ class Xxh64Keys:
 
 
 class FnvKeys:
-    """Generation D: CBOR arrays of a 64-bit parent, token ids, and null or maps of features."""
+    """Generation D: FNV-1a over CBOR arrays of a 64-bit parent, token ids, and null or maps of features."""
 
     slice_blocks = 128
 
@@ -266,7 +266,7 @@ class FnvKeys:
     def keys(
         self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
     ) -> list[int]:
-        packed_ids(tokens)  # refuses what is no token id
+        packed_ids(tokens)  # raises for an invalid token id
         return all_low64(self._chain.hashes(parent.to_bytes(8, "big"), tokens, features))
 
     def _hash(self, parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[bytes]:
@@ -281,7 +281,7 @@ class FnvKeys:
 
 
 def packed_ids(ids: Sequence[int]) -> array[int]:
-    """Token ids as numbers of 32 bits; an array of them stays as it is. ValueError for one that is none."""
+    """Returns token ids as 32-bit numbers, and such an array unchanged. ValueError for an invalid id."""
     if isinstance(ids, array) and ids.typecode == "I":
         return ids
     packed = array("I")
@@ -293,12 +293,12 @@ def packed_ids(ids: Sequence[int]) -> array[int]:
 
 
 def fnv1a_64(data: bytes) -> int:
-    """FNV-1a, by which llm-d names blocks. No package of it is kept up."""
+    """64-bit FNV-1a, llm-d's hash of blocks. No package for FNV is maintained."""
     return _fnv1a(data, _OFFSET_64, _PRIME_64, (1 << 64) - 1)
 
 
 def fnv1a_32(data: bytes) -> int:
-    """FNV-1a, by which llm-d spreads pods."""
+    """32-bit FNV-1a, llm-d's hash for the queue of a pod."""
     return _fnv1a(data, _OFFSET_32, _PRIME_32, (1 << 32) - 1)
 
 
@@ -317,7 +317,7 @@ def _sized(texts: Sequence[str]) -> bytes:
 
 
 class Part(Struct, frozen=True, gc=False):
-    """Some blocks in a row: the key before them, their tokens, and their keys."""
+    """Consecutive blocks: the key before the first block, all tokens, and all keys."""
 
     parent: int
     tokens: bytes
@@ -325,11 +325,11 @@ class Part(Struct, frozen=True, gc=False):
 
 
 class PrefixKeyCache:
-    """Makes the keys of prompts, and remembers those of the parts of blocks without features used last."""
+    """Computes the keys of prompts; caches recent parts of prompts without features."""
 
     def __init__(self, request_keys: RequestKeys, limit_bytes: int = PARTS_BYTES) -> None:
         self.parts: Memo[int, Part] = Memo(limit_bytes)
-        """By a hash of tokens and parent, which two parts may have in common."""
+        """Hash of tokens and parent -> part; two parts may share a hash."""
         self._request_keys = request_keys
         self._size = request_keys.block_size
         self._part = PART_BLOCKS * request_keys.block_size * TOKEN_BYTES
@@ -337,7 +337,7 @@ class PrefixKeyCache:
     def keys(
         self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
     ) -> list[int]:
-        """Returns the same keys as `RequestKeys.keys`; a long prompt pauses."""
+        """Returns the keys of `RequestKeys.keys`; pauses in a long prompt."""
         if features is not None:
             return self._hashed(parent, tokens, features)
         ids = packed_ids(tokens)
@@ -365,7 +365,7 @@ class PrefixKeyCache:
         return keys
 
     def _known(self, parent: int, data: bytes) -> list[int]:
-        """The keys of the parts that the prompt begins with, as far as they are remembered."""
+        """Returns the keys of the cached parts at the start of a prompt."""
         keys: list[int] = []
         get, width = self.parts.get, self._part
         for start in range(0, len(data) - width + 1, width):
@@ -378,7 +378,7 @@ class PrefixKeyCache:
         return keys
 
     def _remember(self, parent: int, data: bytes, keys: list[int], known: int) -> None:
-        """The whole parts behind `known` blocks and their key `parent`."""
+        """Caches the whole parts behind `known` blocks; `parent` is the last key of these blocks."""
         width = self._part
         size = width + NUMBER_BYTES * PART_BLOCKS + PART_BYTES
         for first in range(known, len(keys) - PART_BLOCKS + 1, PART_BLOCKS):

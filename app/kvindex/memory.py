@@ -1,4 +1,4 @@
-"""The index in this process: a table of block -> copies, and for each holder a map of engine key -> block."""
+"""The index in this process: a table of block -> copies, and a map of engine key -> block per holder."""
 
 from __future__ import annotations
 
@@ -38,26 +38,29 @@ from app.kvindex.holders import (
 from app.kvindex.tables import BlockTable, EngineMap
 
 MOST_COPIES = 10_000_000
+"""Default bound of the index, in copies of blocks."""
 BLOCK_BYTES = 240
-"""What a block takes in the table: its key, its places in two dictionaries."""
+"""Memory of a block in the table, in bytes: a key and its places in two dictionaries."""
 COPY_BYTES = 180
-"""What a holder's map takes for a block: two keys and their place in the dictionary."""
+"""Memory of a block in a holder's map, in bytes: two keys and a place in a dictionary."""
 SHARE_BYTES = 1040
-"""What a copy may take where copies are the bound: a block that takes more counts as several."""
+"""Most memory of a copy when copies are the bound, in bytes; a larger block counts as several copies."""
 MASK_SHIFT = 12
-"""A mask of so many binary digits, as a power of 2, takes half of that."""
+"""Binary logarithm of the bits in a mask of about half of `SHARE_BYTES`."""
 REPEAT_BYTES = 200
-"""What a block takes that is held more than once."""
+"""Memory of a block that a holder has more than once, in bytes."""
 REPEATS_BYTES = 64 << 20
-"""What all of those may take. Beyond that they are held once."""
+"""Most memory of such blocks, in bytes; further repeats are not counted."""
 ALONE_BYTES = 16 << 20
+"""Memory of shared tuples for blocks with a single copy, in bytes."""
 SLICE = 2048
-"""Blocks that are cleared, or looked at, in one go: about a millisecond."""
+"""Blocks cleared or checked in one go, in about 1 ms."""
 SPARE = 64
+"""Stale entries that every holder's map may have."""
 
 
 def weigh_bytes(copies: Copies) -> int:
-    """The bytes of a block, at most: blocks of one prompt share their masks, which is not counted."""
+    """Returns the most bytes that a block takes; blocks of one prompt share masks, and take less."""
     if not copies:
         return 0
     masks = getsizeof(copies) + sum(map(getsizeof, copies))
@@ -65,18 +68,18 @@ def weigh_bytes(copies: Copies) -> int:
 
 
 def weigh_copies(copies: Copies) -> int:
-    """How many copies a block has, and one more for each half of `SHARE_BYTES` that a mask takes.
+    """Counts a block's copies, plus one for each half of `SHARE_BYTES` that a mask takes.
 
-    So it takes no more than `SHARE_BYTES` for each.
+    A block then takes at most `SHARE_BYTES` for each counted copy.
     """
     return sum([mask.bit_count() + (mask.bit_length() >> MASK_SHIFT) for mask in copies])
 
 
 class MemoryBackend(Backend):
-    """Bounded by the sum of what its blocks weigh: `bound` block copies, or whatever `weigh` measures.
+    """Index in memory. `bound` limits the total weight of blocks: copies, or the unit of `weigh`.
 
-    Beyond the bound blocks make room as `BlockTable` has it, whoever holds them. A holder's map may keep a
-    quarter more entries than blocks are left (entries of blocks that made room). Greenlets may share it.
+    Above the bound, `BlockTable` evicts the blocks used least recently, of all holders. A holder's map may
+    keep stale entries of evicted blocks, up to about a quarter. Greenlets may share the backend.
     `count_repeats`: see `docs/kv-index.md`.
     """
 
@@ -102,7 +105,7 @@ class MemoryBackend(Backend):
 
     @property
     def size_bytes(self) -> int:
-        """What all blocks take, by `weigh_bytes` and `SHARE_BYTES`: more than is used."""
+        """Upper estimate of the memory in use, in bytes, by `weigh_bytes` or `SHARE_BYTES`."""
         held = self._bytes(self.table.weight) + REPEAT_BYTES * self._repeats
         return held + self._alone.size_bytes
 
@@ -151,7 +154,7 @@ class MemoryBackend(Backend):
         return weight if self.table.weigh is weigh_bytes else weight * SHARE_BYTES
 
     def _apply_until_clear(self, source: Engine, operations: Iterator[Operation], outcome: Outcome) -> bool:
-        """Applies operations without a pause; returns whether a clear is due before the next one."""
+        """Applies operations without a pause, up to a clear; returns True if a clear is due."""
         try:
             for operation in operations:
                 match operation:
@@ -184,7 +187,7 @@ class MemoryBackend(Backend):
         outcome.added += self._add(store.keys, tier, number)
 
     def _meet_again(self, number: int, tier: int, mapping: EngineMap, store: Store, outcome: Outcome) -> None:
-        """Some blocks of a store are known: they are held once more, or their key now means other tokens."""
+        """Handles known blocks of a store: either further copies, or keys that now mean other tokens."""
         for key, owned in zip(store.engine, store.owned, strict=True):
             before = mapping.owned.get(key)
             if before is None:
@@ -228,7 +231,7 @@ class MemoryBackend(Backend):
                     self._repeats -= mapping.forget(key)
 
     def _clear(self, source: Engine) -> int:
-        """Forgets all groups of a source, some blocks at a time; returns how many copies they had."""
+        """Removes all groups of a source, a slice at a time; returns the number of copies removed."""
         removed = 0
         for number in list(self.holders.groups(source).values()):
             mapping = self._maps[number]
@@ -244,12 +247,12 @@ class MemoryBackend(Backend):
         return removed
 
     def _add(self, keys: Sequence[int], tier: int, number: int) -> int:
-        """Give a holder these blocks, all different, in a tier; how many of them it did not have there."""
+        """Adds distinct blocks to a holder's tier; returns the number of new copies."""
         added = 0
         before: Copies | None = None
         after: Copies = ()
         for segment, copies, run in self.table.runs(keys):
-            # Neighbours have the same holders more often than not: one tuple then serves them all.
+            # Neighbours mostly have the same holders: they then share one tuple.
             if copies != before:
                 before = copies
                 after = with_holder(copies, tier, 1 << number) if copies else self._only(number, tier)
@@ -262,7 +265,7 @@ class MemoryBackend(Backend):
         return added
 
     def _only(self, number: int, tier: int) -> Copies:
-        """The copies of a block that only one holder has: one tuple for all of them."""
+        """Returns the shared tuple for blocks with a single copy, in this tier of this holder."""
         alone = self._alone.get((number, tier))
         if alone is None:
             alone = with_holder((), tier, 1 << number)
@@ -270,7 +273,7 @@ class MemoryBackend(Backend):
         return alone
 
     def _take(self, keys: Iterable[int], number: int, tier: int | None = None) -> int:
-        """Take these blocks from a holder, in one tier or in all; how many copies that were."""
+        """Removes blocks from a holder, in one tier or all; returns the number of copies removed."""
         table, bit, taken = self.table, 1 << number, 0
         before: Copies | None = None
         left: Copies = ()
@@ -292,7 +295,7 @@ class MemoryBackend(Backend):
         return taken
 
     def _has(self, owned: Owned, number: int, tier: int | None = None) -> bool:
-        """Whether a holder has the blocks, in one tier or in any. True for no blocks."""
+        """True if a holder has all the blocks, in one tier or in any; also without blocks."""
         for key in keys_of(owned):
             masks = self.table.get(key)
             if tier is not None:
@@ -307,7 +310,7 @@ class MemoryBackend(Backend):
         return self.tiers.index(name)
 
     def _made_room(self, blocks: Mapping[int, Copies]) -> None:
-        """Count what is lost, and note which maps have many entries that lead nowhere."""
+        """Counts evicted copies, and marks maps with many stale entries for a sweep."""
         for copies, alike in groupby(blocks.values()):
             count = len(list(alike))
             held = count * count_copies(copies)
@@ -320,7 +323,7 @@ class MemoryBackend(Backend):
                     self._due[number] = None
 
     def _sweep(self) -> None:
-        """Forgets the entries of maps that lead to blocks that made room."""
+        """Removes entries of evicted blocks from the marked maps."""
         while self._due:
             number, _ = self._due.popitem()
             mapping = self._maps.get(number, EngineMap())
@@ -332,6 +335,6 @@ class MemoryBackend(Backend):
                 pause_if_possible()
 
     def _is_held(self, owned: Owned) -> bool:
-        """Whether any of the blocks is still there; True for no blocks."""
+        """True if any of the blocks is still in the table; also without blocks."""
         keys = keys_of(owned)
         return not keys or any(key in self.table for key in keys)

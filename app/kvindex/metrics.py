@@ -1,6 +1,6 @@
-"""What the index counts: the `kvcache_` families of llm-d (kv-cache specification, 4), and its losses.
+"""Metrics of the index: llm-d's `kvcache_` families (kv-cache specification, 4), and losses.
 
-A loss without a name is a fault that nobody finds: whatever was not used is counted by reason.
+Every unused message and event is counted with a reason, so that operators can find the cause.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ MessageLoss: TypeAlias = Literal[
     "too_many_pods",
     "failed",
 ]
-"""Why a whole message was not used.
+"""Reasons for an unused message.
 
-`bad_frames`: not three frames, or a sequence number that is not 8 bytes. `bad_topic`: names no pod.
-`too_large`: more bytes than allowed, or more than 65,536 events. `unreadable`: its payload is no batch, or
-nested too deeply. `duplicate`: it was applied before. `gap`: never received (counted in messages), and not
-replayed. `foreign_replay`: a replay that another pod or rank has answered, the rest of which is left.
-`too_many_pods`: of one pod too many. `failed`: an error of the index itself, which is logged.
+`bad_frames`: not three frames, or a sequence number of other than 8 bytes. `bad_topic`: the topic has no pod.
+`too_large`: too many bytes, or more than 65,536 events. `unreadable`: the payload is no batch, or nested too
+deeply. `duplicate`: applied before. `gap`: neither received nor replayed (counted in messages).
+`foreign_replay`: another pod or rank answered a replay, which then ends. `too_many_pods`: beyond the limit
+of pods or engines. `failed`: an error of the index itself, which is logged.
 """
 
 EventLoss: TypeAlias = Literal[
@@ -43,13 +43,13 @@ EventLoss: TypeAlias = Literal[
     "unknown_block",
     "too_many_tiers",
 ]
-"""Why one event was not used; besides these there is `bad_<field>` for each field.
+"""Reasons for an unused event; further reasons are `bad_<field>` for each field.
 
-`malformed_event`: neither a map nor an array with a name. `unknown_event`: of another name. `token_count`:
-not as many tokens as the blocks have. `extra_keys_count`: not one entry for each block. `unknown_parent`:
-continues a block that is not known. `unaligned_parent`: continues inside a block of the index whose first
-tokens are forgotten. `unknown_block`: offloads or removes blocks (counted in blocks) that are not known.
-`too_many_tiers`: names one storage medium too many.
+`malformed_event`: neither a map nor an array with a name. `unknown_event`: another name. `token_count`: the
+number of tokens does not fit the blocks. `extra_keys_count`: not one entry for each block. `unknown_parent`:
+the block before is unknown. `unaligned_parent`: starts inside an index block whose first tokens are
+forgotten. `unknown_block`: offload or removal of unknown blocks (counted in blocks). `too_many_tiers`: a
+storage medium beyond the limit.
 """
 
 MESSAGE_LOSSES: tuple[MessageLoss, ...] = get_args(MessageLoss)
@@ -58,11 +58,11 @@ EVENT_LOSSES: tuple[EventLoss, ...] = get_args(EventLoss)
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 FAST_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, *SECONDS)
-"""llm-d's buckets begin at 5 ms, where most lookups have ended long ago."""
+"""Buckets of lookups, in seconds. llm-d's buckets begin at 5 ms, more than most lookups take."""
 
 
 class Losses:
-    """Counts of messages and of events that were not used."""
+    """Counts of unused messages and events, by reason."""
 
     def __init__(self) -> None:
         self.messages: Counts[str] = Counts()
@@ -72,11 +72,11 @@ class Losses:
         self.messages[reason] += count
 
     def event(self, reason: str, count: int = 1) -> None:
-        """`reason` is an `EventLoss`, or `bad_` and the name of a field."""
+        """Counts lost events; `reason` is an `EventLoss`, or `bad_` and the name of a field."""
         self.events[reason] += count
 
     def count(self, lost: Iterable[str], unknown_blocks: int) -> None:
-        """Counts what of a batch was not used: events by their reasons, and blocks that are not known."""
+        """Counts the losses of a batch: events by reason, and unknown blocks."""
         for reason in lost:
             self.event(reason)
         if unknown_blocks:
@@ -84,10 +84,10 @@ class Losses:
 
 
 class IndexMetrics:
-    """Counts what the index does. `now` gives Unix seconds for the `_created` samples."""
+    """Metrics of an index. `now` gives Unix seconds for the `_created` samples."""
 
     def __init__(self, now: Callable[[], float] = time.time, reasons: Iterable[str] = ()) -> None:
-        """`reasons` are those of events that are counted from 0 on, besides `EventLoss`."""
+        """`reasons` are further reasons for lost events, shown as 0 from the start."""
         self._families: list[Family[Counter] | Family[Gauge] | Family[Histogram]] = []
 
         def counter(name: str, help: str) -> Family[Counter]:
@@ -142,12 +142,12 @@ class IndexMetrics:
         _set(self._lost_events, dict.fromkeys((*EVENT_LOSSES, *reasons), 0))
 
     def changed(self, added: int, removed: int) -> None:
-        """Copies of blocks came and went."""
+        """Counts copies of blocks that were added and removed."""
         self._added.inc(added)
         self._removed.inc(removed)
 
     def looked_up(self, seconds: float, matched: int) -> None:
-        """A prompt was scored; the best pod has `matched` of its blocks."""
+        """Counts a scored prompt; the best pod has `matched` of the prompt's blocks."""
         self._lookups.inc()
         self._hits.inc(matched)
         self._seconds.observe(seconds)
@@ -169,7 +169,7 @@ class IndexMetrics:
         events: Mapping[str, int],
         times_lost: int = 0,
     ) -> str:
-        """The text of all families, with the present values of gauges and the losses by reason."""
+        """Returns the text of all families, with these values of gauges and of losses by reason."""
         for name, value in gauges.items():
             self._gauges[name].labels().set(value)
         self._backend_losses.value = times_lost

@@ -1,4 +1,4 @@
-"""Which pods there are: where they publish, what their topics call them, whether they are connected."""
+"""Pods of the index: endpoints of their publishers, names from topics, and connections."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from config.zmq_addresses import port_of
 log = logging.getLogger(__name__)
 
 Resolve = Callable[[str], Sequence[str]]
-"""A host name -> its addresses, none if there are none, which may take long. OSError without an answer."""
+"""Host name -> addresses, possibly none. May take long; OSError when the resolver does not answer."""
 
 
 class PodEndpoint(Struct, frozen=True):
-    """A publisher's address, that of its own replay socket, and name and model where topics lack them.
+    """Addresses of a publisher and of its replay socket, with pod and model for topics without them.
 
-    Without a `replay`, a port that all pods have in common may answer. Without a name the pod is called by
-    host and port of `endpoint`.
+    Without `replay`, the replay port of all pods applies, if set. Without `pod`, the name is host and port of
+    `endpoint`.
     """
 
     endpoint: str
@@ -38,11 +38,11 @@ class PodEndpoint(Struct, frozen=True):
 
     @property
     def host(self) -> str | None:
-        """Where it runs; None if it has no address of IP."""
+        """Host of the publisher; None for an endpoint other than tcp."""
         return host_of(self.endpoint) if self.endpoint.startswith("tcp://") else None
 
     def at(self, address: str) -> PodEndpoint:
-        """The same at one of the addresses of its host, also for replays if the same host answers them."""
+        """Returns this endpoint with a host's address; also the replay address, if it has the same host."""
         replay = self.replay
         if replay is not None and host_of(replay) in (self.host, ANY_HOST):
             replay = _moved(replay, address)
@@ -53,7 +53,7 @@ ANY_HOST = "*"
 
 
 def host_of(endpoint: str) -> str:
-    """The host in a tcp address, as it is written there."""
+    """Returns the host of a tcp address, unchanged."""
     return endpoint.rpartition("://")[2].rpartition(":")[0]
 
 
@@ -62,19 +62,19 @@ def _moved(endpoint: str, address: str) -> str:
 
 
 class TargetSource(Protocol):
-    """Something that knows endpoints of pods."""
+    """Source of endpoints of pods."""
 
     targets: Sequence[PodEndpoint]
-    """The endpoints by the latest answer."""
+    """Endpoints of the latest successful refresh."""
 
     def refresh(self) -> None:
-        """Looks again, which may take long while other greenlets run; without an answer nothing changes."""
+        """Updates `targets`; other greenlets run meanwhile. After an error, `targets` stays."""
 
 
 def parse_target(text: str) -> PodEndpoint:
-    """`tcp://host:port`, then options after semicolons: `replay=tcp://host:port`, `pod=name`, `model=name`.
+    """Parses `tcp://host:port;replay=tcp://host:port;pod=name;model=name`; all options may be missing.
 
-    ValueError for anything else.
+    `tcp://` may be missing, too. ValueError for other texts.
     """
     endpoint, *options = text.strip().split(";")
     if "://" not in endpoint:
@@ -97,7 +97,7 @@ def _check_endpoint(endpoint: str) -> None:
 
 
 class FixedTargets:
-    """A list that stays as it is."""
+    """A fixed list of endpoints."""
 
     def __init__(self, targets: Sequence[PodEndpoint]) -> None:
         self.targets = targets
@@ -107,9 +107,9 @@ class FixedTargets:
 
 
 class FileTargets:
-    """A file with one endpoint a line, read again when it has changed; `#` begins a comment.
+    """A file with one endpoint a line, read again after each change; `#` begins a comment.
 
-    Other lines are left out and logged; without the file the last list stays.
+    Invalid lines are skipped with a warning. While the file cannot be read, the last list stays.
     """
 
     def __init__(self, path: Path) -> None:
@@ -142,7 +142,7 @@ class FileTargets:
 
 
 def resolve_host(host: str) -> Sequence[str]:
-    """The addresses of a name by the system's resolver; other greenlets run meanwhile."""
+    """Returns the addresses of a host by the system's resolver; other greenlets run meanwhile."""
     try:
         found = getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
@@ -153,10 +153,10 @@ def resolve_host(host: str) -> Sequence[str]:
 
 
 class DnsTargets:
-    """Every address of a host name, such as that of a headless service, with the same port and options."""
+    """All addresses of a host name, such as a headless service, with one port and the same options."""
 
     def __init__(self, target: PodEndpoint, resolve: Resolve = resolve_host) -> None:
-        """`target` names the host."""
+        """`target` has the host, the port and the options."""
         self.targets: Sequence[PodEndpoint] = ()
         self._target, self._resolve = target, resolve
         self._complaint = ""
@@ -179,9 +179,9 @@ class DnsTargets:
 
 
 def target_sources(entries: Sequence[str], resolve: Resolve = resolve_host) -> list[TargetSource]:
-    """The sources that a list names: targets, `file:path`, and `dns://` for all addresses of a name.
+    """Returns the sources for `file:path`, `dns://host:port` (all addresses of a host), and endpoints.
 
-    ValueError for others.
+    Raises ValueError for other entries.
     """
     fixed: list[PodEndpoint] = []
     sources: list[TargetSource] = []
@@ -197,13 +197,15 @@ def target_sources(entries: Sequence[str], resolve: Resolve = resolve_host) -> l
 
 PREFIX = "kv@"
 MOST_NAME_BYTES = 512
+"""Longest topic, in bytes."""
 MOST_PODS = 1 << 16
+"""Most pods that a tracker follows."""
 MOST_A_STEP = 64
-"""Pods that are found to be gone in one go."""
+"""Most pods reported as gone in one step."""
 
 
 class Topic(Struct, frozen=True):
-    """A pod, the base model that it serves if the topic has one, and whether the topic is of llm-d's form."""
+    """Parsed topic: pod, base model if present, and whether the topic has llm-d's form."""
 
     pod: str
     model: str | None
@@ -211,10 +213,10 @@ class Topic(Struct, frozen=True):
 
 
 def parse_topic(topic: bytes) -> Topic | None:
-    """The pod of a topic; None where it names none.
+    """Parses `kv@pod@model`, and any other text as a pod's name; None for a topic without a pod.
 
-    A model may contain `@`, a pod may not. A topic of another form names the pod as a whole. Bytes that are
-    no text, control characters and more than `MOST_NAME_BYTES` name no pod.
+    A model may contain `@`, a pod may not. Invalid UTF-8, control characters and topics above
+    `MOST_NAME_BYTES` return None.
     """
     if not 0 < len(topic) <= MOST_NAME_BYTES:
         return None
@@ -231,10 +233,10 @@ def parse_topic(topic: bytes) -> Topic | None:
 
 
 class PodTracker:
-    """Pods by the connection of their latest message.
+    """Tracks pods by the connection of their latest message.
 
-    A pod is gone when its connection has been closed for `grace_s` seconds and no other
-    has brought a message. More than `most_pods` are not followed.
+    A pod is gone `grace_s` seconds after its connection closed, unless another connection brings a message.
+    At most `most_pods` pods are tracked.
     """
 
     def __init__(self, grace_s: float, most_pods: int = MOST_PODS) -> None:
@@ -243,10 +245,10 @@ class PodTracker:
         self._pods: dict[Hashable, set[str]] = {}
         self._closed: set[Hashable] = set()
         self._due: OrderedDict[str, float] = OrderedDict()
-        """When pods will be gone; the earliest is first, as all have the same time."""
+        """Pod -> time when the pod is gone; earliest first, as all pods have the same grace time."""
 
     def seen(self, pod: str, connection: Hashable, now: float) -> None:
-        """A message of the pod came over the connection; it may have been closed since."""
+        """Notes a message of the pod over the connection, which may be closed by now."""
         before = self._connections.get(pod)
         if pod not in self._connections and len(self._connections) >= self._most_pods:
             return
@@ -261,32 +263,32 @@ class PodTracker:
             self._due.pop(pod, None)
 
     def forget(self, pod: str) -> None:
-        """The pod is not followed any more."""
+        """Stops tracking the pod."""
         self._due.pop(pod, None)
         connection = self._connections.pop(pod, None)
         if connection is not None:
             self._leave(pod, connection)
 
     def opened(self, connection: Hashable) -> None:
-        """The connection is there (again)."""
+        """Notes that the connection is open (again)."""
         self._closed.discard(connection)
         for pod in self._pods.get(connection, ()):
             self._due.pop(pod, None)
 
     def replaced(self, connection: Hashable) -> None:
-        """A number stands for a new connection now: pods of the former one stay closed."""
+        """Notes that a connection's number was reused; pods of the former connection stay closed."""
         self._closed.discard(connection)
         for pod in self._pods.pop(connection, set()):
             self._connections[pod] = None
 
     def closed(self, connection: Hashable, now: float) -> None:
-        """The connection is no more."""
+        """Notes that the connection was closed; its pods are gone after the grace time."""
         self._closed.add(connection)
         for pod in self._pods.get(connection, ()):
             self._due.setdefault(pod, now + self._grace_s)
 
     def step(self, now: float) -> list[str]:
-        """Pods that are gone by now, some of them at a time; they are no longer known."""
+        """Returns, and stops tracking, pods that are gone by now, at most MOST_A_STEP."""
         gone: list[str] = []
         while self._due and len(gone) < MOST_A_STEP:
             pod = next(iter(self._due))

@@ -1,4 +1,4 @@
-"""The index in Redis or Valkey: several indexers share it, and it is there when they start again."""
+"""The index in Redis or Valkey: several indexers share the data, which outlives their restarts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def name_of(source: Engine) -> str:
 
 
 def written(operation: Operation, source: Engine) -> dict[str, object]:
-    """An operation as the script reads it."""
+    """Converts an operation to the format of the script."""
     match operation:
         case Store():
             fields: dict[str, object] = {
@@ -75,7 +75,7 @@ def described(source: Engine, group: int, scored: bool) -> str:
 
 
 def digits(key: int) -> str:
-    """A block key as the scripts have it."""
+    """Converts a block key to 16 hexadecimal digits, as in the script."""
     return f"{key:016x}"
 
 
@@ -92,7 +92,7 @@ def unpacked(value: bytes) -> tuple[int, ...]:
 
 
 def copies_of(rows: Sequence[Sequence[bytes | None]]) -> list[Copies]:
-    """Masks from bitmaps, up to the first block without a holder. Equal neighbours share one tuple."""
+    """Converts bitmaps to masks, up to the first block without a holder. Equal neighbours share a tuple."""
     found: list[Copies] = []
     before: tuple[bytes | None, ...] = ()
     copies: Copies = ()
@@ -112,18 +112,18 @@ def copies_of(rows: Sequence[Sequence[bytes | None]]) -> list[Copies]:
 SCRIPT = Path(__file__).with_name("redis.lua")
 SWEEP_BLOCKS = 500
 LEARN_HOLDERS = 512
-"""Holders that are read in one go."""
+"""Holders read from an answer before other greenlets run."""
 UNAVAILABLE = redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, redis.OutOfMemoryError
 _ATTEMPTS = 5
 CALL_TIMEOUTS = 5
-"""A call may take so many time-outs: two to connect, two to answer, as it is tried twice."""
+"""Longest call, in time-outs: two to connect and two to answer, as a call is tried twice, and one spare."""
 _SCHEMES = {"valkey://": "redis://", "valkeys://": "rediss://"}
 
 T = TypeVar("T")
 
 
 class HolderSnapshot(Struct, frozen=True):
-    """The holders' numbers at a version of them."""
+    """Numbers of the holders, and tiers, at a version of the holders."""
 
     version: bytes | None
     holders: Holders
@@ -131,13 +131,13 @@ class HolderSnapshot(Struct, frozen=True):
 
 
 class RedisBackend(Backend):
-    """See `Backend`; `redis.lua` describes the layout of the data. Greenlets may share it.
+    """Index in Redis; `redis.lua` describes the layout of the data. Greenlets may share the backend.
 
-    Nothing is connected before the first call.
+    The first call connects.
     """
 
     def __init__(self, settings: RedisSettings = RedisSettings()) -> None:  # noqa: B008 (immutable)
-        """ValueError for a URL that is none."""
+        """Raises ValueError for an invalid URL."""
         self.tiers = [GPU, CPU]
         self.epoch = ""
         self.times_lost = 0
@@ -162,7 +162,7 @@ class RedisBackend(Backend):
     def apply(self, source: Engine, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
         outcome = self._apply_batch(source, operations, stamp)
         if stamp is not None and stamp.restart or any(isinstance(each, Clear) for each in operations):
-            with suppress(BackendUnavailable):  # the batch is applied: what is left now goes next time
+            with suppress(BackendUnavailable):  # the batch is applied; the next clear removes the rest
                 outcome.removed += self.tidy()
         return outcome
 
@@ -185,9 +185,9 @@ class RedisBackend(Backend):
         return self.tidy()
 
     def tidy(self) -> int:
-        """Removes what is left of cleared holders, a few blocks at a time; returns how many copies it was.
+        """Removes the blocks of cleared holders, a page at a time; returns the number of copies removed.
 
-        Called after each clear; once more at a start it goes on where an indexer was interrupted.
+        Called after each clear; a further call continues after an interrupted one.
         """
         removed = 0
         for number in self._answer(lambda: self._redis.smembers(self._key("retired"))):
@@ -231,7 +231,7 @@ class RedisBackend(Backend):
     def _bitmaps(
         self, names: Sequence[bytes], tiers: Sequence[str]
     ) -> tuple[bytes | None, list[list[bytes | None]]]:
-        """The version of the holders, and tier by tier the bitmaps of blocks."""
+        """Returns the version of the holders, and for each tier the bitmaps of blocks."""
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.get(self._key("version"))
         for tier in tiers:
@@ -241,7 +241,7 @@ class RedisBackend(Backend):
         return version, rows
 
     def _learn(self) -> None:
-        """Reads which holder has which number now."""
+        """Reads the current numbers of holders, the adapters and the tiers."""
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.get(self._key("version"))
         pipeline.hgetall(self._key("holders"))
@@ -265,7 +265,6 @@ class RedisBackend(Backend):
         return int(self._run("sweep", [number, *chain.from_iterable(page.items())]))
 
     def _page(self, number: bytes | str) -> dict[bytes, bytes]:
-        """Some of the entries of a holder's map."""
         entries: Iterator[tuple[bytes, bytes]] = self._redis.hscan_iter(
             self._key("e", number), count=SWEEP_BLOCKS
         )
@@ -277,12 +276,11 @@ class RedisBackend(Backend):
         )
 
     def _run(self, command: str, arguments: Sequence[str | bytes | int]) -> Any:
-        """Returns what a command of the script returns."""
         return self._answer(lambda: self._script(keys=[self._namespace], args=[command, *arguments]))
 
     def _answer(self, ask: Callable[[], T]) -> T:
-        """An answer of Redis. BackendUnavailable when there is none, or not in time."""
-        # Redis's own time-outs are not about the lookup of its name, which may take half a minute.
+        """Calls Redis in a native thread. BackendUnavailable for no answer, or a late one."""
+        # The client's time-outs do not cover the lookup of the host name, which may take half a minute.
         with gevent.Timeout(CALL_TIMEOUTS * self._settings.timeout_s) as late:
             try:
                 return wait_off_hub(ask)
@@ -299,7 +297,7 @@ def _number(item: tuple[bytes, bytes]) -> int:
 
 
 def redis_url(url: str) -> str:
-    """The URL as redis-py knows it."""
+    """Converts the URL to a scheme of redis-py."""
     for scheme, other in _SCHEMES.items():
         if url.startswith(scheme):
             return other + url.removeprefix(scheme)

@@ -1,4 +1,4 @@
-"""How much of a prompt each holder has: the longest run of blocks from the start, tier by tier."""
+"""Scores holders for a prompt: the longest run of blocks from the start, counted by tier."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from app.kvindex.backend import CPU, GPU
 from app.kvindex.holders import Copies, Engine, EngineGroup, Holders, bits
 
 DEFAULT_WEIGHTS: Mapping[str, float] = {GPU: 1.0, CPU: 0.8}
-"""What a block in a tier is worth (llm-d's defaults)."""
+"""Tier -> weight of a block (llm-d's defaults)."""
 DEFAULT_WEIGHT = 0.5
-"""What a block in any other tier is worth."""
+"""Weight of a block in any other tier."""
 
 
 class PodScore(Struct, gc=False, frozen=True):
-    """What an engine has of a prompt.
+    """Score of an engine for a prompt.
 
-    `matched` counts the blocks it has without a gap from the first one on, `match_ratio` is their share of
-    the prompt's full blocks. `tiers` counts them by the best tier that each is in (read only: engines share
-    it), and `score` is the sum of the weights of those.
+    `matched` counts the engine's blocks from the first block up to a gap; `match_ratio` is their share of the
+    prompt's full blocks. `tiers` counts them by the best tier of each block; read only, as engines share the
+    dictionary. `score` is the sum of the weights of these tiers.
     """
 
     pod: str
@@ -32,14 +32,14 @@ class PodScore(Struct, gc=False, frozen=True):
 
 
 class Prefix(Struct, gc=False):
-    """Of one holder: blocks without a gap, and how many of them are in a tier other than the best one."""
+    """Prefix of a holder: `matched` blocks without a gap; `lower` counts blocks outside the best tier."""
 
     matched: int
     lower: dict[int, int]
 
 
 class Weights(Struct, frozen=True):
-    """What a block is worth by its tier, `unknown` for tiers that are not listed. ValueError below 0."""
+    """Weights of blocks by tier; `unknown` is for tiers that are not listed. ValueError below 0."""
 
     by_tier: Mapping[str, float] = field(default_factory=lambda: DEFAULT_WEIGHTS)
     unknown: float = DEFAULT_WEIGHT
@@ -52,7 +52,7 @@ class Weights(Struct, frozen=True):
         return self.by_tier.get(tier, self.unknown)
 
     def order(self, tiers: Sequence[str]) -> list[int]:
-        """The positions of tiers, the most valuable first."""
+        """Returns the positions of tiers, highest weight first."""
         return sorted(range(len(tiers)), key=lambda at: -self.of(tiers[at]))
 
 
@@ -64,10 +64,10 @@ def score_prefixes(
     tiers: Sequence[str],
     weights: Weights,
 ) -> list[PodScore]:
-    """Score the engines that have the first block, the best first.
+    """Scores the engines that have the first block, best first.
 
-    `found` are the masks of the prompt's first blocks, `blocks` how many the prompt has, `candidates` the
-    holders to score. Of an engine with several scored groups the one that has least counts.
+    `found` has the masks of the prompt's first blocks; `blocks` is the prompt's number of full blocks;
+    `candidates` are the holders to score. With several scored groups, an engine's shortest prefix counts.
     """
     order, seats = weights.order(tiers), holders.seats()
     prefixes = longest_prefixes(found, candidates, order)
@@ -76,7 +76,7 @@ def score_prefixes(
     scores = []
     for source, prefix in _engines(prefixes, seats, holders):
         matched, worth = prefix.matched, worths.get(id(prefix))
-        if worth is None:  # engines that have the same share one prefix
+        if worth is None:  # engines with equal prefixes share one object
             counts = {best: matched}
             if prefix.lower:
                 counts = {best: matched - sum(prefix.lower.values()), **prefix.lower}
@@ -111,7 +111,7 @@ def _engines(
         least = engines.get(source)
         if least is None or prefix.matched < least.matched:
             engines[source] = prefix
-    # A hit needs every group: an engine one of whose groups lacks the first block has nothing.
+    # A hit needs every group, so an engine without the first block in one group scores nothing.
     return [
         (source, prefix)
         for source, prefix in engines.items()
@@ -127,10 +127,10 @@ def _scored_groups(holders: Holders, source: Engine) -> int:
 
 
 def longest_prefixes(found: Sequence[Copies], candidates: int, order: Sequence[int]) -> dict[int, Prefix]:
-    """Number of a group -> its prefix, for those candidates that have the first block.
+    """Returns number of a group -> prefix, for the candidates that have the first block.
 
-    `order` are the tiers, the best first. Neighbouring blocks mostly have one and the same tuple, so the work
-    is done per run of them, and per holder only where its prefix ends.
+    `order` lists the tiers, best first. Neighbouring blocks mostly share one tuple, so the cost is per run of
+    equal blocks, and per holder once at the end of its prefix.
     """
     active, ended = candidates, []
     tallies: dict[int, Tally] = {}
@@ -170,7 +170,7 @@ def longest_prefixes(found: Sequence[Copies], candidates: int, order: Sequence[i
 
 
 def _below(copies: Copies, active: int, order: Sequence[int]) -> list[tuple[int, int]]:
-    """(tier, mask) of the active holders whose best copy of a block is not in the best tier."""
+    """Returns (tier, mask) of the active holders whose best copy is below the best tier."""
     below = []
     for tier in order:
         here = active & copies[tier] if tier < len(copies) else 0
@@ -186,13 +186,13 @@ def _count(tallies: dict[int, Tally], below: Sequence[tuple[int, int]], blocks: 
 
 
 class Tally:
-    """A counter for every bit, all counted at once: plane i holds bit i of everybody's count."""
+    """Counters for all bits of a mask, updated together: plane i holds bit i of every count."""
 
     def __init__(self) -> None:
         self._planes: list[int] = []
 
     def add(self, mask: int, count: int) -> None:
-        """Count every bit of `mask` `count` times."""
+        """Adds `count` to the counter of every bit in `mask`."""
         plane = 0
         while count:
             if count & 1:

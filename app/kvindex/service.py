@@ -1,4 +1,4 @@
-"""The index as a service: its parts, greenlets and figures, as the settings ask for them."""
+"""The index as a service: builds its parts from the settings, runs greenlets, reports figures."""
 
 from __future__ import annotations
 
@@ -45,16 +45,17 @@ BackendName: TypeAlias = Literal["memory", "cost-aware", "redis"]
 
 MOST_SOCKETS = 1 << 16
 LISTEN_S = 0.25
-"""Between two looks at what changes without a message: files, names, pods that are gone."""
+"""Longest wait of the subscriber, in seconds: files, host names and pods change without messages."""
 WAITING_S, IDLE_S = 0.02, 1.0
-"""Between two looks at replays and at a backend that is away; and, to be safe, at a queue that is empty."""
+"""Longest waits of a worker, in seconds: while a replay runs or the backend is down, and when idle."""
 JOIN_S = 5.0
 
 
 class KvIndexSettings(Struct, frozen=True, kw_only=True):
-    """`most_copies` bounds the memory backend, `most_bytes` the cost-aware one.
+    """Settings of the index, the backend, the pool and the subscriber.
 
-    `targets` are publishers to connect to, as of `target_sources`.
+    `most_copies` bounds the memory backend, `most_bytes` the cost-aware backend. `targets` lists publishers
+    to connect to, in the form of `target_sources`.
     """
 
     backend: BackendName = "memory"
@@ -71,7 +72,7 @@ class KvIndexSettings(Struct, frozen=True, kw_only=True):
 
 
 class Stats(Struct, frozen=True):
-    """What the index holds, how far each engine's events have come, and what was not used, by reason.
+    """Figures of the index: size, progress of each engine's stream, and losses by reason.
 
     `size` and `pods` are None while the backend does not answer.
     """
@@ -86,7 +87,7 @@ class Stats(Struct, frozen=True):
 
 
 def open_backend(settings: KvIndexSettings) -> Backend:
-    """The backend that the settings ask for. ValueError for a URL that is none."""
+    """Creates the backend of the settings. ValueError for an invalid URL."""
     match settings.backend:
         case "memory":
             return MemoryBackend(settings.most_copies, count_repeats=settings.count_repeats)
@@ -100,10 +101,10 @@ def open_backend(settings: KvIndexSettings) -> Backend:
 
 
 class KvIndex:
-    """An index with its subscriber. Sockets and greenlets begin with `start`.
+    """An index with its subscriber. `start` opens sockets and spawns greenlets.
 
-    `find` finds tokenizers for prompts that come as text. `now` is monotonic, `wall` since 1970, in seconds.
-    `caches` are further ones to report, by name, such as that of the tokenizers.
+    `find` returns the tokenizer of a model, for prompts as text. `now` is monotonic, `wall` since 1970, both
+    in seconds. `caches` are further caches to report, by name, such as the tokenizers'.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class KvIndex:
         wall: Callable[[], float] = time.time,
         caches: Mapping[str, Bounded] = MappingProxyType({}),
     ) -> None:
-        """ValueError for settings that cannot be."""
+        """Raises ValueError for invalid settings."""
         self._further_caches = caches
         self._settings, self._now, self._wall = settings, now, wall
         self._sources = target_sources(settings.targets)
@@ -128,7 +129,7 @@ class KvIndex:
 
     @property
     def address(self) -> str | None:
-        """Where pods connect to, with the port in use."""
+        """Address that pods connect to, with the port in use."""
         return None if self._subscriber is None else self._subscriber.address
 
     @property
@@ -138,7 +139,7 @@ class KvIndex:
 
     @property
     def caches(self) -> Mapping[str, Bounded]:
-        """What is kept in memory, by name; that of a database is not ours."""
+        """Caches and queues in this process, by name; data in Redis is not among them."""
         kept = {**self._further_caches, "prompt tokens": self.tokenization.prompts, **self.index.caches}
         if isinstance(self.index.backend, MemoryBackend):
             kept["index blocks"] = self.index.backend
@@ -148,11 +149,10 @@ class KvIndex:
 
     @property
     def queued(self) -> int:
-        """Messages that wait to be applied."""
         return 0 if self._pool is None else len(self._pool)
 
     def start(self) -> None:
-        """Listens, in the process that calls this. ZMQError when the address is taken or none."""
+        """Opens sockets and spawns greenlets. ZMQError for an invalid address, or an address in use."""
         if self._greenlets:
             return
         self._context = zmq.Context()
@@ -178,7 +178,7 @@ class KvIndex:
         self._greenlets.append(gevent.spawn(self._subscribe))
 
     def close(self) -> None:
-        """Stops listening. What is in a shared backend stays there."""
+        """Closes the sockets and stops the greenlets. Data in a shared backend stays."""
         self._end.set()
         for shard in self._pool.shards if self._pool is not None else ():
             shard.wake.set()
@@ -192,12 +192,12 @@ class KvIndex:
         self.index.close()
 
     def receive(self, message: Message) -> None:
-        """Take a message that came another way than over a socket; without room for it, it is a gap."""
+        """Queues a message that did not come over a socket; drops the message if a queue is full."""
         if self._pool is not None and not self._pool.full:
             self._pool.put(message)
 
     def base_model(self, name: str) -> str:
-        """See `Index.base_model`."""
+        """Same as `Index.base_model`."""
         return self.index.base_model(name)
 
     def score_tokens(
@@ -210,7 +210,7 @@ class KvIndex:
         salt: str | None = None,
         media: Sequence[Placeholder] = (),
     ) -> list[PodScore]:
-        """See `Index.score`."""
+        """Same as `Index.score`, for token ids."""
         return self.index.score(model, tokens, pods=pods, lora=lora, salt=salt, media=media)
 
     def stats(self) -> Stats:
@@ -238,7 +238,7 @@ class KvIndex:
         return self.index.metrics.render(gauges, losses.messages, losses.events, backend.times_lost)
 
     def _refresh(self, source: TargetSource) -> None:
-        """Looks for the endpoints of a source, again and again; a slow one delays no other."""
+        """Refreshes the endpoints of a source periodically; each source has a greenlet, as some are slow."""
         while not self._end.is_set() and self._subscriber is not None:
             before = source.targets
             source.refresh()
@@ -269,16 +269,16 @@ class KvIndex:
 
 
 DEFAULT_BIND = "tcp://*:5557"
-"""Where an indexer listens by default: the port of llm-d's manager."""
+"""Default address of an indexer; the port is that of llm-d's manager."""
 RETRY_S = 1.0
 GENERATION: Mapping[str, Generation] = {name.lower(): name for name in GENERATIONS}
 
 TOKENIZER_TIMEOUT_S = 10.0
-"""Seconds that a request waits for its tokenizer to be loaded, and then for its prompt's tokens."""
+"""Longest wait of a request, in seconds: for its tokenizer to load, and again for its prompt's tokens."""
 
 
 def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
-    """The index, not yet listening. ConfigError for addresses that are none."""
+    """Creates the index, not yet started. ConfigError for invalid addresses."""
     at, model = settings.kvindex, settings.model
     adapters = [adapter.name for adapter in adapters_of(settings.lora, model)]
     own = dict.fromkeys((model.model, *model.served_names, *adapters), tokenizer)
@@ -308,7 +308,7 @@ def _load(source: str, at: TokenizerSettings) -> Tokenizer:
 
 
 def aliases(settings: Settings) -> Mapping[str, str]:
-    """The names under which the model is served -> the one that its pods publish."""
+    """Returns served name -> name of the model in the pods' events."""
     return dict.fromkeys(settings.model.served_names, settings.model.model)
 
 
@@ -352,13 +352,13 @@ def _subscriber_settings(at: KVIndexSettings, model: str) -> SubscriberSettings:
 
 
 def fed(index: KvIndex, model: str) -> Listener:
-    """Gives the index what our own publisher publishes, without a socket between them."""
+    """Returns a listener that passes our publisher's batches to the index without a socket."""
     encode, feed = encoder("map"), fed_encoded(index, model)
     return lambda topic, sequence, batch: feed(topic, sequence, encode(batch))
 
 
 def fed_encoded(index: KvIndex, model: str) -> Callable[[str, int, bytes], None]:
-    """The same, of batches that are encoded."""
+    """Same as `fed`, for encoded batches."""
 
     def feed(topic: str, sequence: int, batch: bytes) -> None:
         named = parse_topic(topic.encode())
@@ -369,9 +369,9 @@ def fed_encoded(index: KvIndex, model: str) -> Callable[[str, int, bytes], None]
 
 
 class Listening:
-    """The index as a companion of the worker: it listens as soon as its address is free.
+    """The index beside a worker; retries `start` until its address is free.
 
-    At a reload the worker before still has it.
+    During a reload, the previous worker still has the address.
     """
 
     def __init__(self, index: KvIndex, retry_s: float = RETRY_S) -> None:

@@ -1,4 +1,4 @@
-"""The batches of one engine on their way into the index: in order, each once, gaps filled by a replay."""
+"""Streams of engines' batches into the index: in order, each batch once, gaps filled by a replay."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from app.kvindex.index import Index
 log = logging.getLogger(__name__)
 
 REMEMBERED = 64
-"""Latest batches of an engine that are recognised when they come twice, or late."""
+"""Latest batches of an engine that are recognized when repeated or late."""
 MOST_HELD = 10_000
 MOST_HELD_BYTES = 32 << 20
-"""Messages of an engine, and bytes of them, that wait for the end of a replay; with more it has failed."""
+"""Most messages, and bytes, that an engine holds back during a replay; above, the replay fails."""
 HELD_BYTES = 256 << 20
-"""Bytes of messages of all engines that wait for the ends of replays."""
+"""Most bytes of messages that all engines hold back during replays."""
 MESSAGE_BYTES = 400
-"""Memory of a message besides its payload, with a topic of usual length."""
+"""Memory of a message besides its payload, in bytes, with a topic of usual length."""
 MOST_A_STEP, MOST_BYTES_A_STEP = 256, 1 << 20
-"""Batches of a replay, and bytes of them, that are read in one go."""
+"""Most batches, and bytes, of a replay that are read in one go."""
 _MISSING = float("nan")
 
 
 class Message(Struct, frozen=True, gc=False):
-    """A batch as a pod has published it, and the address that replays earlier ones.
+    """A published batch, and the address that replays earlier batches.
 
-    With `per_rank`, `replay` is the address of rank 0. `topic` is None for a message from no socket.
+    With `per_rank`, `replay` is the address of rank 0. `topic` is None for a message without a socket.
     """
 
     pod: str
@@ -51,52 +51,51 @@ class Message(Struct, frozen=True, gc=False):
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the message."""
         return len(self.payload) + MESSAGE_BYTES
 
 
 class Verdict(Enum):
-    """What a batch is, by its number."""
+    """Classification of a batch by its sequence number."""
 
     FIRST = auto()
-    """Nothing came before it: apply it, and ask for the batches before."""
+    """The first batch of a stream: request a replay of earlier batches, and apply this one."""
     NEXT = auto()
-    """Apply it."""
+    """Follows the last batch: apply."""
     GAP = auto()
-    """Some are missing before it."""
+    """Batches before this one are missing."""
     LATE = auto()
-    """It was missing and came after all: apply it."""
+    """A batch counted as missing: apply."""
     DUPLICATE = auto()
-    """It was applied: leave it."""
+    """Applied before: skip."""
     RESTART = auto()
-    """The engine began anew: forget its blocks, then apply the batch."""
+    """The engine restarted: remove its blocks, then apply the batch."""
 
 
 class SequenceTracker:
-    """Tells apart the batches of one data parallel rank of a pod, by number and time of publication.
+    """Classifies the batches of one engine, by number and time of publication.
 
-    A number at or below the last one is a batch that came before if its time is the same, or if it was part
-    of a replay; it was missing if its number was skipped. Otherwise the engine counts anew.
+    A number at or below the last one is a duplicate if its time is the same, or if a replay has contained the
+    batch. A skipped number is a late batch. Otherwise the engine has restarted its numbers.
     """
 
     __slots__ = ("_recent", "applied", "last_ts", "received")
 
     def __init__(self, applied: int | None = None, last_ts: float = 0.0) -> None:
-        """`applied` and `last_ts` are those of a batch that some indexer has applied before."""
+        """`applied` and `last_ts` are of the latest batch that any indexer has applied."""
         self.applied = applied
-        """The highest number that was applied."""
+        """The highest number applied."""
         self.received = -1
-        """The highest number that came by itself, not in a replay."""
+        """The highest number applied outside a replay."""
         self.last_ts = last_ts
         self._recent = array("d")
 
     @property
     def next(self) -> int:
-        """The number that should come next. An engine's first number is 0."""
+        """The next expected number. An engine's first number is 0."""
         return 0 if self.applied is None else self.applied + 1
 
     def judge(self, sequence: int, ts: float) -> Verdict:
-        """Decides what to do with a batch that came by itself."""
+        """Classifies a batch that came outside a replay."""
         if self.applied is None:
             return Verdict.FIRST
         ahead = sequence - self.applied
@@ -113,11 +112,10 @@ class SequenceTracker:
         return Verdict.RESTART
 
     def missing(self, sequence: int) -> int:
-        """How many numbers are missing before this one."""
         return max(0, sequence - self.next)
 
     def apply(self, sequence: int, ts: float, replayed: bool = False) -> None:
-        """Notes a batch as applied; numbers between the last one and it are missing."""
+        """Notes a batch as applied; skipped numbers below are missing."""
         if self.applied is None or sequence > self.applied:
             skipped = 0 if self.applied is None else sequence - self.applied - 1
             self._recent.extend([_MISSING] * min(skipped, REMEMBERED))
@@ -131,18 +129,18 @@ class SequenceTracker:
         self.last_ts = max(self.last_ts, ts)
 
     def restart(self) -> None:
-        """Begins anew, as the engine does."""
+        """Forgets all batches, after a restart of the engine."""
         self.applied, self.received, self.last_ts = None, -1, 0.0
         del self._recent[:]
 
     def skip(self, sequence: int) -> None:
-        """Passes a number whose message cannot be used."""
+        """Skips the next number if its message cannot be used."""
         if self.applied is not None and sequence == self.applied + 1:
             self.apply(sequence, self.last_ts)
 
 
 class Replayed(NamedTuple):
-    """A batch that was published before; vLLM up to 0.25 sends no topic."""
+    """A batch of a replay; vLLM up to 0.25 sends no topic."""
 
     sequence: int
     payload: bytes
@@ -150,9 +148,9 @@ class Replayed(NamedTuple):
 
 
 class ReplayLimits(Struct, frozen=True, kw_only=True):
-    """When a replay has failed, how long its publisher is then left alone, and how many may run at once.
+    """Limits of replays, in seconds: without an answer, in total, and the pause after a failure.
 
-    Batches above `most_bytes` end the connection.
+    At most `at_once` replays run. A batch above `most_bytes` ends the connection.
     """
 
     idle_s: float = 2.0
@@ -163,9 +161,9 @@ class ReplayLimits(Struct, frozen=True, kw_only=True):
 
 
 class Replay:
-    """One request for all batches from `start` on, as vLLM's replay socket answers it.
+    """A request to vLLM's replay socket for all batches from number `start` on.
 
-    `now` is a monotonic clock's time in seconds.
+    `now` is monotonic, in seconds.
     """
 
     def __init__(
@@ -176,7 +174,7 @@ class Replay:
         now: float,
         limits: ReplayLimits,
     ) -> None:
-        """Raises ZMQError for an endpoint that is none."""
+        """Raises ZMQError for an invalid endpoint."""
         self.state: Literal["running", "complete", "failed"] = "running"
         self._idle_until, self._until = now + limits.idle_s, now + limits.total_s
         self._idle_s = limits.idle_s
@@ -193,7 +191,7 @@ class Replay:
             raise
 
     def step(self, now: float) -> list[Replayed]:
-        """Returns the batches that have come since; `state` shows whether more may come."""
+        """Returns the batches received since the last step; `state` is "running" while more may come."""
         batches: list[Replayed] = []
         size = 0
         while self.state == "running" and len(batches) < MOST_A_STEP and size < MOST_BYTES_A_STEP:
@@ -222,17 +220,17 @@ class Replay:
 
 
 class Replays:
-    """Begins replays, a few at once, and bounds the messages that wait for their ends."""
+    """Starts replays, a few at once, and bounds the memory of messages held back meanwhile."""
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]] | None,
         limits: ReplayLimits = ReplayLimits(),  # noqa: B008 (immutable)
     ) -> None:
-        """Without a `context` there are none."""
+        """Without a `context`, no replay starts."""
         self.limits = limits
         self.size_bytes = 0
-        """Memory of the messages that wait."""
+        """Memory of the messages held back, in bytes."""
         self.limit_bytes = HELD_BYTES
         self._context = context
         self._running = 0
@@ -242,7 +240,7 @@ class Replays:
         return self._context is not None
 
     def begin(self, endpoint: str, start: int, now: float) -> Replay | None:
-        """Returns a replay, or None while too many run. Raises ZMQError for an endpoint that is none."""
+        """Starts a replay; None while too many run. Raises ZMQError for an invalid endpoint."""
         if self._context is None or self._running >= self.limits.at_once:
             return None
         replay = Replay(self._context, endpoint, start, now, self.limits)
@@ -255,9 +253,10 @@ class Replays:
 
 
 class EngineStream:
-    """The stream of one engine. While a replay is awaited, messages are held back behind it.
+    """The stream of one engine; holds messages back while a replay runs or is due.
 
-    Every method may raise BackendUnavailable and can then be called again: no batch is applied twice or lost.
+    Every method may raise BackendUnavailable. The caller may then repeat the call: no batch is applied twice
+    or lost.
     """
 
     def __init__(
@@ -270,21 +269,21 @@ class EngineStream:
         pace: Callable[[], None] = lambda: None,
         most_payload_bytes: int = 1 << 20,
     ) -> None:
-        """`wall` gives seconds since 1970; `pace` is called between two batches, and may pause.
+        """`wall` gives seconds since 1970; `pace` runs after each batch, and may pause.
 
-        Batches of a replay above `most_payload_bytes` are not used.
+        Batches of a replay above `most_payload_bytes` are skipped.
         """
         self.tracker = tracker
         self.lag_s = 0.0
-        """Seconds from publication to application of the latest batch, by the clocks of both sides."""
+        """Seconds from publication to application of the latest batch; the two clocks may differ."""
         self._source, self._index = source, index
         self._replays, self._wall, self._pace = replays, wall, pace
         self._most_payload_bytes = most_payload_bytes
         self._held: list[tuple[Message, float]] = []
-        """Messages, and when they were published. A list: an empty deque takes 700 bytes for each engine."""
+        """(message, publication time) pairs. A list, as an empty deque takes 700 bytes for each engine."""
         self._held_bytes = 0
         self._wanted: int | None = None
-        """The first number of a replay that is to begin."""
+        """The first number of a replay that is due."""
         self._asked: int | None = None
         """The first number of the latest replay."""
         self._replay: Replay | None = None
@@ -294,11 +293,11 @@ class EngineStream:
 
     @property
     def busy(self) -> bool:
-        """Whether messages are held back, so that `step` has something to do."""
+        """True while messages are held back, so that `step` has work."""
         return bool(self._held)
 
     def receive(self, message: Message, batch: Batch, now: float) -> None:
-        """Applies a message, or holds it back until a replay has brought the batches before it."""
+        """Applies a message, or holds the message back until a replay has brought earlier batches."""
         if self._held:
             self._hold(message, batch.ts)
             return
@@ -315,7 +314,7 @@ class EngineStream:
             self._apply(message, batch)
 
     def step(self, now: float) -> int:
-        """Goes on with a replay, then with the messages held back; returns how many batches were applied."""
+        """Continues a replay, then applies messages held back; returns the number of batches applied."""
         applied = 0
         if self._wanted is not None and self._held:
             self._ask(self._held[0][0], now)
@@ -332,7 +331,7 @@ class EngineStream:
         return applied
 
     def forget(self) -> None:
-        """Begins as if no batch had come: the index has lost everything."""
+        """Forgets all batches after a loss of the index; requests a full replay if messages are held back."""
         self.tracker.restart()
         if self._held:
             self._close_replay()
@@ -345,7 +344,7 @@ class EngineStream:
 
     @property
     def _full(self) -> bool:
-        """Whether so much waits that the replay has failed."""
+        """True if so much is held back that the replay counts as failed."""
         too_much = len(self._held) > MOST_HELD or self._held_bytes > MOST_HELD_BYTES
         return too_much or self._replays.size_bytes > self._replays.limit_bytes
 
@@ -366,7 +365,7 @@ class EngineStream:
         return self._address(message) is not None and self._replays.possible and now >= self._cool_until
 
     def _address(self, message: Message) -> str | None:
-        """The address that replays this engine's batches; None where it is not known."""
+        """Returns the address that replays this engine's batches; None if unknown."""
         address, rank = message.replay, self._source.rank
         if address is None or not message.per_rank or not rank:
             return address
@@ -376,7 +375,7 @@ class EngineStream:
             return None
 
     def _ask(self, message: Message, now: float) -> None:
-        """Begins the replay that is wanted, unless too many run."""
+        """Starts the due replay, unless too many run."""
         endpoint, wanted = self._address(message), self._wanted
         assert endpoint is not None and wanted is not None
         try:
@@ -400,7 +399,7 @@ class EngineStream:
             self._replay = None
 
     def _apply_replayed(self, replayed: Replayed, now: float) -> int:
-        """Applies a batch of a replay, unless it is known; returns how many were applied."""
+        """Applies a batch of a replay, unless applied before; returns the number of batches applied."""
         message, _ = self._held[0]
         other = bool(replayed.topic and message.topic and replayed.topic != message.topic)
         if not other and replayed.sequence < self.tracker.next:
@@ -420,13 +419,13 @@ class EngineStream:
         return 1
 
     def _decode(self, payload: bytes) -> Batch:
-        """The batch of a replay. Raises Unreadable."""
+        """Decodes a batch of a replay. Raises Unreadable."""
         if len(payload) > self._most_payload_bytes:
             raise TooLarge("a batch has too many bytes")
         return decode(payload)
 
     def _refuse(self, message: Message, now: float) -> None:
-        """Ends a replay that another pod or rank has answered."""
+        """Ends a replay with batches of another pod or rank."""
         self._index.losses.message("foreign_replay")
         log.warning(
             "KV events: %s is not the replay address of %s, or not of its rank %d",
@@ -435,7 +434,7 @@ class EngineStream:
         self._end_replay(False, now)
 
     def _release(self, now: float) -> int:
-        """Applies the first message held back, unless a replay brought it, or another replay is due."""
+        """Applies the first message held back, unless a replay contained it, or another replay is due."""
         message, ts = self._held[0]
         verdict = self.tracker.judge(message.sequence, ts)
         if verdict is Verdict.GAP and self._asked != self.tracker.next and self._can_ask(message, now):

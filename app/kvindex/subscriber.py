@@ -1,4 +1,4 @@
-"""The subscriber: sockets on which pods publish, and what arrives there."""
+"""The subscriber: ZMQ sockets for pods' events, and the messages from them."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ Frame: TypeAlias = zmq.Frame
 
 SEQUENCE_BYTES = 8
 COPIED_BYTES = 1 << 20
-"""A payload of more stays where ZMQ has put it: to copy 128 MB takes a tenth of a second."""
+"""Larger payloads, in bytes, stay in ZMQ's memory: copying 128 MB takes a tenth of a second."""
 TOPICS_BYTES = 8 << 20
+"""Memory of parsed topics, in bytes."""
 FULL_S = 0.01
-"""Between two looks at queues that are full."""
+"""Longest wait while a queue is full, in seconds."""
 MOST_A_STEP, MOST_BYTES_A_STEP = 64, 4 << 20
-"""Messages, and bytes, that are read in one go."""
+"""Most messages, and bytes, that are read in one go."""
 MOST_FRAMES = 1000
-"""Parts of a message that are read in one go. One of ours has three."""
+"""Most frames of a message that are read in one go; a valid message has three."""
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
 
 
 class SubscriberSettings(Struct, frozen=True, kw_only=True):
-    """`bind` is an address that pods connect to; None only connects to targets.
+    """`bind` is an address for pods to connect to; with None, the subscriber only connects to targets.
 
-    `topic` is the prefix of topics to receive. `replay_port` is where rank 0 of a pod answers replays, and
-    rank 1 one port above, unless its target has an address for them. Messages above `most_bytes` end their
-    connection.
+    `topic` is the prefix of topics to receive. `replay_port` is the replay port of a pod's rank 0; rank 1 has
+    the next port. A target's `replay` has priority. A message above `most_bytes` ends its connection.
     """
 
     bind: str | None = "tcp://*:5557"
@@ -67,9 +67,9 @@ class SubscriberSettings(Struct, frozen=True, kw_only=True):
 
 
 class Line(Struct):
-    """A socket, its monitor, and the target that it is connected to (None if pods connect to it).
+    """A socket, its monitor, and its target (None for the socket that pods connect to).
 
-    `frames` are the first ones of a message that is not read to its end.
+    `frames` holds the first frames of a partly read message.
     """
 
     socket: zmq.Socket[bytes]
@@ -79,11 +79,10 @@ class Line(Struct):
 
 
 class Subscriber:
-    """Reads messages into a pool, and has it forget pods that are gone.
+    """Reads messages into a pool, and removes gone pods from the pool.
 
-    Sockets are opened by the first `step`, which has to be called in one thread, again and again. While a
-    queue of the pool is full nothing is read: what ZMQ has no room for is then lost, seen as a gap, and
-    replayed.
+    One thread calls `step` repeatedly; the first call opens the sockets. While a queue of the pool is full,
+    nothing is read. Messages beyond ZMQ's own queue are then lost, detected as a gap, and replayed.
     """
 
     def __init__(
@@ -113,16 +112,16 @@ class Subscriber:
 
     @property
     def targets(self) -> list[PodEndpoint]:
-        """Those that are connected to, reachable or not."""
+        """Connected targets, reachable or not."""
         return list(self._lines)
 
     def open(self) -> None:
-        """Open the socket that pods connect to. ZMQError when its address is taken or none."""
+        """Opens the socket for pods to connect to. ZMQError for an invalid address, or an address in use."""
         if self._bound is None and self._settings.bind is not None:
             self._bound = self._line(self._settings.bind, None, self._settings.topic)
 
     def step(self, now: float) -> bool:
-        """Read some of what is there, a few milliseconds' worth; whether there was anything.
+        """Reads waiting messages for a few milliseconds; returns True if there were any.
 
         `now` is monotonic, in seconds.
         """
@@ -142,15 +141,15 @@ class Subscriber:
         return done + len(gone) > 0
 
     def look(self) -> None:
-        """Has the next step look at the targets of the sources."""
+        """Makes the next step check the targets of the sources."""
         self._look_at = float("-inf")
 
     def wait(self, timeout_s: float) -> None:
-        """Returns when there may be something to read. Other greenlets go on meanwhile."""
+        """Waits until there may be something to read. Other greenlets run meanwhile."""
         waiting = poll()
         for socket, _ in self._poller.sockets:
             waiting.register(socket.fileno(), POLLIN)
-        # Sockets that are not read while the queues are full do not signal again that there is something.
+        # ZMQ does not signal again for messages that stayed unread while a queue was full.
         waiting.poll(1e3 * (min(timeout_s, FULL_S) if self._pool.full else timeout_s))
 
     def close(self) -> None:
@@ -195,7 +194,7 @@ class Subscriber:
         line.socket.close()
 
     def _follow(self, now: float) -> None:
-        """Connect to new targets, and leave those that are no more."""
+        """Connects to new targets, and disconnects from removed targets."""
         wanted = {target: None for source in self._sources for target in source.targets}
         for target in [target for target in self._lines if target not in wanted]:
             self._read(self._lines[target], now)
@@ -206,7 +205,7 @@ class Subscriber:
                 self._connect(target)
 
     def _connect(self, target: PodEndpoint) -> None:
-        # A publisher with vLLM's default topic, which is empty, is known by its address.
+        # All topics: a publisher with vLLM's default topic, which is empty, is identified by its address.
         try:
             self._lines[target] = self._line(target.endpoint, target, "")
         except zmq.ZMQError as error:
@@ -216,7 +215,7 @@ class Subscriber:
             gevent.spawn(self._warn_of_unknown, target)
 
     def _warn_of_unknown(self, target: PodEndpoint) -> None:
-        """Logs that a host has no address: ZMQ looks for it again and again, and reports nothing."""
+        """Logs a warning for a host without an address: ZMQ retries silently."""
         try:
             known = bool(self._resolve(target.host or ""))
         except OSError:
@@ -225,7 +224,7 @@ class Subscriber:
             log.warning("KV event sources: nobody knows the host of %s, trying on", target.endpoint)
 
     def _read_some(self, lines: Sequence[Line], now: float) -> int:
-        """Read from these sockets, another one first every time; how many messages."""
+        """Reads from sockets, starting with a different one each time; returns the number of messages."""
         self._turn += 1
         first = self._turn % max(1, len(lines))
         read = 0
@@ -291,7 +290,7 @@ class Subscriber:
         return known
 
     def _watch(self, line: Line, now: float) -> int:
-        """Follow the connections of a socket; how many of them began or ended."""
+        """Handles connection events of a socket; returns their number."""
         seen = 0
         while seen < MOST_A_STEP and line.monitor.poll(0):
             seen += 1
@@ -307,9 +306,9 @@ class Subscriber:
 
 
 def _next_message(line: Line) -> list[Frame] | None:
-    """The parts of the next message, four at most; None when it has more than are read now.
+    """Returns the first four frames of the next message; None if more frames remain than are read now.
 
-    zmq.Again when there is none. Part by part it costs half of what `recv_multipart` takes.
+    Raises zmq.Again without a message. Reading frame by frame takes half the time of `recv_multipart`.
     """
     frames = line.frames
     for _ in range(MOST_FRAMES):
@@ -323,7 +322,7 @@ def _next_message(line: Line) -> list[Frame] | None:
 
 
 def _peer(frame: Frame) -> tuple[Hashable, str | None]:
-    """The connection that a message came over, and the address at its other end if it is one of IP."""
+    """Returns a message's connection, and the peer's address if it is an IP address."""
     try:
         connection = int(str(frame.get(zmq.SRCFD)))
     except zmq.ZMQError:  # from within the process

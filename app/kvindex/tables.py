@@ -1,10 +1,10 @@
-"""The tables of the index in memory: blocks with their copies, and what one holder calls them.
+"""Tables of the index in memory: blocks with their copies, and each holder's names of blocks.
 
-Blocks are in segments, whose order of use a cachetools cache keeps. A segment is a dictionary of blocks that
-were stored around the same time: an entry of the cache for every block was measured to cost five to seven
-times as much (benchmarks/kv_index.py). So blocks make room by the segment: first the one of which no block
-was stored or asked for for longest. A segment holds at most `SEGMENT_BLOCKS` blocks and weighs at most a
-1024th of the bound, unless it is a single block.
+Blocks are in segments, and a cachetools cache keeps the segments' order of use. A segment is a dictionary of
+blocks stored around the same time. A cache entry for every block costs five to seven times as much
+(benchmarks/kv_index.py). Eviction therefore removes whole segments, least recently stored or looked up
+first. A segment has at most `SEGMENT_BLOCKS` blocks and weighs at most a 1024th of the bound, except a
+single block.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from app.kvindex.holders import Copies
 
 PLACES = 256
 PLACE = PLACES - 1
-"""Dictionaries for the segments of blocks: a single one would take a tenth of a second to grow."""
+"""Number of dictionaries of key -> segment; a single dictionary would take a tenth of a second to grow."""
 SEGMENT_BLOCKS = 1365
-"""As many as a dictionary of 2,048 places takes before it grows."""
+"""Most blocks of a segment: a dictionary of 2,048 places holds this many before its next growth."""
 SEGMENTS = 1024
-"""At least so many share the bound."""
+"""Fewest segments of a full table; a heavier segment is split."""
 
 
 class Segment(Struct, gc=False, eq=False):
-    """Some blocks, and what they weigh together."""
+    """Blocks with their total weight."""
 
     blocks: dict[int, Copies]
     weight: int = 0
 
 
 class BlockTable:
-    """Block -> copies, of a total weight up to `bound`.
+    """Block -> copies, with a total weight up to `bound`.
 
-    `weigh` returns what a block of such copies weighs, 0 for none. `on_evict` is given blocks that have made
-    room. The bound holds after each `settle`, which is due after every change.
+    `weigh` returns the weight of a block with these copies, 0 for none. `on_evict` receives evicted blocks.
+    The caller calls `settle` after every change; the bound holds after each call.
     """
 
     def __init__(
@@ -50,16 +50,16 @@ class BlockTable:
     ) -> None:
         self.bound = bound
         self.weight = 0
-        """What all blocks weigh."""
+        """Total weight of all blocks."""
         self.weigh = weigh
         self._on_evict = on_evict
         self._grain = max(1, bound // SEGMENTS)
         self._cache: LRUCache[Segment, None] = LRUCache(math.inf)
-        """The segments by their use."""
+        """Segments in their order of use."""
         self._segment_of: list[dict[int, Segment]] = [{} for _ in range(PLACES)]
         self._open = Segment({})
         self._heavy: dict[Segment, None] = {}
-        """Segments that may weigh too much for one."""
+        """Segments that may be too heavy."""
 
     def __len__(self) -> int:
         return sum(map(len, self._segment_of))
@@ -68,36 +68,36 @@ class BlockTable:
         return key in self._segment_of[key & PLACE]
 
     def __iter__(self) -> Iterator[tuple[int, Copies]]:
-        """All blocks, in no order that matters."""
+        """Yields all blocks with copies, in arbitrary order."""
         everything = chain.from_iterable(each.items() for each in self._segment_of)
         return ((key, segment.blocks[key]) for key, segment in everything)
 
     def get(self, key: int) -> Copies:
-        """The copies of a block, () if there are none."""
+        """Returns the copies of a block; () for an unknown block."""
         segment = self._segment_of[key & PLACE].get(key)
         return () if segment is None else segment.blocks[key]
 
     def prefix(self, keys: Sequence[int]) -> list[Copies]:
-        """The copies of the first of `keys`, up to one that has none. They are now in use."""
+        """Returns the copies of the first `keys`, up to an unknown block. Marks the blocks as used."""
         found: list[Copies] = []
         segment = self._segment_of[keys[0] & PLACE].get(keys[0]) if keys else None
         if segment is None:
             return found
         used = {segment: None}
-        try:  # mostly one segment has all of them
+        try:  # mostly one segment has all keys
             found.extend(map(segment.blocks.__getitem__, keys))
         except KeyError:
             self._prefix(keys[len(found) :], found, used)
-        # In a table less than half full nothing is about to make room.
+        # A table less than half full evicts nothing soon, so the order of use may stay.
         if self.weight * 2 > self.bound:
             for segment in used:
                 self._cache[segment] = None
         return found
 
     def runs(self, keys: Sequence[int]) -> Iterable[tuple[Segment | None, Copies, Sequence[int]]]:
-        """The keys in a row that are in one segment and have the same copies, with both; None and () if new.
+        """Splits keys into runs with one segment and equal copies; None and () for a run of new keys.
 
-        A run may be `put` before the next one is taken.
+        The caller may `put` a run before taking the next run.
         """
         places = self._segment_of
         segments = [places[key & PLACE].get(key) for key in keys]
@@ -118,7 +118,7 @@ class BlockTable:
                 yield segment, found[first], run[first:last]
 
     def put(self, segment: Segment | None, keys: Sequence[int], before: Copies, after: Copies) -> None:
-        """Gives the blocks of a run the copies `after` in place of `before`. They are now in use."""
+        """Replaces the copies `before` of a run's blocks by `after`. Marks the blocks as used."""
         if segment is None:
             for start in range(0, len(keys), SEGMENT_BLOCKS):
                 self._append(keys[start : start + SEGMENT_BLOCKS], after)
@@ -129,12 +129,12 @@ class BlockTable:
         self._grow(segment, (self.weigh(after) - self.weigh(before)) * len(keys))
 
     def use(self, segment: Segment | None) -> None:
-        """Some of these blocks were stored again."""
+        """Marks a segment as used, after its blocks were stored again."""
         if segment is not None:
             self._grow(segment, 0)
 
     def reduce(self, key: int, loss: int, left: Copies) -> None:
-        """Take copies from a block: `left` are what it has then, `loss` what it weighs less."""
+        """Replaces a block's copies by `left`, with `loss` less weight; removes a block without copies."""
         segment = self._segment_of[key & PLACE][key]
         segment.weight -= loss
         self.weight -= loss
@@ -146,7 +146,7 @@ class BlockTable:
             self._cache.pop(segment, None)
 
     def settle(self) -> None:
-        """Lets segments make room if all together weigh too much."""
+        """Splits heavy segments, then evicts segments until the table keeps its bound."""
         while self._heavy:
             segment, _ = self._heavy.popitem()
             if segment.weight > self._grain and len(segment.blocks) > 1:
@@ -155,7 +155,7 @@ class BlockTable:
             self._evict(self._cache.popitem()[0])
 
     def _append(self, keys: Sequence[int], copies: Copies) -> None:
-        """New blocks, in the segment that is being filled, or in a new one."""
+        """Adds new blocks to the open segment, or to a new one."""
         segment = self._open
         if len(segment.blocks) + len(keys) > SEGMENT_BLOCKS or segment.weight >= self._grain:
             segment = self._open = Segment({})
@@ -186,7 +186,7 @@ class BlockTable:
             self._heavy[segment] = None
 
     def _split(self, segment: Segment) -> None:
-        """Takes the newer half of a segment's blocks out of it; they are a segment of their own."""
+        """Moves the newer half of a segment's blocks to a new segment."""
         items = list(segment.blocks.items())
         lower, upper = items[: len(items) // 2], Segment(dict(items[len(items) // 2 :]))
         segment.blocks = dict(lower)
@@ -208,7 +208,7 @@ class BlockTable:
 
 
 def _equal(values: Sequence[object]) -> Iterator[tuple[int, int]]:
-    """Where the stretches of equal neighbours begin and end."""
+    """Yields start and end of each stretch of equal neighbours."""
     if not values:
         return
     if values.count(values[0]) == len(values):
@@ -222,25 +222,25 @@ def _equal(values: Sequence[object]) -> Iterator[tuple[int, int]]:
 
 
 class EngineMap:
-    """Engine key -> request keys of one holder, and the blocks that the holder has more than once."""
+    """Map of one holder: engine key -> request keys, and blocks that the holder has more than once."""
 
     __slots__ = ("owned", "repeats", "stale")
 
     def __init__(self) -> None:
         self.owned: dict[int, Owned] = {}
         self.repeats: dict[tuple[int, int], int] = {}
-        """Tier and engine key -> further copies."""
+        """(tier, engine key) -> number of further copies."""
         self.stale = 0
-        """About how many entries are for blocks that made room."""
+        """Approximate number of entries for evicted blocks."""
 
     def forget(self, key: int) -> int:
-        """Forgets a block; returns how many repeats it had."""
+        """Removes a block; returns the number of tiers with repeats of the block."""
         del self.owned[key]
         tiers = range(MOST_TIERS) if self.repeats else ()
         return sum(self.repeats.pop((tier, key), 0) > 0 for tier in tiers)
 
     def repeat(self, tier: int, key: int, count: int = 1) -> bool:
-        """Counts one copy more in a tier, or one less; returns whether it is the first or the last repeat."""
+        """Adds `count`, 1 or -1, to a block's copies; returns True for the first or the last repeat."""
         repeats = self.repeats.get((tier, key), 0)
         if repeats + count:
             self.repeats[tier, key] = repeats + count

@@ -1,4 +1,4 @@
-"""Prompts of any model as token ids, in time or refused; tokenizers by the names of their models."""
+"""Tokenization of prompts for any model, within a time limit; tokenizers by model."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from app.tokenization.base import (
 
 T = TypeVar("T")
 Find = Callable[[str], Tokenizer]
-"""A model's name -> its tokenizer, as `TokenizerLibrary.get`. TokenizerError when there is none."""
+"""Model's name -> tokenizer, as `TokenizerLibrary.get`. Raises TokenizerError for an unknown model."""
 
 MOST_WAITING = 1_000
-"""Prompts that may wait for their turn."""
+"""Most prompts that wait for a worker."""
 PROMPTS_BYTES = 48 << 20
-"""Memory of the prompts whose token ids are remembered."""
+"""Memory of prompts with remembered token ids, in bytes."""
 
 
 class TokenizationTimeout(Exception):
-    """A prompt was not tokenized in time."""
+    """Raised when a prompt was not tokenized in time."""
 
 
 class TokenizationBusy(Exception):
-    """Too many prompts wait to be tokenized."""
+    """Raised when too many prompts wait for tokenization."""
 
 
 class TokenizationSettings(Struct, frozen=True, kw_only=True):
-    """`timeout_s` is for one prompt; finding its tokenizer has a limit of its own.
+    """`timeout_s` limits one prompt's tokenization; loading a tokenizer has a separate limit.
 
     `workers` prompts are tokenized at a time. `prompts_bytes` bounds the memory of remembered prompts.
     """
@@ -66,9 +66,9 @@ class TokenizationSettings(Struct, frozen=True, kw_only=True):
 
 
 class Tokenization:
-    """Turns prompts into token ids, and remembers those of the latest prompts. For greenlets.
+    """Converts prompts to token ids, and remembers the latest prompts. For greenlets.
 
-    Every method may raise TokenizerError (no tokenizer for the model, or a prompt that cannot be used),
+    Every method may raise TokenizerError (no tokenizer for the model, or an unusable prompt),
     `TokenizationTimeout` and `TokenizationBusy`.
     """
 
@@ -88,19 +88,16 @@ class Tokenization:
         self._unfinished = 0
 
     def encode(self, model: str, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a plain prompt."""
         tokenizer = self._find(model)
         return self._in_time(lambda: self._encode(tokenizer, text, add_special_tokens))
 
     def encode_chat(
         self, model: str, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT
     ) -> list[int]:
-        """The tokens of a conversation."""
         tokenizer = self._find(model)
         return self._in_time(lambda: self._encode_chat(tokenizer, messages, options))
 
     def render_chat(self, model: str, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
-        """The prompt of a conversation as text."""
         tokenizer = self._find(model)
         return self._in_time(lambda: self._render_chat(tokenizer, messages, options))
 
@@ -125,7 +122,7 @@ class Tokenization:
         return tokens
 
     def _tokens(self, tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids, remembered for tokenizers of this process; a remote one is called every time."""
+        """Returns token ids, cached for tokenizers in this process; a remote tokenizer is always called."""
         if not isinstance(tokenizer, LocalTokenizer):
             return tokenizer.encode(text, add_special_tokens)
         if tokenizer not in self._numbers:
@@ -143,7 +140,7 @@ class Tokenization:
     def _encode_chat(
         self, tokenizer: Tokenizer, messages: Sequence[Message], options: ChatOptions
     ) -> list[int]:
-        if tokenizer.longest_token is None:  # a remote one: its service does both in one call
+        if tokenizer.longest_token is None:  # a remote tokenizer: one call renders and tokenizes
             return tokenizer.encode_chat(messages, options)
         text = self._render_chat(tokenizer, messages, options)
         return self._encode(tokenizer, text, options.add_special_tokens)
@@ -157,16 +154,16 @@ class Tokenization:
 
 TOKENIZER_FILE = "tokenizer.json"
 RESCAN_S = 10.0
-"""Least seconds between two scans: a directory of models may be a slow network file system."""
+"""Shortest time between two scans, in seconds: a model directory may be a slow network file system."""
 REPOSITORY, SNAPSHOTS = "models--", "snapshots"
 
 
 class Discovery:
-    """Finds the tokenizer of a model, in a native thread; looks again for a missing one, but not too often.
+    """Finds models' tokenizer files, in native threads; rescans for a missing model after RESCAN_S.
 
     Args:
-        directory: where models are mounted; may be missing, or filled later.
-        now: monotonic clock, seconds.
+        directory: mount point of the models; may be missing, or filled later.
+        now: monotonic clock, in seconds.
     """
 
     def __init__(self, directory: Path, now: Callable[[], float]) -> None:
@@ -174,11 +171,11 @@ class Discovery:
         self._now = now
         self._found: dict[str, Path] = {}
         self._scan_from_s = now()
-        # Held while the disk is read: other native threads wait for it, beside the event loop.
+        # A native lock, held during a scan: other native threads wait, the event loop does not.
         self._scanning = monkey.get_original("threading", "Lock")()
 
     def find(self, model: str) -> Path | None:
-        """The tokenizer file of `model`; None when it was not there at the last scan. May read the disk."""
+        """Returns the tokenizer file of `model`, after a scan if due; None if no file was found."""
         with self._scanning:
             if model not in self._found and self._now() >= self._scan_from_s:
                 self._found = dict(discover(self._directory))
@@ -187,9 +184,9 @@ class Discovery:
 
 
 def discover(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Name and file of every tokenizer below `directory`; of several with a name, the current one comes last.
+    """Yields model name and file of every tokenizer below `directory`; for equal names, the current one last.
 
-    Folders that cannot be read are passed over, links to folders not followed.
+    Skips unreadable folders, and does not follow links to folders.
     """
     files = [
         Path(folder, TOKENIZER_FILE) for folder, _, names in os.walk(directory) if TOKENIZER_FILE in names
@@ -199,7 +196,7 @@ def discover(directory: Path) -> Iterator[tuple[str, Path]]:
 
 
 def model_name(folder: Path) -> str:
-    """`org/name` of `.../models--org--name/snapshots/<hash>`, else the path as it is; empty for `.`."""
+    """Returns `org/name` for `.../models--org--name/snapshots/<hash>`, else the path; empty for `.`."""
     match folder.parts[-3:]:
         case (repository, snapshots, _) if repository.startswith(REPOSITORY) and snapshots == SNAPSHOTS:
             return repository.removeprefix(REPOSITORY).replace("--", "/", 1)
@@ -207,7 +204,7 @@ def model_name(folder: Path) -> str:
 
 
 def _age(file: Path) -> tuple[bool, float, str]:
-    """Sorts what `refs/main` of a repository points to last, else what was written last."""
+    """Sort key: the snapshot of a repository's `refs/main` comes last, otherwise the latest file."""
     snapshot = file.parent
     try:
         current = snapshot.parents[1].joinpath("refs", "main").read_text("utf-8").strip() == snapshot.name
@@ -221,40 +218,40 @@ def _age(file: Path) -> tuple[bool, float, str]:
 
 
 LIMIT_BYTES = 2 << 30
-"""Memory of loaded tokenizers: about twenty with 128,000 tokens each."""
+"""Memory of loaded tokenizers, in bytes: about twenty of 128,000 tokens each."""
 TOKEN_BYTES = 320
-"""Memory of one token of a vocabulary, with the merge that makes it; measured."""
+"""Memory of a vocabulary's token with its merge, in bytes; measured."""
 MOST_FAILURES = 1024
 FAILURE_BYTES = 2000
-"""Memory of a remembered failure, with a name of `LONGEST_NAME` characters and its text."""
+"""Memory of a remembered failure, in bytes, with a name of `LONGEST_NAME` characters and its text."""
 FAILURE_S = 10.0
-"""For so long a load that failed is not tried again."""
+"""Seconds before a failed load is tried again."""
 LOADS_AT_ONCE = 2
 WAITING_LOADS = 64
-"""Models that may be on their way; for a further one there is an error at once."""
+"""Most models that load or wait; a further model is refused at once."""
 LONGEST_NAME = 200
-"""Characters of a model's name that are repeated in an error."""
+"""Most characters of a model's name in an error message."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 class UnknownModelError(TokenizerLoadError):
-    """A request names a model that has no tokenizer: the client's mistake, status 404."""
+    """Raised for a model without a tokenizer: the client's mistake, status 404."""
 
 
 class TokenizerLibrary:
-    """Finds the tokenizer of a model: a ready one, a loaded one, or one to load. For greenlets.
+    """Finds the tokenizer of a model: ready, loaded, or loaded now. For greenlets.
 
-    A model is loaded once, however many requests wait for it, and never in the event loop. A request waits
-    for `timeout_s` at most; the load goes on, and later requests find its tokenizer.
+    Requests for the same model share one load, which runs outside the event loop. A request waits at most
+    `timeout_s`; the load continues, and later requests find the tokenizer.
 
     Args:
         load: folder, file or hub name -> tokenizer; may block and raise anything.
         timeout_s: seconds that a request waits.
         ready: tokenizers by model, such as the server's own; they are never dropped.
-        sources: model -> what `load` is given.
-        discovery: where further models are looked for.
-        hub: give `load` the names of all other models too, if they look like `organisation/name`.
-        limit_bytes: memory of loaded tokenizers; the one that was not used for longest is dropped.
+        sources: model -> argument of `load`.
+        discovery: finds the tokenizer files of further models.
+        hub: also load all other models with names of the form `organisation/name`.
+        limit_bytes: memory of loaded tokenizers; above, the least recently used is dropped.
         now: monotonic clock, seconds.
     """
 
@@ -283,7 +280,7 @@ class TokenizerLibrary:
 
     @property
     def size_bytes(self) -> int:
-        """What the loaded tokenizers and the remembered failures take, rather too much than too little."""
+        """Memory of loaded tokenizers and remembered failures, in bytes; an upper estimate."""
         return int(self._loaded.currsize) + FAILURE_BYTES * len(self._failed)
 
     @property
@@ -291,12 +288,12 @@ class TokenizerLibrary:
         return int(self._loaded.maxsize) + FAILURE_BYTES * MOST_FAILURES
 
     def get(self, model: str) -> Tokenizer:
-        """The tokenizer of `model`.
+        """Returns the tokenizer of `model`.
 
         Raises:
-            UnknownModelError: there is none.
-            TokenizerLoadError: it could not be loaded just now or a short time ago.
-            TokenizerServiceError: it is not loaded in time, or too many others are being loaded.
+            UnknownModelError: the model has no tokenizer.
+            TokenizerLoadError: the load failed, now or at most FAILURE_S ago.
+            TokenizerServiceError: the load takes too long, or too many models load already.
         """
         known = self._ready.get(model) or self._loaded.get(model) or self._failed.get(model)
         if known is None:
@@ -307,7 +304,7 @@ class TokenizerLibrary:
                 f"The tokenizer of the model {_shown(model)} was not loaded within {self._timeout_s:g} s."
             )
         if isinstance(known, TokenizerLoadError):
-            raise type(known)(str(known))  # one for each request: a traceback grows with every raise
+            raise type(known)(str(known))  # a new error for each request: a traceback grows with every raise
         return known
 
     def _start(self, model: str) -> AsyncResult[Tokenizer | TokenizerLoadError]:
@@ -331,7 +328,7 @@ class TokenizerLibrary:
             outcome = _failure(model, error)
         del self._loading[model]
         if not isinstance(outcome, TokenizerLoadError):
-            with suppress(ValueError):  # larger than all of them may be: not remembered
+            with suppress(ValueError):  # larger than the limit: not remembered
                 self._loaded[model] = outcome
         elif len(model) <= LONGEST_NAME:
             self._failed[model] = outcome
@@ -350,7 +347,7 @@ class TokenizerLibrary:
 
 
 def tokenizer_bytes(tokenizer: Tokenizer) -> int:
-    """Memory of a tokenizer: of its vocabulary, and of its own caches when they are full."""
+    """Returns the memory of a tokenizer, in bytes: its vocabulary, and its caches when full."""
     caches = sum(cache.limit_bytes for cache in tokenizer.caches.values())
     return caches + TOKEN_BYTES * (tokenizer.vocab_size or 0)
 

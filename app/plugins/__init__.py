@@ -1,6 +1,6 @@
-"""Parts that plugins are made of (docs/plugins.md): they stay within one version of the hooks.
+"""Public names for plugins (docs/plugins.md), stable within one version of the hooks.
 
-Importing this loads pluggy. A server without plugins never does.
+Importing this package loads pluggy, so a server without plugins never imports it.
 """
 
 from pluggy import HookimplMarker
@@ -59,4 +59,4 @@ __all__ = [
 ]
 
 hookimpl = HookimplMarker(PROJECT)
-"""Marks a function of a plugin as the hook of that name."""
+"""Marks a plugin's function as the hook of the same name."""

@@ -1,6 +1,6 @@
-"""Checks of what hooks give: functions around hooks that raise TypeError or ValueError for nonsense.
+"""Checks of hook results: wrappers around hooks that raise TypeError or ValueError for invalid results.
 
-The errors are the plugin's: a `Guard` counts them, and answers instead.
+A `Guard` counts these errors as the plugin's, and returns a substitute.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from config.declaration import ConfigError
 P = ParamSpec("P")
 T = TypeVar("T")
 LONGEST_HOLD_S = 0.02
-"""Seconds for which a hook may hold the event loop without a warning; streams are late by as much."""
+"""Longest hold of the event loop by a hook without a warning, in seconds; streams are late by as much."""
 REFUSALS: tuple[type[Exception], ...] = (ApiError, EngineError)
-"""Errors by which a hook refuses a request on purpose."""
+"""Errors that a hook raises to refuse a request."""
 log = logging.getLogger(__name__)
 
 
@@ -58,9 +58,9 @@ class Guard:
     def wrap(
         self, function: Callable[P, T], otherwise: Callable[P, T], may_refuse: bool = False
     ) -> Callable[P, T]:
-        """Returns `function` for calls by the server; `otherwise` answers the calls in which it fails.
+        """Wraps `function` for the server; `otherwise` replaces the result of a failed call.
 
-        With `may_refuse`, errors that refuse the request are no failures, and are raised.
+        With `may_refuse`, errors in REFUSALS are raised and do not count as failures.
         """
         passed = REFUSALS if may_refuse else ()
 
@@ -71,10 +71,10 @@ class Guard:
                 return function(*args, **kwargs)
             except passed:
                 raise
-            except (Exception, SystemExit) as error:  # also gunicorn's abort of a worker that is kept busy
+            except (Exception, SystemExit) as error:  # also gunicorn's abort of a busy worker
                 self._failed(error)
             finally:
-                # A loop that went on meanwhile was held since then only.
+                # If the loop turned during the call, only the time since that turn counts.
                 self._held(perf_counter() - begun_s - (_loop_s() - loop_s))
             return otherwise(*args, **kwargs)
 
@@ -106,12 +106,12 @@ class Guard:
 
 
 def nothing(*args: object) -> None:
-    """Answers instead of a hook that failed where nothing is an answer."""
+    """Substitute for a failed hook whose result may be None."""
 
 
 @contextmanager
 def start_fails(plugin: str, hook: str, when: str = " at the start") -> Iterator[None]:
-    """Turns an error within the block into a ConfigError of one line that names the plugin and its hook."""
+    """Converts an error in the block into a ConfigError of one line, with plugin and hook."""
     try:
         yield
     except ConfigError:
@@ -122,15 +122,15 @@ def start_fails(plugin: str, hook: str, when: str = " at the start") -> Iterator
 
 
 def _loop_s() -> float:
-    """Start of this turn of the event loop, in seconds of some clock; always 0 where there is no loop."""
+    """Start of this turn of the event loop, in seconds of the loop's clock; 0 without a loop."""
     hub = get_hub_if_exists()
     return 0.0 if hub is None else float(hub.loop.now())
 
 
 Worded = Callable[[EngineRequest, ScriptedReply], Reply]
-"""Makes tokens of words."""
+"""Converts a scripted reply to tokens."""
 LONGEST_WAIT_S = 1e9
-"""Longest wait that a plugin may ask for, in seconds: about 30 years, and far below overflow."""
+"""Longest wait in a plugin's reply or fault, in seconds: about 30 years, far below overflow."""
 
 
 def _is_list_of(kind: type) -> Callable[[object], bool]:
@@ -147,11 +147,11 @@ FORMS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "routes": ("a list of Routes", _is_list_of(Route)),
     "routing": ("a mapping of policies", lambda given: isinstance(given, Mapping)),
 }
-"""Form of what each hook gives at the start, besides None: in words, and as a test."""
+"""Hook -> description and test of its result at the start; None is valid for all."""
 
 
 def reply(hook: ReplyHook, worded: Worded) -> ReplySource:
-    """Source of replies; a text becomes a `ScriptedReply`, and `worded` its tokens."""
+    """Wraps a reply hook; a text becomes a `ScriptedReply`, which `worded` converts to tokens."""
 
     def source(request: EngineRequest, rng: Random) -> Reply | None:
         script = _script(hook(request, rng))
@@ -185,7 +185,7 @@ def length(hook: LengthHook) -> LengthSource:
 
 
 def fault(hook: FaultHook, plugin: str) -> FaultSource:
-    """Source of faults; a fault without a name has the plugin's."""
+    """Wraps a fault hook; a fault without a name gets the plugin's."""
 
     def source(facts: RequestFacts) -> Fault | None:
         given = hook(facts)
@@ -208,7 +208,7 @@ StepSeconds = Callable[[Batch[Any], float, bool], float]
 
 
 def step_seconds(cost: CostModel) -> StepSeconds:
-    """Function for the seconds of a step: finite, and at least 0."""
+    """Wraps a cost model; the cost of a step, in seconds, must be finite and not negative."""
 
     def seconds(batch: Batch[Any], start_s: float, idle: bool) -> float:
         given = float(cost.seconds(batch, start_s, idle))
@@ -242,13 +242,13 @@ def handler(handle: Handler) -> Handler:
 
 
 def begin(middleware: Middleware, context: RequestContext) -> Response | None:
-    """Calls the `begin` of a plugin's middleware."""
+    """Calls a middleware's `begin` and checks the type of its result."""
     found: Response | None = _instance(type(middleware).begin(middleware, context), Response | None)
     return found
 
 
 def end(middleware: Middleware, context: RequestContext, response: Response) -> None:
-    """Calls the `end` of a plugin's middleware; where it fails, the response keeps its headers."""
+    """Calls a middleware's `end`; after a failure, restores the response's headers."""
     before = response.headers
     response.headers = dict(before)
     try:
@@ -260,7 +260,7 @@ def end(middleware: Middleware, context: RequestContext, response: Response) -> 
 
 
 def sendable(headers: Mapping[str, str]) -> None:
-    """Raises ValueError for a header that cannot be sent."""
+    """Raises ValueError unless all names and values are printable ASCII."""
     for name, value in headers.items():
         text = f"{name}{value}" if isinstance(name, str) and isinstance(value, str) else None
         if text is None or not text.isprintable() or not text.isascii():
@@ -268,7 +268,7 @@ def sendable(headers: Mapping[str, str]) -> None:
 
 
 def _instance(given: Any, kind: Any) -> Any:
-    """Returns `given`; TypeError where it is none of `kind`, a class or a union of classes."""
+    """Returns `given`; TypeError unless `given` is an instance of `kind`, a class or a union."""
     if not isinstance(given, kind):
         raise TypeError(f"gave {type(given).__name__}, not {getattr(kind, '__name__', kind)}")
     return given

@@ -1,4 +1,4 @@
-"""Plugins in commands: `python -m app plugins`, which lists them, and the step costs of `simulate`."""
+"""Plugins in commands: `python -m app plugins` lists them, and `simulate` uses their step costs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from config.settings import Plugin
 
 
 def run(argv: Sequence[str]) -> int:
-    """Prints the plugins of a server with the flags `argv`; returns the exit status."""
+    """Prints the plugins of a server started with the flags `argv`; returns the exit status."""
     try:
         settings = load(argv, os.environ, warn=lambda text: None)
         implemented = registry_of(settings).implemented()
@@ -45,7 +45,7 @@ def _lines(plugin: Plugin, implemented: Sequence[str], settings: Settings) -> It
 
 
 class PluggedCosts(Struct, frozen=True):
-    """Makes the step costs of an engine by the plugins of `settings`, in any process it is pickled to."""
+    """Creates an engine's cost model from the plugins of `settings`. Can be pickled for other processes."""
 
     settings: dict[str, Any]
 
@@ -55,6 +55,6 @@ class PluggedCosts(Struct, frozen=True):
 
 
 def plugged_costs(settings: Settings, profile: Profile) -> tuple[str, PluggedCosts] | None:
-    """The plugin that decides what the steps of this engine cost, and its costs; None without one."""
+    """Returns the name and the costs of the plugin that sets step costs; None without such a plugin."""
     found = registry_of(settings).offline_step_cost(profile)
     return None if found is None else (found[0], PluggedCosts(to_plain(settings)))

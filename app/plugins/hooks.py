@@ -1,8 +1,8 @@
-"""The hooks, version 1. Each is called once, when a server or a command starts, for what is called later.
+"""The hooks, version 1. Each hook is called once at the start, and returns objects for later calls.
 
-So nothing of pluggy is on the way of a request. An implementation names those of the arguments that it needs;
-what it gives may be None, where it has nothing to do with the settings of this start. What is called later
-runs in the server's one event loop: it must return within milliseconds, unless it says `off_loop`.
+Requests therefore never pass through pluggy. An implementation declares only the arguments that it needs. A
+hook returns None when these settings do not need the plugin. The returned objects run in the server's event
+loop, and must return within milliseconds, unless wrapped in `off_loop`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 
 class PluginHost:
-    """Handed to all hooks of one plugin, in every process anew.
+    """Argument of all hooks of one plugin; one object for each process.
 
-    `now` gives monotonic seconds (those of the virtual clock where time is virtual), `rng` is a stream of
-    randomness of the plugin's own: a server with a seed repeats itself as long as nothing else is asked.
+    `now` gives monotonic seconds, of the virtual clock where time is virtual. `rng` is a random stream for
+    this plugin alone: with a seed, the same requests draw the same numbers.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class PluginHost:
 
     @property
     def settings(self) -> Any:
-        """The plugin's own settings of now, an instance of its `Settings`; None without such a class."""
+        """The plugin's current settings, an instance of its `Settings`; None without such a class."""
         return getattr(self._current(), self._group) if self._has_settings else None
 
     @property
@@ -58,21 +58,21 @@ class PluginHost:
         return self._current()
 
     def one(self, make: Callable[[PluginHost], T]) -> T:
-        """What `make` gives for this host: made when it is first asked for, the same for all hooks."""
+        """Returns the result of `make(self)`, computed once and shared by all hooks."""
         if make not in self._made:
             self._made[make] = make(self)
         made: T = self._made[make]
         return made
 
     def request(self) -> RequestContext | None:
-        """The HTTP request that is served here and now; None where none is."""
+        """The HTTP request of the current greenlet; None outside a request."""
         return current_request.get()
 
 
 def off_loop(function: Callable[P, T]) -> Callable[P, T]:
-    """`function` in a native thread: it may block there, and only its own request waits.
+    """Wraps `function` to run in a native thread: a blocking call delays only its own request.
 
-    For replies and lengths. Where an event loop calls (middleware, step costs) nothing can be waited for.
+    Only for replies and lengths: the event loop itself calls middleware and step costs, and cannot wait.
     """
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -87,46 +87,46 @@ hookspec = HookspecMarker(PROJECT)
 
 
 ReplyHook = Callable[[EngineRequest, Random], str | ScriptedReply | None]
-"""Decides the reply: a text, or a text with thoughts, tool calls and pace; None leaves it to the next plugin.
+"""Returns the reply: a text, or a text with thoughts, tool calls and pace; None defers to the next plugin.
 
-`rng` repeats itself with the request's seed. An ApiError refuses the request; another error counts as None.
+The request's seed determines `rng`. An ApiError refuses the request; any other error counts as None.
 """
 LengthHook = Callable[[EngineRequest, Random], int | None]
-"""Decides the length of replies of mode `random`, in tokens; None leaves it to the next plugin."""
+"""Returns the length of a reply of mode `random`, in tokens; None defers to the next plugin."""
 FaultHook = Callable[[RequestFacts], Fault | None]
-"""What goes wrong with a request on purpose; None leaves it to the next plugin, then to rules and chance."""
+"""Returns the fault for a request; None defers to the next plugin, then to rules and chance."""
 MetricsHook = Callable[[], str]
-"""Families as text in Prometheus' format 0.0.4; their names begin with the plugin's, `_` for `-`."""
+"""Returns metric families in Prometheus' text format 0.0.4. Names begin with the plugin's, `_` for `-`."""
 
 
 @hookspec
 def reply(host: PluginHost) -> ReplyHook | None:
-    """What is said."""
+    """Replies of the simulated model."""
 
 
 @hookspec
 def length(host: PluginHost) -> LengthHook | None:
-    """How many tokens a reply has."""
+    """Lengths of replies, in tokens."""
 
 
 @hookspec
 def step_cost(host: PluginHost, profile: Profile) -> CostModel | None:
-    """What a step costs, in seconds: of `timing: steps`, and of each engine of `python -m app simulate`."""
+    """Costs of a step, in seconds: for `timing: steps`, and for each engine of `python -m app simulate`."""
 
 
 @hookspec
 def fault(host: PluginHost) -> FaultHook | None:
-    """What goes wrong on purpose."""
+    """Faults injected into requests."""
 
 
 @hookspec
 def middleware(host: PluginHost) -> Middleware | Sequence[Middleware] | None:
-    """What is done around every request that keys and rate limits let pass."""
+    """Middleware around each request that keys and rate limits admit."""
 
 
 @hookspec
 def routes(host: PluginHost) -> Sequence[Route] | None:
-    """Routes, served as a blueprint. Below `/admin` they need the admin key, where there is one."""
+    """Routes, served as a blueprint. A path below `/admin` needs the admin key, if one is set."""
 
 
 @hookspec

@@ -1,4 +1,4 @@
-"""The plugins of a process: their hooks, looked at by pluggy, each called once and made a plain function."""
+"""The plugins of a process: pluggy finds their hooks; each hook is called once, at the start."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from config.validation import suggestion
 
 
 class PluginRegistry:
-    """Additions of the plugins. ConfigError, with the plugin's name, for a wrong hook.
+    """Results of the plugins' hooks. ConfigError, with the plugin's name, for a wrong hook.
 
-    `streams` makes a stream of randomness of a name, `now` gives monotonic seconds.
+    `streams` creates a named random stream; `now` gives monotonic seconds.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class PluginRegistry:
             each.name: PluginHost(each, current, streams(f"plugin {each.name}"), now) for each in plugins
         }
         self._guards: dict[tuple[str, str], Guard] = {}
-        """By plugin and hook, of hooks that have given something to be called."""
+        """(plugin, hook) -> guard, for hooks whose result was not None."""
 
     def implements(self, *names: str) -> bool:
         return any(self._implementations(name) for name in names)
 
     def implemented(self) -> dict[str, list[str]]:
-        """Name of each plugin to its hooks."""
+        """Plugin's name -> names of its hooks."""
         by_hook = {name: {found.plugin_name for found in self._implementations(name)} for name in HOOKS}
         return {
             plugin.name: [name for name, plugins in by_hook.items() if plugin.name in plugins]
@@ -69,12 +69,12 @@ class PluginRegistry:
         }
 
     def replies(self, worded: checks.Worded) -> list[ReplySource]:
-        """Sources of replies, in the order in which they are asked."""
+        """Sources of replies, in the order of their calls."""
         given = self._given("reply")
         return [guard.wrap(checks.reply(hook, worded), nothing, may_refuse=True) for hook, guard in given]
 
     def length(self) -> LengthSource | None:
-        """The first length that a plugin gives; None where no plugin has the hook."""
+        """Returns a function for the first length that a plugin gives; None where no plugin has the hook."""
         given = self._given("length")
         sources = [guard.wrap(checks.length(hook), nothing, may_refuse=True) for hook, guard in given]
 
@@ -85,14 +85,14 @@ class PluginRegistry:
         return first if sources else None
 
     def faults(self) -> list[FaultSource]:
-        """Sources of faults, in the order in which they are asked."""
+        """Sources of faults, in the order of their calls."""
         given = self._given("fault")
         return [at.wrap(checks.fault(hook, at.plugin), nothing, may_refuse=True) for hook, at in given]
 
     def step_cost(self, profile: Profile) -> CostModel | None:
-        """Cost of a live step, by the first plugin that has the hook; None without one.
+        """Cost model of live steps, from the first plugin with the hook; None without such a plugin.
 
-        The profile's cost replaces that of a step in which the plugin fails.
+        After a failure of the plugin, a step has the profile's cost.
         """
         for cost, guard in self._given("step_cost", profile=profile):
             usual = StepCost(profile.cost).seconds
@@ -100,7 +100,7 @@ class PluginRegistry:
         return None
 
     def offline_step_cost(self, profile: Profile) -> tuple[str, CostModel] | None:
-        """The same off line, with the plugin's name. A step in which the plugin fails is a ConfigError."""
+        """Name of the plugin, and its cost model for `simulate`; a failed step is a ConfigError."""
         for cost, guard in self._given("step_cost", profile=profile):
             checked = start_fails(guard.plugin, "step_cost", when="")(checks.step_seconds(cost))
             return guard.plugin, PluginCost(checked)
@@ -115,7 +115,7 @@ class PluginRegistry:
         return made
 
     def routes(self, taken: Callable[[], Iterator[Route]]) -> Iterator[tuple[str, list[Route]]]:
-        """Name of a blueprint and its routes. ConfigError for a route that is among those `taken`."""
+        """Yields blueprint names with their routes. ConfigError for a route that is in `taken`."""
         for given, guard in self._given("routes"):
             added = [_guarded_route(route, guard) for route in given]
             _check_free(added, taken(), guard.plugin)
@@ -125,7 +125,7 @@ class PluginRegistry:
         return [at.wrap(checks.families(hook, at.plugin), str) for hook, at in self._given("metrics")]
 
     def policies(self) -> dict[str, PolicyMaker]:
-        """Routing policies of a fleet, by name. ConfigError for a name that is taken."""
+        """Name -> routing policy of a fleet. ConfigError for a name in use."""
         found: dict[str, PolicyMaker] = {}
         for given, guard in self._given("routing"):
             for name, make in given.items():
@@ -155,12 +155,12 @@ class PluginRegistry:
         }
 
     def _implementations(self, name: str) -> list[HookImpl]:
-        """All of a hook, in the order in which pluggy would call them."""
+        """Implementations of a hook, in pluggy's call order."""
         caller: HookCaller = getattr(self._manager.hook, name)
         return caller.get_hookimpls()[::-1]
 
     def _given(self, name: str, **more: object) -> Iterator[tuple[Any, Guard]]:
-        """Yields the results of the hooks of this name, and their guards. ConfigError for a failure."""
+        """Calls the hooks of this name; yields results other than None, and guards. May raise ConfigError."""
         wanted, fits = checks.FORMS[name]
         for found in self._implementations(name):
             plugin = found.plugin_name
@@ -176,7 +176,7 @@ class PluginRegistry:
 
 
 def registry_of(settings: Settings) -> PluginRegistry:
-    """The plugins of a command. ConfigError as `PluginRegistry`."""
+    """The plugins of a command. Raises ConfigError as `PluginRegistry`."""
     streams = Streams(settings.reply.seed, 0)
     return PluginRegistry(settings.PLUGINS, lambda: settings, streams, time.monotonic)
 
@@ -187,7 +187,7 @@ class PluginCost:
 
 
 def _guarded(middleware: Middleware, guard: Guard) -> Middleware:
-    """Guards a plugin's middleware. A request whose `begin` fails is refused: its check did not happen."""
+    """Guards a plugin's middleware. A failed `begin` refuses the request, as its check did not happen."""
     begin, end = partial(checks.begin, middleware), partial(checks.end, middleware)
     vars(middleware)["begin"] = guard.wrap(begin, partial(_refuse, guard), may_refuse=True)
     vars(middleware)["end"] = guard.wrap(end, nothing)
@@ -195,12 +195,12 @@ def _guarded(middleware: Middleware, guard: Guard) -> Middleware:
 
 
 def _refuse(guard: Guard, context: RequestContext) -> Response:
-    """Raises the answer to the one request that a plugin has spoilt."""
+    """Raises the error response for a request that a plugin failed to handle."""
     raise internal(f"The plugin {guard.plugin} failed to handle the request.")
 
 
 def _guarded_route(route: Route, guard: Guard) -> Route:
-    """A plugin's route; it is never on the fast path. ConfigError for a path that is none."""
+    """Guards a plugin's route, and keeps it off the fast path. ConfigError for a path without `/`."""
     if not route.path.startswith("/"):
         raise ConfigError(f"plugin {guard.plugin}: path {route.path!r} of a route must begin with a slash")
     handle = guard.wrap(checks.handler(route.handle), partial(_refuse, guard), may_refuse=True)
@@ -209,7 +209,7 @@ def _guarded_route(route: Route, guard: Guard) -> Route:
 
 
 def _check_free(added: Sequence[Route], taken: Iterator[Route], plugin: str) -> None:
-    """ConfigError for a route that is there already, whatever its variable parts are called."""
+    """Raises ConfigError for a duplicate route; names of path parameters do not matter."""
     seen = {pair for route in taken for pair in _answered(route)}
     for route in added:
         for method, path in _answered(route):
@@ -224,10 +224,10 @@ def _answered(route: Route) -> list[tuple[str, str]]:
 
 
 class GuardedPolicy:
-    """A plugin's routing policy. A request for which it fails goes to any pod, by chance."""
+    """A plugin's routing policy. After a failure, the request goes to a random pod."""
 
     def __init__(self, make: PolicyMaker, guard: Guard, scores: Scores, rng: Random) -> None:
-        """ConfigError where the policy cannot be made."""
+        """Raises ConfigError where the policy cannot be created."""
         with start_fails(guard.plugin, "routing"):
             inner = make(scores, rng)
         self._inner, self._rng, self._failures = inner, rng, 0
@@ -242,7 +242,7 @@ class GuardedPolicy:
 
     @property
     def fallbacks(self) -> int:
-        """Requests that its own policy counts as fallbacks, and those for which it failed."""
+        """Requests that the policy counts as fallbacks, plus failures of the policy."""
         return self._failures + int(getattr(self._inner, "fallbacks", 0))
 
     def _by_chance(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
@@ -251,10 +251,10 @@ class GuardedPolicy:
 
 
 def manager_of(plugins: Sequence[Plugin]) -> PluginManager:
-    """pluggy's manager of these plugins. ConfigError for a hook that there is not, or of other arguments."""
+    """pluggy's manager of these plugins. ConfigError for an unknown hook, or wrong arguments."""
     manager = PluginManager(PROJECT)
     manager.add_hookspecs(specifications)
-    for plugin in reversed(plugins):  # the one that is registered last is called first
+    for plugin in reversed(plugins):  # pluggy calls the plugin registered last first
         named = f"plugin {plugin.name} ({plugin.origin})"
         try:
             manager.register(plugin.hooks, plugin.name)

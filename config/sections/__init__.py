@@ -1,1 +1,1 @@
-"""The settings, section by section; `config.settings` puts them together."""
+"""Sections of the settings; `config.settings` combines them."""

@@ -1,4 +1,4 @@
-"""What the API answers: which routes there are, what the replies carry, and errors on purpose."""
+"""Settings of the API: routes, content of replies, and injected errors."""
 
 import json
 from typing import Annotated, Literal, get_args
@@ -15,7 +15,7 @@ FAILURE_TYPES: tuple[str, ...] = get_args(FailureType)
 
 
 def json_object(text: str) -> dict[str, object]:
-    """The object that `text` is. ValueError for anything else."""
+    """Parses a JSON object. ValueError for any other text."""
     found = json.loads(text)
     if not isinstance(found, dict):
         raise ValueError("not a JSON object")

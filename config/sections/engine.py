@@ -1,4 +1,4 @@
-"""How many requests run and who is next, how long everything takes, and the KV cache."""
+"""Settings of the engine: scheduling, latencies, and the KV cache."""
 
 from typing import Annotated, Literal
 
@@ -327,11 +327,11 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
 
     @property
     def events_layout(self) -> EventsFormat:
-        """`kv-events-format`, as the simulator's switch leaves it."""
+        """Effective `kv-events-format`, after the simulator's switch `use-vllm-map-event-format`."""
         arrays = self.use_vllm_map_event_format is False and self.kv_events_format == "map"
         return "llm-d-inference-sim" if arrays else self.kv_events_format
 
     @property
     def transfers(self) -> bool:
-        """Caches go from prefill to decode where a request asks for it."""
+        """True if requests may transfer caches from prefill to decode."""
         return self.kv_connector in ("", "nixl")

@@ -1,4 +1,4 @@
-"""The index of which pod has which KV blocks, and the lists whose items have a form of their own."""
+"""Settings of the KV index, and parsers for its lists of pairs."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -10,7 +10,7 @@ from config.zmq_addresses import ZMQ_ADDRESS
 
 
 def pairs(items: Sequence[str], form: str) -> dict[str, str]:
-    """Returns name -> value, of items such as `gpu=1.0`. ValueError for an item of another `form`."""
+    """Parses items such as `gpu=1.0`; returns name -> value. `form` words the ValueError."""
     found = [(item, *map(str.strip, item.partition("=")[::2])) for item in items]
     for item, name, value in found:
         if not name or not value:
@@ -19,7 +19,7 @@ def pairs(items: Sequence[str], form: str) -> dict[str, str]:
 
 
 def tier_weights(items: Sequence[str]) -> dict[str, float]:
-    """Returns tier -> weight. ValueError for a weight that is no number of at least 0."""
+    """Parses tier -> weight. ValueError unless weights are finite and at least 0."""
     weights: dict[str, float] = {}
     for tier, text in pairs(items, "tier=weight").items():
         try:
@@ -32,7 +32,7 @@ def tier_weights(items: Sequence[str]) -> dict[str, float]:
 
 
 def tokenizer_sources(items: Sequence[str]) -> dict[str, str]:
-    """Returns model -> folder, file or name of its tokenizer. ValueError for another form."""
+    """Parses model -> folder, file or name of its tokenizer. ValueError for another form."""
     return pairs(items, "model=source")
 
 

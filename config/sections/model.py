@@ -1,4 +1,4 @@
-"""The model that is played, its adapters and its tokenizer."""
+"""Settings of the model, its adapters and its tokenizer."""
 
 from typing import Annotated, Literal
 
@@ -16,7 +16,7 @@ from config.declaration import (
 )
 
 OWN_LENGTH = 2**31 - 1
-"""max-model-len of a real engine that has not said yet for how many tokens its model was made."""
+"""Provisional max-model-len, in tokens, until a real engine reports its model's context length."""
 
 
 class ModelSettings(Section, frozen=True, kw_only=True):
@@ -78,7 +78,7 @@ class ModelSettings(Section, frozen=True, kw_only=True):
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """Names that requests may use, never empty; the first is the one in replies."""
+        """Names for the model in requests, never empty; replies have the first name."""
         return self.served_model_name or (self.model,)
 
 

@@ -1,4 +1,4 @@
-"""What can be seen of the server: metrics, logs and traces."""
+"""Settings of metrics, logs and traces."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ from config.declaration import About, Json, NonEmpty, PositiveDuration, Section,
 from config.fake_metrics import parse
 
 TRACE = 5
-"""Number of level `trace`, for `logging`."""
+"""Number of the level `trace` in `logging`, below DEBUG (10)."""
 CollectorUrl = Annotated[
     str,
     Meta(

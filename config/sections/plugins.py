@@ -1,4 +1,4 @@
-"""What others add to a server."""
+"""Settings of plugins."""
 
 from typing import Annotated
 
@@ -8,19 +8,19 @@ from config.declaration import About, NonEmptyItems, Section
 
 
 class Plugin(Struct, frozen=True):
-    """A plugin that has been imported: a module, or whatever else has hooks as attributes."""
+    """An imported plugin: a module, or any object with hooks as attributes."""
 
     name: str
     version: str
-    """Empty where it does not say one."""
+    """Version of the plugin; may be empty."""
     origin: str
-    """How it was found: an item of the setting, or the package whose entry point it is."""
+    """Item of the setting `plugin`, or the package with the entry point."""
     hooks: object
     settings: type[Section] | None
 
     @property
     def group(self) -> str:
-        """The attribute of `Settings` that has its own settings."""
+        """Attribute of `Settings` with the plugin's section."""
         return self.name.replace("-", "_")
 
 

@@ -1,4 +1,4 @@
-"""What is said: replies, tool calls, and recorded conversations."""
+"""Settings of replies, tool calls, and recorded conversations."""
 
 from typing import Annotated, Literal
 
@@ -7,7 +7,7 @@ from msgspec import Meta
 from config.declaration import About, Count, NotNegative, Percent, Rule, Section, not_below
 
 ALL_MODELS = ""
-"""Stands for the model in an item of dataset-path that names none."""
+"""Model of an item without a model, in dataset-path and script."""
 
 DatasetUrl = Annotated[
     str, Meta(pattern="^(?i:https?)://", description="must begin with http:// or https://")
@@ -16,19 +16,19 @@ Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-fA-F]{64}\Z", description="must b
 Identifier = Annotated[
     str, Meta(pattern=r"\A[^\W\d]\w*\Z", description="must be a name of letters, digits and underscores")
 ]
-"""A name that needs no quotes in SQL."""
+"""Name of a SQL table that needs no quotes."""
 DatasetFiles = Annotated[
     tuple[Annotated[str, Meta(pattern=r"\A(?!\s*\Z|[^=]*=\s*\Z)")], ...],
     Meta(description="must name a file in every item"),
 ]
-"""Each item a path, or a model's name, `=` and a path: not blank, nor blank behind its first `=`."""
+"""Items are a path, or `model=path`; the path must not be blank."""
 ScriptFiles = DatasetFiles
 ReplaySpeed = Annotated[float, Meta(ge=0.01, le=1000000, description="must be between 0.01 and 1000000")]
 ONE_A_MODEL = "must not name two files for the same model"
 
 
 def _route(item: str) -> tuple[str, str]:
-    """Model and path of an item of dataset-path."""
+    """Splits an item into model and path."""
     model, equals, path = item.partition("=")
     return (model.strip(), path.strip()) if equals else (ALL_MODELS, item.strip())
 
@@ -168,7 +168,7 @@ class DatasetSettings(Section, frozen=True, kw_only=True):
 
     @property
     def files(self) -> dict[str, str]:
-        """Model (`ALL_MODELS` for every other one) to path, in the order of dataset-path."""
+        """Model (`ALL_MODELS` for all other models) -> path, in the order of dataset-path."""
         return dict(map(_route, self.dataset_path))
 
 
@@ -186,5 +186,5 @@ class ScriptSettings(Section, frozen=True, kw_only=True):
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:
-        """Model (`ALL_MODELS` for every one) and path, in order."""
+        """Model (`ALL_MODELS` for all models) and path of each item, in order."""
         return tuple(map(_route, self.script))

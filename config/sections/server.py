@@ -1,4 +1,4 @@
-"""The listening socket and the life of the process, HTTPS, and who may ask."""
+"""Settings of the socket, the process, HTTPS, and access."""
 
 from typing import Annotated
 
@@ -21,7 +21,7 @@ HostNames = Annotated[
     tuple[Annotated[str, Meta(pattern=r"(?a)\A[\w.*:-]{1,253}\Z")], ...],
     Meta(description="must only have ASCII host names and addresses"),
 ]
-"""As certificates have them: names beyond ASCII in their xn-- form, addresses without brackets."""
+"""Host names as in certificates: xn-- form for names beyond ASCII, addresses without brackets."""
 ReachedAs = Annotated[
     tuple[Annotated[str, Meta(pattern=r"(?a)\A[\w.:-]{1,253}\Z")], ...],
     Meta(description="must only have ASCII host names and addresses, without wildcards"),
@@ -126,13 +126,13 @@ class ServerSettings(Section, frozen=True, kw_only=True):
 
     @property
     def rank(self) -> int | None:
-        """The only rank that this server plays, or None when it plays all."""
+        """The only rank of this server; None if the server has all ranks."""
         rank = self.data_parallel_rank
         return None if rank is None or rank < 0 else rank
 
     @property
     def ranks(self) -> range:
-        """The ranks that this server plays, a process each."""
+        """Ranks of this server; each has a process."""
         return range(self.data_parallel_size) if self.rank is None else range(self.rank, self.rank + 1)
 
 

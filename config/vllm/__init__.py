@@ -1,1 +1,1 @@
-"""vLLM's own command line: `serve` takes it as it is, and plays what has a meaning here (docs/serve.md)."""
+"""vLLM's command line: `serve` accepts all options, and maps some to settings (docs/serve.md)."""

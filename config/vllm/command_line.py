@@ -1,6 +1,6 @@
-"""vLLM's `serve` command line, taken apart: options in vLLM's words, and our own settings among them.
+"""Parser of vLLM's `serve` command line: vLLM's options, and Understudy's settings among them.
 
-Its YAML file, its dotted names and its underscores are written out first, as words that argparse reads.
+The YAML file, dotted names and underscores are first expanded to plain words for argparse.
 """
 
 import argparse
@@ -20,9 +20,9 @@ from config.vllm.options import Option, groups, options
 from config.yaml_file import parse_yaml
 
 MODEL = "model_tag"
-"""The model that stands without a name in front."""
+"""Destination of the positional model."""
 OURS = "vllm "
-"""Before the names of vLLM's options among the parser's results; settings stand there as they are called."""
+"""Prefix of vLLM's options among the parser's results; settings have no prefix."""
 USAGE = f"{COMMAND} serve [MODEL] [--option value ...]"
 ABOUT = f"""\
 Takes the command line of `vllm serve` as it is. What each option does here is in docs/serve.md; a setting of
@@ -39,13 +39,13 @@ OBSOLETE = {
         + ("num-speculative-tokens", "max-num-partial-prefills", "max-long-partial-prefills")
     ),
 }  # fmt: skip
-"""Options of earlier versions, in command lines that are still about: accepted, too."""
+"""Options of earlier versions of vLLM, accepted for old command lines."""
 
 CONFIG = "--config"
 LEVEL = "--optimization-level"
 _NAME = re.compile(r"(?<=--)[^.=]*")
 _OBSOLETE = re.compile(r"-O(?==?\w)")
-"""`-O3`, written together with its value."""
+"""Option `-O` joined with its value: `-O3`."""
 
 JsonObject = dict[str, object]
 Value = str | bool | list[str]
@@ -53,13 +53,13 @@ Value = str | bool | list[str]
 
 class Line(Struct):
     given: dict[str, Value]
-    """vLLM's options by name, `model` also when it stood alone; sizes are plain numbers."""
+    """vLLM's options by name, with the positional model as `model`; sizes are plain numbers."""
     flags: Flags
-    """Our own settings."""
+    """Understudy's settings."""
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str] = NOTHING) -> Line:
-    """Take the line apart. ConfigError for what vLLM's parser would refuse, too."""
+    """Parses the command line. ConfigError for words that vLLM's parser would refuse."""
     words = written_out(argv)
     kind = kind_of(words, environ)
     table = table_of(kind)
@@ -75,7 +75,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str] = NOTHING) -> Line:
 
 
 def usage(told: dict[str, str]) -> str:
-    """The help, in which each option of vLLM says what it does here; `told` by name, others do nothing."""
+    """Returns the help; `told` has option -> effect here, and other options have no effect."""
     parser = plain_parser(usage=USAGE, description=ABOUT)
     _add_options(parser, told)
     return parser.format_help()
@@ -109,7 +109,7 @@ def _add(group: argparse._ArgumentGroup, name: str, facts: Option, help: str) ->
 
 
 def names_of(name: str) -> Iterator[str]:
-    """How an option is written, all its forms."""
+    """Yields all spellings of an option."""
     facts = options()[name]
     yield f"--{name}"
     yield from facts.also
@@ -118,12 +118,12 @@ def names_of(name: str) -> Iterator[str]:
 
 
 def written_out(argv: Sequence[str]) -> list[str]:
-    """`argv` with the words of its YAML file, and with nothing that only vLLM's own parser knows."""
+    """Expands the YAML file and vLLM's special syntax in `argv` to plain words."""
     return list(_without_dots([part for word in _with_file(list(argv)) for part in _dashed(word)]))
 
 
 def _with_file(argv: list[str]) -> list[str]:
-    """Puts the words of the file before those of the line, and behind the model."""
+    """Inserts the words of the YAML file behind the model, before all other words."""
     at = next((k for k, word in enumerate(argv) if word.partition("=")[0] == CONFIG), None)
     if at is None:
         return argv
@@ -147,7 +147,7 @@ def _words_of(path: str) -> Iterator[str]:
         flag = f"--{key}"
         if isinstance(value, bool):
             option = options().get(str(key).replace("_", "-"))
-            if value or option is None or option.off:  # else it is off unless it is given
+            if value or option is None or option.off:  # a switch without an off form is off by default
                 yield flag if value else f"--no-{key}"
         elif isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
             yield from (flag, *map(str, value)) if value else ()
@@ -166,7 +166,7 @@ def _dashed(word: str) -> list[str]:
 
 
 def _without_dots(words: Sequence[str]) -> Iterator[str]:
-    """`--a.b 1 --a.c+ x,y` becomes `--a {"b": 1, "c": ["x", "y"]}`, behind the others."""
+    """Converts `--a.b 1 --a.c+ x,y` to `--a {"b": 1, "c": ["x", "y"]}`, behind all other words."""
     objects: dict[str, JsonObject] = {}
     rest = iter(words)
     for word in rest:
@@ -188,7 +188,7 @@ def _without_dots(words: Sequence[str]) -> Iterator[str]:
 
 
 def _value(text: str) -> object:
-    """JSON where it is JSON, else the text itself."""
+    """Decodes JSON; returns other texts unchanged."""
     try:
         value: object = json.loads(text)
     except (ValueError, RecursionError):

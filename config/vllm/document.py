@@ -1,4 +1,4 @@
-"""Writes docs/serve.md from vLLM's options and what they do here: `python -m config.vllm.document`."""
+"""Writes docs/serve.md from vLLM's options and their effects here: `python -m config.vllm.document`."""
 
 import json
 from pathlib import Path
@@ -103,7 +103,7 @@ UNPLAYED = {
     "max-num-queued-tokens": "503 for too many tokens in line; max-num-queued-reqs is played",
     "stream-interval": "several tokens in a chunk; each has its own",
 }
-"""Options that a client would notice, and that are not played: what it would notice."""
+"""Option without effect here -> the effect in vLLM that a client would notice."""
 
 
 def render() -> str:

@@ -1,6 +1,7 @@
-"""What vLLM's options do here: which of our settings each of them sets, and what holds when it is not given.
+"""Effects of vLLM's options: the settings that each option sets, and vLLM's defaults.
 
-An option that has the name of a setting sets that; others are in `ACTS`. The rest changes nothing.
+An option with the name of a setting sets that setting. `_SPECIAL` and `_OTHERS` have further effects. All
+other options are ignored.
 """
 
 import json
@@ -26,9 +27,9 @@ Values = Mapping[str, str | list[str]]
 
 MODEL = "Qwen/Qwen3-0.6B"
 CONTEXT_LENGTH = 32_768
-"""Tokens, of a model whose config.json is not here: many models of today have as many."""
+"""Context length, in tokens, of a model without a local config.json; common among current models."""
 FULL_PROMPTS = 8
-"""Requests of the greatest length for which the KV cache has room."""
+"""Requests of the greatest length that fit in the KV cache."""
 DEFAULTS = {
     "model": MODEL,
     "enable-kvcache": "true",
@@ -40,20 +41,21 @@ DEFAULTS = {
     "max-waiting-queue-length": "16384",
     "max-request-body-size-mb": "32",
 }
-"""vLLM's defaults that differ from our settings'. 0 as interval publishes events at every step."""
+"""vLLM's defaults that differ from our settings'. Interval 0 publishes events at every step."""
 MOST_RANKS = 8
+"""Most data parallel ranks that a server simulates."""
 KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
-"""Seconds, as a whole number."""
+"""Variable of vLLM with whole seconds."""
 _EXAMPLE = re.compile(r"(/vllm-workspace/)?examples/[\w./-]+\.jinja")
-"""A chat template that stands in vLLM's image."""
+"""Path of a chat template in vLLM's image."""
 
 
 class Meaning(Struct, frozen=True):
-    """Meaning of an option."""
+    """Effect of an option: a text for the help, and the settings."""
 
     told: str
     act: Callable[[Given], Values]
-    """The settings that it sets, given the whole line."""
+    """Given the whole command line, returns setting name -> text."""
 
 
 class KVEventsConfig(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -61,7 +63,7 @@ class KVEventsConfig(Struct, kw_only=True, forbid_unknown_fields=True):
 
     enable_kv_cache_events: bool = False
     publisher: Literal["null", "zmq"] | None = None
-    """`zmq` where events are enabled."""
+    """None means `zmq` if events are enabled."""
     endpoint: str = "tcp://*:5557"
     replay_endpoint: str | None = None
     buffer_steps: Annotated[int, Meta(ge=1)] = 10_000
@@ -75,7 +77,7 @@ class KVEventsConfig(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class KVTransferConfig(Struct, kw_only=True):
-    """`--kv-transfer-config`; each connector has further fields of its own."""
+    """`--kv-transfer-config`; connectors have further fields."""
 
     kv_connector: str | None = None
     kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
@@ -84,14 +86,14 @@ class KVTransferConfig(Struct, kw_only=True):
 
     @property
     def connectors(self) -> list[str | None]:
-        """Its name, or those that a MultiConnector has."""
+        """Name of the connector, and names in a MultiConnector."""
         inner = self.kv_connector_extra_config.get("connectors")
         several = inner if self.kv_connector == "MultiConnector" and isinstance(inner, list) else []
         return [self.kv_connector, *(one.get("kv_connector") for one in several if isinstance(one, dict))]
 
 
 class ProfilerConfig(Struct, kw_only=True):
-    """`--profiler-config`: that there is one at all."""
+    """`--profiler-config`; only its presence counts."""
 
     profiler: str | None = None
 
@@ -101,7 +103,7 @@ class WeightTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_config(option: str, given: Given, kind: type[T]) -> T:
-    """Returns an option's JSON object. ConfigError in one line, with the field that is wrong."""
+    """Parses an option's JSON object. ConfigError, in one line, has the wrong field."""
     text = str(given[option])
     try:
         return msgspec.convert(msgspec.json.decode(text), kind, strict=False)
@@ -115,9 +117,9 @@ def read_config(option: str, given: Given, kind: type[T]) -> T:
 
 
 def settings_of(line: Line, environ: Mapping[str, str] = os.environ) -> Flags:
-    """Our settings for a vLLM command line. ConfigError for a value that vLLM would refuse.
+    """Converts a vLLM command line to settings. ConfigError for a value that vLLM would refuse.
 
-    Settings of ours that the line names are stronger than those that its options stand for.
+    A setting on the command line is stronger than an option with an effect on this setting.
     """
     values: dict[str, str | list[str]] = {}
     names: dict[str, str] = {}
@@ -137,7 +139,7 @@ def settings_of(line: Line, environ: Mapping[str, str] = os.environ) -> Flags:
 
 
 def told() -> dict[str, str]:
-    """Returns the effect of each option by name; other options change nothing."""
+    """Returns option -> effect; all other options are ignored."""
     return {name: meaning.told for name, meaning in MEANINGS.items()}
 
 
@@ -146,7 +148,7 @@ def _is_given(given: Given, name: str) -> bool:
 
 
 def _fallbacks(values: Values, environ: Mapping[str, str]) -> dict[str, str]:
-    """Defaults as vLLM has them, for the model and the cache that are played."""
+    """Returns vLLM's defaults, and sizes of context and cache for the simulated model."""
     found = dict(DEFAULTS)
     length = values.get("max-model-len") or str(_context_length(str(values.get("model", ""))))
     size = int(str(values.get("block-size", "16")) or 16) or 1
@@ -158,7 +160,7 @@ def _fallbacks(values: Values, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _context_length(folder: str) -> int:
-    """Tokens that a model in a local folder says it has room for."""
+    """Returns the context length, in tokens, in a local model's config.json, else CONTEXT_LENGTH."""
     try:
         config = json.loads(Path(folder, "config.json").read_text("utf-8")) if folder else {}
         length = config.get("max_position_embeddings") or config.get("text_config", {}).get(
@@ -170,7 +172,7 @@ def _context_length(folder: str) -> int:
 
 
 def _remarks(given: Given) -> list[str]:
-    """Returns remarks on parts of the line that have less effect than a user may expect."""
+    """Returns remarks on options with less effect than a user may expect."""
     remarks = []
     if _ranks(given) > MOST_RANKS:
         remarks.append(f"--data-parallel-size: {MOST_RANKS} ranks of {_ranks(given)} are played")
@@ -184,7 +186,7 @@ def _remarks(given: Given) -> list[str]:
 
 
 def _same(option: str, told: str = "") -> Meaning:
-    """An option whose value is the setting's; a switch, its list or its text."""
+    """Effect of an option that sets the setting of the same name to the same value."""
 
     row = BY_NAME[option]
 
@@ -196,7 +198,7 @@ def _same(option: str, told: str = "") -> Meaning:
 
 
 def _as(option: str, setting: str, told: str, words: Mapping[str, str] | None = None) -> Meaning:
-    """An option that is called otherwise here; `words` are its values that are called otherwise, too."""
+    """Effect of an option that sets a setting of another name; `words` maps values with other names."""
 
     def act(given: Given) -> Values:
         text = str(given[option]).lower() if isinstance(given[option], bool) else str(given[option])
@@ -206,7 +208,7 @@ def _as(option: str, setting: str, told: str, words: Mapping[str, str] | None = 
 
 
 def _without(word: str, option: str, given: Given) -> Values:
-    """The setting of an option, unless its value is `word`."""
+    """Sets the setting of the same name, unless the value is `word`."""
     return {} if given[option] == word else {option: str(given[option])}
 
 
@@ -215,7 +217,7 @@ def _ranks(given: Given) -> int:
 
 
 def _task(given: Given) -> Values:
-    """`--task` as it was before vLLM had a runner and a conversion."""
+    """Derives the setting `task`, vLLM's former option, from `--runner` and `--convert`."""
     convert = str(given.get("convert", "auto"))
     if convert in ("embed", "classify"):
         return {"task": convert}
@@ -252,7 +254,7 @@ CONNECTORS = {
     "OffloadingConnector": "offloading",
     "SimpleCPUOffloadConnector": "offloading",
 }
-"""vLLM's connectors that are played, by their names."""
+"""vLLM's connector -> value of the setting kv-connector."""
 
 
 def _transfer(given: Given) -> Values:
@@ -346,5 +348,5 @@ MEANINGS: Mapping[str, Meaning] = (
     | {name: _same(name) for name in options() if name in BY_NAME}
     | _SPECIAL
 )
-"""By option. What stands later wins where two set the same."""
+"""Option -> effect, in order of application: later effects on the same setting win."""
 NO_LONGER = frozenset(name for names in OBSOLETE.values() for name in names)

@@ -1,6 +1,6 @@
-"""Every option of vLLM 0.32's `serve`: how it is written and which values it takes, as its parser tells.
+"""All options of vLLM 0.32's `serve`: spellings and valid values, from vLLM's parser.
 
-The facts are in options.json, by groups; this is how a value is read.
+options.json has the facts, by group; this module validates values.
 """
 
 import json
@@ -16,33 +16,33 @@ from msgspec import Struct
 FACTS = Path(__file__).with_name("options.json")
 Kind = Literal["switch", "text", "int", "float", "JSON", "size", "size or auto"]
 NOTHING = frozenset({"", "None"})
-"""Texts that stand for no value, where an option may have none."""
+"""Texts for no value, in an optional option."""
 DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])", re.ASCII)
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _LONGEST = 18
-"""Digits of a number; no option of vLLM means more."""
+"""Most digits of a number; no option of vLLM needs more."""
 
 
 class Option(Struct, frozen=True, kw_only=True):
-    """One option, by its name without dashes."""
+    """Facts of an option."""
 
     kind: Kind
     many: bool = False
-    """Several values may follow it."""
+    """Takes several values."""
     optional: bool = False
-    """`NOTHING` is a value."""
+    """Texts in `NOTHING` are valid."""
     off: bool = False
-    """A switch with a twin: --no-NAME."""
+    """Switch with a negative form, --no-NAME."""
     also: tuple[str, ...] = ()
-    """Other names, with their dashes."""
+    """Other names, with dashes."""
     choices: tuple[str, ...] = ()
     default: object = msgspec.UNSET
-    """Unset where vLLM finds it out itself."""
+    """Unset if vLLM determines the default at run time."""
 
     def read(self, text: str) -> str:
-        """`text`, if it can be a value; sizes as plain numbers. ArgumentTypeError says what it must be."""
+        """Returns a valid `text` unchanged; sizes as plain numbers. ArgumentTypeError has the rule."""
         if self.optional and text in NOTHING:
             return ""
         if self.choices:
@@ -57,7 +57,7 @@ class Option(Struct, frozen=True, kw_only=True):
 
 
 def _size(text: str) -> int:
-    """A whole number, also as 8k (8,000), 25.6k or 8K (8,192), as vLLM reads it."""
+    """Parses a whole number, or a size such as 8k (8,000), 25.6k or 8K (8,192), as vLLM does."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         if not _is_whole(text):
@@ -103,7 +103,7 @@ _WANTED = {"int": "a whole number", "float": "a number", "JSON": "JSON"}
 
 @cache
 def groups() -> dict[str, dict[str, Option]]:
-    """Group to its options by name, in vLLM's order."""
+    """Returns group -> options by name, in vLLM's order."""
     return msgspec.json.decode(FACTS.read_bytes(), type=dict[str, dict[str, Option]])
 
 
