@@ -75,7 +75,7 @@ class Likeness(Struct, frozen=True):
 
 
 class RequestForm(Struct, frozen=True):
-    """Lookup form of a request: equal requests have the same `key`, requests for one route the same `place`."""
+    """Lookup form of a request. Equal requests share `key`; requests for the same route share `place`."""
 
     key: bytes
     place: bytes
