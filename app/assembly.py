@@ -109,7 +109,7 @@ def dataset_settings(settings: Settings) -> DatasetSettings:
 
 
 def _recorder(settings: Settings, rank: int) -> Recorder:
-    """Adds the family of adapters if the settings allow any."""
+    """Builds the recorder, with the family of adapters if the settings allow any."""
     lora, model = settings.lora, settings.model
     told = lora.enable_lora or lora.lora_modules or lora.allow_runtime_lora_updating
     most = lora.max_loras if told else None

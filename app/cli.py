@@ -164,8 +164,6 @@ _dataset = _runs("app.dataset.command", _tokenizer_of)
 
 
 class Command(NamedTuple):
-    """A command: its function, and a line of help."""
-
     run: Run
     about: str
 

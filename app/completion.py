@@ -34,8 +34,6 @@ complete -o default -F _understudy understudy
 
 
 class Runs(Protocol):
-    """A command."""
-
     @property
     def run(self) -> Callable[[Sequence[str]], int]: ...
 

@@ -293,11 +293,7 @@ def rpc_of(
     is_ready: Callable[[], bool],
     publisher: Publisher | None,
 ) -> RpcService:
-    """Builds the gRPC service."""
-    from app.api.grpc.service import (
-        ServerFacts,
-        rpc_service,
-    )  # imports protobuf, which other servers do not need
+    from app.api.grpc.service import ServerFacts, rpc_service  # imports protobuf, which others do not need
 
     facts = ServerFacts(
         lambda: components.settings,

@@ -15,5 +15,4 @@ class Streams:
         self._seed, self._rank = seed, rank
 
     def __call__(self, name: str) -> Random:
-        """Returns the stream `name` from its start."""
         return Random(None if self._seed is None else f"{self._seed} of rank {self._rank}: {name}")

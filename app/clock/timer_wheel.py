@@ -1,7 +1,7 @@
 """Timer wheel: one per process, calls everything that is due at its time.
 
 Slots are 0.8 ms wide and keyed by number; a heap orders the slots in use. One alarm is set for the middle of
-the first slot; a ring takes due items slot by slot. A sleep costs as much as two chunks, so items of one slot
+the first slot; a ring takes due items slot by slot. A sleep costs as much as two chunks. So items of one slot
 share a ring, at most half a slot early or late. Due times are absolute: a long stream never drifts
 (performance notes in docs/benchmarks.md).
 """
@@ -54,7 +54,6 @@ class TimerWheel:
         self._ringing = False
 
     def __len__(self) -> int:
-        """Number of waiting items."""
         return sum(len(slot) for slot in self._wheel.values())
 
     def add(self, due_s: float, timed: Timed) -> None:

@@ -13,7 +13,7 @@ class TokenBucket:
 
     Callers pass the time: `now_s` is seconds of a clock that never goes back. The only state is the time at
     which
-    the bucket is full, so an idle bucket does no work, and errors do not add up.
+    the bucket is full. An idle bucket does no work, and errors do not add up.
     """
 
     __slots__ = ("_full_at_s", "_token_s", "burst", "per_minute")

@@ -28,8 +28,8 @@ BACK_OFF_RETRIES, BACK_OFF_S, BACK_OFF_GROWTH, NO_WAIT_S = 3, 1.0, 1.5, 0.05
 """Limits of "no back-off": retries, their total time in seconds, growth of the wait, shortest wait in
 seconds.
 
-Retries within the total time are misconduct, unless the last wait exceeds the shortest wait, and the wait
-before times the growth.
+Retries within the total time are misconduct unless the client backs off. It does if the last wait exceeds
+both the shortest wait and the wait before times the growth.
 """
 STORM_RETRIES, STORM_S = 5, 2.0
 """Retries of one body, and their time span in seconds, that make a retry storm."""
@@ -114,7 +114,6 @@ class ClientAudit:
         self._failed: dict[tuple[str, int | None], _Failed] = {}
         """Failed bodies by endpoint and hash; the latest failure is last."""
         self._findings: dict[str, FindingReport] = {}
-        """Findings by kind."""
 
     @property
     def size_bytes(self) -> int:

@@ -21,7 +21,6 @@ from config.fault_rules import (
 from config.sections.api import FAILURE_TYPES
 
 Damage = DisconnectRule | TruncateRule | TruncatedJsonRule | MalformedChunkRule | MissingDoneRule | EmptyRule
-"""Damage to the bytes of an answer."""
 DAMAGE = (DisconnectRule, TruncateRule, TruncatedJsonRule, MalformedChunkRule, MissingDoneRule, EmptyRule)
 
 STATUSES = range(400, 600)

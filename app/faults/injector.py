@@ -165,5 +165,4 @@ def _entry_bytes(client: str, text: str) -> int:
 
 
 def fault_of(context: RequestContext) -> Fault | None:
-    """Returns the fault of a request; None for nearly all."""
     return context.kept(Fault)

@@ -67,8 +67,6 @@ class FaultScript:
 
 
 class _Rule:
-    """A rule and its counters."""
-
     def __init__(self, rule: FaultRule, now_s: float) -> None:
         self.rule = rule
         self._path = PATHS[rule.api] if rule.api else None

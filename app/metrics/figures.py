@@ -32,16 +32,13 @@ class Figures(Struct, frozen=True, kw_only=True):
     """Share from 0 to 1."""
     preemptions: float
     generated: float
-    """Generated tokens."""
     prompt: float
     """Prompt tokens, cached ones included."""
     cached: float
-    """Cached prompt tokens."""
     queries: float
     """Tokens looked up in the prefix cache."""
     hits: float
     finished: Mapping[str, float]
-    """Finished requests by reason."""
     ttft: Distribution
     inter_token: Distribution
     e2e: Distribution

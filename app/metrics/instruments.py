@@ -38,16 +38,12 @@ def number(value: float) -> str:
 
 
 class Instrument(Protocol):
-    """A labelled child of a family."""
-
     def samples(self) -> Sequence[Sample]: ...
 
     def values(self) -> tuple[float, ...]: ...
 
 
 class Counter:
-    """A number that only grows."""
-
     __slots__ = ("value",)
     suffix: ClassVar[str] = "_total"
 
@@ -65,8 +61,6 @@ class Counter:
 
 
 class Gauge(Counter):
-    """A number that goes up and down."""
-
     __slots__ = ()
     suffix: ClassVar[str] = ""
     add = Counter.inc

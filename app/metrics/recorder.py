@@ -386,7 +386,7 @@ class EngineSteps:
         """Range of times that surely belong to the present step; the end is exclusive."""
 
     def count(self, rows: Sequence[TokenRow]) -> None:
-        """Counts rows in chronological order."""
+        """Counts rows, which must be in chronological order."""
         since_s, until_s = self._since_s, self._until_s
         for tokens, _, at_s in rows:
             if not since_s <= at_s < until_s:

@@ -63,8 +63,6 @@ COLUMNS = {
 
 
 class FinishedSequences:
-    """The families of finished sequences."""
-
     def __init__(self, families: EngineFamilies) -> None:
         one, success = families.one, "request_success_total"
         self._success = {reason: one(Counter, success, finished_reason=reason) for reason in FINISHED}

@@ -28,7 +28,6 @@ class FaultAudit(Middleware):
         """True after the first error or fault; before, there is no client to judge."""
 
     def report(self, over: bool = False) -> AuditReport:
-        """Returns the current verdict; see `AuditTrail.report`."""
         return self.trail.report(self._now(), over)
 
     def restart(self) -> None:
@@ -73,7 +72,6 @@ class FaultAudit(Middleware):
             self.trail.end(audit, exchange, exchange.answered_s, exchange.status >= 400 or damaged)
 
     def _ended(self, audit: ClientAudit, exchange: Exchange, stream: StreamingBody) -> None:
-        """Audits a stream at its end."""
         audit.disconnects += stream.gone
         if not stream.gone:
             self.trail.end(audit, exchange, self._now(), stream.was_damaged, stream.is_cut_off)

@@ -18,8 +18,6 @@ MOST_BYTES = 512 << 10
 
 
 class HttpLog(Middleware):
-    """Logs exchanges while `log-http` is on."""
-
     active = False
     most_plain_bytes = 1 << 13
 

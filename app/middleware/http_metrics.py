@@ -41,7 +41,6 @@ class HttpSeries:
     seconds: Histogram
 
     def observe_all(self, rows: Sequence[Row]) -> None:
-        """Counts exchanges that belong to these series."""
         seconds = [row[1] for row in rows]
         self.requests.inc(len(rows))
         self.request_bytes.observe_all([_size(row[2]) for row in rows])
@@ -126,7 +125,7 @@ class HttpMetrics(Middleware):
 
     @cached_property
     def registry(self) -> CollectorRegistry:
-        """Registry with process metrics; plugins and embedders may add more."""
+        """Registry with process metrics; embedders may add more."""
         from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
         registry = CollectorRegistry()

@@ -68,7 +68,6 @@ def is_secret(name: str) -> bool:
 
 
 def mask_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Returns names and values; values of secrets are masked."""
     return {name: MASK if is_secret(name) else value for name, value in headers}
 
 

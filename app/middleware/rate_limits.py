@@ -106,7 +106,6 @@ class RateLimits(Middleware):
             raise _exceeded(self._limits[0], "requests", wait_s)
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """Adds headers with the remaining requests and tokens."""
         limited = context.kept(LimitedRequest)
         if limited is not None:
             response.headers.update(limited.usage.headers(limited.asked_s))

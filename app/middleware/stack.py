@@ -27,7 +27,6 @@ class Middleware:
     most_plain_bytes = MOST_PLAIN_BYTES
     """Longest body on the fast path, in bytes. Flask serves longer ones, where long work is sliced."""
     caches: Mapping[str, Bounded] = MappingProxyType({})
-    """Caches of the middleware, by name."""
 
     def begin(self, context: RequestContext) -> Response | None:
         """Returns a response instead of the route's; None to go on."""

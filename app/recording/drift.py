@@ -119,7 +119,6 @@ class Seen(Struct, frozen=True):
 
 
 def content_type_of(header: str) -> str:
-    """Returns the media type of a Content-Type header, in lower case."""
     return header.partition(";")[0].strip().lower()
 
 

@@ -227,4 +227,3 @@ FAMILIES: Mapping[str, Family] = {
     "/v1/responses": Family("responses", "input", _take_response),
     "/v1/messages": Family("messages", "messages", _take_message),
 }
-"""Maps a path to its family."""

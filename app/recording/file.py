@@ -55,7 +55,6 @@ class RecordingFile:
     ) -> None:
         self.path = path
         self.kept = self.left_out = 0
-        """Exchanges written and dropped."""
         self.began_s = now()
         self._free = most_held_bytes
         self._tell = tell

@@ -54,7 +54,6 @@ class Likeness(Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """Estimated memory, in bytes."""
         return 800 + 8 * len(self.turns) + 80 * len(self.words)
 
     def rank(self, other: Likeness) -> tuple[bool, int, float, bool, bool]:

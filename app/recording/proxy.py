@@ -94,9 +94,7 @@ class RecordingProxy:
         if length or chunked:
             headers |= {"content-length": length} if length else {}
             body = _passed(environ["wsgi.input"], kept)
-        with suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # the server may answer before it has read the whole body
+        with suppress(BrokenPipeError, ConnectionResetError):  # an early answer may close the connection
             connection.request(kept.method, self._target.prefix + environ[TARGET], body, headers)
         kept.asked_s = self._now()
 

@@ -25,7 +25,7 @@ from app.recording.matching import RequestForm, form_of
 from config.settings import Settings
 
 PREFIXES = ("/v1/", "/v2/", "/inference/")
-"""Paths with status 404 under `replay-miss: not-found` when the recording has no answer."""
+"""Paths with counted misses; `replay-miss: not-found` answers 404 to them."""
 NEVER = ("/admin/", "/health", "/metrics", "/ready", "/ping")
 """Paths that are never replayed."""
 OURS = frozenset(

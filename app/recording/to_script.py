@@ -32,7 +32,7 @@ MOST_BYTES = 2 << 20
 OWN_FINISHES = frozenset(("length", "abort", "content_filter"))
 """Finish reasons that a script must set explicitly."""
 LEAST_PAUSE_S, PAUSE_GAPS = 0.1, 4
-"""Shortest pause: 0.1 s and 4 times the median gap between tokens."""
+"""A pause is a gap between tokens above 0.1 s and above 4 times the median gap."""
 _MARK = re.compile(r"\{[{%#]")
 """Start of a template expression."""
 

@@ -27,12 +27,10 @@ INFINITE = (math.inf, -math.inf)
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """The answer of a rule to one request."""
-
     reply: ScriptedReply
     usage: UsageIs | None = None
     embedding: tuple[float, ...] | str | None = None
-    """A vector, or the text whose vector it is."""
+    """A vector, or a text to be embedded."""
     score: float | None = None
     classes: Classes | None = None
     """Probabilities, in order or by name."""

@@ -153,7 +153,8 @@ class ScriptBook:
         """Returns the decision of the first matching rule; None without a match. Pauses through
         `request.breathe`.
 
-        `own` draws the random values of a request that sets a seed. ScriptFailure when the rule cannot
+        `own` draws the random values of a request with a seed or greedy decoding. ScriptFailure when the rule
+        cannot
         answer.
         """
         for file in self.files:

@@ -38,7 +38,6 @@ class Counters:
         return int(self._met.currsize)
 
     def count(self, rule: int, whose: bytes) -> int:
-        """Adds one and returns the new count."""
         count = self._met[rule, whose] = self._met.get((rule, whose), 0) + 1
         return count
 

@@ -94,7 +94,9 @@ class When(Part, frozen=True, kw_only=True):
     turn: Numbers | None = None
     """Number of user messages; 1 where there are no messages."""
     tool_result: bool | str | ToolResultIs | None = None
-    """The conversation ends with a tool result: any, of the named tool, or with the given text."""
+    """The conversation ends with a tool result: any (or, if false, none), of the named tool, or with the
+    given text.
+    """
     tools: bool | Texts | None = None
     """The request offers tools: any (or, if false, none), or at least the named tools."""
     headers: dict[str, str | TextIs | None] = {}
@@ -104,8 +106,6 @@ class When(Part, frozen=True, kw_only=True):
 
 
 class Call(Part, frozen=True, kw_only=True):
-    """A tool call."""
-
     name: str
     arguments: dict[str, object] = {}
     id: str | None = None
@@ -139,8 +139,6 @@ Classes = (
 
 
 class Then(Part, frozen=True, kw_only=True):
-    """The action of a rule."""
-
     text: str | None = None
     json: object | UnsetType = UNSET
     """Answer text, given as a value and written as JSON."""
@@ -170,8 +168,6 @@ class Rule(Part, frozen=True, kw_only=True):
 
 
 class Script(Part, frozen=True, kw_only=True):
-    """A script file."""
-
     rules: Annotated[tuple[Rule, ...], Meta(min_length=1, max_length=10_000)]
     seed: int | None = None
     """Seed of the script's random draws; without one, the server's random source."""

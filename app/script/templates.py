@@ -222,7 +222,7 @@ def _replace(text: object, old: str, new: str) -> str:
 
 
 def _json(value: object) -> str:
-    """Limits the length: escaping lengthens a text, and repeated escaping multiplies its length."""
+    """Encodes JSON of limited length: repeated escaping multiplies the length of a text."""
     return "".join(_limited(iter((json.dumps(value, ensure_ascii=False, allow_nan=False),))))
 
 
