@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def create_app(settings: Settings | None = None) -> Understudy:
-    """The application for `settings`, or for those of the environment; see `app.factory`."""
+    """Builds the application for `settings`, by default for the environment's; see `app.factory`."""
     from app import factory
 
     return factory.create_app(settings)

@@ -1,4 +1,4 @@
-"""Builds the rooms of one server, and the components that all of them share."""
+"""Builds the components of one server, and the parts that they share."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """One rank's settings, clock, randomness and tokenizer, and what it counts and keeps for all rooms."""
+    """Settings, clock, randomness, tokenizer, metrics and adapters of one rank, shared by its components."""
 
     live: LiveSettings
     rank: int
@@ -73,7 +73,7 @@ class Components:
 
     @classmethod
     def of(cls, settings: Settings, tokenizer: Tokenizer, rank: int) -> Components:
-        """Build it. ConfigError for adapters that cannot be served."""
+        """Builds the components. ConfigError for adapters that cannot be served."""
         lora = settings.lora
         adapters = adapters_of(lora, settings.model)
         return cls(
@@ -94,7 +94,7 @@ class Components:
 
 
 def cache_config(kvcache: KVCacheSettings) -> dict[str, str]:
-    """Labels of vllm:cache_config_info that the settings decide."""
+    """Returns the labels of vllm:cache_config_info that the settings decide."""
     return {
         "block_size": str(kvcache.block_size),
         "num_gpu_blocks": str(kvcache.kv_cache_size),
@@ -104,12 +104,12 @@ def cache_config(kvcache: KVCacheSettings) -> dict[str, str]:
 
 
 def dataset_settings(settings: Settings) -> DatasetSettings:
-    """The datasets that are used: an encoder says no words, so it has no use for recorded ones."""
+    """Returns the dataset settings; empty for an encoder, which generates no text."""
     return DatasetSettings() if settings.model.mm_encoder_only else settings.dataset
 
 
 def _recorder(settings: Settings, rank: int) -> Recorder:
-    """Adapters are told of when there may be some."""
+    """Builds the recorder, with the family of adapters if the settings allow any."""
     lora, model = settings.lora, settings.model
     told = lora.enable_lora or lora.lora_modules or lora.allow_runtime_lora_updating
     most = lora.max_loras if told else None
@@ -129,17 +129,17 @@ def _recorder(settings: Settings, rank: int) -> Recorder:
 
 
 LOOPBACK = "127.0.0.1"
-"""What a server is called that does not know its own address."""
+"""Name of a server that does not know its own address."""
 UNKNOWN_VOCABULARY = 2**31
-"""Size assumed when a remote tokenizer does not tell its own."""
+"""Assumed vocabulary size of a remote tokenizer that does not return one."""
 
 
 def plugins_of(components: Components) -> PluginRegistry | None:
-    """The plugins of this process; None without any. ConfigError for one that has wrong hooks."""
+    """Loads the plugins of this process; None without any. ConfigError for a plugin with wrong hooks."""
     plugins = components.settings.PLUGINS
     if not plugins:
         return None
-    from app.plugins.registry import PluginRegistry  # and pluggy
+    from app.plugins.registry import PluginRegistry  # imports pluggy
 
     return PluginRegistry(plugins, lambda: components.settings, components.streams, components.clock.now)
 
@@ -147,7 +147,7 @@ def plugins_of(components: Components) -> PluginRegistry | None:
 def service_of(
     components: Components, cache: KVCacheManager | None, plugins: PluginRegistry | None
 ) -> Engine:
-    """Builds the engine, with the simulated model behind it."""
+    """Builds the simulated engine and its model."""
     settings = components.settings
     profile = _profile(settings)
     engine = Engine(
@@ -166,10 +166,10 @@ def service_of(
 
 
 def _profile(settings: Settings) -> Profile | None:
-    """The engine whose steps are played; None where requests have latencies of their own."""
+    """Returns the profile of shared engine steps; None where each request has its own latencies."""
     if not settings.steps.shared:
         return None
-    from config.datasheet import chosen_profile  # and YAML
+    from config.datasheet import chosen_profile  # imports YAML
 
     return chosen_profile(settings)
 
@@ -194,11 +194,11 @@ def author_of(components: Components, plugins: PluginRegistry | None = None) -> 
 
 
 def book_of(components: Components) -> ScriptBook | None:
-    """The scripts at work; None without any. ConfigError for one that cannot be used."""
+    """Opens the scripts; None without any. ConfigError for an invalid script."""
     settings = components.settings
     if not settings.scripts.script or settings.model.mm_encoder_only:
         return None
-    from app.script.book import open_book  # and YAML and Jinja
+    from app.script.book import open_book  # imports YAML and Jinja
 
     rng = components.streams("scripts")
     return open_book(settings.scripts, components.schemas, rng, components.clock.now)
@@ -214,7 +214,7 @@ def frontend_of(
     real: RealModel | None = None,
     asks_plugins: bool = False,
 ) -> Frontend:
-    """Builds the pipeline that all generating API families share; `real` is the model that computes."""
+    """Builds the pipeline of all generating API families; `real` describes a real engine's model."""
     scripts = None
     if book is not None:
         from app.api.script import ScriptResolver
@@ -269,7 +269,7 @@ def frontend_of(
 
 
 def check_replay(settings: ReplaySettings) -> None:
-    """ConfigError when there is a recording to answer from, and it cannot be read."""
+    """Raises ConfigError for a recording that cannot be read."""
     if not settings.replay:
         return
     from app.recording.exchange import RecordingError
@@ -282,7 +282,7 @@ def check_replay(settings: ReplaySettings) -> None:
 
 
 def replay_of(components: Components, faults: FaultInjector) -> Replay | None:
-    """Builds the answers from a recording; None without one. ConfigError for a file that cannot be read."""
+    """Builds the replay of a recording; None without one. ConfigError for a file that cannot be read."""
     settings = components.settings.replay
     if not settings.replay:
         return None
@@ -290,14 +290,14 @@ def replay_of(components: Components, faults: FaultInjector) -> Replay | None:
     from app.recording.replay import Replay
 
     recording = Recording(settings.replay, settings.replay_match == "nearest")
-    clock = LiveClock()  # a clock has one alarm, and that of the components is the engine's
+    clock = LiveClock()  # a clock has one alarm; the engine uses the components' clock
     replay = Replay(recording, BodyLimits.of(components.server), faults, TimerWheel(clock), clock.now)
     components.live.subscribe(replay.on_settings)
     return replay
 
 
 def fakes_of(components: Components) -> FakeFamilies:
-    """Builds the fake metrics that replace the true ones, if the settings have any."""
+    """Builds the fake metrics, which replace the true ones while the settings have any."""
     model, lora = components.settings.model, components.settings.lora
     fakes = FakeFamilies(
         model.served_names[0],
@@ -312,7 +312,7 @@ def fakes_of(components: Components) -> FakeFamilies:
 
 
 def adapter_families(components: Components) -> list[Families]:
-    """Returns the families of adapter residency, where `lora-residency-metrics` asks for them."""
+    """Returns the families of adapter residency, if `lora-residency-metrics` is on."""
     settings, adapters = components.settings, components.adapters
     if not settings.lora.lora_residency_metrics:
         return []
@@ -326,7 +326,7 @@ def adapter_families(components: Components) -> list[Families]:
 
 
 def publishing(settings: Settings, server: ServerSettings, rank: int) -> PublisherSettings:
-    """How `rank` publishes KV events, if it does. ConfigError for an endpoint that is none."""
+    """Returns the settings of `rank` for publishing KV events. ConfigError for an invalid endpoint."""
     at = settings.kvcache
     try:
         for endpoint in filter(None, (at.zmq_endpoint, at.kv_events_replay_endpoint)):
@@ -349,7 +349,7 @@ def publishing(settings: Settings, server: ServerSettings, rank: int) -> Publish
 
 
 def has_cache(settings: Settings) -> bool:
-    """Returns whether a KV cache is simulated: an encoder keeps nothing, a real engine has its own."""
+    """True if a KV cache is simulated. An encoder has none, and a real engine has its own."""
     played = not settings.model.mm_encoder_only and not settings.engine.is_real
     return settings.kvcache.enable_kvcache and played
 
@@ -360,13 +360,13 @@ def publisher_of(components: Components, told: PublisherSettings) -> Publisher |
     heard = told.endpoint or told.replay_endpoint or settings.kvindex.kv_index or settings.server.speaks_grpc
     if not heard or not has_cache(settings):
         return None
-    from app.kvcache.publisher import Publisher  # and ZMQ, which other servers do without
+    from app.kvcache.publisher import Publisher  # imports ZMQ, which other servers do not need
 
     return Publisher(told)
 
 
 def cache_of(components: Components, publisher: Publisher | None) -> KVCacheManager | None:
-    """The KV cache of this rank; None without one."""
+    """Builds the KV cache of this rank; None without one."""
     if not has_cache(components.settings):
         return None
     at = components.settings.kvcache
@@ -396,7 +396,7 @@ def _adapter(adapters: LoRARegistry, name: str) -> Adapter:
 def caches_of(
     components: Components, cache: KVCacheManager | None, publisher: Publisher | None
 ) -> list[Caches]:
-    """Returns the caches of the rooms below the API."""
+    """Returns the caches below the API."""
     kept: dict[str, Bounded] = {"schemas": components.schemas}
     if (series := components.recorder.adapter_series) is not None:
         kept["adapter series"] = series

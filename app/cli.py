@@ -1,16 +1,20 @@
-"""The commands: `python -m app [flags]` checks the settings, then becomes gunicorn with the same settings.
+"""Command line: `python -m app [flags]` checks the settings, then becomes gunicorn with the same settings.
 
-`python -m app serve MODEL [options]` does so with vLLM's command line (docs/serve.md). `python -m app
-dataset [flags]` makes a dataset instead (docs/datasets.md); `python -m app fleet [flags]` starts several
-servers and shows what routing does (docs/fleet.md); `python -m app simulate [flags]` says what an engine
-would do with a load; `record` and `calibrate` make a profile of a real one (docs/fidelity.md);
-`record --proxy` keeps whole exchanges, `drift` compares them with a live server (docs/recording.md);
-`python -m app script` checks and tries scripted replies (docs/scripts.md); `python -m app generate` runs a
-real model (docs/llm.md), and `rehearse`, a benchmark, shows it beside its simulation; `python -m app plugins`
-tells which plugins there are (docs/plugins.md), `completion` helps shells.
+`python -m app serve MODEL [options]` does so with vLLM's command line (docs/serve.md). Other commands:
 
-Exit status: 0; 1 when a setting, a file or a server is not what it should be; 2 when the words of the command
-line cannot be understood.
+- `dataset` makes a dataset (docs/datasets.md);
+- `fleet` starts several servers and shows the effect of routing (docs/fleet.md);
+- `simulate` predicts an engine's timing for a load;
+- `record` and `calibrate` make a profile of a real engine (docs/fidelity.md);
+- `record --proxy` records exchanges, `drift` compares them with a live server (docs/recording.md);
+- `script` checks and tries scripted replies (docs/scripts.md);
+- `generate` runs a real model (docs/llm.md);
+- `rehearse`, a benchmark, runs a real engine beside its simulation;
+- `plugins` lists the plugins (docs/plugins.md);
+- `completion` prints completions for shells.
+
+Exit status: 0; 1 for an invalid setting or file, or a failing server; 2 for a command line that cannot be
+parsed.
 """
 
 from __future__ import annotations
@@ -36,14 +40,14 @@ if TYPE_CHECKING:
     from config.profile import Profile
 
 Run = Callable[[Sequence[str]], int]
-"""Takes the words behind the name of a command; returns the exit status."""
+"""Takes the arguments of a command; returns the exit status."""
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BROKEN_PIPE = 1
-"""Exit status when the reader of our output has gone; Python's own would be 120 and a complaint."""
+"""Exit status when the reader of stdout has gone; Python's own would be 120, with an error message."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status, or no return: a server that starts takes this process over."""
+    """Returns the exit status. Does not return when a server starts: gunicorn replaces this process."""
     if argv[:1] == ["help"]:
         argv = [*argv[1:2], "--help"]
     elif argv[:1] == ["version"]:
@@ -58,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.status
     except BrokenPipeError:
-        # As `--help | head` does. What is left in the buffer goes nowhere when Python ends.
+        # Happens in `--help | head`. The rest of the buffer goes to /dev/null at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
 
@@ -76,7 +80,7 @@ def _start(argv: Sequence[str], read: Callable[[Sequence[str]], Flags], help: Ca
 
 
 def _serve(argv: Sequence[str]) -> int:
-    # 300 options that other starts do without.
+    # Imported here: other commands do not need these 300 options.
     from config.vllm import command_line, meanings
 
     return _start(
@@ -87,7 +91,7 @@ def _serve(argv: Sequence[str]) -> int:
 
 
 def _runs(module: str, *given: object) -> Run:
-    """A command that `module` has, which is imported only when it runs; `given` goes with the words."""
+    """Returns a command that imports `module` when it runs, and passes `given` after the arguments."""
 
     def run(argv: Sequence[str]) -> int:
         status: int = import_module(module).run(argv, *given)
@@ -105,13 +109,13 @@ def _tokenizer_of(settings: Settings) -> Tokenizer:
 def _plugged_policies(settings: Settings) -> Mapping[str, PolicyMaker]:
     if not settings.PLUGINS:
         return {}
-    from app.plugins.registry import registry_of  # and pluggy
+    from app.plugins.registry import registry_of  # imports pluggy
 
     return registry_of(settings).policies()
 
 
 def _plugged_costs(settings: Settings, profile: Profile) -> tuple[str, PluggedCosts] | None:
-    from app.plugins.command import plugged_costs  # and pluggy
+    from app.plugins.command import plugged_costs  # imports pluggy
 
     return plugged_costs(settings, profile)
 
@@ -133,7 +137,7 @@ def _rehearse(argv: Sequence[str]) -> int:
 
 
 def _plugins(argv: Sequence[str]) -> int:
-    if "--help" in argv or "-h" in argv:  # which is told without pluggy, too
+    if "--help" in argv or "-h" in argv:  # works without pluggy, too
         print(f"usage: {COMMAND} plugins [--plugin NAME] [--setting value ...]\n")
         print("Tell which plugins a server with these settings has, and what they can do (docs/plugins.md).")
         return 0
@@ -160,8 +164,6 @@ _dataset = _runs("app.dataset.command", _tokenizer_of)
 
 
 class Command(NamedTuple):
-    """A command: its function, and a line of help."""
-
     run: Run
     about: str
 
@@ -180,7 +182,7 @@ COMMANDS: Mapping[str, Command] = {
     "plugins": Command(_plugins, "tell which plugins there are, their hooks and settings"),
     "completion": Command(_completion, "print what makes bash, zsh or fish complete these words"),
 }
-"""By the first word of the command line; a line that begins with a flag starts a server."""
+"""Commands by the first argument; arguments that begin with a flag start a server."""
 
 
 def _read(argv: Sequence[str]) -> Flags:
@@ -198,7 +200,9 @@ def _help(flags: Flags) -> str:
 
 
 def _checked(flags: Flags) -> dict[str, str]:
-    """The environment that hands the settings over; gunicorn's own load repeats the warnings of this one."""
+    """Returns the environment that passes the settings to gunicorn, which loads them again and repeats
+    warnings.
+    """
     settings = resolve(flags, os.environ, warn=lambda text: None)
     check_extras(settings)
     return as_environment(flags, settings, os.environ)

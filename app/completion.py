@@ -34,15 +34,13 @@ complete -o default -F _understudy understudy
 
 
 class Runs(Protocol):
-    """A command."""
-
     @property
     def run(self) -> Callable[[Sequence[str]], int]: ...
 
 
 @as_command()
 def run(argv: Sequence[str], commands: Mapping[str, Runs], settings: Iterable[str]) -> int:
-    """Exit status. `settings` are the flags of a line without a command."""
+    """Prints the completions and returns the exit status. `settings` are the flags without a command."""
     parser = Parser(
         f"{COMMAND} completion",
         description=(__doc__ or "").replace("python -m app", COMMAND),

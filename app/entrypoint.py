@@ -1,4 +1,4 @@
-"""What the container image runs: whatever vLLM's image takes as its command, and our own commands.
+"""Entry point of the container image: takes the commands of vLLM's image, and Understudy's.
 
 --model X --port 8000           as vLLM's image, whose entry point is its server
 serve X --port 8000             the same; also with `vllm` or `python3 -m vllm...` in front
@@ -16,11 +16,11 @@ from app.cli import COMMANDS, main
 
 SERVE = "serve"
 MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
-"""What images and charts of earlier versions start."""
+"""Modules that images and charts of earlier vLLM versions start."""
 
 
 def words_of(argv: Sequence[str]) -> list[str] | None:
-    """The words for `app.cli`; None for a program that is run as it is, or when there is nothing."""
+    """Returns the arguments of `app.cli`; None for a program to run as it is, and without arguments."""
     words = list(argv)
     if words[:1] == ["vllm"]:
         words = words[1:] or ["--help"]
@@ -32,7 +32,7 @@ def words_of(argv: Sequence[str]) -> list[str] | None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Exit status, or no return: what starts takes this process over."""
+    """Returns the exit status. Does not return when a server or program replaces this process."""
     words = words_of(argv)
     if words is not None:
         return main(words)

@@ -1,4 +1,4 @@
-"""Builds the rooms once and hands each what it needs."""
+"""Builds the application: makes each component once, and connects them."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ if TYPE_CHECKING:
 
 
 def create_app(settings: Settings | None = None) -> Understudy:
-    """Build the application from `settings`, or from the environment and the YAML file that it names.
+    """Builds the application from `settings`, or from the environment and its YAML file.
 
-    Nothing that a fork would lose is started here. A setting that cannot be served ends the process
-    with one line and exit status 1, as a wrong one does.
+    Starts nothing that a fork would lose. An invalid setting ends the process with one line and exit status
+    1.
     """
     try:
         settings = settings or handed_over(os.environ) or load((), os.environ)
@@ -96,7 +96,7 @@ def create_app(settings: Settings | None = None) -> Understudy:
         prepare_datasets(dataset_settings(settings))
         tokenizer = tokenizer_of(settings)
         if settings.kvindex.role == "indexer":
-            from app.web.indexer import build_indexer  # with clients of databases that take time to import
+            from app.web.indexer import build_indexer  # imports database clients, which are slow
 
             return build_indexer(settings, tokenizer)
         return build(settings, tokenizer, ranks.rank_of(settings.server, os.environ))
@@ -105,14 +105,14 @@ def create_app(settings: Settings | None = None) -> Understudy:
 
 
 def engine_options(settings: Settings) -> EngineProcessOptions:
-    """Returns the options of a real engine's process. ConfigError when it could not run here."""
+    """Returns the options of a real engine's process. ConfigError when it cannot run here."""
     from app.real_engine import engine_options as options_of
 
     return options_of(settings)
 
 
 def tokenizer_of(settings: Settings) -> Tokenizer:
-    """The tokenizer that the settings ask for. TokenizerError when an explicit one cannot be loaded."""
+    """Loads the tokenizer of the settings. TokenizerError when an explicit one cannot be loaded."""
     at = settings.tokenizer
     if settings.engine.is_real and at.tokenizer is None:
         from app.real_engine import model_tokenizer
@@ -134,10 +134,10 @@ def tokenizer_of(settings: Settings) -> Tokenizer:
 
 
 def prepare(settings: Settings) -> None:
-    """Fetch and look at what the settings name, before workers start.
+    """Downloads and checks the files of the settings, before workers start.
 
-    TokenizerError when a tokenizer that was asked for by name cannot be used, DatasetError for a dataset,
-    ConfigError for a script or an adapter, and for packages that are not installed.
+    Raises TokenizerError for a named tokenizer, DatasetError for a dataset, ConfigError for a script or an
+    adapter, and for missing packages.
     """
     check_extras(settings)
     named = settings.tokenizer
@@ -151,13 +151,11 @@ def prepare(settings: Settings) -> None:
         check_scripts(settings.scripts)
     check_replay(settings.replay)
     if settings.PLUGINS:
-        build(
-            settings, tokenizer_of(settings)
-        )  # once for all workers: their hooks may not be what they should
+        build(settings, tokenizer_of(settings))  # validates the plugins' hooks once for all workers
 
 
 def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy:
-    """Build the components, hand each what it needs, and add the routes. ConfigError as `Components.of`."""
+    """Builds and connects the components, and adds the routes. Raises the ConfigErrors of all components."""
     components = Components.of(settings, tokenizer, rank)
     live, clock, server = components.live, components.clock, components.server
     publishes = publishing(settings, server, rank)
@@ -190,7 +188,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     limits = RateLimits(clock)
     console = None
     if settings.api.console:
-        from app.web.console import Console  # which other servers do without
+        from app.web.console import Console  # other servers do not need it
 
         console = Console(live, server, engine, lifecycle, clock, cache, publisher)
     innermost: list[Middleware] = [] if plugins is None else plugins.middleware()
@@ -295,8 +293,7 @@ def rpc_of(
     is_ready: Callable[[], bool],
     publisher: Publisher | None,
 ) -> RpcService:
-    """What is answered over gRPC."""
-    from app.api.grpc.service import ServerFacts, rpc_service  # and protobuf, which others do without
+    from app.api.grpc.service import ServerFacts, rpc_service  # imports protobuf, which others do not need
 
     facts = ServerFacts(
         lambda: components.settings,
@@ -313,12 +310,12 @@ def rpc_of(
 def engine_of(
     components: Components, cache: KVCacheManager | None, plugins: PluginRegistry | None
 ) -> tuple[Engine | RemoteEngine, Operations, RealModel | None]:
-    """The engine that the settings ask for, who operates it, and what is known of a real one's model."""
+    """Builds the engine and its lifecycle operations; for a real engine also the facts of its model."""
     if not components.settings.engine.is_real:
         simulated = service_of(components, cache, plugins)
         return simulated, Lifecycle(simulated, components.recorder, cache), None
     from app.engine.remote import RemoteLifecycle
-    from app.real_engine import real_model, remote_engine  # and ZMQ
+    from app.real_engine import real_model, remote_engine  # imports ZMQ
 
     engine = remote_engine(components)
     return engine, RemoteLifecycle(engine), real_model(components)
@@ -335,7 +332,7 @@ def add_scripts(app: Understudy, book: ScriptBook, peers: PeerRanks) -> None:
 
 
 def add_plugins(app: Understudy, plugins: PluginRegistry | None) -> None:
-    """The report on plugins, and their routes behind all of ours. ConfigError for a route that is taken."""
+    """Adds the report on plugins, then their routes. ConfigError for a path that is taken."""
     app.add_routes("plugins", reports.plugin_routes(None if plugins is None else plugins.report))
     for name, routes in () if plugins is None else plugins.routes(lambda: app.routes):
         app.add_routes(name, routes)
@@ -349,7 +346,7 @@ def middleware_of(
     limits: RateLimits,
     innermost: Sequence[Middleware],
 ) -> MiddlewareStack:
-    """All middleware, the outermost first."""
+    """Builds all middleware, the outermost first."""
     http_log, keys = HttpLog(), ApiKeys()
     for one in (http_log, keys, limits):
         live.subscribe(one.on_settings)

@@ -1,6 +1,6 @@
-"""A real engine behind the server (`engine: llm`): what is built for it, in the master and in workers.
+"""Objects of a real engine (`engine: llm`) for the master and the workers.
 
-Nothing here imports torch: only the engine's own process has it.
+Imports no torch: only the engine's own process needs it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DTYPES: Mapping[str, Literal["auto", "float32", "bfloat16", "float16"]] = {
     "half": "float16",
 }
 OWN_DEFAULTS, NO_DEFAULTS = "auto", "vllm"
-"""Of the setting generation-config: the model's own, or none."""
+"""Values of the setting generation-config: the model's own defaults, or none."""
 T = TypeVar("T")
 NOT_STARTED = (
     "setting engine: 'llm' is started by gunicorn.conf.py of Understudy, which this gunicorn does not read: "
@@ -50,21 +50,21 @@ NOT_STARTED = (
 
 
 def engine_options(settings: Settings) -> EngineProcessOptions:
-    """Returns the options of the engine's process. ConfigError when it could not run here."""
+    """Returns the options of the engine's process. ConfigError when it cannot run here."""
     check_installed("engine", "setting engine: 'llm'")
-    sampling_defaults(settings)  # to be refused before any work is done
+    sampling_defaults(settings)  # raises before any work is done
     cache, limits, name = settings.kvcache, settings.scheduling, settings.model.model
     return EngineProcessOptions(
         endpoint="",
         model=os.path.abspath(name) if os.path.exists(name) else name,
-        device=cast(Device, settings.steps.device or "auto"),  # as `config.validation` has seen
+        device=cast(Device, settings.steps.device or "auto"),  # checked by `config.validation`
         dtype=DTYPES[settings.engine.dtype],
         num_blocks=cache.kv_cache_size,
         block_size=cache.block_size,
         max_model_len=given_length(settings),
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=settings.steps.max_num_batched_tokens,
-        # Each rank refuses by what it was told last; what they sent at one time is not refused once more.
+        # Each rank applies the limit to its latest count; the engine must accept what all ranks send at once.
         max_queue_size=(limits.max_num_seqs + limits.max_waiting_queue_length) * ranks.count(settings.server),
         enable_prefix_caching=cache.enable_kvcache,
         prefix_caching_hash_algo=cache.prefix_caching_hash_algo,
@@ -85,7 +85,7 @@ def model_path(settings: Settings) -> Path:
 
 
 def model_tokenizer(settings: Settings) -> Tokenizer:
-    """The tokenizer beside the weights, or in their file. ConfigError when there is none."""
+    """Loads the tokenizer beside the weights, or from their file. ConfigError without one."""
     path = model_path(settings)
     try:
         tokenizer = load_tokenizer(path, chat_template=template_source(settings.tokenizer.chat_template))
@@ -97,7 +97,7 @@ def model_tokenizer(settings: Settings) -> Tokenizer:
 
 
 def remote_engine(components: Components) -> RemoteEngine:
-    """The door to the engine that the arbiter has started. ConfigError where none was."""
+    """Builds the client of the engine that the arbiter has started. ConfigError without one."""
     endpoint = os.environ.get(ENDPOINT)
     if endpoint is None:
         raise ConfigError(NOT_STARTED)
@@ -109,14 +109,14 @@ def remote_engine(components: Components) -> RemoteEngine:
 
 
 def real_model(components: Components) -> RealModel:
-    """Returns the facts of the model that the API needs. ConfigError as `sampling_defaults`."""
+    """Returns the facts of the model that the API needs. Raises the ConfigErrors of `sampling_defaults`."""
     return RealModel(
         defaults=sampling_defaults(components.settings), thoughts=thought_tokens(components.tokenizer)
     )
 
 
 def thought_tokens(tokenizer: Tokenizer) -> ThoughtTokens | None:
-    """The tags of thoughts, where each is one token that is shown as text."""
+    """Returns the tags of thoughts; None unless each is one token with visible text."""
     ids = [tokenizer.encode(tag) for tag in (THINK_BEGIN, THINK_END)]
     shown = [tokenizer.decode(of_tag) for of_tag in ids]
     if [len(of_tag) for of_tag in ids] != [1, 1] or shown != [THINK_BEGIN, THINK_END]:
@@ -127,7 +127,7 @@ def thought_tokens(tokenizer: Tokenizer) -> ThoughtTokens | None:
 def sampling_defaults(settings: Settings) -> SamplingDefaults:
     """Returns the defaults of a generation_config.json, as vLLM: the model's, another folder's, or none.
 
-    ConfigError for one that cannot be read, or says what cannot be.
+    ConfigError for an unreadable file or an invalid value.
     """
     wanted, told = settings.engine.generation_config, {}
     if wanted != NO_DEFAULTS:
@@ -143,7 +143,7 @@ def sampling_defaults(settings: Settings) -> SamplingDefaults:
 
 
 def _read(file: Path) -> object:
-    """ConfigError when it holds no JSON."""
+    """Reads JSON. ConfigError for an unreadable or invalid file."""
     try:
         return json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:

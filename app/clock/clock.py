@@ -1,8 +1,8 @@
-"""Time, as everything that waits sees it: the real clock, and one that is moved by hand.
+"""Clocks: the real one, and a virtual one for tests.
 
 The real alarm is a kernel timer that wakes the gevent hub. libev's own timers are 0.3-0.7 ms coarse; a
-timerfd is 0.02-0.1 ms (docs/benchmarks.md). Python offers timerfd from 3.13 on, so it is reached through
-ctypes. Elsewhere a libev timer serves.
+timerfd is 0.02-0.1 ms (docs/benchmarks.md). Python has timerfd since 3.13, so ctypes calls it. Other systems
+use a libev timer.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Clock(Protocol):
     """A monotonic clock in seconds with one alarm."""
 
     def now(self) -> float:
-        """Seconds since an arbitrary start; never goes back."""
+        """Returns seconds since an arbitrary start; never goes back."""
 
     def ring_at(self, moment_s: float, alarm: Alarm) -> None:
-        """Call `alarm` once, when `moment_s` has come. A later call replaces an earlier one."""
+        """Calls `alarm` once at `moment_s`. A later call replaces an earlier one."""
 
 
 class VirtualClock:
-    """A clock that stands still until it is advanced: an hour of traffic in a second."""
+    """A clock that stands still until advanced: an hour of traffic in a second."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now = start_s
@@ -50,7 +50,7 @@ class VirtualClock:
         self._moment, self._alarm = moment_s, alarm
 
     def advance(self, seconds: float) -> None:
-        """Move on by `seconds`, ringing every alarm on the way at its own moment."""
+        """Advances by `seconds`, ringing each alarm on the way at its time."""
         end = self._now + seconds
         while self._moment is not None and self._moment <= end:
             self._now = max(self._now, self._moment)
@@ -60,9 +60,9 @@ class VirtualClock:
 
 
 class LiveClock:
-    """CLOCK_MONOTONIC; the alarm rings in the gevent hub of the thread that first sets it.
+    """CLOCK_MONOTONIC. The alarm rings in the gevent hub of the thread that sets it first.
 
-    Nothing is opened before the first alarm, so a clock may be built before a worker forks.
+    The first alarm opens the timer, so a clock may be made before a worker forks.
     """
 
     now = staticmethod(time.monotonic)
@@ -96,17 +96,17 @@ class TimerSpec(ctypes.Structure):
 
 
 class TimerFd:
-    """One kernel timer with a persistent watcher in the hub."""
+    """A kernel timer with a persistent watcher in the hub."""
 
     def __init__(self) -> None:
-        libc = ctypes.PyDLL(None)  # the calls return at once, so they keep the interpreter's lock
+        libc = ctypes.PyDLL(None)  # the calls return at once, so they keep the GIL
         fd = libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_FLAGS)
         if fd < 0:
             raise OSError("timerfd_create failed")
         self._fd = fd
         self._spec = TimerSpec()
         self._settime = libc.timerfd_settime
-        # Arguments that ctypes need not convert: the timer is set thousands of times a second.
+        # Prepared arguments that ctypes need not convert: the timer is set thousands of times a second.
         self._args = (ctypes.c_int(fd), ctypes.c_int(_TFD_TIMER_ABSTIME), ctypes.byref(self._spec), None)
         self._alarm: Alarm = lambda: None
         self._pending = False
@@ -124,7 +124,7 @@ class TimerFd:
     def _ring(self) -> None:
         self._pending = False
         self._alarm()
-        if not self._pending:  # setting the timer anew makes it unreadable; else reading does
+        if not self._pending:  # setting the timer makes it unreadable; otherwise read it
             with suppress(BlockingIOError):
                 os.read(self._fd, 8)
 

@@ -1,4 +1,4 @@
-"""Long work that leaves the event loop alone: in slices with pauses between, or in a native thread."""
+"""Long work beside the event loop: in slices with pauses, or in a native thread."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PAUSE_S = 1e-6
-"""For sleeps. Not 0: the loop may run fifty more callbacks before it looks at sockets and timers then."""
+"""Sleep of a pause, in seconds. Not 0: the loop might run fifty more callbacks before sockets and timers."""
 LONGEST_WORK_S = 0.004
-"""After so long others have their turn."""
+"""Longest work between two pauses, in seconds; keeps other greenlets on time."""
 SLICE_STEPS = 400
-"""Steps of about 10 us each after which a slice of work ends: about 4 ms."""
+"""Steps of about 10 us each in a slice of work: about 4 ms."""
 
 
 def pause() -> None:
-    """Let whatever is due have its turn."""
+    """Lets the loop serve due callbacks and sockets."""
     getattr(gevent.get_hub(), "pause", _sleep)()
 
 
 def pause_with(take_turns: Callable[[], None]) -> None:
-    """On this thread's loop, `pause` waits as `take_turns` does: for a loop that tells who goes on when."""
+    """Makes `pause` call `take_turns` on this thread's loop, for a loop that schedules requests itself."""
     gevent.get_hub().pause = take_turns
 
 
@@ -36,16 +36,16 @@ def _sleep() -> None:
 
 
 def pause_if_possible() -> None:
-    """`pause` where greenlets run; nothing in threads without a loop, or in the loop's own callbacks."""
+    """Pauses where greenlets run. Returns at once in threads without a loop and in the loop's callbacks."""
     hub = get_hub_if_exists()
     if hub is not None and gevent.getcurrent() is not hub:
         pause()
 
 
 class Slices:
-    """Counts steps of work (about 10 us each), and pauses after so many.
+    """Counts steps of work (about 10 us each), and pauses after each slice.
 
-    One object may serve all work of one kind, also in several greenlets: they then pause more often.
+    Work of one kind may share an object, also in several greenlets: each then pauses more often.
     """
 
     __slots__ = ("_left", "_pause", "_steps")
@@ -55,14 +55,14 @@ class Slices:
         self._pause = pause
 
     def spend(self, steps: int = 1) -> None:
-        """So much is done; pause when that is enough for now."""
+        """Counts steps that are done; pauses at the end of a slice."""
         self._left -= steps
         if self._left < 0:
             self._left = self._steps
             self._pause()
 
     def parts(self, items: Sequence[T], size: int, steps: int) -> Iterator[Sequence[T]]:
-        """`items` in parts of `size`, each of which costs `steps`; a short one at the end costs its share."""
+        """Yields parts of `size` items, and counts `steps` per part; a short last part costs its share."""
         for start in range(0, len(items), size):
             part = items[start : start + size]
             yield part
@@ -70,7 +70,7 @@ class Slices:
 
 
 class Pace:
-    """Pauses when that is due by the clock: for work of which nobody knows before how long it takes."""
+    """Pauses by the clock, for work of unknown duration."""
 
     __slots__ = ("_now", "_pause", "_since_s", "longest_s")
 
@@ -80,37 +80,41 @@ class Pace:
         longest_s: float = LONGEST_WORK_S,
         pause: Callable[[], None] = pause_if_possible,
     ) -> None:
-        """`now` gives monotonic seconds."""
+        """`now` returns monotonic seconds."""
         self._now, self._pause, self.longest_s = now, pause, longest_s
         self._since_s = now()
 
     def __call__(self) -> None:
-        """A part of the work is done; pause when the last pause is long ago."""
+        """Call after each part of the work; pauses when `longest_s` has passed since the last pause."""
         if self._now() - self._since_s > self.longest_s:
             self._pause()
             self._since_s = self._now()
 
 
 SWITCH_S = 0.0005
-"""How soon the event loop gets the GIL back from Python code in another thread. It loses it with every system
-call, so that the interpreter's usual 5 ms would add up to 50 ms a request."""
+"""Longest wait of the event loop for the GIL held by Python code in another thread, in seconds.
+
+The loop gives up the GIL at every system call: Python's default of 5 ms would add up to 50 ms per request.
+"""
 
 
 def share_loop() -> None:
-    """This thread's loop serves many requests at a time, though gevent has patched nothing."""
+    """Marks this thread's loop as serving many requests at a time without gevent's patches."""
     gevent.get_hub().is_shared = True
 
 
 def _loop_is_shared() -> bool:
-    """Whether others wait while this thread's loop does."""
+    """True if other requests wait while this thread's loop is blocked."""
     return monkey.is_module_patched("socket") or getattr(get_hub_if_exists(), "is_shared", False)
 
 
 def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `function` in a native thread while other greenlets run; a plain call where none serves others.
+    """Runs `function` in a native thread while other greenlets run. Calls it in place if the loop is not
+    shared.
 
-    Library calls that release the GIL leave the loop alone (`encode_batch` does, `encode` does not); from
-    Python code the interpreter takes it away after `SWITCH_S`, which is set here for the whole process.
+    Library calls that release the GIL do not block the loop (`encode_batch` releases it, `encode` does not).
+    Python
+    code gives up the GIL after `SWITCH_S`, which is set here for the whole process.
     """
     if not _loop_is_shared():
         return function(*args, **kwargs)
@@ -120,7 +124,7 @@ def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
     failed: list[BaseException] = []
 
     def attempt() -> None:
-        # What is raised in a native thread, gevent prints.
+        # gevent prints exceptions raised in its native threads.
         try:
             done.append(function(*args, **kwargs))
         except BaseException as error:
@@ -133,9 +137,9 @@ def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
 
 
 def wait_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `function`, which waits for somebody else, while other greenlets run.
+    """Runs a blocking `function` while other greenlets run.
 
-    What gevent has patched lets them run anyway.
+    Calls it in place where gevent has patched sockets: patched calls do not block the loop.
     """
     if monkey.is_module_patched("socket"):
         return function(*args, **kwargs)

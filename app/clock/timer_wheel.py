@@ -1,9 +1,9 @@
-"""One timer wheel per process: everything that is due at a moment, done at that moment.
+"""Timer wheel: one per process, calls everything that is due at its time.
 
-A wheel of slots, each 0.8 ms wide, keyed by slot number, and a heap of the slots in use. One alarm is set
-for the middle of the first slot; a ring takes what is due, slot by slot. To sleep and wake costs as much as
-two chunks, so what is due in one slot shares a ring, half a slot late or early at the most. Due moments are
-absolute: a stream never drifts, however long it is (performance notes in docs/benchmarks.md).
+Slots are 0.8 ms wide and keyed by number; a heap orders the slots in use. One alarm is set for the middle of
+the first slot; a ring takes due items slot by slot. A sleep costs as much as two chunks. So items of one slot
+share a ring, at most half a slot early or late. Due times are absolute: a long stream never drifts
+(performance notes in docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from app.clock.clock import Clock
 
 SLOTS_PER_S = 1250
 LEAD_S = 0.5 / SLOTS_PER_S
-"""A turn is taken so much before its moment at the most, and as much behind it. A client sees it later:
-between the alarm and its first byte lie 0.1 ms and more.
+"""Most time in seconds that a turn is early or late: half a slot.
+
+Clients hardly see an early turn: 0.1 ms and more pass between the alarm and the first byte.
 """
 ROUNDING = 1e-3
-"""Part of a slot by which a moment counted in floating point may seem to lie before its slot."""
+"""Tolerance in slots for due times that rounding moves before their slot."""
 LONGEST_RING_S = 0.005
-"""A ring that takes longer leaves the rest to the next one, so that sockets are served in between."""
+"""Longest ring, in seconds. The rest waits for the next ring, so that sockets are served in between."""
 log = logging.getLogger(__name__)
 
 
 class Timed(Protocol):
-    """Something with due moments."""
+    """An item of the wheel."""
 
     def turn(self, now_s: float) -> float | None:
-        """Do all that is due at `now_s`; return the next due moment, or None when over."""
+        """Does all work due at `now_s`; returns the next due time, or None at the end."""
 
     def fail(self, error: Exception) -> None:
-        """`turn` raised `error` and will not be called again."""
+        """Called once after `turn` raised `error`; `turn` is not called again."""
 
 
 class TimerWheel:
-    """Calls each `Timed` at its due moments, `LEAD_S` early at the most.
+    """Calls each `Timed` at its due times, at most `LEAD_S` early.
 
-    `most_per_ring` bounds what one ring does before the hub may serve sockets again.
+    `most_per_ring` limits the turns of one ring before the hub may serve sockets again.
     """
 
     def __init__(self, clock: Clock, most_per_ring: int = 256) -> None:
@@ -53,11 +54,10 @@ class TimerWheel:
         self._ringing = False
 
     def __len__(self) -> int:
-        """How many things wait for their moment."""
         return sum(len(slot) for slot in self._wheel.values())
 
     def add(self, due_s: float, timed: Timed) -> None:
-        """Have `timed` take its turn at `due_s` (monotonic seconds) or as soon after as can be."""
+        """Schedules a turn of `timed` at `due_s` (monotonic seconds) or as soon after as possible."""
         slot = int(due_s * SLOTS_PER_S) + 1
         waiting = self._wheel.get(slot)
         if waiting is not None:
@@ -69,7 +69,7 @@ class TimerWheel:
             self._arm(slot)
 
     def call_soon(self, work: Callable[[], None]) -> None:
-        """Have `work` done in a later turn of the event loop."""
+        """Schedules `work` for a later turn of the event loop."""
         self.add(self._clock.now(), Once(work))
 
     def _arm(self, slot: int) -> None:
@@ -77,7 +77,7 @@ class TimerWheel:
         self._clock.ring_at(slot / SLOTS_PER_S - LEAD_S, self.ring)
 
     def ring(self) -> None:
-        """Give a turn to all that is due, then set the alarm for the next slot."""
+        """Runs all due turns, then sets the alarm for the next slot."""
         self._ringing = True
         budget, now, slots = self._most, self._clock.now, self._slots
         now_s = now() + LEAD_S
@@ -90,7 +90,9 @@ class TimerWheel:
             self._arm(slots[0])
 
     def _take(self, slot: int, now_s: float, last_s: float, budget: int) -> tuple[float, int]:
-        """Give a turn to what is in `slot`, until `last_s` or for `budget` turns; the time and turns left."""
+        """Runs the turns of `slot` until `last_s` or for `budget` turns; returns the time and the remaining
+        budget.
+        """
         now, wheel = self._clock.now, self._wheel
         heapq.heappop(self._slots)
         waiting = wheel.pop(slot)
@@ -109,7 +111,7 @@ class TimerWheel:
             else:
                 if due_s is not None:
                     later = wheel.get(int(due_s * SLOTS_PER_S) + 1)
-                    if later is not None:  # as nearly always when there are many
+                    if later is not None:  # the usual case when there are many streams
                         later.append(timed)
                     else:
                         self.add(due_s, timed)
@@ -117,7 +119,7 @@ class TimerWheel:
         return now_s, budget
 
     def _put_back(self, slot: int, rest: list[Timed]) -> None:
-        """Have `rest` take its turns first in the next ring."""
+        """Puts `rest` at the front of the slot for the next ring."""
         if slot in self._wheel:
             self._wheel[slot][:0] = rest
             return
@@ -126,7 +128,7 @@ class TimerWheel:
 
 
 class Once:
-    """A function that is called once."""
+    """A wheel item for a function that is called once."""
 
     __slots__ = ("_work",)
 
@@ -137,4 +139,4 @@ class Once:
         self._work()
 
     def fail(self, error: Exception) -> None:
-        """The wheel has written it down."""
+        """Does nothing: the wheel logs the error."""

@@ -1,1 +1,1 @@
-"""Failures on purpose, and an audit of clients that meet them."""
+"""Injected failures, and an audit of the clients that meet them."""

@@ -1,6 +1,6 @@
-"""How clients behave after errors and faults: what they did wrong, as far as a server can see.
+"""Audits how clients behave after errors and faults, as far as a server can see.
 
-It is the report of GET /admin/verdict.
+GET /admin/verdict returns the report.
 """
 
 from __future__ import annotations
@@ -17,51 +17,55 @@ from msgspec import Struct
 from app.clock.pause import pause
 
 MOST_PATHS, MOST_FAILED = 16, 64
-"""Remembered per client: endpoints that said Retry-After, and bodies that failed."""
+"""Most entries per client: endpoints with a Retry-After, and failed bodies."""
 MOST_NAMES, OTHERS = 32, "others"
-"""Names of faults that are counted one by one."""
+"""Most fault names counted separately; further names are counted as OTHERS."""
 EARLY_S = 0.05
-"""So much too early is in time: timers are coarse."""
+"""Tolerance in seconds of an early retry: timers are coarse."""
 ON_ITS_WAY_S = 0.1
-"""Another request that comes so soon after a Retry-After was perhaps sent before it arrived."""
+"""Delivery time in seconds: a request this soon after a Retry-After may have been sent before it arrived."""
 BACK_OFF_RETRIES, BACK_OFF_S, BACK_OFF_GROWTH, NO_WAIT_S = 3, 1.0, 1.5, 0.05
-"""Retries that come within so many seconds altogether, the last wait not longer by this factor than the one
-before, or no wait at all, are without back-off."""
+"""Limits of "no back-off": retries, their total time in seconds, growth of the wait, shortest wait in
+seconds.
+
+Retries within the total time are misconduct unless the client backs off. It does if the last wait exceeds
+both the shortest wait and the wait before times the growth.
+"""
 STORM_RETRIES, STORM_S = 5, 2.0
-"""So many retries of one body within so many seconds are a storm."""
+"""Retries of one body, and their time span in seconds, that make a retry storm."""
 RETRY_WINDOW_S = 30.0
-"""A client that noticed that its stream was cut off is expected to be back within this time."""
+"""Longest time in seconds until a client should retry a stream that was cut off."""
 AUDIT_BYTES, FAILED_BYTES, PATH_BYTES, COUNT_BYTES, FINDING_BYTES = 1536, 1024, 320, 512, 1536
-"""Most memory of an audit that has seen nothing yet, and of each thing that it remembers."""
+"""Most memory in bytes of an empty audit, and of each entry."""
 
 LIMIT_BYTES = 4 * 2**20
-"""Memory of all audits: about 1,000 clients, those that were seen last, are remembered."""
+"""Most memory of all audits, in bytes: about 1,000 clients, by last use."""
 ENTRY_BYTES = 512
-"""Memory of an entry without its audit."""
+"""Memory of an entry without its audit, in bytes."""
 SLICE = 32
-"""Clients that are reported at a time."""
+"""Clients reported between two pauses."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class Exchange(Struct, frozen=True):
-    """A request and the beginning of its answer. Moments are monotonic seconds."""
+    """A request and the start of its answer. Times are monotonic seconds."""
 
     path: str
     body: int | None
-    """A hash of the body; None when it was not read."""
+    """Hash of the body; None when the body was not read."""
     request_id: str
     arrived_s: float
     answered_s: float
     status: int
     retry_after_s: float | None = None
     fault: str = ""
-    """Name of the fault that was served."""
+    """Name of the injected fault."""
 
 
 class FindingReport(TypedDict):
-    """One kind of misconduct; `first` and `last` are ISO 8601 in UTC, the id is that of the last time."""
+    """One kind of misconduct. `first` and `last` are ISO 8601 in UTC; the id is the last request's."""
 
     kind: str
     count: int
@@ -72,7 +76,7 @@ class FindingReport(TypedDict):
 
 
 class ClientReport(TypedDict):
-    """A client's audit as JSON has it."""
+    """The audit of one client."""
 
     requests: int
     errors: dict[str, int]
@@ -83,7 +87,7 @@ class ClientReport(TypedDict):
 
 
 class _Failed(Struct):
-    """A body that failed the last time it came; `waits` and `retries` are of the last few retries."""
+    """A body that failed when last sent. `waits` and `retries` describe its latest retries."""
 
     at_s: float = 0.0
     request_id: str = ""
@@ -93,10 +97,9 @@ class _Failed(Struct):
 
 
 class ClientAudit:
-    """What one client asked and got since its first error or fault, and what was found wrong with it.
+    """Requests, errors and misconduct of one client since its first error or fault.
 
-    `client` is its name, `now` gives Unix seconds. Request ids of at most 128 characters are expected, and
-    names of faults of at most 64.
+    `now` returns Unix seconds. Request ids have at most 128 characters, names of faults at most 64.
     """
 
     def __init__(self, client: str, now: Callable[[], float]) -> None:
@@ -107,11 +110,10 @@ class ClientAudit:
         self.faults: Counter[str] = Counter()
         self._now = now
         self._not_before: dict[str, tuple[float, float]] = {}
-        """Endpoint to when it first said Retry-After, and when the last one is over."""
+        """Maps an endpoint to the time of its first Retry-After, and the end of the last one."""
         self._failed: dict[tuple[str, int | None], _Failed] = {}
-        """By endpoint and body, the one that failed last at the end."""
+        """Failed bodies by endpoint and hash; the latest failure is last."""
         self._findings: dict[str, FindingReport] = {}
-        """At most one of each kind."""
 
     @property
     def size_bytes(self) -> int:
@@ -124,7 +126,7 @@ class ClientAudit:
         )
 
     def begin(self, exchange: Exchange) -> None:
-        """Notes a request whose answer begins."""
+        """Records a request at the start of its answer."""
         self.requests += 1
         failed = self._failed.get((exchange.path, exchange.body)) if exchange.body is not None else None
         again = failed is not None and exchange.arrived_s >= failed.at_s
@@ -149,13 +151,13 @@ class ClientAudit:
             _put_last(self._failed, key, known, MOST_FAILED)
 
     def settle(self, now_s: float, window_s: float = RETRY_WINDOW_S) -> None:
-        """Streams that were cut off `window_s` ago or longer will not be asked for again."""
+        """Reports streams that were cut off at least `window_s` ago and not retried."""
         for (path, _), failed in self._failed.items():
             if failed.truncated and now_s - failed.at_s >= window_s:
                 self._find_not_retried(path, failed)
 
     def report(self) -> ClientReport:
-        """All that is known; `awaiting_retry` counts streams that were cut off and may be asked for again."""
+        """Returns the client's report; `awaiting_retry` counts cut-off streams that may still be retried."""
         return {
             "requests": self.requests,
             "errors": {str(status): count for status, count in sorted(self.errors.items())},
@@ -231,12 +233,12 @@ def timestamp(unix_s: float) -> str:
 
 
 def _grows(waits: tuple[float, ...]) -> bool:
-    """The last wait is a real one and clearly longer than the one before."""
+    """True if the last wait is long enough, and clearly longer than the wait before."""
     return waits[-1] > max(NO_WAIT_S, BACK_OFF_GROWTH * waits[-2])
 
 
 def _put_last(kept: dict[K, V], key: K, value: V, most: int) -> None:
-    """Put an entry at the end of `kept`, which drops its first ones beyond `most`."""
+    """Puts an entry at the end of `kept`, and drops the first ones beyond `most`."""
     kept.pop(key, None)
     kept[key] = value
     if len(kept) > most:
@@ -244,7 +246,7 @@ def _put_last(kept: dict[K, V], key: K, value: V, most: int) -> None:
 
 
 class AuditReport(TypedDict):
-    """The body of GET /admin/verdict; `since` is ISO 8601 in UTC, clients are by name."""
+    """The body of GET /admin/verdict. `since` is ISO 8601 in UTC; `clients` are keyed by name."""
 
     since: str
     clean: bool
@@ -252,9 +254,9 @@ class AuditReport(TypedDict):
 
 
 class AuditTrail:
-    """Knows each client from its first error or fault on; before that nothing is kept of it.
+    """Audits each client from its first error or fault on; keeps nothing about other clients.
 
-    `now` gives Unix seconds, for the report only.
+    `now` returns Unix seconds, for the report only.
     """
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
@@ -272,7 +274,7 @@ class AuditTrail:
         return int(self._clients.currsize)
 
     def begin(self, client: str, exchange: Exchange) -> ClientAudit | None:
-        """Notes a request whose answer begins."""
+        """Records a request at the start of its answer. Returns None for a client without a failure."""
         audit = self._clients.get(client)
         if audit is None:
             if exchange.status < 400 and not exchange.fault:
@@ -286,11 +288,11 @@ class AuditTrail:
         self, audit: ClientAudit, exchange: Exchange, at_s: float, failed: bool, truncated: bool = False
     ) -> None:
         audit.end(exchange, at_s, failed, truncated)
-        if self._clients.get(audit.client) is audit:  # else it is forgotten
+        if self._clients.get(audit.client) is audit:  # otherwise evicted from the cache
             self._clients[audit.client] = audit
 
     def report(self, now_s: float, over: bool = False) -> AuditReport:
-        """All that is known at `now_s` (monotonic); `over`: what was not retried by now never will be."""
+        """Reports all clients at `now_s` (monotonic). `over` closes the retry window of every stream."""
         clients = {}
         for number, (client, audit) in enumerate(list(self._clients.items()), 1):
             audit.settle(now_s, 0.0 if over else RETRY_WINDOW_S)

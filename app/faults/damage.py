@@ -1,7 +1,7 @@
-"""A response whose bytes go wrong on purpose.
+"""Damages the bytes of a response.
 
-A stream that is to be damaged is written by its own greenlet, chunk by chunk, so that exactly as many
-chunks are out as were asked for when it breaks, over TLS and HTTP/1.0, too.
+The request's own greenlet writes a damaged stream chunk by chunk. The configured number of chunks is
+sent before a break, over TLS and HTTP/1.0, too.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ LAST_EVENTS = (
     b"event: response.completed",
     b"event: response.incomplete",
 )
-"""What says that a stream is complete, in each API family."""
+"""Events that end a complete stream, in each API family."""
 
 
 def damage(response: Response, fault: Fault | None, context: RequestContext) -> Response:
-    """`response` with what the request's fault does to it."""
+    """Applies the headers and the damage of a fault to `response`."""
     if fault is None:
         return response
     response.headers.update(fault.headers)
@@ -48,7 +48,7 @@ def damage(response: Response, fault: Fault | None, context: RequestContext) -> 
 
 
 class DamagedStream(StreamingBody):
-    """A stream with `damage`. Iterate once; `close` always. `was_damaged` tells whether it came to that."""
+    """A damaged stream. Iterate once; always close. `was_damaged`: the stream reached the damaged place."""
 
     def __init__(self, stream: StreamingBody, damage: Damage, connection: Connection | None) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class DamagedStream(StreamingBody):
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the stream was damaged so that its end is missing."""
+        """True if the stream was damaged and its end is missing."""
         return self.was_damaged and not isinstance(self._damage, MalformedChunkRule)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -83,12 +83,12 @@ class DamagedStream(StreamingBody):
                     return
 
     def close(self) -> None:
-        """Closes the stream; a client that was cut off has not left."""
+        """Closes the stream. A client that was cut off does not count as gone."""
         self._stream.close()
         self.gone = self._stream.gone and not self.is_cut_off
 
     def _altered(self, number: int, chunk: bytes) -> bytes:
-        """Returns the bytes that replace chunk `number`, counted from 1."""
+        """Returns the bytes for chunk `number`, counted from 1, with any damage."""
         damage, whole = self._damage, chunk + BLANK
         if isinstance(damage, MalformedChunkRule) and number == damage.chunk:
             whole = chunk.replace(b"data: ", b"data: " + NO_JSON, 1) + BLANK
@@ -102,7 +102,7 @@ class DamagedStream(StreamingBody):
         return whole
 
     def _end(self) -> Iterator[bytes]:
-        """End as if that were all, or break the connection. An empty item sends a status line, if need be."""
+        """Ends the stream early, or breaks the connection. An empty item sends the status line if needed."""
         self.was_damaged = True
         if isinstance(self._damage, DisconnectRule):
             break_off(self._connection)
@@ -110,7 +110,7 @@ class DamagedStream(StreamingBody):
 
 
 def ends_after(damage: Damage, number: int) -> bool:
-    """Returns True if a stream is cut off behind this piece, counted from 1; 0: before the first."""
+    """Returns True if the stream is cut off after chunk `number`, counted from 1; 0: before the first."""
     if isinstance(damage, DisconnectRule | TruncateRule):
         return number == damage.after
     if isinstance(damage, TruncatedJsonRule):
@@ -119,7 +119,9 @@ def ends_after(damage: Damage, number: int) -> bool:
 
 
 def _damage_whole(response: Response, body: bytes, damage: Damage, connection: Connection | None) -> None:
-    """Only a break shows in the length that was told; everything else looks like a whole answer."""
+    """Damages an unstreamed body. Only a disconnect contradicts Content-Length; other damage looks like a
+    whole answer.
+    """
     if isinstance(damage, DisconnectRule):
         response.body = _breaking(body[: len(body) // 2] if damage.after else b"", connection)
     elif isinstance(damage, TruncateRule | TruncatedJsonRule):
@@ -131,16 +133,16 @@ def _damage_whole(response: Response, body: bytes, damage: Damage, connection: C
 
 
 def _breaking(first: bytes, connection: Connection | None) -> Iterator[bytes]:
-    """A part of an answer, and then no more; without a part, not even a status line."""
+    """Yields a part of an answer, then breaks off; without a part the client gets no status line."""
     if first:
         yield first
     break_off(connection)
 
 
 def break_off(connection: Connection | None) -> NoReturn:
-    """End the connection of a request at once, without a farewell of TLS.
+    """Ends the connection at once, without TLS close_notify.
 
-    Raises BrokenOffError, which gunicorn takes for a client that has gone.
+    Raises BrokenOffError, which gunicorn treats like a client that has left.
     """
     if connection is not None:
         connection.shut()

@@ -1,4 +1,4 @@
-"""The fault that was decided for a request, and the errors that it may get (simulator.md 2.2, 11)."""
+"""The fault of a request, and its possible errors (simulator.md 2.2, 11)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from config.fault_rules import (
 from config.sections.api import FAILURE_TYPES
 
 Damage = DisconnectRule | TruncateRule | TruncatedJsonRule | MalformedChunkRule | MissingDoneRule | EmptyRule
-"""Damage to the bytes of an answer."""
 DAMAGE = (DisconnectRule, TruncateRule, TruncatedJsonRule, MalformedChunkRule, MissingDoneRule, EmptyRule)
 
 STATUSES = range(400, 600)
@@ -46,22 +45,22 @@ _FAILURES = {
     "invalid_request": (400, "The request has no parameter 'model'.", "model"),
     "model_not_found": (404, "There is no model '{model}-nonexistent' here.", "model"),
 }
-"""Status, message and param of every failure type. Clients know a prompt that is too long by these words."""
+"""Status, message and param of each failure type. Clients recognize a too long prompt by its message."""
 BEYOND = 404
-"""Tokens by which a prompt is said to be too long."""
+"""Excess of a too long prompt in its error message, in tokens."""
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """One request's fault; what is not given goes as usual."""
+    """The fault of one request; defaults change nothing."""
 
     name: str = ""
-    """The name in the audit; empty when nothing goes wrong, and there are only `headers`."""
+    """Name in the audit; empty when the fault only adds `headers`."""
     error: ApiError | None = None
     """Sent instead of an answer."""
     headers: Mapping[str, str] = {}
     """Added to the answer."""
     delays: tuple[tuple[int, float], ...] = ()
-    """(before token n, seconds), as an engine request has them."""
+    """Pairs of token number and the wait before it in seconds, as in an engine request."""
     damage: Damage | None = None
 
     def named(self, name: str) -> Fault:
@@ -72,26 +71,26 @@ class Fault(Struct, frozen=True, kw_only=True):
 
 
 def error_type(status: int) -> str:
-    """The type of an error on purpose, by its status (simulator.md 3.1)."""
+    """Returns the error type of an injected status (simulator.md 3.1)."""
     return _TYPES.get(status) or ("InternalServerError" if status >= 500 else "APIConnectionError")
 
 
 def failure(kind: str, model: str, context: int) -> ApiError:
-    """The error of failure type `kind`; `model` is the one that is served, `context` its tokens."""
+    """Builds the error of failure type `kind`; `model` is the served model, `context` its tokens."""
     status, message, param = _FAILURES[kind]
     text = message.format(model=model, context=context, beyond=context + BEYOND)
     return ApiError(status, error_type(status), text, param)
 
 
 def draw_failure(rate: int, kinds: Sequence[str], rng: Random) -> str | None:
-    """A failure type in `rate` % of all cases: one of `kinds`, or of all when there are none."""
+    """Returns a random failure type with a probability of `rate` %: one of `kinds`, or of all if empty."""
     if rate and rng.randint(1, 100) <= rate:
         return rng.choice(kinds or FAILURE_TYPES)
     return None
 
 
 def returned_error(asked: str) -> ApiError:
-    """The error that a request asks for in X-Return-Error; 400 when that is no status of an error."""
+    """Builds the error that X-Return-Error requests; 400 for an invalid status."""
     if not _WHOLE.fullmatch(asked):
         return bad_request(f"X-Return-Error is {asked[:40]!r}, which is not an integer.")
     status = int(asked)

@@ -1,4 +1,4 @@
-"""Failures on purpose where requests for generation enter: does a request go wrong, and how?"""
+"""Failure injection: decides if and how a generation request fails."""
 
 from __future__ import annotations
 
@@ -19,26 +19,29 @@ from config.settings import Settings
 RETURN_ERROR, FAULT = "X-Return-Error", "X-Fault"
 BYTES_PER_TOKEN = 4
 LIMIT_BYTES = 2**20
-"""Memory of the scripts of request headers: about 400 of them are remembered, with what they have met."""
+"""Most memory of the rules of X-Fault headers, in bytes: about 400 rules with their counters."""
 ENTRY_BYTES, FIELD_BYTES = 2048, 64
-"""Memory of an entry without its texts, the second of which its rule repeats, and of each field of that."""
+"""Bytes of a cache entry without its texts, and of each field of its rule. The rule repeats the header's
+text.
+"""
 
 
 FaultSource = Callable[[RequestFacts], Fault | None]
-"""Returns the fault of a request, if there is one."""
+"""Returns the fault of a request; None for no fault."""
 
 
 class FaultInjector:
-    """Decides what goes wrong with requests. `now` gives monotonic seconds.
+    """Decides which requests fail. `now` returns monotonic seconds.
 
-    As a request asks (X-Return-Error, X-Fault), as plugins or rules say, or by chance: the first of these
-    that has a fault decides; those after it do not see the request.
+    The first source with a fault decides: X-Return-Error, X-Fault, plugins, rules, chance. Later sources do
+    not
+    see the request.
     """
 
     def __init__(self, rng: Random, now: Callable[[], float], sources: Sequence[FaultSource] = ()) -> None:
-        """`sources` are those of plugins."""
+        """`sources` come from plugins."""
         self.active = False
-        """True as soon as something went wrong on purpose."""
+        """True after the first injected fault."""
         self._rng = rng
         self._now = now
         self._sources = tuple(sources)
@@ -49,12 +52,12 @@ class FaultInjector:
         self._script: FaultScript | None = None
         self.limit_bytes = LIMIT_BYTES
         self._header_scripts: LRUCache[tuple[str, str], FaultScript]
-        """By client and text of the header."""
+        """Rules of X-Fault headers, by client and text."""
         self._header_scripts = LRUCache(LIMIT_BYTES, getsizeof=lambda script: script.size_bytes)
 
     @property
     def is_quiet(self) -> bool:
-        """True when nothing goes wrong but what a request itself asks for; changes with the settings only."""
+        """True when only faults requested by a header can occur; changes with the settings only."""
         return not self._rate and self._script is None and not self._sources
 
     @property
@@ -62,7 +65,7 @@ class FaultInjector:
         return int(self._header_scripts.currsize)
 
     def on_settings(self, settings: Settings) -> None:
-        """Works by `settings` from now on; rules that have not changed go on counting."""
+        """Applies `settings`; unchanged rules keep their counters."""
         failures = settings.failures
         self._rate, self._kinds = failures.failure_injection_rate, failures.failure_types
         self._model, self._context = settings.model.model, settings.model.max_model_len
@@ -71,7 +74,7 @@ class FaultInjector:
             self._work_by(self._script)
 
     def restart(self) -> None:
-        """Every rule, those of headers too, counts from its first request again."""
+        """Restarts the counters of all rules and forgets the rules of headers."""
         self.active = False
         self._work_by(None)
         self._header_scripts.clear()
@@ -81,7 +84,7 @@ class FaultInjector:
         self._script = FaultScript(rules, self._now(), before) if rules else None
 
     def fault_for(self, request: RequestFacts) -> Fault | None:
-        """The fault of a request, or None. A header that makes no sense is one, too: 400."""
+        """Returns the fault of a request, or None. An invalid header is a fault, too: 400."""
         headers: dict[str, str] = {}
         for source in (self._returned, self._asked_for, *self._sources, self._scripted, self._drawn):
             fault = source(request)
@@ -96,7 +99,7 @@ class FaultInjector:
         return Fault(name="return-error", error=returned_error(asked)) if asked else None
 
     def _asked_for(self, request: RequestFacts) -> Fault | None:
-        """What X-Fault says. Requests of one client with the same text share one script."""
+        """Applies X-Fault. Requests of one client with the same text share one rule and its counters."""
         text = request.header(FAULT)
         if not text:
             return None
@@ -107,7 +110,7 @@ class FaultInjector:
         return script.fault_for(request, self._rng, self._now())
 
     def _header_script(self, client: str, text: str) -> FaultScript:
-        """The script of `client` with this text. ValueError, with the reason, when it makes none."""
+        """Returns the rule of `client` with this text. ValueError for an invalid text."""
         script = self._header_scripts.get((client, text))
         if script is None:
             script = FaultScript([parse_fault(text)], self._now(), size_bytes=_entry_bytes(client, text))
@@ -123,14 +126,14 @@ class FaultInjector:
         return Fault(name=kind, error=failure(kind, self._model, self._context)) if kind else None
 
     def exempt(self, context: RequestContext) -> bool:
-        """True when nothing can go wrong with the request: no rule is set, and it asks for no failure."""
+        """True when no fault can occur: no rule is set, and the request has no fault header."""
         headers = context.headers
         return self.is_quiet and not ("x-fault" in headers or "x-return-error" in headers)
 
     def inject(self, context: RequestContext, model: str | None) -> None:
-        """Decide about a request for generation that has been decoded, and keep its `Fault` in the context.
+        """Decides about a decoded generation request, and keeps its `Fault` in the context.
 
-        ApiError when it is to get an error instead of an answer.
+        ApiError when the fault is an error instead of an answer.
         """
         context.is_generation = True
         if self.exempt(context):
@@ -147,7 +150,9 @@ class FaultInjector:
             self.apply(context, fault)
 
     def apply(self, context: RequestContext, fault: Fault) -> None:
-        """Let this go wrong with a request. ApiError when it is to get an error instead of an answer."""
+        """Keeps the fault in the request's context. ApiError when the fault is an error instead of an
+        answer.
+        """
         context.keep(fault)
         self.active = True
         if fault.error is not None:
@@ -160,5 +165,4 @@ def _entry_bytes(client: str, text: str) -> int:
 
 
 def fault_of(context: RequestContext) -> Fault | None:
-    """Returns the fault of a request; None for nearly all."""
     return context.kept(Fault)

@@ -1,4 +1,4 @@
-"""A list of fault rules at work: what each has met so far, and what it does to a request."""
+"""Ordered fault rules with their counters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATHS = {
 
 
 class RequestFacts(Struct, frozen=True):
-    """A request, as far as a rule looks at it; `tokens` is an estimate of what it will use."""
+    """The parts of a request that rules compare. `tokens` is an estimate of its use."""
 
     path: str
     model: str | None
@@ -37,9 +37,9 @@ class RequestFacts(Struct, frozen=True):
 
 
 class FaultScript:
-    """Rules in order. Each counts the requests that fit it; the first that applies decides.
+    """Rules in order. Each counts its matching requests; the first that applies decides.
 
-    Those that stand in the script `before`, too, go on counting.
+    Rules that are also in `before` keep their counters.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class FaultScript:
         before: FaultScript | None = None,
         size_bytes: int = 0,
     ) -> None:
-        """`size_bytes` is the memory that a cache of scripts counts for this one."""
+        """`size_bytes` is the memory of this script in a cache."""
         known: list[_Rule] = list(before._rules) if before else []
         self._rules: list[_Rule] = [_taken_from(known, rule) or _Rule(rule, now_s) for rule in rules]
         self.size_bytes = size_bytes
@@ -62,13 +62,11 @@ class FaultScript:
                 continue
             if rule.applies(rng):
                 decided = rule.fault(request, now_s)
-                headers |= decided.headers  # of a quota that still allows it
+                headers |= decided.headers  # from a quota that still allows the request
         return decided.with_headers(headers) if decided.name or headers else None
 
 
 class _Rule:
-    """One rule, and what it has met."""
-
     def __init__(self, rule: FaultRule, now_s: float) -> None:
         self.rule = rule
         self._path = PATHS[rule.api] if rule.api else None
@@ -86,7 +84,7 @@ class _Rule:
         )
 
     def is_turn(self) -> bool:
-        """Count a request that fits; True when it is one of those that the rule is for."""
+        """Counts a matching request; True when `nth` and `every` select it."""
         self._met += 1
         rule = self.rule
         return (rule.nth is None or self._met == rule.nth) and (
@@ -94,14 +92,14 @@ class _Rule:
         )
 
     def applies(self, rng: Random) -> bool:
-        """Chance, and how often it has been applied, allow it."""
+        """True when `times` and `probability` allow the fault."""
         rule = self.rule
         if rule.times is not None and self._applied >= rule.times:
             return False
         return rule.probability >= 1 or rng.random() < rule.probability
 
     def fault(self, request: RequestFacts, now_s: float) -> Fault:
-        """What happens to the request now; without a name when a quota still allows it."""
+        """Returns the fault for this request; without a name when a quota still allows the request."""
         fault = self._fault(self.rule, request, now_s)
         self._applied += bool(fault.name)
         return fault
@@ -122,7 +120,7 @@ class _Rule:
 
 
 def _taken_from(known: list[_Rule], rule: FaultRule) -> _Rule | None:
-    """The first of `known` that works by an equal rule, which no other one gets then."""
+    """Removes and returns the first of `known` with an equal rule; None without one."""
     for k, each in enumerate(known):
         if each.rule == rule:
             return known.pop(k)
@@ -130,16 +128,17 @@ def _taken_from(known: list[_Rule], rule: FaultRule) -> _Rule | None:
 
 
 class Quota:
-    """The quota of a `rate-limit` rule: requests and, if the rule has them, tokens; both are real buckets."""
+    """The buckets of a `rate-limit` rule: requests and, if configured, tokens."""
 
     def __init__(self, rule: RateLimitRule, now_s: float) -> None:
         self._requests = TokenBucket(rule.rate, max(rule.burst or rule.rate, 1.0), now_s)
         self._tokens = TokenBucket(rule.token_rate, rule.token_burst, now_s) if rule.token_rate else None
 
     def take(self, tokens: float, now_s: float) -> ApiError | None:
-        """Take a request of so many tokens; or the 429 that says when it could be had, and nothing is taken.
+        """Takes a request and its tokens from the buckets. When too few are left, takes nothing and returns
+        a 429.
 
-        A request of more tokens than there can ever be takes them all.
+        A request with more tokens than the bucket can hold takes a full bucket.
         """
         tokens = min(tokens, self._tokens.burst) if self._tokens else 0.0
         wait_s = self._requests.wait(1.0, now_s)
@@ -160,7 +159,7 @@ class Quota:
         )
 
     def headers(self, now_s: float) -> dict[str, str]:
-        """What is left, and how long until all is there again, in the headers that OpenAI's clients know."""
+        """Returns remainders and times until the buckets are full, as OpenAI's headers."""
         requests = _quota_headers("requests", self._requests, now_s)
         return requests | _quota_headers("tokens", self._tokens, now_s) if self._tokens else requests
 

@@ -1,1 +1,1 @@
-"""Prometheus metrics: what happened is counted here; nothing in this room knows where a number comes from."""
+"""Prometheus metrics. Callers pass numbers in; nothing here depends on their source."""

@@ -1,4 +1,4 @@
-"""The answer of `GET /metrics`: the families of all rooms, of HTTP and of the process, as one text."""
+"""The body of `GET /metrics`: one text with the families of the engine, of HTTP and of the process."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from app.metrics.recorder import Recorder
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Families = Callable[[], str]
-"""Gives the text of some families, as they are now."""
+"""Returns the present text of some families."""
 
 
 class ServerMetrics(Protocol):
-    """Counts the exchanges over HTTP, and looks at the process."""
+    """Metrics of HTTP exchanges and of the process."""
 
     def text(self) -> str:
-        """The text of the `http_` families."""
+        """Returns the text of the `http_` families."""
 
     def process_text(self) -> str:
-        """The text of the families of Python and of the process."""
+        """Returns the text of the Python and process families."""
 
 
 def engine_families(recorder: Recorder, fakes: FakeFamilies | None = None) -> Families:
-    """vLLM's families: what `recorder` counted, or `fakes` while those are active."""
+    """Returns vLLM's families: the counts of `recorder`, or `fakes` while active."""
     return lambda: (fakes if fakes and fakes.active else recorder).render()
 
 
 class Exposition:
-    """Renders a scrape of `families`, and of those of `server`.
+    """Renders the families of `families` and `server` for a scrape.
 
-    The process families are read at most once per `process_age_s` seconds of `clock`: they take files of
-    /proc and a list of all open connections, and a router may scrape every 50 ms.
+    The process families are read at most once per `process_age_s` seconds of `clock`: they read files of
+    /proc and
+    list all open connections, and a router may scrape every 50 ms.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Exposition:
         self._process_due = float("-inf")
 
     def render(self) -> bytes:
-        """The text of all families, UTF-8, to be sent as `CONTENT_TYPE`."""
+        """Returns the text of all families in UTF-8, with content type `CONTENT_TYPE`."""
         now = self._clock()
         if now >= self._process_due:
             self._process_text = self._server.process_text()

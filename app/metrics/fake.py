@@ -1,6 +1,6 @@
-"""Fake metrics: chosen numbers in place of the true ones, so that a router can be shown any state.
+"""Fake metrics: configured numbers replace the true ones, to show a router any state.
 
-simulator.md 14.4 has the keys, the families that they stand for, and the functions of time.
+simulator.md 14.4 lists the keys, their families, and the functions of time.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from config import Settings
 from config.fake_metrics import Counts, FakeAdapters, FakeMetrics, Function, Level, parse
 
 FakeValue = Level | Counts | Mapping[str, int]
-"""A gauge's level, a histogram's counts per bucket, a counter's number, one per finish reason."""
+"""A gauge's level, a histogram's counts per bucket, a counter's number, or numbers per finish reason."""
 Families = tuple[Family[Instrument], ...]
 
 ADAPTERS = "vllm:lora_requests_info"
 CACHE_CONFIG = "vllm:cache_config_info"
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 WHOLE = frozenset((RUNNING, WAITING))
-"""Levels of which a function gives whole numbers."""
+"""Gauges that a function sets to whole numbers."""
 HISTOGRAMS = {
     "ttft_buckets_values": "vllm:time_to_first_token_seconds",
     "tpot_buckets_values": "vllm:inter_token_latency_seconds",
@@ -48,20 +48,20 @@ FAMILIES = {
     "request_success_total": "vllm:request_success_total",
     **HISTOGRAMS,
 }
-"""Keys of the setting to the families that they are shown in."""
-# Explicit total, counts that it is derived from otherwise, family.
+"""Maps keys of the setting to families."""
+# Key of an explicit total, key of the counts that it is derived from otherwise, family.
 TOTALS = (
     ("total_prompt_tokens", "request_prompt_tokens", "vllm:prompt_tokens_total"),
     ("total_generation_tokens", "request_generation_tokens", "vllm:generation_tokens_total"),
 )
 ALIASES = {spec.name: tuple(other.name for other in TABLE if other.alias_of == spec.name) for spec in TABLE}
-"""The other names under which a family's numbers are repeated."""
+"""Maps a family to its older names, which repeat its numbers."""
 ROUNDING = 1e-9
-"""Keeps 29 % of the way from 0 to 100 from being 28 by a rounding of floats."""
+"""Keeps 29 % of the way from 0 to 100 from becoming 28 by a rounding error."""
 NANOSECONDS = 1_000_000_000
-"""Per second. Time is counted in them, so that the end of a period falls on its instant."""
+"""Nanoseconds per second. Time is counted in them, so that periods end exactly."""
 
-# Periods since the start -> how far the value is on its way from start (0) to end (1).
+# Periods since the start -> position of the value between start (0) and end (1).
 _CURVES: Mapping[str, Callable[[float], float]] = {
     "oscillate": lambda periods: (1 + math.sin(2 * math.pi * periods)) / 2,
     "ramp": lambda periods: min(periods, 1.0),
@@ -72,7 +72,7 @@ _CURVES: Mapping[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A value shown since `since_s` of the clock, in one family for each of its names."""
+    """A value shown since `since_s` of the clock, under each name of its family."""
 
     value: object
     families: Families
@@ -80,11 +80,12 @@ class _Part:
 
 
 class FakeFamilies:
-    """Shows fake metrics when there are some; subscribe `on_settings` to the live settings.
+    """Shows fake metrics while any are set; subscribe `on_settings` to the live settings.
 
-    Families that are not named are absent; nothing that happens in the server is counted. Labels, bounds and
-    names are the true ones. `cache_config` is as for `Recorder` (ValueError: see `build_families`). `clock`
-    gives monotonic seconds: a function starts when it is set. `now` gives Unix seconds.
+    Families that are not set are absent; events in the server are not counted. Labels, bounds and names are
+    the
+    true ones. `cache_config` is as for `Recorder` (ValueError: see `engine_table`). `clock` returns monotonic
+    seconds: a function of time starts when it is set. `now` returns Unix seconds.
     """
 
     def __init__(
@@ -109,11 +110,11 @@ class FakeFamilies:
 
     @property
     def active(self) -> bool:
-        """True while fake metrics are shown in place of the true ones."""
+        """True while fake metrics replace the true ones."""
         return self._fakes is not None
 
     def on_settings(self, settings: Settings) -> None:
-        """Show what `settings`, which are valid, say; what they leave as it is goes on as it was."""
+        """Shows the values of valid `settings`. Unchanged values, such as running functions, continue."""
         self._refresh_s = settings.metrics.fake_metrics_refresh_interval
         fakes = parse(settings.metrics.fake_metrics)
         if fakes == self._fakes:
@@ -144,12 +145,12 @@ class FakeFamilies:
         return "".join(family.render() for family in families)
 
     def _filled(self, name: str, value: FakeValue, fresh: Mapping[str, Family[Instrument]]) -> Families:
-        """The family of that name with its numbers, and those that repeat it under other names."""
+        """Returns the filled family and its aliases."""
         self._fill(fresh[name], value)
         return tuple(fresh[known] for known in (name, *ALIASES[name]))
 
     def _fill(self, family: Family[Instrument], value: FakeValue) -> None:
-        """Give a family at zero its numbers; those of a function come with each scrape."""
+        """Sets the numbers of a new family. A function's value is set at each scrape."""
         if isinstance(value, Mapping):
             for reason, count in value.items():
                 counter = family.labels(**self._server, finished_reason=reason)
@@ -175,7 +176,7 @@ class FakeFamilies:
 
 
 def fake_values(fakes: FakeMetrics, max_model_len: int) -> Iterator[tuple[str, FakeValue]]:
-    """Family name and what it shows, for all families of numbers that are not to be absent."""
+    """Yields names and values of all numeric families that are set."""
     for key, name in FAMILIES.items():
         value = getattr(fakes, key)
         if value is not None and value != {} and value != ():
@@ -189,7 +190,7 @@ def fake_values(fakes: FakeMetrics, max_model_len: int) -> Iterator[tuple[str, F
 
 
 def observed(counts: Counts, bounds: Bounds) -> Iterator[tuple[float, int]]:
-    """A value of each bucket and its count: the upper bound, and one more than the last bound beyond it."""
+    """Yields a value and the count of each bucket: its upper bound, or 1 above the last bound."""
     beyond = bounds[-1] + 1
     for place, count in enumerate(counts):
         yield (bounds[place] if place < len(bounds) else beyond), count
@@ -200,7 +201,7 @@ def total_tokens(counts: Counts, bounds: Bounds) -> int:
 
 
 def value_at(function: Function, elapsed_s: float, step_s: float) -> float:
-    """The value of `function` `elapsed_s` >= 0 after its start, in steps of `step_s` > 0."""
+    """Returns the value of `function`, `elapsed_s` >= 0 after its start, in steps of `step_s` > 0."""
     elapsed_ns, step_ns = _nanoseconds(elapsed_s), _nanoseconds(step_s)
     periods = elapsed_ns // step_ns * step_ns / _nanoseconds(function.period_s)
     way = _CURVES[function.shape](periods)

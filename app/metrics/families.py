@@ -1,7 +1,7 @@
 """The table of an engine's families: names, labels, label values and buckets of vLLM 0.32 (vllm-api.md 11).
 
-The recorder, the fake metrics and the exposition are made of it. Every series exists from the start, at zero,
-so that rates are right from the first event on.
+The recorder, the fake metrics and the exposition use it. Every series exists from the start, at zero, so that
+rates are right from the first event on.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 SLEEP_OPERATIONS = ("sleep", "release_kv_cache_memory", "wake")
 
 
-# Bounds of what a setting adds.
+# Bounds of families that a setting adds.
 BLOCK_LIFE = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
     *(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800),
@@ -59,9 +59,9 @@ ADAPTER_TIMES = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10,
 class Spec:
     """One row of the table.
 
-    `bounds` are a histogram's, None for those that follow the context length; `base` names the labels that
-    say which server it is; `extra` gives the further labels with their values; `alias_of` is the family
-    whose numbers another name repeats; `value` is what its series begin with.
+    `bounds`: a histogram's; None for bounds that follow the context length. `base`: labels that identify the
+    server. `extra`: further labels with their values. `alias_of`: family with the same numbers.
+    `value`: initial value of the series.
     """
 
     name: str
@@ -163,7 +163,7 @@ BLOCK_TIMES = (
                BLOCK_LIFE),
     _histogram("kv_block_reuse_gap_seconds", "Between two uses of a block.", BLOCK_LIFE),
 )
-"""Families that are there with `kv-cache-metrics` only."""
+"""Families that only `kv-cache-metrics` adds."""
 TRANSFERS = (
     _histogram("nixl_xfer_time_seconds", "Duration of a transfer of KV caches.", TRANSFER_TIMES),
     _histogram("nixl_post_time_seconds", "Time to post a transfer.", (0.001, *TRANSFER_TIMES)),
@@ -174,7 +174,9 @@ TRANSFERS = (
     _counter("nixl_num_kv_expired_reqs_total", "Requests whose KV cache nobody fetched in time."),
     _counter("nixl_num_notifications_after_expiry_total", "Notifications that came too late."),
 )
-"""vLLM's with its NIXL connector (vllm-api.md 11.3): there once a cache was fetched, or is expected to be."""
+"""Families of vLLM's NIXL connector (vllm-api.md 11.3): added at the first transfer, or when one is
+expected.
+"""
 ADAPTERS = (
     _gauge("num_gpu_loaded_lora_adapters", "Adapters on the GPU."),
     _gauge("num_cpu_loaded_lora_adapters", "Adapters in CPU memory."),
@@ -183,7 +185,7 @@ ADAPTERS = (
                "Duration of a transition: load to CPU memory, activate on the GPU.",
                ADAPTER_TIMES, transition=("load", "activate")),
 )
-"""By which routers see where adapters are (vllm#54830); a vLLM after 0.32 has them."""
+"""Families with the places of adapters, for routers (vllm#54830); in vLLM after 0.32."""
 LATE = (
     Spec("understudy_late_requests_total", "counter",
          "Requests that the scheduler saw too late, as their reading took long."),
@@ -197,7 +199,7 @@ ABORTED = (
 
 
 def drafts(positions: int) -> tuple[Spec, ...]:
-    """Families of speculative decoding, whose drafts have so many tokens at the most."""
+    """Families of speculative decoding with up to `positions` tokens per draft."""
     places = tuple(map(str, range(positions)))
     by_place = "Tokens of drafts that were right, by their place."
     return (
@@ -208,7 +210,7 @@ def drafts(positions: int) -> tuple[Spec, ...]:
     )
 
 
-# vLLM's labels and defaults; "None" is how it prints a value that is not set.
+# vLLM's labels and defaults; vLLM prints "None" for a value that is not set.
 CACHE_CONFIG: Mapping[str, str] = {
     "_block_size_resolved": "True",
     "block_size": "16",
@@ -250,7 +252,7 @@ CACHE_CONFIG: Mapping[str, str] = {
 
 
 def token_bounds(max_model_len: int) -> Bounds:
-    """1, 2, 5, 10, 20, 50 ... up to the context length in tokens; none for 0."""
+    """Returns 1, 2, 5, 10, 20, 50 ... up to the context length in tokens; none for 0."""
     steps = (step * 10**power for power in range(len(str(max_model_len))) for step in (1, 2, 5))
     return tuple(float(step) for step in steps if step <= max_model_len)
 
@@ -258,9 +260,9 @@ def token_bounds(max_model_len: int) -> Bounds:
 def engine_table(
     cache_config: Mapping[str, str], block_times: bool = False, older_names: bool = False
 ) -> tuple[Spec, ...]:
-    """The families that an engine always has; `BLOCK_TIMES` and `older_names` only on demand.
+    """Returns the families that every engine has; `BLOCK_TIMES` and `older_names` on demand.
 
-    `cache_config` overrides labels of vllm:cache_config_info. ValueError for one that vLLM does not have.
+    `cache_config` overrides labels of vllm:cache_config_info. ValueError for a label that vLLM does not have.
     """
     if unknown := cache_config.keys() - CACHE_CONFIG.keys():
         raise ValueError(f"not a label of vllm:cache_config_info: {', '.join(sorted(unknown))}")
@@ -272,9 +274,9 @@ def engine_table(
 
 
 class EngineFamilies:
-    """The families of one engine by name, with their series at what they begin with.
+    """The families of one engine by name, with their series at initial values.
 
-    `server` gives the values of the labels in `SERVER`; `now` gives Unix seconds.
+    `server` has the values of the labels in `SERVER`; `now` returns Unix seconds.
     """
 
     def __init__(
@@ -310,7 +312,7 @@ class EngineFamilies:
         return Counter if spec.kind == "counter" else Gauge
 
     def one(self, kind: type[InstrumentT], name: str, **labels: str) -> InstrumentT:
-        """The instrument of `name`, or `vllm:{name}`, with the server's labels and `labels`."""
+        """Returns the instrument of `vllm:{name}` or `name`, with the server's labels and `labels`."""
         family = self.by_name.get(f"vllm:{name}") or self.by_name[name]
         instrument = family.labels(**self._base[family.name], **labels)
         assert isinstance(instrument, kind)

@@ -1,4 +1,4 @@
-"""The present numbers of the metrics, for readers inside this process."""
+"""Present values of the metrics, for readers inside this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from app.metrics.instruments import Histogram
 
 
 class Distribution(Struct, frozen=True):
-    """A histogram: inclusive upper `bounds` in seconds, and how many fell below each, the last above all."""
+    """A histogram: inclusive upper `bounds` in seconds, and a count per bucket; the last is above all
+    bounds.
+    """
 
     bounds: Sequence[float]
     counts: Sequence[int]
@@ -22,24 +24,21 @@ class Distribution(Struct, frozen=True):
 
 
 class Figures(Struct, frozen=True, kw_only=True):
-    """The numbers of /metrics: gauges as they are, counters since the start of the server."""
+    """The numbers of /metrics: present gauges, and counters since the start of the server."""
 
     running: float
     waiting: float
     cache_usage: float
-    """A share, from 0 to 1."""
+    """Share from 0 to 1."""
     preemptions: float
     generated: float
-    """Tokens of replies."""
     prompt: float
-    """Tokens of prompts, cached ones too."""
+    """Prompt tokens, cached ones included."""
     cached: float
-    """Of those, the cached ones."""
     queries: float
-    """Tokens that were looked for in the prefix cache."""
+    """Tokens looked up in the prefix cache."""
     hits: float
     finished: Mapping[str, float]
-    """Requests by the reason of their end."""
     ttft: Distribution
     inter_token: Distribution
     e2e: Distribution

@@ -1,11 +1,10 @@
-"""Accumulators of Prometheus samples, and families of them as text in the exposition format 0.0.4.
+"""Prometheus instruments, and their families as text in the exposition format 0.0.4.
 
-Instruments are plain attributes, without locks: one greenlet hub owns them. Each kind answers the same two
-questions: `samples()` names the sample lines that it prints (suffix of the metric name, extra labels), in the
-order of prometheus_client, and `values()` gives their numbers.
+Instruments are plain attributes without locks: one greenlet hub owns them. `samples()` lists an instrument's
+sample lines (suffix of the metric name, extra labels) in the order of prometheus_client. `values()` returns
+their numbers.
 
-Everything but the numbers is known when a child of a family is created, so it is written then: a scrape fills
-in numbers.
+A family formats all text but the numbers when a child is created: a scrape only fills in numbers.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 Sample = tuple[str, dict[str, str]]
 
 
-# From here on Go's format, which prometheus_client follows, switches to an exponent.
+# Go's format, which prometheus_client follows, uses an exponent from here on.
 _EXPONENT_FROM = 1_000_000
 
 
 def number(value: float) -> str:
-    """`value` as prometheus_client prints it: `1.0`, `0.25`, `1.5e+06`, `+Inf`, `NaN`."""
+    """Formats `value` like prometheus_client: `1.0`, `0.25`, `1.5e+06`, `+Inf`, `NaN`."""
     if value.__class__ is int and 0 <= value < _EXPONENT_FROM:
         return f"{value}.0"
     if isinf(value) or isnan(value):
@@ -39,16 +38,12 @@ def number(value: float) -> str:
 
 
 class Instrument(Protocol):
-    """The interface by which a family prints one labelled child."""
-
     def samples(self) -> Sequence[Sample]: ...
 
     def values(self) -> tuple[float, ...]: ...
 
 
 class Counter:
-    """A number that only grows."""
-
     __slots__ = ("value",)
     suffix: ClassVar[str] = "_total"
 
@@ -66,8 +61,6 @@ class Counter:
 
 
 class Gauge(Counter):
-    """A number that goes up and down."""
-
     __slots__ = ()
     suffix: ClassVar[str] = ""
     add = Counter.inc
@@ -99,8 +92,9 @@ class Summary:
 class Histogram:
     """Observations in buckets.
 
-    `bounds` are the buckets' inclusive upper bounds, strictly ascending and without +Inf, which is implied.
-    Raises ValueError when they are not ascending. `counts` holds one number per bucket, not cumulative.
+    `bounds` are the buckets' inclusive upper bounds, strictly ascending; +Inf is implied. ValueError when
+    they do
+    not ascend. `counts` holds one number per bucket, not cumulative.
     """
 
     __slots__ = ("bounds", "counts", "sum")
@@ -117,14 +111,14 @@ class Histogram:
         self.sum += value * count
 
     def observe_all(self, values: Iterable[float]) -> None:
-        """Observes each value, in a sixth of the time of `observe` when there are many."""
+        """Observes each value; for many values six times as fast as `observe`."""
         values = list(values)
         if values and values[0] == values[-1] and values.count(values[0]) == len(values):
             self.counts[bisect_left(self.bounds, values[0])] += len(values)
         else:
             self._count_all(sorted(values))
         total = self.sum
-        for value in values:  # in their order: the rounding is that of single observations
+        for value in values:  # in their order, for the same rounding as single observations
             total += value
         self.sum = total
 
@@ -151,19 +145,19 @@ InstrumentT = TypeVar("InstrumentT", bound=Instrument)
 
 
 def escape_label(value: str) -> str:
-    """A label value between its quotes; what UTF-8 cannot carry (lone surrogates) becomes `?`."""
+    """Escapes a label value; lone surrogates, which UTF-8 cannot encode, become `?`."""
     valid = value.encode("utf-8", "replace").decode("utf-8")
     return valid.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 def label_text(labels: Mapping[str, str]) -> str:
-    """`{a="1",b="2"}`, sorted by name, or nothing for no labels."""
+    """Formats labels as `{a="1",b="2"}`, sorted by name; empty without labels."""
     pairs = ",".join(f'{name}="{escape_label(value)}"' for name, value in sorted(labels.items()))
     return f"{{{pairs}}}" if pairs else ""
 
 
 class _Child(Generic[InstrumentT]):
-    """One labelled instrument with the template of its lines."""
+    """A labelled instrument with the template of its lines."""
 
     __slots__ = ("instrument", "labels", "template", "_values", "_text")
 
@@ -184,10 +178,11 @@ class _Child(Generic[InstrumentT]):
 
 
 class Family(Generic[InstrumentT]):
-    """A name, its help, and one instrument per combination of label values.
+    """A metric with its help text, and one instrument per combination of label values.
 
-    `name` is the name as scraped (a counter's ends in `_total`); `create` makes the instrument of a new
-    child; `now` gives Unix seconds for the `_created` samples.
+    `name` is the scraped name (a counter's ends in `_total`); `create` makes the instrument of a new child;
+    `now`
+    returns Unix seconds for the `_created` samples.
     """
 
     def __init__(
@@ -209,21 +204,21 @@ class Family(Generic[InstrumentT]):
         self._tail = "" if kind == "gauge" else f"# HELP {created} {escaped}\n# TYPE {created} gauge\n"
 
     def labels(self, **labels: str) -> InstrumentT:
-        """The child with these label values, made when it does not exist yet."""
+        """Returns the child with these label values; creates a missing one."""
         child = self._children.get(tuple(sorted(labels.items())))
         return child.instrument if child else self.add(self._create(), labels)
 
     def add(self, instrument: InstrumentT, labels: Mapping[str, str]) -> InstrumentT:
-        """Print `instrument` under these labels; an instrument may stand in several families."""
+        """Adds `instrument` with these labels; an instrument may belong to several families."""
         self._children[tuple(sorted(labels.items()))] = _Child(self._base, labels, instrument)
         if self.kind != "gauge":
             self._tail += f"{self._base}_created{label_text(labels)} {number(self._now())}\n"
         return instrument
 
     def children(self) -> Iterator[tuple[dict[str, str], InstrumentT]]:
-        """Label values and instrument of every child, in order of creation."""
+        """Iterates over labels and instrument of every child, in order of creation."""
         return ((child.labels, child.instrument) for child in self._children.values())
 
     def render(self) -> str:
-        """The family's text; like prometheus_client, head lines are printed even when there is no child."""
+        """Returns the family's text. Like prometheus_client, prints the head lines even without a child."""
         return "".join((self._head, *(child.text() for child in self._children.values()), self._tail))

@@ -1,4 +1,4 @@
-"""Families of adapters: which run and wait, and which are in memory."""
+"""Families of adapters: running, waiting and loaded ones."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ if TYPE_CHECKING:
     from app.lora.adapters import AdapterMemory
 
 MOST_SERIES = 64
-"""Combinations of adapters that are shown; readers look at the latest only."""
+"""Most combinations of adapters that are shown; readers use the latest only."""
 LIMIT_BYTES = 2**18
-"""Memory of those, for the names of adapters come from clients; the latest stays whatever it takes."""
+"""Most memory of the combinations, in bytes: clients choose the names. The latest one is always kept."""
 ENTRY_BYTES = 256
-"""Memory of a combination without its two texts."""
+"""Memory of a combination without its two texts, in bytes."""
 
 
 class LoraRequests:
     """vllm:lora_requests_info: one series per combination of running and waiting adapters.
 
-    Its value is when the combination last held (Unix s), and the latest series has the state of now
-    (vllm-api.md 11.1). `most` is `max-loras`; `now` gives Unix seconds.
+    The value of a series is the Unix time at which its combination was last current. The series with the
+    latest
+    time is the present state (vllm-api.md 11.1). `most` is `max-loras`; `now` returns Unix seconds.
     """
 
     def __init__(self, most: int, now: Callable[[], float]) -> None:
@@ -33,22 +34,22 @@ class LoraRequests:
         self._running: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()
         self._latest = "", ""
-        """The texts of what runs and of what waits now."""
+        """Names of the running and of the waiting adapters, joined by commas."""
         self._held: dict[tuple[str, str], float] = {}
-        """Texts of running and of waiting adapters to when this last held, the latest last."""
+        """Maps running and waiting names to the time they were last current; the latest is last."""
         self._text = ""
         self.size_bytes = 0
         self.limit_bytes = LIMIT_BYTES
         self._note()
 
     def running(self, adapter: str, delta: int) -> None:
-        """Counts requests with `adapter` that began (or, negative, ceased) to run."""
+        """Counts `delta` requests with `adapter` that began to run; negative: that stopped."""
         if _count(self._running, adapter, delta):
             self._latest = ",".join(self._running), self._latest[1]
         self._note()
 
     def waiting(self, adapter: str, delta: int) -> None:
-        """Counts requests with `adapter` that began (or, negative, ceased) to wait."""
+        """Counts `delta` requests with `adapter` that began to wait; negative: that stopped."""
         if _count(self._waiting, adapter, delta):
             self._latest = self._latest[0], ",".join(self._waiting)
         self._note()
@@ -64,7 +65,7 @@ class LoraRequests:
         return self._text
 
     def _note(self) -> None:
-        """The present combination is the latest one; the first ones beyond the limits are forgotten."""
+        """Makes the present combination the latest, and drops the oldest beyond the limits."""
         self._text = ""
         if self._held.pop(self._latest, None) is None:
             self.size_bytes += _entry_bytes(self._latest)
@@ -76,7 +77,7 @@ class LoraRequests:
 
 
 def _count(counter: Counter[str], adapter: str, delta: int) -> bool:
-    """Returns True when `adapter` was not there before, or is not any more."""
+    """Returns True when `adapter` appears or disappears."""
     before = counter[adapter]
     counter[adapter] = before + delta
     if not counter[adapter]:
@@ -89,7 +90,7 @@ def _entry_bytes(key: tuple[str, str]) -> int:
 
 
 class LoraResidency:
-    """Renders the places of adapters in `memory`; `rank` gives the rank of an adapter."""
+    """Families of the adapters in `memory`; `rank` returns the rank of an adapter."""
 
     def __init__(
         self,
@@ -98,10 +99,10 @@ class LoraResidency:
         server: Mapping[str, str],
         now: Callable[[], float],
     ) -> None:
-        """`server` and `now` as for `EngineFamilies`."""
+        """`server` and `now`: see `EngineFamilies`."""
         self._memory, self._rank, self._server = memory, rank, server
         self._ranks: dict[str, int] = {}
-        """Ranks of the adapters in memory: each is looked up once."""
+        """Ranks of the adapters in memory; each is looked up once."""
         self._families = EngineFamilies(ADAPTERS, server, now)
         one = self._families.one
         one(Gauge, "max_gpu_lora_adapters").set(memory.most_gpu)

@@ -1,7 +1,7 @@
-"""The one thing that serving knows about metrics: a method per event, numbers in seconds and tokens.
+"""Recorder of engine metrics: a method per event, with numbers in seconds and tokens.
 
-What happens for every token and every sequence is only noted, as a row of numbers; rows are counted in
-blocks, or at a scrape. That costs a third of counting each event by itself, and little memory.
+Events per token and per sequence are stored as rows of numbers. Rows are counted in blocks, or at a scrape:
+a third of the cost of counting each event, and little memory.
 """
 
 from __future__ import annotations
@@ -29,33 +29,34 @@ from app.metrics.lora import LoraRequests
 from app.metrics.sequences import BLOCK, FinishedSequence, FinishedSequences
 
 LAYERS, HEADS, HEAD_SIZE, NUMBER_BYTES = 32, 8, 128, 2
-"""Of a usual model, Llama 3.1 8B: no KV cache really moves here."""
+"""Dimensions of a usual model, Llama 3.1 8B, for simulated transfers of KV caches."""
 PARTS = 2 * LAYERS
-"""Keys and values of each layer: a block has a descriptor for each."""
+"""Keys and values of each layer; a block has a descriptor for each part."""
 TOKEN_BYTES = PARTS * HEADS * HEAD_SIZE * NUMBER_BYTES
 POST_S = 1e-6
-"""To post one descriptor."""
+"""Time to post one descriptor, in seconds."""
 
 RejectionReason = Literal["max_num_queued_reqs", "max_num_queued_tokens"]
 TokenRow = tuple[int, float | None, float]
-"""Tokens that were computed; the gap before each of them, None for a prefill; the moment. In seconds."""
+"""Computed tokens, gap before each in seconds (None for a prefill), and time in seconds."""
 
 STEPS_PER_S = 1000
-"""Engine steps that a second of simulated decoding may have."""
+"""Most engine steps per second of simulated decoding."""
 SURELY_BELOW = 1 - 1e-12
-"""Share of a moment that is below it, however it was rounded."""
+"""Factor that makes a time smaller by more than any rounding error."""
 
 
 class Recorder:
-    """Counts what happens to sequences, with the meaning of vLLM's families (vllm-api.md 11.2).
+    """Counts the events of sequences, with the meaning of vLLM's families (vllm-api.md 11.2).
 
-    A sequence is one choice of one prompt: a prompt with n = 3 is three sequences, each of which waits,
-    runs, is prefilled, decoded and finished, as in vLLM. Only `completed` is called once per prompt.
+    A sequence is one choice of one prompt: a prompt with n = 3 is three sequences. Each waits, runs, is
+    prefilled, decoded and finished, as in vLLM. Only `completed` is called once per prompt.
 
-    `now` gives Unix seconds for the `_created` series; with `max_loras` there is a family of adapters, with
-    `transfers` there are those of fetched caches before one was fetched. With `steps` an engine tells its
-    steps (`step`); else what is computed in the same millisecond counts as one.
-    ValueError: see `build_families`.
+    `now` returns Unix seconds for the `_created` series. `max_loras` adds a family of adapters. `transfers`
+    adds the
+    families of fetched caches before the first fetch. With `steps` the engine reports its steps (`step`);
+    without,
+    tokens computed in the same millisecond count as one step. ValueError: see `engine_table`.
     """
 
     def __init__(
@@ -102,13 +103,13 @@ class Recorder:
         self._steps = None if steps else EngineSteps(self._iterations)
         self._tokens: list[TokenRow] = []
         self._prefills: list[tuple[float, int, int]] = []
-        """TTFT, prompt tokens and cached tokens."""
+        """TTFT in seconds, prompt tokens and cached tokens."""
         self._finished: list[FinishedSequence] = []
         self._completed: list[tuple[int, int]] = []
         self._fetched = 0
-        """Prompt tokens whose cache came from elsewhere, since they were counted last."""
+        """Prompt tokens with a fetched cache, since the last fold."""
         self._loaded = 0
-        """The same for what came from the store of a connector."""
+        """Prompt tokens loaded from a connector's store, since the last fold."""
         self._bind_gauges()
         self._bind_tokens()
 
@@ -144,24 +145,26 @@ class Recorder:
         return self._loras
 
     def waiting(self, delta: int, adapter: str | None = None) -> None:
-        """Counts sequences, which need `adapter`, that entered (or, negative, left) the waiting list."""
+        """Counts `delta` sequences that entered the waiting list (negative: left). `adapter` is the one they
+        need.
+        """
         self._waiting.value += delta
         self._waiting_for_capacity.value += delta
         if adapter is not None and self._loras is not None:
             self._loras.waiting(adapter, delta)
 
     def running(self, delta: int, adapter: str | None = None) -> None:
-        """Counts sequences, which need `adapter`, that took (or, negative, gave back) a place."""
+        """Counts `delta` sequences that began to run (negative: stopped). `adapter` is the one they need."""
         self._running.value += delta
         if adapter is not None and self._loras is not None:
             self._loras.running(adapter, delta)
 
     def step(self, tokens: int) -> None:
-        """Observes the tokens that a step of the engine computed or wrote."""
+        """Observes the tokens computed in one engine step."""
         self._iterations.observe(tokens)
 
     def expect_drafts(self, positions: int) -> None:
-        """Decodes are speculative: drafts have so many tokens."""
+        """Adds the families of speculative decoding; drafts have up to `positions` tokens."""
         table, one = drafts(positions), self._families.one
         self._families.add(table)
         whole, drafted, accepted, by_place = (spec.name for spec in table)
@@ -169,7 +172,7 @@ class Recorder:
         self._drafts_by_place = [one(Counter, by_place, position=str(n)) for n in range(positions)]
 
     def drafted(self, tokens: int, accepted: int) -> None:
-        """A draft of so many tokens was checked, and the first `accepted` of them were right."""
+        """Counts a checked draft with `tokens` tokens; the first `accepted` were right."""
         if self._drafts is not None:
             for counter, amount in zip(self._drafts, (1, tokens, accepted), strict=True):
                 counter.value += amount
@@ -177,29 +180,30 @@ class Recorder:
                 counter.value += 1
 
     def late(self, seconds: float) -> None:
-        """A request reached the engine so long after its scheduler should have seen it."""
+        """Counts a request that reached the scheduler `seconds` too late."""
         if self._late is not None:
             requests, together = self._late
             requests.value += 1
             together.value += seconds
 
     def preempted(self, sequences: int = 1) -> None:
-        """Counts sequences that lost their blocks, and wait for others."""
+        """Counts sequences that lost their blocks and wait for new ones."""
         self._preemptions.value += sequences
 
     def cache_used(self, share: float) -> None:
-        """Notes the share of the KV cache that is in use, from 0 to 1."""
+        """Sets the used share of the KV cache, from 0 to 1."""
         self._cache_usage.value = share
 
     def looked_up(self, tokens: int, found: int) -> None:
-        """A prompt of `tokens` tokens was looked up in the prefix cache, and `found` of them were there."""
+        """Counts `tokens` looked up in the prefix cache, and the `found` ones."""
         self._queries.value += tokens
         self._hits.value += found
 
     def fetched(self, tokens: int, seconds: float) -> None:
-        """The cache of `tokens` tokens of a prompt came from where it was prefilled, in so many seconds.
+        """Counts `tokens` of a prompt with a cache fetched from the engine that prefilled them, and the
+        transfer time.
 
-        The `prefilled` that follows counts them as cached.
+        The next `prefilled` counts the tokens as cached.
         """
         self._fetched += tokens
         self._external_queries.value += tokens
@@ -211,19 +215,23 @@ class Recorder:
 
     @cached_property
     def _transfers(self) -> list[Histogram]:
-        """Seconds, seconds to post, bytes and descriptors of fetched caches; there from the first one on."""
+        """Histograms of fetched caches: seconds, seconds to post, bytes, descriptors. Added at the first
+        fetch.
+        """
         self._families.add(TRANSFERS)
         return [self._families.one(Histogram, spec.name) for spec in TRANSFERS[:4]]
 
     def looked_up_in_store(self, tokens: int, found: int, tier: str) -> None:
-        """`tokens` that the prefix cache lacked were looked up in a connector's store, which had `found`."""
+        """Counts `tokens` missing in the prefix cache and looked up in a connector's store, and the `found`
+        ones.
+        """
         self._external_queries.value += tokens
         self._external_hits.value += found
         if found:
             self._families.one(Counter, "prompt_tokens_cached_by_source_total", source=tier).inc(found)
 
     def loaded(self, tokens: int) -> None:
-        """Counts tokens that came from the store; the `prefilled` that follows counts them as cached."""
+        """Counts tokens loaded from the store. The next `prefilled` counts them as cached."""
         self._loaded += tokens
 
     def block_lifetime(self, seconds: float) -> None:
@@ -236,11 +244,11 @@ class Recorder:
         self._block_times[2].observe(seconds)
 
     def parsed_tools(self, streaming: bool, found: bool, times: int = 1) -> None:
-        """The parser of tool calls looked at a reply, or at an event of a stream, and `found` a call."""
+        """Counts runs of the tool call parser on a reply or an event of a stream; `found`: with a call."""
         self._tool_parses[streaming, found].value += times
 
     def sleeping(self, level: int | None) -> None:
-        """Asleep at `level` (0, 1 or 2), or awake when None."""
+        """Sets the sleep level (0, 1 or 2); None: awake."""
         states = {"awake": level in (None, 0), "weights_offloaded": level == 1, "discard_all": level == 2}
         for state, holds in states.items():
             self._families.one(Gauge, "engine_sleep_state", sleep_state=state).set(int(holds))
@@ -250,12 +258,14 @@ class Recorder:
         self._families.one(Histogram, duration, operation=operation).observe(seconds)
 
     def rejected(self, reason: RejectionReason) -> None:
-        """A request was turned away by a limit of the waiting list. KeyError for another reason."""
+        """Counts a request rejected by a limit of the waiting list. KeyError for another reason."""
         self._rejected[reason].inc()
 
     def decoded(self, tokens: int, gap_s: float, at_s: float) -> None:
-        """`tokens` after a sequence's first came, the last at `at_s`, each `gap_s` after the one before."""
-        # Once per token of every stream.
+        """Counts `tokens` after a sequence's first; each came `gap_s` after the one before, the last at
+        `at_s`.
+        """
+        # Runs once per token of every stream.
         rows = self._tokens
         rows.append((tokens, gap_s, at_s))
         if len(rows) >= BLOCK:
@@ -264,9 +274,10 @@ class Recorder:
     def prefilled(
         self, ttft_s: float, prompt_tokens: int, cached_tokens: int, at_s: float, tokens: int = 1
     ) -> None:
-        """A sequence's first token came at `at_s`, `ttft_s` after its arrival; cached tokens count, too.
+        """Counts a sequence's first token: at `at_s`, `ttft_s` after arrival. `prompt_tokens` include cached
+        ones.
 
-        `tokens` is 0 for a reply that is empty.
+        `tokens` is 0 for an empty reply.
         """
         self._generated.value += tokens
         self._tokens.append((prompt_tokens - cached_tokens + tokens, None, at_s))
@@ -277,7 +288,7 @@ class Recorder:
             self._fold_prefills()
 
     def aborted(self) -> None:
-        """A sequence was left by its client, or ended by its id; vLLM's families do not count it."""
+        """Counts a sequence that its client left, or that was aborted by id. vLLM's families exclude it."""
         self._aborted.value += 1
 
     def sequence_finished(self, row: FinishedSequence) -> None:
@@ -286,7 +297,7 @@ class Recorder:
             self._fold_finished()
 
     def completed(self, n: int, longest: int) -> None:
-        """The last of a prompt's `n` sequences finished; the longest had `longest` generated tokens."""
+        """Counts a prompt whose last of `n` sequences finished; the longest generated `longest` tokens."""
         self._completed.append((n, longest))
         if len(self._completed) >= BLOCK:
             self._fold_finished()
@@ -318,7 +329,7 @@ class Recorder:
         return self._families.render() + (self._loras.render() if self._loras is not None else "")
 
     def fold(self) -> None:
-        """Counts what was only noted so far; to be called before any number is read."""
+        """Counts all stored rows. Call it before reading any number."""
         self._fold_tokens()
         self._fold_prefills()
         self._fold_finished()
@@ -366,16 +377,16 @@ class Recorder:
 
 
 class EngineSteps:
-    """Tokens per engine step: what is computed in the same millisecond counts as one."""
+    """Tokens per engine step: tokens computed in the same millisecond belong to one step."""
 
     def __init__(self, tokens: Histogram) -> None:
         self._tokens = tokens
         self._step = self._pending = 0
         self._since_s = self._until_s = 0.0
-        """Moments from the one to below the other are surely within the present step."""
+        """Range of times that surely belong to the present step; the end is exclusive."""
 
     def count(self, rows: Sequence[TokenRow]) -> None:
-        """Counts rows in the order in which they happened."""
+        """Counts rows, which must be in chronological order."""
         since_s, until_s = self._since_s, self._until_s
         for tokens, _, at_s in rows:
             if not since_s <= at_s < until_s:
@@ -388,7 +399,7 @@ class EngineSteps:
         self._since_s, self._until_s = since_s, until_s
 
     def flush(self) -> None:
-        """Observes the present step, as far as it has come."""
+        """Observes the present step, even if incomplete."""
         if self._pending:
             self._tokens.observe(self._pending)
             self._pending = 0

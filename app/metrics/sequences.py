@@ -1,4 +1,4 @@
-"""Counts sequences that are over: each is noted as a row of numbers, and observed in blocks."""
+"""Counts finished sequences: rows of numbers, observed in blocks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from app.metrics.instruments import Counter, Histogram
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 
 BLOCK = 512
-"""Rows of one kind that are noted before they are counted, which then takes about a millisecond at most."""
+"""Rows of one kind that are counted together; a block takes a millisecond at most."""
 
 
 class FinishedSequence(Struct, frozen=True, gc=False):
-    """How a sequence went, as a row of numbers. What did not happen, as when it was aborted early, is 0.
+    """The numbers of a finished sequence; 0 for phases that it did not reach.
 
-    `max_tokens` is the limit in force (vLLM fills it in when the client gave none); `queue_s` is waiting,
-    `prefill_s` from the place to the first token, `decode_s` from the first token to the last, `e2e_s` from
-    arrival to the end. The last one of a prompt's sequences has their number in `choices` and the tokens of
-    the longest in `longest`; the others have 0.
+    `max_tokens` is the limit in force (vLLM sets one when the client gives none). `queue_s` is the wait,
+    `prefill_s`
+    the time from leaving the queue to the first token, `decode_s` from the first token to the last, `e2e_s`
+    from
+    arrival to the end. Only the last sequence of a prompt has `choices`, their number, and `longest`, the
+    tokens
+    of the longest; other sequences have 0.
     """
 
     reason: FinishReason
@@ -56,12 +59,10 @@ COLUMNS = {
     "request_time_per_output_token_seconds": "mean_gap_s",
     "e2e_request_latency_seconds": "e2e_s",
 }
-"""Histograms to the numbers of a row that they observe, whatever its reason."""
+"""Maps histograms to the fields that they observe, for every finish reason."""
 
 
 class FinishedSequences:
-    """The families of sequences that are over."""
-
     def __init__(self, families: EngineFamilies) -> None:
         one, success = families.one, "request_success_total"
         self._success = {reason: one(Counter, success, finished_reason=reason) for reason in FINISHED}
@@ -80,7 +81,7 @@ class FinishedSequences:
         return Distribution.of(self._e2e)
 
     def observe(self, rows: Sequence[FinishedSequence], completed: Sequence[tuple[int, int]]) -> None:
-        """Counts rows; `completed`: choices and the longest of prompts whose end is in no row."""
+        """Counts rows. `completed` adds choices and longest of prompts that no row completes."""
         for reason, count in Tally(row.reason for row in rows).items():
             self._success[reason].value += count
         for histogram, number in self._columns:

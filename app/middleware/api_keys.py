@@ -1,4 +1,4 @@
-"""API keys: who may ask. Paths, header and answer are vLLM's; /admin has its own key (docs/access.md)."""
+"""API keys. Paths, header and answer are vLLM's; /admin has its own key (docs/access.md)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from app.middleware.stack import Middleware
 from config.settings import Settings
 
 GUARDED = ("/v1", "/v2", "/inference", "/cohere", "/vllm.grpc.engine.")
-"""Paths that need an API key once there is one; health, metrics, /tokenize ... stay open (vllm-api.md 9)."""
+"""Paths that need an API key if any is set; health, metrics, /tokenize ... stay open (vllm-api.md 9)."""
 ADMIN = ("/admin", "/fake_metrics")
 UNAUTHORIZED = b'{"error":"Unauthorized"}'
 
 
 class ApiKeys(Middleware):
-    """Answers 401 to requests that need a key and do not bear it. Changed keys hold at once.
+    """Answers 401 to requests without a required key. Changed keys take effect immediately.
 
-    The keys are kept as hashes: equal in length, so that comparing them takes equally long.
+    Keys are stored as hashes of equal length, so that a comparison takes constant time.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class ApiKeys(Middleware):
         self._admin: tuple[bytes, ...] = ()
 
     def on_settings(self, settings: Settings) -> None:
-        """Take over the keys. Without an admin key, /admin asks for what the API asks for."""
+        """Replaces the keys. Without an admin key, /admin needs an API key."""
         access = settings.access
         self._api = tuple(_digest(key.encode()) for key in access.api_key)
         self._admin = (_digest(access.admin_key.encode()),) if access.admin_key else self._api
@@ -50,7 +50,7 @@ class ApiKeys(Middleware):
 
 
 def _presented(context: RequestContext) -> list[bytes]:
-    """Returns the keys of a request: its bearer key, and below /admin also its X-Admin-Key."""
+    """Returns the keys of a request: its bearer key and, below /admin, its X-Admin-Key."""
     offered = [key] if (key := bearer(context.headers)) is not None else []
     admin_key = context.headers.get("x-admin-key")
     if admin_key is not None and context.path.startswith(ADMIN):
@@ -61,7 +61,7 @@ def _presented(context: RequestContext) -> list[bytes]:
 def _is_among(offered: Iterable[bytes], keys: tuple[bytes, ...]) -> bool:
     found = False
     for digest in map(_digest, offered):
-        for key in keys:  # all of them: the time taken must not tell which one it was
+        for key in keys:  # compare all: the time must not reveal which key matched
             found |= compare_digest(digest, key)
     return found
 

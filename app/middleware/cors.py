@@ -1,4 +1,4 @@
-"""Requests of web pages from other origins (CORS), answered as Starlette 1.10, below vLLM, answers them."""
+"""CORS: requests of web pages from other origins, answered like Starlette 1.10 below vLLM."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from config.settings import AccessSettings
 
 ANY = "*"
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY")
-"""Methods that `*` stands for."""
+"""Methods that `*` allows."""
 SAFE_HEADERS = ("Accept", "Accept-Language", "Content-Language", "Content-Type")
-"""Headers that may always be sent."""
+"""Headers that are always allowed."""
 MAX_AGE_S = 600
-"""How long a browser may remember a preflight."""
+"""Time in seconds that a browser may cache a preflight."""
 ASKED = "Access-Control-Request-"
 PREFLIGHT_VARY = f"Origin, {ASKED}Method, {ASKED}Headers, {ASKED}Private-Network"
 METHOD, HEADERS, NETWORK = (f"{ASKED}{what}".lower() for what in ("Method", "Headers", "Private-Network"))
@@ -21,7 +21,7 @@ ORIGIN, CREDENTIALS = "Access-Control-Allow-Origin", "Access-Control-Allow-Crede
 
 
 class Cors(Middleware):
-    """Lets web pages of `allowed_origins` use the server. Without any, every preflight is refused."""
+    """Allows web pages of `allowed_origins`. Refuses every preflight if the list is empty."""
 
     def __init__(self, access: AccessSettings) -> None:
         self._any_origin = ANY in access.allowed_origins
@@ -42,7 +42,7 @@ class Cors(Middleware):
         }
 
     def begin(self, context: RequestContext) -> Response | None:
-        """The answer to a browser that asks whether it may ask: 200, or 400 and what is not allowed."""
+        """Answers a preflight: 200, or 400 with the list of refused parts."""
         if context.method != "OPTIONS" or "origin" not in context.headers or METHOD not in context.headers:
             return None
         asked, headers = context.headers, dict(self._preflight)
@@ -62,7 +62,7 @@ class Cors(Middleware):
         return Response(text.encode(), 400 if refused else 200, headers, TEXT)
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """Names the origin that may read the answer; a preflight has said all."""
+        """Adds the allowed origin to answers other than preflights and 401."""
         if is_outside(response):
             return
         headers = response.headers
@@ -81,5 +81,5 @@ class Cors(Middleware):
 
 
 def is_outside(response: Response) -> bool:
-    """Returns True for answers that vLLM does not count: a 401, even before CORS, or a preflight."""
+    """Returns True for answers that vLLM does not count: a preflight, or any 401."""
     return response.status == 401 or response.headers.get("Vary") == PREFLIGHT_VARY

@@ -1,4 +1,4 @@
-"""Audits how clients bear failures on purpose, from the first failure on."""
+"""Audits how clients handle injected failures, from the first failure on."""
 
 from __future__ import annotations
 
@@ -14,31 +14,30 @@ from app.middleware.stack import Middleware
 from config.fault_rules import MissingDoneRule
 
 LONGEST_ID = 128
-"""Characters of a request id that are kept for the verdict."""
+"""Most characters of a request id in the verdict."""
 
 
 class FaultAudit(Middleware):
-    """Looks how clients bear the failures that `injector` injects. `now`: monotonic seconds."""
+    """Audits how clients handle the failures of `injector`. `now` returns monotonic seconds."""
 
     def __init__(self, injector: FaultInjector, trail: AuditTrail, now: Callable[[], float]) -> None:
         self.trail = trail
         self._injector = injector
         self._now = now
         self._looks = False
-        """True as soon as there was an error: only then is there a client to judge."""
+        """True after the first error or fault; before, there is no client to judge."""
 
     def report(self, over: bool = False) -> AuditReport:
-        """The verdict now; see `AuditTrail.report`."""
         return self.trail.report(self._now(), over)
 
     def restart(self) -> None:
-        """Forget all clients; rules count from their first request again."""
+        """Forgets all clients and restarts the counters of the rules."""
         self._looks = False
         self.trail.restart()
         self._injector.restart()
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """Judges an answer that begins; nearly always there is nothing to do."""
+        """Audits an answer at its start. Returns at once until the first failure."""
         if response.status < 400 and not self._looks and not self._injector.active:
             return
         route = context.route
@@ -73,7 +72,6 @@ class FaultAudit(Middleware):
             self.trail.end(audit, exchange, exchange.answered_s, exchange.status >= 400 or damaged)
 
     def _ended(self, audit: ClientAudit, exchange: Exchange, stream: StreamingBody) -> None:
-        """Judges a stream that has ended."""
         audit.disconnects += stream.gone
         if not stream.gone:
             self.trail.end(audit, exchange, self._now(), stream.was_damaged, stream.is_cut_off)

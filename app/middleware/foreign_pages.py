@@ -1,7 +1,7 @@
-"""Refuses requests of foreign web pages to steer this server, by the rules of docs/access.md.
+"""Refuses control requests from foreign web pages, by the rules of docs/access.md.
 
-A browser sends "simple" requests of any page to any server, whatever CORS says of the answer. So a page could
-pause an engine on localhost, or set its keys. A page whose own name leads to this machine (DNS rebinding)
+A browser sends "simple" requests from any page to any server; CORS only protects the answer. A page could
+pause an engine on localhost, or set its keys. A page whose host name resolves to this machine (DNS rebinding)
 could read the answers, too.
 """
 
@@ -16,7 +16,7 @@ from app.protocol.decoding import is_json
 from config.settings import AccessSettings
 
 OURS = ("/admin", "/console", "/fake_metrics")
-"""Beginnings of the paths that vLLM does not have, and by which somebody steers or looks into the server."""
+"""Prefixes of control and inspection paths that vLLM does not have."""
 CONTROL = frozenset(
     (
         *("/sleep", "/wake_up", "/pause", "/resume", "/release_kv_cache_memory"),
@@ -29,14 +29,16 @@ CONTROL = frozenset(
         *("/update_weight_version", "/weight_checker"),
     )
 )
-"""vLLM's own routes that steer it."""
+"""Control routes of vLLM."""
 READING = ("GET", "HEAD", "OPTIONS")
 OWN_SITES = ("same-origin", "none")
-"""Of Sec-Fetch-Site: a page of this server, or the person at the browser."""
+"""Trusted values of Sec-Fetch-Site: a page of this server, or direct input by the user."""
 
 
 class ForeignPages(Middleware):
-    """Lets scripts steer the server, and its own pages, and those of `allowed-origins` that are named."""
+    """Protects control routes. Allows scripts, the server's own pages, and named origins of
+    `allowed-origins`.
+    """
 
     concerns_plain = False
 
@@ -45,7 +47,7 @@ class ForeignPages(Middleware):
         self._origins = frozenset(access.allowed_origins) - {"*"}
 
     def begin(self, context: RequestContext) -> None:
-        """ApiError 403 for pages of others, and hosts that are not ours; 415 for what is no JSON."""
+        """Raises ApiError: 403 for a foreign page or an unknown host, 415 for a body that is not JSON."""
         path = "" if context.route is None else context.route.path
         is_ours, headers = path.startswith(OURS), context.headers
         if not is_ours and (path not in CONTROL or not headers.keys() & {"origin", "sec-fetch-site"}):
@@ -78,7 +80,7 @@ class ForeignPages(Middleware):
 
 
 def host_of(netloc: str) -> str:
-    """The name or address in a Host header, without its port and brackets; also of one that has neither."""
+    """Returns the name or address of a Host header, without port and brackets. Both are optional."""
     if netloc.startswith("["):
         return netloc[1:].partition("]")[0].lower()
     name = netloc.partition(":")[0] if netloc.count(":") == 1 else netloc
@@ -86,7 +88,7 @@ def host_of(netloc: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns True for a name or an address of the machine itself."""
+    """Returns True for a name or address of this machine."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

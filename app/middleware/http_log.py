@@ -1,4 +1,4 @@
-"""`log-http`: every request and every whole answer as one line of JSON, without the secrets in them."""
+"""`log-http`: logs each request with its whole answer as one line of JSON; secrets are masked."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ MOST_BYTES = 512 << 10
 
 
 class HttpLog(Middleware):
-    """Logs exchanges while the setting is on."""
-
     active = False
     most_plain_bytes = 1 << 13
 
@@ -27,7 +25,7 @@ class HttpLog(Middleware):
         self.active = settings.log.log_http
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """Writes the line; the part of the request's body that was not read is not in it."""
+        """Writes the line. An unread part of the request's body is missing."""
         if log.isEnabledFor(logging.INFO):
             log.info("%s", json.dumps({**_request(context), **_response(response)}))
 

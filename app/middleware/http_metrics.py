@@ -1,8 +1,7 @@
-"""HTTP metrics: vLLM's families (vllm-api.md 11.4), observed when a response has ended.
+"""HTTP metrics: vLLM's families (vllm-api.md 11.4), observed when a response ends.
 
-That is when its last byte was sent, or the client has gone. prometheus-flask-exporter's own defaults stop at
-the headers and look their labels up at every request. Its decorators are there for whoever embeds the
-application.
+A response ends when its last byte is sent, or the client leaves. The defaults of prometheus-flask-exporter
+are unused: they stop at the headers and look up labels at every request. Its decorators serve embedders.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LOW_RESOLUTION = (0.1, 0.5, 1)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HttpSeries:
-    """The series that an exchange of one (method, handler, status class) adds to."""
+    """Series of one combination of method, handler and status class."""
 
     requests: Counter
     request_bytes: Summary
@@ -42,7 +41,6 @@ class HttpSeries:
     seconds: Histogram
 
     def observe_all(self, rows: Sequence[Row]) -> None:
-        """Count these exchanges, all of which are of this kind."""
         seconds = [row[1] for row in rows]
         self.requests.inc(len(rows))
         self.request_bytes.observe_all([_size(row[2]) for row in rows])
@@ -52,7 +50,7 @@ class HttpSeries:
 
 
 class HttpFamilies:
-    """`http_*` families; series appear with the first exchange that they count. `now` gives Unix seconds."""
+    """The `http_*` families. A series appears with its first exchange. `now` returns Unix seconds."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         low, high = partial(Histogram, LOW_RESOLUTION), partial(Histogram, HIGH_RESOLUTION)
@@ -77,7 +75,7 @@ class HttpFamilies:
             "understudy_requests_total", "Requests by the way that served them.", Counter, "counter", now
         )
         self.by_way = {way: self._served.labels(way=way) for way in ("flask", "fast", "probe", "grpc")}
-        self._seconds_high.labels()  # it has no labels, so it is there before the first request
+        self._seconds_high.labels()  # a series without labels exists before the first request
 
     def exchange(self, method: str, handler: str, status: int) -> HttpSeries:
         return HttpSeries(
@@ -96,21 +94,21 @@ class HttpFamilies:
 
 UNMATCHED = "none"
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"))
-# Searched for anywhere in the route, as in vLLM: "/load" also hides "/v1/load_lora_adapter".
+# The pattern matches anywhere in the route, as in vLLM: "/load" also excludes "/v1/load_lora_adapter".
 _EXCLUDED = re.compile("/metrics|/health|/load|/ping|/version|/server_info|^/ready$")
 
 
 Row = tuple[HttpSeries, float, str | None, int]
-"""An exchange's series, its seconds, its declared Content-Length, and the bytes of its response."""
+"""Series, duration in seconds, declared Content-Length and response bytes of an exchange."""
 BLOCK = 512
-"""Rows that are noted before they are counted, in a millisecond or two."""
+"""Rows counted together; a block takes a millisecond or two."""
 
 
 class HttpMetrics(Middleware):
-    """Counts every exchange that vLLM counts: those that come to its routes.
+    """Counts the exchanges that vLLM counts: requests to its routes.
 
-    `clock` gives monotonic seconds, `now` Unix seconds. It comes first in the list of middleware, and so sees
-    the response that really leaves.
+    `clock` returns monotonic seconds, `now` Unix seconds. As the first middleware it observes the final
+    response.
     """
 
     def __init__(
@@ -121,13 +119,13 @@ class HttpMetrics(Middleware):
         self._served = self.families.by_way
         self._rows: list[Row] = []
         self._exchanges: dict[tuple[str, str, int], HttpSeries | None] = {}
-        """(method, label of the route, status) to series, or None for routes that are not counted."""
+        """Maps method, route label and status to series; None for routes that are not counted."""
 
-    # The libraries take a start's time, and nothing needs them before the first scrape.
+    # The libraries are slow to import, and unused before the first scrape.
 
     @cached_property
     def registry(self) -> CollectorRegistry:
-        """Process metrics, and whatever is added to them."""
+        """Registry with process metrics; embedders may add more."""
         from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
         registry = CollectorRegistry()
@@ -137,15 +135,15 @@ class HttpMetrics(Middleware):
 
     @cached_property
     def exporter(self) -> PrometheusMetrics:
-        """What its decorators count is in `registry`, and so served."""
+        """Exporter for embedders. Metrics of its decorators go into `registry`, so /metrics has them."""
         from prometheus_flask_exporter import PrometheusMetrics
 
         return PrometheusMetrics(None, path=None, export_defaults=False, registry=self.registry)
 
     def process_text(self) -> str:
-        """Python and process families, and whatever else was added to the registry.
+        """Returns the text of all metrics in the registry.
 
-        The exporter's text would be that of PROMETHEUS_MULTIPROC_DIR, which may be set for others.
+        Not the exporter's text: that reads PROMETHEUS_MULTIPROC_DIR, which may belong to another program.
         """
         from prometheus_client import generate_latest
 
@@ -160,7 +158,7 @@ class HttpMetrics(Middleware):
         if exchange is None:
             return
         body = response.body
-        if isinstance(body, bytes):  # it is all there, and leaves in the next moment
+        if isinstance(body, bytes):  # complete, and sent next
             self._note(exchange, context, len(body))
             return
         if not isinstance(body, StreamingBody):
@@ -174,7 +172,7 @@ class HttpMetrics(Middleware):
             self.fold()
 
     def fold(self) -> None:
-        """Count what was noted: many of one kind at once, which costs a fifth of counting each."""
+        """Counts all noted rows, grouped by series: a fifth of the cost of counting each row."""
         rows, self._rows = self._rows, []
         kinds: dict[HttpSeries, list[Row]] = {}
         for row in rows:
@@ -187,7 +185,7 @@ class HttpMetrics(Middleware):
         return self.families.render()
 
     def _exchange(self, method: str, label: str, status: int) -> HttpSeries | None:
-        # A client must not be able to create series with methods of its own making.
+        # Clients must not create series with invented methods.
         key = (method if method in METHODS else "other", label, status)
         try:
             return self._exchanges[key]

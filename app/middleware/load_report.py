@@ -1,4 +1,4 @@
-"""The load of the server in a response header (ORCA), by which proxies such as Envoy weigh backends."""
+"""Server load in a response header (ORCA), for load balancing in proxies such as Envoy."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from app.metrics.figures import Figures
 from app.middleware.stack import Middleware
 
 FORMAT, REPORT = "endpoint-load-metrics-format", "endpoint-load-metrics"
-"""Header of a request that asks for a report, and header of the report."""
+"""Request header that names the report's format, and response header with the report."""
 PATHS = ("/v1/chat/completions", "/v1/completions")
 
 
 class LoadReports(Middleware):
-    """Adds a report to whole answers of chats and completions, in the format that the request names."""
+    """Adds a load report to unstreamed answers of chats and completions, in the requested format."""
 
-    concerns_plain = False  # whose headers do not ask for one
+    concerns_plain = False  # plain requests have no such header
 
     def __init__(self, figures: Callable[[], Figures]) -> None:
         self._figures = figures
 
     def begin(self, context: RequestContext) -> None:
-        """Adds a report at the end, where the request asks for one."""
+        """Registers the report, if the request names a format."""
         if FORMAT in context.headers and context.label in PATHS:
             context.endings = (self._report, *context.endings)
 

@@ -1,6 +1,6 @@
-"""Masks secrets in what is logged or recorded: headers, parameters, JSON fields and bearer keys.
+"""Masks secrets in logs and recordings: headers, parameters, JSON fields and bearer keys.
 
-A body need not be valid JSON, and may be cut at its end. Every pattern is linear in the length of its text.
+A body may be invalid JSON, and may be cut at its end. Every pattern is linear in the length of its text.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MASK = "***"
 SLICE = 12_000
 """Fields and brackets between two pauses: about 4 ms."""
 LOOK = 8
-"""Fields that a string with an escape counts as."""
+"""Cost of a string with an escape, in fields."""
 DEEPEST = 4
-"""JSON in a text in JSON, as arguments of tool calls are: so many levels are looked into."""
+"""Most levels of JSON inside JSON strings (such as arguments of tool calls) that are searched."""
 WORDS = (
     *("key", "keys", "apikey", "apikeys", "token", "secret", "secrets", "password", "passwd", "passphrase"),
     *("authorization", "cookie", "cookies", "credential", "credentials", "signature"),
@@ -36,11 +36,11 @@ _SUSPECT = re.compile(
     rf'(?<!\\)"(?P<text>[^"\\]*+(?:{_BEHIND_WORD}(?="\s*+:)|(?:\\.[^"\\]*+)++))"?(?P<colon>\s*+:\s*+)?',
     re.S,
 )
-"""A name that may be a secret's, or a string with an escape, which may hide anything."""
+"""A name that may be a secret's, or a string with an escape, which may hide a secret."""
 _LOOSE = re.compile(
     rf'"(?P<name>[^"\\]*+{_BEHIND_WORD})\\*+"\s*+:\s*+\\*+"(?!{re.escape(MASK)}")(?P<value>[^"]*+)'
 )
-"""A field of what is no JSON, where a backslash may stand before each quotation mark."""
+"""A field in invalid JSON; each quotation mark may have a backslash before it."""
 _PART = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.S)
 _CLOSING = {"[": "]", "{": "}"}
 _MAY_HIDE = re.compile('"|[bB]earer|BEARER')
@@ -48,31 +48,31 @@ _SCHEMA = re.compile(
     r'\{\s*+(?:\}|"(?:\$\w++|anyOf|oneOf|allOf|enum|const|title|description|default|format|items|properties)"'
     r'|"type"\s*+:\s*+(?:\[|"(?:string|number|integer|boolean|array|object|null)"))'
 )
-"""The beginning of what a JSON Schema says of a field: no secret."""
+"""Start of a field's JSON Schema, which is not a secret."""
 _LOGPROB = re.compile(r'"?\s*+,\s*+"(?:logprob|bytes)"')
-"""What follows the `token` of a log probability, which is no secret."""
+"""Text after the `token` of a log probability; that token is not a secret."""
 _BEARER_KEY = re.compile(r"(?<!\w)[bB][eE][aA][rR][eE][rR]\s++([\w.~+/=-]++)")
 
 Replacement = tuple[int, int, str]
-"""Start and end of what is replaced, and the replacement."""
+"""Start and end of a replaced range, and the new text."""
 
 
 def is_secret(name: str) -> bool:
-    """Returns True for the name of a header, field or parameter whose value must not be shown.
+    """Returns True for a header, field or parameter with a secret value.
 
-    Those are names whose last word is one of `WORDS`: `api_key`, `X-Api-Key`, `hfToken` are, `max_tokens`
-    and `token_ids` are not.
+    The last word of the name decides, by `WORDS`: `api_key`, `X-Api-Key` and `hfToken` are secret,
+    `max_tokens` and
+    `token_ids` are not.
     """
     return _SECRET.fullmatch(_CAMEL.sub("-", name).lower()) is not None
 
 
 def mask_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Returns names and values; those of secrets are replaced."""
     return {name: MASK if is_secret(name) else value for name, value in headers}
 
 
 def mask_query(path: str) -> str:
-    """Returns a path with its query, without the values of secret parameters."""
+    """Masks the values of secret parameters in a path with query."""
     return _QUERY.sub(_mask_parameter, path)
 
 
@@ -82,18 +82,18 @@ def _mask_parameter(found: re.Match[str]) -> str:
 
 
 def mask_text(text: str, slices: Slices | None = None, depth: int = DEEPEST) -> str:
-    """Returns `text` without its secrets. Numbers stay, and what a schema says of a field."""
+    """Masks the secrets of `text`. Numbers and the schemas of fields stay."""
     return _masked(text, [], slices or Slices(SLICE), depth)[0]
 
 
 def mask_pieces(pieces: Sequence[str]) -> list[str]:
-    """Masks a text in pieces; the replacement of a secret is in the piece where the secret began."""
+    """Masks a text in parts. The mask of a secret is in the part where the secret begins."""
     masked, ends = _masked("".join(pieces), list(accumulate(map(len, pieces))), Slices(SLICE), DEEPEST)
     return [masked[start:end] for start, end in pairwise([0, *ends])]
 
 
 def _masked(text: str, cuts: list[int], slices: Slices, depth: int) -> tuple[str, list[int]]:
-    """Returns `text` without its secrets, and where its `cuts` (ascending) are then."""
+    """Masks `text`; returns the new text and the new positions of `cuts` (ascending)."""
     masked, cuts = _replaced(text, _fields(text, depth, slices), cuts)
     keys = ((*found.span(1), MASK) for found in _BEARER_KEY.finditer(masked))
     masked, cuts = _replaced(masked, keys, cuts)
@@ -122,7 +122,7 @@ def _is_json(text: str) -> bool:
 
 
 def _fields(text: str, depth: int, slices: Slices) -> Iterator[Replacement]:
-    """Values of fields with a secret name, and texts that hide such fields."""
+    """Yields replacements of fields with a secret name, and of strings that hide such fields."""
     at = 0
     while (found := _SUSPECT.search(text, at)) is not None:
         slices.spend(LOOK if "\\" in found["text"] else 1)
@@ -139,7 +139,7 @@ def _fields(text: str, depth: int, slices: Slices) -> Iterator[Replacement]:
 
 
 def _unescaped(text: str) -> str:
-    """Returns the content of a JSON string; where an escape is none, the text without backslashes."""
+    """Decodes the content of a JSON string; removes the backslashes of invalid escapes."""
     try:
         return str(json.loads(f'"{text}"', strict=False)) if "\\" in text else text
     except ValueError:
@@ -147,7 +147,7 @@ def _unescaped(text: str) -> str:
 
 
 def _end_of_value(text: str, start: int, slices: Slices) -> int:
-    """Returns where the value ends that begins at `start`; `start` for one that may be read."""
+    """Returns the end of the value at `start`; `start` for a value that stays readable."""
     if not text.startswith(('"', "[", "{"), start) or _SCHEMA.match(text, start):
         return start
     awaited: list[str] = []
@@ -156,7 +156,7 @@ def _end_of_value(text: str, start: int, slices: Slices) -> int:
         sign = part[0]
         if sign in _CLOSING:
             awaited.append(_CLOSING[sign])
-        elif awaited and sign == awaited[-1]:  # one that closes what is not open hides rather too much
+        elif awaited and sign == awaited[-1]:  # an unmatched bracket masks too much, never too little
             awaited.pop()
         if not awaited:
             return part.end()

@@ -1,7 +1,6 @@
-"""Requests and tokens per minute of each API key, as gateways and providers limit them.
+"""Limits of requests and tokens per minute, per API key, like those of gateways and providers.
 
-A limit is that of the key that a request bears or, without one, of its address. Headers and error are those
-that clients of OpenAI know (docs/access.md).
+A request without a key counts for its address. Headers and error follow OpenAI (docs/access.md).
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ LIMITED = frozenset(
 )
 """Paths whose POST requests count."""
 MOST_CALLERS, CALLER_BYTES = 10_000, 1000
-"""Callers whose use is remembered, those seen last; memory of a caller's hash and buckets, measured."""
+"""Most remembered clients, by last use; memory of a client's hash and buckets in bytes, measured."""
 MINUTE_S = 60.0
 ROUNDING_TOKENS = 1e-6
-"""More than sums of floats are ever off."""
+"""Tolerance in tokens; larger than any rounding error of the sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The requests and tokens that one caller has left; None is no limit."""
+    """Token buckets of one client; None is no limit."""
 
     requests: TokenBucket | None
     tokens: TokenBucket | None
 
     def headers(self, now_s: float) -> dict[str, str]:
-        """Limit, what remains of it, and how long until all of it is there again."""
+        """Returns the limits, the remainders and the times until the buckets are full."""
         told = {}
         for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             if bucket is not None:
@@ -59,7 +58,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class LimitedRequest:
-    """Kept in the context of a request that counts: its caller, and the moment."""
+    """Client, buckets and arrival of a request that counts; kept in its context."""
 
     caller: bytes
     usage: Usage
@@ -67,7 +66,7 @@ class LimitedRequest:
 
 
 class RateLimits(Middleware):
-    """Counts what callers use. One greenlet hub owns it; moments are those of `clock`."""
+    """Limits clients by their use. Belongs to one greenlet hub; times come from `clock`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -84,7 +83,7 @@ class RateLimits(Middleware):
         return len(self._usage)
 
     def on_settings(self, settings: Settings) -> None:
-        """Take over the limits; changed ones begin with full buckets."""
+        """Applies the limits; changed limits start with full buckets."""
         limits = settings.access.requests_per_minute, settings.access.tokens_per_minute
         if limits != self._limits:
             self._limits = limits
@@ -92,7 +91,7 @@ class RateLimits(Middleware):
         self.active = limits != (None, None)
 
     def begin(self, context: RequestContext) -> None:
-        """Counts the request. ApiError 429 when its caller has used up a limit."""
+        """Counts the request. ApiError 429 when its client has reached a limit."""
         if context.method != "POST" or context.path not in LIMITED:
             return
         caller = caller_of(context)
@@ -107,15 +106,14 @@ class RateLimits(Middleware):
             raise _exceeded(self._limits[0], "requests", wait_s)
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """Adds headers with what is left."""
         limited = context.kept(LimitedRequest)
         if limited is not None:
             response.headers.update(limited.usage.headers(limited.asked_s))
 
     def charge(self, caller: bytes | None, tokens: int) -> None:
-        """Count tokens that `caller` (None is nobody) has used.
+        """Subtracts used tokens from the bucket of `caller`; None is a client without limits.
 
-        The caller may owe tokens: further requests then wait until they are earned.
+        The bucket may become negative: further requests are refused until it holds a token again.
         """
         bucket = None if caller is None else self._of(caller).tokens
         if bucket is not None:
@@ -146,7 +144,7 @@ def caller_of(context: RequestContext) -> bytes:
 
 
 def _debt_s(bucket: TokenBucket | None, now_s: float) -> float:
-    """Seconds until `bucket` holds a token, not above 0 when it does, but for a rounding of floats."""
+    """Returns the seconds until `bucket` holds a token; at most 0, but for rounding, if one is there."""
     if bucket is None:
         return 0.0
     return bucket.full_in(now_s) - (bucket.burst - 1) * MINUTE_S / bucket.per_minute

@@ -1,4 +1,4 @@
-"""The middleware around every request, in one list that Flask and the fast path both run."""
+"""The middleware around every request, in one list for Flask and the fast path."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from config.settings import Settings
 
 Begin = Callable[[RequestContext], Response | None]
 MOST_PLAIN_BYTES = 1 << 16
-"""Of a body on the fast path."""
+"""Longest body on the fast path, in bytes."""
 
 
 class Middleware:
-    """What is done before a request is routed, and to its response.
+    """Hooks before a request is routed, and on its response.
 
-    A subclass overrides `begin` or `end` or both. A request that begins while `active` is false passes it by.
+    A subclass overrides `begin`, `end` or both. Requests that begin while `active` is false skip both.
     """
 
     active = True
     concerns_plain = True
-    """True if `begin` concerns requests that the fast path answers."""
+    """True if `begin` concerns requests on the fast path."""
     most_plain_bytes = MOST_PLAIN_BYTES
-    """Longer bodies go the general way, where what takes long can be done in slices."""
+    """Longest body on the fast path, in bytes. Flask serves longer ones, where long work is sliced."""
     caches: Mapping[str, Bounded] = MappingProxyType({})
-    """Memory of the middleware, by name."""
 
     def begin(self, context: RequestContext) -> Response | None:
-        """Returns the response that a middleware gives in the route's place, if one does."""
+        """Returns a response instead of the route's; None to go on."""
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """Before the response leaves, whoever made it; also when one before this answered or refused."""
+        """Changes the response before it is sent, also when an earlier middleware answered or refused."""
 
 
 class MiddlewareStack:
-    """`begin` runs down the list, `end` up. What is active is found out when settings change.
+    """Runs `begin` in the order of the list, `end` in reverse. Finds the active middleware when settings
+    change.
 
-    A request ends with the middleware that were active when it began.
+    A request ends with the `end` hooks that were active at its beginning.
     """
 
     def __init__(self, middleware: Sequence[Middleware]) -> None:
@@ -55,7 +55,7 @@ class MiddlewareStack:
         return {name: cache for one in self._middleware for name, cache in one.caches.items()}
 
     def on_settings(self, settings: Settings) -> None:
-        """Subscribe this after the middleware have subscribed themselves."""
+        """Subscribe the stack after its middleware, so that `active` is up to date."""
         self.refresh()
 
     def refresh(self) -> None:
@@ -67,7 +67,7 @@ class MiddlewareStack:
         self.most_plain_bytes = min([MOST_PLAIN_BYTES, *(one.most_plain_bytes for one in active)])
 
     def begin(self, context: RequestContext) -> Response | None:
-        """Returns the response that a middleware gives in the route's place, if one does."""
+        """Returns the first response of a middleware; None to go on to the route."""
         context.endings = self._end
         for begin in self._begin:
             if (response := begin(context)) is not None:
@@ -75,7 +75,9 @@ class MiddlewareStack:
         return None
 
     def begin_general(self, context: RequestContext) -> Response | None:
-        """As `begin`, for a request that Flask serves: those that concern no plain ones come last."""
+        """Runs `begin`, then the middleware that do not concern plain requests. For requests that Flask
+        serves.
+        """
         response = self.begin(context)
         for begin in self._begin_general:
             if response is None:

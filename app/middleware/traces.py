@@ -1,8 +1,7 @@
-"""Traces the requests of an application, from their arrival to the end of their answers.
+"""Traces requests, from arrival to the end of their answers.
 
-A request has a span of its own and, for each sequence, `queued`, `prefill` and `decode` below it. A sequence
-tells how it went when it is over, and its spans are made then, with the moments that it tells: nothing is
-done for a token.
+A request has a span, and each of its sequences child spans `queued`, `prefill` and `decode`. The child spans
+are made at the end of a sequence, from the times of its outcome: tokens cost nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from app.kvcache.memo import Bounded
 from app.middleware.http_metrics import METHODS
 from app.middleware.stack import Middleware
 
-# Names of span attributes: vLLM's, those of OpenTelemetry's conventions for HTTP, and one of our own.
+# Names of span attributes: from vLLM, from OpenTelemetry's HTTP conventions, and one of Understudy's.
 REQUEST_ID = "gen_ai.request.id"
 REQUEST_MODEL = "gen_ai.request.model"
 RESPONSE_MODEL = "gen_ai.response.model"
@@ -52,29 +51,30 @@ URL_PATH = "url.path"
 PARENT = ("traceparent", "tracestate")
 """Headers with the client's span (W3C trace context)."""
 CHOICE = "understudy.choice"
-"""Which choice of its request a sequence is, from 0."""
+"""Index of a sequence among the choices of its request, from 0."""
 
 UNTRACED = frozenset(("/health", "/health/ready", "/load", "/metrics", "/ping", "/ready", "/version"))
-"""Paths that probes and scrapers ask for many times a minute."""
+"""Paths that probes and scrapers request many times a minute."""
 OTHER = "_OTHER"
-"""The name of an unknown method in OpenTelemetry's conventions."""
+"""Name of an unknown method in OpenTelemetry's conventions."""
 
 NAME = "llm_request"
-"""vLLM's name for the span of a request that generates."""
+"""Name of a generation request's span, from vLLM."""
 QUEUED, PREFILL, DECODE = PHASES = ("queued", "prefill", "decode")
 BROKEN = ("abort", "error")
-"""Reasons to end that make an error of a span."""
+"""Finish reasons that mark a span as an error."""
 NANOSECONDS = 1_000_000_000
 READINGS, TOGETHER_S = 4, 2e-5
-"""Two clocks are read so many times at the most, until other processes did not come between the readings."""
+"""Most readings of the two clocks, and longest time between readings in seconds: longer means a context
+switch.
+"""
 
 
 class Traces(Middleware):
-    """Traces requests and what the engine does for them. `make_tracer` is called by the first one, so in the
-    worker.
+    """Traces requests and their sequences. The first request calls `make_tracer`, so the worker does.
 
-    `clock` is the one that stamps arrivals, `unix_ns` the Unix time in nanoseconds.
-    `caches` keep the spans that wait for a collector.
+    `clock` stamps arrivals, `unix_ns` returns the Unix time in nanoseconds.
+    `caches` hold spans that wait for a collector.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Traces(Middleware):
             context.observers = (*context.observers, trace.watch)
 
     def _zero_ns(self) -> int:
-        """The Unix time at which the clock showed 0, from readings of both with nothing in between."""
+        """Returns the Unix time of the clock's zero, from readings of both clocks in quick succession."""
         for _ in range(READINGS):
             before_s, unix_ns, after_s = self._clock.now(), self._unix_ns(), self._clock.now()
             if after_s - before_s < TOGETHER_S:
@@ -128,10 +128,10 @@ class Traces(Middleware):
 
 
 class RequestTrace:
-    """The trace of a request that arrived at `arrival_s`, below `parent`, another process' span, if any.
+    """The trace of a request that arrived at `arrival_s`, as a child of `parent` if another process began
+    it.
 
-    `name` and `told` are those of its span; `unix_ns` is the Unix time, in nanoseconds, at which the
-    monotonic clock showed 0.
+    `name` and `told` are name and attributes of its span. `unix_ns` is the Unix time of the clock's zero.
     """
 
     def __init__(
@@ -152,11 +152,11 @@ class RequestTrace:
         self._latency: dict[str, float] = {}
         self._reasons: list[str] = []
         self._open = 0
-        """Sequences that are not over."""
+        """Number of running sequences."""
         self._answered_s: float | None = None
 
     def watch(self, generation: EngineRequest) -> Watch:
-        """Returns the function that takes the outcome of a sequence of this request."""
+        """Returns the callback for the outcome of a sequence of this request."""
         if generation.index == 0:
             self.span.update_name(NAME)
             self.span.set_attributes(
@@ -185,7 +185,7 @@ class RequestTrace:
         self.span.end(self._ns(now_s))
 
     def _ended(self, generation: EngineRequest, outcome: Outcome) -> None:
-        """Sums up a sequence that is over, and adds its phases."""
+        """Adds the outcome of a sequence to the request's span, and makes the spans of its phases."""
         self._reasons.append(outcome.reason)
         self._tokens[COMPLETION_TOKENS] += outcome.tokens
         if generation.index % generation.n == 0:  # choices share their prompt
@@ -210,7 +210,7 @@ class RequestTrace:
 
 
 def phases(arrival_s: float, outcome: Outcome) -> dict[str, tuple[float, float]]:
-    """Begin and end, in monotonic seconds, of the phases that a sequence reached."""
+    """Returns begin and end, in monotonic seconds, of each phase that a sequence reached."""
     reached = (arrival_s, outcome.scheduled_s, outcome.first_token_s)
     begun = [moment_s for moment_s in reached if moment_s is not None]
     over_s = None if outcome.reason in BROKEN else outcome.last_token_s
@@ -222,7 +222,7 @@ def phases(arrival_s: float, outcome: Outcome) -> dict[str, tuple[float, float]]
 
 
 def latencies(arrival_s: float, outcome: Outcome) -> dict[str, float]:
-    """vLLM's latencies of a sequence in seconds, as far as it came."""
+    """Returns vLLM's latencies of a sequence in seconds; phases that it did not reach are missing."""
     scheduled_s, first_s, last_s = outcome.scheduled_s, outcome.first_token_s, outcome.last_token_s
     told = {E2E: outcome.ended_s - arrival_s}
     told[TIME_IN_QUEUE] = (outcome.ended_s if scheduled_s is None else scheduled_s) - arrival_s

@@ -1,1 +1,1 @@
-"""Recordings: whole exchanges with a server, kept with their moments, and answers made of them."""
+"""Recordings: request, answer and timing of each exchange with a server, for replay and scripts."""

@@ -1,4 +1,4 @@
-"""`python -m app record --proxy`: stand between clients and a server, and keep what they say."""
+"""`python -m app record --proxy`: a proxy between clients and a server that records their exchanges."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ every chunk (docs/recording.md). Secrets in headers, queries and bodies are mask
 Ctrl-C or SIGTERM.
 """
 STOP_S = 5.0
-"""How long answers under way may take when it ends."""
+"""Longest wait for open answers at shutdown, in seconds."""
 MIB = 1 << 20
 
 
@@ -70,7 +70,7 @@ def _record(given: argparse.Namespace) -> None:
         f"http://{given.host}:{server.server_port} passes on to {target.url}, kept in {file.path}", flush=True
     )
     gc.collect()
-    gc.freeze()  # to look through all modules takes tens of milliseconds, which would be in the moments
+    gc.freeze()  # a full collection takes tens of milliseconds, which recorded times would include
     _wait_for_the_end()
     server.stop(STOP_S)
     file.close()

@@ -1,7 +1,7 @@
-"""`python -m app drift`: ask a live server what was recorded, and print how the shapes of its answers differ.
+"""`python -m app drift`: sends recorded requests to a live server and prints how the answers' shapes differ.
 
-A shape is status, kind of content, keys, kinds of values, and the order of a stream's events. Texts, numbers
-and ids differ from run to run; what clients are written against does not.
+A shape is status, content type, keys, types of values, and the order of a stream's events.
+Texts, numbers and ids differ between runs; clients rely on the shape.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from the recorded ones in shape: status, kind of content, keys, kinds of values,
 (docs/recording.md). Exit status 1 when some do.
 """
 MOST_TOLD = 5
-"""Differences of one exchange that are printed."""
+"""Most differences printed per exchange."""
 NAMES = frozenset(("object", "type", "role", "event"))
-"""Fields whose values are words of the protocol."""
+"""Fields with protocol constants as values; these values are compared."""
 MOST_SHOWN = 160
-"""Characters of a shape in a line."""
+"""Most characters of a shape in a printed line."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -83,7 +83,7 @@ def _seen(exchange: Exchange) -> Seen:
 
 
 def asked(target: Target, exchange: Exchange, key: str | None, model: str | None) -> Seen:
-    """What `target` answers to a recorded request. RecordingError when it does not answer."""
+    """Sends a recorded request to `target` and returns the answer. RecordingError: no answer."""
     request = exchange.request
     headers = {name: value for name, value in request.headers if value != MASK and name not in NOT_FORWARDED}
     headers.pop("accept-encoding", None)
@@ -111,7 +111,7 @@ def _with_model(body: bytes, model: str | None) -> bytes:
 
 
 class Seen(Struct, frozen=True):
-    """An answer as it is compared; `content_type` without its parameters."""
+    """Fields of an answer that are compared; `content_type` has no parameters."""
 
     status: int
     content_type: str
@@ -119,12 +119,11 @@ class Seen(Struct, frozen=True):
 
 
 def content_type_of(header: str) -> str:
-    """The media type in a Content-Type header, in lower case."""
     return header.partition(";")[0].strip().lower()
 
 
 def differences(recorded: Seen, live: Seen) -> Iterator[str]:
-    """A line for each place where the `live` answer departs from the recorded one."""
+    """Yields a line for each difference in shape between the recorded and the `live` answer."""
     if recorded.status != live.status:
         yield _told("status", str(recorded.status), str(live.status))
         return
@@ -155,7 +154,7 @@ def _of_streams(recorded: bytes, live: bytes) -> Iterator[str]:
 
 
 def _event_shapes(body: bytes) -> list[str]:
-    """Of all events in order; what repeats is told once."""
+    """Shapes of a stream's events, in order; equal neighbours are merged."""
     shapes: list[str] = []
     for block in body.replace(b"\r\n", b"\n").split(b"\n\n"):
         shape = _event_shape(block.decode(errors="replace"))
@@ -165,7 +164,7 @@ def _event_shapes(body: bytes) -> list[str]:
 
 
 def _event_shape(block: str) -> str:
-    """Of one event (WHATWG HTML 9.2); empty for a comment."""
+    """Shape of one event (WHATWG HTML 9.2); empty for a comment."""
     fields = [line.partition(":") for line in block.split("\n")]
     name = next((value.strip() for field, _, value in fields if field == "event"), "")
     data = "\n".join(value.removeprefix(" ") for field, _, value in fields if field == "data")
@@ -176,7 +175,7 @@ def _event_shape(block: str) -> str:
 
 
 NO_JSON = object()
-"""Stands for the value of what is no JSON."""
+"""Marks a body that is not JSON."""
 
 
 def _decoded(body: bytes) -> Any:
@@ -187,7 +186,7 @@ def _decoded(body: bytes) -> Any:
 
 
 def shape_of(value: object, key: str = "") -> str:
-    """Keys and kinds of a JSON value, as one text; items of a list that are alike are told once."""
+    """Formats keys and types of a JSON value. List items of equal shape appear once."""
     if isinstance(value, dict):
         if _is_table(value):
             return "{*: " + " | ".join(_distinct(value.values())) + "}"
@@ -203,7 +202,7 @@ def _distinct(values: Any) -> Sequence[str]:
 
 
 def _is_table(value: Mapping[str, object]) -> bool:
-    """Keys are ids of tokens, and not names."""
+    """True if all keys are token ids: then only the shapes of the values matter."""
     return bool(value) and all(key.isdecimal() for key in value)
 
 

@@ -1,10 +1,11 @@
-"""The file of a recording: lines of JSON, first a header, then an exchange each, in the order of their ends.
+"""The recording's file format: lines of JSON. A header comes first, then exchanges in the order of their
+ends.
 
     {"format": "...", "version": 1, "target": "http://host:8000", "began": "2026-01-31T12:00:00Z"}
     {"at_s": 0.51, "request": {...}, "answer": {"status": 200, "chunks": [[0.03, "data: ..."], ...], ...}}
 
-Bytes are texts where they are UTF-8, else base64. Moments within an answer are seconds since its request had
-been sent whole.
+UTF-8 bytes are written as text, other bytes as base64. Times within an answer are seconds since the whole
+request was sent.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from config.installation import COMMAND
 FORMAT = "understudy-recording"
 VERSION = 1
 MOST_BODY_BYTES = 8 << 20
-"""Of a body that is kept."""
+"""Largest recorded body, in bytes."""
 MOST_LINE_BYTES = 5 * MOST_BODY_BYTES
-"""Both bodies, written with escapes, and all else."""
+"""Longest line, in bytes: both bodies with their escapes, and all other fields."""
 
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-"""Bytes that would be six characters of JSON each."""
+"""Bytes that JSON would write as six characters each; base64 is shorter."""
 
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -36,11 +37,11 @@ _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 class RecordingError(ConfigError):
-    """A recording that cannot be read or written; one line that names the file."""
+    """A recording cannot be read or written. The text is one line that names the file."""
 
 
 class Binary(Struct, frozen=True):
-    """Bytes that are no text."""
+    """Bytes that are not UTF-8 text."""
 
     base64: str
 
@@ -48,12 +49,12 @@ class Binary(Struct, frozen=True):
 Data: TypeAlias = str | Binary
 Headers: TypeAlias = Sequence[tuple[str, str]]
 Moment: TypeAlias = Annotated[float, Meta(ge=0, le=10**6)]
-"""Seconds after the request: eleven days at most."""
+"""Seconds after the request, at most 10**6 (eleven days)."""
 Status: TypeAlias = Annotated[int, Meta(ge=100, le=999)]
 
 
 class Header(Struct, frozen=True):
-    """The first line: which format, of which server, and when it began (ISO 8601, UTC)."""
+    """First line of the file: format, recorded server, and start (ISO 8601, UTC)."""
 
     format: str
     version: int
@@ -62,14 +63,14 @@ class Header(Struct, frozen=True):
 
 
 class Chunk(Struct, frozen=True, array_like=True):
-    """A piece of a body, `at_s` seconds after the request."""
+    """A part of a body, received `at_s` seconds after the request."""
 
     at_s: Moment
     data: Data
 
 
 class Request(Struct, frozen=True, omit_defaults=True):
-    """The request. `target` is path and query as the client sent them; secrets are masked everywhere."""
+    """A recorded request. `target` is the client's path and query; secrets are masked everywhere."""
 
     method: str
     target: str
@@ -81,9 +82,10 @@ C = TypeVar("C")
 
 
 class Answer(Struct, Generic[C], frozen=True, omit_defaults=True, weakref=True):
-    """What came: its head after `head_s` seconds, its chunks each at its moment, its end after `end_s`.
+    """A recorded answer: its head came after `head_s` seconds, its end after `end_s`, each chunk at its own
+    time.
 
-    `is_broken`: there was no end, the connection was lost after `end_s`. Chunks are `Chunk`, or unread JSON.
+    `is_broken`: the connection was lost after `end_s`. Chunks are `Chunk`, or undecoded JSON.
     """
 
     status: Status
@@ -94,19 +96,21 @@ class Answer(Struct, Generic[C], frozen=True, omit_defaults=True, weakref=True):
     is_broken: bool = False
 
     def header(self, name: str) -> str:
-        """The first header of that name, in lower case; empty without any."""
+        """Returns the first header with this name (lower case); empty without one."""
         return next((value for each, value in self.headers if each.lower() == name), "")
 
 
 class Asked(Struct, frozen=True):
-    """An exchange as far as its request goes; `at_s` is its arrival, in seconds since the recording began."""
+    """An exchange decoded without its answer. `at_s` is its arrival in seconds since the start of the
+    recording.
+    """
 
     at_s: float
     request: Request
 
 
 class Answered(Struct, frozen=True):
-    """An exchange as far as its answer goes, whose chunks are read one by one, each when it is due."""
+    """An exchange decoded without its request. Each chunk is decoded when it is due."""
 
     answer: Answer[Raw]
 
@@ -120,12 +124,12 @@ class Exchange(Struct, frozen=True):
 
 
 def sendable(headers: Headers) -> list[tuple[str, str]]:
-    """Returns the headers that can be sent: no folded lines, valid names (RFC 9112, section 5)."""
+    """Returns the headers that are valid to send: valid names, no folded lines (RFC 9112, section 5)."""
     return [each for each in headers if _NAME.fullmatch(each[0]) and _VALUE.fullmatch(each[1])]
 
 
 def data_of(content: bytes) -> Data:
-    """Returns `content` as it is written into the file."""
+    """Encodes `content` for the file."""
     if _CONTROL.search(content) is None:
         try:
             return content.decode()
@@ -135,7 +139,7 @@ def data_of(content: bytes) -> Data:
 
 
 def bytes_of(data: Data) -> bytes:
-    """Returns the bytes that `data_of` was given. ValueError for base64 that is none."""
+    """Reverses `data_of`. ValueError for invalid base64."""
     return data.encode() if isinstance(data, str) else b64decode(data.base64, validate=True)
 
 
@@ -143,7 +147,7 @@ _asked = msgspec.json.Decoder(Asked)
 _answered = msgspec.json.Decoder(Answered)
 _exchange = msgspec.json.Decoder(Exchange)
 read_asked, read_answered, read_exchange = _asked.decode, _answered.decode, _exchange.decode
-"""Of a line. msgspec.MsgspecError when it is no exchange."""
+"""Decode a line of the file. msgspec.MsgspecError for a line that is not an exchange."""
 read_chunk = msgspec.json.Decoder(Chunk).decode
 
 
@@ -152,7 +156,7 @@ def line_of(item: Header | Exchange) -> bytes:
 
 
 def check_header(line: bytes, path: str) -> Header:
-    """The header that a file begins with. RecordingError when it is none, or of another version."""
+    """Parses the first line of a file. RecordingError: no recording, or another version of the format."""
     try:
         header = msgspec.json.decode(line, type=Header)
     except msgspec.MsgspecError:

@@ -1,4 +1,4 @@
-"""One parser of requests and one of answers for each family of APIs (names: docs/scripts.md)."""
+"""Parsers of requests and answers for each API family (names: docs/scripts.md)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from app.recording.exchange import Answer, Chunk, bytes_of
 
 Json: TypeAlias = Mapping[str, Any]
 BROKEN = (msgspec.MsgspecError, AttributeError, KeyError, TypeError, ValueError)
-"""Errors of bodies that are not what their family says."""
+"""Errors that a malformed body of a family raises."""
 FINISHES = {"max_tokens": "length", "max_output_tokens": "length"}
-"""Other families' words for how a reply ends."""
+"""Finish reasons of other families, mapped to OpenAI's."""
 RESULTS, CALLS = ("function_call_output", "tool_result"), ("function_call", "tool_use", "function")
 
 
 class ParsedRequest(Struct, frozen=True):
-    """A conversation as far as rules look at it.
+    """The parts of a conversation that rules evaluate.
 
-    `user` is the last message of a user; `result` the text of the tool result that ends the conversation, if
-    one does, and `tool` that tool's name; `tools` are those on offer, with the schemas of their arguments.
+    `user` is the user's last message. `result` is the text of the tool result that ends the conversation, if
+    any;
+    `tool` names its tool. `tools` maps the offered tools to their argument schemas.
     """
 
     api: str
@@ -37,8 +38,9 @@ class ParsedRequest(Struct, frozen=True):
 class ParsedReply(Struct):
     """The first choice of an answer.
 
-    `calls` are names and arguments (JSON texts), `events` how many came in a stream. `moments` are those of
-    events that say a piece of the reply; a vLLM sends one a token.
+    `calls` holds names and arguments (JSON texts), `events` the number of stream events. `moments` holds the
+    times
+    of events with a part of the reply; vLLM sends one per token.
     """
 
     text: str = ""
@@ -48,17 +50,20 @@ class ParsedReply(Struct):
     events: int = 0
     moments: list[float] = field(default_factory=list)
     blocks: dict[int, list[str]] = field(default_factory=dict)
-    """Calls in a stream of Anthropic's, by the number of their block."""
+    """Calls of an Anthropic stream, by block index."""
 
     def call(self, number: int) -> list[str]:
-        """Returns name and arguments of a call, empty at first."""
+        """Returns name and arguments of a call; adds empty calls up to `number`."""
         while len(self.calls) <= number:
             self.calls.append(["", ""])
         return self.calls[number]
 
 
 class Family(NamedTuple):
-    """`turns`: field with the conversation; `take` adds an event, and returns whether it says a piece."""
+    """An API family. `turns` names the field with the conversation.
+
+    `take` adds an event to a reply and returns True if the event has a part of the reply.
+    """
 
     api: str
     turns: str
@@ -66,7 +71,7 @@ class Family(NamedTuple):
 
 
 def parse_request(target: str, body: bytes) -> ParsedRequest | None:
-    """Returns None for what scripts do not answer."""
+    """Parses a request; None for a request that scripts do not answer."""
     family = FAMILIES.get(target.partition("?")[0])
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
@@ -110,7 +115,7 @@ def _blocks(turn: Json) -> Iterable[Json]:
 
 
 def _text(content: object) -> str:
-    """The texts of a message, a line each, as scripts join them."""
+    """Joins a message's texts with line breaks, as scripts do."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else ()
@@ -127,7 +132,7 @@ def _tools(listed: Iterable[Json]) -> Iterator[tuple[str, Json]]:
 
 
 def parse_reply(api: str, answer: Answer[Chunk]) -> ParsedReply | None:
-    """Returns the reply in an answer, whole or streamed, of the family `api`; None for what is no reply."""
+    """Parses an answer of the family `api`, whole or streamed; None for a body that is not a reply."""
     take = next(family.take for family in FAMILIES.values() if family.api == api)
     reply, decode = ParsedReply(), msgspec.json.Decoder(dict[str, Any]).decode
     try:
@@ -145,7 +150,7 @@ def parse_reply(api: str, answer: Answer[Chunk]) -> ParsedReply | None:
 
 
 def _events(chunks: Sequence[Chunk]) -> Iterator[tuple[float, bytes]]:
-    """Moment and data of a stream's events, which are all JSON but for the end."""
+    """Yields time and data of each event of a stream, without the final [DONE]."""
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + bytes_of(chunk.data)).split(b"\n")
@@ -155,7 +160,7 @@ def _events(chunks: Sequence[Chunk]) -> Iterator[tuple[float, bytes]]:
 
 
 def _take_choices(reply: ParsedReply, event: Json) -> bool:
-    """Chats, completions, and their chunks."""
+    """Adds a chat, a completion, or a chunk of either."""
     length = 0
     for choice in event.get("choices") or ():
         if choice.get("index"):
@@ -177,7 +182,7 @@ def _take_choices(reply: ParsedReply, event: Json) -> bool:
 
 
 def _take_message(reply: ParsedReply, event: Json) -> bool:
-    """Anthropic's messages, and events of their streams."""
+    """Adds an Anthropic message, or an event of its stream."""
     delta, number = event.get("delta") or {}, event.get("index", 0)
     reply.finish = event.get("stop_reason") or delta.get("stop_reason") or reply.finish
     parts = [*(event.get("content") or ()), event.get("content_block") or {}, delta]
@@ -197,7 +202,7 @@ def _take_message(reply: ParsedReply, event: Json) -> bool:
 
 
 def _take_response(reply: ParsedReply, event: Json) -> bool:
-    """Responses, and events of their streams, of which the last one has all of it."""
+    """Adds a response, or an event of its stream; the last event has the whole response."""
     response = event if "output" in event else event.get("response")
     if response:
         reply.text = reply.reasoning = ""
@@ -222,4 +227,3 @@ FAMILIES: Mapping[str, Family] = {
     "/v1/responses": Family("responses", "input", _take_response),
     "/v1/messages": Family("messages", "messages", _take_message),
 }
-"""Path to its family."""

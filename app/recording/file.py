@@ -1,4 +1,4 @@
-"""A recording while it is made: exchanges are masked and appended; what they hold until then is bounded."""
+"""The file of a running recording: masks and appends exchanges, and limits the memory of open exchanges."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from app.recording.exchange import (
 from app.recording.masks import HiddenSecrets, masked_headers, masked_pieces
 
 MOST_HELD_BYTES = 256 << 20
-"""Of all exchanges under way."""
+"""Most bytes held by all open exchanges."""
 PIECE_BYTES = 200
-"""Cost of a piece besides its bytes."""
+"""Memory overhead of a part, in bytes."""
 MOST_PIECES = 100_000
-"""Of an answer that is kept: to take apart and to write more would keep others waiting."""
+"""Most parts of a recorded answer; masking and writing more would delay other requests."""
 
 
 def _tell(text: str) -> None:
@@ -40,10 +40,9 @@ def _tell(text: str) -> None:
 
 
 class RecordingFile:
-    """Appends exchanges to a new file at `path`; `now` gives monotonic seconds.
+    """Appends exchanges to a new file at `path`; `now` returns monotonic seconds.
 
-    RecordingError when there is such a file already, or none can be made. `tell` gets a line for each
-    exchange that is not kept.
+    RecordingError: the file exists or cannot be created. `tell` receives a line for each dropped exchange.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class RecordingFile:
     ) -> None:
         self.path = path
         self.kept = self.left_out = 0
-        """Exchanges so far."""
         self.began_s = now()
         self._free = most_held_bytes
         self._tell = tell
@@ -72,14 +70,14 @@ class RecordingFile:
             raise RecordingError(f"{path}: cannot be written: {error.strerror or error}") from None
 
     def hold(self, size: int) -> bool:
-        """Takes room for so many bytes, or gives it back for a negative number. False when there is none."""
+        """Reserves `size` bytes, or frees them if negative. False when too few are free."""
         if self._free < size:
             return False
         self._free -= size
         return True
 
     def put(self, exchange: KeptExchange) -> None:
-        """Write it in a greenlet of its own: nobody waits for it, and it need not be quick."""
+        """Writes the exchange in its own greenlet, so that the client does not wait."""
         self._writing.spawn(self._write, exchange)
 
     def leave_out(self, what: str, why: str) -> None:
@@ -89,7 +87,8 @@ class RecordingFile:
     def _write(self, exchange: KeptExchange) -> None:
         try:
             line = exchange.line()
-            # In a thread, one line after the other: a disk that is slow spoils nobody's moments.
+            # One thread writes line after line: a slow disk must not delay the event loop, which takes the
+            # times.
             if why := self._disk.apply(self._append, (line,)):
                 raise OSError(why)
             self.kept += 1
@@ -99,7 +98,9 @@ class RecordingFile:
             exchange.release()
 
     def _append(self, line: bytes) -> str:
-        """All of `line` or nothing: half a one would spoil the next. Why not; empty when it is there."""
+        """Appends the whole line or nothing: a partial line would spoil the next. Returns the error; empty
+        on success.
+        """
         try:
             if self._file.write(line) == len(line):
                 self._end += len(line)
@@ -119,21 +120,21 @@ class RecordingFile:
 
 
 class KeptExchange:
-    """An exchange as it passes: what of it has come so far, as long as its bodies are within `most_bytes`.
+    """An exchange in progress. Holds the parts received so far while each body is within `most_bytes`.
 
-    `sent` and `pieces` are given as they come; moments are those of `now`.
+    Call `sent` and `came` with each part as it arrives. Times come from the file's `now`.
     """
 
     def __init__(self, file: RecordingFile, method: str, target: str, most_bytes: int, at_s: float) -> None:
         self.name = f"{method} {mask_query(target)}"
         self.excuse = ""
-        """Why it is not kept; empty as long as it is."""
+        """Reason for dropping the exchange; empty while it is recorded."""
         self.request_headers: list[tuple[str, str]] = []
         self.headers: list[tuple[str, str]] = []
         self.status = 0
         self.asked_s = self.head_s = self.end_s = at_s
         self.is_broken = self.is_over = False
-        """The answer broke off; it ended, or broke off."""
+        """`is_broken`: the answer broke off. `is_over`: the answer ended or broke off."""
         self._file = file
         self.method = method
         self._target, self._at_s = target, at_s
@@ -144,12 +145,12 @@ class KeptExchange:
         self._sizes = {"request": 0, "answer": 0}
 
     def sent(self, piece: bytes) -> None:
-        """Keeps a piece of the request's body."""
+        """Keeps a part of the request's body."""
         if self._fits("request", piece):
             self._body.append(piece)
 
     def came(self, at_s: float, piece: bytes) -> None:
-        """Keeps a piece of the answer's body."""
+        """Keeps a part of the answer's body."""
         if self._fits("answer", piece):
             self._pieces.append((at_s, piece))
 
@@ -172,7 +173,7 @@ class KeptExchange:
         self.release()
 
     def over(self) -> None:
-        """Writes the exchange, or says why not."""
+        """Writes the exchange, or reports why it is dropped."""
         if not self.is_over:
             self.give_up("the client left")
         if self.excuse:
@@ -186,7 +187,7 @@ class KeptExchange:
         self._body, self._pieces = [], []
 
     def line(self) -> bytes:
-        """Returns the line of the file. HiddenSecrets when it cannot be made."""
+        """Encodes the exchange as a line of the file. HiddenSecrets: a body cannot be masked."""
         asked_s = self.asked_s
         [body] = masked_pieces([b"".join(self._body)], _header(self.request_headers, "content-encoding"))
         came = masked_pieces([it for _, it in self._pieces], _header(self.headers, "content-encoding"))
@@ -208,8 +209,8 @@ class KeptExchange:
 
 
 def _with_length(headers: list[tuple[str, str]], length: int | None) -> list[tuple[str, str]]:
-    """A Content-Length fits to what is kept, which is not as long where a secret was masked."""
-    if not length:  # as a HEAD request has it
+    """Sets Content-Length to the recorded length, which masking may have changed."""
+    if not length:  # such as the answer to a HEAD request
         return headers
     return [(name, str(length) if name.lower() == "content-length" else value) for name, value in headers]
 

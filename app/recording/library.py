@@ -1,4 +1,4 @@
-"""A recording as answers are looked up in it: where each is in the file, read when a request gets it."""
+"""Index of a recording: finds the exchange for a request, and reads its answer from the file when needed."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from app.recording.exchange import (
 from app.recording.matching import Likeness, RequestForm, form_of
 
 SLICE = 1_500
-"""Candidates that are compared between two pauses: about 4 ms."""
+"""Candidates compared between two pauses: about 4 ms of work."""
 QUICK_BYTES = 1 << 16
-"""Longer lines are read by a thread, for a disk may be slow."""
+"""Longest line read in place, in bytes; a thread reads longer lines, because a disk may be slow."""
 MOST_EXCHANGES = 100_000
-"""In a file: an index of some 50 MB."""
+"""Most exchanges in a file; their index takes about 50 MB."""
 MOST_LIKENESS_BYTES = 256 << 20
-"""Of what tells requests how alike they are."""
+"""Most memory for comparing similar requests, in bytes."""
 log = logging.getLogger(__name__)
 
 
 class Place(Struct, frozen=True):
-    """The place of an exchange: bytes from `start`, in line `number` of the file."""
+    """Position of an exchange in the file: first byte, length and line number."""
 
     start: int
     length: int
@@ -47,30 +47,30 @@ class Place(Struct, frozen=True):
 
 
 class Candidate(Struct, frozen=True):
-    """A request that others may be like."""
+    """A recorded request to compare with similar requests."""
 
     likeness: Likeness
     key: bytes
 
 
 class Recording:
-    """The exchanges of the file at `path`; `alike`: also requests that are not equal find one.
+    """The exchanges of the file at `path`. With `alike`, similar requests match, too.
 
-    RecordingError when it is none, is of another version, or has a line that cannot be read. A last line that
-    was cut off is left out, and so are lines that are too long; the log says so.
+    RecordingError for an invalid file, another version of the format, or an unreadable line.
+    A cut-off last line and too long lines are skipped with a warning.
     """
 
     def __init__(self, path: str, alike: bool = False) -> None:
         self.path = path
         self.alike = alike
         self.given: dict[int, int] = {}
-        """Number of a line to how often it has answered."""
+        """Number of answers given, by line number."""
         self._equal: dict[bytes, list[Place]] = {}
         self._next: dict[bytes, int] = {}
         self._likeness_bytes = 0
         self._candidates: dict[bytes, list[Candidate]] = {}
         self._answers: WeakValueDictionary[int, Answer[Raw]] = WeakValueDictionary()
-        """Answers under way, by line: however many requests get one, it is held once."""
+        """Answers being sent, by position; requests with the same answer share one copy."""
         self._slices = Slices(SLICE)
         self._file = opened(path)
         try:
@@ -97,12 +97,13 @@ class Recording:
         self._equal.setdefault(form.key, []).append(place)
 
     def find(self, form: RequestForm) -> bytes | None:
-        """The key of requests equal to this one, or else of those most like it; None when there are none."""
+        """Returns the key of equal requests, else of the most similar ones; None without a match."""
         return form.key if form.key in self._equal else self._most_alike(form)
 
     def next_answer(self, key: bytes) -> Answer[Raw]:
-        """The first of equal requests gets the first answer, the second the second; when there is no next
-        one, the last answer again. RecordingError when the file is not what it was.
+        """Returns the recorded answers of equal requests in order, then repeats the last.
+
+        RecordingError: the file has changed.
         """
         places, turn = self._equal[key], self._next.get(key, 0)
         self._next[key] = turn + 1
@@ -139,7 +140,7 @@ class Recording:
 
 
 def check(path: str) -> None:
-    """Reads the file as `Recording` does and keeps nothing. RecordingError as there."""
+    """Validates the whole file. Raises the errors of `Recording`."""
     with opened(path) as file:
         for place, _, line in exchanges(path, file):
             whole(path, place, line)
@@ -154,7 +155,7 @@ def opened(path: str) -> BinaryIO:
 
 
 def exchanges(path: str, file: BinaryIO) -> Iterator[tuple[Place, Asked, bytes]]:
-    """Yields place, request and line of each exchange of a recording. Errors: see `Recording`."""
+    """Yields position, request and line of each exchange. Raises the errors of `Recording`."""
     check_header(file.readline(MOST_LINE_BYTES), path)
     number, count = 1, 0
     while True:
@@ -183,7 +184,7 @@ def exchanges(path: str, file: BinaryIO) -> Iterator[tuple[Place, Asked, bytes]]
 
 
 def whole(path: str, place: Place, line: bytes) -> Exchange:
-    """Returns the exchange in a line. RecordingError when it is none."""
+    """Decodes the exchange of a line. RecordingError for an invalid line."""
     try:
         exchange = read_exchange(line)
         for chunk in exchange.answer.chunks:
@@ -195,7 +196,7 @@ def whole(path: str, place: Place, line: bytes) -> Exchange:
 
 
 def recorded(path: str) -> Iterator[tuple[int, Exchange]]:
-    """The lines of a recording and their exchanges, in the order in which they were asked."""
+    """Yields line numbers and exchanges of a recording, in the order of arrival."""
     with opened(path) as file:
         places = sorted((place for place, *_ in exchanges(path, file)), key=lambda place: place.at_s)
         for place in places:

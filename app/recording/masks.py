@@ -11,14 +11,14 @@ from app.middleware.masking import MASK, is_secret, mask_pieces
 from app.recording.exchange import MOST_BODY_BYTES, Headers
 
 MOST_PLAIN_BYTES = 4 * MOST_BODY_BYTES
-"""Of a compressed body that is looked into."""
+"""Most decompressed bytes of a body that are searched for secrets."""
 _BEYOND = re.compile(r"[^\x00-\xff]")
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 47}
-"""Content codings that zlib knows, and what it has to be told (RFC 9110, section 8.4.1)."""
+"""Content codings that zlib reads, with its `wbits` argument (RFC 9110, section 8.4.1)."""
 
 
 class HiddenSecrets(Exception):
-    """Why a body cannot be kept without the secrets that it has, or may have."""
+    """A body has secrets that cannot be masked, or may have some. The text gives the reason."""
 
 
 def masked_headers(headers: Headers) -> list[tuple[str, str]]:
@@ -26,12 +26,12 @@ def masked_headers(headers: Headers) -> list[tuple[str, str]]:
 
 
 def masked_pieces(pieces: Sequence[bytes], coding: str = "") -> list[bytes]:
-    """The pieces of a body without its secrets.
+    """Masks the secrets in the parts of a body.
 
-    HiddenSecrets when its content `coding` hides some, or cannot be read.
+    HiddenSecrets: a body with a content `coding` has secrets or cannot be decoded.
     """
     if coding.strip().lower() in ("", "identity"):
-        # As Latin-1 a byte is a character: pieces may end anywhere, and nothing is lost.
+        # Latin-1 maps each byte to one character, so parts may end anywhere and no byte is lost.
         return [_latin1(piece) for piece in mask_pieces([piece.decode("latin-1") for piece in pieces])]
     plain = _decompressed(b"".join(pieces), coding.strip().lower()).decode("latin-1")
     if mask_pieces([plain]) != [plain]:
@@ -40,7 +40,7 @@ def masked_pieces(pieces: Sequence[bytes], coding: str = "") -> list[bytes]:
 
 
 def _latin1(text: str) -> bytes:
-    """`text` as bytes; what an escape in a text in JSON stood for is an escape again."""
+    """Encodes `text` as Latin-1; characters decoded from JSON escapes become escapes again."""
     try:
         return text.encode("latin-1")
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
-"""When two requests are equal, and how alike two others are.
+"""Equality and similarity of requests.
 
-Requests are equal when method, path and query are, and their bodies are after secrets were masked, keys
-sorted, and the fields below left out. What is no JSON object is compared byte by byte.
+Requests are equal when method, path, query and normalized body are. A JSON object is normalized: secrets
+masked, keys sorted, VOLATILE fields removed. Other bodies are compared byte by byte.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ VOLATILE = frozenset(
         *("prompt_cache_retention", "cache_salt", "priority", "service_tier"),
     )
 )
-"""Fields that say who asks, or how to serve him, and not what is to be answered."""
+"""Fields about the client or scheduling, which do not change the answer."""
 MOST_TURNS = 512
-"""The last ones of a conversation are looked at."""
+"""Most turns compared: the last ones of a conversation."""
 MOST_WORDS = 64
 MOST_CHARACTERS = 1 << 14
-"""Of a turn that words are looked for in."""
+"""Characters of a turn that are searched for words."""
 _BOUNDARY = re.compile(r'boundary="?([^";,]+)')
 _WORD = re.compile(r"\w+")
 DIGEST_BYTES = 16
@@ -43,7 +43,7 @@ class Likeness(Struct, frozen=True):
 
     stream: bool
     roles: bytes
-    """Hash of how many turns there are, and whose."""
+    """Hash of the roles of all compared turns, in order."""
     turns: array[int]
     """Hashes of messages, inputs or prompts, 8 bytes each."""
     words: frozenset[int]
@@ -54,12 +54,14 @@ class Likeness(Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """Memory that it takes, about."""
         return 800 + 8 * len(self.turns) + 80 * len(self.words)
 
     def rank(self, other: Likeness) -> tuple[bool, int, float, bool, bool]:
-        """How alike they are; more is more. Compared in this order: turns of the same roles, how many turns
-        are equal at their place, the words of the last one, the model, all else.
+        """Similarity as a tuple; larger is more similar.
+
+        Order of comparison: equal roles, number of equal turns at equal positions, shared words of the last
+        turn,
+        model, all other fields.
         """
         shared = len(self.words & other.words) / (len(self.words | other.words) or 1)
         return (
@@ -72,27 +74,29 @@ class Likeness(Struct, frozen=True):
 
 
 class RequestForm(Struct, frozen=True):
-    """A request as it is looked for: `key` is that of all equal ones, `place` of all for the same route."""
+    """Lookup form of a request. Equal requests share `key`; requests for the same route share `place`."""
 
     key: bytes
     place: bytes
     model: str | None
     likeness: Likeness | None
-    """None for what is no JSON object."""
+    """None for a body that is not a JSON object."""
 
 
 def form_of(method: str, target: str, content_type: str, body: bytes, alike: bool) -> RequestForm:
-    """The form of a request whose secrets are masked; its likeness only if what is `alike` may be found."""
+    """Builds the lookup form, with secrets of the target masked. With `alike`, adds the likeness of a JSON
+    object.
+    """
     path, mark, query = mask_query(target).partition("?")
     place = hash_of([f"{method} {unquote(path)}{mark}{query}".encode()])
     fields = json_object(body)
     try:
         if fields is not None:
             return _form_of_fields(place, fields, alike)
-    except (ValueError, RecursionError):  # JSON that cannot be written again
+    except (ValueError, RecursionError):  # JSON that cannot be encoded again
         pass
     boundary = _BOUNDARY.search(content_type) if content_type.startswith("multipart/") else None
-    if boundary is not None:  # a new one for every request
+    if boundary is not None:  # differs in every request
         body = body.replace(boundary[1].encode("latin-1", "replace"), b"boundary")
     return RequestForm(hash_of((place, body)), place, None, None)
 
@@ -110,7 +114,7 @@ def _form_of_fields(place: bytes, fields: dict[str, object], alike: bool) -> Req
 
 
 def _plain(value: object) -> object:
-    """Some clients write 1.0 where others write 1."""
+    """Makes 1.0 equal to 1: clients write either."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -132,7 +136,7 @@ def _likeness(fields: dict[str, object]) -> Likeness:
 
 
 def _text(turn: object) -> str:
-    """The text of a message, an input or a prompt, as far as it has some."""
+    """Text of a message, an input or a prompt; empty without text."""
     content = turn.get("content", turn.get("output")) if isinstance(turn, dict) else turn
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, dict)]
@@ -141,7 +145,7 @@ def _text(turn: object) -> str:
 
 
 def json_object(body: bytes) -> dict[str, object] | None:
-    """Returns the JSON object in `body`; None when it has something else."""
+    """Returns the JSON object in `body`; None for other content."""
     if _OBJECT.match(body) is None:
         return None
     try:
@@ -152,10 +156,11 @@ def json_object(body: bytes) -> dict[str, object] | None:
 
 
 def digest(value: object) -> bytes:
-    """Returns the hash of a JSON value.
+    """Hashes a JSON value.
 
-    ValueError or RecursionError for what JSON cannot be made of: half a surrogate pair, numbers beyond 64
-    bits, and what is nested deeply.
+    ValueError or RecursionError for values that JSON cannot encode: half a surrogate pair, integers beyond 64
+    bits,
+    deep nesting.
     """
     try:
         return blake2b(_encoder.encode(value), digest_size=DIGEST_BYTES).digest()
@@ -164,7 +169,7 @@ def digest(value: object) -> bytes:
 
 
 def hash_of(parts: Sequence[bytes]) -> bytes:
-    """Returns the hash of some bytes, which is another one where they are parted otherwise."""
+    """Hashes `parts`; the same bytes split differently have another hash."""
     made = blake2b(digest_size=DIGEST_BYTES)
     for part in parts:
         made.update(len(part).to_bytes(8))

@@ -1,7 +1,7 @@
-"""A WSGI application that passes requests on to one server, and keeps whole exchanges with their moments.
+"""A WSGI application that forwards requests to one server, and records exchanges with their timing.
 
-Nothing waits to become full: a piece leaves as it came. Answers are asked for without a content coding, so
-that secrets in them can be found; all else passes unchanged.
+Parts are forwarded unbuffered. The proxy requests answers without a content coding, so that secrets can be
+found; all else passes unchanged.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from app.recording.file import KeptExchange, RecordingFile
 
 PIECE = 65536
 PARTING_S = 0.2
-"""A client may leave at the last event of a stream: so long the server has, in seconds, to end the answer."""
+"""Grace in seconds: a client may leave at a stream's last event, before the server ends the answer."""
 TARGET = "recording.target"
-"""Key of the WSGI environ: path and query as they were sent."""
+"""WSGI environ key of the client's original path and query."""
 
 
 class RecordingHandler(ClientHandler):
-    """Also hands the target of the request to the application, as it was sent."""
+    """Adds the request's original target to the WSGI environ."""
 
     def get_environ(self) -> WSGIEnvironment:
         environ: WSGIEnvironment = super().get_environ()
@@ -47,7 +47,7 @@ class RecordingHandler(ClientHandler):
 
 
 class RecordingProxy:
-    """Passes every request on to `target`, and has `file` keep it. `now` gives monotonic seconds."""
+    """Forwards every request to `target`, and records it in `file`. `now` returns monotonic seconds."""
 
     def __init__(
         self,
@@ -62,10 +62,10 @@ class RecordingProxy:
         self._now = now
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
-        """Serves WSGI. Status 502 when the server cannot be reached, or gives no answer.
+        """Serves WSGI. Status 502 when the server cannot be reached, or sends no answer.
 
-        ConnectionResetError when the answer breaks off: the client's is to break off, too. An exchange is
-        kept when it has ended, and its client has not left.
+        ConnectionResetError when the server's answer breaks off, so that the client's breaks off, too.
+        An exchange is recorded if its answer ends before the client leaves.
         """
         kept = KeptExchange(self._file, environ["REQUEST_METHOD"], environ[TARGET], self._most, self._now())
         kept.request_headers = list(request_headers(environ).items())
@@ -94,7 +94,7 @@ class RecordingProxy:
         if length or chunked:
             headers |= {"content-length": length} if length else {}
             body = _passed(environ["wsgi.input"], kept)
-        with suppress(BrokenPipeError, ConnectionResetError):  # it may have answered before it had heard all
+        with suppress(BrokenPipeError, ConnectionResetError):  # an early answer may close the connection
             connection.request(kept.method, self._target.prefix + environ[TARGET], body, headers)
         kept.asked_s = self._now()
 
@@ -130,7 +130,7 @@ def _left(kept: KeptExchange, connection: Connection) -> None:
 
 
 def _answer_headers(response: HTTPResponse) -> list[tuple[str, str]]:
-    """Returns the headers for the client, without a length that would break its connection."""
+    """Returns the headers for the client, without a Content-Length that would break its connection."""
     left_out = HOP_BY_HOP
     if response.length is None or response.status in (204, 304):
         left_out = left_out | {"content-length"}

@@ -1,4 +1,4 @@
-"""Requests are answered from a recording: the bytes that were recorded, at their moments."""
+"""Replays a recording: sends the recorded bytes at the recorded times."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from app.recording.matching import RequestForm, form_of
 from config.settings import Settings
 
 PREFIXES = ("/v1/", "/v2/", "/inference/")
-"""Of what is refused, where what is not in the recording is to be refused."""
+"""Paths with counted misses; `replay-miss: not-found` answers 404 to them."""
 NEVER = ("/admin/", "/health", "/metrics", "/ready", "/ping")
-"""These are always our own."""
+"""Paths that are never replayed."""
 OURS = frozenset(
     (
         *("connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"),
         *("proxy-authenticate", "proxy-authorization", "date", "server"),
     )
 )
-"""Headers that the server sets itself, for this connection and this moment."""
+"""Headers that the server sets for its own connection and time; never replayed."""
 CHUNK_STEPS = 8
-"""What it takes to write a chunk, in steps of `Slices`."""
+"""Cost of writing a chunk, in steps of `Slices`."""
 
 
 class Replay(Middleware):
-    """Answers what `recording` has. `wheel` and `now` (monotonic seconds) decide when bytes leave."""
+    """Answers requests from `recording`. `wheel` and `now` (monotonic seconds) time the chunks."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Replay(Middleware):
     ) -> None:
         self.recording = recording
         self.equal = self.alike = self.missed = 0
-        """Requests so far that an equal one answered, one like it, and none."""
+        """Requests answered by an equal one, by a similar one, and by none."""
         self._body = body
         self._faults = faults
         self._wheel = wheel
@@ -80,9 +80,9 @@ class Replay(Middleware):
             return None
         recording, came_s = self.recording, self._now()
         body = self._body.read(context)
-        # What was done since it arrived, but for waiting for its body, is no reason to be late.
+        # Processing time since arrival counts against the schedule; waiting for the request's body does not.
         asked_s = context.arrival_s + self._now() - came_s
-        if len(body) > MOST_BODY_BYTES:  # of which there are no recordings
+        if len(body) > MOST_BODY_BYTES:  # recordings have no such requests
             self._miss(context)
             return None
         form = self._form(context, body)
@@ -116,7 +116,7 @@ class Replay(Middleware):
 
 
 def _response(answer: Answer[Raw], pace: Pace, context: RequestContext) -> Response:
-    """Makes the response; one in a single piece waits for its moment here."""
+    """Builds the response; waits here for the due time of a response in a single part."""
     headers = _headers(answer)
     if len(answer.chunks) > 1 or answer.is_broken:
         return Response(RecordedBody(answer, pace), answer.status, headers)
@@ -135,9 +135,9 @@ def _response(answer: Answer[Raw], pace: Pace, context: RequestContext) -> Respo
 
 
 class Pace:
-    """When what is due: recorded seconds after `asked_s`, at `speed` times the recorded one.
+    """Schedule of an answer: recorded seconds after `asked_s`, divided by `speed`.
 
-    It watches `connection` from its first wait to its `close`.
+    Watches `connection` from the first wait until `close`.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Pace:
         self._is_over = False
 
     def watch(self, left: Callable[[], None]) -> None:
-        """Calls `left` when the client leaves."""
+        """Calls `left` when the client disconnects."""
         if self.connection is not None:
             self.connection.watch(left)
 
@@ -165,7 +165,7 @@ class Pace:
         self._bell.set()
 
     def wait_for(self, at_s: float) -> bool:
-        """Greenlet: sleeps until `at_s` has come; False when there is nobody left to wait for."""
+        """Sleeps until the recorded time `at_s`; False when the client has left. Call in a greenlet."""
         due_s = self._asked_s + at_s / self._speed
         if due_s <= self._now():
             self._slices.spend(CHUNK_STEPS)
@@ -188,7 +188,7 @@ class Pace:
 
 
 class RecordedBody(StreamingBody):
-    """The chunks of an answer, each at its moment. Iterate once; `close` always."""
+    """Yields the chunks of an answer at their times. Iterate once; always close."""
 
     def __init__(self, answer: Answer[Raw], pace: Pace) -> None:
         super().__init__()
@@ -219,7 +219,9 @@ class RecordedBody(StreamingBody):
 
 
 def _headers(answer: Answer[Raw]) -> dict[str, str]:
-    """The recorded ones, but for masked ones and those that are ours to set; no proxy is to hold a stream."""
+    """Returns the recorded headers without masked ones and the server's own; disables proxy buffering of
+    streams.
+    """
     headers: dict[str, str] = {}
     for name, value in sendable(answer.headers):
         if name.lower() in OURS or value == MASK:

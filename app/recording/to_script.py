@@ -1,4 +1,4 @@
-"""`python -m app script from-recording FILE`: a recording as a script, to be edited (docs/scripts.md)."""
+"""`python -m app script from-recording FILE`: turns a recording into an editable script (docs/scripts.md)."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ message of the user and the result of a tool. The script is to be edited: make i
 replies templates.
 """
 MOST_BYTES = 2 << 20
-"""Of a script."""
+"""Largest script, in bytes."""
 OWN_FINISHES = frozenset(("length", "abort", "content_filter"))
-"""Ends that do not come by themselves."""
+"""Finish reasons that a script must set explicitly."""
 LEAST_PAUSE_S, PAUSE_GAPS = 0.1, 4
-"""A gap between two tokens that is longer than this, and than so many usual ones, is a pause."""
+"""A pause is a gap between tokens above 0.1 s and above 4 times the median gap."""
 _MARK = re.compile(r"\{[{%#]")
-"""The beginning of a hole in a template."""
+"""Start of a template expression."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _written(exchanges: Iterable[tuple[int, Exchange]]) -> str:
-    """The script as YAML. ConfigError when nothing in the recording can be said by one."""
+    """Returns the script as YAML. ConfigError when a script can answer no exchange of the recording."""
     document = script_of(exchanges)
     if not document["rules"]:
         raise ConfigError("the recording has no exchange that a script could answer")
@@ -71,7 +71,7 @@ def _written(exchanges: Iterable[tuple[int, Exchange]]) -> str:
 
 
 def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> dict[str, Any]:
-    """Returns the document of a script. What scripts do not answer is left out, which stderr says."""
+    """Builds the document of a script. Logs each exchange that scripts cannot answer to stderr."""
     rules: list[dict[str, Any]] = []
     tools: dict[str, Any] = {}
     models: set[str] = set()
@@ -103,7 +103,10 @@ def _when(asked: ParsedRequest) -> dict[str, Any]:
 
 
 def _tell_apart(rules: list[dict[str, Any]], by_model: bool) -> None:
-    """Of rules for the same requests each but the last answers once. Models matter if there are several."""
+    """Makes rules with equal conditions answer once, in order, except the last.
+
+    Removes the condition on the model unless `by_model`.
+    """
     seen: set[bytes] = set()
     for rule in reversed(rules):
         if not by_model:
@@ -133,7 +136,7 @@ def _then(api: str, answer: Answer[Chunk]) -> dict[str, Any] | None:
 
 
 def _error(answer: Answer[Chunk]) -> dict[str, Any]:
-    """The fault that says the same; see docs/faults.md."""
+    """Builds the equivalent fault rule (docs/faults.md)."""
     fault: dict[str, Any] = {"action": "error", "status": answer.status}
     body = b"".join(bytes_of(chunk.data) for chunk in answer.chunks)
     try:
@@ -149,7 +152,7 @@ def _call(name: str, arguments: str) -> dict[str, Any]:
             "name": name,
             "arguments": _literals(msgspec.json.decode(arguments or "{}", type=dict[str, Any])),
         }
-    except msgspec.MsgspecError:  # scripts make no broken ones
+    except msgspec.MsgspecError:  # scripts cannot make malformed arguments
         return {"name": name, "unchecked": True}
 
 
@@ -162,12 +165,12 @@ def _literals(value: Any) -> Any:
 
 
 def _literal(text: str) -> str:
-    """A template that makes this text."""
+    """Escapes template syntax, so that the template renders `text`."""
     return _MARK.sub(lambda found: "{{ '" + found[0] + "' }}", text)
 
 
 def _delays(reply: ParsedReply, end_s: float) -> dict[str, Any]:
-    """How long the first token took, each one behind it, and the pauses between them."""
+    """Returns delays of the first token, of each later token, and of pauses."""
     moments = reply.moments
     if len(moments) < 2:
         return {"first_token": f"{end_s * 1e3:.0f}ms"}

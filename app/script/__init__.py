@@ -1,5 +1,6 @@
-"""Scripted replies: which request is answered with what, as YAML files say it (docs/scripts.md).
+"""Scripted replies: YAML rules that match a request and give its answer (docs/scripts.md).
 
-`rules` is the language, `reading` reads a file, `matching` and `templates` are what its two halves do,
-`book` has the rules of a server at work, `watch` reads changed files again, `command` tries a script.
+`rules` defines the language and `reading` parses a file. `matching` evaluates `when`, `templates` fill
+`then`.
+`book` holds a server's scripts and reads changed files again. `command` tries a script without a server.
 """

@@ -27,22 +27,20 @@ INFINITE = (math.inf, -math.inf)
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """The answer of a rule to one request."""
-
     reply: ScriptedReply
     usage: UsageIs | None = None
     embedding: tuple[float, ...] | str | None = None
-    """A vector, or the text whose vector it is."""
+    """A vector, or a text to be embedded."""
     score: float | None = None
     classes: Classes | None = None
     """Probabilities, in order or by name."""
 
 
 class Action:
-    """The `then` of a rule, its fault left out. ScriptError for a template that is none."""
+    """Compiles the `then` of a rule, without its fault. Raises ScriptError for an invalid template."""
 
     def __init__(self, then: Then, groups: Iterable[str]) -> None:
-        """`groups` are those that the rule's regexes capture."""
+        """`groups` names the groups captured by the rule's regexes."""
         self._then = then
         self._groups = frozenset(groups)
         self._text = self._template(then.text, "text")
@@ -60,10 +58,10 @@ class Action:
         self._score = self._template(then.score, "score")
         self._waits = _waits(then.delays) if then.delays is not None else ScriptedReply()
         self.speaks = bool(then.text is not None or self._json or self._calls or then.reasoning is not None)
-        """True if the rule has words."""
+        """True if the rule generates text or tool calls."""
         given = {"embedding": then.embedding, "score": then.score, "classes": then.classes}
         self.numbers = next((name for name, value in given.items() if value is not None), "")
-        """What it has for requests that want no words (`app.script.matching.WANTS`); empty for nothing."""
+        """Key of the numeric result (`app.script.matching.WANTS`); empty without one."""
         if not isinstance(then.embedding, str | None) and len(then.embedding) > MOST_VECTOR:
             raise ScriptError(f"then.embedding: at most {MOST_VECTOR} numbers")
         for name in ("embedding", "score", "classes"):
@@ -71,7 +69,9 @@ class Action:
                 raise ScriptError(f"then.{name}: infinity, and what is not a number, is no JSON")
 
     def answer(self, request: Request, values: Values, accepts: Accepts) -> Answer:
-        """The answer to a request. ScriptFailure where a template fails or a call must not be made."""
+        """Builds the answer to a request. ScriptFailure: a template failed, or a tool's schema forbids a
+        call.
+        """
         then, waits = self._then, self._waits
         text = "" if self._text is None else self._text.text(values)
         if self._json is not None:
@@ -100,7 +100,7 @@ class Action:
         )
 
     def check_calls(self, tools: Mapping[str, object], accepts: Accepts) -> None:
-        """Raises ScriptError for a call that the schema in `tools` forbids, where no template changes it."""
+        """Raises ScriptError for a call with constant arguments that its schema in `tools` forbids."""
         for number, call in enumerate(self._then.tool_calls):
             if call.unchecked or call.name not in tools or not _is_constant(call.arguments):
                 continue
@@ -108,7 +108,7 @@ class Action:
                 raise ScriptError(f"then.tool_calls.{number}: {flaw}")
 
     def needed_tools(self) -> list[str]:
-        """Names of the tools that a request has to offer for the calls to be made."""
+        """Returns the names of tools that a request must offer."""
         return [call.name for call in self._then.tool_calls if not call.unchecked]
 
     def _template(self, source: object, key: str) -> Template | None:
@@ -137,14 +137,14 @@ class Action:
 
 
 class _CallFilled(NamedTuple):
-    """A tool call whose holes are to be filled."""
+    """A tool call with its templates compiled."""
 
     call: Call
     arguments: Filled
     id: Template | None
 
     def made(self, values: Values, request: Request, accepts: Accepts) -> ScriptedCall:
-        """The call to a request that offers the tool. ScriptFailure where its schema forbids it."""
+        """Builds the call. ScriptFailure: the request's schema of the tool forbids the arguments."""
         name, arguments = self.call.name, self.arguments(values)
         if flaw := "" if self.call.unchecked else misfit(name, arguments, request.tools[name], accepts):
             raise ScriptFailure(flaw)
@@ -153,21 +153,21 @@ class _CallFilled(NamedTuple):
 
 
 def _numbers_of(value: object) -> Iterable[float]:
-    """The numbers that stand in a key of `then`; none where a text makes them later."""
+    """Numbers written in a key of `then`; empty where a template computes the number."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, tuple) else (value,) if isinstance(value, float) else ()
 
 
 def _number(value: object) -> float:
-    """Returns a template's number. ScriptFailure for anything else."""
+    """Returns a template's number. ScriptFailure for any other type."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ScriptFailure(f"its score is no number, but {str(value)[:60]!r}")
     return float(value)
 
 
 def misfit(name: str, arguments: object, schema: object, accepts: Accepts) -> str:
-    """Says why a tool cannot be called with these arguments; empty when it can."""
+    """Returns why a tool's schema forbids these arguments; empty when the call is valid."""
     if accepts(schema, arguments):
         return ""
     shown = json.dumps(arguments, ensure_ascii=False)[:120]

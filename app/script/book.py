@@ -1,6 +1,6 @@
-"""The scripts of a server: which rule answers a request, and what each has done so far.
+"""The scripts of a server: picks the rule for a request and counts each rule's answers.
 
-Made of the settings once, and read again when a file changes.
+Files are read at start, and again when they change.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from config.sections.reply import ScriptSettings
 
 log = logging.getLogger(__name__)
 Stamp = tuple[int, int, int]
-"""When a file was changed, its size and its inode."""
+"""Modification time in nanoseconds, size in bytes and inode of a file."""
 LOOKS_S = 1.0
-"""How often files are looked at for changes."""
+"""Seconds between checks of the files for changes."""
 
 
 class Decision(NamedTuple):
@@ -43,7 +43,7 @@ class Decision(NamedTuple):
 
 
 class RuleReport(TypedDict):
-    """A rule as GET /admin/script tells of it."""
+    """A rule in the body of GET /admin/script."""
 
     rule: int
     name: str
@@ -51,13 +51,13 @@ class RuleReport(TypedDict):
     failed: int
     too_slow: int
     unoffered: int
-    """Requests that fitted and did not offer a tool that the rule calls."""
+    """Matching requests that did not offer a tool that the rule calls."""
 
 
 class FileReport(TypedDict):
-    """A file as GET /admin/script tells of it.
+    """A file in the body of GET /admin/script.
 
-    `model` null: it is for all models. `error`: why its newest version is not used.
+    `model` null: the file serves all models. `error`: why its newest version is not used.
     """
 
     path: str
@@ -74,7 +74,7 @@ class ScriptReport(TypedDict):
 
 
 class ScriptFile:
-    """A file and its rules at work; made by `ScriptBook`."""
+    """A script file and its compiled rules; made by `ScriptBook`."""
 
     def __init__(self, model: str, path: str, rng: Random) -> None:
         self.model = model
@@ -85,9 +85,9 @@ class ScriptFile:
         self.error = ""
 
     def load(self, uids: Iterator[int], now_s: float, accepts: Accepts) -> str:
-        """Reads the file, and returns a warning, if there is one. Rules that have not changed go on counting.
+        """Reads the file and returns a warning; empty without one. Unchanged rules keep their counters.
 
-        ScriptError: it stays as it was.
+        ScriptError: the old rules stay.
         """
         stamp = stamp_of(self.path)
         try:
@@ -117,7 +117,7 @@ class ScriptFile:
 
 
 class ScriptBook:
-    """All scripts of a server. `now`: monotonic seconds, `unix`: those of the calendar."""
+    """All scripts of a server. `now` returns monotonic seconds, `unix` Unix seconds."""
 
     def __init__(
         self,
@@ -127,9 +127,9 @@ class ScriptBook:
         unix: Callable[[], float],
         accepts: Accepts,
     ) -> None:
-        """`files`: model, empty for all, and path, in the order in which they are tried.
+        """`files` lists model (empty for all) and path, in the order of evaluation.
 
-        ScriptError, with one line, for a file that cannot be used.
+        ScriptError, with one line, for an invalid file.
         """
         self._now = now
         self._unix = unix
@@ -150,9 +150,12 @@ class ScriptBook:
         return sum(len(file.rules) for file in self.files)
 
     def decide(self, request: Request, own: Random | None = None) -> Decision | None:
-        """What the first rule that fits says; None when none does. Pauses as the request does.
+        """Returns the decision of the first matching rule; None without a match. Pauses through
+        `request.breathe`.
 
-        `own` is the randomness of a request that repeats itself. ScriptFailure when the rule cannot answer.
+        `own` draws the random values of a request with a seed or greedy decoding. ScriptFailure when the rule
+        cannot
+        answer.
         """
         for file in self.files:
             if file.model not in ("", request.model):
@@ -198,7 +201,7 @@ class ScriptBook:
         return any(file.stamp != stamp_of(file.path) for file in self.files)
 
     def refresh(self) -> None:
-        """Read files again that have changed. What is wrong with one is logged, and it stays as it was."""
+        """Reads changed files again. Logs errors, and keeps the old rules of an invalid file."""
         for file in self.files:
             if file.stamp == stamp_of(file.path):
                 continue
@@ -217,11 +220,11 @@ class ScriptBook:
                 rule.restart(self._now())
 
     def report(self) -> ScriptReport:
-        """Which rule has answered how often."""
+        """Counts answers, failures and skips of each rule."""
         return {"files": [_file_report(file) for file in self.files], "unanswered": self.unanswered}
 
     def unused(self) -> Iterator[str]:
-        """Yields a line for each file that has rules which never answered."""
+        """Yields a line for each file with rules that never answered."""
         for file in self.files:
             never = [_called(rule) for rule in file.rules if not rule.answered]
             if never:
@@ -231,7 +234,7 @@ class ScriptBook:
 
 
 def stamp_of(path: str) -> Stamp | None:
-    """Returns what changes when a file does; None without a file."""
+    """Returns the stamp of a file; None if the file cannot be read."""
     try:
         at = Path(path).stat()
     except OSError:
@@ -249,7 +252,9 @@ def check_calls(rules: Sequence[RuleState], script: Script, accepts: Accepts, pa
 
 
 def unchecked_calls(rules: Sequence[RuleState], script: Script, path: str) -> str:
-    """A line that names the rules whose calls no schema of the script checks; empty without any."""
+    """Returns a warning that names the rules with calls that no schema of the script checks; empty without
+    any.
+    """
     later = [_called(rule) for rule in rules if not script.tools.keys() >= set(rule.needed_tools)]
     if not later:
         return ""
@@ -281,7 +286,7 @@ def _file_report(file: ScriptFile) -> FileReport:
 def open_book(
     settings: ScriptSettings, schemas: Schemas, rng: Random, now: Callable[[], float]
 ) -> ScriptBook:
-    """Opens the scripts of the settings. ConfigError for one that cannot be used."""
+    """Opens the scripts of the settings. ConfigError for an invalid script."""
     try:
         return ScriptBook(settings.files, rng, now, time.time, accepting(schemas))
     except ScriptError as error:
@@ -289,7 +294,7 @@ def open_book(
 
 
 def check_scripts(settings: ScriptSettings) -> None:
-    """ConfigError for the first script that cannot be used. Warnings are left to who opens it."""
+    """Raises ConfigError for the first invalid script. Logs no warnings; `open_book` does."""
     for _, path in settings.files:
         try:
             ScriptFile("", path, Random(0)).load(count(), 0.0, accepting(Schemas()))
@@ -298,7 +303,9 @@ def check_scripts(settings: ScriptSettings) -> None:
 
 
 def accepting(schemas: Schemas) -> Accepts:
-    """What tells whether a schema accepts a value. ScriptError for a schema that is none."""
+    """Returns a function that checks a value against a schema. The function raises ScriptError for an
+    invalid schema.
+    """
 
     def accepts(schema: object, value: object) -> bool:
         try:
@@ -310,7 +317,7 @@ def accepting(schemas: Schemas) -> Accepts:
 
 
 class ScriptWatch:
-    """Reads changed files again as long as the worker lives, and says at its end which rules were unused."""
+    """Reads changed files again while the worker lives, and logs unused rules at its end."""
 
     def __init__(self, book: ScriptBook) -> None:
         self._book = book
@@ -320,7 +327,7 @@ class ScriptWatch:
         self._greenlet = gevent.spawn(self._look)
 
     def close(self) -> None:
-        """Stops looking, and logs which rules have never answered."""
+        """Stops watching, and logs the rules that never answered."""
         if self._greenlet is not None:
             self._greenlet.kill(block=False)
         for line in self._book.unused():
@@ -332,5 +339,5 @@ class ScriptWatch:
             try:
                 if self._book.has_changed():
                     call_off_hub(self._book.refresh)
-            except Exception:  # whatever a file has made of us, the next version of it is read
+            except Exception:  # an invalid file must not stop the watch
                 log.exception("a script could not be read again")

@@ -33,12 +33,12 @@ from config.installation import COMMAND
 
 
 def unreachable(rules: Sequence[RuleState]) -> Iterator[tuple[RuleState, RuleState]]:
-    """Pairs of a rule and a later one that fits nothing else.
+    """Yields pairs of a rule and a later rule that can only match the same requests.
 
-    Only what can be told for sure: two regexes are compared as texts, and quotas of faults are not.
+    Reports only certain cases: two regexes are compared as texts, and quotas of faults are ignored.
     """
     by_text: dict[str, list[RuleState]] = {}
-    """Rules about one exact message, of which a recording may have made thousands."""
+    """Rules for one exact message. A recording may have made thousands, so a dictionary finds them."""
     others: list[RuleState] = []
     for rule in rules:
         text = _only_text(rule.rule.when)
@@ -83,14 +83,14 @@ def _hides(earlier: RuleState, later: RuleState) -> bool:
 
 
 def _values(wanted: object) -> set[object]:
-    """The values that a condition lists; none for any other condition."""
+    """Returns the values that a condition lists; empty for a condition of another kind."""
     if isinstance(wanted, tuple):
         return set(wanted)
     return {wanted} if isinstance(wanted, str | int) and not isinstance(wanted, bool) else set()
 
 
 def _covers(first: object, second: object) -> bool:
-    """Whether a condition is missing, the same as the later one, or lists all that the later one lists."""
+    """True if the first condition holds for every request that the second accepts."""
     if first is None or first == second or first is True and second not in (None, False):
         return True
     return bool(_values(second)) and _values(second) <= _values(first)
@@ -102,19 +102,19 @@ def _messages(when: When) -> list[MessageIs]:
 
 
 def _message_follows(wanted: MessageIs, given: Sequence[MessageIs]) -> bool:
-    """Whether one of the conditions `given` is enough for `wanted`."""
+    """True if one of the conditions `given` implies `wanted`."""
     return any(_is_of(wanted, each) and _text_follows(wanted, each) for each in given)
 
 
 def _is_of(wanted: MessageIs, given: MessageIs) -> bool:
-    """Whether the message that is looked at for `given` is one that is looked at for `wanted`."""
+    """True if `wanted` looks at the message that `given` looks at."""
     if wanted.which == "any":
         return wanted.role in (None, given.role)
     return (wanted.which, wanted.role) == (given.which, given.role)
 
 
 def _text_follows(wanted: TextIs, given: TextIs) -> bool:
-    """Whether every text that is `given` is `wanted`."""
+    """True if every text that satisfies `given` satisfies `wanted`."""
     if wanted.exact is None and wanted.contains is None and wanted.regex is None:
         return True
     if given.ignore_case and not wanted.ignore_case:
@@ -140,9 +140,9 @@ ReadMessages = Callable[[Sequence[dict[str, object]]], Sequence[Message]]
 
 
 def run(argv: Sequence[str], read: ReadMessages) -> int:
-    """The exit status: 0, or 1 when a script or an argument cannot be used, or no rule answers.
+    """Returns the exit status: 1 for an invalid script or argument, or when no rule answers; 0 otherwise.
 
-    `read` makes of the messages of a chat what rules see of them.
+    `read` converts chat messages into the messages that rules compare.
     """
     given = _parser().parse_args(argv)
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
@@ -155,9 +155,9 @@ def run(argv: Sequence[str], read: ReadMessages) -> int:
 
 
 def check(files: Sequence[str]) -> int:
-    """Say of each file that it is in order, and which of its rules can never be reached.
+    """Prints the number of rules of each valid file, and logs the rules that can never be reached.
 
-    ScriptError for the first file that is not in order.
+    ScriptError for the first invalid file.
     """
     for file in _book(files, None).files:
         print(f"{file.path}: {len(file.rules)} rules are in order")
@@ -167,7 +167,9 @@ def check(files: Sequence[str]) -> int:
 
 
 def attempt(given: argparse.Namespace, read: ReadMessages) -> int:
-    """Say which rule answers the messages, and what; with `--why`, why those before it do not."""
+    """Prints the rule that answers the messages, and its answer. `--why` prints why earlier rules do not
+    match.
+    """
     book = _book(given.files, given.seed)
     request = _request(given, read)
     decision = None
@@ -184,7 +186,7 @@ def attempt(given: argparse.Namespace, read: ReadMessages) -> int:
 
 
 def _explain(book: ScriptBook, request: Request, decision: Decision | None) -> None:
-    """One line for each rule up to the one that answers."""
+    """Prints a line for each rule before the one that answers."""
     for file in book.files:
         for rule in file.rules:
             if decision is not None and rule is decision.rule:
@@ -228,7 +230,7 @@ def _book(files: Sequence[str], seed: int | None) -> ScriptBook:
 
 
 def _request(given: argparse.Namespace, read: ReadMessages) -> Request:
-    """The request that the arguments describe. ValueError for messages or tools that are none."""
+    """Builds the request from the arguments. ValueError for invalid messages or tools."""
     messages = _json(given.messages, "--messages")
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
@@ -246,7 +248,7 @@ def _request(given: argparse.Namespace, read: ReadMessages) -> Request:
 
 
 def _tools(listed: object) -> Mapping[str, object]:
-    """Tools as a chat request has them, or a mapping of names to schemas."""
+    """Returns tool names with their schemas, from a chat request's list or a mapping."""
     if isinstance(listed, dict):
         return listed
     try:
@@ -262,7 +264,7 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def _json(text: str, flag: str) -> object:
-    """JSON, or what is in the file behind an @; a text that looks like no JSON is itself."""
+    """Returns parsed JSON; @FILE reads a file. Text that starts with no bracket is returned unparsed."""
     if text.startswith("@"):
         text = Path(text[1:]).read_text("utf-8")
     if text.lstrip()[:1] not in ("[", "{"):

@@ -16,19 +16,19 @@ from app.clock.pause import call_off_hub
 from app.script.rules import MessageIs, Numbers, Range, ScriptError, TextIs, Texts, ToolResultIs, When
 
 SEARCH_S = 0.005
-"""Most seconds of one search of a regex."""
+"""Longest search of one regex, in seconds; keeps other requests on time."""
 SHORT = 1 << 14
-"""Characters of a text that is searched at once; a longer one is searched in another thread, without the GIL.
+"""Longest text searched in place, in characters; a longer text is searched in another thread, without the
+GIL.
 
-Between two looks at the time a search may go all through a text many times: one for spaces at the end took
-400 ms of 3 MB of spaces (measured).
+A search checks its timeout rarely: a regex for trailing spaces took 400 ms in 3 MB of spaces (measured).
 """
 FOLDED = 1 << 18
-"""Characters of a text that are looked at where case does not matter."""
+"""Characters of a text that are compared where case does not matter."""
 KNOWN = 1 << 16
-"""Characters of a text that templates get."""
+"""Most characters of a text that templates receive."""
 MOST_SOURCE = 4_000
-"""Characters of a regex."""
+"""Longest regex, in characters."""
 
 
 WANTS = {
@@ -38,14 +38,14 @@ WANTS = {
     "score": "score",
     "rerank": "score",
 }
-"""What requests of a family want of a rule; those of other families want words. /pooling may want classes."""
+"""Result that a request family needs; other families need words. /pooling may need classes instead."""
 WORDS = "words"
 
 
 class Message(Struct, frozen=True, gc=False):
-    """A message of a conversation; of a tool's result also the tool's name, where a call tells it.
+    """A message of a conversation. `tool` names the tool of a tool result, where the request gives the name.
 
-    It holds texts only: a garbage collection need not look at those of a long conversation.
+    Without `gc`: the garbage collector skips the messages of long conversations.
     """
 
     role: str
@@ -55,11 +55,12 @@ class Message(Struct, frozen=True, gc=False):
 
 @dataclass
 class Request:
-    """A request as rules see it.
+    """A request in the form that rules evaluate.
 
-    `tools`: name to the JSON Schema of its arguments; `header` takes any case; `key` names the caller by API
-    key or address; `tokens`: an estimate. `wants`: embedding, classes, score or words; what its family wants,
-    unless it is given. `breathe` is called between parts of long work, and may pause.
+    `tools` maps a name to the JSON Schema of its arguments. `header` takes a name in any case.
+    `key` identifies the client by API key or address. `tokens` is an estimate.
+    `wants` is embedding, classes, score or words; if empty, the family's default of `WANTS`.
+    `breathe` is called between parts of long work, and may pause.
     """
 
     api: str
@@ -91,12 +92,14 @@ class Request:
 
     @cached_property
     def tool_results(self) -> Sequence[Message]:
-        """The tool results that end the conversation, in their order."""
+        """The tool results at the end of the conversation, in order."""
         return list(takewhile(lambda each: each.role == "tool", reversed(self.messages)))[::-1]
 
     @cached_property
     def conversation(self) -> bytes:
-        """The same for all requests of one conversation: who asks which model, and how it began."""
+        """Digest of client, model and messages up to the first user message; equal for all turns of a
+        conversation.
+        """
         hashed = blake2b(digest_size=16)
         for text in (self.key(), self.model):
             hashed.update(text.encode("utf-8", "surrogatepass") + b"\0")
@@ -110,9 +113,9 @@ class Request:
 
 
 class Groups(Struct):
-    """What the regexes of a rule have captured: `numbered` of the first that matched, all names.
+    """Texts captured by the regexes of a rule: `numbered` of the first match, `named` of all matches.
 
-    `count`: how many requests have fitted the rule, this one included, in the scope of its `nth`.
+    `count` is the number of requests that matched the rule in the scope of its `nth`, this request included.
     """
 
     numbered: Sequence[str] = ()
@@ -130,7 +133,7 @@ class Groups(Struct):
 
 
 class TooSlow(Exception):
-    """A regex took longer than it may: its rule does not fit."""
+    """A regex exceeded its time limit, so its rule does not match."""
 
 
 Check = Callable[[Request, Groups], bool]
@@ -138,21 +141,21 @@ TextCheck = Callable[[str, Request, Groups], bool]
 
 
 class Conditions:
-    """The `when` of a rule but for `nth` and `chance`. ScriptError for a regex that is none."""
+    """Compiles the `when` of a rule, without `nth` and `chance`. ScriptError for an invalid regex."""
 
     def __init__(self, when: When) -> None:
         self._checks: dict[str, Check] = {}
         self.groups: set[str] = set()
-        """Names and numbers of all groups of its regexes."""
+        """Names and numbers of all groups of the rule's regexes."""
         self._add_request(when)
         self._add_messages(when)
 
     def fits(self, request: Request, groups: Groups) -> bool:
-        """Whether all hold; what regexes capture is put into `groups`. May raise TooSlow."""
+        """True if all conditions hold; adds captured texts to `groups`. May raise TooSlow."""
         return all(holds(request, groups) for holds in self._checks.values())
 
     def misfit(self, request: Request) -> str:
-        """Returns the key of the first condition that does not hold; empty when all do."""
+        """Returns the key of the first condition that does not hold; empty when all hold."""
         groups = Groups()
         return next((key for key, holds in self._checks.items() if not holds(request, groups)), "")
 
@@ -218,7 +221,7 @@ class Conditions:
         )
 
     def _text(self, wanted: TextIs) -> TextCheck:
-        """Returns a function that tells whether a text is wanted."""
+        """Returns a function that checks a text against the condition."""
         fold = folded_text if wanted.ignore_case else str
         exact = None if wanted.exact is None else {fold(text) for text in listed(wanted.exact)}
         parts = None if wanted.contains is None else [fold(text) for text in listed(wanted.contains)]
@@ -261,7 +264,7 @@ class Conditions:
 
 
 def numbers(wanted: Numbers) -> Callable[[int], bool]:
-    """Returns a function that tells whether a number is wanted."""
+    """Returns a function that checks a number against the condition."""
     if isinstance(wanted, Range):
         least, most = wanted.at_least, wanted.at_most
         return lambda number: number >= least and (most is None or number <= most)
@@ -275,7 +278,7 @@ def _is_in(part: str, text: str, request: Request) -> bool:
 
 
 def _captured(found: regex.Match[str], group: int | str) -> str:
-    """The text of a group, of which templates get `KNOWN` characters; empty where it took no part."""
+    """Returns at most `KNOWN` characters of a group; empty for a group outside the match."""
     start, end = found.span(group)
     return found.string[max(0, start) : max(0, min(end, start + KNOWN))]
 

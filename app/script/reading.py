@@ -1,4 +1,4 @@
-"""From a YAML file to a `Script`. What is wrong is said in one line, with file, rule and key."""
+"""Parses a YAML file into a `Script`. Errors are one line with file, rule and key."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from config.declaration import ConfigError
 from config.yaml_file import parse_yaml
 
 MOST_BYTES = 2 << 20
-"""Of a file."""
+"""Largest script, in bytes."""
 CONTENT = ("text", "json", "tool_calls", "reasoning")
 NUMBERS = ("embedding", "score", "classes")
 OURS = {"Expected": "expected", "Object": "the mapping is", "array": "list", "`": "", " | null": ""}
-"""What msgspec says, in the words of YAML."""
+"""Phrases of msgspec's errors and their replacements in YAML terms."""
 WORDS = {
     "api": get_args(Family),
     "which": ("last", "first", "any"),
@@ -33,7 +33,7 @@ _STEP = re.compile(r"\[\.\.\.\]|\[(\d+)\]|\.([^.\[]+)")
 
 
 def read_script(path: str) -> Script:
-    """The script in the file `path`. ScriptError when there is none, or anything in it is wrong."""
+    """Reads the script in the file `path`. ScriptError for a missing or invalid file."""
     try:
         size = Path(path).stat().st_size
         if size > MOST_BYTES:
@@ -49,7 +49,9 @@ def read_script(path: str) -> Script:
 
 
 def script_of(document: Mapping[str, object], path: str) -> Script:
-    """The script that `document` describes; `path` names it in errors. ScriptError as `read_script`."""
+    """Converts a parsed document into a script; `path` names the file in errors. Raises ScriptError like
+    `read_script`.
+    """
     try:
         script = msgspec.convert(document, Script)
         for number, rule in enumerate(script.rules, 1):
@@ -66,7 +68,7 @@ def place(path: str, number: int, name: str = "") -> str:
 
 
 def flaw_of(rule: Rule) -> str:
-    """Returns a flaw that msgspec cannot see; empty when nothing is wrong."""
+    """Returns an error that msgspec's types cannot express; empty for a valid rule."""
     then = rule.then
     if not isinstance(then, Then):
         return "" if then == PASS else f"then: must be {PASS!r} or a mapping, got {then[:40]!r}"
@@ -93,7 +95,7 @@ def _is_given(then: Then, key: str) -> bool:
 
 
 def _explained(message: str, document: object, path: str) -> str:
-    """msgspec's message, with rule and key as the file has them."""
+    """Rewrites msgspec's message with the rule and key of the file."""
     found = _PATH.search(message)
     what = message[: found.start()] if found else message
     steps = list(_steps(found["path"])) if found else []

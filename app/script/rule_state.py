@@ -1,4 +1,4 @@
-"""The state of one rule: what it has met, and whether it answers a request."""
+"""The state of one rule: decides if the rule answers a request, and counts matches and answers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from config.fault_rules import read_fault_rule
 
 log = logging.getLogger(__name__)
 COUNTERS_BYTES = 2 << 20
-"""Memory of the counters of keys and conversations: about 8,000 of them, the last used ones."""
+"""Most memory of the counters per key or conversation, in bytes: about 8,000 counters, the last used."""
 COUNTER_BYTES = 256
 
 
 class Counters:
-    """How often rules were met by each key or conversation."""
+    """Counts matches of rules per API key or conversation."""
 
     def __init__(self) -> None:
         self.limit_bytes = COUNTERS_BYTES
@@ -38,7 +38,6 @@ class Counters:
         return int(self._met.currsize)
 
     def count(self, rule: int, whose: bytes) -> int:
-        """Counts one more, and returns how many that makes."""
         count = self._met[rule, whose] = self._met.get((rule, whose), 0) + 1
         return count
 
@@ -47,7 +46,7 @@ class Counters:
 
 
 class RuleInput(NamedTuple):
-    """The moment, the randomness and the schemas with which a request is answered."""
+    """Time, random source and schema check for one request."""
 
     rng: Random
     now_s: float
@@ -57,10 +56,10 @@ class RuleInput(NamedTuple):
 
 
 class RuleState:
-    """A rule of a file, compiled, and what it has met. ScriptError when it cannot be used."""
+    """A compiled rule of a file, with its counters. ScriptError for an invalid rule."""
 
     def __init__(self, path: str, number: int, rule: Rule, uid: int, now_s: float) -> None:
-        """`uid` is that of no other rule of any file."""
+        """`uid` is unique among the rules of all files."""
         self.rule = rule
         self.uid = uid
         self.move(path, number)
@@ -81,7 +80,7 @@ class RuleState:
         self.restart(now_s)
 
     def move(self, path: str, number: int) -> None:
-        """Moves the rule to another place of its file."""
+        """Updates the rule's file and number, for logs and reports."""
         self.place = place(path, number, self.rule.name)
         self.number = number
 
@@ -90,13 +89,15 @@ class RuleState:
         self._fault = None if self._fault_rule is None else FaultScript([self._fault_rule], now_s)
 
     def concerns(self, request: Request) -> bool:
-        """Whether it has what the request wants, be it words or numbers; what says nothing is for all."""
+        """True if the rule has the result that the request wants. A rule without a result concerns all
+        requests.
+        """
         if self.action.numbers or self.action.speaks:
             return request.wants == (self.action.numbers or WORDS)
         return True
 
     def missing_tool(self, request: Request) -> str:
-        """What the request would have to offer for the calls to be made; empty when it offers everything."""
+        """Returns an error that names a tool that the request does not offer; empty when none is missing."""
         name = next((name for name in self.needed_tools if name not in request.tools), None)
         if name is None:
             return ""
@@ -104,7 +105,9 @@ class RuleState:
         return f"it calls the tool {name!r}, which is none of those that the request offers: {there}"
 
     def groups_of(self, request: Request, rng: Random, counters: Counters) -> Groups | None:
-        """What its regexes have captured; None when it does not answer. May raise TooSlow."""
+        """Returns the texts captured by the rule's regexes; None when the rule does not answer. May raise
+        TooSlow.
+        """
         groups = Groups()
         if not self.concerns(request) or not self.conditions.fits(request, groups):
             return None
@@ -123,7 +126,7 @@ class RuleState:
         return groups if chance >= 1 or rng.random() < chance else None
 
     def fault(self, request: Request, given: RuleInput) -> Fault | None:
-        """What goes wrong with the request, if the rule has a fault and it is that one's turn."""
+        """Returns the fault for this request; None without a fault or when its turn has not come."""
         if self._fault is None:
             return None
         facts = RequestFacts(request.path, request.model, request.header, request.key, request.tokens)
@@ -131,11 +134,11 @@ class RuleState:
 
     @property
     def only_fails(self) -> bool:
-        """Whether a fault is all that the rule has."""
+        """True if the rule has a fault and no answer."""
         return not (self.action.speaks or self.action.numbers or self._then.passes)
 
     def answer(self, request: Request, groups: Groups, given: RuleInput) -> Answer:
-        """Returns the answer. ScriptFailure where the rule cannot give one."""
+        """Builds the answer. ScriptFailure: the rule matches but cannot answer."""
         return self.action.answer(request, _values(request, groups, given), given.accepts)
 
     def _counted(self, nth: Nth, request: Request, counters: Counters) -> int:

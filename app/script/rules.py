@@ -1,6 +1,6 @@
-"""The language of scripts: rules in order, each with `when` it answers and what `then` is said.
+"""The language of scripts: ordered rules, each with conditions (`when`) and an action (`then`).
 
-Names and meaning are those of the YAML file (docs/scripts.md). All texts of `then` may be templates.
+Names and meanings are the YAML file's (docs/scripts.md). Every text of `then` may be a template.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 
 class ScriptError(ValueError):
-    """A file that cannot be used. Its text is one line with the file, the rule's number and the key."""
+    """An invalid script. The text is one line with the file, the rule's number and the key."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
 
 
 class ScriptFailure(Exception):
-    """A rule fits a request and cannot answer it; one sentence that names file and rule."""
+    """A rule matches a request but cannot answer. The text is one sentence that names file and rule."""
 
 
 Family = Literal[
@@ -33,41 +33,41 @@ Name = Annotated[str, Meta(max_length=64)]
 Items = Annotated[tuple[str, ...], Meta(min_length=1)]
 Texts = str | Items
 Duration = str | Annotated[int, Meta(ge=0)]
-"""As in the settings: `250ms`, `1.5s`, or whole milliseconds."""
+"""Duration in the settings' syntax: `250ms`, `1.5s`, or whole milliseconds."""
 PASS = "pass"
 
 
 class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a rule; a key that it does not know is an error."""
+    """A part of a rule; an unknown key is an error."""
 
 
 class TextIs(Part, frozen=True, kw_only=True):
-    """Conditions of a text, all of which hold. Of several texts in a list one is enough."""
+    """Conditions on a text; all must hold. One text of a list is enough."""
 
     exact: Texts | None = None
     contains: Texts | None = None
     regex: str | None = None
-    """Found anywhere; its groups are `match` in templates."""
+    """Searched anywhere in the text; templates read its groups as `match`."""
     ignore_case: bool = False
 
 
 class MessageIs(TextIs, frozen=True, kw_only=True):
-    """A message of the conversation."""
+    """Condition on a message of the conversation."""
 
     role: str | None = None
     which: Literal["last", "first", "any"] = "last"
-    """Of all messages, or of those with this role."""
+    """Which message is compared, counted among the messages with `role` if given."""
 
 
 class ToolResultIs(TextIs, frozen=True, kw_only=True):
-    """The tool results that end the conversation: one of them is this."""
+    """Condition on the tool results at the end of the conversation; one match is enough."""
 
     tool: str | None = None
-    """Name of the tool that was called."""
+    """Name of the called tool."""
 
 
 class Range(Part, frozen=True, kw_only=True):
-    """Whole numbers from one to another, both included."""
+    """Range of whole numbers; both ends are included."""
 
     at_least: Ordinal = 1
     at_most: Ordinal | None = None
@@ -77,45 +77,45 @@ Numbers = Ordinal | Annotated[tuple[Ordinal, ...], Meta(min_length=1)] | Range
 
 
 class Nth(Part, frozen=True, kw_only=True):
-    """How often a request has come that fits everything else, this one included."""
+    """Condition on the number of requests that matched all other conditions, this request included."""
 
     count: Numbers
     per: Scope = "server"
-    """Counted for all requests together, for each API key (or address), or for each conversation."""
+    """Scope of the count: the server, each API key (or address), or each conversation."""
 
 
 class When(Part, frozen=True, kw_only=True):
-    """Which requests a rule answers: those that fit all that is given."""
+    """Conditions on a request; all that are given must hold."""
 
     model: Texts | None = None
     api: Family | Annotated[tuple[Family, ...], Meta(min_length=1)] | None = None
     message: str | MessageIs | Annotated[tuple[str | MessageIs, ...], Meta(min_length=1)] | None = None
-    """A text alone is that of the last message."""
+    """A plain text is compared with the last message."""
     turn: Numbers | None = None
-    """User messages so far; 1 where there are no messages."""
+    """Number of user messages; 1 where there are no messages."""
     tool_result: bool | str | ToolResultIs | None = None
-    """The conversation ends with the result of a tool: of any, of this one, or with this text."""
+    """The conversation ends with a tool result: any (or, if false, none), of the named tool, or with the
+    given text.
+    """
     tools: bool | Texts | None = None
-    """Tools are offered: some, or at least these."""
+    """The request offers tools: any (or, if false, none), or at least the named tools."""
     headers: dict[str, str | TextIs | None] = {}
-    """Null is any value."""
+    """Header name and condition on its value; null accepts any value."""
     nth: Ordinal | Annotated[tuple[Ordinal, ...], Meta(min_length=1)] | Nth | None = None
     chance: Share = 1.0
 
 
 class Call(Part, frozen=True, kw_only=True):
-    """A tool call."""
-
     name: str
     arguments: dict[str, object] = {}
     id: str | None = None
-    """Drawn by the server without one."""
+    """Without an id the server generates one."""
     unchecked: bool = False
-    """Made even where the request does not offer the tool, or its schema forbids the arguments."""
+    """Skips the check that the request offers the tool and that its schema allows the arguments."""
 
 
 class UsageIs(Part, frozen=True, kw_only=True):
-    """What the answer says of its tokens, whatever they are."""
+    """Token counts reported in the answer, independent of the actual counts."""
 
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
@@ -123,13 +123,13 @@ class UsageIs(Part, frozen=True, kw_only=True):
 
 
 class Delays(Part, frozen=True, kw_only=True):
-    """Waits on top of those of the engine."""
+    """Waits added to the engine's own."""
 
     first_token: Duration = 0
     per_token: Duration = 0
     """Before each token but the first."""
     before: dict[Ordinal, Duration] = {}
-    """Token, counted from 1, to the wait before it."""
+    """Maps a token's number, counted from 1, to the wait before it."""
 
 
 Classes = (
@@ -139,17 +139,15 @@ Classes = (
 
 
 class Then(Part, frozen=True, kw_only=True):
-    """The action of a rule."""
-
     text: str | None = None
     json: object | UnsetType = UNSET
-    """A value that is written as JSON."""
+    """Answer text, given as a value and written as JSON."""
     tool_calls: tuple[Call, ...] = ()
     reasoning: str | None = None
     embedding: Annotated[tuple[float, ...], Meta(min_length=1)] | str | None = None
-    """A vector, or the text whose vector it is."""
+    """A vector, or a text to be embedded."""
     score: float | str | None = None
-    """How well a query and a document match; a text is a template of a number."""
+    """Match of a query and a document; a text is a template of a number."""
     classes: Classes | None = None
     """Probability of each class, in order or by name."""
     finish_reason: Literal["stop", "length", "abort", "content_filter"] | None = None
@@ -158,11 +156,11 @@ class Then(Part, frozen=True, kw_only=True):
     """One rule of docs/faults.md."""
     delays: Delays | None = None
     passes: bool = field(name=PASS, default=False)
-    """The mode below says something; usage, fault and delays hold for that, too."""
+    """Leaves the answer to the reply mode; usage, fault and delays still apply."""
 
 
 class Rule(Part, frozen=True, kw_only=True):
-    """The first rule that fits a request answers it."""
+    """A rule; the first that matches a request answers it."""
 
     then: str | Then
     name: Name = ""
@@ -170,13 +168,11 @@ class Rule(Part, frozen=True, kw_only=True):
 
 
 class Script(Part, frozen=True, kw_only=True):
-    """A file."""
-
     rules: Annotated[tuple[Rule, ...], Meta(min_length=1, max_length=10_000)]
     seed: int | None = None
-    """Of its random draws; the server's without it."""
+    """Seed of the script's random draws; without one, the server's random source."""
     tools: dict[str, object] = {}
-    """Tool to the JSON Schema of its arguments: what calls are checked against before any request comes."""
+    """Maps a tool to the JSON Schema of its arguments. Calls are checked against these schemas at start."""
 
 
 PARTS: dict[str, type[Part]] = {
@@ -194,4 +190,4 @@ PARTS: dict[str, type[Part]] = {
     "usage": UsageIs,
     "delays": Delays,
 }
-"""The key that holds a part, for errors that tell which keys there are."""
+"""Maps the key of a part to its class; errors list the class's keys."""

@@ -1,8 +1,9 @@
-"""Texts with holes: `It is {{ message | length }} characters, {{ match.name | title }}.`
+"""Template texts: `It is {{ message | length }} characters, {{ match.name | title }}.`
 
-The language is Jinja's, but for what could run long: no loops, macros or imports, no methods, no repetition
-of texts. A template can only take values, compare and compute them and hand them through filters, so its
-work is linear in its own length and in that of the texts that it is given.
+The language is Jinja's without unbounded work: no loops, macros or imports, no methods, no repetition of
+texts.
+Templates only take values, compare and compute them and apply filters.
+Rendering is linear in the length of the template and of its values.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from app.script.rules import ScriptError, ScriptFailure
 
 MOST_CHARACTERS = 1 << 18
-"""Of a text that a template, or a filter in it, makes."""
+"""Longest text that a template, or a filter in it, makes, in characters."""
 MOST_NODES = 2000
-"""Of the tree of one template."""
+"""Most nodes in the syntax tree of one template."""
 MOST_BITS = 1024
 MOST_DIGITS = 20
 MOST_HEX = 64
 NAMES = frozenset(
     ("match", "message", "user", "tool_result", "model", "api", "turn", "count", "now", "unix", "header")
 )
-"""What a template can use; `docs/scripts.md` says what each is."""
+"""Names that a template can use (docs/scripts.md)."""
 FUNCTIONS = frozenset(("random", "choose", "hex", "header"))
-"""Those of them, and of the draws, that are called."""
+"""Names that a template can call."""
 FILTERS = (
     *("upper", "lower", "capitalize", "title", "trim", "int", "float", "length", "first", "last"),
     *("default", "string", "abs"),
@@ -52,12 +53,12 @@ Values = Mapping[str, object]
 
 
 class Template:
-    """A text of a script. ScriptError when it is none that can be used."""
+    """A compiled text of a script. ScriptError for an invalid template."""
 
     def __init__(
         self, source: str, names: frozenset[str] = NAMES, groups: frozenset[str] | None = None
     ) -> None:
-        """`names` are known; `groups` those of `match`, unless any may be there."""
+        """`names` are the known names. `groups` are the groups of `match`; None allows any group."""
         self.source = source
         self.is_constant = not any(mark in source for mark in ("{{", "{%", "{#"))
         if len(source) > MOST_CHARACTERS:
@@ -79,13 +80,15 @@ class Template:
             raise ScriptError(f"template {source[:60]!r}: is nested too deeply") from None
 
     def text(self, values: Values) -> str:
-        """Fills the holes. ScriptFailure when that cannot be done."""
+        """Renders the text. ScriptFailure when rendering fails."""
         if self.is_constant:
             return self.source
         return str(self._made(lambda: "".join(_limited(self._template.generate(**values)))))
 
     def value(self, values: Values) -> object:
-        """As `text`; but what is one expression and nothing else keeps its type, such as a number."""
+        """Renders a template of one expression without converting the value to text; other templates give a
+        text.
+        """
         if self.is_constant or self._expression is None:
             return self.text(values)
         expression = self._expression
@@ -119,7 +122,9 @@ class RandomFunctions:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Operators of numbers are for those only, of usual size: a text times a million would be a gigabyte."""
+    """Sandbox that allows `*` and `%` only for numbers of limited size: a text times a million needs a
+    gigabyte.
+    """
 
     intercepted_binops = frozenset("*%")
 
@@ -141,7 +146,7 @@ def _environment() -> _Environment:
 
 
 def _check(tree: nodes.Template, names: frozenset[str], groups: frozenset[str] | None) -> None:
-    """Raises TemplateError for what a template of a script cannot have."""
+    """Raises TemplateError for a node, call, group or name that scripts do not allow."""
     for number, node in enumerate(_nodes(tree)):
         if number > MOST_NODES:
             raise TemplateError(f"has more than {MOST_NODES} parts")
@@ -170,7 +175,7 @@ def _nodes(tree: nodes.Node) -> Iterator[nodes.Node]:
 
 
 def _group_of(node: nodes.Node) -> str | None:
-    """The group of `match` that a node takes."""
+    """Returns the group of `match` that a node reads; None for other nodes."""
     if not isinstance(node, nodes.Getattr | nodes.Getitem):
         return None
     if not (isinstance(node.node, nodes.Name) and node.node.name == "match"):
@@ -181,7 +186,7 @@ def _group_of(node: nodes.Node) -> str | None:
 
 
 def _expression(tree: nodes.Template, source: str) -> str:
-    """What stands in the braces of a template that is one expression; empty for any other."""
+    """Returns the source of a template's only expression; empty for any other template."""
     stripped = source.strip()
     if len(tree.body) != 1 or not isinstance(tree.body[0], nodes.Output) or len(tree.body[0].nodes) != 1:
         return ""
@@ -199,9 +204,9 @@ def _limited(pieces: Iterator[str]) -> Iterator[str]:
 
 
 def _plain(value: object) -> object:
-    """A value that JSON has."""
+    """Converts a value to a JSON type; StrictUndefined raises its error."""
     if isinstance(value, StrictUndefined):
-        str(value)  # which raises its error
+        str(value)  # raises its error
     if isinstance(value, str):
         return "".join(_limited(iter((value,))))
     if isinstance(value, float) and not math.isfinite(value):
@@ -217,7 +222,7 @@ def _replace(text: object, old: str, new: str) -> str:
 
 
 def _json(value: object) -> str:
-    """What it escapes gets longer, and much longer when that is escaped again."""
+    """Encodes JSON of limited length: repeated escaping multiplies the length of a text."""
     return "".join(_limited(iter((json.dumps(value, ensure_ascii=False, allow_nan=False),))))
 
 
@@ -230,6 +235,6 @@ def _truncate(text: object, most: int = 100) -> str:
 
 
 def _date(unix_s: float, form: str = "%Y-%m-%d") -> str:
-    if _WIDE.search(form):  # such as %999999999Y, which is as long as it says
+    if _WIDE.search(form):  # such as %999999999Y, which pads to that width
         raise TemplateError(f"date knows no {form[:40]!r}")
     return datetime.fromtimestamp(unix_s, UTC).strftime(form)

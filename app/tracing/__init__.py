@@ -1,4 +1,4 @@
-"""OpenTelemetry traces: how spans leave (docs/tracing.md); `app.middleware.traces` makes them.
+"""Export of OpenTelemetry traces (docs/tracing.md); `app.middleware.traces` makes the spans.
 
-Off unless `otlp-traces-endpoint` is set; then nothing of OpenTelemetry is imported.
+Off unless `otlp-traces-endpoint` is set; OpenTelemetry is not imported then.
 """

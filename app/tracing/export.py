@@ -1,7 +1,7 @@
-"""The way of ended spans to the collector: OTLP over HTTP, in batches, from a native thread.
+"""Export of ended spans to the collector: OTLP over HTTP, in batches, from a native thread.
 
-OpenTelemetry's own batch processor starts a thread that gevent turns into a greenlet: it would encode in the
-hub, where every stream waits for it.
+OpenTelemetry's batch processor is unused: gevent turns its thread into a greenlet, which would encode in the
+hub and delay every stream.
 """
 
 from __future__ import annotations
@@ -33,46 +33,46 @@ from config.settings import TracingSettings
 log = logging.getLogger(__name__)
 
 BATCH = 64
-"""Spans in one message. Encoding them holds Python's lock for about two milliseconds."""
+"""Spans per message. Encoding them holds the GIL for about two milliseconds."""
 DELAY_S = 1.0
-"""How long a span waits for others to go with."""
+"""Longest wait of a span for its batch, in seconds."""
 SOON = 512
-"""With so many waiting, none waits any longer."""
+"""Number of waiting spans that are sent without further delay."""
 LIMIT_BYTES = 32 * 2**20
-"""Memory of the spans that wait for a collector, about 10,000; further ones are lost."""
+"""Most memory of waiting spans, in bytes: about 10,000 spans; further ones are lost."""
 SPAN_BYTES, ATTRIBUTE_BYTES = 3072, 96
-"""Memory of an ended span without its attributes, and of each attribute without its value."""
+"""Memory of an ended span without its attributes, and of an attribute without its value, in bytes."""
 FLUSH_S = 2.0
-"""What an exit waits for the last spans."""
+"""Longest wait for the last spans at exit, in seconds."""
 SWITCH_S = 0.0005
-"""How long the hub waits for Python's lock while spans are encoded; usual is ten times as long."""
+"""Longest wait of the hub for the GIL while spans are encoded, in seconds; a tenth of Python's default."""
 QUIET_S = 60.0
-"""At most one line is logged about lost spans in so many seconds."""
+"""Least time between two log lines about lost spans, in seconds."""
 
 
 def exporter_to(settings: TracingSettings) -> SpanExporter:
-    """The sender of spans to the collector of `settings`; slow to make, and idle until it is used.
+    """Makes the exporter for the collector of `settings`. Slow to make; idle until used.
 
-    Headers, timeout, compression and certificates are those of OpenTelemetry's OTEL_EXPORTER_OTLP_ variables.
+    Headers, timeout, compression and certificates come from OpenTelemetry's OTEL_EXPORTER_OTLP_ variables.
     """
     return OTLPSpanExporter(endpoint=settings.otlp_traces_endpoint)
 
 
 def resource_of(settings: TracingSettings) -> Resource:
-    """What spans say of their server.
+    """Makes the attributes of the server for all spans.
 
-    To be made at the start: OpenTelemetry asks its detectors in threads, for which the hub cannot wait.
+    Call it at start: OpenTelemetry runs detectors in threads, and the hub cannot wait for threads.
     """
     return Resource.create({SERVICE_NAME: settings.otlp_service_name, SERVICE_VERSION: VERSION})
 
 
 def sender_to(settings: TracingSettings) -> SpanSender:
-    """What keeps ended spans and hands them to `exporter_to`'s exporter; idle until the first one."""
+    """Makes the queue of ended spans for the collector of `settings`; idle until the first span."""
     return SpanSender(exporter_to(settings), FailureReason.of(trace_exporter.__name__))
 
 
 def tracer_to(sender: SpanSender, resource: Resource) -> Tracer:
-    """A tracer whose spans `sender` sends. To be made in the worker, whose exit sends the last ones."""
+    """Makes a tracer with the queue `sender`. Call it in the worker, whose exit flushes the queue."""
     sys.setswitchinterval(SWITCH_S)
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(sender)
@@ -80,7 +80,7 @@ def tracer_to(sender: SpanSender, resource: Resource) -> Tracer:
 
 
 class FailureReason(logging.Handler):
-    """Keeps the first line that a library logs, instead of logging them all, until it is taken."""
+    """Keeps the first line that a library logs until `take`, and drops further lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,9 @@ class FailureReason(logging.Handler):
         return text or "no reason given"
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Without a lock: a single thread writes, and not the one that the hub's locks are for."""
+        """Skips the handler's lock: a single native thread writes, and gevent's locks belong to the hub's
+        thread.
+        """
         self.emit(record)
         return True
 
@@ -106,11 +108,12 @@ class FailureReason(logging.Handler):
 
 
 class SpanSender(SpanProcessor):
-    """Hands ended spans to `exporter`. A collector that is slow or gone costs spans and nothing else.
+    """Queues ended spans for `exporter`. A slow or missing collector only costs spans.
 
-    One greenlet at a time empties the list, and a native thread does its work. It ends with the list, so
-    nothing runs while there is nothing to send. Spans for which `limit_bytes` leaves no room are lost.
-    `reason` knows why the exporter failed; `now` gives monotonic seconds.
+    One greenlet at a time empties the queue, through a native thread. It ends with the queue, so an idle
+    sender
+    runs nothing. Spans beyond `limit_bytes` are lost. `reason` keeps the exporter's error; `now` returns
+    monotonic seconds.
     """
 
     def __init__(
@@ -120,10 +123,10 @@ class SpanSender(SpanProcessor):
         self._reason = reason
         self._now = now
         self.size_bytes = 0
-        """What the spans that wait take."""
+        """Memory of the waiting spans."""
         self.limit_bytes = LIMIT_BYTES
         self._ended: deque[tuple[ReadableSpan, int]] = deque()
-        """Spans that wait, and the memory of each."""
+        """Waiting spans, each with its memory in bytes."""
         self._sender: gevent.Greenlet | None = None
         self._hurry = Event()
         self._ending = False
@@ -135,7 +138,7 @@ class SpanSender(SpanProcessor):
         return ThreadPool(1)
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """A span is of interest when it ends."""
+        """Does nothing: spans are queued at their end."""
 
     def on_end(self, span: ReadableSpan) -> None:
         if span.context is None or not span.context.trace_flags.sampled:
@@ -152,14 +155,14 @@ class SpanSender(SpanProcessor):
             self._hurry.set()
 
     def force_flush(self, timeout_millis: int = int(FLUSH_S * 1000)) -> bool:
-        """Sends the spans that wait. False when they could not be sent in time."""
+        """Sends the waiting spans. False on a timeout."""
         self._hurry.set()
         if self._sender is not None:
             self._sender.join(timeout_millis / 1000)
         return self._sender is None
 
     def shutdown(self) -> None:
-        """Sends the spans that wait, at exit, if that can be done soon."""
+        """Sends the waiting spans at exit; spans that cannot be sent within FLUSH_S are lost."""
         self._ending = True
         if self.force_flush():
             self._exporter.shutdown()
@@ -168,7 +171,7 @@ class SpanSender(SpanProcessor):
             self._report_losses()
 
     def _send(self) -> None:
-        """Greenlet: sends all that ended, and ends."""
+        """Sends batches until the queue is empty. Runs in its own greenlet."""
         try:
             while self._ended:
                 self._hurry.wait(DELAY_S)
@@ -183,7 +186,9 @@ class SpanSender(SpanProcessor):
             self._sender = None
 
     def _deliver(self, batch: list[ReadableSpan]) -> None:
-        """Have a native thread export a batch. At their exit some Pythons (3.12.1) begin none: then here."""
+        """Exports a batch in a native thread; in place where Python cannot start threads at exit (such as
+        3.12.1).
+        """
         try:
             self._pool.apply(self._export, (batch,))
         except RuntimeError:
@@ -192,7 +197,7 @@ class SpanSender(SpanProcessor):
             self._export(batch)
 
     def _export(self, batch: list[ReadableSpan]) -> None:
-        """Native thread: encode and send one batch. It blocks, and takes its time when nobody answers."""
+        """Encodes and sends a batch. Runs in a native thread, because sending blocks."""
         try:
             sent = self._exporter.export(batch) is SpanExportResult.SUCCESS
         except Exception as error:
@@ -209,7 +214,7 @@ class SpanSender(SpanProcessor):
 
 
 def span_bytes(span: ReadableSpan) -> int:
-    """Memory of an ended span, rather too much than too little."""
+    """Estimates the memory of an ended span, rather too high than too low."""
     values = list((span.attributes or {}).values())
     state = span.context.trace_state if span.context is not None else {}
     inherited = sum(getsizeof(text) for item in state.items() for text in item)
