@@ -228,15 +228,15 @@ def request_of(number: int, tokens_in: int, tokens_out: int, group: int, shared:
 
 
 @pytest.mark.slow
-@given(GROUPED, ACTIONS, st.sampled_from([0, 5]), st.booleans())
+@given(GROUPED, ACTIONS, st.sampled_from([0, 5]))
 def test_no_block_is_lost_or_taken_twice(
-    requests: list[tuple[int, int, int, int]], actions: list[tuple[str, int]], threshold: int, in_bulk: bool
+    requests: list[tuple[int, int, int, int]], actions: list[tuple[str, int]], threshold: int
 ) -> None:
     blocks = PrefixBlocks(POOL, SIZE)
     limits = SchedulerLimits(
         max_num_seqs=4, max_num_batched_tokens=16, long_prefill_token_threshold=threshold
     )
-    scheduler: Scheduler[GroupedRequest] = Scheduler(limits, blocks, in_bulk=in_bulk)
+    scheduler: Scheduler[GroupedRequest] = Scheduler(limits, blocks)
     everyone = [request_of(number, *row) for number, row in enumerate(requests)]
     to_come, under_way = deque(everyone), deque[Batch[GroupedRequest]]()
     gone: set[GroupedRequest] = set()

@@ -29,7 +29,7 @@ LATER = (
     "app.plugins",
 )
 """Loaded beside the event loop after the start, or when somebody asks for what needs it."""
-STEPS = ("app.engine.scheduler", "app.engine.stepped", "app.fidelity", "config.profile", "config.datasheet")
+STEPS = ("app.engine.stepped", "app.fidelity", "config.profile", "config.datasheet")
 
 
 @pytest.mark.parametrize("name", [*LATER, *STEPS, "torch", "matplotlib"])
