@@ -11,8 +11,9 @@ the budget is too small for all. A property test compares both ways with a plain
 
 from __future__ import annotations
 
+from bisect import insort
+from collections import deque
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
 from itertools import count
 from operator import attrgetter
 from typing import Generic, TypeVar
@@ -25,7 +26,7 @@ FIRST = -(1 << 128)
 PRIORITY = 1 << 48
 """Factor of a priority in a sort key: exceeds any arrival number, so priority decides first."""
 SLACK = 64
-"""Most stale entries in the heaps, beyond the number of waiting sequences, before a cleanup."""
+"""Most stale entries in the lines, beyond the number of waiting sequences, before a cleanup."""
 
 
 W = TypeVar("W", bound=SequenceState)
@@ -44,10 +45,10 @@ class WaitingQueue(Generic[W]):
         """Without `lora` no sequence has an adapter."""
         self._lora = LoRASlots(0, lambda adapter: False) if lora is None else lora
         self._by_priority = by_priority
-        self._heaps: dict[str | None, list[tuple[int, W]]] = {}
-        """Per adapter a heap of (sort key, sequence), by priority and order of arrival."""
+        self._lines: dict[str | None, deque[tuple[int, W]]] = {}
+        """Per adapter its line of (sort key, sequence), in order of priority and arrival."""
         self._entries = 0
-        """Number of entries in all heaps, including those of removed sequences."""
+        """Number of entries in all lines, including those of removed sequences."""
         self.members: set[W] = set()
         self._adapters: dict[W, str] = {}
         """Adapters held by running sequences; an adapter may be unloaded while held."""
@@ -69,10 +70,15 @@ class WaitingQueue(Generic[W]):
             place += sequence.priority * PRIORITY
         self.members.add(sequence)
         self._entries += 1
-        heap = self._heaps.get(sequence.adapter)
-        if heap is None:
-            heap = self._heaps[sequence.adapter] = []
-        heappush(heap, (place, sequence))
+        line = self._lines.get(sequence.adapter)
+        if line is None:
+            line = self._lines[sequence.adapter] = deque()
+        if not line or place > line[-1][0]:  # as nearly always
+            line.append((place, sequence))
+        elif place < line[0][0]:
+            line.appendleft((place, sequence))
+        else:
+            insort(line, (place, sequence))
 
     def remove(self, sequence: W) -> bool:
         """Removes a sequence; returns False if the sequence is not waiting."""
@@ -87,11 +93,11 @@ class WaitingQueue(Generic[W]):
         members = self.members
         if not members:
             return None
-        if len(self._heaps) == 1 and (heap := self._heaps.get(None)):  # the usual case
-            if heap[0][1] not in members:
-                heap = self._live(None)
-            return heap[0][1]
-        heads = [heap[0] for adapter in list(self._heaps) if (heap := self._live(adapter))]
+        if len(self._lines) == 1 and (line := self._lines.get(None)):  # as nearly always
+            if line[0][1] not in members:
+                line = self._live(None)
+            return line[0][1]
+        heads = [line[0] for adapter in list(self._lines) if (line := self._live(adapter))]
         room = self._lora.has_room()
         ready = [it for it in heads if self._lora.is_ready(it[1].adapter) or room and it[0] < FIRST // 2]
         if not ready and room:
@@ -99,8 +105,8 @@ class WaitingQueue(Generic[W]):
         return min(ready)[1] if ready else None
 
     def pop(self, sequence: W) -> None:
-        """Removes the `head`, which now has a slot."""
-        heappop(self._heaps[sequence.adapter])
+        """Takes out the `head`, which has a slot now."""
+        self._lines[sequence.adapter].popleft()
         self._entries -= 1
         self.members.remove(sequence)
         if self._entries > SLACK:
@@ -122,19 +128,18 @@ class WaitingQueue(Generic[W]):
         """Drops stale entries before they outnumber the waiting sequences."""
         if self._entries <= 2 * len(self.members) + SLACK:
             return
-        for adapter, heap in list(self._heaps.items()):
-            self._heaps[adapter] = kept = [entry for entry in heap if entry[1] in self.members]
-            heapify(kept)
-        self._entries = sum(map(len, self._heaps.values()))
+        for adapter, line in self._lines.items():
+            self._lines[adapter] = deque(entry for entry in line if entry[1] in self.members)
+        self._entries = sum(map(len, self._lines.values()))
 
-    def _live(self, adapter: str | None) -> list[tuple[int, W]]:
-        heap = self._heaps[adapter]
-        while heap and heap[0][1] not in self.members:
-            heappop(heap)
+    def _live(self, adapter: str | None) -> deque[tuple[int, W]]:
+        line = self._lines[adapter]
+        while line and line[0][1] not in self.members:
+            line.popleft()
             self._entries -= 1
-        if not heap:
-            del self._heaps[adapter]
-        return heap
+        if not line:
+            del self._lines[adapter]
+        return line
 
 
 class Scheduler(Generic[S]):

@@ -96,7 +96,7 @@ def test_those_who_left_the_queue_are_forgotten_though_nobody_ever_gets_a_slot()
         gone = Waiter()
         pool.submit(gone)
         assert pool.withdraw(gone) and not pool.withdraw(gone)
-    assert sum(map(len, pool._queue._heaps.values())) < 200
+    assert sum(map(len, pool._queue._lines.values())) < 200
     while not stays[-1].started:
         pool.leave(stays[0])
     assert all(task.started for task in stays) and pool.waiting == 0
@@ -252,7 +252,7 @@ class Line(RuleBasedStateMachine):
     def the_same_one_is_next(self) -> None:
         assert self.queue.head() is self.next()
         assert self.queue.members == {it[2] for it in self.line}
-        kept = sum(map(len, self.queue._heaps.values()))
+        kept = sum(map(len, self.queue._lines.values()))
         assert len(self.line) <= kept <= 2 * len(self.line) + SLACK
 
 

@@ -204,7 +204,7 @@ def test_who_leaves_the_queue_takes_no_memory(folder: Path) -> None:
     for number in range(1000):
         engine.add_request(str(number), WANTED[1], GREEDY)
         engine.abort(str(number))
-    assert sum(map(len, engine._waiting._heaps.values())) < 200
+    assert sum(map(len, engine._waiting._lines.values())) < 200
     engine.add_request("last", WANTED[1], GREEDY)
     assert sorted(run_all(engine)) == ["last", "runs"]
 

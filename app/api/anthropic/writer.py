@@ -339,7 +339,9 @@ class ThreadWriter(MessageWriter):
 
     def _keep_reply(self) -> None:
         segments = self.choices[0].segments
-        self._keep_blocks([_block(segment) for segment in segments], sum(len(each.text) for each in segments))
+        self._keep_blocks(
+            [_block(segment) for segment in segments], sum(len(each.text.encode()) for each in segments)
+        )
 
 
 def _block(segment: Segment) -> Block:

@@ -42,7 +42,6 @@ from config.fault_rules import (
 
 MODALITIES = ("image", "image", "audio", "video")
 """Modalities by their numbers; a message without one means images."""
-LONGEST_SALT = 1024
 
 
 SAME = (

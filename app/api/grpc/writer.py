@@ -22,8 +22,6 @@ from app.http.rpc import RpcOutcome, framed
 from app.protocol.common import KVTransferParams
 
 ALL = -1
-FINISH_REASONS = ("stop", "length", "abort", "error")
-"""Reasons of vLLM; our additional ones are sent unchanged."""
 LONGEST_VARINT = 5
 """Most bytes of a token id."""
 
