@@ -62,7 +62,7 @@ CUT_S = 1.0
 PARTING_S = 0.2
 """Seconds for greenlets to end by themselves after the deadline, and again to be killed."""
 COLLECT_AFTER = (1_000_000, 10, 10)
-"""Thresholds of the garbage collector, too high for 10,000 streams to reach; requests leave no cycles behind.
+"""Thresholds of the garbage collector, above the objects of 10,000 streams; requests leave no cycles.
 
 Other garbage is collected while no request runs. Objects from the start are never collected (`gc.freeze`).
 """
