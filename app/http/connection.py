@@ -1,7 +1,6 @@
-"""The client's socket underneath a request.
+"""The client's socket of a request.
 
-`Connection` notices that a client has gone while nothing is written, and sends bytes from the hub without
-waking a greenlet.
+`Connection` notices a client's leaving while nothing is written, and sends from the hub without a greenlet.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def client_name(context: RequestContext) -> str:
 # From a WSGI environ.
 
 CONTEXT = "understudy.context"
-"""Key of an environ: our worker keeps the context there; under any other the application makes it."""
+"""Key of the context in a WSGI environ; set by this server's worker, or else by the application."""
 Environ = Mapping[str, Any]
 _BARE = {"CONTENT_TYPE": "content-type", "CONTENT_LENGTH": "content-length"}
 

@@ -57,11 +57,11 @@ class StreamingBody:
         self.bytes_sent = 0
         """Bytes of content handed to the server or the socket; a client that left may have got fewer."""
         self.gone = False
-        """The client left before the end."""
+        """True if the client left before the end."""
 
     @property
     def is_cut_off(self) -> bool:
-        """The end is missing, on purpose."""
+        """True if the end is missing on purpose."""
         return False
 
     def __iter__(self) -> Iterator[bytes]:
@@ -72,7 +72,7 @@ class StreamingBody:
         raise NotImplementedError
 
     def close(self) -> None:
-        """The server is done with it."""
+        """Called when the server needs no more of the body."""
 
 
 class CountedBody:
@@ -138,7 +138,6 @@ class Response:
         return list(self.headers.items())
 
     def replace_body(self, body: bytes) -> None:
-        """Sets the body and its length."""
         self.body = body
         self.headers["Content-Length"] = str(len(body))
 

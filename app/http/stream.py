@@ -157,10 +157,10 @@ class SendBuffer:
         return False
 
     def all_sent(self) -> None:
-        """The socket has taken everything."""
+        """Called when the socket has taken all bytes."""
 
     def client_gone(self) -> None:
-        """The client has gone, or takes no more bytes."""
+        """Called when the client has gone, or takes no more bytes."""
         raise NotImplementedError
 
 
@@ -171,14 +171,14 @@ class StreamSource(Protocol):
         """Returns the next bytes, whether more wait, and whether the body ends with these bytes."""
 
     def leave(self) -> None:
-        """The client has gone, or takes no more bytes."""
+        """Called when the client has gone, or takes no more bytes."""
 
 
 class StreamTransport(SendBuffer):
     """Writes one body in HTTP/1.1 chunks (RFC 9112 section 7.1); `head` leaves with the first chunk.
 
     `finished` is called when all has been sent, `abandoned` when the client leaves earlier. With `ends_body`
-    the transport also writes the last chunk. While it lags, pieces wait in the source.
+    the transport also writes the last chunk. While the transport lags, pieces wait in the source.
     """
 
     __slots__ = ("_abandoned", "_ends_body", "_finished", "_last", "_source")
@@ -203,7 +203,6 @@ class StreamTransport(SendBuffer):
         self._last = False
 
     def start(self, source: StreamSource) -> None:
-        """Sets the source of further pieces."""
         self._source = source
 
     def write(self, data: bytes, last: bool = False) -> None:

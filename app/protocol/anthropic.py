@@ -450,7 +450,7 @@ def _call(block: Block) -> JsonObject:
 
 
 def _tool_results(block: Block) -> Iterator[Message]:
-    """Yields a tool's message with the result, a user's with its images, and a tool's with references."""
+    """Yields a tool message with the result, a user message with images, a tool message with references."""
     texts, images = [block.content] if isinstance(block.content, str) else [], list[JsonObject]()
     references: list[JsonObject] = []
     for item in block.content if isinstance(block.content, list) else ():

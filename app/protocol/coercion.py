@@ -256,7 +256,7 @@ def _mapping(item: Convert) -> Convert:
 def _union(members: tuple[object, ...]) -> Convert:
     """Converts to the value's own type if a member, else to the first member that fits.
 
-    Without a fit, the first member's misfit is raised.
+    Without a fit, the first member's misfit is raised, merged with others at the same path.
     """
     nullable = NoneType in members
     branches = [member for member in members if member not in (NoneType, UnsetType)]

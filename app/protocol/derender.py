@@ -117,14 +117,12 @@ def check_state(state: StreamState | None) -> None:
 
 
 def _whole(value: object) -> bool:
-    """Converts `stream` in a body with a whole answer."""
     if value is False:
         return False
     raise Misfit("false")
 
 
 def _event(value: object) -> bool:
-    """Converts `stream` in a body with an event."""
     if value is True:
         return True
     raise Misfit("true")

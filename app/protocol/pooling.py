@@ -351,7 +351,6 @@ class CohereEmbedRequest(Request, kw_only=True):
 
     @property
     def has_images(self) -> bool:
-        """True if an input has an image."""
         kinds = {part.type for each in self.inputs or () for part in each.content}
         return self.images is not None or "image_url" in kinds
 

@@ -68,7 +68,7 @@ Content = str | list[ContentPart]
 
 
 def convert_content(value: object) -> object:
-    """Converts a content. Raises `Misfit` at the wrong part."""
+    """Converts a text or parts; null is allowed. Raises `Misfit` at the wrong part."""
     is_text = value is None or isinstance(value, str)
     return value if is_text else convert_value(list[ContentPart], value)
 

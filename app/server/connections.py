@@ -66,7 +66,6 @@ class Connections:
         )
 
     def count_busy(self) -> int:
-        """Counts connections with an unfinished answer."""
         return sum(one.busy for one in self.open)
 
     def close_all(self) -> None:

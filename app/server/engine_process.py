@@ -109,7 +109,7 @@ class EngineProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _end_silence(self, now_s: float) -> None:
-        """Kills an engine without heartbeats; one call earlier, makes it log its threads' stacks."""
+        """Kills an engine without heartbeats; one call earlier, requests a log of its threads' stacks."""
         silent_s = self._silence.look(self._heartbeat.last_s(), now_s)
         if self._pid is None or not self.timeout_s or silent_s <= self.timeout_s:
             self._is_asked_where = False

@@ -71,7 +71,6 @@ def _access_fields(atoms: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _whole(atom: object) -> int:
-    """Returns a number of an access line; 0 when unknown."""
     return int(str(atom or 0))
 
 

@@ -45,7 +45,6 @@ def rank_of(server: ServerSettings, environ: Mapping[str, str]) -> int:
 
 
 def served_by(server: ServerSettings, rank: int) -> ServerSettings:
-    """Returns the server's settings with the port of `rank`."""
     return server if server.rank is not None else replace(server, port=server.port + rank)
 
 

@@ -67,9 +67,9 @@ COLLECT_AFTER = (1_000_000, 10, 10)
 Other garbage is collected while no request runs. Objects from the start are never collected (`gc.freeze`).
 """
 YOUNG = 1
-"""Generation up to which an idle worker collects."""
+"""Oldest generation that an idle worker collects."""
 M_MMAP_THRESHOLD, MAPPED_BYTES = -3, 1 << 17
-"""Size in bytes from which freed memory blocks return to the system (glibc's `mallopt`).
+"""Size, in bytes, above which freed memory blocks return to the system (glibc's `mallopt`).
 
 glibc starts with the same threshold, but raises it with each such freed block, up to 32 MiB. After a prompt
 of 2 MB, the memory of several tokenizer threads then stayed allocated: about 40 MiB (measured).

@@ -48,7 +48,7 @@ StaticRules = dict[tuple[str, str], Rule]
 
 
 class BackgroundService(Protocol):
-    """A part with its own sockets or greenlets."""
+    """A service with sockets or greenlets."""
 
     def start(self) -> None:
         """Opens sockets and starts greenlets, in the worker."""
@@ -67,7 +67,7 @@ class StartedLater:
         gevent.spawn(self._work)
 
     def close(self) -> None:
-        """The greenlet ends by itself."""
+        """Does nothing: the greenlet ends by itself."""
 
 
 class Drains(Protocol):
@@ -140,7 +140,6 @@ class Understudy(Flask):
 
     @property
     def routes(self) -> Iterator[Route]:
-        """All routes, in order of addition."""
         return iter(self._routes.values())
 
     def add_routes(self, name: str, routes: Iterable[Route]) -> None:

@@ -248,7 +248,7 @@ class OtherServer:
 
     def serve(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Serves a WSGI request; adds its context to `environ`."""
-        if WERKZEUG in environ:  # Werkzeug's server gives an input without an end
+        if WERKZEUG in environ:  # Werkzeug's server provides an input without an end
             environ["wsgi.input"] = get_input_stream(environ)
         context = environ[CONTEXT] = context_of(environ)
         sock = client_socket(environ)
