@@ -13,11 +13,11 @@ from app.http.errors import ApiError, malformed, too_large
 from config.settings import ServerSettings
 
 MOST_VALUES = 400_000
-"""Default of `max-json-values`: so many are decoded in 50 to 150 ms, which nothing can interrupt."""
+"""Default of `max-json-values`: decoding this many takes 50 to 150 ms and cannot be interrupted."""
 STEP = 1 << 18
-"""Bytes that are read at once; others have their turn in between."""
+"""Bytes per read; other greenlets run between two reads."""
 CHUNKED_STEP = 1 << 10
-"""The same for a chunked body, whose every byte may be a chunk of its own, to be taken apart in Python."""
+"""Bytes per read of a chunked body: each byte may be one chunk, which Python parses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class BodyLimits:
 
     @classmethod
     def of(cls, server: ServerSettings) -> BodyLimits:
-        """As the settings say."""
+        """Returns the limits in the settings."""
         return cls(server.max_request_body_size_mb << 20, server.read_timeout, server.max_json_values)
 
     def read(self, context: RequestContext) -> bytes:
         """Returns the whole body.
 
-        ApiError 413: too large, or too many values; 408: it does not come; 400: it is cut short.
+        ApiError 413: too large, or too many values; 408: no whole body in time; 400: the body is cut short.
         """
         if context.body is not None:
             return context.body
@@ -56,7 +56,7 @@ class BodyLimits:
         return body
 
     def _check_values(self, body: bytes) -> None:
-        """Raises ApiError 413 for more commas and brackets than JSON may have, those in texts included."""
+        """Raises ApiError 413 above the limit of commas and opening brackets; strings count, too."""
         if len(body) <= self.most_values:
             return
         values = body.count(b",") + body.count(b"[") + body.count(b"{")
@@ -64,7 +64,7 @@ class BodyLimits:
             raise too_large(f"The request body has more than {self.most_values} values (--max-json-values).")
 
     def _receive(self, context: RequestContext) -> bytes:
-        """At most one byte more than allowed; the beginning that arrived stays in the context."""
+        """Returns at most one byte more than allowed; `context.body_read` keeps the bytes that arrived."""
         source = context.source
         if source is None:
             return b""
@@ -95,9 +95,9 @@ class BodyLimits:
 
 
 def _held(source: Readable) -> int:
-    """Bytes that gunicorn has read and taken apart already, which cost nothing any more.
+    """Returns the number of bytes that gunicorn has read and parsed already.
 
-    It copies what it still holds at every call: a chunk of a MiB would be copied hundreds of times.
+    gunicorn copies its buffer at each read: in small reads, a chunk of 1 MiB is copied hundreds of times.
     """
     buffer = getattr(getattr(source, "reader", None), "buf", None)
     return 0 if buffer is None else buffer.tell()

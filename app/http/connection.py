@@ -1,7 +1,6 @@
-"""The client's socket underneath a request.
+"""The client's socket of a request.
 
-It serves two ends: noticing that a client has gone while nothing is being written, and writing due bytes from
-the hub without waking a greenlet.
+`Connection` notices a client's leaving while nothing is written, and sends from the hub without a greenlet.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from app.clock.clock import Watcher
 
 READ = 1
 LOOK_AGAIN_S = 0.05
-"""How often a connection with unread data is looked at."""
+"""Seconds between two checks of a connection with unread data."""
 ESTABLISHED = b"\x01"
 """First byte of Linux' tcp_info while neither side has closed."""
 
 
 class BrokenOffError(ConnectionResetError):
-    """An answer ends here on purpose, in the midst; the connection is to end with it."""
+    """Raised to end an answer early on purpose; the connection has to end, too."""
 
 
 class GeventSocket(Protocol):
-    """What is needed of a socket of gevent: itself, and the bare one inside."""
+    """The part of gevent's socket that is used, with the native socket inside."""
 
     _sock: socket.socket
 
@@ -39,12 +38,11 @@ class GeventSocket(Protocol):
 
 
 class Connection:
-    """One client's socket (TCP or Unix). `plain` is gevent's, and not TLS: bytes may be written past the
-    server.
+    """One client's socket (TCP or Unix).
 
-    `ended` tells the server that a chunked body has been written to its very end; None under a server that
-    cannot be told, and ends it itself. `resets` is for bodies that end with the connection, as in HTTP/1.0:
-    their client notices a break by a reset alone.
+    `ended` notifies the server that a chunked body is complete; None where the server writes the last chunk.
+    `plain`: the socket is gevent's without TLS, and bytes may be written past the server. `resets` is for
+    bodies that end with the connection (HTTP/1.0): only a reset shows their client that the body broke off.
     """
 
     def __init__(
@@ -59,19 +57,19 @@ class Connection:
         self._resets = resets
         self._raw: socket.socket = sock._sock if hasattr(sock, "_sock") else sock
         self.send_now: Callable[[bytes], int] = self._raw.send
-        """Sends what fits without waiting. BlockingIOError: nothing; other OSError: the client is gone."""
+        """Sends what fits, without waiting. BlockingIOError: no room; other OSError: the client has gone."""
         self._watcher: Watcher | None = None
 
     def fileno(self) -> int:
         return self._raw.fileno()
 
     def watch(self, gone: Callable[[], None]) -> None:
-        """Call `gone` in the hub as soon as the client closes or resets the connection."""
+        """Calls `gone` in the hub as soon as the client closes or resets the connection."""
         self._watcher = gevent.get_hub().loop.io(self._raw.fileno(), READ)
         self._watcher.start(self._readable, gone)
 
     def unwatch(self) -> None:
-        """Stop watching; harmless when nothing is watched."""
+        """Stops watching; does nothing when the connection is not watched."""
         if self._watcher is not None:
             self._watcher.stop()
             self._watcher.close()
@@ -88,19 +86,19 @@ class Connection:
         if closed:
             gone()
         elif hasattr(socket, "TCP_INFO"):
-            # Data that is not the end is a pipelined request: it stays readable, so watching would spin.
+            # The data is a pipelined request. The socket stays readable, and a watcher would spin.
             self._watcher = gevent.get_hub().loop.timer(LOOK_AGAIN_S, LOOK_AGAIN_S)
             self._watcher.start(self._look_again, gone)
 
     def _look_again(self, gone: Callable[[], None]) -> None:
-        """Behind unread data, only the state of the connection tells that the client has gone."""
-        with suppress(OSError):  # a Unix socket, of which nothing can be known here
+        """Checks the TCP state: the end of the connection cannot be read behind unread data."""
+        with suppress(OSError):  # a Unix socket has no TCP state
             if self._raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != ESTABLISHED:
                 self.unwatch()
                 gone()
 
     def shut(self) -> None:
-        """Break the connection: at once, or by a reset when the server closes it."""
+        """Breaks the connection: at once, or by a reset when the server closes it."""
         with suppress(OSError):
             if self._resets:
                 reset_when_closed(self._raw)
@@ -109,13 +107,13 @@ class Connection:
 
 
 def reset_when_closed(sock: socket.socket) -> None:
-    """Have the client get a reset, and not an end, when `sock` is closed."""
+    """Makes closing `sock` send a reset (RST) instead of an end (FIN)."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 @contextmanager
 def leaving(connection: Connection | None) -> Iterator[Event]:
-    """An event that is set when the client goes while the block lasts."""
+    """Yields an event that is set when the client leaves during the block."""
     gone = Event()
     if connection is not None:
         connection.watch(gone.set)

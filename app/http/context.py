@@ -1,8 +1,7 @@
-"""One HTTP request as everything above the server sees it.
+"""One HTTP request, as middleware, routes and error handlers see it.
 
-A `RequestContext` is made once per request, by the fast path or from a WSGI environ, and handed along:
-middleware, route, errors. What a room wants to remember about a request it keeps in the context by type
-(`keep`, `kept`), so that no state travels under string keys.
+A `RequestContext` is made once per request, by the fast path or from a WSGI environ. Modules attach state to
+it by type (`keep`, `kept`) instead of string keys.
 """
 
 from __future__ import annotations
@@ -30,34 +29,34 @@ def _no_id() -> str:
 
 
 class Readable(Protocol):
-    """Where a body comes from."""
+    """Source of a request's body."""
 
     def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes; fewer only at the end of the body. OSError or ValueError: it broke off."""
+        """Returns `size` bytes, fewer only at the body's end. OSError or ValueError: the body broke off."""
 
 
 class MatchedRoute(Protocol):
-    """What a context tells of its `app.http.route.Route`."""
+    """The part of `app.http.route.Route` that a context shows."""
 
     @property
     def path(self) -> str:
-        """With its variable parts in braces."""
+        """The path with its variable parts in braces."""
 
     @property
     def on_error(self) -> Callable[[Exception], Response] | None:
-        """What makes a response of an error, where the family has a form of its own."""
+        """Builds the response for an error; None where the general error format applies."""
 
 
 class RequestContext:
     """Method, path, headers, client, body and connection of one request.
 
-    `headers` has lower-case names. `target` is path and query as they were sent; `path` is decoded.
-    `arrival_s` is monotonic seconds. `body` is the whole body once `app.http.body` has read it, `body_read`
-    the part that has arrived, also where the rest never did.
+    `headers` has lower-case names. `target` is the path and query as sent; `path` is decoded. `arrival_s` is
+    in monotonic seconds. `body` is the whole body once `app.http.body` has read it; `body_read` is the part
+    that has arrived.
     """
 
     bound_to = ""
-    """Address that the server listens on, as WSGI tells it; empty on the fast path, where nobody asks."""
+    """Address that the server listens on (WSGI's SERVER_NAME); empty on the fast path."""
 
     def __init__(
         self,
@@ -89,22 +88,22 @@ class RequestContext:
         self.scheme = scheme
         self.host = host
         self.new_id: Callable[[], str] = _no_id
-        """Draws an id for a request that came without one."""
+        """Draws an id for a request without one."""
         self._request_id = ""
         self.route: MatchedRoute | None = None
-        """The route that serves the request; None when there is none."""
+        """None when no route serves the request."""
         self.label = ""
-        """Path of the route as metrics name it; empty without any, also where only the method is wrong."""
+        """Path of the route in metrics; empty when no route takes the path and method."""
         self.params: Mapping[str, str] = {}
         """The variable parts of the path."""
         self.way = "flask"
-        """What serves it: flask, fast or probe."""
+        """Serving path: flask, fast or probe."""
         self.is_generation = False
-        """It asks for generation, and could be decoded."""
+        """The request asks for generation, and was decoded."""
         self.observers: Sequence[SequenceObserver] = ()
-        """Asked about each sequence that the engine makes of the request (`app.engine.request`)."""
+        """Called for each sequence that the engine makes for the request (`app.engine.request`)."""
         self.endings: Sequence[Ending] = ()
-        """What the middleware do with the response; set when the request begins."""
+        """Called with the response by the middleware; set when the request begins."""
         self._kept: dict[type, object] | None = None
 
     def keep(self, item: object) -> None:
@@ -118,7 +117,7 @@ class RequestContext:
 
     @property
     def request_id(self) -> str:
-        """The client's X-Request-Id, or a fresh one, drawn when it is first asked for."""
+        """The client's X-Request-Id, or a new id that the first access draws."""
         if not self._request_id:
             self._request_id = self.headers.get("x-request-id") or self.new_id()
         return self._request_id
@@ -129,7 +128,7 @@ class RequestContext:
 
     @property
     def content_length(self) -> int | None:
-        """Declared size of the body in bytes; None when there is none that makes sense."""
+        """Declared size of the body in bytes; None without a valid declaration."""
         declared = self.headers.get("content-length", "")
         return int(declared) if declared.isdecimal() and len(declared) < 19 else None
 
@@ -148,22 +147,22 @@ class RequestContext:
         return self._query.get(name, ())
 
     def query(self) -> dict[str, str]:
-        """The query as a dictionary of last values, which are those that count."""
+        """Returns the last value of each name in the query."""
         return {name: values[-1] for name, values in self._query.items()}
 
 
 current_request: ContextVar[RequestContext | None] = ContextVar("current_request", default=None)
-"""The request that is served here and now; every greenlet has a context of its own."""
+"""The request that this greenlet serves."""
 
 
 def bearer(headers: Mapping[str, str]) -> bytes | None:
-    """The key in the Authorization header, as it was sent."""
+    """Returns the key of a Bearer Authorization header, as sent; None without one."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.encode("latin-1", "replace") if scheme.lower() == "bearer" else None
 
 
 def client_name(context: RequestContext) -> str:
-    """A short hash of the API key, or the address. The key itself is never shown."""
+    """Returns a short hash of the API key, or else the client's address."""
     headers = context.headers
     key = bearer(headers) or headers.get("x-api-key", "").encode("latin-1", "replace")
     if key:
@@ -174,7 +173,7 @@ def client_name(context: RequestContext) -> str:
 # From a WSGI environ.
 
 CONTEXT = "understudy.context"
-"""Key of an environ: our worker keeps the context there; under any other the application makes it."""
+"""Key of the context in a WSGI environ; set by this server's worker, or else by the application."""
 Environ = Mapping[str, Any]
 _BARE = {"CONTENT_TYPE": "content-type", "CONTENT_LENGTH": "content-length"}
 
@@ -199,12 +198,12 @@ def _name(key: str) -> str:
 
 
 def ends_with_connection(environ: Environ) -> bool:
-    """True if an answer of unknown length ends where its connection does."""
+    """True for HTTP/1.0: an answer of unknown length ends with the connection."""
     return bool(environ.get("SERVER_PROTOCOL") == "HTTP/1.0")
 
 
 def environ_of(context: RequestContext) -> dict[str, object]:
-    """What an access log looks for in an environ, of a request that has none."""
+    """Builds the environ that an access log reads, for a request without one."""
     path, _, query = context.target.partition("?")
     named = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in context.headers.items()}
     return {
@@ -222,9 +221,9 @@ def environ_of(context: RequestContext) -> dict[str, object]:
 def context_of(
     environ: Environ, arrival_s: float | None = None, ended: Callable[[], None] | None = None
 ) -> RequestContext:
-    """The context of a request that arrived at `arrival_s` (monotonic seconds; now when not given).
+    """Builds the context of a request that arrived at `arrival_s` (monotonic seconds, default now).
 
-    `ended`: see `Connection`. Without a gevent socket (test clients) there is no connection.
+    `ended`: see `Connection`. Without a gevent socket (test clients), the context has no connection.
     """
     scheme = environ["wsgi.url_scheme"]
     path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")

@@ -1,10 +1,9 @@
-"""The one error family of the HTTP surface, with vLLM's type words.
+"""Errors of the HTTP interface, with vLLM's error types.
 
-Raised anywhere, written in one place: `ApiError.body()` is the JSON that a client reads.
-Two kinds of 400 exist and clients can tell them apart:
+`ApiError.body()` is the JSON that a client reads. Clients can distinguish two kinds of status 400:
 
-* ``"Bad Request"``, ``param`` starts with ``body``: not JSON, or it does not fit the schema (`malformed`);
-* ``"BadRequestError"``, ``param`` is a bare field name or null: a rule forbids it (`bad_request`).
+* ``"Bad Request"``, ``param`` starts with ``body``: not JSON, or not in the schema (`malformed`);
+* ``"BadRequestError"``, ``param`` is a field name or null: a rule forbids the request (`bad_request`).
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ _encoder = msgspec.json.Encoder()
 
 
 class ApiError(Exception):
-    """A request that cannot be served, with everything its answer needs.
+    """An error response.
 
-    `status` is the HTTP status (also the ``code`` of the body), `type` the error class as clients match it,
+    `status` is the HTTP status (also the body's ``code``), `type` the error class that clients match,
     `param` the offending field or None, `headers` extra response headers.
     """
 
@@ -45,7 +44,7 @@ class ApiError(Exception):
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
         try:
             return _encoder.encode({"error": error})
-        except UnicodeEncodeError:  # the message quotes a lone surrogate of the client
+        except UnicodeEncodeError:  # the message quotes a lone surrogate from the request
             error["message"] = self.message.encode("utf-8", "replace").decode()
             error["param"] = self.param and self.param.encode("utf-8", "replace").decode()
             return _encoder.encode({"error": error})
@@ -65,7 +64,7 @@ def malformed(message: str, param: str | None = None) -> ApiError:
 
 
 def not_found(message: str, param: str | None = None) -> ApiError:
-    """404: a model (param ``model``) or a stored thing that does not exist."""
+    """404: the model (param ``model``) or stored object does not exist."""
     return ApiError(404, "NotFoundError", message, param)
 
 
@@ -86,12 +85,12 @@ def unavailable(message: str) -> ApiError:
 
 
 def retryable(message: str) -> ApiError:
-    """503: this request failed on its way and may be sent again."""
+    """503: the request failed in transit; the client may retry."""
     return ApiError(503, "ServiceUnavailableError", message)
 
 
 def timed_out(message: str) -> ApiError:
-    """504: what was asked took too long."""
+    """504: the request took too long."""
     return ApiError(504, "GatewayTimeoutError", message)
 
 

@@ -1,7 +1,7 @@
-"""An HTTP response, whoever sends it: Flask under any worker, or the fast path.
+"""An HTTP response, sent by Flask under any worker or by the fast path.
 
-A `Response` is a WSGI callable, so Flask returns it as it is. Werkzeug's own copies and completes the headers
-at every call, at a tenth of the cost of a short chat; ours are complete when they are made.
+A `Response` is a WSGI callable, and Flask returns it unchanged. Its headers are complete from the start:
+Werkzeug's response copies and completes them at each call, at a tenth of the cost of a short chat.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 UNBUFFERED = "X-Accel-Buffering"
-"""With "no" it has nginx, and proxies that know its word, pass each event on at once."""
+"""With "no", nginx and proxies that know this header pass each event on at once."""
 DONE = b"data: [DONE]\n\n"
-"""The event that vLLM ends a stream with."""
+"""Last event of a stream in vLLM."""
 _PHRASES = {each.value: each.phrase for each in HTTPStatus} | {
     203: "Non Authoritative Information",
     207: "Multi Status",
@@ -37,46 +37,46 @@ _PHRASES = {each.value: each.phrase for each in HTTPStatus} | {
     449: "Retry With",
     511: "Network Authentication Failed",
 }
-"""Python's words change with its version; where Werkzeug has others, they are Werkzeug's."""
+"""Reason phrases in Werkzeug's wording: Python's change with its version."""
 STATUS_LINES = {status: f"{status} {phrase.upper()}" for status, phrase in _PHRASES.items()}
 """Code and reason phrase."""
 CLIENT_GONE = 499
-"""Status, for the logs only, of an answer that nobody waits for any more."""
+"""Status of an answer whose client has left; only in logs and metrics."""
 
 
 class StreamingBody:
-    """A body that comes piece by piece. It is either iterated or attached, once; `close` always."""
+    """A body sent in pieces: iterated or attached, once, and always closed."""
 
     __slots__ = ("bytes_sent", "gone")
     endless = False
-    """It goes on for as long as the server does."""
+    """The body goes on until the server ends."""
     was_damaged = False
-    """Something went wrong with it on purpose."""
+    """A fault was applied to the body on purpose."""
 
     def __init__(self) -> None:
         self.bytes_sent = 0
-        """Bytes of content that have gone to the server or the socket; who left may have got fewer."""
+        """Bytes of content handed to the server or the socket; a client that left may have got fewer."""
         self.gone = False
-        """The client left before the end."""
+        """True if the client left before the end."""
 
     @property
     def is_cut_off(self) -> bool:
-        """The end is missing, on purpose."""
+        """True if the end is missing on purpose."""
         return False
 
     def __iter__(self) -> Iterator[bytes]:
         raise NotImplementedError
 
     def attach(self, transport: StreamTransport) -> None:
-        """Have the pieces written to `transport` from the hub, as they come."""
+        """Writes the pieces to `transport` from the hub, as they come."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """The server is done with it."""
+        """Called when the server needs no more of the body."""
 
 
 class CountedBody:
-    """A body of pieces that counts its bytes; closing it closes the pieces."""
+    """A body that counts the bytes of its pieces; `close` closes the pieces."""
 
     __slots__ = ("_next", "_pieces", "bytes_sent", "gone")
 
@@ -100,11 +100,11 @@ class CountedBody:
 
 
 class Response:
-    """Status, headers and body; a body that is bytes has its `Content-Length`, unless it is `streamed`.
+    """Status, headers and body. A body of bytes gets a `Content-Length`, unless `streamed`.
 
-    `body` is bytes, or any iterable of bytes that is sent on as it comes. `streamed` says that bytes are a
-    stream whose pieces were all there at once: they leave as one chunk. The names of `headers` differ in more
-    than case; they leave in the order in which they were set.
+    `body` is bytes, or an iterable of bytes that are sent as they come. `streamed`: the bytes are a stream
+    whose pieces were all due at once, and leave as one chunk. `headers` keep their order; their names must
+    differ in more than case.
     """
 
     __slots__ = ("callbacks", "body", "headers", "status", "streamed")
@@ -128,7 +128,7 @@ class Response:
             self.headers["Content-Length"] = str(len(body))
         self.body = body
         self.callbacks: list[Callable[[], None]] | None = None
-        """What `close` calls. A response of bytes without any need not be closed."""
+        """Called by `close`. A response of bytes without callbacks need not be closed."""
 
     @property
     def status_line(self) -> str:
@@ -138,25 +138,24 @@ class Response:
         return list(self.headers.items())
 
     def replace_body(self, body: bytes) -> None:
-        """Send `body` instead, and its length."""
         self.body = body
         self.headers["Content-Length"] = str(len(body))
 
     def header_lines(self) -> str:
-        """The headers as lines of HTTP/1.1, with the empty line that ends a head."""
+        """Returns the headers as HTTP/1.1 lines, with the empty line after them."""
         lines = ""
         for name, value in self.headers.items():
             lines += f"{name}: {value}\r\n"
         return lines + "\r\n"
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, when the answer has been sent, or nobody waits for it any more."""
+        """Calls `callback` once, when the answer has been sent or the client has left."""
         if self.callbacks is None:
             self.callbacks = []
         self.callbacks.append(callback)
 
     def close(self) -> None:
-        """The server is done with the response: close the body, then call back, whatever of it fails."""
+        """Closes the body, then runs every callback, even after one has failed."""
         callbacks, self.callbacks = self.callbacks, None
         with ExitStack() as last_first:
             for callback in reversed(callbacks or ()):
@@ -165,7 +164,7 @@ class Response:
                 close()
 
     def without_body(self) -> None:
-        """As a HEAD request has it: the length is that of what is not sent."""
+        """Drops the body for a HEAD request; Content-Length still counts the dropped body."""
         self.body = b""
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -178,7 +177,7 @@ class Response:
 
 
 class ClosingBody:
-    """A body as WSGI wants it: its `close` is the response's."""
+    """A WSGI body whose `close` closes the response."""
 
     __slots__ = ("_next", "response")
 
@@ -197,9 +196,9 @@ class ClosingBody:
 
 
 class PendingResponse:
-    """A response that is still to come, without a greenlet that waits for it.
+    """A future response, which no greenlet waits for.
 
-    `on_abort` is called when the client leaves before it has come.
+    `on_abort` is called when the client leaves before the response is there.
     """
 
     __slots__ = ("_on_abort", "_then", "outcome")
@@ -210,14 +209,14 @@ class PendingResponse:
         self._then: Callable[[Response | Exception], None] | None = None
 
     def then(self, callback: Callable[[Response | Exception], None]) -> None:
-        """Call `callback` once with the response, or the error in its place; now if it is there already."""
+        """Calls `callback` once with the response or error: now if there is one, else in `resolve`."""
         if self.outcome is not None:
             callback(self.outcome)
         else:
             self._then = callback
 
     def resolve(self, outcome: Response | Exception) -> None:
-        """The response is there, or there will be none."""
+        """Passes the response, or the error in its place, to the callback."""
         self.outcome = outcome
         self._on_abort = None
         callback, self._then = self._then, None
@@ -225,23 +224,23 @@ class PendingResponse:
             callback(outcome)
 
     def abort(self) -> None:
-        """The client has gone: nobody is called any more. Nothing happens when the response is there."""
+        """Calls `on_abort` and drops the callback: the client has gone. Does nothing after `resolve`."""
         on_abort, self._on_abort, self._then = self._on_abort, None, None
         if on_abort is not None:
             on_abort()
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON answer; `body` is encoded unless it is bytes already."""
+    """Returns a JSON response; `body` is encoded unless already bytes."""
     data = body if isinstance(body, bytes) else msgspec.json.encode(body)
     return Response(data, status, headers, JSON)
 
 
 def event_of(item: object) -> bytes:
-    """One server-sent event (WHATWG HTML 9.2) that carries `item` as JSON."""
+    """Returns one server-sent event (WHATWG HTML 9.2) with `item` as JSON."""
     return b"data: " + msgspec.json.encode(item) + b"\n\n"
 
 
 def error_event(error: ApiError) -> bytes:
-    """The event of an error that came after the stream had begun."""
+    """Returns the event for an error after the stream's start."""
     return b"data: " + error.body() + b"\n\n"

@@ -1,7 +1,7 @@
-"""gRPC calls as everything above the server sees them: a request context in, a response with a status out.
+"""gRPC calls: a request context comes in, a response with a gRPC status goes out.
 
-A call is a request like any other: its metadata are headers, its message is the body, and the same middleware
-run around it. What it has besides is the status at the end, behind the last message.
+A call is handled as an HTTP request: metadata are headers, the message is the body, and the same middleware
+run. The gRPC status follows the last message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PREFIX_BYTES = 5
 
 
 class RpcCode(IntEnum):
-    """How a call ended (grpc/doc/statuscodes.md)."""
+    """Status codes of gRPC (grpc/doc/statuscodes.md)."""
 
     OK = 0
     CANCELLED = 1
@@ -55,12 +55,12 @@ CODES: Mapping[int, RpcCode] = MappingProxyType(
         504: RpcCode.DEADLINE_EXCEEDED,
     }
 )
-"""The code of each HTTP status (simulator.md 2.14); others are unknown."""
+"""gRPC code of each HTTP status (simulator.md 2.14); UNKNOWN for all others."""
 
 
 @dataclass(slots=True)
 class RpcOutcome:
-    """The status behind the last message; a writer may change it until then."""
+    """The status after the last message; may change until sent."""
 
     code: RpcCode = RpcCode.OK
     message: str = ""
@@ -70,9 +70,9 @@ class RpcOutcome:
 
 
 class RpcResponse(Response):
-    """The answer to a call: messages, each behind its length, and how it ended.
+    """The answer to a call: length-prefixed messages and an outcome.
 
-    `headers` become metadata. `status` is that of HTTP, for metrics, traces and logs.
+    `headers` become metadata. `status` is an HTTP status, for metrics, traces and logs.
     """
 
     __slots__ = ("outcome",)
@@ -89,12 +89,12 @@ class RpcResponse(Response):
 
 
 def framed(message: bytes) -> bytes:
-    """A message behind its length, not compressed."""
+    """Returns the uncompressed message behind its length prefix."""
     return b"\0%b%b" % (len(message).to_bytes(4, "big"), message)
 
 
 def error_response(error: ApiError) -> RpcResponse:
-    """The call has ended with `error`, and has no message."""
+    """Returns a response with the status of `error`, and no message."""
     outcome = RpcOutcome()
     outcome.fail(error)
     return RpcResponse(b"", error.headers, outcome, error.status)
@@ -102,11 +102,10 @@ def error_response(error: ApiError) -> RpcResponse:
 
 @dataclass(frozen=True, slots=True)
 class RpcMethod:
-    """Answers the calls of `path`, which is ``/PACKAGE.SERVICE/METHOD``.
+    """A handler for calls of `path` (``/PACKAGE.SERVICE/METHOD``).
 
-    `handle` finds the message in the body of the context; it may wait, and raises what `app.api.errors`
-    knows.
-    With `each` it is asked for every message of a call by itself, and never waits.
+    `handle` reads the message from the context's body, may wait, and raises errors that `app.api.errors`
+    handles. With `each`, `handle` is called once per message of a call, and never waits.
     """
 
     path: str
@@ -115,13 +114,13 @@ class RpcMethod:
 
     @property
     def on_error(self) -> None:
-        """Errors become a status."""
+        """None: errors become a gRPC status."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class RpcService:
-    """All methods by their paths; messages of up to `most_message_bytes` are read."""
+    """Methods by path; messages above `most_message_bytes` are refused."""
 
     methods: Mapping[str, RpcMethod]
     most_message_bytes: int

@@ -1,9 +1,8 @@
-"""Bytes on their way to a client's socket, written from the hub: no greenlet wakes for them.
+"""Streams bytes to clients' sockets from the hub, without waking a greenlet.
 
-What comes in one turn of the timer wheel leaves together (`WriteBatcher`). A client that does not read fills
-its socket's buffer, and its `SendBuffer` lags: the rest leaves when the socket has room. A stream that lags
-asks its source for a slice at a time until it has caught up. No other stream waits, and at most one slice of
-bytes is held.
+Bytes of one turn of the timer wheel leave together (`WriteBatcher`). When a client does not read, its
+socket's buffer fills, and its `SendBuffer` lags until the socket has room. A lagging stream takes one slice
+at a time from its source until it has caught up. Other streams do not wait, and at most one slice is held.
 """
 
 from __future__ import annotations
@@ -23,16 +22,14 @@ log = logging.getLogger(__name__)
 
 
 class WriteBatcher:
-    """Writes of many streams or answers, gathered while they are rendered, then sent one after another.
+    """Collects writes of many streams or answers while they are rendered, then sends them one after another.
 
-    Sending is the kernel's work and rendering is ours. Done in turns, each pushes the other's code and data
-    out of the processor's caches, and a client that empties its sockets quickly falls asleep between two
-    chunks, so that every send has to wake it. In two passes a chunk costs a seventh less, a short answer a
-    fifth to a quarter.
+    Alternating between rendering and sending (kernel code) evicts each other's code and data from the
+    processor's caches. A fast client also falls asleep between two chunks, and every send has to wake it.
+    Two passes cost a seventh less per chunk, and a fifth to a quarter less per short answer.
 
-    `put` has each `send` called, in order, soon after the turn in which it was handed over, and at once when
-    `most` are waiting: the first has then waited long enough. A batcher belongs to the hub of the thread that
-    first uses it.
+    `put` queues a `send`; all queued sends run in order soon after the turn, or at once when `most` wait. A
+    batcher belongs to the hub of the thread that first uses it.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -41,7 +38,7 @@ class WriteBatcher:
         self._run_soon: Any = None
 
     def put(self, send: Callable[[], None]) -> None:
-        """Has `send()` called before the hub looks at sockets and timers again."""
+        """Calls `send()` before the hub checks sockets and timers again."""
         if not self._waiting:
             if self._run_soon is None:
                 self._run_soon = gevent.get_hub().loop.run_callback
@@ -55,15 +52,15 @@ class WriteBatcher:
         for send in waiting:
             try:
                 send()
-            except Exception:  # one that breaks must not keep the others from theirs
+            except Exception:  # one failure must not stop the other sends
                 log.exception("a write failed")
 
 
 class SendBuffer:
-    """Bytes for one client: all that its socket takes leave at once, the rest when it has room.
+    """Bytes for one client: sent at once as far as the socket has room, the rest later.
 
-    A client that takes no bytes for `write_timeout_s` is cut off. While the buffer `lags`, bytes wait, of
-    which `held_bytes` came since.
+    A client that takes no bytes for `write_timeout_s` is cut off. While the buffer `lags`, bytes wait;
+    `held_bytes` counts the bytes put since it began to lag.
     """
 
     __slots__ = (
@@ -94,7 +91,7 @@ class SendBuffer:
             self._batcher.put(self.flush)
 
     def flush(self) -> None:
-        """Hub: to the socket, as much as it takes."""
+        """Hub: writes to the socket as much as it takes."""
         self._queued = False
         if self.lags or not self.is_open:
             return
@@ -107,7 +104,7 @@ class SendBuffer:
         self.all_sent()
 
     def _send(self) -> bool:
-        """Keeps what the socket has no room for; False when the client has gone."""
+        """Sends what the socket has room for, and keeps the rest; False when the client has gone."""
         parts = self._parts
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
@@ -125,7 +122,7 @@ class SendBuffer:
         return True
 
     def lag(self) -> None:
-        """Sends on whenever the socket has room."""
+        """Starts waiting for room in the socket."""
         self.lags, self.held_bytes = True, 0
         loop, limit_s = gevent.get_hub().loop, self._write_timeout_s
         self._watcher = loop.io(self.connection.fileno(), WRITE)
@@ -134,7 +131,7 @@ class SendBuffer:
         self._timer.start(self._time_out)
 
     def _writable(self) -> None:
-        """Hub: the socket has room. The buffer lags until nothing is left to be asked for."""
+        """Hub: sends into a socket with room. The buffer lags until `refill` has no more."""
         if self._parts or self.refill():
             if self._parts:
                 self._send()
@@ -143,7 +140,7 @@ class SendBuffer:
             self.all_sent()
 
     def catch_up(self) -> None:
-        """Stops waiting for the socket: all is sent, or the client has gone."""
+        """Stops waiting for the socket: all bytes are sent, or the client has gone."""
         self.lags = False
         for watcher in (self._watcher, self._timer):
             if watcher is not None:
@@ -156,14 +153,14 @@ class SendBuffer:
         self.client_gone()
 
     def refill(self) -> bool:
-        """Puts more while the buffer lags; False when there is nothing."""
+        """Puts more bytes while the buffer lags; False when there are none."""
         return False
 
     def all_sent(self) -> None:
-        """The socket has taken everything."""
+        """Called when the socket has taken all bytes."""
 
     def client_gone(self) -> None:
-        """The client has gone, or takes no more bytes."""
+        """Called when the client has gone, or takes no more bytes."""
         raise NotImplementedError
 
 
@@ -174,15 +171,14 @@ class StreamSource(Protocol):
         """Returns the next bytes, whether more wait, and whether the body ends with these bytes."""
 
     def leave(self) -> None:
-        """The client has gone, or takes no more bytes."""
+        """Called when the client has gone, or takes no more bytes."""
 
 
 class StreamTransport(SendBuffer):
-    """Writes one body in HTTP/1.1 chunks (RFC 9112 section 7.1) behind `head`, which leaves with its
-    beginning.
+    """Writes one body in HTTP/1.1 chunks (RFC 9112 section 7.1); `head` leaves with the first chunk.
 
-    `finished` is called when all has been sent, `abandoned` when the client has gone before; with `ends_body`
-    that includes the last chunk. While the transport lags, pieces have to wait until they are asked for.
+    `finished` is called when all has been sent, `abandoned` when the client leaves earlier. With `ends_body`
+    the transport also writes the last chunk. While the transport lags, pieces wait in the source.
     """
 
     __slots__ = ("_abandoned", "_ends_body", "_finished", "_last", "_source")
@@ -207,7 +203,6 @@ class StreamTransport(SendBuffer):
         self._last = False
 
     def start(self, source: StreamSource) -> None:
-        """Takes pieces of `source` from now on."""
         self._source = source
 
     def write(self, data: bytes, last: bool = False) -> None:
@@ -220,7 +215,7 @@ class StreamTransport(SendBuffer):
             self.put(chunk)
 
     send_soon = SendBuffer.put
-    """Like `write`, for a chunk that has its frame already."""
+    """Like `write`, for a chunk with its frame."""
 
     def break_off(self) -> None:
         """Ends the connection, on purpose."""
@@ -228,12 +223,12 @@ class StreamTransport(SendBuffer):
         self.client_gone()
 
     def refill(self) -> bool:
-        """Takes a slice of the source."""
+        """Writes the next slice of the source."""
         if self._last or self._source is None:
             return False
         try:
             data, more, last = self._source.next_slice()
-        except Exception:  # it could not be rendered: closing is the only answer left
+        except Exception:  # rendering failed after the head was sent: only closing is left
             log.exception("an answer broke off")
             self.break_off()
             return False
@@ -241,13 +236,13 @@ class StreamTransport(SendBuffer):
         return bool(data) or more or last
 
     def all_sent(self) -> None:
-        """The body is over if that was its last piece."""
+        """Finishes if the last piece has been sent."""
         if self._last:
             self.close()
             self._finished()
 
     def client_gone(self) -> None:
-        """Lets the source leave."""
+        """Closes the transport, then calls `source.leave` and `abandoned`."""
         if self.is_open:
             source = self._source
             self.close()
@@ -257,7 +252,7 @@ class StreamTransport(SendBuffer):
                 self._abandoned()
 
     def close(self) -> None:
-        """Sends no more, and lets go of the source, which knows this object."""
+        """Stops sending, and drops the source, which refers to this object."""
         self.is_open = False
         self._source = None
         self._parts.clear()

@@ -1,1 +1,1 @@
-"""Requests as they come over the wire: their fields and rules, and the errors for those that break them."""
+"""Wire structs of requests and answers, with vLLM's rules and their errors."""

@@ -1,4 +1,4 @@
-"""The bodies of operators' routes: weights of a trainer, adapters (vllm-api.md section 10), the profiler."""
+"""Bodies of operators' routes: a trainer's weights, adapters (vllm-api.md section 10), the profiler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class InitTransferRequest(Request, kw_only=True):
 
 
 class UpdateWeightsRequest(Request, kw_only=True):
-    """The body of ``POST /update_weights``; a list has an object for each device."""
+    """The body of ``POST /update_weights``; a list has one object per device."""
 
     update_info: JsonObject | list[JsonObject]
 
@@ -50,7 +50,7 @@ class WorldSizeQuery(Struct):
 
 
 class LoadAdapterRequest(Request, kw_only=True):
-    """An adapter, and where it lies."""
+    """An adapter's name and path."""
 
     lora_name: str
     lora_path: str
@@ -72,7 +72,7 @@ class RegisterAdapterRequest(Request, kw_only=True):
 
 
 class UnloadAdapterRequest(Request, kw_only=True):
-    """The adapter that is to go."""
+    """The adapter to unload."""
 
     lora_name: str
     lora_int_id: int | None = None
@@ -88,7 +88,7 @@ KINDS = {"profile_prefix": str, "delay_iterations": int, "max_iterations": int}
 
 
 class StartProfileRequest(Request, kw_only=True):
-    """The body, whose fields vLLM converts from no other type."""
+    """The body of ``POST /start_profile``; vLLM converts no other types to its fields."""
 
     profile_prefix: str | None = None
     delay_iterations: int | None = None

@@ -1,6 +1,6 @@
 """``POST /v1/messages`` and ``/count_tokens``: bodies, their chats, and answers (vllm-api.md section 7).
 
-Answers have their keys in vLLM's order, and UNSET is left out.
+Answers have their keys in vLLM's order; UNSET fields are omitted.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Name = Annotated[str, Meta(min_length=1)]
 
 
 TOOL_CHANGES = ("tool_addition", "tool_removal")
-"""Types of blocks that change the tools; only system turns may have them."""
+"""Types of blocks that change the tools; allowed only in system turns."""
 
 
 class ToolParam(Struct, kw_only=True):
-    """A tool that may be used; a schema without a type is one of an object."""
+    """A tool for the model; the type of its schema defaults to object."""
 
     name: str
     description: str | None = None
@@ -67,7 +67,7 @@ class ToolDefinition(Struct, tag_field="type", tag="tool_definition"):
 
 
 class Block(Struct, kw_only=True):
-    """One content block; which fields count depends on its type, and all others are ignored."""
+    """One content block; its type decides which fields are used, and all others are ignored."""
 
     type: Literal[
         "text",
@@ -82,20 +82,20 @@ class Block(Struct, kw_only=True):
     ]
     text: str | None = None
     source: JsonObject | None = None
-    """Of an image: its URL, or its bytes in base64."""
+    """An image's URL, or its bytes in base64."""
     id: str | None = None
     tool_use_id: str | None = None
     name: str | None = None
     input: JsonObject | None = None
     content: str | list[JsonObject] | None = None
-    """Of a tool result."""
+    """A tool's result."""
     is_error: bool | None = None
     tool_name: str | None = None
     thinking: str | None = None
     signature: str | None = None
     data: str | None = None
     tool: ToolReference | ToolDefinition | None = None
-    """Of a change of the tools."""
+    """The tool in a change of the tools."""
 
     def __post_init__(self) -> None:
         if self.type not in TOOL_CHANGES:
@@ -130,7 +130,7 @@ class MessageParam(Struct, kw_only=True):
 
 
 class ToolChoiceParam(Struct, kw_only=True):
-    """Whether a tool is used: if the model likes (auto), one of them (any), the one named (tool), none."""
+    """The use of tools: the model's choice (auto), at least one (any), the named one (tool), or none."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -149,7 +149,7 @@ class OutputFormat(Struct, kw_only=True):
 
 
 class OutputConfig(Struct, kw_only=True):
-    """How much effort the reply may take, and what form it has."""
+    """Effort and output format of the reply."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
@@ -159,18 +159,18 @@ Display = Literal["summarized", "omitted", "updates"]
 
 
 class ThinkingEnabled(Struct, tag_field="type", tag="enabled"):
-    """The model thinks aloud, for `budget_tokens` at the most; `display` changes nothing."""
+    """Thinking for at most `budget_tokens` tokens; `display` has no effect."""
 
     budget_tokens: Annotated[int, Meta(ge=1024)]
     display: Display | None = None
 
 
 class ThinkingDisabled(Struct, tag_field="type", tag="disabled"):
-    """The model does not think, or as little as its chat template can say."""
+    """No thinking, or the least that the chat template can request."""
 
 
 class ThinkingAdaptive(Struct, tag_field="type", tag="adaptive"):
-    """The model thinks as it likes."""
+    """Thinking without a budget."""
 
     display: Display | None = None
 
@@ -179,17 +179,17 @@ Thinking = ThinkingEnabled | ThinkingDisabled | ThinkingAdaptive
 
 
 class ThreadCreate(Struct, tag_field="type", tag="create"):
-    """The server is to keep the conversation."""
+    """Requests that the server stores the conversation."""
 
 
 class ThreadContinue(Struct, tag_field="type", tag="continue"):
-    """The messages follow on the reply of this id."""
+    """Continues the stored conversation after the reply with this id."""
 
     previous_message_id: str
 
 
 class MessagesRequest(Request, kw_only=True):
-    """Every field that vLLM knows; `max_tokens` counts thoughts and reply together."""
+    """The body of ``POST /v1/messages``; `max_tokens` covers thoughts and reply together."""
 
     model: Name
     messages: list[MessageParam]
@@ -214,9 +214,9 @@ class MessagesRequest(Request, kw_only=True):
     vllm_xargs: dict[str, ExtraArg] | None = None
     chat_template_kwargs: JsonObject | None = None
     priority: Int64 = 0
-    """Not vLLM's; what the other generating endpoints have."""
+    """Not in vLLM's Messages schema; as in the other generating endpoints."""
     thread: ThreadCreate | ThreadContinue | None = None
-    """Not vLLM's, which answers the new turns alone: the conversation that the server keeps."""
+    """Not in vLLM, which sees only the new turns: creates or continues a stored conversation."""
 
     lax: ClassVar[Mapping[str, Hashable]] = {"system": convert_system}
 
@@ -233,7 +233,7 @@ class MessagesRequest(Request, kw_only=True):
 
 
 class CountTokensRequest(Request, kw_only=True):
-    """A conversation whose prompt is to be counted."""
+    """The body of ``POST /v1/messages/count_tokens``: a conversation whose tokens are counted."""
 
     model: Name
     messages: list[MessageParam]
@@ -251,7 +251,7 @@ class CountTokensRequest(Request, kw_only=True):
 
 
 BILLING_HEADER = "x-anthropic-billing-header"
-"""Begins a system text that differs from request to request and would spoil the prefix cache."""
+"""Start of system texts that are dropped: they change with each request, and would spoil the prefix cache."""
 
 
 Asked = MessagesRequest | CountTokensRequest
@@ -260,10 +260,10 @@ Asked = MessagesRequest | CountTokensRequest
 def chat_request(
     asked: Asked, merges_system: Callable[[], bool], disabled_effort: Callable[[], Effort]
 ) -> ChatCompletionRequest:
-    """Returns `asked` in the words of a chat. ApiError 400 when tools or salt break the rules of a chat.
+    """Converts `asked` to a chat request. ApiError 400 when tools or salt break the rules of a chat.
 
-    The last two tell of the chat template: whether all system turns have to come first, and the effort that
-    means no thoughts. Each is called where it matters.
+    `merges_system`: the chat template requires all system turns first. `disabled_effort`: the template's
+    effort without thinking. Each is called only when needed.
     """
     inline = any(message.role == "system" for message in asked.messages)
     chat = ChatCompletionRequest(
@@ -337,7 +337,7 @@ def _take_sampling(chat: ChatCompletionRequest, asked: MessagesRequest) -> None:
 
 
 def _take_output(chat: ChatCompletionRequest, asked: Asked, disabled_effort: Callable[[], Effort]) -> None:
-    """Takes the form of the reply, the effort, and how much is thought: a budget bounds the thoughts."""
+    """Sets the chat's response format, effort and thinking budget."""
     if asked.output_config is not None:
         form, chat.reasoning_effort = asked.output_config.format, asked.output_config.effort
         if form is not None and form.json_schema:
@@ -360,9 +360,9 @@ def _take_transfer(chat: ChatCompletionRequest, asked: MessagesRequest) -> None:
 def _messages(
     system: str | Sequence[Block] | None, messages: Sequence[MessageParam], merges: bool
 ) -> list[Message]:
-    """Returns the conversation; system turns stay where they are, unless all of them are merged in front.
+    """Returns the conversation; `merges` joins all system turns at the front.
 
-    Moved to the front, each would change the whole prompt.
+    System turns otherwise keep their places: a turn moved to the front would change the whole prompt.
     """
     texts = [system if isinstance(system, str) else _system_text(system or ())]
     if merges:
@@ -386,7 +386,7 @@ def _texts(blocks: Iterable[Block]) -> list[str]:
 
 
 def _turns(message: MessageParam) -> Iterator[Message]:
-    """The chat messages of one turn: the results of tools come before what the user says to them."""
+    """Yields the chat messages of one turn: results of tools come before the user's text."""
     if message.role == "system":
         if text := _system_text(message.content):
             yield {"role": "system", "content": text}
@@ -404,7 +404,7 @@ def _turns(message: MessageParam) -> Iterator[Message]:
 
 
 def _said(role: str, blocks: Sequence[Block]) -> Message:
-    """What is left of a turn without the results of tools; no `content` where nothing is said."""
+    """Returns the message of a turn without results of tools; no `content` key when there is none."""
     parts: list[JsonObject] = []
     thoughts: list[str] = []
     calls: list[JsonObject] = []
@@ -450,7 +450,7 @@ def _call(block: Block) -> JsonObject:
 
 
 def _tool_results(block: Block) -> Iterator[Message]:
-    """A result as a tool's message, its images as the user's, the tools it refers to as a tool's again."""
+    """Yields a tool message with the result, a user message with images, a tool message with references."""
     texts, images = [block.content] if isinstance(block.content, str) else [], list[JsonObject]()
     references: list[JsonObject] = []
     for item in block.content if isinstance(block.content, list) else ():
@@ -470,21 +470,21 @@ def _tool_results(block: Block) -> Iterator[Message]:
 
 
 class TextBlock(Struct, tag_field="type", tag="text"):
-    """What is said."""
+    """Text of the reply."""
 
     text: str
 
 
 class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
-    """What is thought."""
+    """Text of the model's reasoning."""
 
     thinking: str
     signature: str | UnsetType = UNSET
-    """UNSET at the begin of a stream's block."""
+    """UNSET at the start of a block in a stream."""
 
 
 class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
-    """A tool that is called; `input` is an object."""
+    """A call of a tool; `input` is an object."""
 
     id: str
     name: str
@@ -495,7 +495,7 @@ ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class MessageUsage(Struct):
-    """Tokens; those of the prompt are apart when the server tells where they came from."""
+    """Token counts; `input_tokens` excludes the cache's tokens when the server reports them."""
 
     input_tokens: int
     output_tokens: int
@@ -504,7 +504,7 @@ class MessageUsage(Struct):
 
 
 class MessageResponse(Struct, kw_only=True):
-    """A message: whole, or as a stream begins with it."""
+    """A whole message, or the message in a stream's first event."""
 
     id: str
     type: str = "message"
@@ -519,14 +519,14 @@ class MessageResponse(Struct, kw_only=True):
 
 
 class StopDelta(Struct):
-    """Why a message ended, and the stop sequence that was met."""
+    """Reason for a message's end, and the matched stop sequence."""
 
     stop_reason: str | None
     stop_sequence: str | None
 
 
 class ErrorDetail(Struct):
-    """What an error is called, and what it says."""
+    """Type and message of an error."""
 
     type: str
     message: str
@@ -534,6 +534,6 @@ class ErrorDetail(Struct):
 
 
 class ErrorResponse(Struct, tag_field="type", tag="error"):
-    """An error, as a body or as an event."""
+    """An error, as a body or an event."""
 
     error: ErrorDetail

@@ -1,6 +1,6 @@
 """``POST /v1/chat/completions`` and its batch: the bodies and their answers (vllm-api.md 3.1, 3.3, 3.4).
 
-Answers have their keys in vLLM's order, and UNSET is left out; `Raw` is JSON that is written by itself.
+Answers have their keys in vLLM's order; UNSET fields are omitted. `Raw` is encoded JSON.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Conversations = list[list[Message]]
 
 
 class ChatCompletionRequest(GenerationFields, kw_only=True):
-    """Every field that vLLM knows.
+    """The body of ``POST /v1/chat/completions``, with every field of vLLM.
 
-    None means "the server's default" wherever a default is not given here; null `top_logprobs` are 0.
+    None is the server's default where no other default is given; null `top_logprobs` become 0.
     """
 
     messages: list[Message]
@@ -48,7 +48,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     n: int | None = 1
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | UnsetType = UNSET
-    """Never UNSET after decoding: absent is ``auto`` with tools and ``none`` without."""
+    """Never UNSET after decoding: the default is ``auto`` with tools, else ``none``."""
     reasoning_effort: Effort | None = None
     include_reasoning: bool = True
     parallel_tool_calls: bool | None = True
@@ -154,7 +154,7 @@ def _check_named_tool(function: object, tools: object) -> None:
 
 
 def _names(tools: object) -> Iterator[str | None]:
-    """The name of each tool; None for what the schema will not take as one."""
+    """Yields the name of each tool; None for a name that the schema refuses."""
     for function in _functions(tools):
         name = part(function, "name")
         yield name if isinstance(name, str) else None
@@ -192,7 +192,7 @@ def _check_logprobs(request: ChatCompletionRequest | RawRequest) -> None:
 
 
 def convert_conversations(value: object) -> Conversations:
-    """The conversations in `value`, which have been normalized; raises `Misfit`."""
+    """Checks normalized conversations, and returns them. Raises `Misfit`."""
     if not isinstance(value, list) or not value:
         raise Misfit("a list of conversations")
     for index, conversation in enumerate(value):
@@ -218,8 +218,8 @@ BATCH_LATE = frozenset(
 class BatchChatRequest(ChatCompletionRequest, kw_only=True):
     """The body of ``POST /v1/chat/completions/batch``: `messages` is a list of conversations.
 
-    Each is answered by one choice. Tools and `stream` are accepted, and change nothing. vLLM makes a chat of
-    each conversation, and only then sees whether the fields that `BATCH_LATE` names fit.
+    Each conversation gets one choice. Tools and `stream` are accepted without effect. vLLM checks the fields
+    in `BATCH_LATE` only after it has made a chat of each conversation.
     """
 
     messages: Conversations  # type: ignore[assignment]
@@ -269,7 +269,7 @@ class TextBlock(Struct, tag_field="type", tag="text"):
 
 
 class ImageURL(Struct):
-    """Where an image is; a data URL perhaps."""
+    """Address of an image, or a data URL."""
 
     url: str
 
@@ -284,14 +284,14 @@ Content = str | Raw | Sequence[TextBlock | ImageBlock]
 
 
 class FunctionCall(Struct):
-    """Which function is called; `arguments` is JSON as text, in chunks a piece of it."""
+    """Name and arguments of a called function; `arguments` is JSON as text, in chunks only a part."""
 
     name: str | UnsetType = UNSET
     arguments: str | Raw | UnsetType = UNSET
 
 
 class ToolCall(Struct):
-    """One tool call. `index`, which counts the calls of a choice, is for chunks only."""
+    """One tool call. `index`, the number of the call in its choice, is for chunks only."""
 
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
@@ -344,7 +344,7 @@ class ChatCompletion(Struct, kw_only=True):
 
 
 class Delta(Struct):
-    """What a chunk adds to the message."""
+    """The part of a message in one chunk."""
 
     role: str | UnsetType = UNSET
     content: Content | None | UnsetType = UNSET
@@ -353,7 +353,7 @@ class Delta(Struct):
 
 
 class ChunkChoice(Struct):
-    """The choice that an event of a stream is about."""
+    """The choice in one event of a stream."""
 
     index: int | Raw
     delta: Delta

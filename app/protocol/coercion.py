@@ -1,8 +1,8 @@
-"""Lax conversion of parsed JSON into request structs, as a pydantic server does it.
+"""Lax conversion of parsed JSON to request structs, with the rules of a pydantic server.
 
-The slow path of decoding: it runs only for bodies that the strict msgspec decoder refused. Lax means that
-``"5"``, ``5.0`` and ``true`` are integers, ``"yes"`` is a boolean, integers are floats. The first misfit in
-declaration order decides the error, and its path is what clients see as ``param``.
+The slow path of decoding, only for bodies that the strict msgspec decoder refuses. Lax: ``"5"``, ``5.0`` and
+``true`` are integers, ``"yes"`` is a boolean, integers are floats. The first misfit in declaration order
+decides the error; its path becomes the client's ``param``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T", bound=Struct)
 Convert = Callable[[object], object]
 
 JsonObject = dict[str, object]
-"""A JSON object of a client, of which nothing else is known."""
+"""A JSON object of a client, with unchecked contents."""
 
 _INTEGER = re.compile(r"[+-]?[0-9]+(_[0-9]+)*(\.0+)?")
 _MAX_DIGITS = 4300
@@ -31,8 +31,8 @@ _BOOLEANS = {
     **dict.fromkeys(("0", "off", "f", "false", "n", "no"), False),
 }
 _BRACKETS = frozenset("[]{}()")
-# Steps that read like the internals of the schema library never reach a client, not even when they are
-# the client's own keys: `{"logit_bias": {"int": "x"}}` is wrong at `body.logit_bias`.
+# vLLM drops path steps that look like internals of the schema library, even when they are the client's keys:
+# `{"logit_bias": {"int": "x"}}` is wrong at `body.logit_bias`.
 _INTERNAL = frozenset(
     (
         *("function-wrap", "function-after", "function-before", "function-plain", "json-or-python"),
@@ -44,7 +44,7 @@ _INTERNAL = frozenset(
 
 
 class Misfit(Exception):
-    """A value that does not fit its type; `path` leads to it from where the conversion began."""
+    """A value that does not fit its type; `path` leads to the value from the converted root."""
 
     def __init__(self, expected: str, *path: str | int) -> None:
         super().__init__(expected)
@@ -52,18 +52,18 @@ class Misfit(Exception):
         self.path = path
 
     def after(self, other: Misfit | None) -> Misfit:
-        """Both: where `other` is, and what either would have taken there."""
+        """Merges this misfit into an earlier one: at the same path, both expected types are named."""
         if other is None or self.path != other.path:
             return other or self
         return Misfit(f"{other.expected}, or {self.expected}", *other.path)
 
     def under(self, step: str | int) -> Misfit:
-        """The same misfit, seen from one step further out."""
+        """Returns the misfit with `step` before its path."""
         return Misfit(self.expected, step, *self.path)
 
 
 def param_of(path: tuple[str | int, ...]) -> str:
-    """`path` below the body as ``param`` (vllm-api.md section 4): ``("stop", 0)`` is ``body.stop.0``."""
+    """Formats a path as ``param`` (vllm-api.md section 4): ``("stop", 0)`` becomes ``body.stop.0``."""
     steps = [str(step) for step in path]
     return ".".join(["body", *(step for step in steps if not _is_internal(step))])
 
@@ -73,10 +73,10 @@ def _is_internal(step: str) -> bool:
 
 
 def convert(kind: type[T], value: object) -> T:
-    """Build `kind` from parsed JSON; unknown keys are dropped.
+    """Builds `kind` from parsed JSON; unknown keys are dropped.
 
-    A class attribute ``lax`` of a struct maps field names to a wider annotation, or to a function, where
-    msgspec's types cannot say what is accepted. Raises `Misfit`, and what a ``__post_init__`` raises.
+    A struct's class attribute ``lax`` maps field names to a wider annotation or a function, for inputs that
+    msgspec's types cannot express. Raises `Misfit`, and errors of a ``__post_init__``.
     """
     built = _converter(kind)(value)
     assert isinstance(built, kind)
@@ -84,7 +84,7 @@ def convert(kind: type[T], value: object) -> T:
 
 
 def convert_value(annotation: Hashable, value: object) -> Any:
-    """As `convert`, for any annotation that fields of structs may have."""
+    """Converts as `convert` does, for any annotation of a struct's field."""
     return _converter(annotation)(value)
 
 
@@ -126,7 +126,7 @@ def _boolean(value: object) -> bool:
 
 
 def non_negative(value: object) -> object:
-    """The conversion of token ids; a negative one is told of the whole list."""
+    """Converts token ids; the path of a negative one is the whole list."""
     ids = _converter(list[int] | None)(value)
     if isinstance(ids, list) and ids and min(ids) < 0:
         raise Misfit("no negative numbers")
@@ -134,7 +134,7 @@ def non_negative(value: object) -> object:
 
 
 def as_it_is(value: object) -> object:
-    """The conversion of a field that takes anything, or whose form depends on others."""
+    """Returns `value` unchanged: for fields of any type, or checked together with other fields."""
     return value
 
 
@@ -207,7 +207,7 @@ def _list(annotation: object) -> Convert:
     scalar, *metas = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
 
     def fits(value: list[object]) -> bool:
-        """Whether nothing has to be converted, found out in much less time than one by one."""
+        """True if no element needs conversion; much faster than converting one by one."""
         if set(map(type, value)) != {scalar}:
             return False
         return not metas or scalar is int and _are_bounded(cast(list[int], value), metas)
@@ -254,7 +254,10 @@ def _mapping(item: Convert) -> Convert:
 
 
 def _union(members: tuple[object, ...]) -> Convert:
-    """The member whose type the value has already, else the first that takes it; else the first's misfit."""
+    """Converts to the value's own type if a member, else to the first member that fits.
+
+    Without a fit, the first member's misfit is raised, merged with others at the same path.
+    """
     nullable = NoneType in members
     branches = [member for member in members if member not in (NoneType, UnsetType)]
     structs = [each for each in branches if isinstance(each, type) and issubclass(each, Struct)]
@@ -280,13 +283,13 @@ def _union(members: tuple[object, ...]) -> Convert:
         try:
             raise first
         finally:
-            del first  # a frame and an error that know each other are garbage for the collector
+            del first  # avoids a reference cycle of frame and error
 
     return union
 
 
 def _tagged(kinds: Sequence[type[Struct]], nullable: bool) -> Convert:
-    """The struct that the tag of a value names; what does not fit is told below the tag."""
+    """Converts to the struct with the value's tag; the path of a misfit includes the tag."""
     field = kinds[0].__struct_config__.tag_field
     by_tag = {kind.__struct_config__.tag: _struct(kind) for kind in kinds}
 
@@ -336,7 +339,7 @@ def _struct(kind: type[Struct]) -> Convert:
             if first is not None:
                 raise first
         finally:
-            del first  # see above
+            del first  # avoids a reference cycle, as above
         return kind(**arguments)
 
     return convert_struct

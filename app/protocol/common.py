@@ -1,6 +1,6 @@
-"""What answers of several families share: usage, transfers, log probabilities, heads of chunks.
+"""Structs shared by answers of several families: usage, transfers, log probabilities, heads of chunks.
 
-Keys are in vLLM's order; UNSET is left out. Log probabilities are natural logarithms.
+Keys are in vLLM's order; UNSET fields are omitted. Log probabilities are natural logarithms.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.json import Encoder
 
 encode = Encoder().encode
-"""The compact JSON of a struct, a list, a text ...; UnicodeEncodeError for a lone surrogate."""
+"""Encodes to compact JSON. UnicodeEncodeError for a lone surrogate."""
 
 
 class PromptTokensDetails(Struct):
-    """Where the prompt's tokens came from."""
+    """Prompt tokens by source."""
 
     cached_tokens: int
     created_cache_tokens: int | None | UnsetType = UNSET
@@ -23,7 +23,7 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct):
-    """What the reply's tokens were."""
+    """Reply tokens by kind."""
 
     reasoning_tokens: int
 
@@ -39,12 +39,12 @@ class Usage(Struct):
 
 
 class KVTransferParams(Struct, kw_only=True):
-    """`kv_transfer_params` of an answer: where the cache of a prefill is, for the server that decodes."""
+    """`kv_transfer_params` of an answer: location of a prefill's KV cache, for the decoding server."""
 
     do_remote_prefill: bool = True
     do_remote_decode: bool = False
     remote_block_ids: Sequence[Sequence[int]]
-    """By group of layers, of which there is one."""
+    """Block ids by group of layers; there is one group."""
     remote_engine_id: str
     remote_request_id: str
     remote_host: str
@@ -58,7 +58,7 @@ class KVTransferParams(Struct, kw_only=True):
 
 
 class EncodedItem(Struct):
-    """Where the encoding of an image, a sound or a film is."""
+    """Location of the encoding of an image, audio or video."""
 
     peer_host: str
     peer_port: int
@@ -67,14 +67,14 @@ class EncodedItem(Struct):
 
 
 ECTransferParams = Mapping[str, EncodedItem]
-"""`ec_transfer_params` of an encoder's answer: where each item's encoding is, by the item's hash."""
+"""`ec_transfer_params` of an encoder's answer: locations of encodings by item hash."""
 
 
 Figure = float | None | UnsetType
 
 
 class PerRequestMetrics(Struct):
-    """`metrics` of an answer: times in milliseconds, and tokens per second from the place to the end."""
+    """`metrics` of an answer: times in milliseconds; tokens per second from scheduling to the end."""
 
     time_to_first_token_ms: Figure = None
     generation_time_ms: Figure = None
@@ -85,7 +85,7 @@ class PerRequestMetrics(Struct):
 
 
 class ChunkHead(Struct):
-    """What every event begins with. `created` is Unix seconds."""
+    """First fields of every event. `created` is in Unix seconds."""
 
     id: str
     object: str
@@ -94,7 +94,7 @@ class ChunkHead(Struct):
 
 
 class ChunkTail(Struct):
-    """What some events have after their choices."""
+    """Optional fields of an event after its choices."""
 
     usage: Usage | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
@@ -107,7 +107,7 @@ NO_TAIL = ChunkTail()
 
 
 class ChatAlternative(Struct, gc=False):
-    """One of `top_logprobs`; `bytes` is a list of numbers, the UTF-8 of `token`."""
+    """One of `top_logprobs`; `bytes` is the UTF-8 of `token`, as a list of numbers."""
 
     token: str
     logprob: float
@@ -124,7 +124,7 @@ class ChatLogprob(Struct):
 
 
 class ItemAlternative(Struct, gc=False):
-    """As `ChatAlternative`, in the order of the Responses family."""
+    """One of `top_logprobs` in an item of the Responses family, which has another order of keys."""
 
     token: str
     bytes: Raw
@@ -156,7 +156,7 @@ class EventLogprob(Struct):
 
 
 class TokenCandidate(Struct, gc=False):
-    """One of `top_logprobs` where tokens are only ids; `rank` counts from 1."""
+    """One of `top_logprobs` in a generate answer, with a token id; `rank` counts from 1."""
 
     token_id: int
     logprob: float
@@ -164,7 +164,7 @@ class TokenCandidate(Struct, gc=False):
 
 
 class TokenIdLogprob(Struct):
-    """One token where tokens are only ids."""
+    """One token of a generate answer, by its id."""
 
     token_id: int
     logprob: float
@@ -181,8 +181,8 @@ class LogprobContent(Struct):
 class CompletionLogprobs(Struct):
     """`logprobs` of a choice of a text completion: parallel lists, one place per token.
 
-    `text_offset` counts characters from the begin of the text. What is not known of a token, as of a
-    prompt's first one, is null.
+    `text_offset` counts characters from the start of the text. Unknown values, such as the log probability
+    of a prompt's first token, are null.
     """
 
     text_offset: Sequence[int] | Raw
@@ -192,7 +192,7 @@ class CompletionLogprobs(Struct):
 
 
 class PromptLogprob(Struct, gc=False):
-    """One candidate for a place of the prompt; they are listed by token id."""
+    """One candidate for a place of the prompt."""
 
     logprob: float
     rank: int
@@ -200,4 +200,4 @@ class PromptLogprob(Struct, gc=False):
 
 
 PromptLogprobs = Sequence[dict[str, PromptLogprob] | None]
-"""Candidates for each token of a prompt by their ids; None where nothing is known, as for the first."""
+"""Candidates for each token of a prompt, by token id; None where unknown, as for the first token."""

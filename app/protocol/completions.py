@@ -1,7 +1,7 @@
-"""``POST /v1/completions``: the body and what it is answered with (vllm-api.md 3.2 to 3.4).
+"""``POST /v1/completions``: the body and its answers (vllm-api.md 3.2 to 3.4).
 
-Answers have their keys in vLLM's order, and UNSET is left out; `Raw` is JSON that is written by itself,
-in parts where it is long.
+Answers have their keys in vLLM's order; UNSET fields are omitted. `Raw` is encoded JSON; long JSON is encoded
+in parts.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Prompts = str | list[str] | TokenIds | list[TokenIds]
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
-    """Every field that vLLM knows."""
+    """The body of ``POST /v1/completions``, with every field of vLLM."""
 
     prompt: str | list[str | Natural | list[Natural]] | None = None
-    """A text, texts, token ids or lists of token ids; a list never mixes them."""
+    """A text, texts, token ids or lists of token ids, never mixed."""
     echo: bool | None = False
     logprobs: int | None = None
     max_tokens: int | None = DEFAULT_MAX_TOKENS
-    """Never None after decoding: null is the default, too."""
+    """Never None after decoding: null becomes the default."""
     n: int = 1
     suffix: str | None = None
 
@@ -149,7 +149,7 @@ class Completion(Struct, kw_only=True):
 
 
 class CompletionChunkChoice(Struct):
-    """The choice that an event of a stream is about."""
+    """The choice in one event of a stream."""
 
     index: int | Raw
     text: str | Raw

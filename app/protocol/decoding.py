@@ -1,9 +1,8 @@
-"""From the bytes of a body to a request struct, or to the error that vLLM gives for them.
+"""Decodes a body to a request struct, or raises vLLM's error for the body.
 
-Happy path: one strict msgspec decode and the request's own rules. Whatever that refuses is decoded a second
-time the lax way (`app.protocol.coercion`), because only there the order of complaints is the one that clients
-know: not JSON; then the request's own rules, over raw values; then the schema. A body is decoded in one go:
-`app.http.body` has refused one with too many values.
+Fast path: one strict msgspec decode and the request's rules. A refused body is decoded again with lax
+conversion (`app.protocol.coercion`), which reports errors in vLLM's order: not JSON; the request's rules, on
+raw values; the schema. A body is decoded in one go: `app.http.body` limits the number of values.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from app.protocol.coercion import JsonObject, Misfit, convert, param_of
 from app.protocol.rules import check_unicode
 
 LONG = 1 << 17
-"""Bytes of a body from which on other requests have a turn between the phases of decoding."""
+"""Size of a body, in bytes, above which other requests get a turn between the phases of decoding."""
 
 T = TypeVar("T", bound="Request")
 U = TypeVar("U", bound="Request")
@@ -31,43 +30,40 @@ S = TypeVar("S", bound=Struct)
 
 
 class Request(Struct, kw_only=True):
-    """A request body. A subclass lists its fields in vLLM's order: the first that does not fit is reported.
+    """A request body. A subclass lists its fields in vLLM's order: the first misfit is reported.
 
-    `lax` maps field names to what the lax conversion takes where the annotation cannot say it; `absent` has
-    what rules see in place of fields that are not there, when that is not None.
+    `lax` maps field names to inputs of the lax conversion that the annotation cannot express. `absent` maps
+    missing fields to the values that rules see, if not None.
     """
 
     lax: ClassVar[Mapping[str, Hashable]] = {}
     absent: ClassVar[Mapping[str, object]] = {}
     order: ClassVar[str] = ""
-    """vLLM's order of the fields, where they are not declared in it."""
+    """vLLM's order of the fields, if not the order of declaration."""
     branch: ClassVar[tuple[str, ...]] = ()
-    """What stands before the paths of errors where vLLM tries several kinds of body."""
+    """Prefix of error paths where vLLM tries several kinds of body."""
 
     @classmethod
     def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
-        """Where vLLM sees that `values` do not fit at `path`."""
+        """Returns the path that vLLM reports for a misfit of `values` at `path`."""
         return (*cls.branch, *path)
 
     def check(self) -> None:
-        """All rules, for a request from the strict decoder.
+        """Applies all rules to a strictly decoded request.
 
-        Raises `ApiError`, or `Misfit` where only the raw body can tell.
+        Raises `ApiError`, or `Misfit` where the error depends on the raw body.
         """
         self.check_rules()
 
     def check_rules(self: Request | RawRequest) -> None:
-        """vLLM's own rules in vLLM's order, over fields of any type: they come before the schema.
-
-        Raises `ApiError`.
-        """
+        """Applies vLLM's rules that come before the schema, to fields of any type. Raises `ApiError`."""
 
     def check_converted(self) -> None:
-        """What vLLM looks at only once every field has its type. Raises `ApiError`."""
+        """Applies vLLM's rules that come after the schema. Raises `ApiError`."""
 
 
 class RawRequest:
-    """Parsed JSON that looks like a request: raw values; `absent`, or None, for those that are not there."""
+    """Parsed JSON with a request's attributes: raw values; missing ones are from `absent`, else None."""
 
     def __init__(self, values: Mapping[str, object], absent: Mapping[str, object]) -> None:
         self._values = values
@@ -79,9 +75,9 @@ class RawRequest:
 
 
 class UnparsableBody(ApiError):
-    """400 for bytes that are no Unicode or nested too deeply to be tried.
+    """Error 400 for a body that is not Unicode or is nested too deeply.
 
-    The body is ``{"detail": ...}``, which the web framework below vLLM words, and clients compare.
+    The answer is ``{"detail": ...}`` with the text of vLLM's web framework, which clients compare.
     """
 
     def __init__(self) -> None:
@@ -92,7 +88,7 @@ class UnparsableBody(ApiError):
 
 
 def decode(body: bytes, content_type: str | None, kind: type[T]) -> T:
-    """The request in `body`. Unknown fields are accepted, the last of duplicate keys wins.
+    """Returns the request in `body`. Unknown fields are accepted, and the last of duplicate keys wins.
 
     Raises `ApiError` (always status 400).
     """
@@ -112,7 +108,7 @@ def decode_query(query: Mapping[str, str], kind: type[S]) -> S:
 
 
 def decode_first(body: bytes, content_type: str | None, kinds: tuple[type[T], type[U]]) -> T | U:
-    """The request in `body` as the first of `kinds` that it fits; if none, the error is about the last.
+    """Returns the request in `body` as the first of `kinds` that fits; an error is the last kind's.
 
     Raises `ApiError` (always status 400).
     """
@@ -125,9 +121,9 @@ def decode_first(body: bytes, content_type: str | None, kinds: tuple[type[T], ty
 
 
 def decode_embedded(body: bytes, content_type: str | None, kind: type[T]) -> T:
-    """The request in `body`, of a route that vLLM declares field by field.
+    """Returns the request in `body`, for a route that vLLM declares field by field.
 
-    Null, another content type and no body leave a field out. Raises `ApiError` (always status 400).
+    Null fields are dropped; without a body or JSON's content type, all are. Raises `ApiError` (status 400).
     """
     values = _parse_json(body) if body and _resembles_json(content_type) else None
     if values is not None and not isinstance(values, dict):
@@ -140,7 +136,7 @@ def decode_embedded(body: bytes, content_type: str | None, kind: type[T]) -> T:
 
 
 def read_json(body: bytes) -> object:
-    """The JSON of a route that parses its body itself. ApiError 400, without a `param`."""
+    """Parses the JSON of a route without a schema. ApiError 400, without a `param`."""
     try:
         return _parse_json(body)
     except ApiError as error:
@@ -148,7 +144,7 @@ def read_json(body: bytes) -> object:
 
 
 def first_fit(values: JsonObject, kinds: Sequence[type[Request]]) -> type[Request] | None:
-    """The first of `kinds` that parsed JSON fits. ApiError where it breaks a rule of one before."""
+    """Returns the first of `kinds` that fits `values`; else None. ApiError from a rule of a tried kind."""
     for kind in kinds:
         kind.check_rules(RawRequest(values, kind.absent))
         try:
@@ -165,7 +161,7 @@ def check_content_type(content_type: str | None) -> None:
 
 
 def _strictly(body: bytes, kind: type[T]) -> T | None:
-    """The request in `body`; None where the lax conversion must find out whether it is one."""
+    """Returns the request in `body`; None when the body needs lax conversion."""
     try:
         request = _decoder(kind).decode(body)
         _rest(body)
@@ -194,7 +190,7 @@ def is_json(content_type: str | None) -> bool:
 
 
 def _resembles_json(content_type: str | None) -> bool:
-    """Any spelling of JSON, also ``application/x+json``: parsed, so that bad JSON is the first complaint."""
+    """True for any JSON type, also ``application/x+json``: bad JSON is reported before a wrong type."""
     message = Message()
     message["content-type"] = content_type or ""
     subtype = message.get_content_subtype()
@@ -224,14 +220,14 @@ def _parse_json(body: bytes) -> object:
 
 
 def _place(error: json.JSONDecodeError) -> int:
-    """Where vLLM's Python sees the error: behind a comma too many, not at it as from 3.13 on."""
+    """Returns the error's position in vLLM's Python: after a trailing comma; from 3.13 on, at the comma."""
     if not error.msg.startswith("Illegal trailing comma"):
         return error.pos
     return len(error.doc) - len(error.doc[error.pos + 1 :].lstrip(" \t\n\r"))
 
 
 def _convert_first(values: JsonObject, kinds: Sequence[type[Request]], body: bytes) -> Request:
-    """Returns the request in `values`, which are those of `body`: other requests have turns if it is long."""
+    """Returns the request in `values`, parsed from `body`; other requests get turns if `body` is long."""
     for kind in kinds:
         kind.check_rules(RawRequest(values, kind.absent))
     for kind in kinds:

@@ -1,4 +1,4 @@
-"""The bodies of both ``/derender`` routes: token ids of a generate answer that are to become text again."""
+"""The bodies of both ``/derender`` routes, which convert a generate answer's token ids to text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.protocol.decoding import Request
 from app.protocol.options import Natural
 
 MOST_WINDOW_TOKENS = 1024
-"""Tokens of a decode window that a client may send."""
+"""Most tokens in a client's decode window."""
 
 
 class Candidate(Struct, kw_only=True):
@@ -33,7 +33,7 @@ class TokenLogprobs(Candidate, kw_only=True):
 
 
 class Logprobs(Struct, kw_only=True):
-    """`logprobs` of a choice: one entry a token."""
+    """`logprobs` of a choice: one entry per token."""
 
     content: list[TokenLogprobs] | None = None
 
@@ -51,13 +51,13 @@ class Choice(Struct, kw_only=True):
 
 
 class StreamChoice(Choice, kw_only=True):
-    """What one event of a generate stream adds to a choice."""
+    """The part of a choice in one event of a generate stream."""
 
     finish_reason: str | None = None
 
 
 class CountedTokens(Struct, kw_only=True):
-    """`usage` of a generate answer, as far as anything depends on it."""
+    """The used fields of a generate answer's `usage`."""
 
     prompt_tokens: int = 0
     completion_tokens: int | None = 0
@@ -76,7 +76,7 @@ class GenerateAnswer(Struct, kw_only=True):
 
 
 class GenerateEvent(Struct, kw_only=True):
-    """One event of such a stream."""
+    """One event of a generate stream with `output_mode` tokens."""
 
     request_id: str = ""
     choices: list[StreamChoice]
@@ -87,25 +87,25 @@ class GenerateEvent(Struct, kw_only=True):
 
 
 class StreamState(Struct, kw_only=True):
-    """What a client carries from one event of a stream to the next: the server keeps nothing."""
+    """A stream's state, which the client sends with each event: the server stores none."""
 
     prev_tokens: list[str] = []
-    """Tokens at the end of the text, as the vocabulary spells them; without a parser."""
+    """Last tokens of the text in the vocabulary's spelling; used without a parser."""
     prefix_offset: Natural = 0
     read_offset: Natural = 0
     role_sent: bool = False
     logprob_context_token_ids: Annotated[list[int], Meta(max_length=4)] = []
     logprob_text_offset: Natural = 0
     output_token_ids: list[int] = []
-    """All tokens so far; with a parser, which reads them once more."""
+    """All tokens so far; used with a parser, which reads all tokens again."""
     output_chunk_lens: list[Annotated[int, Meta(ge=1)]] = []
-    """How many of them each event had."""
+    """Number of `output_token_ids` in each event."""
     tools_streamed: bool = False
     last_tool_call_ids: list[str] = []
 
 
 def check_state(state: StreamState | None) -> None:
-    """A state that no earlier answer can have told is refused. ApiError 400."""
+    """Raises ApiError 400 for a state that no earlier answer can have contained."""
     if state is None:
         return
     if len(state.prev_tokens) > MOST_WINDOW_TOKENS:
@@ -117,21 +117,19 @@ def check_state(state: StreamState | None) -> None:
 
 
 def _whole(value: object) -> bool:
-    """The `stream` of a body about a whole answer."""
     if value is False:
         return False
     raise Misfit("false")
 
 
 def _event(value: object) -> bool:
-    """The `stream` of a body about an event."""
     if value is True:
         return True
     raise Misfit("true")
 
 
 class DerenderRequest(Request, kw_only=True):
-    """What bodies about whole answers have in common."""
+    """Common fields of bodies with whole answers."""
 
     stream: bool = False
     model: str | None = None
@@ -160,7 +158,7 @@ class DerenderChatRequest(DerenderRequest, kw_only=True):
 
 
 class DerenderCompletionRequest(DerenderRequest, kw_only=True):
-    """``POST /v1/completions/derender`` of one whole answer a prompt."""
+    """``POST /v1/completions/derender`` of one whole answer per prompt."""
 
     generate_responses: list[GenerateAnswer]
     prompt_tokens: list[int] | None = None
@@ -177,7 +175,7 @@ class DerenderCompletionRequest(DerenderRequest, kw_only=True):
 
 
 class DerenderStreamRequest(Request, kw_only=True):
-    """What bodies about one event of a stream have in common."""
+    """The body of both ``/derender`` routes with one event of a stream."""
 
     stream: bool
     model: str | None = None

@@ -1,7 +1,7 @@
 """The token-in token-out routes: their bodies and answers (vllm-api.md section 2, `--enable-scale-out`).
 
-Answers have their keys in vLLM's order, and UNSET is left out; `Raw` is JSON that is written by itself,
-in parts where it is long.
+Answers have their keys in vLLM's order; UNSET fields are omitted. `Raw` is encoded JSON; long JSON is encoded
+in parts.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from app.protocol.options import (
 
 Ids = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
 Offsets = Annotated[list[int], Meta(min_length=2, max_length=2)]
-"""Where a token begins and ends in the text, in characters."""
+"""Start and end of a token in the text, in characters."""
 
 
 class SamplingParams(Struct, kw_only=True):
-    """Every sampling parameter that vLLM knows, in its order."""
+    """Every sampling parameter of vLLM, in vLLM's order."""
 
     n: int = 1
     presence_penalty: float = 0.0
@@ -49,7 +49,7 @@ class SamplingParams(Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     max_tokens: int | None | UnsetType = UNSET
-    """What is left out is what fits; null is that, too."""
+    """UNSET and null allow as many tokens as fit the context."""
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -78,7 +78,7 @@ class SamplingParams(Struct, kw_only=True):
 
 
 def convert_sampling_params(value: object) -> SamplingParams:
-    """The parameters in `value`; vLLM tries two forms, so any misfit is reported at their own name."""
+    """Converts `value`; vLLM tries two forms, and reports any misfit at the field itself."""
     try:
         return convert(SamplingParams, value)
     except Misfit as misfit:
@@ -93,20 +93,20 @@ def convert_token_ids(value: object) -> object:
 
 
 class ReasoningParserKwargs(Struct, forbid_unknown_fields=True):
-    """What the reasoning parser beside the engine is made with."""
+    """Arguments of the reasoning parser."""
 
     chat_template_kwargs: JsonObject = {}
 
 
 class PlaceholderRange(Struct):
-    """Where the tokens of an item stand in the prompt."""
+    """Position of a media item's tokens in the prompt."""
 
     offset: Natural
     length: Annotated[int, Meta(gt=0)]
 
 
 class MediaFeatures(Struct, kw_only=True):
-    """What a render tells of images and the like, by modality."""
+    """Media in the answer of a render route, by modality."""
 
     mm_hashes: dict[str, list[str]]
     mm_placeholders: dict[str, list[PlaceholderRange]]
@@ -114,7 +114,7 @@ class MediaFeatures(Struct, kw_only=True):
     mm_metadata: dict[str, list[str | None]] | None = None
 
     def check(self, tokens: int) -> None:
-        """ApiError 400 where the lists do not belong together, or lie beyond a prompt of so many `tokens`."""
+        """Raises ApiError 400 for lists that do not match, or placeholders beyond a prompt of `tokens`."""
         lengths = {name: len(hashes) for name, hashes in self.mm_hashes.items()}
         for other in (self.mm_placeholders, self.kwargs_data, self.mm_metadata):
             if other is not None and {name: len(items) for name, items in other.items()} != lengths:
@@ -138,10 +138,10 @@ class GenerateRequest(Request, kw_only=True):
     request_id: str = ""
     token_ids: Ids
     token_offsets: list[Offsets] | None = None
-    """Of a render; nothing here depends on them."""
+    """Offsets from a render route; ignored."""
     features: MediaFeatures | None = None
     content_parts: list[JsonObject] | None = None
-    """Images and the like that are not processed yet."""
+    """Media that are not processed yet."""
     sampling_params: SamplingParams
     model: str | None = None
     reasoning_ended: bool | None = None
@@ -153,7 +153,7 @@ class GenerateRequest(Request, kw_only=True):
     cache_salt: CacheSalt | None = None
     priority: Int64 = 0
     ignore_eos: bool = False
-    """Not vLLM's: as the sampling parameter."""
+    """Not in vLLM; the same as the sampling parameter."""
     kv_transfer_params: JsonObject | None = None
     ec_transfer_params: JsonObject | None = None
 
@@ -193,7 +193,7 @@ class GenerateRequest(Request, kw_only=True):
         return self.features.mm_hashes if self.features else None
 
     def as_completion(self, max_model_len: int) -> CompletionRequest:
-        """The same, as a text completion of the same tokens; what exceeds the context is cut off."""
+        """Converts to a text completion of the same tokens; `max_tokens` is limited to the context."""
         at, room = self.sampling_params, max_model_len - len(self.token_ids)
         most = min(at.max_tokens, room) if isinstance(at.max_tokens, int) else room
         transfer = self.kv_transfer_params or (at.extra_args or {}).get("kv_transfer_params")
@@ -221,17 +221,17 @@ SAME = tuple(
     for name in SamplingParams.__struct_fields__
     if name in CompletionRequest.__struct_fields__ and name not in ("max_tokens", "ignore_eos", "bad_words")
 )
-"""Sampling parameters that are fields of a completion, too."""
+"""Sampling parameters that are also fields of a completion."""
 
 
 class AbortRequest(Request, kw_only=True):
-    """The body of ``POST /abort_requests``; there, not below `/inference`, no ids mean all."""
+    """The body of ``POST /abort_requests``, where no ids mean all, and of its route below `/inference`."""
 
     request_ids: list[str] | None = None
 
 
 class WeightVersion(Struct):
-    """Which weights made the tokens from number `start` up to `end`."""
+    """Version of the weights that made the tokens from number `start` up to `end`."""
 
     version: str
     start: int
@@ -239,7 +239,7 @@ class WeightVersion(Struct):
 
 
 class GenerateChoice(Struct):
-    """One choice: of a whole answer, or what a chunk adds to it."""
+    """One choice of a whole answer, or its part in one chunk."""
 
     index: int
     finish_reason: str | None

@@ -1,4 +1,4 @@
-"""Routes that read how likely some tokens are as the next one: ``/generative_scoring`` and ``/v1/systemone``.
+"""Routes that return probabilities of given next tokens: ``/generative_scoring`` and ``/v1/systemone``.
 
 Answers have their keys in vLLM's order.
 """
@@ -25,13 +25,13 @@ class LabelRequest(Request, kw_only=True):
     cache_salt: str | None = None
     priority: Int64 = 0
     request_id: str = ""
-    """Empty when the client gave none: vLLM draws a random one."""
+    """Empty without one from the client: vLLM then draws a random id."""
 
     def check_rules(self: LabelRequest | RawRequest) -> None:
         rules.check_cache_salt(self.cache_salt)
 
     def as_completion(self, label_ids: TokenIds) -> CompletionRequest:
-        """The completion of one token whose log probabilities are read; its prompts come later."""
+        """Builds the completion of one token whose log probabilities are read; prompts are added later."""
         return CompletionRequest(
             model=self.model,
             max_tokens=1,
@@ -49,7 +49,7 @@ class GenerativeScoringRequest(LabelRequest, kw_only=True):
     items: list[str | list[int]]
     label_token_ids: list[int]
     apply_softmax: bool = True
-    """Probabilities among the labels, not in the whole vocabulary."""
+    """True: probabilities among the labels; false: in the whole vocabulary."""
     item_first: bool = False
     add_special_tokens: bool = True
 
@@ -66,7 +66,7 @@ class GenerativeScoringRequest(LabelRequest, kw_only=True):
 
 
 def _questions(value: object) -> dict[str, JsonObject]:
-    """The questions, each with a type."""
+    """Checks that each question has a type."""
     if not isinstance(value, dict):
         raise Misfit("an object")
     for name, question in value.items():
@@ -104,7 +104,7 @@ class DecisionRequest(LabelRequest, kw_only=True):
 
 
 class ItemScore(Struct, kw_only=True):
-    """How likely the first label is behind an item."""
+    """Probability of the first label after an item."""
 
     index: int
     object: str = "score"
@@ -130,7 +130,7 @@ class DecisionUsage(Struct):
 
 
 class Diagnostics(Struct):
-    """Probability of all labels together, and whether a label is the likeliest token."""
+    """Total probability of the labels; `argmax_is_label`: the likeliest token is a label."""
 
     label_mass: float
     argmax_is_label: bool

@@ -1,8 +1,8 @@
-"""The messages of a chat: which ones vLLM takes, and how it names the ones that it does not.
+"""The messages of a chat: vLLM's checks, and the error paths of refused messages.
 
-A message stays the dict that the client sent, because chat templates read keys of every kind. It is accepted
-when it is one of OpenAI's six kinds or any other role with text or parts. What fits none of them is reported
-as if it had been meant as the first kind, a developer message: that is the order in which vLLM tries them.
+A message stays the client's dict, because chat templates may read any key. Accepted messages are one of
+OpenAI's six kinds, or have any other role with text or parts. A message of no kind is reported as a wrong
+developer message, the first kind that vLLM tries.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PLAIN_KEYS = frozenset(("role", "content"))
 
 
 def are_plain(messages: Sequence[object]) -> bool:
-    """Each has a role and a text, and nothing else: they need no further look."""
+    """True if each message has only a role and a text, and needs no further check."""
     return all(map(_is_plain, messages))
 
 
@@ -42,7 +42,7 @@ def convert_messages(value: object) -> list[Message]:
 
 
 def normalize_messages(messages: object) -> None:
-    """``reasoning_content`` becomes ``reasoning``, tool calls become a list: in place, on raw JSON, too."""
+    """Renames ``reasoning_content`` to ``reasoning``, and makes tool calls a list; in place."""
     for message in messages if isinstance(messages, list) else ():
         if not isinstance(message, dict):
             continue
@@ -57,7 +57,7 @@ def normalize_messages(messages: object) -> None:
 
 
 def check_tool_calls(messages: Sequence[Message]) -> None:
-    """The calls that an assistant made earlier have an id, a type and a function (or custom tool)."""
+    """Raises `ApiError` unless an assistant's calls have an id, a type and a function or custom tool."""
     for message in messages:
         calls = message.get("tool_calls") if message.get("role") == "assistant" else None
         for index, call in enumerate(calls if isinstance(calls, list) else ()):
@@ -79,7 +79,7 @@ def _check_message(message: object) -> None:
 
 
 def _is_content(content: object) -> bool:
-    # Parts are looked at when the conversation is rendered; here anything that can be walked over passes.
+    # Parts are checked when the conversation is rendered; here any iterable passes.
     return isinstance(content, str | list | dict)
 
 
@@ -121,7 +121,7 @@ def _is_part(part: object) -> bool:
 
 
 def _has_strings(value: object, *keys: str) -> bool:
-    """Nothing at all, or an object with a string under each of `keys`."""
+    """True for None, or an object with a string under each of `keys`."""
     return value is None or isinstance(value, dict) and all(isinstance(value.get(key), str) for key in keys)
 
 
@@ -145,7 +145,7 @@ def _is_custom_call(call: object) -> bool:
 
 
 def _wrong_function_call(call: object) -> tuple[str, ...]:
-    """The path to what is wrong with a function call, its kind's name in front; empty if nothing is."""
+    """Returns the path to a function call's error, with the kind's name in front; empty without an error."""
     if not isinstance(call, dict):
         return (_TOOL_CALL,)
     function = call.get("function")
@@ -160,7 +160,7 @@ def _wrong_function_call(call: object) -> tuple[str, ...]:
 
 
 def content_text(content: object) -> str:
-    """Text parts as they are and images as `image: URL`, joined by line breaks; other parts are silent."""
+    """Joins text parts and images (as `image: URL`) by line breaks; other parts are skipped."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list | dict):

@@ -1,4 +1,4 @@
-"""The fields and nested options that chats and text completions share, and their number ranges; tools."""
+"""Fields, nested options, number ranges and tools that chats and text completions share."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Truncation = Annotated[int, Meta(ge=-1, le=INT64_MAX)]
 StopStrings = str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=1024)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""How much a model thinks."""
+"""Amount of a model's thinking."""
 ExtraArg = str | int | float | list[str | int | float]
 
 
 class StreamOptions(Struct, kw_only=True):
-    """What a stream carries beside its tokens."""
+    """Options for additional data in a stream."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
@@ -43,7 +43,7 @@ class JsonSchema(Struct, kw_only=True):
 
 
 class ResponseFormat(Struct, kw_only=True):
-    """The form that the answer must have; the last three fields count for ``structural_tag`` only."""
+    """The required form of the answer; the last three fields are for ``structural_tag`` only."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
@@ -80,7 +80,7 @@ class StructuredOutputs(Struct, kw_only=True):
 
 
 class RepetitionDetection(Struct, kw_only=True):
-    """When to end an answer that repeats itself; sizes in tokens, 0 switches it off."""
+    """Conditions for ending an answer that repeats itself; sizes in tokens, 0: off."""
 
     max_pattern_size: int = 0
     min_pattern_size: int = 0
@@ -118,14 +118,14 @@ class NamedFunction(Struct, kw_only=True):
 
 
 class AllowedTools(Struct, kw_only=True):
-    """The tools that may be called, or of which one must be called."""
+    """Allowed tools; with mode ``required``, one must be called."""
 
     mode: Literal["auto", "required"] = "auto"
     tools: list[Tool] = []
 
 
 class NamedToolChoice(Struct, kw_only=True):
-    """``tool_choice`` as an object: the function that must be called, or the tools that are allowed."""
+    """``tool_choice`` as an object: a required function, or the allowed tools."""
 
     function: NamedFunction | None = None
     type: Literal["function", "allowed_tools"] = "function"
@@ -144,13 +144,13 @@ FLAT_TRANSFER = (
     *("do_remote_decode", "do_remote_prefill", "remote_block_ids", "remote_engine_id"),
     *("remote_host", "remote_port"),
 )
-"""Fields of `kv_transfer_params` that llm-d's simulator took without the object, up to version 0.5."""
+"""Fields of `kv_transfer_params` that llm-d's simulator took at the top level, up to version 0.5."""
 
 
 class GenerationFields(Request, kw_only=True):
-    """What a request for generation may have in either family. None is the server's default.
+    """Common fields of chats and text completions. None is the server's default.
 
-    The first six are not vLLM's: they stand for fields of `kv_transfer_params`, and may have any type.
+    The first six fields are not in vLLM: they set fields of `kv_transfer_params`, and may have any type.
     """
 
     do_remote_decode: object = None
@@ -194,7 +194,7 @@ class GenerationFields(Request, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     priority: Int64 = 0
     request_id: str = ""
-    """Empty when the client gave none: vLLM draws a random one."""
+    """Empty without one from the client: vLLM then draws a random id."""
     session_id: str | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
@@ -204,7 +204,7 @@ class GenerationFields(Request, kw_only=True):
     return_mm_kwargs: bool | None = None
     cache_salt: CacheSalt | None = None
     cache_hit_threshold: Share | None = None
-    """Not vLLM's: with a smaller share of the prompt cached the reply is empty."""
+    """Not in vLLM: least share of the prompt that must be cached; below this share the reply is empty."""
     kv_transfer_params: JsonObject | None = None
     ec_transfer_params: JsonObject | None = None
     vllm_xargs: dict[str, ExtraArg] | None = None

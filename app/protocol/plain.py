@@ -1,8 +1,8 @@
-"""Plain requests for generation: those that ask for nothing special, which the fast path answers.
+"""Plain requests for generation, which the fast path answers.
 
-That a body decodes into one of the structs here *proves* that none of the other fields is there and that
-every number is in its range, in place of many checks. What is left is compared with the served model. A
-request that is not plain for any reason is left to the general way, which also tells what is wrong with it.
+Decoding into one of these structs proves that a body has no other fields and that its numbers are in range.
+`PlainReader` checks the rest against the served model. All other requests, invalid ones included, take the
+general path, which reports errors.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from app.protocol.options import Int64
 from app.protocol.validation import ModelLimits
 
 MOST_TOKENS = 4096
-"""Longer replies are made by the general way."""
+"""Most tokens of a reply on the fast path."""
 
 Count = Annotated[int, Meta(ge=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class PlainStreamOptions(Struct, forbid_unknown_fields=True, frozen=True):
-    """What a plain stream may carry beside its tokens."""
+    """Stream options of a plain request."""
 
     include_usage: bool = False
 
 
 class PlainRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Fields that do not change what a simulated model does, or do it in one way only."""
+    """Fields without effect on a simulated model, or with one effect only."""
 
     model: str | None = None
     max_tokens: Count | None = None
@@ -54,12 +54,12 @@ class PlainRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
 
     @property
     def limit(self) -> int | None:
-        """Tokens that the client allows; None when it set no limit."""
+        """The request's token limit; None without one."""
         return self.max_tokens
 
 
 class PlainChat(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A plain chat; its messages are looked at only when their bytes are new."""
+    """A plain chat; messages are parsed only when their bytes are new."""
 
     messages: Raw
     max_completion_tokens: Count | None = None
@@ -93,21 +93,20 @@ P = TypeVar("P", bound=PlainRequest)
 
 
 class Recognised(Struct, Generic[P], frozen=True):
-    """A plain request, compared with the model that serves it."""
+    """A plain request that fits the served model."""
 
     request: P
     prompt_ids: Sequence[int]
     max_tokens: int
     limited: bool
-    """The client itself set a limit."""
+    """True if the request has a token limit."""
 
 
 class PlainReader(Generic[P]):
     """Recognises plain requests of one `kind` for a model with these `limits`.
 
-    `prompt_ids` gives the tokens of a prompt by its bytes, None when they cannot be had at once. `names` are
-    those of the model that may be asked for; while there are none, no request is plain. Prompts have at most
-    `most_prompt_tokens`.
+    `prompt_ids` returns a prompt's token ids for its bytes; None when they are not available at once. `names`
+    has the served model's names; while empty, no request is plain. Prompts have at most `most_prompt_tokens`.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class PlainReader(Generic[P]):
         self._most_prompt_tokens = most_prompt_tokens
 
     def recognise(self, body: bytes) -> Recognised[P] | None:
-        """The request in `body`; None, with nothing drawn or counted, when it is not plain."""
+        """Returns the request in `body`; None, with nothing drawn or counted, when not plain."""
         try:
             request = self._decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -138,7 +137,7 @@ class PlainReader(Generic[P]):
         ids = self._prompt_ids(request.prompt_key)
         if not ids or len(ids) > self._most_prompt_tokens:
             return None
-        room = min(limits.max_model_len - len(ids), self._longest_reply)  # room_behind, a call less
+        room = min(limits.max_model_len - len(ids), self._longest_reply)  # `room_behind`, inlined
         most = room if limit is None else min(limit, room)
         if most < 1 or request.min_tokens > most:
             return None

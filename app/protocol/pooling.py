@@ -1,7 +1,7 @@
 """The pooling routes: embeddings, pooling, classify, score and rerank (vllm-api.md section 8).
 
-One struct holds both forms of a request, texts and conversations. A value that fits neither form is reported
-as a wrong ``input``, as vLLM does.
+One struct has both forms of a request, texts and conversations. A value of neither form is reported as a
+wrong ``input``, as in vLLM.
 Answers have their keys in vLLM's order.
 """
 
@@ -21,7 +21,7 @@ from app.protocol.messages import Message, are_plain, convert_messages
 from app.protocol.options import CacheSalt, Int64, Natural
 
 MAX_INPUTS = 65_536
-"""Texts, conversations or documents of one request."""
+"""Most texts, conversations or documents in one request."""
 MAX_DIMENSIONS = 65_536
 
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
@@ -31,7 +31,7 @@ PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "plu
 REMOVED_TASKS = frozenset(("score", "encode"))
 
 BEFORE_INPUT = frozenset(("encoding_format", "embed_dtype", "endianness", "dimensions", "use_activation"))
-"""Fields that vLLM looks at before `input`, which it misses next in a conversation that does not fit."""
+"""Fields that vLLM checks before `input`; in conversations, later misfits become a missing `input`."""
 
 TokenIds = list[int]
 Prompts = list[str] | list[TokenIds]
@@ -48,18 +48,18 @@ class PoolingFields(Request, kw_only=True):
     padding: Literal["max_length", "do_not_pad"] | None = None
     truncation_side: Literal["left", "right"] | None = None
     request_id: str = ""
-    """Empty when the client gave none: vLLM draws a random one."""
+    """Empty without one from the client: vLLM then draws a random id."""
     priority: Int64 = 0
     mm_processor_kwargs: JsonObject | None = None
     cache_salt: CacheSalt | None = None
     use_activation: bool | None = None
-    """None is the model's own way."""
+    """None: the model's default."""
 
     def check_rules(self: PoolingFields | RawRequest) -> None:
         rules.check_cache_salt(self.cache_salt)
 
     def kept(self, ids: TokenIds, max_model_len: int) -> TokenIds:
-        """The part of `ids` that `truncate_prompt_tokens` keeps: the begin, or the end with side "left"."""
+        """Returns the ids that `truncate_prompt_tokens` keeps: the first, or for side "left" the last."""
         keep = self.truncate_prompt_tokens
         if keep is None or keep >= len(ids):
             return ids
@@ -68,25 +68,25 @@ class PoolingFields(Request, kw_only=True):
 
 
 class ClassificationRequest(PoolingFields, kw_only=True):
-    """Texts, token ids or a conversation; after decoding one of the properties has them."""
+    """Texts, token ids or conversations; after decoding, one of three properties has them."""
 
     input: Input | UnsetType = UNSET
     messages: list[Message | list[Message]] | UnsetType = UNSET
     add_special_tokens: bool | UnsetType = UNSET
-    """Never UNSET after decoding: true for texts, false for conversations, whose template adds its own."""
+    """Never UNSET after decoding: true for texts; false for conversations (the template adds them)."""
     add_generation_prompt: bool = False
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: JsonObject | None = None
     media_io_kwargs: dict[str, JsonObject] | None = None
     normalize: object = UNSET
-    """Gone from vLLM; naming it is an error."""
+    """Removed from vLLM; its presence is an error."""
     task: object = None
 
     lax: ClassVar[Mapping[str, Hashable]] = {"input": as_it_is, "messages": as_it_is}
     absent: ClassVar[Mapping[str, object]] = {"normalize": UNSET}
     batched: ClassVar[bool] = False
-    """Several conversations are possible, also as `input`."""
+    """Allows several conversations, also as `input`."""
 
     @classmethod
     def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
@@ -149,7 +149,7 @@ class PoolingRequest(EncodedRequest, kw_only=True):
 
     task: PoolingTask | None = None
     data: object = UNSET
-    """For a plugin of vLLM's that reads inputs itself."""
+    """Input of a vLLM plugin that parses inputs itself."""
 
     def __post_init__(self) -> None:
         try:
@@ -161,13 +161,13 @@ class PoolingRequest(EncodedRequest, kw_only=True):
 
 
 class _Ids(Struct):
-    """For the lax conversion of token ids."""
+    """Token ids, for lax conversion."""
 
     input: list[int] | list[list[int]]
 
 
 def _prompts(value: object) -> Prompts:
-    """`value` in one of its four forms, as a list; raises `Misfit`."""
+    """Converts each of the four forms of `value` to a list. Raises `Misfit`."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
@@ -183,7 +183,7 @@ def _are_ids(lists: Sequence[list[object]]) -> bool:
 
 
 def _conversations(value: object, batched: bool) -> list[Conversation] | None:
-    """The conversations in `value`; None when it is none, or one that vLLM would not take."""
+    """Returns the conversations in `value`; None when vLLM would not accept `value` as conversations."""
     if not isinstance(value, list):
         return None
     many = batched and bool(value) and all(map(_is_full_list, value))
@@ -202,7 +202,7 @@ def _is_full_list(value: object) -> bool:
 
 
 ScoreInput = str | JsonObject
-"""A text, or an object with the parts of a multimodal one under ``content``."""
+"""A text, or an object with multimodal parts under ``content``."""
 ScoreInputs = ScoreInput | list[ScoreInput]
 
 _PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
@@ -210,7 +210,7 @@ _PART_TYPES = ("text", "image_url", "image_embeds", "video_url")
 
 
 class ScoringRequest(PoolingFields, kw_only=True):
-    """The common fields of score and rerank; 0 is no limit."""
+    """The common fields of score and rerank; 0: no limit."""
 
     max_tokens_per_query: int = 0
     max_tokens_per_doc: int = 0
@@ -219,7 +219,7 @@ class ScoringRequest(PoolingFields, kw_only=True):
 
 
 class ScoreRequest(ScoringRequest, kw_only=True):
-    """The body of ``POST /score``; after decoding `queries` and `documents` have the pair, however named."""
+    """The body of ``POST /score``; after decoding, `queries` and `documents` have the pair of any names."""
 
     queries: ScoreInputs | UnsetType = UNSET
     documents: ScoreInputs | UnsetType = UNSET
@@ -271,7 +271,7 @@ def _is_part(part: object) -> bool:
 
 
 class RerankRequest(ScoringRequest, kw_only=True):
-    """The body of ``POST /rerank``; a `top_n` of 0 is all."""
+    """The body of ``POST /rerank``; `top_n` 0: all documents."""
 
     query: ScoreInput
     documents: ScoreInputs
@@ -317,7 +317,7 @@ class ContentPart(Struct, kw_only=True):
             raise Misfit(f"{self.type} beside its type")
 
     def as_chat(self) -> dict[str, object]:
-        """The part of a message's content."""
+        """Returns the part in the form of a chat message."""
         image = self.image_url
         value: object = self.text if image is None or self.type == "text" else {"url": image.url}
         return {"type": self.type, self.type: value}
@@ -334,7 +334,7 @@ class CohereEmbedRequest(Request, kw_only=True):
 
     model: str | None = None
     input_type: str | None = None
-    """Names an instruction of the model that goes in front of every input."""
+    """Name of the model's instruction that precedes every input."""
     texts: list[str] | None = None
     images: list[str] | None = None
     inputs: list[MixedInput] | None = None
@@ -351,14 +351,13 @@ class CohereEmbedRequest(Request, kw_only=True):
 
     @property
     def has_images(self) -> bool:
-        """An image is among the inputs."""
         kinds = {part.type for each in self.inputs or () for part in each.content}
         return self.images is not None or "image_url" in kinds
 
     def as_embedding(self, instruction: str, has_template: bool) -> EmbeddingRequest:
-        """The same for ``POST /v1/embeddings``; without a chat template an instruction precedes each text.
+        """Converts to a body of ``POST /v1/embeddings``; without a template, `instruction` precedes texts.
 
-        ApiError 400 for a negative `max_tokens`.
+        ApiError 400 for `max_tokens` below -1.
         """
         keep = None if self.truncate == "NONE" else -1 if self.max_tokens is None else self.max_tokens
         if keep is not None and keep < -1:
@@ -377,7 +376,7 @@ class CohereEmbedRequest(Request, kw_only=True):
         )
 
     def _conversations(self, instruction: str) -> list[list[dict[str, object]]]:
-        """One a text, an image or a mixed input; the instruction is the system's message."""
+        """Returns a conversation per text, image or mixed input; the instruction is the system message."""
         contents: list[list[dict[str, object]]] = [
             [{"type": "text", "text": text}] for text in self.texts or ()
         ]
@@ -390,7 +389,7 @@ class CohereEmbedRequest(Request, kw_only=True):
 
 
 class EmbeddingsByType(Struct, kw_only=True):
-    """Every vector in each of the forms that were asked for."""
+    """Every vector in each of the requested types."""
 
     float_: Raw | UnsetType = field(default=UNSET, name="float")
     binary: Sequence[list[int]] | UnsetType = UNSET
@@ -399,13 +398,13 @@ class EmbeddingsByType(Struct, kw_only=True):
 
 
 class ApiVersion(Struct):
-    """Of Cohere's API."""
+    """Version of Cohere's API."""
 
     version: str = "2"
 
 
 class BilledUnits(Struct):
-    """Tokens; with an image all tokens count as the image's."""
+    """Token counts; with an image, all tokens count as image tokens."""
 
     input_tokens: int
     image_tokens: int
@@ -419,7 +418,7 @@ class CohereMeta(Struct):
 
 
 class CohereEmbedResponse(Struct, kw_only=True):
-    """A whole answer."""
+    """The answer of ``POST /v2/embed``."""
 
     id: str
     embeddings: EmbeddingsByType

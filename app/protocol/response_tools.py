@@ -1,8 +1,7 @@
-"""The tools of ``POST /v1/responses`` and the choice among them: how they are taken and repeated.
+"""Tools and tool choice of ``POST /v1/responses``: conversion, and repetition in the answer.
 
-The answer repeats every field that a type has, null where it was not given, and unknown ones at the end. A
-tool that fits no type is reported as if it had been meant as the first one, a function: that is the order in
-which vLLM tries them.
+The answer repeats every field of a tool's type, with null for missing fields, and unknown fields at the end.
+A tool of no known type is reported as a wrong function, the first type that vLLM tries.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from app.protocol.options import FunctionDefinition
 
 
 def _kind(title: str, /, **fields: object) -> Any:
-    """Returns a struct of `fields`; those that may be null may be absent."""
+    """Builds a struct of `fields`; nullable fields are optional."""
     rows: list[Any] = [
         (key, hint, None if NoneType in get_args(hint) or hint is object else NODEFAULT)
         for key, hint in fields.items()
@@ -220,7 +219,7 @@ TOOLS: Mapping[str, type[Struct]] = {
     **dict.fromkeys(("web_search_preview", "web_search_preview_2025_03_11"), _WEB_SEARCH_PREVIEW),
     "apply_patch": _kind("ApplyPatchTool", type=Literal["apply_patch"], allowed_callers=CALLERS),
 }
-"""By type. Functions, also those of a namespace, and custom tools may be called, the others never are."""
+"""Structs by type. Only functions, also in a namespace, and custom tools are ever called."""
 _ALONE = (
     *("file_search", "web_search_preview", "computer", "computer_use_preview", "computer_use", "shell"),
     *("web_search_preview_2025_03_11", "image_generation", "code_interpreter", "apply_patch"),
@@ -238,14 +237,14 @@ CHOICES: Mapping[str, type[Struct]] = {
     "custom": _kind("ChosenCustom", name=str, type=Literal["custom"]),
     **dict.fromkeys(_ALONE, _kind("ChosenType", type=str)),
 }
-"""By type: what `tool_choice` may be besides a word."""
+"""Structs of `tool_choice` objects, by type."""
 
 
 ToolParam = JsonObject
 
 
 def convert_tools(value: object) -> list[ToolParam]:
-    """Returns the tools in `value` as the answer repeats them. Raises `Misfit`."""
+    """Returns the tools in the form that the answer repeats. Raises `Misfit`."""
     if not isinstance(value, list):
         raise Misfit("a list of tools")
     return [_convert_tool(index, tool) for index, tool in enumerate(value)]
@@ -264,7 +263,7 @@ def _convert_tool(index: int, tool: object) -> ToolParam:
 
 
 def convert_tool_choice(value: object) -> str | JsonObject:
-    """Returns the choice in `value` as the answer repeats it. Raises `Misfit` for the choice as a whole."""
+    """Returns the choice in the form that the answer repeats. Raises `Misfit` without a path."""
     if isinstance(value, str) and value in ("none", "auto", "required"):
         return value
     try:
@@ -283,7 +282,7 @@ def _converted(kinds: Mapping[str, type[Struct]], value: object) -> JsonObject:
 
 
 def _repeated(converted: object, given: object) -> object:
-    """Returns a converted value as JSON, with the keys that only the `given` one has."""
+    """Returns a converted value as JSON, followed by unknown keys of the `given` one."""
     if isinstance(converted, list) and isinstance(given, list):
         return [_repeated(one, other) for one, other in zip(converted, given, strict=True)]
     if not isinstance(converted, Struct) or not isinstance(given, dict):
@@ -297,7 +296,7 @@ def _repeated(converted: object, given: object) -> object:
 
 
 CUSTOM_INPUT = "input"
-"""The one argument of a custom tool, as the model is shown it."""
+"""Name of a custom tool's only argument in the model's prompt."""
 CUSTOM_PARAMETERS: JsonObject = {
     "type": "object",
     "properties": {CUSTOM_INPUT: {"type": "string", "description": "The text that the tool is given."}},
@@ -307,7 +306,7 @@ CUSTOM_PARAMETERS: JsonObject = {
 
 
 def custom_input(arguments: str) -> str:
-    """Returns the text that a custom tool is given with these arguments; all of them where they have none."""
+    """Returns the text argument of a custom tool's call; without one, `arguments` unchanged."""
     try:
         given = msgspec.json.decode(arguments)
     except msgspec.DecodeError:
@@ -317,7 +316,7 @@ def custom_input(arguments: str) -> str:
 
 
 class CalledTool(NamedTuple):
-    """What the answer calls a function that the model called."""
+    """The answer's name of a called function, which differs from the model's."""
 
     name: str
     namespace: str | None = None
@@ -325,7 +324,7 @@ class CalledTool(NamedTuple):
 
 
 def callable_functions(tools: Sequence[ToolParam]) -> Iterator[FunctionDefinition]:
-    """Yields the functions that the model is shown: custom tools are functions of a text."""
+    """Yields the functions in the model's prompt; a custom tool becomes a function with a text argument."""
     for tool in tools:
         kind, name = tool["type"], str(tool.get("name"))
         if kind == "function":
@@ -340,7 +339,7 @@ def callable_functions(tools: Sequence[ToolParam]) -> Iterator[FunctionDefinitio
 
 
 def called_tools(tools: Sequence[ToolParam]) -> Mapping[str, CalledTool]:
-    """Returns what the answer calls the functions whose names the model knows differently, by those names."""
+    """Maps the model's names of custom tools and namespace functions to the answer's."""
     called = {
         str(tool["name"]): CalledTool(str(tool["name"]), None, True)
         for tool in tools
@@ -360,7 +359,7 @@ def _members(tool: ToolParam) -> Iterator[JsonObject]:
 
 
 def check_tool_use(tools: object, choice: object) -> None:
-    """Raises `ApiError` for a choice of a tool that is not there, and for tools that are never taken."""
+    """Raises `ApiError` for a choice without a matching tool, and for unsupported tools."""
     if isinstance(tools, int | float):
         raise bad_request("tools must be a list")
     named = isinstance(choice, dict) and choice.get("type") in ("function", "custom")
@@ -379,7 +378,7 @@ def check_tool_use(tools: object, choice: object) -> None:
 def resolve_choice(choice: JsonObject, tools: object) -> JsonObject:
     """Returns the choice of one tool with its full name. Raises `ApiError`.
 
-    A function of a namespace is known by its name alone where that is unique.
+    A namespace function's short name suffices if unique.
     """
     name, full_names = choice.get("name"), set[str]()
     if isinstance(name, list | dict) and name:

@@ -1,6 +1,6 @@
 """``POST /v1/responses``: the body, the items of its input, and the response (vllm-api.md section 6).
 
-Answers have their keys in vLLM's order; `Raw` is JSON that is written by itself.
+Answers have their keys in vLLM's order; `Raw` is encoded JSON.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from app.protocol.response_tools import (
 
 Status = Literal["in_progress", "completed", "incomplete"]
 SAID_TO = ("input_text", "input_image", "input_file")
-"""Types of parts that anybody but the assistant may say, and functions may return."""
+"""Types of parts in messages of all roles but the assistant, and in results of functions."""
 SAID_BY_ASSISTANT = ("output_text", "refusal")
 
 
 class ContentPart(Struct, kw_only=True):
-    """One part of a content; which fields count depends on its type, and all others are ignored."""
+    """One part of a content; its type decides which fields are used, and all others are ignored."""
 
     type: Literal[
         "input_text",
@@ -60,7 +60,7 @@ class ContentPart(Struct, kw_only=True):
 
     @property
     def said(self) -> str | None:
-        """The text; None of a part that has none."""
+        """The part's text or refusal; None without one."""
         return self.refusal if self.type == "refusal" else self.text
 
 
@@ -68,13 +68,13 @@ Content = str | list[ContentPart]
 
 
 def convert_content(value: object) -> object:
-    """Returns the content in `value`. Raises `Misfit` at the part that does not fit."""
+    """Converts a text or parts; null is allowed. Raises `Misfit` at the wrong part."""
     is_text = value is None or isinstance(value, str)
     return value if is_text else convert_value(list[ContentPart], value)
 
 
 class InputItem(Struct, kw_only=True):
-    """One item. Which fields count depends on its type."""
+    """One item of the input; its type decides which fields are used."""
 
     type: (
         Literal[
@@ -89,18 +89,18 @@ class InputItem(Struct, kw_only=True):
     ) = UNSET
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: Content | None = None
-    """Of a message or a thought."""
+    """Content of a message or reasoning item."""
     status: Status | None = None
     id: str | None = None
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
-    """Of a function that is called."""
+    """Namespace of a called function."""
     arguments: str | None = None
     payload: str | None = field(name="input", default=None)
-    """Of a custom tool that is called."""
+    """Input of a called custom tool."""
     output: Content | None = None
-    """Of a function or a custom tool."""
+    """Result of a function or custom tool."""
     summary: list[ContentPart] | None = None
     encrypted_content: str | None = None
 
@@ -120,7 +120,7 @@ class InputItem(Struct, kw_only=True):
                     raise Misfit(f"parts of type {' or '.join(allowed)}")
 
     def _content_types(self) -> tuple[str, ...]:
-        """Returns the types of parts of the content; a message of a response tells its own type."""
+        """Returns the allowed types of content parts; an earlier response's messages have a `type`."""
         if self.kind == "reasoning":
             return ("reasoning_text",)
         parts = self.content if isinstance(self.content, list) else ()
@@ -131,12 +131,12 @@ class InputItem(Struct, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """The type, which a message need not tell."""
+        """The item's type; the default is a message."""
         return "message" if self.type is UNSET else self.type
 
     @property
     def is_partial(self) -> bool:
-        """A message or a thought that is to be continued, not answered."""
+        """True for an unfinished message or reasoning item, which the model continues."""
         return self.kind in ("message", "reasoning") and self.status in ("in_progress", "incomplete")
 
 
@@ -176,14 +176,13 @@ UNSUPPORTED = {
     "tool_search_output": ("tools",),
     "web_search_call": ("id", "action", "status"),
 }
-"""Types of items that fit the schema and become no part of a conversation, and what each must have."""
+"""Required fields, by type, of items that fit the schema but are not supported in a conversation."""
 
 
 def convert_input(value: object) -> str | list[InputItem]:
-    """Returns the input in `value`.
+    """Converts the input.
 
-    Raises `Misfit`, always at the input as a whole, which is what clients know, and `ApiError` for items that
-    fit and are not supported.
+    Raises `Misfit`, whose path is the whole input, as in vLLM, and `ApiError` for unsupported valid items.
     """
     if isinstance(value, str):
         return value
@@ -206,7 +205,7 @@ def convert_input(value: object) -> str | list[InputItem]:
 
 
 def _unsupported(item: object) -> str:
-    """Returns the type of an item that fits the schema and is not supported; empty for any other."""
+    """Returns the type of a valid but unsupported item; empty for any other."""
     if not isinstance(item, dict) or "role" in item and "type" not in item:
         return ""
     kind = item.get("type")
@@ -218,7 +217,7 @@ def _unsupported(item: object) -> str:
 
 
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` holds when log probabilities are wanted."""
+"""Value in `include` that requests log probabilities."""
 
 Include = Literal[
     "code_interpreter_call.outputs",
@@ -233,7 +232,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class Reasoning(msgspec.Struct, kw_only=True):
-    """How much the model thinks; only `effort` changes something here. Fields in the order of the answer."""
+    """Options for thinking; only `effort` has an effect. Fields are in the answer's order."""
 
     context: Literal["auto", "current_turn", "all_turns"] | None = None
     effort: Effort | None = None
@@ -243,7 +242,7 @@ class Reasoning(msgspec.Struct, kw_only=True):
 
 
 class TextFormat(msgspec.Struct, kw_only=True):
-    """The form of the reply's text; all but `type` belong to ``json_schema``."""
+    """The form of the reply's text; all fields but `type` are for ``json_schema``."""
 
     name: str | None = None
     json_schema: JsonObject | None = msgspec.field(default=None, name="schema")
@@ -261,7 +260,7 @@ class TextFormat(msgspec.Struct, kw_only=True):
 
 
 def convert_format(value: object) -> TextFormat | None:
-    """Returns the form in `value`. Raises `Misfit` for what fits none, as if it were meant as a text."""
+    """Converts a text format. Raises `Misfit` as for the first form that vLLM tries, a text."""
     if value is None:
         return None
     kind = value.get("type") if isinstance(value, dict) else None
@@ -277,12 +276,12 @@ def convert_history(value: object) -> list[JsonObject] | None:
         history: list[JsonObject] | None = convert_value(list[JsonObject] | None, value)
         return history
     except Misfit as misfit:
-        kind = ("Message",) if misfit.path else ()  # which vLLM tries first
+        kind = ("Message",) if misfit.path else ()  # the kind that vLLM tries first
         raise Misfit(misfit.expected, *misfit.path, *kind) from None
 
 
 class TextConfig(msgspec.Struct, kw_only=True):
-    """What the reply's text is like; `verbosity` changes nothing here."""
+    """Options for the reply's text; `verbosity` has no effect."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -291,7 +290,10 @@ class TextConfig(msgspec.Struct, kw_only=True):
 
 
 class ResponsesRequest(Request, kw_only=True):
-    """Every field that vLLM knows. None means "the server's default" where a default is not given here."""
+    """The body of ``POST /v1/responses``, with every field of vLLM.
+
+    None is the server's default where no other default is given.
+    """
 
     background: bool | None = False
     include: list[Include] | None = None
@@ -328,7 +330,7 @@ class ResponsesRequest(Request, kw_only=True):
     prompt_cache_key: str | None = None
     watermarking: bool | None = None
     request_id: str = ""
-    """Empty when the client gave none."""
+    """Empty without one from the client."""
     session_id: str | None = None
     media_io_kwargs: dict[str, JsonObject] | None = None
     mm_processor_kwargs: JsonObject | None = None
@@ -337,7 +339,7 @@ class ResponsesRequest(Request, kw_only=True):
     return_mm_kwargs: bool | None = None
     cache_salt: CacheSalt | None = None
     enable_response_messages: bool = False
-    """The answer tells the prompt and the reply once more, as texts and token ids."""
+    """Adds the prompt and the reply to the answer, as texts and token ids."""
     previous_input_messages: list[JsonObject] | None = None
     structured_outputs: StructuredOutputs | None = None
     repetition_penalty: float | None = None
@@ -386,7 +388,7 @@ class ResponsesRequest(Request, kw_only=True):
 
 
 class OutputText(Struct, kw_only=True):
-    """What a message says."""
+    """Text of a message."""
 
     annotations: tuple[()] = ()
     text: str | Raw
@@ -395,14 +397,14 @@ class OutputText(Struct, kw_only=True):
 
 
 class ReasoningText(Struct, kw_only=True):
-    """What a thought says."""
+    """Text of a reasoning item."""
 
     text: str | Raw
     type: str = "reasoning_text"
 
 
 class MessageItem(Struct, kw_only=True):
-    """A message; without a content when it says nothing."""
+    """A message; `content` is empty for an empty text."""
 
     id: str
     content: Sequence[OutputText]
@@ -413,7 +415,7 @@ class MessageItem(Struct, kw_only=True):
 
 
 class ReasoningItem(Struct, kw_only=True):
-    """A thought."""
+    """An item with the model's reasoning."""
 
     id: str
     summary: tuple[()] = ()
@@ -424,7 +426,7 @@ class ReasoningItem(Struct, kw_only=True):
 
 
 class FunctionCallItem(Struct, kw_only=True):
-    """A function that is called; `arguments` is JSON as text."""
+    """A call of a function; `arguments` is JSON as text."""
 
     arguments: str | Raw
     call_id: str
@@ -438,7 +440,7 @@ class FunctionCallItem(Struct, kw_only=True):
 
 
 class CustomCallItem(Struct, kw_only=True):
-    """A custom tool that is called; `payload` is a text."""
+    """A call of a custom tool; `payload` is a text."""
 
     call_id: str
     payload: str | Raw = field(name="input")
@@ -454,7 +456,7 @@ OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
 
 
 class InputTokensDetails(Struct):
-    """Where the prompt's tokens came from; a turn is what a server does that calls tools itself."""
+    """Prompt tokens by source; the lists per turn are for servers that call tools themselves."""
 
     cached_tokens: int
     cache_write_tokens: int
@@ -463,7 +465,7 @@ class InputTokensDetails(Struct):
 
 
 class OutputTokensDetails(Struct):
-    """What the reply's tokens were."""
+    """Reply tokens by kind."""
 
     reasoning_tokens: int
     tool_output_tokens: int = 0
@@ -482,20 +484,20 @@ class ResponseUsage(Struct):
 
 
 class IncompleteDetails(Struct):
-    """Why a response is incomplete."""
+    """Reason why a response is incomplete."""
 
     reason: str
 
 
 class ResponseError(Struct):
-    """Why a response has failed."""
+    """Code and message of a failed response's error."""
 
     code: str
     message: str
 
 
 class RawMessage(Struct):
-    """Prompt or reply as it looks to the model."""
+    """Prompt or reply in the model's form: text and token ids."""
 
     message: str | Raw
     tokens: Sequence[int] | Raw
@@ -503,7 +505,7 @@ class RawMessage(Struct):
 
 
 class ResponseObject(Struct, kw_only=True):
-    """A response in one of its states, all its keys in vLLM's order. `created_at` is Unix seconds.
+    """A response in one of its states, with keys in vLLM's order. `created_at` is in Unix seconds.
 
     `status`: `queued`, `in_progress`, `completed`, `incomplete`, `failed` or `cancelled`.
     """

@@ -1,4 +1,4 @@
-"""The chat that a request of the Responses family means (vllm-api.md section 6)."""
+"""Converts requests of the Responses family to chats (vllm-api.md section 6)."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ RESULTS = ("function_call_output", "custom_tool_call_output")
 
 
 class ResponsesChat(ChatCompletionRequest, kw_only=True):
-    """The chat of a request of this family."""
+    """A chat made from a request of the Responses family."""
 
     after_results: bool = False
-    """The conversation has results of tools: a simulation answers with words, a script may call again."""
+    """True after results of tools: a simulation then replies with text, but a script may call tools again."""
 
 
 def chat_request(asked: ResponsesRequest) -> ResponsesChat:
-    """`asked` in the words of a chat. ApiError 400 when it breaks the rules of one."""
+    """Converts `asked` to a chat. ApiError 400 when the chat breaks a rule."""
     chat = ResponsesChat(
         model=asked.model,
         messages=_messages(asked.instructions, asked.input),
@@ -55,9 +55,9 @@ def chat_request(asked: ResponsesRequest) -> ResponsesChat:
 
 
 def go_on(chat: ResponsesChat, before: Sequence[Message], output: Sequence[JsonObject]) -> None:
-    """Let `chat` follow on what was asked `before` and answered with the items `output`.
+    """Prepends an earlier exchange to `chat`: messages `before`, and the response's items `output`.
 
-    Instructions do not carry over, nor do thoughts.
+    Earlier instructions and reasoning are dropped.
     """
     leading = 1 if chat.messages[:1] and chat.messages[0]["role"] == "system" else 0
     said = [convert(item, InputItem) for item in output if item["type"] != "reasoning"]
@@ -74,7 +74,7 @@ def _messages(instructions: str | None, asked: str | Sequence[InputItem]) -> lis
 
 
 def echo_text(asked: str | Sequence[InputItem]) -> str:
-    """What mode `echo` says: the last item (simulator.md 5.2)."""
+    """Returns the reply of mode `echo`: the text of the last item (simulator.md 5.2)."""
     if isinstance(asked, str):
         return asked
     if not asked:
@@ -91,7 +91,7 @@ def _echoed(part: ContentPart) -> str:
 
 
 def _turns(items: Iterable[InputItem]) -> list[Message]:
-    """The messages of `items`: what the assistant thinks, says and calls in a row is one."""
+    """Returns the messages of `items`; consecutive items of the assistant become one message."""
     messages: list[Message] = []
     for item in items:
         turn = _turn(item)
@@ -110,7 +110,7 @@ def _turns(items: Iterable[InputItem]) -> list[Message]:
 
 
 def _fits(turn: Message, last: Message) -> bool:
-    """Calls join a turn always, thoughts and words only one that has none yet."""
+    """True if `turn` can join `last`: calls always, reasoning and text only when `last` has none."""
     return not any(key in last for key in ("content", "reasoning") if key in turn)
 
 
@@ -156,7 +156,7 @@ def _part(part: ContentPart) -> JsonObject:
 
 
 def _take_tools(chat: ResponsesChat, asked: ResponsesRequest) -> None:
-    """At most one call is made; one is made for sure where the choice is left to the model (7.1)."""
+    """Sets tools and tool choice: at most one call; ``auto`` becomes ``required`` (simulator.md 7.1)."""
     chat.parallel_tool_calls = False
     chat.tools = [Tool(function=function) for function in callable_functions(asked.tools)] or None
     if (
@@ -170,7 +170,7 @@ def _take_tools(chat: ResponsesChat, asked: ResponsesRequest) -> None:
 
 
 def _answer_results(chat: ResponsesChat) -> None:
-    """After the result of a function no call is forced, or an agent would call for ever."""
+    """Forces no call after the result of a function, or an agent would never end."""
     if any(message["role"] == "tool" for message in chat.messages):
         chat.after_results = True
         if chat.tool_choice != "none":

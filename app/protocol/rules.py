@@ -1,7 +1,7 @@
-"""Parse-time rules that more than one kind of request obeys (vllm-api.md section 4).
+"""Parse-time rules for several kinds of requests (vllm-api.md section 4).
 
-They come before the schema, so a value can be of any type, a struct or raw JSON; a rule that cannot make
-sense of one leaves it to the schema.
+Rules run before the schema: values have any type, a struct or raw JSON. A rule ignores values of an unknown
+type, which the schema refuses.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _FORBIDDEN_IN_CACHE_SALT = frozenset("@/\\\0")
 
 
 def part(value: object, name: str) -> object:
-    """The field `name` of a nested object, be it a struct or a raw one; None when there is none."""
+    """Returns field `name` of a struct or a raw object; None without one."""
     return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 
 def check_cache_salt(salt: object) -> None:
-    """A salt is 1 to 128 characters, none of ``@ / \\`` and NUL."""
+    """Raises `ApiError` unless a salt has 1 to 128 characters, without ``@ / \\`` and NUL."""
     if salt is None:
         return
     if not isinstance(salt, str) or not salt:
@@ -36,7 +36,7 @@ def check_cache_salt(salt: object) -> None:
 
 
 def check_response_format(response_format: object) -> None:
-    """``json_schema`` needs its schema; a structural tag has a format, or structures with their triggers."""
+    """Raises `ApiError` for ``json_schema`` without a schema, and for an invalid structural tag."""
     if response_format is None:
         return
     kind = part(response_format, "type")
@@ -67,7 +67,7 @@ def _has_ends(structure: object) -> bool:
 
 
 def count_constraints(structured_outputs: object, param: str | None) -> int:
-    """How many of json, regex and choice are given; more than one is an error that names `param`."""
+    """Counts json, regex and choice. Raises `ApiError`, with `param`, for more than one."""
     given = sum(part(structured_outputs, name) is not None for name in ("json", "regex", "choice"))
     if given > 1:
         raise bad_request("structured_outputs takes only one of json, regex and choice", param)
@@ -81,7 +81,7 @@ def check_structural_tag(structured_outputs: object) -> None:
 
 
 def _is_object(text: str) -> bool:
-    """Whether `text` is a JSON object; it is only built where it is none that everybody would read."""
+    """True if `text` is a JSON object; Python's parser is tried only when msgspec refuses `text`."""
     try:
         msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         return True
@@ -104,7 +104,7 @@ def check_continuation(continue_final_message: object, add_generation_prompt: ob
 
 
 def check_thinking_budget(budget: object) -> None:
-    """An integer of at least 0, or -1 for no limit; nothing that merely looks like one."""
+    """Raises `ApiError` unless `budget` is an integer of at least 0, or -1 for no limit; no conversion."""
     if budget is None:
         return
     if not isinstance(budget, int) or isinstance(budget, bool) or budget < -1:
@@ -114,13 +114,13 @@ def check_thinking_budget(budget: object) -> None:
 
 
 def check_number(name: str, value: object) -> None:
-    """The field `name` is a number if it is given; the schema sees to it that it is a whole one."""
+    """Raises `ApiError` for a value that is no number; the schema then requires an integer."""
     if value is not None and not isinstance(value, int | float):
         raise bad_request(f"{name} must be an integer", name)
 
 
 def check_prompt_logprobs(wanted: float | None, stream: object) -> None:
-    """-1 (all) or at least 0, and only 0 in a stream."""
+    """Raises `ApiError` unless `wanted` is -1 (all) or at least 0, and in a stream 0."""
     if wanted is None:
         return
     if stream and (wanted > 0 or wanted == -1):
@@ -130,7 +130,7 @@ def check_prompt_logprobs(wanted: float | None, stream: object) -> None:
 
 
 def check_unicode(value: object) -> None:
-    """No lone halves of surrogate pairs, which JSON escapes can spell but no tokenizer or socket takes."""
+    """Raises `ApiError` for lone surrogates, which JSON escapes can express but UTF-8 cannot."""
     for text in _strings(value):
         if not text.isascii():
             try:

@@ -1,8 +1,8 @@
-"""Bodies about tokens and nothing else: what a prompt's tokens are, and which pods have them.
+"""Bodies of routes that tokenize prompts, or score pods for a prompt's tokens.
 
-``POST /tokenize``, with its two forms, and ``POST /detokenize`` (vllm-api.md section 5); those of
-``POST /score_completions``, ``/score_chat_completions`` and ``/score_tokens``, whose names are those of
-llm-d's kv-cache manager (kv-cache.md section 5.1): `pods`, `lora` and `cache_salt` are ours.
+``POST /tokenize``, with its two forms, and ``POST /detokenize``: see vllm-api.md section 5.
+``POST /score_completions``, ``/score_chat_completions`` and ``/score_tokens`` have the names of llm-d's
+kv-cache manager (kv-cache.md section 5.1), which lacks `pods`, `lora` and `cache_salt`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOKEN_MAX = 2**32 - 1
 
 
 class TokenizeChatRequest(Request, kw_only=True):
-    """Tokens of a rendered conversation."""
+    """The body of ``POST /tokenize`` with a conversation."""
 
     model: str | None = None
     messages: list[Message]
@@ -49,7 +49,7 @@ class TokenizeChatRequest(Request, kw_only=True):
 
 
 class TokenizePromptRequest(Request, kw_only=True):
-    """Tokens of a text."""
+    """The body of ``POST /tokenize`` with a text."""
 
     model: str | None = None
     prompt: str
@@ -59,18 +59,18 @@ class TokenizePromptRequest(Request, kw_only=True):
 
 TokenizeRequest = TokenizeChatRequest | TokenizePromptRequest
 TOKENIZE_REQUESTS = (TokenizeChatRequest, TokenizePromptRequest)
-"""Both forms, as `decode_first` wants them: messages win over a prompt."""
+"""Both forms, in the order of `decode_first`: messages precede a prompt."""
 
 
 class DetokenizeRequest(Request, kw_only=True):
-    """The text of token ids; ids beyond the vocabulary are no error here."""
+    """The body of ``POST /detokenize``; ids beyond the vocabulary fit the schema."""
 
     model: str | None = None
     tokens: list[Annotated[int, Meta(ge=0, le=INT64_MAX)]]
 
 
 class ScoreTextRequest(Request, kw_only=True):
-    """Score the pods for a plain prompt."""
+    """The body of ``POST /score_completions``: scores the pods for a text."""
 
     model: str | None = None
     prompt: str
@@ -81,7 +81,7 @@ class ScoreTextRequest(Request, kw_only=True):
 
 
 class ScoreChatRequest(TokenizeChatRequest, kw_only=True):
-    """Score the pods for a conversation. A generation prompt is added by default, as by vLLM."""
+    """The body of ``POST /score_chat_completions``; a generation prompt is added by default, as in vLLM."""
 
     documents: list[JsonObject] | None = None
     return_assistant_tokens_mask: bool | None = False
@@ -91,7 +91,7 @@ class ScoreChatRequest(TokenizeChatRequest, kw_only=True):
 
 
 class MediaSpan(Struct, frozen=True):
-    """A part of a prompt that stands for an image, audio or video: its hash and its tokens."""
+    """An image, audio or video in a prompt: its hash and the place of its tokens."""
 
     identifier: str
     offset: Annotated[int, Meta(ge=0)]
@@ -99,7 +99,7 @@ class MediaSpan(Struct, frozen=True):
 
 
 class ScoreTokensRequest(Request, kw_only=True):
-    """Score the pods for a prompt of token ids."""
+    """The body of ``POST /score_tokens``: scores the pods for token ids."""
 
     model: str | None = None
     tokens: list[Annotated[int, Meta(ge=0, le=TOKEN_MAX)]]

@@ -1,8 +1,7 @@
-"""The way of a request for generation through all rules, in vLLM's order (vllm-api.md section 4).
+"""Validation of a request for generation by all rules, in vLLM's order (vllm-api.md section 4).
 
-Rules about sampling parameters run before the answer begins, so their errors have a status even
-for a stream. Each rule is asked once, and each value that follows from the fields is worked out once and
-kept in `ValidatedRequest`. All rules raise `ApiError`.
+Rules about sampling parameters run before the answer starts: their errors have a status even for a stream.
+Each rule runs once; `ValidatedRequest` keeps the values derived from the fields. All rules raise `ApiError`.
 """
 
 from __future__ import annotations
@@ -28,38 +27,38 @@ MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORDS = 128
 MAX_SCHEMA_DEPTH = 64
 MAX_NAMED = 5
-"""Wrong token ids that an error names."""
+"""Most invalid token ids in an error message."""
 MAX_CHOICES = 16384
 GREEDY_BELOW = 1e-5
 _UINT64_END = 2**64
 
 
 def maximum_context(max_model_len: int) -> str:
-    """The words by which clients, litellm for one, know that a prompt was too long, and try another model."""
+    """Returns the phrase that clients, such as litellm, search for to detect a prompt that is too long."""
     return f"This model's maximum context length is {max_model_len} tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """What the served model allows: context and vocabulary in tokens, log probabilities a token (-1: all)."""
+    """Limits of the served model: context and vocabulary in tokens, log probabilities per token (-1: all)."""
 
     max_model_len: int
     vocab_size: int
     max_logprobs: int = 20
     reasons: bool = False
-    """The model thinks before it answers."""
+    """The model thinks before its reply."""
     parses: bool = False
-    """Thoughts or calls are parsed out of what the model says."""
+    """Reasoning or tool calls are parsed from the model's output."""
     max_new_tokens: int | None = None
-    """Of a reply, whatever is asked for: of the model's own generation_config.json."""
+    """Most tokens of any reply, from the model's generation_config.json."""
 
     def room_behind(self, prompt_tokens: int) -> int:
-        """Tokens that a reply may have behind a prompt: 0 or less where that fills the context."""
+        """Returns the most tokens of a reply after a prompt; 0 or less when the prompt fills the context."""
         room = self.max_model_len - prompt_tokens
         return room if self.max_new_tokens is None else min(room, self.max_new_tokens)
 
     def logprobs(self, wanted: int | None) -> int:
-        """Log probabilities per token, with "all" (-1) spelled out; 0 for None."""
+        """Returns log probabilities per token: the vocabulary's size for -1 (all), 0 for None."""
         return self.vocab_size if wanted == -1 else wanted or 0
 
     def check_logprobs(self, param: str, wanted: int | None) -> None:
@@ -74,7 +73,7 @@ class ModelLimits:
             )
 
     def check_prompt(self, prompt_ids: Sequence[int]) -> None:
-        """A prompt has tokens, of this vocabulary, and leaves room for one more."""
+        """Raises `ApiError` unless a prompt has tokens of this vocabulary, and room for one more."""
         if not prompt_ids:
             raise bad_request("the prompt has no tokens")
         if len(prompt_ids) >= self.max_model_len:
@@ -120,7 +119,7 @@ def check_constraint(wanted: StructuredOutputs) -> None:
 
 
 def check_depth(schema: object) -> None:
-    """Objects and lists of a schema, decoded JSON, do not nest too deeply."""
+    """Raises `ApiError` for decoded JSON that is nested too deeply."""
     if _is_deeper_than(MAX_SCHEMA_DEPTH, schema):
         raise bad_request(f"a JSON schema nests at most {MAX_SCHEMA_DEPTH} levels")
 
@@ -152,7 +151,7 @@ def check_choices(n: int) -> None:
 
 
 def constrained_outputs(request: GenerationRequest) -> StructuredOutputs | None:
-    """What `structured_outputs` and `response_format` ask for together; they must not be in conflict."""
+    """Merges `structured_outputs` and `response_format`. Raises `ApiError` for a conflict."""
     wanted, form = request.structured_outputs, request.response_format
     if form is None or form.type == "text":
         return wanted
@@ -167,7 +166,7 @@ def constrained_outputs(request: GenerationRequest) -> StructuredOutputs | None:
 
 
 def _structural_tag(form: ResponseFormat) -> str:
-    """The tag as JSON. ApiError 400 for one that is too deep."""
+    """Returns the tag as JSON. ApiError 400 when nested too deeply."""
     tag: JsonObject = {"format": form.format}
     if form.format is None:
         tag = {"structures": form.structures, "triggers": form.triggers}
@@ -188,7 +187,7 @@ def biased_ids(logit_bias: Mapping[str, float] | None) -> list[int]:
 
 
 def check_extra_arguments(request: GenerationRequest) -> None:
-    """What is passed on has integers of up to 64 bits only, however deep they are."""
+    """Raises `ApiError` for integers beyond 64 bits, at any depth of the extra arguments."""
     pending: list[object] = [request.vllm_xargs, request.kv_transfer_params, request.ec_transfer_params]
     while pending:
         value = pending.pop()
@@ -223,7 +222,7 @@ def check_distribution(request: GenerationRequest) -> None:
 
 
 def check_token_counts(request: GenerationRequest, max_tokens: int) -> None:
-    """Some token may be generated, and not fewer than at least wanted; echo alone needs none."""
+    """Raises `ApiError` unless `max_tokens` is at least 1 and `min_tokens`; echo alone allows 0."""
     if request.max_tokens == 0 and request.echo and isinstance(request, CompletionRequest):
         max_tokens = 1
     if max_tokens < 1:
@@ -235,7 +234,7 @@ def check_token_counts(request: GenerationRequest, max_tokens: int) -> None:
 
 
 def check_words(stop: StopStrings, bad_words: Sequence[str]) -> None:
-    """Nothing that ends an answer, or is kept out of it, is an empty string."""
+    """Raises `ApiError` for an empty stop string or bad word."""
     if stop == "" or isinstance(stop, list) and "" in stop:
         raise bad_request("stop must not contain an empty string")
     if "" in bad_words:
@@ -258,27 +257,27 @@ UNSEARCHED: dict[str, object] = {
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty", "repetition_detection")),
     **dict.fromkeys(("structured_outputs", "response_format", "thinking_token_budget", "vllm_xargs")),
 }
-"""Fields that a beam search never looks at."""
+"""Fields that a beam search ignores, with the values that disable them."""
 
 
 def requested_max_tokens(request: GenerationRequest) -> tuple[int | None, str]:
-    """How many tokens the client allows, if it says so, and in which field."""
+    """Returns the request's token limit, None without one, and the field's name."""
     if isinstance(request, ChatCompletionRequest) and request.max_completion_tokens is not None:
         return request.max_completion_tokens, "max_completion_tokens"
     return request.max_tokens, "max_tokens"
 
 
 def resolve_max_tokens(requested: int | None, prompt_tokens: int, limits: ModelLimits) -> int:
-    """Tokens that may be generated: never more than the model may say behind the prompt, which is no error.
+    """Returns the most tokens to generate: `requested`, silently limited to the room after the prompt.
 
-    0 means that the prompt fills the context; `ValidatedRequest.check_sampling` refuses that.
+    0 or less: the prompt fills the context, which `ValidatedRequest.check_sampling` refuses.
     """
     room = limits.room_behind(prompt_tokens)
     return room if requested is None else min(room, requested)
 
 
 def check_prompt_text(text: str, max_model_len: int, max_chars_per_token: int) -> None:
-    """A text that cannot fit even if every token were the longest one is not tokenized. Raises `ApiError`."""
+    """Raises `ApiError`, before tokenizing, for a text too long even if every token were the longest."""
     if len(text) > max_model_len * max_chars_per_token:
         raise bad_request(
             f"{maximum_context(max_model_len)}, which a prompt of {len(text)} characters cannot fit.",
@@ -294,10 +293,10 @@ def check_prompt_length(prompt_tokens: int, max_model_len: int) -> None:
 
 
 def fit_prompt(request: GenerationRequest, token_ids: TokenIds, max_model_len: int) -> TokenIds:
-    """The part of a prompt that `truncate_prompt_tokens` keeps. ApiError when it exceeds the context.
+    """Returns the part of a prompt that `truncate_prompt_tokens` keeps. ApiError above the context.
 
-    That is its begin, or its end with side "left". -1 keeps what fits the context, less one token of room
-    when an output length was asked for.
+    The kept part is the start, or the end for side "left". -1 keeps as much as the context holds, less one
+    token when the request limits the output.
     """
     kept, keep = token_ids, request.truncate_prompt_tokens
     if keep is not None:
@@ -311,10 +310,10 @@ def fit_prompt(request: GenerationRequest, token_ids: TokenIds, max_model_len: i
 
 
 class ValidatedRequest(Generic[R]):
-    """A request for generation by `model` that has passed the rules so far, and what follows from its fields.
+    """A request for generation by `model`, with values derived from its fields.
 
-    It is made before any work is done on the prompts. `check_sampling` is next, once they are tokens;
-    `check_engine` is last, when the engine takes the request. All three raise `ApiError`.
+    The constructor's rules run before any work on the prompts. `check_sampling` follows when the prompts are
+    tokens, `check_engine` when the engine takes the request. All three raise `ApiError`.
     """
 
     __slots__ = (
@@ -323,15 +322,15 @@ class ValidatedRequest(Generic[R]):
     )
 
     def __init__(self, request: R, model: str, limits: ModelLimits) -> None:
-        """A number of choices, a length or options of media that no prompt could make good are refused."""
+        """Raises `ApiError` for choices, lengths or media options that are invalid for any prompt."""
         if request.use_beam_search:
             request = replace(request, **UNSEARCHED)
         self.request = request
         self.model = model
         self.n = 1 if request.n is None else request.n
-        """Choices of each prompt."""
+        """Choices per prompt."""
         self.requested, name = requested_max_tokens(request)
-        """Tokens that the client allows; None when it set no limit."""
+        """The request's token limit; None without one."""
         check_choices(self.n)
         if isinstance(request, ChatCompletionRequest):
             _check_media_options(request)
@@ -344,24 +343,24 @@ class ValidatedRequest(Generic[R]):
         self.greedy = temperature is not None and temperature < GREEDY_BELOW
         top = _top_logprobs(request)
         self.logprobs = len(request.logprob_token_ids) if request.logprob_token_ids else top
-        """Alternatives per generated token (-1: all); None when no log probabilities are wanted."""
+        """Alternatives per generated token (-1: all); None without log probabilities."""
         self.prompt_logprobs = request.prompt_logprobs
-        """Alternatives per prompt token; echo alone asks for as many as for generated ones."""
+        """Alternatives per prompt token; echo alone requests as many as for generated tokens."""
         if request.use_beam_search:
             self.logprobs = None if top is None else min(limits.logprobs(top), 2 * self.n + 1)
         elif request.echo and self.prompt_logprobs is None:
             self.prompt_logprobs = request.top_logprobs if isinstance(request, ChatCompletionRequest) else top
         self.max_tokens: Sequence[int] = ()
-        """Tokens that may be generated for each prompt; after `check_sampling`."""
+        """Most tokens to generate for each prompt; set by `check_sampling`."""
         self.structured_outputs: StructuredOutputs | None = None
-        """The form of the reply, in whatever field it was asked for; after `check_sampling`."""
+        """Constraints from all fields of the request; set by `check_sampling`."""
         self.stop_token_ids: frozenset[int] = frozenset()
-        """After `check_engine`."""
+        """Set by `check_engine`."""
         self._biased_ids: Sequence[int] = ()
         self._limits = limits
 
     def check_sampling(self, prompt_tokens: Sequence[int]) -> None:
-        """Sampling parameters against each other, for prompts of these lengths."""
+        """Checks sampling parameters against each other, for prompts of these lengths."""
         if not prompt_tokens:
             return
         request, limits = self.request, self._limits
@@ -383,12 +382,12 @@ class ValidatedRequest(Generic[R]):
             check_token_counts(request, tokens)
 
     def check_engine(self, prompts: Sequence[TokenIds]) -> None:
-        """The request against the model, with these prompts; an error of a stream comes in the stream."""
+        """Checks the request and its prompts against the model; a stream's error comes in the stream."""
         if not prompts:
             return
         request, limits = self.request, self._limits
         if request.use_beam_search:
-            limits.check_logprobs("logprobs", 2 * self.n)  # which the search asks for in each step
+            limits.check_logprobs("logprobs", 2 * self.n)  # each step of the search needs this many
             check_distribution(request)
         else:
             self._check_logprobs()
@@ -405,12 +404,12 @@ class ValidatedRequest(Generic[R]):
 
     @property
     def entries_per_prompt_token(self) -> int:
-        """Log probabilities that the answer tells of each token of a prompt, alternatives included."""
+        """Log probabilities in the answer per token of a prompt, alternatives included."""
         return 0 if self.prompt_logprobs is None else 1 + self._limits.logprobs(self.prompt_logprobs)
 
     @property
     def entries_per_token(self) -> int:
-        """The same of each generated token."""
+        """Log probabilities in the answer per generated token, alternatives included."""
         return 0 if self.logprobs is None else 1 + self._limits.logprobs(self.logprobs)
 
     def _check_logprobs(self) -> None:

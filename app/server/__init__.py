@@ -1,1 +1,1 @@
-"""The server process: gunicorn with a worker for every rank, ports, certificates, reload."""
+"""The server process: gunicorn with one worker per rank, ports, certificates, reload."""

@@ -1,12 +1,12 @@
 """gunicorn's arbiter with one worker per rank, and with reloads that neither cut a stream nor end the server.
 
-What it changes, and why:
+Differences from the stock arbiter, which
 
-* stock workers all serve all ports; a rank has a port of its own, and comes back there when it was killed;
-* the stock arbiter ends, or its workers do, when a reload finds a configuration that cannot be served;
-* the stock arbiter waits, deaf, until the workers of before have ended, and kills them if they take long;
-* the stock arbiter closes the old workers' listeners before the new ones have started;
-* the stock arbiter cannot start a successor (SIGUSR2) when it was started by `python -m`.
+* lets every worker serve all ports; here a rank has a separate port, and keeps the port after a crash;
+* ends, or loses its workers, when a reload finds a configuration that cannot be served;
+* ignores signals while it waits for the old workers to end, and kills slow ones;
+* closes the old workers' listeners before the new workers have started;
+* cannot start a successor (SIGUSR2) after a start by `python -m`.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ ONE_EACH = (
 )
 
 Prepare = Callable[[Settings], None]
-"""Has what the settings name fetched and looked at; raises when it cannot be used."""
+"""Fetches and checks files that the settings name; raises when they cannot be used."""
 EngineOptions = Callable[[Settings], "EngineProcessOptions"]
-"""What a real engine is started with; raises when it could not run."""
+"""Returns the options of a real engine's process; raises when the engine could not run."""
 Create = Callable[[Settings], object]
-"""Builds the application of the settings; raises, SystemExit too, when they cannot be served."""
+"""Builds the application; raises, SystemExit too, when the settings cannot be served."""
 
 
 class RankArbiter(Arbiter):  # type: ignore[misc]
-    """What a stock arbiter becomes by `take_charge`. `settings` are those in force."""
+    """The class that `take_charge` gives a stock arbiter. `settings`: the settings in force."""
 
     WORKERS: dict[int, Any]
     _last_logged_active_worker_count: int | None
@@ -59,13 +59,13 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
     create: Create
     engine_options: EngineOptions
     engine: EngineProcess | None = None
-    """Where a model computes."""
+    """None without a real model."""
     certificate: ServerCertificate | None = None
-    """Inherited by each worker that is forked."""
+    """Inherited by each forked worker."""
     self_signed: SelfSigned | None = None
 
     def manage_workers(self) -> None:
-        """A worker for every rank; those of before a reload may go when their successors serve."""
+        """Keeps one worker per rank; after a reload, ends old workers whose successors serve."""
         current = [worker for worker in self.WORKERS.values() if not handover.is_replaced(worker)]
         for _ in range(self.num_workers - len(current)):
             self.spawn_worker()
@@ -79,7 +79,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             self.engine.look()
 
     def handle_hup(self) -> None:
-        """Reload, unless what is asked for now cannot be served."""
+        """Reloads, unless the new settings cannot be served."""
         try:
             settings = self._asked()
         except (Exception, SystemExit) as error:
@@ -90,7 +90,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         self.settings = settings
         if self.engine is not None:
             self.engine.timeout_s = settings.engine.engine_timeout
-        # `-c python:NAME`: gunicorn imports the module again, and would get the settings of before.
+        # `-c python:NAME`: gunicorn imports the module again, and would get the old settings.
         sys.modules.pop(self.cfg.config.removeprefix("python:"), None)
         super().handle_hup()
 
@@ -101,7 +101,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         self.handle_ttin()
 
     def _measure(self) -> None:
-        """What the stock arbiter tells a statsd server, by log lines."""
+        """Logs the metrics that the stock arbiter sends to a statsd server."""
         if self._last_logged_active_worker_count != len(self.WORKERS):
             self._last_logged_active_worker_count = count = len(self.WORKERS)
             self.log.debug("%d workers", count, extra=_metric("gunicorn.workers", count, "gauge"))
@@ -111,15 +111,15 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             self.log.debug("socket backlog: %d", backlog, extra=extra)
 
     def setup(self, app: Any) -> None:
-        """Reload: the configuration has been read again."""
+        """Applies the configuration that a reload has read."""
         super().setup(app)
         self.have_one_each()
-        # Checked a moment ago. If it has changed since, the old one serves until it changes again.
+        # `_asked` has just checked the certificate. If it is broken now, the old one stays in use.
         with suppress(CertificateError, OSError):
             self.secure()
 
     def reload(self) -> None:
-        """Start successors; the workers of now are set aside meanwhile, so that nobody waits for them."""
+        """Starts successors; hides the current workers, which the stock arbiter would wait for."""
         replaced, self.WORKERS = self.WORKERS, {}
         for worker in replaced.values():
             handover.note(worker, handover.REPLACED)
@@ -129,7 +129,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             self.WORKERS.update(replaced)
 
     def stop(self, graceful: bool = True) -> None:
-        """The end, also for replaced workers: from now on they have `graceful_timeout`, as all others."""
+        """Ends all workers, replaced ones included, within `graceful_timeout`."""
         for worker in self.WORKERS.values():
             handover.note(worker, handover.ENDING)
         super().stop(graceful)
@@ -137,7 +137,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             self.engine.end()
 
     def secure(self) -> None:
-        """Load the certificate that the settings, or gunicorn's own options, ask for. CertificateError."""
+        """Loads the certificate of the settings or gunicorn's options. Raises CertificateError."""
         tls = self.settings.tls
         pair = (tls.ssl_certfile, tls.ssl_keyfile)
         if tls.self_signed_certs:
@@ -149,12 +149,12 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         self.certificate = ServerCertificate(self.cfg) if self.cfg.is_ssl else None
 
     def have_one_each(self) -> None:
-        """Have as many workers as ranks, whatever gunicorn's own options say."""
+        """Sets the number of workers to the number of ranks, overriding gunicorn's options."""
         self.num_workers = size = ranks.count(self.settings.server)
         self.cfg.set("workers", size)
 
     def _asked(self) -> Settings:
-        """The settings that the sources ask for now. Any exception, or SystemExit, when they cannot serve."""
+        """Reads the settings anew. Raises any exception, or SystemExit, when they cannot be served."""
         asked = ranks.bound(load((), os.environ, warn=self.log.warning), self.cfg.address)
         if ranks.addresses(asked.server) != ranks.addresses(self.settings.server):
             raise ConfigError("host, ports and the number of ranks cannot change while the server runs")
@@ -168,13 +168,13 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         return asked
 
     def start_engine(self) -> None:
-        """Where a model is to compute, have it loaded; from then on settings say what it has found out.
+        """Starts a real engine and loads its model; `settings` then have the sizes that the engine found.
 
-        ConfigError when it cannot be.
+        Raises ConfigError when the model cannot be loaded.
         """
         if not self.settings.engine.is_real:
             return
-        from app.server.engine_process import EngineProcess  # and msgpack
+        from app.server.engine_process import EngineProcess  # imports msgpack
 
         self.engine = EngineProcess(
             self.engine_options(self.settings), self.log, self.settings.engine.engine_timeout
@@ -184,7 +184,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         hand_over(self.settings, os.environ)
 
     def _same_engine(self, asked: Settings) -> Settings:
-        """`asked` with what the engine has found out. ConfigError when it asks for another engine."""
+        """Returns `asked` with the running engine's sizes. ConfigError when `asked` needs another engine."""
         if asked.engine.is_real != self.settings.engine.is_real:
             raise ConfigError("setting engine: cannot change while the server runs")
         if self.engine is None:
@@ -194,7 +194,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         return self.engine.completed(asked)
 
     def _own_pair(self) -> tuple[str, str]:
-        from app.server.self_signed import SelfSigned  # its library is large, and seldom needed
+        from app.server.self_signed import SelfSigned  # imports a large library that is seldom needed
 
         self.self_signed = self.self_signed or SelfSigned()
         return self.self_signed.pair(self.settings)
@@ -212,23 +212,22 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
 def take_charge(
     server: Any, settings: Settings, prepare: Prepare, create: Create, engine_options: EngineOptions
 ) -> None:
-    """Make a stock arbiter that starts a `RankArbiter`; gunicorn has no setting for its class.
+    """Turns a starting stock arbiter into a `RankArbiter`: gunicorn has no setting for the arbiter's class.
 
-    `prepare` is called once, before several ranks would want the same files, and before every reload;
-    `create` tries out what a reload would serve, `engine_options` says how a real engine is
-    started. ConfigError, CertificateError, OSError or what `prepare`
-    raises when it cannot serve what is asked for.
+    `prepare` is called once at the start, before the ranks need the same files, and before every reload.
+    `create` tries out the settings of a reload. `engine_options` returns the options of a real engine.
+    Raises ConfigError, CertificateError, OSError or an error of `prepare` when the settings cannot be served.
     """
     settings = ranks.bound(settings, server.cfg.address)
     hand_over(settings, os.environ)
     check_free(server)
     _check(server.cfg, settings.server)
     if settings.engine.is_real:
-        engine_options(settings)  # which may be lacking something, before any work is done
+        engine_options(settings)  # raises for missing requirements, before slow work
     prepare(settings)
     server.__class__ = RankArbiter
-    # What SIGUSR2 starts. gunicorn's own guess names a file of its package where Python was given a module's
-    # name, and then finds its `http` where Python's is meant.
+    # The command that SIGUSR2 starts. After `python -m gunicorn`, gunicorn's own guess names a file of its
+    # package; its folder then precedes the standard library, and its `http` hides Python's.
     server.START_CTX["args"] = [sys.executable, *sys.orig_argv[1:]]
     server.settings = settings
     size = ranks.count(settings.server)
@@ -246,7 +245,7 @@ def _metric(name: str, value: int, kind: str) -> dict[str, object]:
 
 
 def _check(cfg: Any, server: ServerSettings) -> None:
-    """ConfigError when gunicorn's own options do not fit the ranks and where they listen."""
+    """Raises ConfigError when gunicorn's own options do not fit the ranks and their addresses."""
     if ranks.count(server) > 1 and cfg.preload_app:
         raise ConfigError("preload_app: must be off with several ranks: each has an application of its own")
     addresses = ranks.addresses(server)
@@ -257,7 +256,7 @@ def _check(cfg: Any, server: ServerSettings) -> None:
 
 
 def check_free(server: Any) -> None:
-    """ConfigError for an address that somebody listens on. gunicorn itself would try for five seconds."""
+    """Raises ConfigError for an address in use: gunicorn itself would retry for five seconds."""
     if server.master_pid or server.systemd or server.cfg.reuse_port:
         return
     for address in server.cfg.address:
@@ -272,14 +271,14 @@ def check_free(server: Any) -> None:
 
 
 def say_model(log: Any, settings: Settings) -> None:
-    """What is served, and how fast; all settings for who debugs."""
+    """Logs the model and its timing; at level debug, all settings, too."""
     names = ", ".join(settings.model.served_names)
     log.info("model: %s; timing: %s", names, _timing(settings))
     log.debug("settings: %s", json.dumps(settings.dump()))
 
 
 def say_console(log: Any, settings: Settings) -> None:
-    """Where the console of each rank is."""
+    """Logs the URL of each rank's console."""
     path = settings.server.root_path.rstrip("/") + "/console"
     urls = ", ".join(url + path for _, url in ranks.siblings(settings))
     log.info("console: %s", urls if settings.api.console else "none; --console serves one")

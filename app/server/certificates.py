@@ -1,4 +1,4 @@
-"""The server's certificate: loaded in the arbiter, inherited by the workers, read again when it changes."""
+"""The server's certificate: loaded in the arbiter, inherited by the workers, reloaded when it changes."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from gevent.ssl import SSLSocket
 from gunicorn import sock
 
 Stamp = tuple[tuple[int, ...] | None, ...]
-"""What tells one version of the files from another; None for one that is not there."""
+"""Version of the files, from `os.stat`; None for a missing file."""
 
 
 class CertificateError(Exception):
-    """A certificate and its key that cannot be served; the text is one line."""
+    """The certificate and its key cannot be served; the text is one line."""
 
 
 class ClosingSocket(SSLSocket):  # type: ignore[misc]
-    """Says goodbye (close_notify), so that a body that ends with the connection is known to be whole."""
+    """Sends close_notify before closing: the client then knows that an unframed body is complete."""
 
     def close(self) -> None:
         if self._sslobj is not None:
-            with suppress(OSError):  # it wants to wait for the client's goodbye, or the client has gone
+            with suppress(OSError):  # OpenSSL would wait for a close_notify, or the client has gone
                 self._sslobj.shutdown()
         super().close()
 
 
 class ServerCertificate:
-    """What new connections are secured with; `cfg` is gunicorn's configuration with the files in it.
+    """The TLS context of new connections; `cfg` is gunicorn's configuration, which names the files.
 
-    CertificateError when they cannot be used. Running connections keep what they began with.
+    Raises CertificateError when the files cannot be used. Open connections keep their certificate.
     """
 
     def __init__(self, cfg: Any) -> None:
@@ -40,10 +40,10 @@ class ServerCertificate:
         self._context = server_context(cfg)
 
     def refresh(self) -> bool:
-        """Look whether the files have changed; call it about once a second. True when they were loaded.
+        """Loads changed files; True when new ones were loaded. Called about once a second.
 
-        They are read when they have not changed since the last look: whoever writes both has time to do it.
-        What cannot be used raises CertificateError, once, and the old certificate stays.
+        Changed files are loaded one call later, if stable: a renewal has time to write both. Unusable files
+        raise CertificateError, once, and the old certificate stays.
         """
         before, self._seen = self._seen, self._stamp()
         if self._seen == self._loaded or self._seen != before:
@@ -53,16 +53,16 @@ class ServerCertificate:
         return True
 
     def wrap(self, client: Any) -> ssl.SSLSocket:
-        """The server's side of a TLS connection, before the handshake. OSError when the client has gone."""
+        """Returns the server side of a TLS connection, before its handshake. OSError: the client has gone."""
         return self._context.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
 
     def _stamp(self) -> Stamp:
-        """Follows links: Kubernetes swaps a link when it renews a mounted secret."""
+        """Follows links: Kubernetes renews a mounted secret by replacing a link."""
         return tuple(_version(path) for path in (self._cfg.certfile, self._cfg.keyfile) if path)
 
 
 def server_context(cfg: Any) -> ssl.SSLContext:
-    """HTTP/1.1 over TLS 1.2 or newer, with gunicorn's other TLS options. CertificateError."""
+    """Builds a context for HTTP/1.1 over TLS 1.2 or newer, with gunicorn's TLS options. CertificateError."""
     check_pair(cfg.certfile, cfg.keyfile)
     context: ssl.SSLContext = sock.ssl_context(cfg)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -72,9 +72,9 @@ def server_context(cfg: Any) -> ssl.SSLContext:
 
 
 def check_pair(certfile: str, keyfile: str | None) -> None:
-    """CertificateError unless the files are a PEM certificate chain and its key, without a passphrase.
+    """Raises CertificateError unless the files are a PEM certificate chain and its key, without a passphrase.
 
-    Without `keyfile` the key is in `certfile`, too.
+    Without `keyfile`, the key is in `certfile`.
     """
     both = " and ".join(path for path in (certfile, keyfile) if path)
     for path in filter(None, (certfile, keyfile)):
@@ -84,7 +84,7 @@ def check_pair(certfile: str, keyfile: str | None) -> None:
         except OSError as error:
             raise CertificateError(f"{path} cannot be read: {error.strerror}") from None
     try:
-        # Without an answer to its question, OpenSSL would ask the terminal for a passphrase.
+        # Without the `password` callback, OpenSSL would prompt for a passphrase on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password=lambda: b"")
     except (OSError, ValueError) as error:
         if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":

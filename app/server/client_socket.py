@@ -1,13 +1,13 @@
-"""What gunicorn does at the socket of a client, done otherwise: accepting, answering, and ending.
+"""Replacements for gunicorn's work on a client's socket: accepting, answering and closing.
 
-* `ClientServer` accepts without a greenlet per connection: whoever gets one decides what waits for it. When
-  the process has no file descriptor left, clients wait in the backlog, and one line tells of it.
+* `ClientServer` accepts without a greenlet per connection. When the process has no file descriptor left,
+  clients wait in the backlog, and one line is logged.
 * `FairSocket` gives gunicorn's parser small parts, with a fair turn after each.
-* `JoinedResponse` sends head and body of a whole answer in one system call.
-* Rules of RFC 9112 for heads that gunicorn's parser leaves out, and that both ways keep (`check_head`).
-* What becomes of the rest of a request's body that nobody read: gunicorn reads it to its end before the next
-  request, a kilobyte at a time, however long it is. Here a little is read; after more, the connection is
-  closed, lingering a moment, so that a client that still sends gets to read the answer (RFC 9112 9.6).
+* `JoinedResponse` sends the head and body of a whole answer in one system call.
+* `check_head` enforces rules of RFC 9112 that gunicorn's parser omits; the fast path keeps the same rules.
+* `discard_body` and `linger` handle the unread rest of a request's body. gunicorn would read a rest of any
+  length before the next request, a kilobyte at a time. Here a short rest is read; after a long rest the
+  connection lingers and closes, and a client that still sends can read the answer (RFC 9112 9.6).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from gunicorn.http.wsgi import Response
 from app.server.fair_turns import FairTurns, Share
 
 PARSED_BYTES = 8192
-"""Most bytes that gunicorn reads at once where it looks for the end of a head or of a chunk."""
+"""Most bytes per read while gunicorn searches for the end of a head or chunk."""
 PART_BYTES = 4096
-"""Bytes that are parsed at once: chunks of one byte take 4 ms then."""
+"""Bytes per parsed part: one-byte chunks in a part this long take 4 ms."""
 LOOK_AGAIN_S = 0.05
-"""How long nothing is accepted while as many connections are open as may be."""
+"""Seconds until accepting is tried again after the limit of open connections was reached."""
 SENT_BYTES = 1 << 16
-"""A client that takes so many has taken some."""
+"""Bytes per send; the write timeout applies to each send."""
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 TELL_AGAIN_S = 60.0
-"""How long nothing more is told of connections for which the process has no room."""
+"""Seconds between two log lines about missing file descriptors or memory for connections."""
 log = logging.getLogger(__name__)
 
 
@@ -64,7 +64,7 @@ class ClientServer(StreamServer):  # type: ignore[misc]
         return is_full
 
     def do_read(self) -> Any:
-        """The next connection; none when there is none, or no room for one."""
+        """Returns the next connection; None without one, or without resources for one."""
         try:
             return super().do_read()
         except OSError as error:
@@ -92,14 +92,14 @@ class ClientServer(StreamServer):  # type: ignore[misc]
             self.start_accepting()
 
     def do_handle(self, *args: Any) -> None:
-        """`accept` sees to it that the connection is closed."""
+        """Leaves closing the connection to `accept`."""
         self.handle(*args)
 
 
 class FairSocket:
-    """A client's socket as gunicorn's parser reads it, behind `data` that was read before.
+    """A client's socket for gunicorn's parser; `data`, read earlier, comes first.
 
-    Bytes come in small parts, and other connections may go first after each.
+    Bytes come in small parts, and other connections may run after each part.
     """
 
     __slots__ = ("_client", "_data", "_share", "_turns", "gettimeout", "settimeout")
@@ -109,8 +109,8 @@ class FairSocket:
         self.gettimeout, self.settimeout = client.gettimeout, client.settimeout
 
     def recv(self, size: int) -> bytes:
-        """Returns at most `size` bytes, as the socket does; OSError likewise."""
-        if size <= PARSED_BYTES:  # gunicorn does not know how much is to come
+        """Returns at most `size` bytes; raises OSError as the socket does."""
+        if size <= PARSED_BYTES:  # gunicorn parses a head or chunk of unknown length
             size = PART_BYTES
         if self._data:
             data, self._data = self._data[:size], self._data[size:]
@@ -120,22 +120,22 @@ class FairSocket:
         return data
 
     def take_rest(self) -> bytes:
-        """Returns what was read before and not yet handed out."""
+        """Returns the part of `data` that was not received yet."""
         rest, self._data = self._data, b""
         return rest
 
 
 class JoinedResponse(Response):  # type: ignore[misc]
-    """Keeps the head back until the first bytes of a body of known length; other answers send it at once.
+    """Delays the head until the first bytes of a body of known length; other answers send it at once.
 
-    Who writes a chunked body past the server may write its end, too, and then calls `ended`.
+    Code that writes a chunked body past the server may write the last chunk, too, and then calls `ended`.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.headers_sent: bool = False
         self.write_timeout_s: float | None = None
-        """How long a client may take no bytes; None is for ever."""
+        """Longest time for which a client may take no bytes, in seconds; None: no limit."""
         self._head = b""
         self._ended = False
 
@@ -163,9 +163,9 @@ class JoinedResponse(Response):  # type: ignore[misc]
         self._send(data)
 
     def _send(self, data: bytes) -> None:
-        """Send all of `data`, which nearly always fits at once; gevent would ask for buffer sizes first.
+        """Sends all of `data`, first by the native socket: gevent would query buffer sizes before sending.
 
-        OSError when the client takes no bytes for too long.
+        Raises OSError when the client takes no bytes for too long.
         """
         sent = 0
         if type(self.sock) is socket:
@@ -176,7 +176,7 @@ class JoinedResponse(Response):  # type: ignore[misc]
                 self.sock.sendall(memoryview(data)[start : start + SENT_BYTES])
 
     def ended(self) -> None:
-        """The last chunk is out already."""
+        """Notes that the last chunk has been written past the server."""
         self._ended = True
 
     def close(self) -> None:
@@ -189,7 +189,7 @@ class JoinedResponse(Response):  # type: ignore[misc]
 
 @lru_cache(maxsize=16)
 def default_head(status: str, second: int, closes: bool, chunked: bool, version: str = "HTTP/1.1") -> str:
-    """What gunicorn sends before an application's own headers, at a Unix second."""
+    """Returns gunicorn's status line and headers before the application's headers, at a Unix second."""
     connection = "close" if closes else "keep-alive"
     lines = (
         f"{version} {status}\r\nServer: {SERVER}\r\nDate: {http_date(second)}\r\nConnection: {connection}\r\n"
@@ -199,28 +199,28 @@ def default_head(status: str, second: int, closes: bool, chunked: bool, version:
 
 @lru_cache(maxsize=2)
 def http_date(second: int) -> str:
-    """The Date header of a Unix second (RFC 9110 section 5.6.7)."""
+    """Formats a Unix second for the Date header (RFC 9110 section 5.6.7)."""
     return formatdate(second, usegmt=True)
 
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]+)(:\d*)?", re.ASCII)
-"""A valid Host (section 3.2): a name or an address, which may not be missing, and perhaps a port."""
+"""A valid Host (RFC 9112 section 3.2): a name or address, which is required, and perhaps a port."""
 
 
 def closes(connection: Iterable[str]) -> bool:
-    """True if any member of the fields `Connection` is "close" (RFC 9110 7.6.1)."""
+    """True if a member of the Connection fields is "close" (RFC 9110 7.6.1)."""
     return any(member.strip(" \t").lower() == "close" for value in connection for member in value.split(","))
 
 
 def has_bare_line_feed(data: bytes) -> bool:
-    """True if a line of a head, whole or a beginning, ends without a carriage return (section 2.2)."""
+    """True if a line of a head, complete or not, ends without a carriage return (RFC 9112 section 2.2)."""
     return data.count(b"\n") != data.count(b"\r\n")
 
 
 def check_head(req: Any) -> None:
-    """Looks at a request of gunicorn's parser. InvalidHeader, answered by 400: Host is missing or broken.
+    """Checks a request of gunicorn's parser, and applies its `Connection: close`.
 
-    HTTP/1.0 need not have one. A request that wants the connection to be closed has it closed.
+    InvalidHeader (status 400): Host is invalid, or missing in HTTP/1.1.
     """
     host = next((value for name, value in req.headers if name == "HOST"), None)
     if (req.version >= (1, 1)) if host is None else not HOST.fullmatch(host):
@@ -231,14 +231,14 @@ def check_head(req: Any) -> None:
 
 LITTLE_BYTES = 1 << 17
 LITTLE_S = 0.5
-"""So much is read on a connection that is kept, within this time."""
+"""Most bytes of an unread body, and seconds, that are spent to keep a connection open."""
 LINGER_BYTES = 1 << 20
 LINGER_S = 1.0
-"""So much is thrown away on one that is closed, within this time."""
+"""Most bytes, and seconds, that are read and discarded before a connection is closed."""
 
 
 def has_much_unread(req: Any) -> bool:
-    """True when more of the body of gunicorn's `req` is left than is worth reading."""
+    """True if the unread body of gunicorn's `req` is chunked, or above LITTLE_BYTES."""
     body = getattr(req, "body", None)
     if body is None:
         return False
@@ -249,14 +249,14 @@ def has_much_unread(req: Any) -> bool:
 
 
 def discard_body(parser: Any) -> bool:
-    """Read the little that is left of a body; False when it is too much, or does not come."""
+    """Reads a short rest of a body; False when the rest is too long, or does not come in time."""
     if has_much_unread(parser.mesg):
         return False
     return bool(parser.finish_body(time.monotonic() + LITTLE_S, LITTLE_BYTES + 1))
 
 
 def linger(client: Any) -> None:
-    """Greenlet: say that nothing more comes, and read for a moment what the client still sends."""
+    """Greenlet: shuts the sending side down, then briefly reads and discards the client's bytes."""
     thrown_away = 0
     with suppress(OSError), gevent.Timeout(LINGER_S, False):
         client.shutdown(SHUT_WR)

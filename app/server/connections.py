@@ -1,4 +1,4 @@
-"""All connections of one worker, from accepting to closing: who is busy, who may go."""
+"""All connections of one worker, from accepting to closing."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any, Protocol
 
 
 class ClientConnection(Protocol):
-    """One client, whether the hub or a greenlet waits for its requests."""
+    """One client's connection; the hub or a greenlet waits for its requests."""
 
     is_new: bool
-    """No request has come yet."""
+    """True before the first request."""
     since_s: float
-    """Since when the connection waits for a request, or for the rest of one."""
+    """Start of the wait for a request, or for the rest of one (monotonic seconds)."""
 
     @property
     def busy(self) -> bool:
-        """Something is being answered."""
+        """True while a request is being answered."""
 
     @property
     def has_unread(self) -> bool:
-        """Bytes have arrived that are not read yet."""
+        """True if bytes have arrived that are not read yet."""
 
     def look(self, now_s: float) -> None:
-        """Ends what has taken too long. Called every fifth of a second."""
+        """Enforces time limits. Called every fifth of a second."""
 
     def leave(self) -> None:
-        """The worker gives way: what runs goes on, nothing new begins."""
+        """Admits no further request; running answers go on."""
 
     def close(self) -> None:
         """Ends the connection; a running answer is discarded."""
@@ -41,14 +41,15 @@ class Connections:
         self.open: dict[ClientConnection, None] = {}
 
     def look(self, now_s: float) -> None:
-        """Ends what has been idle, or incomplete, for too long."""
+        """Enforces the time limits of idle connections and incomplete requests."""
         for connection in list(self.open):
             connection.look(now_s)
 
     def close_idle(self, now_s: float, young_s: float) -> None:
-        """There will be no next request; who connected less than `young_s` ago may still send a first one.
+        """Closes idle connections, and lets busy ones end with their answer.
 
-        A request that has arrived, and that a late loop has not read yet, is answered.
+        A connection younger than `young_s` may still send its first request. A request that has arrived
+        unread, because the loop is late, is answered.
         """
         for connection in list(self.open):
             is_young = connection.is_new and now_s - connection.since_s < young_s
@@ -58,14 +59,13 @@ class Connections:
                 connection.leave()
 
     def is_expecting(self, now_s: float, young_s: float) -> bool:
-        """True while a request may be on its way: unread, or of who connected less than `young_s` ago."""
+        """True while a request is unread, or may come on a connection younger than `young_s`."""
         return any(
             (one.is_new and now_s - one.since_s < young_s) or (not one.busy and one.has_unread)
             for one in self.open
         )
 
     def count_busy(self) -> int:
-        """Connections on which an answer is being made or written."""
         return sum(one.busy for one in self.open)
 
     def close_all(self) -> None:
@@ -74,7 +74,7 @@ class Connections:
 
 
 class GreenletConnection:
-    """A connection that one greenlet serves from beginning to end, within its own time limits."""
+    """A connection that one greenlet serves to its end; the greenlet enforces the time limits."""
 
     has_unread = False
 
@@ -83,21 +83,21 @@ class GreenletConnection:
         self.busy, self.is_new, self.since_s = False, True, time.monotonic()
 
     def begin(self) -> None:
-        """A request is to be answered."""
+        """Marks the start of a request."""
         self.busy, self.is_new = True, False
 
     def end(self) -> None:
-        """The request has been answered."""
+        """Marks the end of the answer."""
         self.busy, self.since_s = False, time.monotonic()
 
     def look(self, now_s: float) -> None:
-        """The greenlet sees to it."""
+        """Does nothing: the greenlet enforces the limits."""
 
     def leave(self) -> None:
-        """The greenlet ends with its request."""
+        """Does nothing: the greenlet ends with its request."""
 
     def close(self) -> None:
-        """Ends the wait of the greenlet for a next request."""
+        """Ends the greenlet's wait for the next request."""
         with suppress(OSError):
-            # The bare socket's: gevent's own would raise in the greenlet that reads, and log an error.
+            # The native socket: gevent's would raise in the reading greenlet, and log an error.
             self._client._sock.shutdown(socket.SHUT_RD)

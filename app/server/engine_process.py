@@ -1,8 +1,8 @@
-"""The process in which a model computes (`engine: llm`), started by the arbiter, and again after a crash.
+"""The engine process (`engine: llm`), which the arbiter starts, and restarts after a crash.
 
-By exec, as torch does not survive a fork. It ends with its parent, whatever becomes of that, and only our own
-user can reach its socket. All workers of the server share it. One that does not go on is killed, as gunicorn
-kills such workers.
+The process starts by exec, because torch does not survive a fork, and ends with its parent in any case. All
+workers share it; only the server's user can reach its socket. A hanging engine is killed, as gunicorn kills
+hanging workers.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ MODULE = "app.llm.service"
 ROOT = Path(__file__).parents[2]
 PREFIX = "understudy-engine-"
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
-"""Before it is started again: the longer, the more often it has crashed."""
+"""First and longest delay before a restart, in seconds; each crash doubles the delay."""
 STABLE_S = 60.0
-"""Who has run so long is taken for sound again."""
+"""Running time after which the delay is reset, in seconds."""
 PATIENCE_S = 10.0
-"""For its end in order."""
+"""Seconds for an orderly end."""
 POLL_MS = 100
 MOST_PATH_BYTES = 103
-"""Of a socket: what every system takes."""
+"""Longest socket path that every system accepts, in bytes."""
 
 
 class EngineProcess:
-    """One engine for as long as the arbiter lives."""
+    """The engine process of one arbiter, across restarts."""
 
     def __init__(self, options: EngineProcessOptions, log: Logger, timeout_s: float) -> None:
-        """`options` are all but the endpoint and the parent; `timeout_s` is how long it may be silent, 0 for
-        ever. ConfigError: no place for its socket."""
+        """`options` lack the endpoint and the parent, which are added at each start.
+
+        `timeout_s`: longest time without a heartbeat; 0: no limit. ConfigError: no folder for the socket.
+        """
         self.options = options
         self._log = log
         self._folder = private_folder()
@@ -61,7 +63,7 @@ class EngineProcess:
         self._delay_s = FIRST_DELAY_S
 
     def begin(self, environ: MutableMapping[str, str]) -> None:
-        """Start it, wait until its model is loaded, and tell workers where it is. ConfigError if not."""
+        """Starts the engine, waits until its model is loaded, and sets ENDPOINT for workers. ConfigError."""
         self._start()
         try:
             self._ready = self._wait()
@@ -71,7 +73,7 @@ class EngineProcess:
         environ[ENDPOINT] = self.endpoint
 
     def completed(self, settings: Settings) -> Settings:
-        """`settings` with what the engine found out when it began."""
+        """Returns `settings` with the sizes that the engine reported when ready."""
         ready = self._ready
         if ready is None:
             return settings
@@ -79,7 +81,7 @@ class EngineProcess:
         return settings.changed(sizes | {"max-model-len": ready.max_model_len})
 
     def look(self) -> None:
-        """Start it again some time after it has ended, or hangs. Called about once a second."""
+        """Restarts an ended engine after a delay, and kills a hanging one. Called about once a second."""
         now_s = time.monotonic()
         if self._again_s is None:
             if self._runs():
@@ -94,7 +96,7 @@ class EngineProcess:
             self._start()
 
     def end(self) -> None:
-        """End it, by force where that takes too long."""
+        """Ends the engine: by SIGTERM, then by SIGKILL after PATIENCE_S. Removes its folder."""
         pid, deadline_s = self._pid, time.monotonic() + PATIENCE_S
         if pid is not None:
             with suppress(ProcessLookupError):
@@ -107,7 +109,7 @@ class EngineProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _end_silence(self, now_s: float) -> None:
-        """Kill it when it has been silent for too long; first it tells the log where it is."""
+        """Kills an engine without heartbeats; one call earlier, requests a log of its threads' stacks."""
         silent_s = self._silence.look(self._heartbeat.last_s(), now_s)
         if self._pid is None or not self.timeout_s or silent_s <= self.timeout_s:
             self._is_asked_where = False
@@ -129,7 +131,7 @@ class EngineProcess:
         self._log.info("The engine loads %s (pid %d)", options.model, self._pid)
 
     def _runs(self) -> bool:
-        """Whether it has not ended. The arbiter may have taken note of its end before us."""
+        """True while the engine runs. The arbiter may have reaped the process already."""
         if self._pid is None:
             return False
         try:
@@ -141,8 +143,8 @@ class EngineProcess:
         return runs
 
     def _wait(self) -> Ready:
-        """Until it says that it is ready, or why it cannot be."""
-        import zmq  # of servers that have a real engine alone
+        """Waits until the engine is ready. ConfigError: the engine failed, with its reason."""
+        import zmq  # only servers with a real engine need it
 
         context = zmq.Context()
         try:
@@ -169,7 +171,7 @@ class EngineProcess:
 
 
 def private_folder() -> str:
-    """A new one, which nobody else may enter. ConfigError when none can be made."""
+    """Creates a temporary folder that only this user may enter. ConfigError when none can be made."""
     try:
         folder = tempfile.mkdtemp(prefix=PREFIX)
     except OSError as error:
@@ -181,12 +183,12 @@ def private_folder() -> str:
 
 
 def given_length(settings: Settings) -> int | None:
-    """max-model-len, where somebody has said it."""
+    """Returns max-model-len; None when not set."""
     length = settings.model.max_model_len
     return None if length == OWN_LENGTH else length
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Ours, with a way to this package, from wherever the server was started."""
+    """Returns `environ` without SETTINGS, and with this package's folder in PYTHONPATH."""
     path = os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH"))))
     return {name: text for name, text in environ.items() if name != SETTINGS} | {"PYTHONPATH": path}

@@ -1,10 +1,9 @@
 """Fair turns: a few milliseconds of work per turn of the event loop, short work first.
 
-A client that sends without a pause is ready whenever the loop looks, and long work goes on whenever its
-pause is over. Sixty of them would hold the loop for as long as a part of the work of each takes. Here a bound
-on the work of one turn holds for all together. What does not fit waits in one of two lines: connections whose
-work was short go first, and of the others at least one is served in each turn. So a health check waits for no
-crowd, and nobody waits for ever.
+Clients that send without a pause, and long work after each pause, are ready in every turn of the loop. Sixty
+such connections would delay the loop by one piece of work each. Here one limit applies to the work of all
+connections in a turn. Further work waits in two queues: short work runs first, and at least one piece of long
+work runs per turn. A health check therefore never waits for a crowd, and every connection is served.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ import gevent
 TURN_S = 0.004
 """Most work per turn of the loop, in seconds; keeps streams on time."""
 SHORT_S = 0.0002
-"""Work of so much processor time is short, in seconds: a plain request takes half of that."""
+"""Most processor time of short work, in seconds: twice the time of a plain request."""
 
 Work = Callable[[], object]
 
 
 class Share:
-    """One connection: `cost_s` is about the processor time of its last few works, in seconds."""
+    """One connection's cost: `cost_s` is a moving average of its processor time per work, in seconds."""
 
     __slots__ = ("cost_s",)
 
@@ -34,24 +33,24 @@ class Share:
         self.cost_s = cost_s
 
     def add(self, cost_s: float) -> None:
-        """Learn what a work took. A mean, so that long work cannot hide between short work."""
+        """Adds a measured cost. An average keeps long work from hiding between short work."""
         self.cost_s += (cost_s - self.cost_s) / 4
 
 
 class FairTurns:
-    """Decides when each connection of one event loop, that of the thread that makes it, is worked for."""
+    """Schedules the work of all connections in the current thread's event loop."""
 
     def __init__(
         self,
         now: Callable[[], float] = time.monotonic,
         processor_time: Callable[[], float] = time.thread_time,
     ) -> None:
-        """Both in seconds; processor time does not count what the machine gives to other processes."""
+        """Both clocks return seconds; processor time excludes other processes."""
         self._now, self._processor_time = now, processor_time
         self._end_s = inf
-        """When this turn of the loop has done enough for clients; inf until something is done."""
+        """End of this turn's work for clients; inf until the first work."""
         self._short: deque[tuple[Share, list[Work]]] = deque()
-        """Who waits with short work: the work is in a list, which is empty if it was given up."""
+        """Waiting short work; an empty list is abandoned work."""
         self._long: deque[tuple[Share, list[Work]]] = deque()
         loop = gevent.get_hub().loop
         self._next_turn: Any = loop.timer(0.0)
@@ -59,7 +58,7 @@ class FairTurns:
         self._turn_begins.start(self._begin_turn)
 
     def close(self) -> None:
-        """Forget who waits, and leave the loop."""
+        """Drops all waiting work, and stops the watchers."""
         self._short.clear()
         self._long.clear()
         for watcher in (self._next_turn, self._turn_begins):
@@ -67,7 +66,7 @@ class FairTurns:
             watcher.close()
 
     def has_time(self) -> bool:
-        """True if work may be done at once: nobody waits, and this turn of the loop has done little."""
+        """True if work may run at once: no work waits, and this turn has time left."""
         if self._short or self._long:
             return False
         now_s = self._now()
@@ -76,16 +75,16 @@ class FairTurns:
         return now_s < self._end_s
 
     def put(self, share: Share, work: Work) -> None:
-        """Hub: call `work` for a connection when its turn comes."""
+        """Hub: schedules `work` for the turn of its connection."""
         self._put(share, [work])
 
     def wait(self, share: Share) -> None:
-        """Greenlet: go on now, or when the turn of its connection comes."""
+        """Greenlet: continues at once if there is time, else in the turn of its connection."""
         if not self.has_time():
             self._switch(share)
 
     def pause(self) -> None:
-        """Greenlet: let others have their turn, and go on when that of long work comes."""
+        """Greenlet: yields, and continues in a turn of long work."""
         self._switch(Share(TURN_S))
 
     def _switch(self, share: Share) -> None:
@@ -105,7 +104,7 @@ class FairTurns:
         (self._short if share.cost_s <= SHORT_S else self._long).append((share, work))
 
     def _serve(self) -> None:
-        """Do what waits, as long as this turn of the loop may last, and one long work at least."""
+        """Runs waiting work until this turn's limit, and at least one piece of long work."""
         until_s = self._now() + TURN_S
         try:
             while self._short and self._now() < until_s:

@@ -1,10 +1,10 @@
-"""What the arbiter hands over to its workers: the settings in force, and notes on where each worker stands.
+"""Handover from arbiter to workers: the settings in force, and notes on each worker's stage.
 
-The arbiter reads the sources (environment, YAML file) at the start and at a reload, and nobody else does. So
-a worker that is started again gets what its siblings have, whatever has become of the YAML file since.
+Only the arbiter reads the sources (environment, YAML file), at the start and at a reload. A restarted worker
+therefore gets its siblings' settings, even after the YAML file has changed.
 
-The notes are in a worker's heartbeat file, which arbiter and worker both have open: a signal only says "end";
-the notes say why, and the worker acts accordingly.
+The notes are in a worker's heartbeat file, which the arbiter and the worker both have open. A signal only
+ends a worker; the notes give the reason, which decides how the worker ends.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from config.plugins import from_plain, to_plain
 
 SETTINGS = "UNDERSTUDY_SETTINGS"
 ENDPOINT = "UNDERSTUDY_ENGINE"
-"""Environment variable that tells workers where a real engine is."""
+"""Environment variable with the address of a real engine."""
 
 
 def hand_over(settings: Settings, environ: MutableMapping[str, str]) -> None:
-    """Write down, as JSON, the settings that differ from their defaults."""
+    """Writes the settings that differ from their defaults to `environ`, as JSON."""
     environ[SETTINGS] = json.dumps(to_plain(settings))
 
 
 def handed_over(environ: Mapping[str, str]) -> Settings | None:
-    """The settings that `hand_over` wrote, or None where nobody did. ConfigError as `from_plain`."""
+    """Returns the settings that `hand_over` wrote; None without any. ConfigError as `from_plain`."""
     text = environ.get(SETTINGS)
     return None if text is None else from_plain(json.loads(text))
 
@@ -50,7 +50,7 @@ def is_ending(worker: Any) -> bool:
 
 
 def note(worker: Any, stage: int) -> None:
-    """Note one of the stages; the time of the last heartbeat stays as it is."""
+    """Notes a stage; keeps the time of the last heartbeat."""
     file = worker.tmp.fileno()
     heartbeat = os.fstat(file)
     os.pwrite(file, b"x", stage)

@@ -1,8 +1,8 @@
-"""`python -m app.server.healthcheck`: status 0 when all ranks of the server here are healthy, else 1.
+"""`python -m app.server.healthcheck`: exit status 0 when all ranks of the local server are healthy, else 1.
 
-It finds port, ranks and TLS as a server would that is started here, in the environment and the YAML file.
-With `--running`, as the container's health check has it, it looks at the environment of the server that does
-run from this folder, in which its flags are, too.
+Port, ranks and TLS come from the environment and the YAML file, as for a server's start. With `--running`
+(the container's health check), they come from the environment of the server that runs from this folder, which
+includes its flags.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ PATIENCE_S = 2.0
 RUNNING = "--running"
 ROOT = Path(__file__).resolve().parents[2]
 APPLICATION = b"wsgi:app"
-"""Stands in the command line of every server of ours."""
+"""Argument in the command line of every Understudy server."""
 
 
 def is_healthy(url: str) -> bool:
-    """GET /health answers 200. Whose certificate it is does not matter: the server is this machine's."""
+    """True if GET /health answers 200. The certificate is not verified: the server is local."""
     unverified = ssl._create_unverified_context() if url.startswith("https:") else None
     try:
         with urlopen(f"{url}/health", timeout=PATIENCE_S, context=unverified) as reply:
@@ -36,14 +36,14 @@ def is_healthy(url: str) -> bool:
 
 
 def environment_of_server(processes: Path = Path("/proc")) -> dict[str, str] | None:
-    """What the oldest server was started with that runs from this folder; None without one of ours."""
+    """Returns the environment of the oldest server from this folder; None without one."""
     for number in sorted(int(entry.name) for entry in processes.iterdir() if entry.name.isdigit()):
         process = processes / str(number)
         try:
             words = (process / "cmdline").read_bytes().split(b"\0")
             if APPLICATION in words and (process / "cwd").resolve() == ROOT:
                 return _variables((process / "environ").read_bytes())
-        except OSError:  # it has ended, or is somebody else's
+        except OSError:  # the process has ended, or belongs to another user
             continue
     return None
 
@@ -54,7 +54,7 @@ def _variables(block: bytes) -> dict[str, str]:
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Exit status."""
+    """Returns the exit status."""
     if RUNNING in argv:
         environ = environment_of_server() or environ
     try:

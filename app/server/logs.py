@@ -1,4 +1,4 @@
-"""What a log line looks like: text or JSON, UTC, and the id of its request on every line."""
+"""Log lines: text or JSON, in UTC, with the request's id on every line."""
 
 import logging
 import sys
@@ -17,7 +17,7 @@ from config.sections.observability import TRACE
 from config.settings import LogSettings
 
 USUAL = ("Starting gunicorn", "Using worker", "Booting worker")
-"""How gunicorn's lines begin that say nothing of this start (`app.server.arbiter` does)."""
+"""Beginnings of gunicorn's lines that are the same at every start; logged as debug."""
 NO_REQUEST = "-"
 logging.addLevelName(TRACE, "TRACE")
 
@@ -32,7 +32,7 @@ def current_request_id() -> str:
 
 
 class RequestId(logging.Filter):
-    """Puts the id of the current request on a record that has none."""
+    """Adds the current request's id to a record without one."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not hasattr(record, "request_id"):
@@ -41,7 +41,7 @@ class RequestId(logging.Filter):
 
 
 class AccessFields(logging.Filter):
-    """Turns the atoms of gunicorn's access log into fields of the record and a short message.
+    """Converts the atoms of gunicorn's access log to fields of the record and a short message.
 
     Fields: client, method, path (as sent, without the query), status, bytes, duration (seconds), request_id.
     """
@@ -71,7 +71,6 @@ def _access_fields(atoms: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _whole(atom: object) -> int:
-    """A number of an access line; 0 when it is not known."""
     return int(str(atom or 0))
 
 
@@ -88,13 +87,13 @@ class TextLines(_UtcTime):
 
 
 class JsonLines(_UtcTime, JsonFormatter):
-    """One JSON object a line; fields given as `extra` become keys."""
+    """One JSON object per line; fields given as `extra` become keys."""
 
 
 class ServerLogger(Statsd):  # type: ignore[misc]
-    """gunicorn's logger: what gunicorn's own flags ask for, and lines of ours where they ask for nothing.
+    """gunicorn's logger, with this server's lines where gunicorn's own flags set no log.
 
-    `own` are the settings for which `logger_class` has made the class.
+    `own`: the settings given to `logger_class`.
     """
 
     own = LogSettings()
@@ -107,9 +106,9 @@ class ServerLogger(Statsd):  # type: ignore[misc]
             self.prefix, self.dogstatsd_tags, self.sock = "", "", None
 
     def setup(self, cfg: Any) -> None:
-        """The start, and a reload. --log-config and its like decide alone."""
+        """Configures logging at the start and at a reload. --log-config and its variants override `own`."""
         super().setup(cfg)
-        # A line that finds no room on a disk is lost; its traceback would show headers of requests on stderr.
+        # A line for a full disk is lost; its traceback would show headers of requests on stderr.
         logging.raiseExceptions = False
         self.writes_own_lines = False
         if cfg.logconfig_dict or cfg.logconfig_json or cfg.logconfig:
@@ -130,10 +129,10 @@ class ServerLogger(Statsd):  # type: ignore[misc]
             self.writes_own_lines = not cfg.syslog and self.cfg.statsd_host is None
 
     is_start = True
-    """The first worker of each rank is yet to come."""
+    """True until the first worker of each rank has started."""
 
     def info(self, msg: str, *args: Any, **kwargs: Any) -> None:
-        """A line of gunicorn's that every start has is told as debugging."""
+        """Logs lines of USUAL as debug during the start."""
         write = super().debug if self.is_start and msg.startswith(USUAL) else super().info
         write(msg, *args, **kwargs)
 
@@ -144,14 +143,14 @@ class ServerLogger(Statsd):  # type: ignore[misc]
 
 
 def logger_class(settings: LogSettings) -> type[ServerLogger]:
-    """What gunicorn is given as its setting of this name: it makes the logger itself."""
+    """Returns a logger class for gunicorn's setting `logger_class`; gunicorn makes the instance."""
     return type("ServerLogger", (ServerLogger,), {"own": settings})
 
 
 def log_exchange(
     log: Logger, context: RequestContext, response: Response, bytes_sent: int, seconds: float
 ) -> None:
-    """Write the access line of an exchange that did not pass through gunicorn's own response."""
+    """Writes the access line of an exchange without gunicorn's response."""
     if getattr(log, "writes_own_lines", False):
         atoms = {
             "h": context.client,

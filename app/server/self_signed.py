@@ -1,4 +1,4 @@
-"""A certificate that the server makes for itself, to be served with until it ends."""
+"""A self-signed certificate, made at the server's start and removed at its end."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from config import Settings
 
 COMMON_NAME = "Understudy"
 EARLIER = timedelta(hours=1)
-"""Clients whose clocks are slow accept it, too."""
+"""Validity before the current time, for clients with slow clocks."""
 VALID = timedelta(days=3650)
 EVERYWHERE = ("0.0.0.0", "::")
 
 
 class SelfSigned:
-    """A private folder with a certificate and its key. The process that made it removes it at its end."""
+    """A private folder with a certificate and its key; the creating process removes the folder at exit."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="understudy-"))
@@ -34,7 +34,7 @@ class SelfSigned:
         atexit.register(_remove, self._folder, os.getpid())
 
     def pair(self, settings: Settings) -> tuple[str, str]:
-        """Paths of certificate and key; they are made when there are none for these names yet."""
+        """Returns the paths of certificate and key; makes new ones when the server's names have changed."""
         certificate, key = self._folder / "cert.pem", self._folder / "key.pem"
         names = names_of(settings)
         if names != self._names:
@@ -47,7 +47,7 @@ class SelfSigned:
 
 
 def names_of(settings: Settings) -> list[str]:
-    """Names and addresses by which clients may know this server, each once."""
+    """Returns the names and addresses that clients may use for this server, each once."""
     server = settings.server
     own = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
     told = [server.pod_name, server.pod_ip, "" if server.host in EVERYWHERE else server.host]
@@ -56,7 +56,7 @@ def names_of(settings: Settings) -> list[str]:
 
 
 def make_pair(names: list[str], now: datetime | None = None) -> tuple[bytes, bytes]:
-    """Certificate and ECDSA P-256 key, PEM, for a server with these names; it is its own issuer."""
+    """Returns a self-issued certificate for `names` and its ECDSA P-256 key, both in PEM."""
     now = now or datetime.now(UTC)
     key = ec.generate_private_key(ec.SECP256R1())
     public = key.public_key()
@@ -92,7 +92,7 @@ def _general_name(name: str) -> x509.GeneralName:
 
 
 def _signs_handshakes() -> x509.KeyUsage:
-    """All that a key on an elliptic curve does in TLS."""
+    """Allows signatures only: an elliptic curve key has no other use in TLS."""
     return x509.KeyUsage(
         digital_signature=True,
         content_commitment=False,
@@ -107,5 +107,5 @@ def _signs_handshakes() -> x509.KeyUsage:
 
 
 def _remove(folder: Path, owner: int) -> None:
-    if os.getpid() == owner:  # workers inherit what is to be done at exit
+    if os.getpid() == owner:  # forked workers inherit exit hooks
         shutil.rmtree(folder, ignore_errors=True)

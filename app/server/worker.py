@@ -1,15 +1,14 @@
-"""gunicorn's gevent worker, with a fast path, an end that comes in time and a fair turn for every connection.
+"""gunicorn's gevent worker, with a fast path, a timely end and a fair turn for every connection.
 
-What it changes, and why (figures in docs/benchmarks.md):
+Changes, with their reasons (figures in docs/benchmarks.md):
 
 * plain requests for generation are answered from the hub (`app.server.fast`); all others by gunicorn's parser
-and
-  Flask, in a greenlet that lasts as long as the answer;
-* the stock worker waits for idle keep-alive connections until it is killed, so exit hooks never run;
-* the stock worker serves one busy connection on and on, while others starve;
-* the stock worker sends head and body of an answer in two system calls;
-* the stock worker reads a body that nobody wanted to its end, however long it is;
-* a full collection of a loaded process takes tens of milliseconds, and every stream stumbles over it.
+  and Flask, in a greenlet per answer;
+* the stock worker waits for idle keep-alive connections until killed, and its exit hooks never run;
+* the stock worker serves one busy connection without end, while other connections starve;
+* the stock worker sends the head and body of an answer in two system calls;
+* the stock worker reads an unneeded body to its end, at any length;
+* a full garbage collection of a loaded process takes tens of milliseconds, and delays every stream.
 """
 
 from __future__ import annotations
@@ -55,35 +54,34 @@ from app.server.fast.connection import FastConnection
 from app.server.fast.path import FastPath
 
 TICK_S = 1.0
-"""How often the arbiter hears that we live."""
+"""Seconds between two heartbeats for the arbiter."""
 SWEEP_S = 0.2
-"""How often idle connections are looked at."""
+"""Seconds between two checks of idle connections."""
 CUT_S = 1.0
-"""So long before the arbiter's own patience ends, what still runs is cut, so that exit hooks run; half of the
-patience where that is less."""
+"""Time left for exit hooks when running requests are cut, in seconds; at most half the graceful timeout."""
 PARTING_S = 0.2
-"""How long connections have to end by themselves when the end has come; and then, to be killed."""
+"""Seconds for greenlets to end by themselves after the deadline, and again to be killed."""
 COLLECT_AFTER = (1_000_000, 10, 10)
-"""Thresholds of the garbage collector, out of the way of 10,000 streams; requests leave no cycles behind.
+"""Thresholds of the garbage collector, above the objects of 10,000 streams; requests leave no cycles.
 
-What may come together all the same is collected while nothing runs; what exists after start, never.
+Other garbage is collected while no request runs. Objects from the start are never collected (`gc.freeze`).
 """
 YOUNG = 1
-"""Generation up to which an idle worker collects."""
+"""Oldest generation that an idle worker collects."""
 M_MMAP_THRESHOLD, MAPPED_BYTES = -3, 1 << 17
-"""Blocks of memory from this size on are given back when they are free: `mallopt` of glibc.
+"""Size, in bytes, above which freed memory blocks return to the system (glibc's `mallopt`).
 
-glibc begins there, too, but with every such block that is freed its limit rises, up to 32 MiB. What
-tokenizers on several threads needed for a prompt of 2 MB then stayed: some 40 MiB (measured).
+glibc starts with the same threshold, but raises it with each such freed block, up to 32 MiB. After a prompt
+of 2 MB, the memory of several tokenizer threads then stayed allocated: about 40 MiB (measured).
 """
 OWN_FILES = 256
-"""Open files that are not connections of clients: late libraries, datasets, ZMQ, what is asked of others."""
+"""File descriptors kept free of clients' connections: for libraries, datasets, ZMQ and outgoing requests."""
 FIRST_REQUEST_S = 0.3
-"""How long a draining worker waits for the first request of a connection, which may be on its way."""
+"""Seconds that a draining worker waits for the first request of a connection."""
 GENERAL_S = 0.001
-"""About what a request takes that goes by Flask, in seconds of processor time."""
+"""Estimated processor time of a request through Flask, in seconds."""
 HANDSHAKE_S = 10.0
-"""How long a client may take to agree on TLS."""
+"""Longest TLS handshake, in seconds."""
 GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
 
 
@@ -97,11 +95,11 @@ class Worker(GeventWorker):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.certificate: ServerCertificate | None = None
         self.fast_path = True
-        """Plain requests are answered without Flask."""
+        """Enables answers to plain requests without Flask."""
         self.write_timeout_s = inf
-        """How long a client may take no bytes of an answer."""
+        """Longest time for which a client may take no bytes of an answer, in seconds."""
         self.head_timeout_s = inf
-        """How long the head of a request may take where connections are not kept."""
+        """Longest time for a request's head where connections are not kept alive, in seconds."""
         self._fast: FastPath | None = None
         self._turns: FairTurns
         self._greenlets = Pool(self.worker_connections)
@@ -119,24 +117,24 @@ class Worker(GeventWorker):  # type: ignore[misc]
         super().init_process()
 
     def load_wsgi(self) -> None:
-        """Load the application; what it cannot be served with ends the arbiter, too, instead of a new try."""
+        """Loads the application. Unusable settings end the arbiter, too, instead of a retry."""
         try:
             super().load_wsgi()
         except SystemExit as reason:
             self.log.error("%s", reason.code)
             sys.exit(Arbiter.WORKER_BOOT_ERROR)
         if getattr(self.wsgi, "rpc", None) is not None:
-            import app.server.http2.connection  # noqa: F401  # or the first client would hold up all others
+            import app.server.http2.connection  # noqa: F401  # a later import would delay all clients
 
     def run(self) -> None:
-        """Serve until SIGTERM, then let running requests end, within `graceful_timeout`."""
+        """Serves until SIGTERM, then lets running requests end within `graceful_timeout`."""
         gc.collect()
         gc.freeze()
         gc.set_threshold(*COLLECT_AFTER)
         _give_memory_back()
-        # gunicorn asks a dozen times a request, and its own way to answer is a search.
+        # gunicorn reads its settings a dozen times per request, each by a slow search.
         self.cfg.__dict__.update({name: setting.get() for name, setting in self.cfg.settings.items()})
-        if self.certificate is None and self.cfg.is_ssl:  # under an arbiter that is not ours
+        if self.certificate is None and self.cfg.is_ssl:  # under a stock arbiter
             self.certificate = ServerCertificate(self.cfg)
         self._turns = FairTurns()
         pause_with(self._turns.pause)
@@ -149,12 +147,12 @@ class Worker(GeventWorker):  # type: ignore[misc]
             path.heads.keep_to(self.cfg.limit_request_field_size, self.cfg.limit_request_fields)
             self.wsgi.caches.append(lambda: {"request heads": path.heads})
         servers = [self._listen(listener) for listener in self.sockets]
-        # Looked at, too, because a signal that comes before a young worker listens to signals is lost.
+        # The note is checked, too: a signal is lost before a new worker has installed its handlers.
         while self.alive and not handover.is_ending(self):
             self.notify()
             _forget_names()
             if self.certificate is not None:
-                with suppress(CertificateError):  # the arbiter, which looks, too, tells of it
+                with suppress(CertificateError):  # the arbiter logs this error
                     self.certificate.refresh()
             if not self._runs:
                 gc.collect(YOUNG)
@@ -171,7 +169,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
 
     def _listen(self, listener: Any) -> ClientServer:
         listener.setblocking(1)
-        # Its address is asked for here: a worker that is replaced closes it before it has answered everybody.
+        # The address is read now: a replaced worker closes the listener before its last answers.
         server = ClientServer(listener, partial(self._accept, listener.getsockname()), self._is_full)
         server.start()
         return server
@@ -180,7 +178,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         return len(self._connections.open) >= self.worker_connections
 
     def _accept(self, bound: Any, client: Any, addr: Any) -> None:
-        """Hub: a new connection. Where there is a fast path it waits without a greenlet."""
+        """Hub: serves a new connection; with the fast path, idle connections need no greenlet."""
         if self._fast is not None and isinstance(addr, tuple):
             FastConnection(self._fast, client, addr, bound)
         else:
@@ -191,10 +189,10 @@ class Worker(GeventWorker):  # type: ignore[misc]
         return self._connections.count_busy() > 0
 
     def _drain(self, servers: list[ClientServer]) -> None:
-        """Wait until nothing runs; new work goes to the successor or, if there is none, is refused.
+        """Waits until no request runs. New requests go to the successor or, without one, are refused.
 
-        Who connected to us before there was a successor is served; probes of a server that ends see 503.
-        With a successor, what runs may take its time, until the whole server ends.
+        Connections accepted before the successor's start are served; probes of an ending server get 503.
+        With a successor, running requests have no deadline until the whole server ends.
         """
         deadline = inf
         if handover.is_replaced(self) and not handover.is_ending(self):
@@ -221,12 +219,12 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self._connections.close_all()
 
     def _cut_at(self) -> float:
-        """When a graceful end that begins now is over (monotonic seconds)."""
+        """Returns when a graceful end that begins now cuts requests (monotonic seconds)."""
         patience_s: float = self.cfg.graceful_timeout
         return time.monotonic() + patience_s - min(CUT_S, patience_s / 2)
 
     def _is_awaited(self) -> bool:
-        """True while a request runs, or may be on its way through a new connection."""
+        """True while a request runs, is unread, or may come on a new connection."""
         return self._runs or self._connections.is_expecting(time.monotonic(), FIRST_REQUEST_S)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
@@ -234,9 +232,9 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self._stopping.set()
 
     def handle(self, bound: Any, client: Any, addr: Any) -> None:
-        """Greenlet: all requests of one connection, which is TLS or none of the fast path's.
+        """Greenlet: serves all requests of one connection outside the fast path, or with TLS.
 
-        `bound` is the address that it came to.
+        `bound`: the local address of the connection.
         """
         if self.certificate is not None:
             try:
@@ -254,9 +252,9 @@ class Worker(GeventWorker):  # type: ignore[misc]
             util.close(client)
 
     def _serve_general(self, connection: FastConnection, data: bytes) -> None:
-        """Hub: have a greenlet answer one request of a connection of the fast path.
+        """Hub: starts a greenlet that answers one request of a fast-path connection.
 
-        It has arrived now, however many others are answered before it.
+        The request's arrival time is now, before its wait for a turn.
         """
         self._greenlets.spawn(self._answer_one, connection, data, time.monotonic())
 
@@ -285,9 +283,9 @@ class Worker(GeventWorker):  # type: ignore[misc]
         served: GreenletConnection | None = None,
         arrived_s: float | None = None,
     ) -> bytes | None:
-        """Requests of one connection, beginning with `data`, until it is to be closed: then None.
+        """Serves the requests of one connection, starting with the bytes `data`; returns None to close it.
 
-        Without `served` a single one, which came at `arrived_s`; what was read beyond it is returned.
+        Without `served`, serves one request, which arrived at `arrived_s`; returns further bytes.
         """
         req = None
         try:
@@ -307,7 +305,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 finally:
                     if served is not None:
                         served.end()
-                self._turns.wait(share)  # a client with its next request ready would never let go of the loop
+                self._turns.wait(share)  # a client that always has a request ready would block the loop
                 if not discard_body(parser):
                     linger(client)
                     return None
@@ -330,7 +328,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         return None
 
     def _agree(self, client: Any, addr: Any) -> bool:
-        """The TLS handshake; False when it comes to nothing."""
+        """Does the TLS handshake; False when it fails."""
         try:
             with gevent.Timeout(HANDSHAKE_S, TimeoutError("it takes too long")):
                 client.do_handshake()
@@ -342,9 +340,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
     def handle_request(
         self, listener_name: Any, req: Any, sock: Any, addr: Any, arrived_s: float | None = None
     ) -> None:
-        """One request, that came just now or `arrived_s`; StopIteration when the connection is to be closed
-        after it.
-        """
+        """Serves one request, arrived at `arrived_s` (default now). StopIteration: close the connection."""
         arrived = time.monotonic() if arrived_s is None else arrived_s
         try:
             response, environ = wsgi.create(
@@ -372,13 +368,13 @@ class Worker(GeventWorker):  # type: ignore[misc]
         except Exception as error:
             if not response.headers_sent or isinstance(error, OSError):
                 raise
-            # Half an answer is out: nothing can be said any more but by closing.
+            # Part of the answer has been sent: only closing can signal the error.
             self.log.exception("an answer broke off")
             raise StopIteration from None
         finally:
             if self.log.access_log_enabled:
                 stream = body.response.body if isinstance(body, ClosingBody) else None
-                if isinstance(stream, StreamingBody):  # whose bytes may have left past the server
+                if isinstance(stream, StreamingBody):  # its bytes may have left past the server
                     response.sent = stream.bytes_sent
                 self.log.access(response, req, environ, timedelta(seconds=time.monotonic() - arrived))
             if hasattr(body, "close"):
@@ -386,16 +382,16 @@ class Worker(GeventWorker):  # type: ignore[misc]
 
 
 def _give_memory_back() -> None:
-    """See `MAPPED_BYTES`; another C library may have other ways."""
-    with suppress(AttributeError):
+    """Applies MAPPED_BYTES."""
+    with suppress(AttributeError):  # a C library without mallopt
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
 def _forget_names() -> None:
-    """Empty the interpreter's cache of attributes, up to 4,096 names that are looked up anew.
+    """Clears the interpreter's attribute cache of up to 4,096 names, to free memory.
 
-    gevent looks for a watcher's `stop` by a new text each time. Those that the cache keeps lie wherever there
-    was room: one of them in each MiB of what a long body once took keeps the whole MiB (20 of 27, measured).
+    gevent looks up a watcher's `stop` by a new string each time, and the cache keeps these strings alive. One
+    string within a MiB that held a long body keeps the whole MiB allocated (20 of 27, measured).
     """
     if sys.version_info >= (3, 13):
         sys._clear_internal_caches()

@@ -1,12 +1,12 @@
-"""The Flask application: a blueprint for each family of routes, and middleware around all of them.
+"""The Flask application: one blueprint per family of routes, with middleware around all routes.
 
-Flask serves what the fast path does not, and everything under other servers. Views, functions and extensions
-of a program that embeds the application work as in any other. What is replaced of Flask, and why:
+Flask serves requests that the fast path does not take, and all requests under other servers. A program that
+embeds the application may add views, functions and extensions. Replaced parts of Flask, with the reasons:
 
-* HEAD is not added to GET, as vLLM refuses it (`ExactRule`);
-* rules without variable parts are found by path and method: Werkzeug's search takes ten times as long, and
-  leaves cyclic garbage behind every request (`DirectAdapter`);
-* routes return `app.http.response.Response`, which Werkzeug's own would copy and complete at every call
+* HEAD is not added to GET: vLLM refuses HEAD (`ExactRule`);
+* rules without variable parts are looked up by path and method: Werkzeug's search takes ten times as long,
+  and leaves cyclic garbage after each request (`DirectAdapter`);
+* routes return `app.http.response.Response`: Werkzeug would copy and complete its own response at each call
   (`make_response`, `process_response`).
 """
 
@@ -41,24 +41,24 @@ if TYPE_CHECKING:
 
 METRICS = "/metrics"
 TEST_CLIENT = "understudy.test_client"
-"""Key in the environ of a test client, which no server has made."""
+"""Key in the environ of a test client."""
 _VARIABLE = re.compile(r"\{(\w+)\}")
 _CONVERTER = re.compile(r"<(?:[^<>:]+:)?([^<>]+)>")
 StaticRules = dict[tuple[str, str], Rule]
 
 
 class BackgroundService(Protocol):
-    """A part with its own sockets or greenlets."""
+    """A service with sockets or greenlets."""
 
     def start(self) -> None:
-        """Opens them, in the worker."""
+        """Opens sockets and starts greenlets, in the worker."""
 
     def close(self) -> None:
-        """Finishes what is under way, within a second or so, and closes them."""
+        """Finishes pending work, within about a second, then closes sockets and greenlets."""
 
 
 class StartedLater:
-    """Calls `work` in a greenlet when the worker has begun: what no request has to wait for yet."""
+    """Calls `work` in a greenlet after the worker's start; no request waits for `work`."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
@@ -67,18 +67,18 @@ class StartedLater:
         gevent.spawn(self._work)
 
     def close(self) -> None:
-        """The greenlet ends by itself."""
+        """Does nothing: the greenlet ends by itself."""
 
 
 class Drains(Protocol):
-    """The engine, or whatever else answers requests until it is drained."""
+    """The engine, or another part that serves requests until drained."""
 
     def drain(self) -> None:
-        """Admits no more requests; running ones go on."""
+        """Admits no more requests; running requests go on."""
 
 
 class ExactRule(Rule):
-    """A rule of the methods that it is given, and no other."""
+    """A rule with exactly the given methods: Werkzeug adds HEAD to GET."""
 
     def __init__(self, string: str, methods: Iterable[str] | None = None, **options: Any) -> None:
         super().__init__(string, methods=methods, **options)
@@ -87,7 +87,7 @@ class ExactRule(Rule):
 
 
 class DirectAdapter(MapAdapter):
-    """Finds static rules by a look into `rules`; Werkzeug's search, with its errors, is for the rest."""
+    """Looks static rules up in `rules`; all other paths, and errors, go through Werkzeug's search."""
 
     def __init__(self, routes: Map, rules: StaticRules, scheme: str, path: str, method: str) -> None:
         super().__init__(routes, "localhost", "/", "", scheme, path, method)
@@ -97,15 +97,15 @@ class DirectAdapter(MapAdapter):
         rule = self._rules.get((self.path_info, self.default_method)) if return_rule and not args else None
         if rule is not None:
             return rule, {}
-        if self.path_info.startswith("//"):  # which Werkzeug would take for a single slash
+        if self.path_info.startswith("//"):  # Werkzeug would merge the two slashes
             raise NotFound
         return super().match(*args, return_rule=return_rule, **options)  # type: ignore[call-overload]
 
 
 class Understudy(Flask):
-    """Routes with middleware around them, and services that live as long as the worker does.
+    """Routes, middleware, and services that run as long as the worker.
 
-    `prefix` may stand in front of every path: where a proxy serves us.
+    Clients may put `prefix` before every path: a proxy's path for this server.
     """
 
     url_rule_class: type[Rule] = ExactRule
@@ -124,15 +124,15 @@ class Understudy(Flask):
         self._ids = ids or Random()
         self.prefix = prefix
         self.rpc: RpcService | None = None
-        """Methods of gRPC, if the server speaks that, too."""
+        """gRPC methods, if the server has any."""
         self._routes: dict[str, Route] = {}
-        """By their endpoints."""
+        """Routes by endpoint."""
         self.services: list[BackgroundService] = []
-        """Parts that live as long as the worker does."""
+        """Started and closed with the worker."""
         self.until_drained: list[Callable[[], None]] = []
-        """Called at SIGTERM: they end work that would go on for ever."""
+        """Called at SIGTERM to end work that has no end."""
         self.caches: list[Caches] = []
-        """Caches that GET /admin/memory shows."""
+        """Caches in the answer to GET /admin/memory."""
         self._other_server = OtherServer(self)
         self._has_begun = False
 
@@ -140,7 +140,6 @@ class Understudy(Flask):
 
     @property
     def routes(self) -> Iterator[Route]:
-        """All routes, in order of addition."""
         return iter(self._routes.values())
 
     def add_routes(self, name: str, routes: Iterable[Route]) -> None:
@@ -159,14 +158,14 @@ class Understudy(Flask):
         return {(rule.rule, method): rule for rule in rules for method in rule.methods or ()}
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
-        """Routes depend on path and method only, so nothing else of the environ is looked at."""
+        """Returns an adapter for path and method alone: no route depends on more."""
         if request is None:
             return super().create_url_adapter(None)
         context = current_context(request)
         context.new_id = self.new_request_id
         if self.prefix and context.path.startswith(f"{self.prefix}/"):
             context.path = context.path.removeprefix(self.prefix)
-        # Where vLLM mounts an application that looks at no more of the path.
+        # vLLM mounts an application at /metrics that ignores the rest of the path.
         path = METRICS if context.path.startswith(METRICS) else context.path
         return DirectAdapter(self.url_map, self._static_rules, context.scheme, path, context.method)
 
@@ -177,17 +176,17 @@ class Understudy(Flask):
         return (self.wsgi_app if is_ours else self._other_server.serve)(environ, start_response)
 
     def test_client(self, use_cookies: bool = True, **options: Any) -> FlaskClient:
-        """Flask's own; its requests begin no services."""
+        """Returns Flask's test client; its requests start no services."""
         client = super().test_client(use_cookies, **options)
         client.environ_base[TEST_CLIENT] = "1"
         return client
 
     def new_request_id(self) -> str:
-        """32 random hex digits, for a request without an X-Request-Id."""
+        """Returns 32 random hex digits, for a request without an X-Request-Id."""
         return f"{self._ids.getrandbits(128):032x}"
 
     def _begin_request(self) -> Response | None:
-        """The middleware, once it is known which route is meant."""
+        """Sets the context's route, then runs the middleware."""
         context, request = current_context(), request_ctx.request
         current_request.set(context)
         if (rule := request.url_rule) is not None:
@@ -197,11 +196,11 @@ class Understudy(Flask):
         return self.middleware.begin_general(context)
 
     def make_response(self, rv: Any) -> Any:
-        """Routes return responses of ours; other views and functions, what Flask allows."""
+        """Passes a `Response` unchanged, and converts all other return values as Flask does."""
         return rv if isinstance(rv, Response) else super().make_response(rv)
 
     def process_response(self, response: Any) -> Any:
-        """Functions of extensions come first, then the middleware."""
+        """Runs functions of extensions, then the middleware."""
         if self.after_request_funcs or request_ctx._after_request_functions or self.secret_key:
             response = super().process_response(_of_flask(response))
         if not isinstance(response, Response):
@@ -213,13 +212,13 @@ class Understudy(Flask):
         return respond_to_error(error, current_context())
 
     def _http_error(self, error: HTTPException) -> Response:
-        """Answers a request that no route takes, with the web framework's own body, as vLLM does."""
+        """Answers a request without a route, with FastAPI's body, as vLLM does."""
         forget_frames(error)
         context = current_context()
         if isinstance(error, NotFound) and (moved := _without_slash(context)):
             return Response(b"", 307, {"Location": moved})
         if isinstance(error, MethodNotAllowed) and context.path == "/":
-            error = NotFound()  # as in vLLM, which has no such path: GET / is ours
+            error = NotFound()  # vLLM has no path /: GET / exists only here
         response = json_response({"detail": error.name}, error.code or 500)
         if isinstance(error, MethodNotAllowed) and error.valid_methods:
             response.headers["Allow"] = ", ".join(sorted(error.valid_methods))
@@ -230,31 +229,31 @@ class Understudy(Flask):
     # From the first request to the last.
 
     def begin(self) -> None:
-        """The worker is about to accept connections. Once is enough: a server without hooks does so late."""
+        """Starts the services, once: before the worker accepts, or at the first request of another server."""
         if not self._has_begun:
             self._has_begun = True
             for service in self.services:
                 service.start()
 
     def drain(self) -> None:
-        """Admits no more requests; running ones go on (SIGTERM)."""
+        """Admits no more requests (SIGTERM); running requests go on."""
         for end in self.until_drained:
             end()
         self._engine.drain()
 
     def end(self) -> None:
-        """The worker has served its last request."""
+        """Closes the services after the worker's last request."""
         for service in reversed(self.services):
             service.close()
 
 
 def label_of(rule: Rule) -> str:
-    """The path of a rule as vLLM writes it, with its variable parts in braces."""
+    """Returns the path of `rule` with its variable parts in braces, as vLLM labels routes."""
     return _CONVERTER.sub(r"{\1}", rule.rule)
 
 
 def current_context(request: Request | None = None) -> RequestContext:
-    """The context of `request`, which Flask serves now; one that a test makes gets it here."""
+    """Returns the context of `request` (default: Flask's current one); builds it for a test's request."""
     environ = (request or request_ctx.request).environ
     context: RequestContext | None = environ.get(CONTEXT)
     if context is None:
@@ -270,7 +269,7 @@ def _view(route: Route) -> Callable[..., Response]:
 
 
 def _of_flask(response: Any) -> FlaskResponse:
-    """Builds the Flask response that extensions are given, with the same body."""
+    """Returns a Flask response with the same body, for extensions."""
     if not isinstance(response, Response):
         return response  # type: ignore[no-any-return]
     made = FlaskResponse(response.body, response.status, list(response.headers.items()))
@@ -279,7 +278,7 @@ def _of_flask(response: Any) -> FlaskResponse:
 
 
 def _of_ours(response: FlaskResponse) -> Response:
-    """The same response; a body that comes piece by piece goes on doing so."""
+    """Returns a `Response` with the same content; a streamed body stays streamed."""
     body: bytes | Iterable[bytes] = response.get_data() if response.is_sequence else response.iter_encoded()
     if isinstance(response.response, StreamingBody):
         body = response.response
@@ -289,7 +288,7 @@ def _of_ours(response: FlaskResponse) -> Response:
 
 
 def _without_slash(context: RequestContext) -> str | None:
-    """Returns the URL without a slash too many; None when no route has it."""
+    """Returns the URL without trailing slashes; None when that path has no route."""
     request, adapter = request_ctx.request, request_ctx.url_adapter
     path = request.path.rstrip("/")
     if not path or path == request.path or adapter is None:

@@ -1,4 +1,4 @@
-"""The console, put together: imported only where it is switched on."""
+"""Assembles the console; imported only when the console is enabled."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from app.kvcache.publisher import Publisher
 
 OURS = ("/admin", "/console")
-"""Beginnings of paths that the console does not show."""
+"""Path prefixes that the console does not show."""
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def has_scripts(app: Understudy) -> bool:
-    """Whether replies can be scripted, and somebody tells which script said what."""
+    """True if replies can be scripted: the application has the route /admin/script."""
     return any(route.path == "/admin/script" for route in app.routes)
 
 
 class ConsoleWatch(Middleware):
-    """Shows each choice of each request as a bar, and requests that are refused before there is one."""
+    """Shows each choice of each request as a bar, and requests refused before their first choice."""
 
     def __init__(self, bars: RequestBars) -> None:
         self._bars = bars
@@ -59,7 +59,7 @@ class ConsoleWatch(Middleware):
 
 
 class Console:
-    """One rank's console: what looks at its engine, and what tells it of requests."""
+    """One rank's console: the engine's observer, and the middleware that watches requests."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Console:
         cache: KVCacheManager | None,
         publisher: Publisher | None,
     ) -> None:
-        """`server` is as this rank has it."""
+        """`server`: the settings of this rank."""
         self._live, self._server, self._engine, self._cache = live, server, engine, cache
         self._lifecycle = lifecycle
         self._publishes = publisher is not None
@@ -87,7 +87,7 @@ class Console:
         body: BodyLimits,
         streams: Streams,
     ) -> None:
-        """Give `app` the page and its routes."""
+        """Adds the page and its routes to `app`."""
 
         observer = self.observer
         feed = Feed(observer, lambda: self._told(siblings.own, ranks) | {"scripts": has_scripts(app)})
@@ -104,7 +104,7 @@ class Console:
         app.add_routes("console_load", routes.load_routes(generator, body))
 
     def _told(self, rank: int, ranks: Sequence[int]) -> dict[str, Any]:
-        """What a page is told of the server once."""
+        """Returns the server's description for a newly opened page."""
         settings, steps, cache = self._live.current, self.observer.steps, self._cache
         counted = settings.kvcache.kv_cache_size - 1 if steps.shared else 0
         first = self._server.port - (rank if len(ranks) > 1 else 0)

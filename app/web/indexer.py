@@ -1,4 +1,4 @@
-"""The application of an indexer: the routes of the index and of probes, and nothing else."""
+"""The application of an indexer: only the routes of the index, probes, metrics and memory."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from config.live import LiveSettings
 
 
 class TellsBlocks(Protocol):
-    """An engine in a process of its own."""
+    """An engine in a separate process."""
 
     def listen(self, listener: Callable[[str, int, bytes], None]) -> None:
-        """Hand it topic, sequence number and batch of KV events."""
+        """Calls `listener` with the topic, sequence number and batch of KV events."""
 
 
 class NoEngine(Middleware):
-    """What drains where no engine runs: no more scores are begun, and the indexer is not ready."""
+    """Drains an indexer without an engine: refuses new POST requests, and readiness fails."""
 
     def __init__(self) -> None:
         self.draining = False
@@ -51,7 +51,7 @@ class NoEngine(Middleware):
 
 
 def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
-    """An application that keeps an index and answers with scores. ConfigError as `index_of`."""
+    """Builds an application with an index and its scores. Raises ConfigError as `index_of` does."""
     live, clock, http, engine = LiveSettings(settings), LiveClock(), HttpMetrics(), NoEngine()
     http_log, keys = HttpLog(), ApiKeys()
     for one in (http_log, keys):
@@ -80,8 +80,10 @@ def add_index(
     publisher: Publisher | None = None,
     engine: TellsBlocks | None = None,
 ) -> Families:
-    """Give `app` an index with its routes, fed by our own `publisher` or `engine`, too; the index's metric
-    families."""
+    """Adds an index and its routes to `app`; returns the index's metric families.
+
+    The `publisher` or `engine` of this server, if given, feeds the index, too.
+    """
     settings: Settings = live.current
     at, model, server = settings.kvindex, settings.model.model, settings.server
     index = index_of(settings, tokenizer)

@@ -1,16 +1,15 @@
-"""Requests that come by another server than our own worker: gunicorn's, uWSGI, waitress, mod_wsgi, Flask's.
+"""Serves the application under other WSGI servers: gunicorn's workers, uWSGI, waitress, mod_wsgi, Flask's.
 
-Such servers differ in what they show of a client's socket, and in how they end an answer that breaks off.
-Most of them end it as if it were whole, or log a traceback: here each is told in the way that it understands.
+These servers differ in how they expose a client's socket, and in how they end an answer that breaks off.
+Most servers end such an answer as if complete, or log a traceback. `BreakableBody` gives each server its own
+signal.
 
-An event loop in a native thread of its own, for servers of which many threads each bring a request.
-
-The application belongs to one loop: neither its engine nor its timer wheel has locks. A thread of gunicorn's
-`gthread` worker, of uWSGI, waitress or mod_wsgi therefore hands its request over. It is served in greenlets
-of the loop, beside all others, while its thread waits, and does what would block the loop: it reads the body,
-and sends each piece of the answer before it asks for the next one. So no slow client holds up another, and of
-an answer to one that does not read no more than a piece is made ahead. The thread alone calls what the server
-gave it: uWSGI knows a request by its thread.
+A server with many threads gets an event loop in a separate native thread (`LoopThread`). The application
+belongs to that loop, because its engine and timer wheel have no locks. A thread of gunicorn's `gthread`
+worker, uWSGI, waitress or mod_wsgi passes its request to the loop, which serves all requests in greenlets.
+The thread does the work that would block the loop: reading the body, and sending each piece of the answer. A
+slow client therefore delays no other client, and at most one piece of an answer is made ahead. Only the
+thread calls the server's functions: uWSGI identifies a request by its thread.
 """
 
 from __future__ import annotations
@@ -48,34 +47,34 @@ A_DAY_S = 86_400.0
 
 
 class Loop(Protocol):
-    """What is needed of a loop of gevent's."""
+    """The part of gevent's loop that is used."""
 
     def run_callback_threadsafe(self, function: Callable[..., object], /, *args: object) -> object:
-        """Any thread: have `function` called in the loop."""
+        """Any thread: schedules a call of `function` in the loop."""
 
 
 class Application(Protocol):
-    """What belongs to one loop."""
+    """A WSGI application that belongs to one loop."""
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse, /) -> Iterable[bytes]:
-        """WSGI, with our `RequestContext` in the environ."""
+        """Serves a request; the environ has its `RequestContext`."""
 
     def begin(self) -> None:
-        """Requests are about to come."""
+        """Called before the first request."""
 
     def end(self) -> None:
-        """The last request has been served."""
+        """Called after the last request."""
 
 
 def brings_thread(environ: WSGIEnvironment) -> bool:
-    """Whether a request may come in any of several native threads."""
+    """True if requests come in several native threads."""
     return bool(environ.get("wsgi.multithread")) and not monkey.is_module_patched("threading")
 
 
 class LoopThread:
     """Serves `app` to any number of threads.
 
-    The loop and `app` begin with the first request, so behind every fork, and end with the process.
+    The loop and `app` start with the first request, after every fork, and end with the process.
     """
 
     def __init__(self, app: Application) -> None:
@@ -90,7 +89,7 @@ class LoopThread:
         context: RequestContext,
         sock: socket.socket | None,
     ) -> Iterable[bytes]:
-        """Thread: one request, from the client at `sock`. The answer's body is to be closed, as always."""
+        """Thread: serves one request from the client at `sock`. The caller closes the body (WSGI)."""
         with self._starting:
             request = ThreadRequest(self._loop or self._started())
         context.source = environ["wsgi.input"] = RequestBody(environ["wsgi.input"], request, sock)
@@ -114,13 +113,16 @@ class LoopThread:
         return loop
 
     def _end_with_process(self, request: ThreadRequest) -> None:
-        """Native thread, for which the interpreter waits: some begin no further ones in `atexit` (3.12)."""
+        """Native thread: ends the application after the main thread.
+
+        The interpreter waits for this thread. In `atexit`, application code could not start threads (3.12).
+        """
         main_thread().join()
         request.call(self._app.end)
 
 
 def _run(made: SimpleQueue[Loop]) -> None:
-    """Native thread: the loop, which goes on while anything is waited for."""
+    """Native thread: runs the loop; the endless sleep keeps it running."""
     share_loop()
     made.put(gevent.get_hub().loop)
     while True:
@@ -128,15 +130,15 @@ def _run(made: SimpleQueue[Loop]) -> None:
 
 
 class ThreadRequest:
-    """A thread in the loop, with one request: what it has done there, and what it does for it."""
+    """A server's thread with one request: calls into the loop, and calls from the loop into the thread."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        """What the thread is to do while it waits; None: it need not wait any longer."""
+        """Calls for the waiting thread; None ends its wait."""
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Thread: what `function` returns or raises when a greenlet of the loop calls it."""
+        """Thread: runs `function` in a greenlet of the loop; returns or raises its outcome."""
         outcome: Future[T] = Future()
         work = partial(function, *args, **kwargs)
         self._loop.run_callback_threadsafe(gevent.spawn, self._attempt, outcome, work)
@@ -153,7 +155,7 @@ class ThreadRequest:
             self._errands.put(None)
 
     def send(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Greenlet: what `function` returns or raises when the waiting thread calls it."""
+        """Greenlet: runs `function` in the waiting thread; returns or raises its outcome."""
         done = AsyncResult()
         tell = self._loop.run_callback_threadsafe
 
@@ -169,32 +171,33 @@ class ThreadRequest:
 
 
 class RequestBody:
-    """A request's body, which the request's thread reads from `source`."""
+    """A request's body; the request's thread reads it from `source`."""
 
     def __init__(self, source: Readable, request: ThreadRequest, sock: socket.socket | None) -> None:
         self._source = source
         self._request = request
         self._sock = sock
         self.reader = getattr(source, "reader", None)
-        """gunicorn's, which tells what it holds already."""
+        """gunicorn's reader, whose buffer shows the bytes read already."""
 
     def read(self, size: int) -> bytes:
         """Greenlet: see `Readable`."""
         try:
             return self._request.send(self._source.read, size)
         except gevent.Timeout:
-            # The thread, which would read to the end or for ever, is needed for the answer.
+            # The answer needs the thread, which might read for ever.
             if self._sock is not None:
                 with suppress(OSError):
-                    # Not TLS's own, which would have the answer leave in clear text; so there it is lost.
+                    # TLS's own shutdown would drop the encryption and send the answer in clear text.
+                    # With this one, the answer over TLS is lost.
                     socket.socket.shutdown(self._sock, socket.SHUT_RD)
             raise
 
 
 class AnswerPieces:
-    """An answer's body, of which the request's thread takes one piece after another.
+    """An answer's body; the request's thread takes one piece after another.
 
-    `variables` are those of the request. Nothing that they lead to knows them, so that no garbage is cyclic.
+    `variables`: the request's context variables. No object in them refers back, to avoid cyclic garbage.
     """
 
     def __init__(self, body: Iterable[bytes], request: ThreadRequest, variables: Context) -> None:
@@ -216,7 +219,6 @@ class AnswerPieces:
         return next(self._pieces, None)
 
     def close(self) -> None:
-        """The server is done with it."""
         if (close := getattr(self._body, "close", None)) is not None:
             self._request.call(self._run, close)
 
@@ -228,7 +230,7 @@ GUNICORN, UWSGI, WAITRESS, MOD_WSGI, WERKZEUG = (
     "mod_wsgi.version",
     "werkzeug.socket",
 )
-"""What each server alone has in its environ."""
+"""A key in the environ that only this server sets."""
 SEVERAL = (
     "several processes serve, and each is a server of its own, with its own places, queue and metrics: "
     "start one process, with threads or greenlets"
@@ -237,7 +239,7 @@ log = logging.getLogger(__name__)
 
 
 class OtherServer:
-    """Serves `app` to a server that knows nothing of us."""
+    """Serves `app` under a server without hooks for this application."""
 
     def __init__(self, app: Application) -> None:
         self._app = app
@@ -245,8 +247,8 @@ class OtherServer:
         self._has_warned = False
 
     def serve(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """As WSGI has it. The context of the request is put into `environ`."""
-        if WERKZEUG in environ:  # whose input has no end of its own
+        """Serves a WSGI request; adds its context to `environ`."""
+        if WERKZEUG in environ:  # Werkzeug's server provides an input without an end
             environ["wsgi.input"] = get_input_stream(environ)
         context = environ[CONTEXT] = context_of(environ)
         sock = client_socket(environ)
@@ -263,14 +265,14 @@ class OtherServer:
         return body if GUNICORN in environ else BreakableBody(body, environ, sock)
 
     def _warn_of_processes(self, environ: WSGIEnvironment) -> None:
-        """Logs it once. gunicorn's workers have been counted at its start."""
+        """Logs a warning once. gunicorn's workers have been counted at its start."""
         if environ.get("wsgi.multiprocess") and GUNICORN not in environ and not self._has_warned:
             self._has_warned = True
             log.warning(SEVERAL)
 
 
 def client_socket(environ: WSGIEnvironment) -> socket.socket | None:
-    """Returns the socket of a request's client, where a server shows it; uWSGI's is a copy, to be closed."""
+    """Returns the client's socket if the server exposes it. uWSGI's is a duplicate that the caller closes."""
     sock: socket.socket | None = environ.get(GUNICORN)
     if WAITRESS in environ:
         sock = environ[WAITRESS].__self__.socket
@@ -280,16 +282,16 @@ def client_socket(environ: WSGIEnvironment) -> socket.socket | None:
 
 
 class ShownConnection(Connection):
-    """waitress' socket of a client, which it alone writes to and ends; here the client's end is watched."""
+    """A client's socket under waitress, used only to watch for the client's end."""
 
     def shut(self) -> None:
-        """The body breaks off, and tells the server: bytes that the server still holds are not lost."""
+        """Does nothing: `BreakableBody` ends the answer, and waitress sends its held bytes first."""
 
 
 class BreakableBody:
-    """An answer's body, of which the server notices when it breaks off.
+    """An answer's body that signals a break to the server.
 
-    The server's own thread or greenlet iterates it, and closes it.
+    The server's thread or greenlet iterates and closes this body.
     """
 
     def __init__(self, body: Iterable[bytes], environ: WSGIEnvironment, sock: socket.socket | None) -> None:
@@ -307,14 +309,13 @@ class BreakableBody:
         except StopIteration:
             raise
         except Exception as error:
-            if self._sock is not None:  # uWSGI has no chunks: by a reset alone the client knows
+            if self._sock is not None:  # uWSGI sends no chunks: only a reset shows the client the break
                 reset_when_closed(self._sock)
             if not isinstance(error, BrokenOffError) or self._end is None:
                 raise
         raise self._end
 
     def close(self) -> None:
-        """The server is done with it."""
         try:
             if (close := getattr(self._body, "close", None)) is not None:
                 close()
@@ -324,7 +325,7 @@ class BreakableBody:
 
 
 def quiet_end(environ: WSGIEnvironment) -> BaseException | None:
-    """What ends an answer on purpose without a traceback; None where BrokenOffError does."""
+    """Returns the exception that ends an answer without a traceback; None where BrokenOffError does."""
     if UWSGI in environ:
         return StopIteration()
     if WAITRESS in environ:

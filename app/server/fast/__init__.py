@@ -1,6 +1,6 @@
-"""The fast path: plain requests for generation, answered from the hub without Flask and WSGI environ.
+"""The fast path: answers plain requests for generation from the hub, without Flask and WSGI environ.
 
-What both ways do (validating, building, rendering, counting) is the routes' and the middleware's own code;
-here a plain request is recognised, and whatever is in doubt is left to the general way before anything is
-counted.
+Validating, building, rendering and counting are the routes' and the middleware's code, shared with the
+general path. This package recognises plain requests, and leaves doubtful requests to the general path before
+anything is counted.
 """

@@ -1,7 +1,7 @@
-"""A client's connection in the hands of the hub: no greenlet waits for its next request.
+"""A client's connection served from the hub: no greenlet waits for the next request.
 
-It reads, recognises plain requests and writes their answers. Anything else it leaves to the general way: a
-greenlet gets the socket with the bytes that were read, and brings it back after the answer.
+`FastConnection` reads, recognises plain requests and writes their answers. All other requests take the
+general path: a greenlet gets the socket with the bytes read so far, and returns it after the answer.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ from app.server.fast.path import FastPath
 
 log = logging.getLogger(__name__)
 WAYS = {"POST": "fast", "GET": "probe"}
-"""How `understudy_requests_total` names what is answered here."""
+"""Label of `understudy_requests_total` for requests answered here."""
 HTTP2 = b"PRI "
-"""How no request of HTTP/1.1 begins."""
+"""First bytes of an HTTP/2 connection; no request of HTTP/1.1 begins with them."""
 BODY_PATIENCE_S = 0.25
-"""A body that has not come after so long is waited for by the general way."""
+"""Seconds until an incomplete body is left to the general path."""
 
 
 class FastConnection(SendBuffer):
-    """One client's socket. `since_s` is the moment from which it waits for a request, or for the rest of one.
+    """One client's socket. `since_s`: start of the wait for a request, or for the rest of one.
 
-    It is `busy` from the first byte of an answer's making to its last byte, also while the general way has
-    it.
+    The connection is `busy` from the start of an answer to its last byte, also on the general path.
     """
 
     __slots__ = (
@@ -50,7 +49,7 @@ class FastConnection(SendBuffer):
         self.client = client
         self.address = address
         self.bound = bound
-        """The address of ours that it came to."""
+        """The local address of the connection."""
         self._buffer = b""
         self._closes = False
         self._context: RequestContext | None = None
@@ -58,15 +57,15 @@ class FastConnection(SendBuffer):
         self.share = Share()
         self.busy = False
         self.is_new = True
-        """No request has come yet."""
+        """True before the first request."""
         self.has_head = False
-        """The rest of a body is still to come."""
+        """True while a body is incomplete."""
         self.since_s = time.monotonic()
         self._reader: Watcher = gevent.get_hub().loop.io(self.connection.fileno(), READ)
         self._reader.start(self._readable)
 
     def _readable(self) -> None:
-        if self.busy:  # the answer before leaves first
+        if self.busy:  # the previous answer leaves first
             self._reader.stop()
         elif self._path.turns.has_time():
             self._read()
@@ -95,7 +94,7 @@ class FastConnection(SendBuffer):
         self._next()
 
     def _next(self) -> None:
-        """Answer the request at the beginning of the buffer, if it is all there."""
+        """Answers the request at the start of the buffer, if complete."""
         data = self._buffer
         if self.is_new and self._path.rpc is not None and data.startswith(HTTP2):
             self._upgrade(data)
@@ -119,7 +118,7 @@ class FastConnection(SendBuffer):
             self.leave_to_general()
 
     def _answer(self, head: RequestHead, body: bytes, rest: bytes) -> bool:
-        """Begin the answer; False, and nothing has happened, when the request is not plain."""
+        """Starts the answer; returns False, without side effects, when the request is not plain."""
         route, path = head.route, self._path
         plain = route.plain
         request = plain.recognise(body) if plain is not None else None
@@ -158,7 +157,7 @@ class FastConnection(SendBuffer):
         return True
 
     def _wait_for(self, pending: PendingResponse) -> None:
-        """Waits for the answer, and reads nothing meanwhile."""
+        """Waits for the answer; stops reading meanwhile."""
         self._reader.stop()
         context, middleware = self._context, self._path.middleware
         assert context is not None
@@ -186,12 +185,12 @@ class FastConnection(SendBuffer):
         current_request.reset(token)
 
     def _finish(self, response: Response) -> None:
-        """Finish the response with the middleware, and write it."""
+        """Runs the middleware on the response, and writes it."""
         context = self._context
         assert context is not None
         try:
             self._path.middleware.end(context, response)
-        except Exception:  # no byte has left, and only this lets the client go
+        except Exception:  # no byte has been sent: only closing ends the client's wait
             log.exception("an answer could not be finished")
             self.close()
             return
@@ -229,7 +228,7 @@ class FastConnection(SendBuffer):
         self._done()
 
     def lag(self) -> None:
-        """The next request is read when the client has taken the answer."""
+        """Stops reading until the client has taken the answer."""
         self._reader.stop()
         super().lag()
 
@@ -255,7 +254,7 @@ class FastConnection(SendBuffer):
 
     def _await_request(self) -> None:
         self.since_s = time.monotonic()
-        if self._buffer:  # it is here already; other connections come first
+        if self._buffer:  # the next request has arrived; other connections run first
             self._reader.stop()
             self._path.turns.put(self.share, self._resume)
         elif not self._reader.active:
@@ -274,14 +273,14 @@ class FastConnection(SendBuffer):
             return False
 
     def leave_to_general(self) -> None:
-        """Have a greenlet serve what the buffer begins with."""
+        """Hands the buffer and the socket to a greenlet."""
         self._reader.stop()
         self.busy, self.is_new, self.has_head = True, False, False
         data, self._buffer = self._buffer, b""
         self._path.serve_general(self, data)
 
     def take_back(self, data: bytes) -> None:
-        """The general way has answered; `data` is what it read beyond that."""
+        """Resumes after an answer of the general path, which read `data` beyond its request."""
         self.busy = False
         self._buffer = data
         self._await_request()
@@ -307,17 +306,17 @@ class FastConnection(SendBuffer):
         self._reader.close()
 
     def _upgrade(self, data: bytes) -> None:
-        """The connection begins with `data`, and is HTTP/2."""
-        from app.server.http2.connection import Http2Connection  # which few servers need
+        """Continues as HTTP/2; `data`: the first bytes of the connection."""
+        from app.server.http2.connection import Http2Connection  # few servers need it
 
         self._forget()
         Http2Connection(self._path, self.client, self.address).begin(data)
 
     def leave(self) -> None:
-        """The running answer closes the connection."""
+        """Does nothing: the running answer closes the connection."""
 
     def look(self, now_s: float) -> None:
-        """Closes an idle connection; what is incomplete goes the general way after a while."""
+        """Closes an idle connection; leaves a request whose body is late to the general path."""
         if self.busy:
             return
         if now_s - self.since_s > self._path.idle_s:

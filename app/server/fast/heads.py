@@ -1,4 +1,4 @@
-"""Heads of requests that the fast path may answer, remembered by their bytes, and those of its answers."""
+"""Request heads of the fast path, parsed once and cached by their bytes, and response heads."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ MOST_HEAD_BYTES = 8192
 MOST_FIELDS = 64
 MOST_DIGITS = 9
 HEAD_OVERHEAD_BYTES = 2048
-"""About what a remembered head takes besides its bytes: the dictionary and its strings."""
+"""Estimated memory of a cached head besides its bytes: the dictionary and its strings."""
 LIMIT_BYTES = 1 << 20
 GENERAL = frozenset(
     ("transfer-encoding", "expect", "upgrade", "connection", "content-encoding", "te", "trailer")
 )
-"""What only the general way understands, but for `Connection: keep-alive`, and `close` of a probe."""
+"""Headers for the general path. Exceptions: `Connection: keep-alive`, and `close` of a GET request."""
 CONNECTION = {"keep-alive": False, "close": True}
 
 
 class RequestHead(Struct, frozen=True):
-    """A request of HTTP/1.1 for `route`, with a body of `content_length` bytes; names of `headers` in lower
-    case. `closes` says that the client wants no other answer on this connection.
+    """Head of an HTTP/1.1 request for `route`, with a body of `content_length` bytes.
+
+    `headers` has lower-case names. `closes`: the client wants no further answer on this connection.
     """
 
     route: Route
@@ -38,9 +39,9 @@ class RequestHead(Struct, frozen=True):
 
 
 class RequestHeads:
-    """Knows the heads of `routes`, which have no variable parts, and parses new ones.
+    """Parses heads of requests for the plain `routes`, and caches them.
 
-    Heads that were met are remembered, up to `limit_bytes` in all; the oldest goes first.
+    The cache holds up to `limit_bytes` in all; the oldest head is dropped first.
     """
 
     def __init__(self, routes: Iterable[Route], limit_bytes: int = LIMIT_BYTES) -> None:
@@ -55,12 +56,12 @@ class RequestHeads:
         self._most_bytes, self._most_fields = MOST_HEAD_BYTES, MOST_FIELDS
 
     def keep_to(self, field_bytes: int, fields: int) -> None:
-        """Leave to the general way what gunicorn's own limits may refuse; 0 is no limit."""
+        """Leaves heads that exceed gunicorn's limits to the general path; 0: no limit."""
         self._most_bytes = min(MOST_HEAD_BYTES, field_bytes or MOST_HEAD_BYTES)
         self._most_fields = min(MOST_FIELDS, fields or MOST_FIELDS)
 
     def read(self, data: bytes) -> RequestHead | None:
-        """The head in `data`, its empty line included; None when the general way has to look at it."""
+        """Returns the head in `data`, which includes the empty line; None: for the general path."""
         known = self._known.get(data)
         if known is not None:
             return known
@@ -114,7 +115,7 @@ class _Fields:
         self._fields.append((name, value))
 
     def plain(self, most: int) -> dict[str, str] | None:
-        """The headers; None when one stands twice, or means more than a plain request may ask for."""
+        """Returns the headers; None when one is repeated, or needs the general path."""
         if len(self._fields) > most:
             return None
         headers: dict[str, str] = {}
@@ -129,7 +130,7 @@ class _Fields:
 
 
 def response_head(response: Response, closes: bool = False) -> bytes:
-    """Status line and headers as gunicorn sends them; `closes` says that no other answer follows."""
+    """Returns status line and headers as gunicorn sends them; `closes`: no further answer follows."""
     status = STATUS_LINES.get(response.status) or response.status_line
     chunked = response.streamed or type(response.body) is not bytes
     head = default_head(status, int(time.time()), closes, chunked)

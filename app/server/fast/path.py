@@ -1,4 +1,4 @@
-"""State that is shared by the connections of one worker that no greenlet waits for."""
+"""State shared by all fast-path connections of one worker."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from app.web.application import Understudy
 
 RECEIVE = 1 << 16
 MOST_ANSWERS = 8
-"""Most whole answers that are sent together, half a millisecond after the first one was made."""
+"""Most complete answers per batch: the first has then waited half a millisecond."""
 ServeGeneral = Callable[..., None]
-"""Given a `FastConnection` and bytes."""
+"""Called with a `FastConnection` and bytes."""
 
 
 class FastPath:
     """The fast path of one worker.
 
     An idle connection is closed after `idle_s`. A client that takes no bytes is cut off after
-    `write_timeout_s`. `serve_general` has a greenlet serve the next request of a connection, which begins
-    with the bytes that it is given.
+    `write_timeout_s`. `serve_general` starts a greenlet for the next request of a connection; the request
+    starts with the given bytes.
     """
 
     respond_to_error = staticmethod(respond_to_error)
@@ -55,12 +55,11 @@ class FastPath:
         self.write_timeout_s = write_timeout_s
         self.read_timeout_s = read_timeout_s
         self.rpc = app.rpc
-        """Methods, if the server speaks gRPC, too."""
+        """gRPC methods; None if the server has none."""
         self.received = memoryview(bytearray(RECEIVE))
-        """Bytes that have just arrived, on any connection. Room that each `recv` makes and then shrinks would
-        fill the C library's heap with holes."""
+        """Receive buffer of all connections. A new buffer per `recv` would fragment the C library's heap."""
         self.is_open = True
-        """False as soon as every answer has to close its connection."""
+        """False when every answer has to close its connection."""
         self.new_id = app.new_request_id
         self.logs_access = log.access_log_enabled
         self._log = log

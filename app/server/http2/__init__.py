@@ -1,1 +1,1 @@
-"""HTTP/2 as gRPC uses it, in the hub of a worker: no greenlet and no system call for a message."""
+"""HTTP/2 for gRPC, in a worker's hub: no greenlet and no system call per message."""

@@ -1,4 +1,4 @@
-"""One call of gRPC: a stream of HTTP/2, from its headers to the status behind its last message."""
+"""One gRPC call: a stream of HTTP/2, from its headers to the status after its last message."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 
 
 MOST_EACH_BYTES = 1 << 16
-"""Bytes of messages that wait for an answer, where each is answered by itself."""
+"""Most bytes of waiting messages in a call whose messages are answered one by one."""
 
 
 class RpcCall:
-    """A call of `method`, None when there is no such method. It is what a `StreamTransport` is for HTTP/1.1.
+    """A call of `method` (None: unknown method), with the interface of `StreamTransport`.
 
-    `has_request` says that the client has sent all. `size` is how many bytes of memory its headers take.
+    `has_request`: the client has sent its last message. `size`: memory of the call's headers, in bytes.
     """
 
     __slots__ = (
@@ -51,7 +51,7 @@ class RpcCall:
         connection.buffered += size
         self._most_bytes = MOST_EACH_BYTES if method and method.each else connection.most_message_bytes
         self._body = bytearray()
-        """What has come of the next message."""
+        """Received bytes of the next messages."""
         self._context: RequestContext | None = None
         self._response: RpcResponse | None = None
         self._source: StreamSource | None = None
@@ -60,18 +60,18 @@ class RpcCall:
         self._deadline: Watcher | None = None
         self.has_request = False
         self.stalled = False
-        """The client's windows have no room for the rest of `_unsent`."""
+        """True while the client's windows have no room for `_unsent`."""
         self.since_s = time.monotonic()
-        """Since when the rest of its request, or room for its answer, is awaited."""
+        """Start of the wait for the rest of the request, or for room for the answer (monotonic seconds)."""
         self.is_open = True
         if (limit_s := timeout_s(headers)) is not None:
             self._deadline = gevent.get_hub().loop.timer(limit_s)
             self._deadline.start(connection.soon, self._expire)
 
-    # What the client says.
+    # Request.
 
     def take(self, data: bytes, is_end: bool) -> None:
-        """Hub: the next bytes of its messages."""
+        """Hub: receives the next bytes of the client's messages."""
         self.has_request |= is_end
         self._body += data
         self._connection.buffered += len(data)
@@ -84,7 +84,7 @@ class RpcCall:
             self._begin()
 
     def _check(self) -> bool:
-        """False, and the call has ended, when its message is too long, or we have too much to keep."""
+        """Ends the call and returns False when a message is too long, or too many bytes are buffered."""
         connection, most = self._connection, self._most_bytes
         wanted = max(len(self._body), self._end_of_message)
         if wanted > most + PREFIX_BYTES or connection.buffered > connection.most_buffered_bytes:
@@ -94,7 +94,7 @@ class RpcCall:
         return True
 
     def _message(self) -> bytes | None:
-        """The next whole message; None, and perhaps the call has ended, when there is none."""
+        """Removes and returns the next message; None without a complete one. Invalid input ends the call."""
         body, end = self._body, self._end_of_message
         if len(body) < end:
             if self.has_request and (body or not self._begun):
@@ -110,7 +110,7 @@ class RpcCall:
 
     @property
     def _end_of_message(self) -> int:
-        """How many bytes the next message has with its prefix; 5 until that is there."""
+        """Size of the next message with its prefix, in bytes; 5 until the prefix is complete."""
         body = self._body
         return PREFIX_BYTES + (
             int.from_bytes(body[1:PREFIX_BYTES], "big") if len(body) >= PREFIX_BYTES else 0
@@ -140,7 +140,7 @@ class RpcCall:
             context.route, context.label = self._method, self._method.path
         return context
 
-    # What we say.
+    # Answer.
 
     def _handle(self, context: RequestContext) -> None:
         connection = self._connection
@@ -159,12 +159,12 @@ class RpcCall:
             response = _response_to(error)
         try:
             connection.guarded(self._end, response)
-        except Exception:  # it could not be rendered
+        except Exception:  # rendering failed
             log.exception("an answer broke off")
             connection.guarded(self.fail, RpcCode.INTERNAL, "The answer broke off.")
 
     def _end(self, response: Response) -> None:
-        """This is the answer: finish it with the middleware, and send it."""
+        """Runs the middleware on the answer, and sends it."""
         assert self._context is not None
         answer = response if isinstance(response, RpcResponse) else as_rpc(response)
         if not self.is_open:  # the client left meanwhile
@@ -189,34 +189,34 @@ class RpcCall:
             self.write(data, last=True)
 
     def _open(self, response: Response) -> None:
-        """Send the metadata before the first message."""
+        """Sends the metadata, before the first message."""
         if not self._begun:
             self._begun = True
             self._connection.send_headers(self.id, metadata(response))
 
     @property
     def lags(self) -> bool:
-        """What is to be said has to wait until it is asked for."""
+        """True while pieces wait in the source until `ask` takes them."""
         return self._lagging or self._connection.lags
 
     def start(self, source: StreamSource) -> None:
         self._source = source
 
     def write(self, data: bytes, last: bool = False) -> None:
-        """Send messages soon; `last` ends the call with its status."""
+        """Sends messages soon; `last` ends the call with its status."""
         self._unsent = self._unsent + data if self._unsent else data
         self._last |= last
         self._push()
 
     def send_soon(self, data: bytes) -> None:
-        """As `write`, of a short message."""
+        """Sends a short message, as `write` does."""
         if self._unsent or len(data) > self._connection.room(self._stream):
             self.write(data)
         else:
             self._connection.send_data(self._stream, data)
 
     def _push(self) -> None:
-        """As much as the client's windows allow."""
+        """Sends as much as the client's windows allow."""
         connection, unsent = self._connection, self._unsent
         size = min(len(unsent), connection.room(self._stream))
         if size > 0:
@@ -232,7 +232,7 @@ class RpcCall:
             self._finish()
 
     def _wait_for_room(self, has_sent: bool) -> None:
-        """Until a window grows; the time that the client has for that begins when it `has_sent` something."""
+        """Waits until a window grows; `has_sent`: the client's time limit starts anew."""
         stalled = self._connection.stalled
         if has_sent or not self.stalled:
             self.since_s = time.monotonic()
@@ -241,7 +241,7 @@ class RpcCall:
         self.stalled = self._lagging = True
 
     def lag(self) -> None:
-        """Ask the source for slices, in turns with other calls."""
+        """Starts taking slices of the source, in turns with other calls."""
         if self._source is not None:
             self._lagging = True
             self._connection.soon(self.ask)
@@ -253,13 +253,13 @@ class RpcCall:
                 self.lag()
 
     def ask(self) -> None:
-        """Take a slice of what waits, and another one in the next turn."""
+        """Takes a slice of the source now, and another one in the next turn."""
         connection = self._connection
         if self.stalled or connection.lags or self._source is None or not self.is_open:
             return
         try:
             data, more, last = self._source.next_slice()
-        except Exception:  # it could not be rendered
+        except Exception:  # rendering failed
             log.exception("an answer broke off")
             self.fail(RpcCode.INTERNAL, "The answer broke off.")
             return
@@ -269,7 +269,7 @@ class RpcCall:
             if more:
                 connection.soon(self.ask)
 
-    # How it ends.
+    # End.
 
     def _finish(self) -> None:
         response = self._response
@@ -282,7 +282,7 @@ class RpcCall:
         self._close()
 
     def fail(self, code: RpcCode, text: str) -> None:
-        """End it with this status, whatever is under way."""
+        """Ends the call with this status, at any stage."""
         if not self.is_open:
             return
         self._abandon()
@@ -297,13 +297,13 @@ class RpcCall:
         self.fail(RpcCode.DEADLINE_EXCEEDED, "The request did not come in time.")
 
     def cut_off(self) -> None:
-        """The client has given no room for what is to be said."""
+        """Resets the call: the client's windows had no room for too long."""
         if self.is_open:
             self._connection.reset(self.id, ErrorCodes.CANCEL)
             self.gone()
 
     def leave(self) -> None:
-        """The server goes down, or gives way to another."""
+        """Ends the call: the server shuts down, or is replaced."""
         self.fail(RpcCode.UNAVAILABLE, "The server is shutting down.")
 
     @property
@@ -319,7 +319,7 @@ class RpcCall:
             self._close()
 
     def _abandon(self) -> None:
-        """Nobody needs what the source would yet say."""
+        """Stops the source and closes the response."""
         source, self._source = self._source, None
         if source is not None:
             source.leave()
@@ -327,7 +327,7 @@ class RpcCall:
             self._close_response()
 
     def close(self) -> None:
-        """The source is done with us."""
+        """Drops the source, which has ended."""
         self._source = None
 
     def _close(self) -> None:
@@ -356,7 +356,7 @@ class RpcCall:
 
 
 class EachCall(RpcCall):
-    """Answers a message a turn, in the hub; for the middleware all of them are one request."""
+    """Answers one message per turn, in the hub; for the middleware, all messages are one request."""
 
     __slots__ = ()
 
@@ -364,11 +364,11 @@ class EachCall(RpcCall):
         self.lag()
 
     def lag(self) -> None:
-        """There may be a message to answer, or room for an answer."""
+        """Schedules `ask`: there may be a message, or room for an answer."""
         self._connection.soon(self.ask)
 
     def ask(self) -> None:
-        """Answers a message, and another one in the next turn."""
+        """Answers one message now, and another one in the next turn."""
         if self._may_answer and (self._body or self.has_request):
             self._answer_next()
         if self._may_answer and (self.has_request or len(self._body) >= self._end_of_message):
@@ -379,7 +379,7 @@ class EachCall(RpcCall):
         return self.is_open and not self.stalled and not self._connection.lags
 
     def _answer_next(self) -> None:
-        """Answer the next message of several, or end with the last one."""
+        """Answers the next message, or ends the call after the last one."""
         message = self._message()
         if message is None:
             if self.is_open and self.has_request:
@@ -408,7 +408,6 @@ class EachCall(RpcCall):
 
 
 def _response_to(error: Exception) -> RpcResponse:
-    """Returns the answer to a call that raised `error`."""
     known = as_api_error(error)
     forget_frames(error)
     return error_response(known)

@@ -1,4 +1,4 @@
-"""A connection of HTTP/2 in the hands of the hub: frames of the client in, calls made, their answers out."""
+"""An HTTP/2 connection served from the hub: reads frames, creates calls, sends answers."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ HEADERS, SETTINGS, GOAWAY, CONTINUATION = 0x1, 0x4, 0x7, 0x9
 ACK, END_HEADERS = 0x1, 0x4
 STREAM_BITS = 2**31 - 1
 MOST_RESETS = 2000
-"""Streams that may be reset at once."""
+"""Most stream resets in a burst."""
 RESETS_FORGIVEN = 100
-"""Resets that are forgotten at each look at a connection, every fifth of a second."""
+"""Resets deducted at each check of a connection, every fifth of a second."""
 MOST_SETTINGS = 64
-"""Settings of a client that are kept, unknown ones included."""
+"""Most settings kept for a client, unknown ones included."""
 PER_HEADER = 100
-"""Bytes that a header takes besides its name and value."""
+"""Estimated memory of a header besides its name and value, in bytes."""
 
 
 class Http2Connection(CallTransport[RpcCall]):
-    """One client's connection, which is HTTP/2 from its beginning. See `FastConnection`, which gave it up."""
+    """One client's HTTP/2 connection with prior knowledge, taken over from a `FastConnection`."""
 
     def __init__(self, path: FastPath, client: GeventSocket, address: tuple[str, int]) -> None:
         rpc = path.rpc
@@ -60,18 +60,18 @@ class Http2Connection(CallTransport[RpcCall]):
         self._in = b""
         self._settled = self._is_behind = False
         self._block_bytes = 0
-        """Bytes of a header block that goes on in the next frame, with the heads of its frames."""
+        """Bytes of an unfinished header block, with the heads of its frames."""
         self._resets = 0
         self.is_new = True
         self._reader: Watcher = gevent.get_hub().loop.io(self.connection.fileno(), READ)
 
     def begin(self, data: bytes) -> None:
-        """Takes over; `data`, all bytes so far, are read in the turn of this connection."""
+        """Takes over; `data`, all bytes so far, is read in this connection's turn."""
         self._in = data
         self.send_pending()
         self._wait()
 
-    # What the client sends.
+    # Frames from the client.
 
     def _readable(self) -> None:
         if self.path.turns.has_time():
@@ -80,7 +80,7 @@ class Http2Connection(CallTransport[RpcCall]):
             self._wait()
 
     def _wait(self) -> None:
-        """Reads on when it is the turn of this connection."""
+        """Continues reading in this connection's turn."""
         self._is_behind = True
         self._reader.stop()
         self.soon(self._go_on)
@@ -109,7 +109,7 @@ class Http2Connection(CallTransport[RpcCall]):
             self.close()
 
     def _read(self) -> None:
-        """Takes the frames that are there, one by one, for a while."""
+        """Handles received frames one by one, for at most SLICE_S."""
         data, at, until_s = self._in, 0, time.monotonic() + SLICE_S
         if not self._settled:
             if not self._settle(data):
@@ -131,7 +131,7 @@ class Http2Connection(CallTransport[RpcCall]):
         self._in = data[at:]
 
     def _settle(self, data: bytes) -> bool:
-        """False while the preface and the head of the first frame are not all there."""
+        """Checks the preface and the first frame's head; False while they are incomplete."""
         if not data.startswith(PREFACE[: len(data)]):
             raise ConnectionFailed(ErrorCodes.PROTOCOL_ERROR, "no preface of HTTP/2")
         if len(data) < len(PREFACE) + HEAD_BYTES:
@@ -144,7 +144,7 @@ class Http2Connection(CallTransport[RpcCall]):
         return True
 
     def _take(self, kind: int, flags: int, frame: bytes) -> None:
-        """Has h2 look at a frame, and does what it means."""
+        """Passes a frame to h2, and handles the resulting events."""
         if kind in (HEADERS, CONTINUATION):
             self._block_bytes += len(frame)
             if self._block_bytes > MOST_HEADER_BYTES + HEAD_BYTES:
@@ -218,7 +218,7 @@ class Http2Connection(CallTransport[RpcCall]):
             raise ConnectionFailed(ErrorCodes.ENHANCE_YOUR_CALM, "too many calls are given up")
 
     def _widen(self, stream: int) -> None:
-        """A window has grown: that of the connection, where `stream` is 0, or that of a call."""
+        """Resumes stalled calls after a window has grown: a stream's, or for `stream` 0 the connection's."""
         if not stream:
             if self.stalled:
                 self.soon(self._feed)
@@ -226,12 +226,12 @@ class Http2Connection(CallTransport[RpcCall]):
             self.soon(call.go_on)
 
     def _feed(self) -> None:
-        """One call after the other sends what there is room for, that which waits longest first."""
+        """Lets stalled calls send as much as there is room for, the longest waiting first."""
         for call in list(self.stalled):
             call.go_on()
 
     def catch_up(self) -> None:
-        """The socket takes bytes again: every call may have something to send."""
+        """Wakes every call: the socket takes bytes again."""
         super().catch_up()
         if self.is_open:
             self.soon(self._wake)
@@ -240,7 +240,7 @@ class Http2Connection(CallTransport[RpcCall]):
         for call in list(self.calls.values()):
             call.lag()
 
-    # What the worker asks.
+    # Called by the worker (`ClientConnection`).
 
     @property
     def busy(self) -> bool:
@@ -254,7 +254,7 @@ class Http2Connection(CallTransport[RpcCall]):
             return False
 
     def look(self, now_s: float) -> None:
-        """Ends calls whose client neither sends nor reads any more, and an idle connection."""
+        """Ends an idle connection, and calls whose client neither sends nor reads in time."""
         if not self.busy and now_s - self.since_s > self.path.idle_s:
             self.close()
             return
@@ -269,7 +269,7 @@ class Http2Connection(CallTransport[RpcCall]):
                 self.soon(late.give_up)
 
     def leave(self) -> None:
-        """Calls that run go on; new ones are to be made elsewhere."""
+        """Refuses new calls by GOAWAY; running calls go on, endless ones end."""
         if not self._is_leaving:
             self._is_leaving = True
             self.guarded(self.say_goodbye, ErrorCodes.NO_ERROR)
@@ -279,7 +279,7 @@ class Http2Connection(CallTransport[RpcCall]):
             self.work()
 
     def close(self) -> None:
-        """Sends the bytes that the socket takes at once, and closes it; its calls' answers are discarded."""
+        """Sends the bytes that the socket takes at once, and closes it; answers of running calls are lost."""
         if self not in self.path.open:
             return
         del self.path.open[self]
@@ -297,7 +297,7 @@ class Http2Connection(CallTransport[RpcCall]):
 
 
 def _check(kind: int, flags: int, size: int) -> None:
-    """ConnectionFailed for a frame that h2 would wait for, or refuse for another reason than it should."""
+    """Raises ConnectionFailed for a frame that h2 would wait for, or refuse with the wrong error."""
     if size > MOST_FRAME_BYTES:
         raise ConnectionFailed(ErrorCodes.FRAME_SIZE_ERROR, "a frame is too long")
     if kind == SETTINGS and flags & ACK and size:

@@ -1,7 +1,7 @@
-"""Bytes that leave on one connection of HTTP/2, and fair turns for its work.
+"""The sending side of an HTTP/2 connection, and fair turns for its work.
 
-h2 keeps the state of the protocol. DATA frames are written past it, with the windows that it keeps, as it
-takes tens of microseconds for each. All that calls send in one turn of the loop leaves in one piece.
+h2 keeps the state of the protocol. DATA frames are written without h2, which takes tens of microseconds per
+frame, but with h2's flow-control windows. All bytes of one turn of the loop leave in one piece.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ from app.server.http2.heads import Headers
 P = ParamSpec("P")
 CallT = TypeVar("CallT")
 FRAME_HEAD = Struct(">BHBBL")
-"""The high and the low part of the payload's size, kind, flags and stream (RFC 9113, section 4.1)."""
+"""High and low part of the payload's size, kind, flags and stream (RFC 9113, section 4.1)."""
 HEAD_BYTES = FRAME_HEAD.size
 MOST_FRAME_BYTES = 1 << 14
-"""Of a payload: the largest that both sides may send by default."""
+"""Largest payload of a frame by default, in bytes, for both sides."""
 BUFFERED_MESSAGES = 4
-"""Most messages of the greatest length that may be incomplete at the same time on one connection."""
+"""Most incomplete messages of the greatest length at the same time on one connection."""
 MOST_HELD_BYTES = 1 << 22
-"""Bytes that wait for a client that does not read; calls have stopped sending long before."""
+"""Most bytes that wait for a client that does not read; calls stop sending long before."""
 SLICE_S = 0.001
 """Most work for one connection in a row, in seconds: a quarter of a turn of the loop."""
 DATA = 0x0
 MOST_CALLS = 1 << 14
-"""Calls at a time on one connection."""
+"""Most concurrent calls on one connection."""
 MOST_HEADER_BYTES = 1 << 14
-"""Bytes of the headers of a call as they come."""
+"""Most bytes of a call's encoded headers."""
 MOST_DECODED_BYTES = 1 << 15
-"""Bytes of the headers of a call when they are decoded, with 32 for each header."""
+"""Most bytes of a call's decoded headers, with 32 for each header."""
 MOST_CLOSED_STREAMS = 1000
 """Closed streams that h2 remembers."""
 WINDOW = 1 << 22
-"""Bytes of requests that may be on their way on one connection."""
+"""Flow-control window for requests on one connection, in bytes."""
 FIRST_WINDOW = 65_535
-"""Bytes that may be on their way before either side grants more."""
+"""Initial flow-control window of a connection, in bytes (RFC 9113, section 6.9.2)."""
 TABLE_SIZES = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]{0,9}[\x00-\x7f]){3}")
-"""More changes of the table's size than a block may begin with (RFC 7541, section 4.2)."""
+"""Start of a header block with three table size updates; two are allowed (RFC 7541, section 4.2)."""
 
 
 class ConnectionFailed(ProtocolError):
-    """The client breaks the protocol, or asks too much: the connection ends."""
+    """The client violates the protocol or a limit: the connection ends."""
 
     def __init__(self, code: ErrorCodes, text: str) -> None:
         super().__init__(text)
@@ -70,17 +70,17 @@ class ConnectionFailed(ProtocolError):
 
 
 class HeaderDecoder(Decoder):
-    """hpack's decoder, which would take 50 ms for a block of nothing but changes of its table's size."""
+    """hpack's decoder with a limit on table size updates: a block full of updates would take 50 ms."""
 
     def decode(self, data: bytes, raw: bool = False) -> Iterable[HeaderTuple]:
-        """Refuses such a block."""
+        """Raises HPACKDecodingError for a block that matches TABLE_SIZES."""
         if TABLE_SIZES.match(data):
             raise HPACKDecodingError("too many changes of the table's size")
         return super().decode(data, raw)
 
 
 class ServerProtocol(H2Connection):
-    """h2's connection of a server, whose clients may send messages of `most_message_bytes`."""
+    """h2's server connection, for messages of up to `most_message_bytes`."""
 
     MAX_CLOSED_STREAMS = MOST_CLOSED_STREAMS
 
@@ -107,10 +107,10 @@ class ServerProtocol(H2Connection):
 
     @property
     def open_inbound_streams(self) -> int:
-        """None: calls are counted elsewhere, and refused one by one.
+        """Always 0: `Http2Connection` counts calls, and refuses them one by one.
 
-        h2 asks for each new stream, and looks at all streams to forget the closed ones.
-        That is done here when there may be as many closed ones as open ones.
+        h2 reads this property at each new stream, and scans all streams to drop the closed ones. Here the
+        scan runs only when closed streams may outnumber open ones.
         """
         if len(self.streams) >= self._clean_at:
             self._clean_at = 2 * super().open_inbound_streams + MOST_CLOSED_STREAMS
@@ -118,9 +118,9 @@ class ServerProtocol(H2Connection):
 
 
 class CallTransport(SendBuffer, Generic[CallT]):
-    """A connection as its calls know it. While it lags the socket takes no bytes, and calls wait.
+    """The connection's interface for its calls. While it lags, the socket takes no bytes, and calls wait.
 
-    `buffered` is how many bytes of incomplete requests, and of headers of calls, are kept.
+    `buffered` counts the bytes of incomplete requests and of calls' headers.
     """
 
     def __init__(
@@ -133,23 +133,23 @@ class CallTransport(SendBuffer, Generic[CallT]):
         self.h2 = ServerProtocol(rpc.most_message_bytes)
         self.calls: dict[int, CallT] = {}
         self.stalled: dict[CallT, None] = {}
-        """Calls whose client gives no room for their answers; the one that waits longest comes first."""
+        """Calls without room in the client's windows, the longest waiting first."""
         self.buffered = 0
         self.since_s = time.monotonic()
-        self.share = Share(TURN_S)  # long, until it is known to be short
+        self.share = Share(TURN_S)  # counts as long work until measured
         self._is_leaving = False
         self._tasks: dict[Callable[[], None], None] = {}
         self._awaits_turn = False
 
     def close(self) -> None:
-        """Closes the connection; its the answers of its calls are discarded."""
+        """Closes the connection; answers of running calls are lost."""
         raise NotImplementedError
 
     def client_gone(self) -> None:
         self.close()
 
     def forget_call(self, id: int, call: CallT) -> None:
-        """The call is over; without any, the connection is idle."""
+        """Removes an ended call; a connection without calls is idle."""
         self.calls.pop(id, None)
         self.stalled.pop(call, None)
         if not self.calls:
@@ -158,7 +158,7 @@ class CallTransport(SendBuffer, Generic[CallT]):
     # Turns.
 
     def soon(self, task: Callable[[], None]) -> None:
-        """Calls `task` in the turn of this connection, once for all calls of this method until then."""
+        """Schedules `task` for this connection's turn, once however often it is scheduled until then."""
         self._tasks[task] = None
         self._await_turn()
 
@@ -172,7 +172,7 @@ class CallTransport(SendBuffer, Generic[CallT]):
         self.work()
 
     def work(self) -> None:
-        """Does tasks that wait, as many as a slice has time for."""
+        """Runs waiting tasks for at most SLICE_S."""
         until_s = time.monotonic() + SLICE_S
         while self._tasks and time.monotonic() < until_s:
             task = next(iter(self._tasks))
@@ -181,7 +181,7 @@ class CallTransport(SendBuffer, Generic[CallT]):
         self._await_turn()
 
     def guarded(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Calls `work`, which may find out that the connection cannot go on."""
+        """Calls `work`; a ProtocolError ends the connection."""
         try:
             work(*args, **kwargs)
         except ProtocolError as error:
@@ -191,16 +191,16 @@ class CallTransport(SendBuffer, Generic[CallT]):
             self.fail(ErrorCodes.COMPRESSION_ERROR if is_coding else error.error_code, str(error))
 
     def fail(self, code: ErrorCodes, text: str) -> None:
-        """Ends the connection with a GOAWAY that gives the reason."""
+        """Ends the connection with a GOAWAY frame that contains the reason."""
         self._is_leaving = True
         with suppress(ConnectionFailed):
             self.say_goodbye(code, text)
         self.close()
 
-    # What it sends.
+    # Sending.
 
     def send_headers(self, id: int, headers: Headers, ends: bool = False) -> None:
-        """Sends headers of a call, or its trailers when it `ends`."""
+        """Sends a call's headers, or with `ends` its trailers."""
         self.h2.send_headers(id, headers, end_stream=ends)
         self.send_pending()
 
@@ -213,16 +213,16 @@ class CallTransport(SendBuffer, Generic[CallT]):
             self.put(data)
 
     def say_goodbye(self, code: ErrorCodes, text: str = "") -> None:
-        """Sends GOAWAY, past h2, which would send nothing more for the calls that go on."""
+        """Sends GOAWAY without h2, which would then send nothing more for running calls."""
         last = self.h2.highest_inbound_stream_id
         self.put(GoAwayFrame(0, last, code, text.encode("ascii", "replace")[:200]).serialize())
 
     def room(self, stream: H2Stream) -> int:
-        """Bytes that the client allows to send on `stream` now."""
+        """Returns the bytes that the client's windows allow on `stream` now."""
         return min(stream.outbound_flow_control_window, self.h2.outbound_flow_control_window)
 
     def send_data(self, stream: H2Stream, data: bytes) -> None:
-        """Sends `data`, for which there is room, in as few frames as it takes."""
+        """Sends `data`, which must fit the windows, in as few frames as possible."""
         size, id = len(data), stream.stream_id
         stream.outbound_flow_control_window -= size
         self.h2.outbound_flow_control_window -= size
@@ -234,7 +234,7 @@ class CallTransport(SendBuffer, Generic[CallT]):
             self.put(FRAME_HEAD.pack(0, len(part), DATA, 0, id) + part)
 
     def put(self, data: bytes) -> None:
-        """Sends soon. ConnectionFailed when too much waits."""
+        """Sends `data` soon. ConnectionFailed when too many bytes wait."""
         if self.is_open:
             super().put(data)
             if self.lags and self.held_bytes > MOST_HELD_BYTES:
