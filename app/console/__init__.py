@@ -1,1 +1,1 @@
-"""A page to watch and steer a server, live; it costs nothing while nobody looks."""
+"""A live page to watch and steer a server; without open pages the server has no extra work."""

@@ -1,7 +1,7 @@
-"""Every choice of every request as a bar: what it does, how far it has come, how it ended.
+"""Every choice of every request as a bar: its phase, its progress, its end.
 
-Those that come while somebody looks are told of by the observers of their requests; those that ran before
-are found in the engine. How far each is, is read at every frame: nothing is noted for a token.
+Observers report the requests that arrive while a page is open; earlier ones are found in the engine.
+Each frame reads the progress from the sequences, so that a token costs nothing.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from app.engine.sequence import BaseEngine, Sequence
 from app.http.context import RequestContext, client_name
 
 MOST_NEW = 500
-"""RequestBars that a frame may begin; what is beyond that, and still runs, gets its bar in a later one."""
+"""Most new bars of a frame; a request beyond them that still runs gets its bar in a later frame."""
 OVER_BYTES = 8 << 20
-"""Of requests that are over and can be asked about."""
+"""Memory for ended requests whose details the page can still get."""
 BAR_BYTES, TOKEN_BYTES = 2048, 60
-"""What a bar takes without its tokens, and what one of its tokens takes."""
+"""Estimated memory of a bar without tokens, and of one token."""
 MOST_PAST, PAST_S = 1000, 300.0
-"""Number and age in seconds of finished requests that a new page gets."""
+"""Most finished requests that a new page gets, and their greatest age in seconds."""
 MOST_CHARACTERS = 128
-"""Characters of texts that a client chooses: ids, paths."""
+"""Most characters of a text that a client chooses: ids, paths."""
 TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 LOOK_AT_ONCE, LOOK_STEPS = 100, 50
-"""Bars between two looks at the clock of `Slices`, and their cost in its steps."""
+"""Bars between two checks of the clock by `Slices`, and their cost in steps of `Slices`."""
 
 
 class Origin(Struct, frozen=True):
@@ -45,20 +45,20 @@ class Origin(Struct, frozen=True):
 
     @classmethod
     def of(cls, context: RequestContext) -> Origin:
-        """The trace is the client's (W3C trace context)."""
+        """Takes the trace id from the client's `traceparent` header (W3C trace context)."""
         trace = TRACE.match(context.headers.get("traceparent", ""))
         return cls(context.path[:MOST_CHARACTERS], client_name(context), trace[1] if trace else "")
 
 
 class Bar(Struct, gc=False, eq=False):
-    """State of one choice as the page has it."""
+    """State of one choice as the page last received it."""
 
     number: int
     request: EngineRequest
     origin: Origin
     sequence: Sequence | None = None
     watched: bool = False
-    """Its end will be told."""
+    """True when an observer will report the end."""
     phase: int = 0
     since_ms: float = 0.0
     tokens: int = 0
@@ -69,11 +69,11 @@ class Bar(Struct, gc=False, eq=False):
 
     @property
     def size_bytes(self) -> int:
-        """In memory, about."""
+        """Estimated memory."""
         return BAR_BYTES + TOKEN_BYTES * (len(self.request.prompt_ids) + self.tokens)
 
     def row(self, began_s: float) -> NewBar:
-        """Returns the row by which a frame begins this bar."""
+        """Returns the row that begins this bar in a frame."""
         it = self.request
         arrival_ms = in_ms(it.arrival_s - began_s)
         return (
@@ -83,7 +83,7 @@ class Bar(Struct, gc=False, eq=False):
 
 
 class RequestBars:
-    """The bars of one engine. `began_s` is moment 0 of all that is told."""
+    """The bars of one engine; `began_s` is moment 0 of all times on the page."""
 
     def __init__(self, engine: BaseEngine, now: Callable[[], float], began_s: float) -> None:
         """`now` is the engine's clock."""
@@ -92,30 +92,36 @@ class RequestBars:
         self._began_s = began_s
         self._open = False
         self._live: dict[int, Bar] = {}
-        """By the identity of the request, which the bar keeps."""
+        """Bars by `id(request)`; each bar keeps its request alive."""
         self._over: LRUCache[int, Bar] = LRUCache(OVER_BYTES, getsizeof=lambda bar: bar.size_bytes)
         self._numbers = 0
         self._unseen = 0
         self._new: list[Bar] = []
         self._ended: list[EndRow] = []
         self._past: deque[tuple[NewBar, EndRow]] = deque(maxlen=MOST_PAST)
-        """Also of what came and went while nobody looked."""
+        """Latest ended requests, also those that ran while no page was open."""
         self._counts_blocks = False
         self._skipped = False
-        """A frame had no room for some sequence; it needs its bar yet."""
+        """True when a frame had no room for a sequence, which still needs a bar."""
         self.limit_bytes = OVER_BYTES
 
     @property
     def size_bytes(self) -> int:
-        """Of those that are over."""
+        """Memory of the ended requests."""
         return int(self._over.currsize)
 
     def begin(self, counts_blocks: bool) -> None:
-        """Somebody looks. `counts_blocks`: blocks have no numbers, sequences tell how many they have."""
+        """Starts to follow requests, for the first open page.
+
+        With `counts_blocks`, for blocks without numbers, a bar has only the number of its blocks.
+        """
         self._open, self._counts_blocks = True, counts_blocks
 
     def end(self) -> None:
-        """Nobody looks any more. Numbers go on, so that an old page does not take one bar for another."""
+        """Stops following requests when the last page closes.
+
+        Numbers continue, so that an old page does not confuse two bars.
+        """
         self._open = False
         self._live.clear()
         self._over.clear()
@@ -124,7 +130,7 @@ class RequestBars:
         self._unseen = 0
 
     def watch(self, origin: Origin, request: EngineRequest) -> Watch | None:
-        """Begins to watch a choice that is submitted; returns the receiver of its outcome."""
+        """Adds a bar for a submitted choice, and returns the receiver of its outcome."""
         bar = self._begun(request, origin) if self._open else self._bar(request, origin)
         if bar is None:
             return None
@@ -149,7 +155,7 @@ class RequestBars:
         self._told(bar, (bar.number, f"status {status}", now_ms, 0, 0, None, None, None))
 
     def _told(self, bar: Bar, end: EndRow) -> None:
-        """Note an end, for the next frame and for later pages."""
+        """Notes an end for the next frame and for later pages."""
         self._past.append((bar.row(self._began_s), end))
         if self._open:
             self._ended.append(end)
@@ -170,9 +176,8 @@ class RequestBars:
         return Bar(self._numbers, request, origin, since_ms=in_ms(request.arrival_s - self._began_s))
 
     def _over_with(self, bar: Bar, outcome: Outcome) -> None:
-        """Notes the end of a request at its moment."""
         live = self._live.pop(id(bar.request), None)
-        if live is None:  # nobody has been told of it
+        if live is None:  # no page has this bar
             self._past.append((bar.row(self._began_s), self._end_of(bar, outcome)))
             return
         live.outcome, live.tokens = outcome, outcome.tokens
@@ -186,7 +191,7 @@ class RequestBars:
         return bar.number, outcome.reason, end_ms, outcome.tokens, outcome.cached_tokens, running, first, last
 
     def changes(self, frame: Frame) -> None:
-        """Write into `frame` what has changed since the one before. May pause."""
+        """Writes the changes since the last frame into `frame`. May pause."""
         slices = Slices()
         self._place(slices)
         for bars in slices.parts(list(self._live.values()), LOOK_AT_ONCE, LOOK_STEPS):
@@ -204,9 +209,9 @@ class RequestBars:
         frame.unseen, self._unseen = self._unseen, 0
 
     def _place(self, slices: Slices) -> None:
-        """Find the sequences of new bars, and begin bars for those that have none.
+        """Finds the sequences of new bars, and begins bars for sequences without one.
 
-        They come the latest first, so behind one that is known there are only known ones.
+        The engine lists the latest sequences first: after a known one all others are known.
         """
         fresh: list[Sequence] = []
         for sequence in self._engine.sequences():
@@ -227,14 +232,14 @@ class RequestBars:
                 bar.sequence = sequence
 
     def _found(self, sequence: Sequence) -> Bar | None:
-        """Begins a bar for a sequence that ran before a page was open."""
+        """Begins a bar for a sequence that was submitted while no page was open."""
         unseen = self._unseen
         bar = self._begun(sequence.request, Origin())
         self._unseen = unseen
         return bar
 
     def _seen_end(self, bar: Bar) -> Outcome:
-        """Of one that nobody tells about: it is over since the frame before."""
+        """Estimates the outcome of a bar without an observer, whose sequence ended since the last frame."""
         now_s = self._now()
         standing = bar.sequence.status() if bar.sequence is not None else None
         return Outcome(
@@ -266,7 +271,7 @@ class RequestBars:
             frame.held += (number, bar.held)
 
     def _turns(self, bar: Bar, standing: SequenceStatus, remote: bool) -> list[PhaseRow]:
-        """To another phase; with the one between them, if that was over between two frames."""
+        """Returns the change to another phase, and any whole phase that fell between two frames."""
         rows: list[PhaseRow] = []
         number, running_s, first_s = bar.number, standing.scheduled_s, standing.first_s
         first_time = not bar.preemptions
@@ -287,7 +292,7 @@ class RequestBars:
         return rows
 
     def picture(self, frame: Frame) -> None:
-        """Write all live bars into `frame`, as they were told last, and those that are over since a while."""
+        """Writes into `frame` all live bars as the last frame left them, and the recently ended ones."""
         oldest_ms, to_come = frame.at - PAST_S * 1000, {end[0] for end in self._ended}
         for row, end in self._past:
             if end[2] >= oldest_ms and end[0] not in to_come:
@@ -313,7 +318,7 @@ class RequestBars:
         return None if bar is None else bar.number
 
     def of(self, number: int) -> Bar | None:
-        """The bar of a number, if it is still known."""
+        """Returns the bar with this number; None once it is forgotten."""
         over = self._over.get(number)
         return over or next((bar for bar in self._live.values() if bar.number == number), None)
 

@@ -1,4 +1,4 @@
-"""The map of KV blocks: what each block is now, whose it was last, what was evicted."""
+"""The map of KV blocks: the state of each block, its last owner, and evictions."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from app.kvcache.cache import KVCache
 from app.kvcache.residency import BlockObserver
 
 FREE, CACHED, HELD, SHARED = range(4)
-"""States of a block: empty; unused, and can be found; used by one sequence; by several."""
+"""States of a block: empty; unused but cached; used by one sequence; used by several."""
 MOST_BLOCKS = 1 << 16
-"""Blocks of higher numbers are not on the map. The pool takes low numbers first."""
+"""Blocks on the map: higher numbers are left out. The pool takes low numbers first."""
 
 
 SLICE_BLOCKS = 1 << 13
-"""Blocks that are looked at before others have their turn, and most of a frame; some 3 ms of work."""
+"""Blocks between two pauses, about 3 ms of work; also the most blocks of a frame."""
 
 
 class BlockMap:
-    """Observes the blocks of a cache while somebody looks; who observed them before goes on doing so."""
+    """Observes the blocks of a cache while a page is open, and passes each call on to the former observer."""
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
@@ -28,16 +28,16 @@ class BlockMap:
         self._states: dict[int, int] = {}
         self._owners: dict[int, int] = {}
         self._held: dict[int, int] = {}
-        """By bar: of how many of its blocks it is known that they are its."""
+        """Number of blocks already marked as the bar's, by bar."""
         self._dirty: set[int] = set()
         self._evicted: list[int] = []
         self._looks: object = None
-        """Another one each time that somebody begins to look."""
+        """Identity of the current observation; another object after each `begin`."""
         self._firsts: dict[int, int] = {}
-        """By bar: its first block."""
+        """First block of each bar."""
 
     def begin(self) -> None:
-        """Be told what becomes of blocks, and find out what each of them is. May pause."""
+        """Observes the cache from now on, and reads the state of each block. May pause."""
         self._behind = self._cache.observer
         self._cache.observe(self)
         self._looks = looks = object()
@@ -67,7 +67,7 @@ class BlockMap:
         ):
             kept.clear()
 
-    # What the pool tells.
+    # Calls from the pool.
 
     def allocated(self, block: int) -> None:
         if block < MOST_BLOCKS:
@@ -108,10 +108,10 @@ class BlockMap:
         self._states[block] = state
         self._dirty.add(block)
 
-    # What the page is told.
+    # Output for the page.
 
     def claim(self, bar: Bar, frame: Frame) -> None:
-        """Blocks that a bar has got since the frame before are its."""
+        """Marks the blocks that a bar got since the last frame as the bar's."""
         if bar.sequence is None:
             return
         known = self._held.get(bar.number, 0)
@@ -127,12 +127,12 @@ class BlockMap:
                     self._dirty.add(block)
 
     def forget(self, bar: int) -> None:
-        """A bar is over, or has lost its blocks; they stay marked as its until another one has them."""
+        """Forgets the blocks of a bar that ended or lost them; marks stay until another bar gets a block."""
         self._held.pop(bar, None)
         self._firsts.pop(bar, None)
 
     def changes(self, frame: Frame) -> None:
-        """Write into `frame` what has changed since the one before."""
+        """Writes the changes since the last frame into `frame`."""
         dirty = self._dirty
         if len(dirty) > SLICE_BLOCKS:
             dirty = {self._dirty.pop() for _ in range(SLICE_BLOCKS)}
@@ -142,7 +142,7 @@ class BlockMap:
         frame.evicted, self._evicted = self._evicted, []
 
     def picture(self, frame: Frame) -> None:
-        """All blocks that were ever used."""
+        """Writes all blocks that were ever used into `frame`."""
         frame.blocks = self._rows(self._states)
         frame.firsts = [value for pair in self._firsts.items() for value in pair]
 

@@ -1,6 +1,6 @@
-"""Frames to whoever looks: made once, sent to all; a browser that does not read loses some of them.
+"""Frames for all open pages: encoded once, sent to each; a browser that does not read loses frames.
 
-Who has lost a frame gets the whole picture again: frames only tell what has changed.
+Frames hold only changes, so a browser that lost one gets a whole picture again.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from app.http.response import StreamingBody
 EVERY_S = 0.25
 MOST_CONSOLES = 8
 BOX_BYTES = 2 << 20
-"""Of frames that wait for one browser."""
+"""Most bytes of frames that wait for one browser."""
 PATIENCE_S = 30.0
-"""How long a browser may take no bytes."""
+"""Seconds without reading after which a browser is cut off."""
 log = logging.getLogger(__name__)
 
 
 class Feed:
-    """Has the observer look as long as there is a box, and fills the boxes."""
+    """Runs the observer while any client queue is open, and fills the queues."""
 
     def __init__(
         self, observer: Observer, server: Callable[[], dict[str, Any]], every_s: float = EVERY_S
     ) -> None:
-        """`server` tells what a picture says of it."""
+        """`server` returns the server's part of a picture."""
         self._observer = observer
         self._server = server
         self._every_s = every_s
@@ -45,7 +45,7 @@ class Feed:
         return len(self._boxes)
 
     def open(self, connection: Connection | None = None) -> ClientQueue:
-        """For one more browser. ApiError with status 503 when there are too many."""
+        """Returns the queue of one more browser. Raises ApiError with status 503 above `MOST_CONSOLES`."""
         if len(self._boxes) >= MOST_CONSOLES:
             raise unavailable(f"There are {MOST_CONSOLES} consoles already; close one of them.")
         box = ClientQueue(self._leave, connection)
@@ -78,7 +78,7 @@ class Feed:
 
     def _send(self) -> None:
         frame = self._observer.frame()
-        if not self._boxes:  # all have left in a pause
+        if not self._boxes:  # all browsers left during a pause
             return
         data = event_of("frame", frame)
         picture: bytes | None = None
@@ -108,15 +108,14 @@ class ClientQueue(StreamingBody):
         self.lost = True
         """The client needs a picture before another frame."""
         self.waits = True
-        """All that there was has been sent."""
+        """True when all queued data has been sent."""
 
     def put_picture(self, data: bytes) -> None:
-        """Everything from the start."""
         self.lost = False
         self._append(data)
 
     def put(self, data: bytes) -> None:
-        """A frame; without room for it, nothing is kept."""
+        """Queues a frame; without room the whole queue is dropped."""
         if self._size + len(data) > BOX_BYTES:
             self._pending.clear()
             self._size = 0
@@ -131,7 +130,7 @@ class ClientQueue(StreamingBody):
         self._bell.set()
 
     def check_patience(self) -> None:
-        """Cut off a browser that has not read for long."""
+        """Cuts off a browser that has not read for `PATIENCE_S`."""
         if not self.waits and time.monotonic() - self._taken_s > PATIENCE_S:
             if self._connection is not None:
                 self._connection.shut()
@@ -153,7 +152,7 @@ class ClientQueue(StreamingBody):
             self.waits = True
 
     def leave(self) -> None:
-        """The browser has gone, or is to go."""
+        """Ends the stream, after or before the browser disconnects."""
         if not self.gone:
             self.gone = True
             self._leave(self)

@@ -1,7 +1,7 @@
-"""What the page is told: a whole picture once, then what has changed, four times a second.
+"""Messages for the page: a whole picture once, then a frame of changes four times a second.
 
-Both are JSON with positions instead of names where there are many. Moments are milliseconds since the
-picture's `began`, of the server's clock. A bar is one choice of one request, named by its number.
+Both are JSON; frequent rows have positions instead of names. Times are milliseconds of the server's clock
+since the picture's `began`. A bar is one choice of one request, named by its number.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ FIGURES = (
     "running", "waiting", "cache_usage", "preemptions", "generated", "prompt", "cached", "queries", "hits",
     "stop", "length", "abort", "error", "repetition",
 )  # fmt: skip
-"""The names of the numbers in `Frame.figures`; the reasons of ends count requests."""
+"""Names of the numbers in `Frame.figures`; a finish reason names a count of requests."""
 
 NewBar = tuple[int, str, int, int, int, float, str | None, str, int]
-"""Number, request id, choice, tokens of the prompt, most tokens of the reply, arrival, adapter, path, n."""
+"""Number, request id, choice, prompt tokens, max_tokens, arrival, adapter, path, n."""
 PhaseRow = tuple[int, int, float, int]
-"""Number, phase, since when, preemptions."""
+"""Number, phase, its start, preemptions."""
 EndRow = tuple[int, str, float, int, int, float | None, float | None, float | None]
-"""Number, reason, end, tokens, cached tokens; when it ran, had its first and its last token."""
+"""Number, finish reason, end, tokens, cached tokens; times of the first schedule, first and last token."""
 StepRow = tuple[float, float, int, int, int]
-"""Begin, duration, tokens of prompts, tokens of decodes, sequences."""
+"""Start, duration, prefill tokens, decode tokens, sequences."""
 EventRow = tuple[str, int, int, int, str, str]
-"""Kind, number of the message, blocks, tokens, hash of the first block, adapter."""
+"""Kind, message number, blocks, tokens, hash of the first block, adapter."""
 
 
 class Frame(Struct, kw_only=True, omit_defaults=True):
-    """Changes since the frame before, and nothing else."""
+    """Changes since the last frame."""
 
     at: float
     state: str = "serving"
@@ -39,38 +39,38 @@ class Frame(Struct, kw_only=True, omit_defaults=True):
     new: list[NewBar] = []
     phases: list[PhaseRow] = []
     tokens: list[int] = []
-    """Number and tokens of the reply, in turns."""
+    """Pairs, flat: number, output tokens."""
     computed: list[int] = []
-    """Number and computed tokens of the prompt, in turns."""
+    """Pairs, flat: number, computed prompt tokens."""
     chunks: list[float] = []
-    """Number, and when a chunk of its prompt was computed that was not the last one, in turns."""
+    """Pairs, flat: number, time at which a prefill chunk that was not the last one ended."""
     held: list[int] = []
-    """Number and KV blocks, in turns."""
+    """Pairs, flat: number, KV blocks."""
     ended: list[EndRow] = []
     unseen: int = 0
-    """Requests for which there was no room in this frame."""
+    """Requests without room in this frame."""
     steps: list[StepRow] = []
     blocks: list[int] = []
-    """Number of a block, its state (see `app.console.blocks`) and the bar that took it last, in threes."""
+    """Triples, flat: block, state (see `app.console.blocks`), bar that took the block last."""
     firsts: list[int] = []
-    """Bars that have got their first block, and its number, in turns: who shares it shares a prefix."""
+    """Pairs, flat: bar, its first block. Bars with the same first block share a prefix."""
     evicted: list[int] = []
     events: list[EventRow] = []
     ttft: list[int] = []
-    """Counts of the buckets, all of them, when one has changed."""
+    """Counts of all buckets, when one has changed."""
     itl: list[int] = []
     adapters: dict[str, int] | None = None
-    """Requests that run with each adapter in memory."""
+    """Running requests by adapter, for adapters in memory."""
     load: dict[str, Any] | None = None
-    """The load generator: what it does, or did."""
+    """State of the load generator."""
 
 
 class Picture(Struct, kw_only=True):
-    """Everything that a page needs to begin with; the frames go on from here."""
+    """Everything that a new page needs; frames continue from here."""
 
     version: int = 1
     began: float
-    """Unix seconds of moment 0."""
+    """Moment 0 in Unix seconds."""
     server: dict[str, Any]
     """Constants of the server: model, limits, ranks."""
     names: Sequence[str] = FIGURES

@@ -1,4 +1,4 @@
-"""A small load generator: completions of readable prompts, sent to this very server as clients send them."""
+"""A small load generator: sends completions of readable prompts to this server over HTTP."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from app.load.client import COMPLETIONS, JSON, PATIENCE_S, Connection
 MOST_IN_FLIGHT = 2000
 PIECE_BYTES = 1 << 18
 GULP_S = 0.4
-"""Between two looks at an answer."""
+"""Seconds between two reads of a response."""
 OK = b"200"
 
 
 class LoadPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """Requests that come by chance, `rate` a second on average, each with so many tokens.
+    """Poisson arrivals at `rate` requests a second.
 
     With `groups` the prompts of each group begin with the same `shared` tokens.
     """
@@ -48,8 +48,9 @@ class Generator:
         rng: Random,
         refusal: str = "",
     ) -> None:
-        """`key` is an API key of this server, `words` the tokens of a text; a prompt and its reply have
-        `most_tokens` together. `refusal` says why nothing can be sent to this server.
+        """`key` returns an API key of this server, `words` the tokens of a text.
+
+        `most_tokens` limits prompt and reply together. `refusal` is why this server cannot be sent requests.
         """
         self._address, self._model, self._key = address, model, key
         self._words, self._most_tokens, self._rng = words, most_tokens, rng
@@ -61,7 +62,7 @@ class Generator:
         self._error = ""
 
     def begin(self, plan: LoadPlan) -> None:
-        """ApiError with status 400 for what cannot be played."""
+        """Starts to send requests. Raises ApiError with status 400 for a plan that cannot run."""
         if self._refusal:
             raise bad_request(self._refusal)
         if plan.prompt_tokens + plan.output_tokens > self._most_tokens:
@@ -75,7 +76,7 @@ class Generator:
         self._greenlet = gevent.spawn(self._play, plan)
 
     def end(self) -> None:
-        """Send no more, and cut off what runs."""
+        """Sends no more requests, and cuts off the running ones."""
         greenlet, self._greenlet = self._greenlet, None
         if greenlet is not None:
             greenlet.kill(block=False)
@@ -83,7 +84,7 @@ class Generator:
         self._running = Pool(MOST_IN_FLIGHT)
 
     def told(self) -> dict[str, Any] | None:
-        """How it goes; None before the first plan."""
+        """Returns the plan and its counters; None before the first plan."""
         if self._plan is None:
             return None
         return {
@@ -97,7 +98,7 @@ class Generator:
         }
 
     def _play(self, plan: LoadPlan) -> None:
-        """Greenlet: due moments are absolute, so that what sending takes does not make the rate lower."""
+        """Greenlet: due times are absolute, so that the time to send does not lower the rate."""
         words = self._words()
         begins = [self._cut(words, plan.shared) for _ in range(plan.groups)]
         due_s = begun_s = time.monotonic()
@@ -111,7 +112,7 @@ class Generator:
         self._greenlet = None
 
     def _cut(self, words: Sequence[int], tokens: int) -> list[int]:
-        """Returns `tokens` tokens from a random place of the text, which begins again at its end."""
+        """Returns `tokens` tokens from a random place of the text, which wraps around."""
         first = self._rng.randrange(len(words))
         cut = list(words[first : first + tokens])
         while len(cut) < tokens:
@@ -119,7 +120,7 @@ class Generator:
         return cut
 
     def _ask(self, prompt: Sequence[int], tokens: int) -> None:
-        """Greenlet: one request, whose answer is thrown away."""
+        """Greenlet: sends one request and discards the response."""
         asked = {
             "model": self._model,
             "prompt": prompt,
@@ -139,10 +140,10 @@ class Generator:
 
 
 def exchange(address: tuple[str, int], body: bytes, key: str | None) -> bytes:
-    """Post a completion, and read its answer to the end; its status. OSError when there is none.
+    """Posts a completion, reads the response to its end and returns the status. OSError without a response.
 
-    It is read in gulps: who would take every token as it comes would slow down the server that it shares a
-    process with, and nothing here looks at when they come.
+    Reads are seldom and large: reading each token at once would slow down the server in this process, and
+    token times are not measured here.
     """
     headers = {**JSON, "Connection": "close", **({"Authorization": f"Bearer {key}"} if key else {})}
     with closing(Connection(f"{address[0]}:{address[1]}", PATIENCE_S)) as connection:

@@ -1,6 +1,6 @@
-"""Looks at an engine while a page is open: one frame after another, and nothing in between.
+"""Observes an engine while a page is open, once a frame.
 
-Without a page nothing is attached to the engine; only which requests have ended is noted (`RequestBars`).
+Without a page nothing is attached to the engine; `RequestBars` notes only the ends of requests.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 
 MOST_STEPS = 400
-"""Of a frame: a step of less than a millisecond is rare."""
+"""Most steps of a frame; a step of less than a millisecond is rare."""
 MOST_CHUNKS = 2000
-"""Numbers in the list of a frame's chunks."""
+"""Most numbers in `Frame.chunks`."""
 
 
 class Steps:
-    """Is told every step while somebody looks. `began_s` is moment 0."""
+    """Receives every step of the engine while a page is open. `began_s` is moment 0."""
 
     def __init__(
         self, engine: BaseEngine, began_s: float, number_of: Callable[[EngineRequest], int | None]
     ) -> None:
-        """`number_of` knows the bars of requests."""
+        """`number_of` returns the number of a request's bar."""
         executor = engine.executor if isinstance(engine, Engine) else None
         self._executor = executor if isinstance(executor, StepExecutor) else None
         self._began_s = began_s
@@ -48,7 +48,7 @@ class Steps:
         self._number_of = number_of
         self._chunks: list[float] = []
         self._computed: dict[SteppedSequence, int] = {}
-        """Tokens of prompts that are computed in part."""
+        """Computed tokens of prompts in prefill."""
 
     @property
     def shared(self) -> bool:
@@ -56,7 +56,7 @@ class Steps:
 
     @property
     def budget(self) -> int:
-        """Most tokens of a step; 0 where there are none."""
+        """Most tokens of a step; 0 for an engine without shared steps."""
         return self._executor.limits.max_num_batched_tokens if self._executor is not None else 0
 
     def begin(self) -> None:
@@ -79,7 +79,7 @@ class Steps:
             self._note_chunks(self._executor, begin_ms + took_ms)
 
     def _note_chunks(self, executor: StepExecutor, end_ms: float) -> None:
-        """Notes the sequences of which this step computed a part of the prompt, but not the end."""
+        """Notes the sequences whose prefill got a chunk in this step, but not the last one."""
         before, self._computed = self._computed, {state: state.computed for state in executor.prefilling}
         for state, computed in self._computed.items():
             if computed == before.get(state) or state.over:
@@ -89,7 +89,7 @@ class Steps:
                 self._chunks += (number, round(end_ms, 1))
 
     def changes(self, frame: Frame, figures: Figures) -> None:
-        """Write the steps into `frame`; where none are shared, one for all that was computed."""
+        """Writes the steps into `frame`; without shared steps, one that sums up all computed tokens."""
         if self._executor is not None:
             frame.steps = list(self._rows)
             self._rows.clear()
@@ -107,12 +107,12 @@ class Steps:
 
 
 MOST_EVENTS = 100
-"""Of a frame; the latest."""
+"""Most events of a frame; older ones are dropped."""
 SHOWN_DIGITS = 16
 
 
 class Events:
-    """Listens to a publisher while somebody looks."""
+    """Receives the KV events of a publisher while a page is open."""
 
     def __init__(self, publisher: Publisher | None) -> None:
         self._publisher = publisher
@@ -131,13 +131,13 @@ class Events:
         self._rows += [row_of(event, sequence) for event in batch.events[-MOST_EVENTS:]]
 
     def changes(self, frame: Frame) -> None:
-        """Write into `frame` what has left since the one before."""
+        """Writes the events since the last frame into `frame`."""
         frame.events = list(self._rows)
         self._rows.clear()
 
 
 def row_of(event: KVEvent, sequence: int) -> EventRow:
-    """An event of the message with this number."""
+    """Returns an event of the message numbered `sequence`."""
     if isinstance(event, BlockStored):
         hashes = event.block_hashes
         return "stored", sequence, len(hashes), len(event.token_ids), _first(hashes), event.lora_name or ""
@@ -163,7 +163,7 @@ class Observer:
         cache: KVCacheManager | None = None,
         publisher: Publisher | None = None,
     ) -> None:
-        """`now` is the engine's clock, `unix` gives Unix seconds."""
+        """`now` is the engine's clock, `unix` returns Unix seconds."""
         self._began_s, self._unix = now(), unix
         self._now = now
         self._engine, self._lifecycle = engine, lifecycle
@@ -196,7 +196,7 @@ class Observer:
 
     @property
     def state(self) -> str:
-        """Lifecycle state that an operator has set."""
+        """Lifecycle state set by an operator."""
         if self._lifecycle.is_sleeping:
             return "sleeping"
         if self._engine.draining:
@@ -240,7 +240,7 @@ class Observer:
         )
 
     def picture(self, server: dict[str, Any]) -> Picture:
-        """All there is, as the last frame left it. `server` is told as it is."""
+        """Returns the whole state as of the last frame; `server` goes into the picture unchanged."""
         figures = self._last or self._engine.recorder.figures()
         frame = self._head(figures)
         self.bars.picture(frame)

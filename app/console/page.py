@@ -1,4 +1,4 @@
-"""The page of the folder `page`: its files as routes, or all in one file with a recording, for no server."""
+"""The console page: files of the folder `page` as routes, or one file with a recording, for offline use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCRIPTS = (
     "vendor/uPlot.iife.min.js", "model.js", "recorder.js", "draw.js", "bars.js", "steps.js", "blocks.js",
     "charts.js", "detail.js", "knobs.js", "panels.js", "main.js",
 )  # fmt: skip
-"""In the order in which they need each other."""
+"""Scripts in the order of their dependencies."""
 STYLES = ("vendor/uPlot.min.css", "console.css")
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -32,7 +32,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Nothing from elsewhere, and no script or style within the page: what a prompt says is text."""
+"""No other origins, and no inline script or style: prompts stay text."""
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -42,7 +42,10 @@ HEADERS: Mapping[str, str] = {
 
 
 def routes() -> list[Route]:
-    """The page and its files need no key: they hold nothing that is secret. What they ask for does."""
+    """Returns the routes of the page and its files: without a key, as they hold no secrets.
+
+    The page's own requests need a key.
+    """
     names = ("index.html", *STYLES, *SCRIPTS)
     files = {name.rpartition("/")[2]: FOLDER / name for name in names}
 
@@ -61,7 +64,7 @@ def routes() -> list[Route]:
 
 
 def served(path: Path, context: RequestContext) -> Response:
-    """The file; 304 for a browser that has it."""
+    """Returns the file, or status 304 when the browser has it already."""
     data = path.read_bytes()
     tag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
     headers = {**HEADERS, "ETag": tag}
@@ -75,7 +78,7 @@ LINKS = re.compile(r'<(?:script defer src|link rel="stylesheet" href)="console/[
 
 
 def report_of(picture: Picture, frames: Iterable[Frame]) -> str:
-    """HTML. Its policy allows the scripts and styles that are in it, by their hashes, and nothing else."""
+    """Returns HTML with a recording. Its policy allows only its own scripts and styles, by their hashes."""
     html = (FOLDER / "index.html").read_text("utf-8")
     styles, scripts = map(_joined, (STYLES, SCRIPTS))
     policy = (
@@ -83,7 +86,7 @@ def report_of(picture: Picture, frames: Iterable[Frame]) -> str:
         "base-uri 'none'; form-action 'none'"
     )
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{styles}</style>\n'
-    # In JSON "<" stands in texts only, where it may be written so; the recording cannot end its element then.
+    # Escaping "<", which JSON has only within strings, keeps the recording from closing its element.
     lines = (_encode(item).decode().replace("<", "\\u003c") for item in (picture, *frames))
     recording = '<script type="application/json" id="recording">' + "\n".join(lines) + "</script>\n"
     html = LINKS.sub("", html).replace("</title>\n", f"</title>\n{head}")

@@ -1,4 +1,4 @@
-"""What the page asks for: the stream, one request, the knobs, what an operator does. All below /admin."""
+"""Routes of the page, all below /admin: the stream, one request, settings, actions, the load generator."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from config.settings import Setting
 ROOT = "/admin/console"
 STREAM_HEADERS = {"Cache-Control": "no-store"}
 SHOWN_TOKENS = 4096
-"""Tokens of a prompt that are shown, from its beginning."""
+"""Most prompt tokens that are shown, from the start."""
 SHOWN_CHARACTERS = 20_000
 SHOWN_SETTING = 1000
 SHOWN_ITEMS = 20
-"""Of a list or a mapping in a setting."""
+"""Most items shown of a list or mapping in a setting."""
 UNSHOWN = frozenset(
     (
         "request_id",
@@ -50,26 +50,25 @@ UNSHOWN = frozenset(
         "adapter",
     )
 )
-"""Fields of a request that are no settings, or are shown elsewhere."""
+"""Request fields that are no settings, or are shown elsewhere."""
 ACTIONS = ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache")
 
 
 def stream_routes(feed: Feed, observer: Observer, siblings: PeerRanks) -> list[Route]:
-    """The frames, and a few figures for the pages of other ranks."""
+    """Returns the routes of frames, and of a few figures for the pages of other ranks."""
 
     def stream(context: RequestContext) -> Response:
         """Server-sent events: a picture, then four frames a second."""
         return Response(feed.open(context.connection), 200, STREAM_HEADERS, EVENT_STREAM)
 
     def figures(context: RequestContext) -> Response:
-        """What this rank does; with `?ranks=all`, what each does."""
+        """The figures of this rank; with `?ranks=all`, of each rank."""
         return json_response(siblings.answers(context, observer.summary()))
 
     return [get(f"{ROOT}/stream", stream), get(f"{ROOT}/figures", figures)]
 
 
 def request_routes(bars: RequestBars, tokenizer: Tokenizer) -> list[Route]:
-    """One request, as far as it is known."""
 
     def one(context: RequestContext) -> Response:
         """Prompt, settings, tokens and blocks of the choice with this number."""
@@ -83,7 +82,7 @@ def request_routes(bars: RequestBars, tokenizer: Tokenizer) -> list[Route]:
 
 
 def told(bar: Bar, tokenizer: Tokenizer) -> dict[str, Any]:
-    """All that is known of a choice; texts are cut where they are long."""
+    """Returns all known facts of a choice; long texts are cut."""
     request, sequence = bar.request, bar.sequence
     settings = {
         field.name: value
@@ -108,14 +107,14 @@ def told(bar: Bar, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def shown(value: object) -> object:
-    """Numbers as they are, others as a text that is not too long."""
+    """Returns numbers unchanged, other values as text of at most `SHOWN_SETTING` characters."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     return (value if isinstance(value, str) else brief(value))[:SHOWN_SETTING]
 
 
 def brief(value: object, levels: int = 3) -> str:
-    """The beginning of a value, as text; of our structs what is not as usual. It never looks at all of it."""
+    """Returns the beginning of a value as text, without reading the whole; of structs only changed fields."""
     if isinstance(value, str | bytes):
         return repr(value[:SHOWN_SETTING])
     if not isinstance(value, Struct | Collection):
@@ -146,7 +145,7 @@ def knob_routes(live: LiveSettings) -> list[Route]:
 
 
 def knob_of(row: Setting, live: LiveSettings) -> dict[str, Any]:
-    """A row of the settings table, with the value of now."""
+    """Returns a row of the settings table, with its current value."""
     return {
         "name": row.name,
         "group": row.group,
@@ -163,19 +162,19 @@ def knob_of(row: Setting, live: LiveSettings) -> dict[str, Any]:
 
 
 def choices_of(kind: Kind) -> list[str]:
-    """The values of a setting that has few."""
+    """Returns the values of a "one of" setting."""
     return list(kind.type.__args__) if kind.name.startswith("one of ") else []
 
 
 def action_routes(lifecycle: Operations, settings: Callable[[], dict[str, Any]]) -> list[Route]:
-    """What the development routes do, for whoever has the admin key: /admin/console/pause and the like."""
+    """Returns the development routes under the admin key, such as /admin/console/pause."""
     known = {route.path: route for route in lifecycle_routes(lifecycle, True, settings)}
     return [post(f"{ROOT}{path}", known[path].handle) for path in ACTIONS]
 
 
 def load_routes(generator: Generator, body: BodyLimits) -> list[Route]:
     def begin(context: RequestContext) -> Response:
-        """Send requests to this server, in the place of those that were being sent."""
+        """Start to send requests to this server, in place of any earlier plan."""
         try:
             plan = msgspec.json.decode(body.read(context), type=LoadPlan)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -184,7 +183,7 @@ def load_routes(generator: Generator, body: BodyLimits) -> list[Route]:
         return json_response(generator.told())
 
     def end(context: RequestContext) -> Response:
-        """Send no more; what runs is cut off."""
+        """Send no more requests, and cut off the running ones."""
         generator.end()
         return json_response(generator.told() or {})
 

@@ -1,4 +1,4 @@
-"""`python -m app fleet`: show on one machine what routing by prefix does to the time to the first token."""
+"""`python -m app fleet`: measures the effect of prefix-aware routing on TTFT, on one machine."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Options:
     concurrency: int | None
     rate: float | None
     policies: tuple[str, ...]
-    """Empty is most of them; see `with_policies`."""
+    """Names of policies; empty is the default choice of `with_policies`."""
     seed: int
     png: Path | None
     json: Path | None
@@ -60,7 +60,7 @@ class Options:
 
 
 def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
-    """The options, and the flags that are not among them. ConfigError, in one line, for wrong values."""
+    """Returns the options and the remaining flags. Raises ConfigError, in one line, for wrong values."""
     given, flags = _parser().parse_beside_settings(argv)
     if given.png is not None and not given.no_png:
         check_installed("fleet", "--png")
@@ -83,7 +83,7 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
 
 
 def with_policies(options: Options, more: Iterable[str]) -> Options:
-    """Fills in the policies where none is asked for. UsageError for an unknown one."""
+    """Fills in the default policies where none is given. Raises UsageError for an unknown one."""
     known = (*POLICIES, *more)
     for name in options.policies:
         if name not in known:
@@ -125,7 +125,7 @@ CHECK_EVERY_S = 1.0
 
 
 Plugged = Callable[[Settings], Mapping[str, PolicyMaker]]
-"""The policies that the plugins of the settings have, by name."""
+"""Returns the policies of the plugins in the settings, by name."""
 
 
 def run(
@@ -133,7 +133,7 @@ def run(
     tokenizer_of: Callable[[Settings], Tokenizer],
     plugged: Plugged = lambda settings: NO_MORE,
 ) -> int:
-    """Exit status. `tokenizer_of` makes the tokenizer that a pod would use."""
+    """Returns the exit status. `tokenizer_of` makes the tokenizer that a pod would use."""
     progress = Progress(sys.stderr)
     options = None
     try:
@@ -147,7 +147,7 @@ def run(
     except (ConfigError, FleetError, TokenizerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "status", 1)
-    except BrokenPipeError:  # for who called us: nobody reads what would be printed
+    except BrokenPipeError:  # for the caller: standard output is closed
         raise
     except OSError as error:
         print(f"error: {error.filename or 'fleet'}: {error.strerror or error}", file=sys.stderr)
@@ -180,7 +180,10 @@ def _run(
 
 
 def _serve(fleet: Fleet, options: Options, more: Mapping[str, PolicyMaker]) -> NoReturn:
-    """A proxy for every policy, until a signal raises KeyboardInterrupt. FleetError when a process ends."""
+    """Serves a proxy for every policy until a signal raises KeyboardInterrupt.
+
+    Raises FleetError when a process ends.
+    """
     with ExitStack() as ends:
         addresses = [
             (policy, ends.enter_context(proxied(fleet, policy, options.seed, more))[0])
@@ -200,7 +203,7 @@ def demonstrate(
     progress: Progress,
     more: Mapping[str, PolicyMaker] = NO_MORE,
 ) -> list[Summary]:
-    """The figures of every policy, in turns, each with empty caches. FleetError when a process ends."""
+    """Runs each policy with empty caches, and returns the figures. Raises FleetError when a process ends."""
     summaries = []
     for name in options.policies:
         fleet.forget()
@@ -214,7 +217,7 @@ def demonstrate(
 def proxied(
     fleet: Fleet, policy: str, seed: int, more: Mapping[str, PolicyMaker] = NO_MORE
 ) -> Iterator[tuple[str, Proxy]]:
-    """Address (host:port) of a proxy that routes by `policy`, and the proxy, while the block lasts."""
+    """Yields the address (host:port) of a proxy that routes by `policy`, and the proxy."""
     proxy = Proxy(fleet.pods, policy_of(policy, fleet.indexer.scores, Random(f"{seed}/{policy}"), more))
     server = server_of(proxy)
     server.start()
@@ -242,7 +245,7 @@ def _run_policy(
 
 
 def _urls(addresses: Sequence[tuple[str, str]], fleet: Fleet) -> list[str]:
-    """Returns the URLs of the fleet, a line each. `addresses` has a policy and a proxy's address each."""
+    """Returns the URLs of the fleet, a line each; `addresses` are pairs of policy and proxy address."""
     lines = [f"proxy, {policy}: http://{address}" for policy, address in addresses]
     lines += [f"pod {number}: http://{pod}" for number, pod in enumerate(fleet.pods)]
     return [*lines, f"indexer: http://{fleet.indexer.address}"]
@@ -275,7 +278,7 @@ def _write_json(summaries: Sequence[Summary], options: Options, path: Path) -> N
 
 
 def _composer(tokenizer: Tokenizer) -> Compose:
-    """Our sample sentences, as many tokens of them as are wanted."""
+    """Returns a composer of texts from the sample sentences."""
     book = Corpus(tokenizer, sample_sentences())
 
     def compose(tokens: int, rng: Random) -> str:
@@ -286,7 +289,7 @@ def _composer(tokenizer: Tokenizer) -> Compose:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does: by KeyboardInterrupt, and always in this greenlet."""
+    """Ends the block by KeyboardInterrupt, raised in this greenlet, on SIGINT, SIGTERM and SIGHUP."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
     this = gevent.getcurrent()
@@ -300,14 +303,14 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 class Progress:
-    """Says on `stream` what is going on: how far it is on a terminal, a line for each phase elsewhere."""
+    """Reports phases on `stream`: a progress line on a terminal, a line for each phase elsewhere."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     @contextmanager
     def phase(self, name: str, steps: int) -> Iterator[Callable[[], None]]:
-        """A phase of so many steps; what is given is to be called after each of them."""
+        """Begins a phase; yields a callback to call after each of its `steps`."""
         if not self._stream.isatty():
             self.note(f"{name} ...")
             yield lambda: None
@@ -317,5 +320,5 @@ class Progress:
             yield lambda: progress(next(done))
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Prints a line that stays."""
         print(text, file=self._stream, flush=True)

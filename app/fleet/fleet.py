@@ -1,4 +1,4 @@
-"""The pods and the indexer of a fleet: how their processes are set up, and when they agree."""
+"""The pods and the indexer of a fleet: their flags and start, and the wait until the index is up to date."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from config.flags import parse
 
 REPLY_TOKENS = 16
 CACHE_SHARE = 0.75
-"""The workload's tokens over what all caches hold together: each prefix fits in once, but not often."""
+"""The workload's tokens over the capacity of all caches: each prefix fits once, but not in every pod."""
 RHYTHM = {
     "max-num-seqs": "8",
     "prefill-overhead": "20ms",
@@ -30,18 +30,18 @@ RHYTHM = {
     "inter-token-latency": "10ms",
     "time-factor-under-load": "2",
 }
-"""A model that computes 2,500 prompt tokens a second when it is alone."""
+"""Latency flags of a pod: 2,500 prompt tokens a second without load."""
 OWN = frozenset(
     ("host", "port", "pod-ip", "role", "data-parallel-size", "data-parallel-rank")
     + ("api-key", "ssl-certfile", "ssl-keyfile", "self-signed-certs")
     + ("enable-kvcache", "zmq-endpoint", "kv-events-topic")
     + ("kv-index", "kv-index-bind", "kv-index-pods", "kv-index-topic")
 )
-"""Settings that make the fleet what it is, or that its proxy would not come along with."""
+"""Settings that only the fleet sets, or that its proxy does not support."""
 MODULE = (sys.executable, "-m", "app")
 SETTLE_LIMIT_S = 15.0
 EVENT_LIMIT_S = 2.0
-"""How long an event may be on its way before it is taken for lost and another one is caused."""
+"""Seconds after which a KV event counts as lost and another one is caused."""
 LOOK_AGAIN_S = 0.02
 MARK = "Mark {number}:"
 MARK_WORD = " and"
@@ -49,7 +49,7 @@ MARK_WORD = " and"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Flags for `python -m app`: those of every pod, those of the indexer, and the names of the model."""
+    """Flags of the pods and of the indexer, for `python -m app`, and facts of the model."""
 
     pod_flags: tuple[str, ...]
     indexer_flags: tuple[str, ...]
@@ -60,18 +60,18 @@ class Plan:
     """Tokens of a pod's block."""
 
     def indexer(self, port: int, events: str) -> Sequence[str]:
-        """The command of the indexer, which receives KV events at the ZMQ address `events`."""
+        """Returns the command of the indexer, which receives KV events at the ZMQ address `events`."""
         own = ("--role", "indexer", "--kv-index-bind", events)
         return (*MODULE, *self.indexer_flags, *_at(port), *own)
 
     def pod(self, number: int, port: int, events: str) -> Sequence[str]:
-        """The command of a pod; its identity towards the indexer is its address."""
+        """Returns the command of a pod, which the indexer knows by its address."""
         seed = ("--seed", str(self.seed + number))
         return (*MODULE, *seed, *self.pod_flags, *_at(port), "--pod-ip", HOST, "--zmq-endpoint", events)
 
 
 def check_flags(flags: Sequence[str]) -> None:
-    """UsageError for flags that are no settings, or settings that only the fleet itself may give."""
+    """Raises UsageError for flags that are no settings, and for settings in `OWN`."""
     given = parse(flags)
     if given.version or given.config is not None:
         raise UsageError("flags --config and --version cannot be given to a fleet")
@@ -81,7 +81,7 @@ def check_flags(flags: Sequence[str]) -> None:
 
 
 def make_plan(settings: Settings, flags: Sequence[str], workload: Workload, pods: int, seed: int) -> Plan:
-    """The plan of so many pods for `workload`. What `flags` say (so do `settings`) wins over the usual."""
+    """Returns the plan of a fleet for `workload`. `flags`, parsed as `settings`, override its defaults."""
     block = settings.kvcache.block_size
     length = workload.longest_tokens + REPLY_TOKENS
     usual = {
@@ -103,7 +103,7 @@ def make_plan(settings: Settings, flags: Sequence[str], workload: Workload, pods
 
 
 def _blocks(distinct_tokens: int, longest_tokens: int, block: int, pods: int) -> int:
-    """Blocks of each cache: the pods' part of what there is to cache, but room for two prompts at least."""
+    """Returns the blocks of a pod's cache: its part of the workload, but room for two prompts at least."""
     part = distinct_tokens / CACHE_SHARE / pods
     return 1 + max(math.ceil(part / block), 2 * math.ceil(longest_tokens / block))
 
@@ -117,7 +117,7 @@ def _at(port: int) -> tuple[str, ...]:
 
 
 class Fleet:
-    """Pods whose KV events reach the indexer. Addresses are host:port; a pod's is also its name there."""
+    """Pods that send KV events to an indexer. A pod's address, host:port, is also its name in the index."""
 
     def __init__(
         self,
@@ -130,25 +130,25 @@ class Fleet:
     ) -> None:
         self.pods, self.indexer, self.processes = pods, indexer, processes
         self.model = plan.model
-        # A block that is full whatever the tokenizer makes of a word.
+        # Long enough to fill a block with any tokenizer.
         self._mark = MARK + MARK_WORD * (2 * plan.block_size)
         self._now, self._sleep = now, sleep
         self._marks = count()
 
     def forget(self) -> None:
-        """Empty the pods' caches, and wait until the indexer knows. FleetError when that fails."""
+        """Empties the pods' caches and waits until the index follows. Raises FleetError when that fails."""
         give_up_s = self._now() + SETTLE_LIMIT_S
         for pod in self.pods:
-            # Refused while requests run, as those of a client that left may do for a moment.
+            # Refused while requests run: a client that left may have some for a moment.
             while not self._reset(pod):
                 self._wait_until(give_up_s, f"pod {pod} does not empty its cache")
         self.settle()
 
     def settle(self) -> None:
-        """Wait until the indexer knows from every pod what happened up to now. FleetError if it does not.
+        """Waits until the indexer has all earlier events of every pod. Raises FleetError after a timeout.
 
-        Each pod is given a prompt that is new to all. A pod's events keep their order, so once the indexer
-        knows of this prompt it knows all that was before it.
+        Each pod serves a prompt that is new to all pods. A pod's events keep their order: an index with
+        this prompt has all earlier events, too.
         """
         give_up_s = self._now() + SETTLE_LIMIT_S
         while True:
@@ -169,7 +169,7 @@ class Fleet:
         return bool(reply.get("success", True))
 
     def _marked(self) -> Incoming:
-        """A request with a new prompt that every pod has served."""
+        """Returns a request with a new prompt, which every pod has served."""
         prompt = self._mark.format(number=next(self._marks))
         body = msgspec.json.encode({"model": self.model, "prompt": prompt, "max_tokens": 1})
         for pod in self.pods:
@@ -201,9 +201,9 @@ def running_fleet(
     sleep: Callable[[float], None],
     started: Callable[[], None],
 ) -> Iterator[Fleet]:
-    """A fleet that is ready, for as long as the block lasts; `started` is called for each of its processes.
+    """Yields a fleet that is ready; `started` is called once for each process.
 
-    FleetError, with the last line of the log, when one of them does not start.
+    Raises FleetError, with the last line of the log, when a process does not start.
     """
     with Processes(now, sleep) as processes:
         events = f"tcp://{HOST}:{processes.ports.take()}"

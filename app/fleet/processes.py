@@ -1,4 +1,4 @@
-"""Server processes on loopback ports of their own: started together, ended together."""
+"""Server processes on loopback ports, started and ended together."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ STOP_LIMIT_S = 4.0
 LOOK_AGAIN_S = 0.02
 TAIL_BYTES = 4096
 TRIES = 3
-"""Ports that a server is started on, one after the other, when somebody else has taken them."""
+"""Most ports that are tried for a server when another process has taken its port."""
 TAKEN = ("in use", "address already")
 
 SETTINGS = {name for row in TABLE for name in row.env} - {"HF_TOKEN"}
 STRANGE = ("SIM_", "GUNICORN_", "VLLM_", "POD_", "OTEL_", "UNDERSTUDY_", "WEB_CONCURRENCY")
-"""Variables of servers, and how others of theirs begin. The token of the hub is a person's."""
+"""Variables that configure servers: names, and beginnings of names. `HF_TOKEN` stays, as the user's own."""
 
 Command = Callable[[int], Sequence[str]]
-"""The command line of a server that is to answer on a port."""
+"""Returns the command line of a server for a port."""
 
 
 class FleetError(Exception):
-    """A process that does not start or has ended, or an index that hears nothing; the text is one line."""
+    """A process failed to start or ended, or an index gets no events; the text is one line."""
 
 
 class Ports:
-    """Ports that no one listened on when they were taken; `close` gives all of them back.
+    """Reserves ports that were free when taken; `close` releases all.
 
-    On Linux each stays reserved: a socket is bound to it that never listens. The kernel then does not give
-    the port to anybody who asks for any, but to a server that asks for this one and sets SO_REUSEADDR, as
-    gunicorn and ZMQ do. Elsewhere another process may be faster.
+    On Linux a socket that never listens stays bound to each port. The kernel then never picks the port for
+    another process. A server that names the port and sets SO_REUSEADDR, as gunicorn and ZMQ do, gets it.
+    On other systems another process may take the port first.
     """
 
     def __init__(self) -> None:
         self._reserved: list[socket.socket] = []
 
     def take(self) -> int:
-        """A port that this object has not given before."""
+        """Returns a free port, each time another one."""
         reserved = socket.socket()
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind((HOST, 0))
@@ -69,7 +69,7 @@ class Ports:
 
 
 class ServerProcess:
-    """One server. `address` (host:port) may be another one after a start that found its port taken."""
+    """One server process and its log. `address` is host:port."""
 
     def __init__(self, name: str, command: Command, port: int, environ: Mapping[str, str]) -> None:
         self.name = name
@@ -93,14 +93,14 @@ class ServerProcess:
             return False
 
     def end(self) -> str | None:
-        """How it has ended, in one line with the last of its log; None while it runs."""
+        """Returns the exit status and last log line of an ended process, as one line; None while it runs."""
         status = self.process.poll()
         if status is None:
             return None
         return f"{self.name} ({self.address}) ended with status {status}: {self.last_line()}"
 
     def last_line(self) -> str:
-        """The last line of the log that tells of an error, or the last one of all."""
+        """Returns the last line of the log with "error", else the last line."""
         size = os.fstat(self._log.fileno()).st_size
         tail = os.pread(self._log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
         lines = [line.strip() for line in tail.splitlines() if line.strip()]
@@ -108,7 +108,7 @@ class ServerProcess:
         return (errors or lines or ["it has logged nothing"])[-1]
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process and all that it has started, while it runs."""
+        """Sends a signal to the process and its children, while it runs."""
         if self.process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
@@ -118,13 +118,13 @@ class ServerProcess:
 
 
 class Processes:
-    """Servers that all end when the block ends, however it does."""
+    """Server processes that end with the `with` block, also after an error."""
 
     def __init__(self, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
-        """`now` gives seconds, `sleep` waits for so many."""
+        """`now` returns seconds, `sleep` waits for seconds."""
         self._now, self._sleep = now, sleep
         self.servers: list[ServerProcess] = []
-        """All that were started, in that order."""
+        """Servers in the order of their start."""
         self.ports = Ports()
 
     def __enter__(self) -> Processes:
@@ -136,13 +136,16 @@ class Processes:
         self.close()
 
     def start(self, name: str, command: Command) -> ServerProcess:
-        """Start a server on a free port; `wait` for it before use."""
+        """Starts a server on a free port; call `wait` before use."""
         server = ServerProcess(name, command, self.ports.take(), inherited(os.environ))
         self.servers.append(server)
         return server
 
     def wait(self, server: ServerProcess, limit_s: float = START_LIMIT_S) -> ServerProcess:
-        """Until it answers; the server that does. FleetError when it ends or takes longer than `limit_s`."""
+        """Waits until the server is healthy, and returns it; on another port if its own was taken.
+
+        Raises FleetError when the server ends or takes longer than `limit_s`.
+        """
         give_up_s = self._now() + limit_s
         for tried in range(TRIES):
             while (ended := server.end()) is None:
@@ -161,13 +164,13 @@ class Processes:
         raise FleetError(ended)
 
     def check(self) -> None:
-        """FleetError when one of them has ended."""
+        """Raises FleetError when a server has ended."""
         for server in self.servers:
             if ended := server.end():
                 raise FleetError(ended)
 
     def close(self) -> None:
-        """End all of them: by SIGTERM, and by SIGKILL what still runs after `STOP_LIMIT_S`."""
+        """Ends all servers: by SIGTERM, and after `STOP_LIMIT_S` by SIGKILL."""
         try:
             for server in self.servers:
                 server.signal(signal.SIGTERM)
@@ -175,7 +178,7 @@ class Processes:
             while self._now() < give_up_s and any(server.end() is None for server in self.servers):
                 self._sleep(LOOK_AGAIN_S)
         finally:
-            # Reached by a second Ctrl-C, too.
+            # A second Ctrl-C gets here, too.
             for server in self.servers:
                 server.signal(signal.SIGKILL)
             for server in self.servers:
@@ -186,9 +189,10 @@ class Processes:
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a server: what is set there for another server must not change this one.
+    """Returns the environment of a server, without variables that configure servers.
 
-    It finds this very code, whatever the working directory; paths in flags stay relative to that.
+    PYTHONPATH names this code, so that any working directory will do; paths in flags are relative to the
+    working directory.
     """
     kept = {
         name: value

@@ -1,4 +1,4 @@
-"""A WSGI application that forwards requests to pods, each to the one that a policy chooses."""
+"""A WSGI application that forwards each request to the pod that a policy chooses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from app.fleet.routing import GENERATING, Incoming, Policy
 from app.load.client import ROUTED_TO, Connection
 
 READ_TIMEOUT_S = 300.0
-"""How long a pod may say nothing, at the start of an answer or within it."""
+"""Longest pause of a pod in seconds, before a response or within it."""
 HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade")
 ) | {"transfer-encoding"}
@@ -28,16 +28,16 @@ NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "expect"}
 
 Choose = Callable[[Incoming, Sequence[str], Mapping[str, int]], str]
 PIECE = 65536
-"""Most bytes that are passed on at once; a piece is never waited for to become full."""
+"""Most bytes of one read; smaller pieces are forwarded at once."""
 CLIENT = "fleet.client_socket"
-"""Key of the WSGI environ: the socket of the client."""
+"""Key of the client's socket in the WSGI environ."""
 
 
 class Proxy:
     """Forwards POST /v1/completions and /v1/chat/completions, and GET /v1/models to the least loaded pod.
 
-    GET /health answers for the proxy itself, GET /routing answers with what it has done. A pod that cannot be
-    connected to is passed over; without any pod the answer has status 502.
+    GET /health and GET /routing return the counters of the proxy. Pods that refuse a connection are skipped;
+    without a reachable pod the response has status 502.
     """
 
     def __init__(self, pods: Sequence[str], policy: Policy) -> None:
@@ -49,7 +49,7 @@ class Proxy:
         self.unreachable: Counter[str] = Counter()
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """WSGI. The client's socket in `environ` is what says that a client has left."""
+        """Handles a WSGI request. The client's socket in `environ` shows that a client has disconnected."""
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         incoming = Incoming(path, environ["wsgi.input"].read())
         if method == "POST" and path in GENERATING:
@@ -95,7 +95,7 @@ class Proxy:
         environ: WSGIEnvironment,
         start_response: StartResponse,
     ) -> Iterable[bytes]:
-        """The pod's answer. It holds its place until it is closed, whatever comes before that."""
+        """Returns the pod's response, which counts as in flight until it is closed."""
         self.routed[pod] += 1
         relay = Relay(connection, watched(environ.get(CLIENT), connection.cut), lambda: self._release(pod))
         try:
@@ -116,10 +116,10 @@ class Proxy:
 
 
 class Relay:
-    """The body of an answer, for WSGI. It owns the connection to the pod; `close` may come at any time."""
+    """WSGI body of a response. Owns the connection to the pod; `close` may be called at any time."""
 
     def __init__(self, connection: Connection, unwatch: Callable[[], None], done: Callable[[], None]) -> None:
-        """`done` is called once, when it is over."""
+        """`done` is called once, on close."""
         self._connection = connection
         self._unwatch = unwatch
         self._done = done
@@ -131,7 +131,7 @@ class Relay:
         return self
 
     def __iter__(self) -> Iterator[bytes]:
-        """The pieces. ConnectionResetError when the answer breaks off: the client's is to break off, too."""
+        """Yields the body. Raises ConnectionResetError when the pod's body breaks off, to cut the client's."""
         response = self._response
         assert response is not None
         try:
@@ -143,7 +143,7 @@ class Relay:
             raise _broken(f"{response.length} bytes are missing")
 
     def close(self) -> None:
-        """Let go of the pod, which ends what it still does for this request."""
+        """Closes the connection, upon which the pod aborts the request."""
         if self._over:
             return
         self._over = True
@@ -155,30 +155,30 @@ class Relay:
 
 
 def _broken(why: str) -> ConnectionResetError:
-    # The server closes the connection without a word for this one errno, and without the end of the body.
+    # For this errno the server closes the connection without a log entry and without the body's end.
     return ConnectionResetError(errno.ECONNRESET, f"the pod's answer broke off: {why}")
 
 
 class ClientHandler(WSGIHandler):  # type: ignore[misc]
-    """gevent's, which also hands the client's socket to the application."""
+    """Handler of gevent that also passes the client's socket to the application."""
 
     def get_environ(self) -> WSGIEnvironment:
         environ: WSGIEnvironment = super().get_environ()
-        # A token must not wait for the acknowledgement of the one before.
+        # A token must not wait for the acknowledgement of the previous one.
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         environ[CLIENT] = self.socket
         return environ
 
 
 def server_of(application: WSGIApplication, port: int = 0) -> WSGIServer:
-    """A server on loopback that is not started yet; port 0 is any free one. It writes no log."""
+    """Returns a loopback server, not yet started and without a log; port 0 is any free port."""
     return WSGIServer((HOST, port), application, handler_class=ClientHandler, log=None, error_log=None)
 
 
 def watched(client: socket.socket | None, left: Callable[[], None]) -> Callable[[], None]:
-    """Call `left` when the client closes its side, also while nothing can be written to it.
+    """Calls `left` when the client closes its side, also while no data can be sent to the client.
 
-    What is returned ends the watch.
+    Returns a function that ends the watch.
     """
     if client is None:
         return lambda: None
@@ -189,7 +189,7 @@ def watched(client: socket.socket | None, left: Callable[[], None]) -> Callable[
 def _watch(client: socket.socket, left: Callable[[], None]) -> None:
     with suppress(OSError):
         wait_read(client.fileno())
-        # More bytes than the request: the next one, so the client is there.
+        # Bytes after the request begin the next one: the client is still connected.
         if client.recv(1, socket.MSG_PEEK):
             return
     left()
@@ -222,7 +222,7 @@ def _response_headers(response: HTTPResponse, pod: str) -> list[tuple[str, str]]
 def refuse(
     start_response: StartResponse, status: str, message: str, pod: str | None = None
 ) -> Iterable[bytes]:
-    """An error in the form in which vLLM writes them."""
+    """Returns an error response in the format of vLLM."""
     code, _, kind = status.partition(" ")
     body = {"error": {"message": message, "type": kind, "param": None, "code": int(code)}}
     return _reply(start_response, status, body, [(ROUTED_TO, pod)] if pod else [])

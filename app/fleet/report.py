@@ -1,4 +1,4 @@
-"""The figures of a policy, out of its samples: as JSON, as a table, and as a picture with matplotlib."""
+"""The figures of a policy from its samples: as JSON, as a table, and as a picture with matplotlib."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUANTILES = ("mean", "p50", "p90", "p99")
 class Summary:
     """Figures of a policy. Times are seconds; NaN without an answered request.
 
-    In JSON, which these names are made for, NaN is null.
+    The names of the fields are those in JSON, where NaN is null.
     """
 
     policy: str
@@ -31,17 +31,17 @@ class Summary:
     ttft_p90_s: float
     ttft_p99_s: float
     ttfts_s: tuple[float, ...]
-    """All of them, ascending."""
+    """TTFTs, ascending."""
     cached_share: float
-    """Prompt tokens that were cached, of all prompt tokens."""
+    """Share of cached tokens among prompt tokens."""
     requests_per_s: float
-    """Answered requests, over the time of the whole run."""
+    """Answered requests per second of the whole run."""
     per_pod: dict[str, int]
-    """Answered requests of every pod."""
+    """Answered requests by pod."""
     fallbacks: int
-    """Requests routed without the indexer, because it failed."""
+    """Requests routed without scores, because the indexer failed."""
     errors: tuple[str, ...]
-    """The different errors, the most frequent first."""
+    """Distinct errors, the most frequent first."""
 
 
 def summarize(
@@ -70,7 +70,7 @@ def summarize(
 
 
 def table(summaries: Sequence[Summary]) -> str:
-    """A Markdown table, a row for each policy."""
+    """Returns a Markdown table, a row for each policy."""
     rows = [HEADINGS, *(_row(summary) for summary in summaries)]
     return markdown(rows)
 
@@ -105,7 +105,7 @@ def _ms(time_s: float) -> str:
 
 
 def draw(summaries: Sequence[Summary], title: str, path: Path) -> None:
-    """Write a PNG: the TTFTs, their quantiles, the cached share of the prompts. OSError if it cannot."""
+    """Writes a PNG: the TTFTs, their quantiles, the cached share of the prompts. Raises OSError."""
     canvas, (shares, bars, cached) = new_figure(title, (11, 4.2), (1, 3), (5, 4, 2))
     _draw_shares(shares, summaries)
     _draw_quantiles(bars, summaries)
@@ -114,7 +114,7 @@ def draw(summaries: Sequence[Summary], title: str, path: Path) -> None:
 
 
 def _draw_shares(axes: Axes, summaries: Sequence[Summary]) -> None:
-    """How many of the requests had their first token after so long."""
+    """Draws the share of requests with a first token over time."""
     for at, color in zip(summaries, COLORS, strict=False):
         shares = [(rank + 1) / len(at.ttfts_s) * 100 for rank in range(len(at.ttfts_s))]
         axes.step(

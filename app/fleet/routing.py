@@ -1,4 +1,4 @@
-"""Scores of a request's prompt by the indexer, and the policies of a fleet with those of plugins."""
+"""Scores of a request's prompt by the indexer; policies of a fleet, plugins included."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.load.policies import PREFIX_AWARE, RANDOM, ROUND_ROBIN, IndexerError, m
 
 CHAT = "/v1/chat/completions"
 GENERATING = frozenset({COMPLETIONS, CHAT})
-"""The paths whose requests are routed."""
+"""Paths routed by the policy."""
 OF_TOKENS = ("model", "cache_salt")
 OF_TEXT = (*OF_TOKENS, "add_special_tokens")
 OF_CHAT = (
@@ -27,9 +27,9 @@ OF_CHAT = (
     "chat_template_kwargs",
     "continue_final_message",
 )
-"""Fields of a request that decide about its tokens and its blocks."""
+"""Request fields that determine the prompt's tokens and the keys of its blocks."""
 COMPARED = (RANDOM, ROUND_ROBIN, PREFIX_AWARE)
-"""Policies that are played where none is asked for, before those of plugins."""
+"""Default policies, before any of plugins."""
 NO_MORE: Mapping[str, PolicyMaker] = MappingProxyType({})
 
 
@@ -47,17 +47,17 @@ class _TokenScores(Struct):
 
 
 class Indexer:
-    """One indexer. `timeout_s` bounds what routing a request may wait for it."""
+    """Client of an indexer. `timeout_s` limits how long routing waits for scores."""
 
     def __init__(self, address: str, timeout_s: float = 2.0) -> None:
         self.address = address
         self._timeout_s = timeout_s
 
     def scores(self, incoming: Incoming) -> Mapping[str, float]:
-        """Pod to cached blocks of the prompt, in sequence from its start; pods without any are not in it.
+        """Returns the cached blocks of the prompt, consecutive from its start, by pod; pods without any lack.
 
-        Empty as well for a request that has no prompt that could be scored: refusing it is up to the pod.
-        IndexerError when there is no answer, or a wrong one.
+        Empty also for a request without a prompt to score, which the pod may refuse.
+        Raises IndexerError without a valid answer.
         """
         question = _question(incoming)
         if question is None:
@@ -83,18 +83,18 @@ class Indexer:
 
 
 def _question(incoming: Incoming) -> tuple[str, dict[str, object]] | None:
-    """Path and body of the request for scores; None when there is nothing to score."""
+    """Returns path and body of the request for scores; None without a prompt to score."""
     try:
         body = msgspec.json.decode(incoming.body, type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     if incoming.path == CHAT:
-        # Said in so many words: not every indexer opens the reply's turn by itself, as vLLM does.
+        # Explicit, as not every indexer defaults to true like vLLM.
         question = {"add_generation_prompt": body.get("add_generation_prompt", True)}
         return "/score_chat_completions", question | _only(OF_CHAT, body)
     prompt = body.get("prompt")
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        prompt = prompt[0]  # a batch goes where its first prompt is at home
+        prompt = prompt[0]  # a batch is routed by its first prompt
     if isinstance(prompt, str) and prompt:
         return "/score_completions", {"prompt": prompt, **_only(OF_TEXT, body)}
     if isinstance(prompt, list) and prompt:
@@ -107,24 +107,24 @@ def _only(names: Sequence[str], body: Mapping[str, object]) -> dict[str, object]
 
 
 Scores = Callable[[Incoming], Mapping[str, float]]
-"""Pod to cached blocks of a prompt, without those that have none. IndexerError where there is no answer."""
+"""Returns cached blocks of a prompt by pod, without pods that have none. Raises IndexerError."""
 
 
 class Policy(Protocol):
-    """Chooses one of `pods` (at least one). `in_flight` has the requests of every pod at this moment."""
+    """Chooses a pod for each request."""
 
     @property
     def fallbacks(self) -> int:
-        """Requests that were routed without the indexer, because it failed."""
+        """Requests routed without scores, because the indexer failed."""
 
     def choose(self, incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
-        """The pod that `incoming` goes to."""
+        """Returns one of `pods` (at least one); `in_flight` counts the current requests of every pod."""
 
 
 PolicyMaker = Callable[[Scores, Random], Policy]
-"""Makes a policy of what asks the index, and a stream of randomness."""
+"""Makes a policy from a source of scores and a random generator."""
 
 
 def policy_of(name: str, scores: Scores, rng: Random, more: Mapping[str, PolicyMaker] = NO_MORE) -> Policy:
-    """The policy of that name, one of `POLICIES` or of `more`."""
+    """Returns the policy with this name in `POLICIES` or `more`."""
     return more[name](scores, rng) if name in more else make_policy(name, scores, rng)

@@ -1,4 +1,4 @@
-"""The load client: connections that let other greenlets run while they wait; how a workload is sent."""
+"""The load client: sends a workload over connections that cooperate with other greenlets."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from config import ConfigError
 COMPLETIONS = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
 ROUTED_TO = "x-routed-to"
-"""Header in which a proxy says which pod has answered."""
+"""Response header with the pod that a proxy chose."""
 PATIENCE_S = 120.0
-"""How long an answer may pause before the request counts as failed."""
+"""Longest pause of a response in seconds, before the request counts as failed."""
 PORTS = {"http": 80, "https": 443}
 NOTHING: Mapping[str, str] = MappingProxyType({})
 DATA = b"data: "
@@ -35,7 +35,7 @@ Now = Callable[[], float]
 
 
 class Connection(HTTPConnection):
-    """One connection to `address` (host:port). What waits longer than `timeout_s` gets a TimeoutError."""
+    """One connection to `address` (host:port). Waiting longer than `timeout_s` raises TimeoutError."""
 
     def __init__(self, address: str, timeout_s: float) -> None:
         host, _, port = address.rpartition(":")
@@ -44,31 +44,31 @@ class Connection(HTTPConnection):
         self._open: socket.socket | None = None
 
     def connect(self) -> None:
-        """Open the connection. OSError when no one listens."""
+        """Opens the connection. Raises OSError when the port is closed."""
         self._open = self.sock = gevent.socket.create_connection((self.host, self.port), self._timeout_s)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def cut(self) -> None:
-        """End it under the hands of whoever reads from it, who sees the end of the stream."""
+        """Shuts the connection down; a greenlet that reads from it gets the end of the stream."""
         if self._open is not None:
             with suppress(OSError):
                 self._open.shutdown(socket.SHUT_RDWR)
 
 
 class SecureConnection(Connection):
-    """A connection over TLS to a server whose certificate is good."""
+    """A TLS connection that verifies the server's certificate."""
 
     default_port = PORTS["https"]
 
     def connect(self) -> None:
-        """Open the connection. OSError when no one listens, or the certificate is not good."""
+        """Opens the connection. Raises OSError when the port is closed or the certificate is not valid."""
         super().connect()
         context = gevent.ssl.create_default_context()
         self._open = self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
 
 
 class Target(Struct, frozen=True):
-    """The server that requests are passed on to; `prefix` stands before their paths."""
+    """The server that receives requests; `prefix` precedes their paths."""
 
     scheme: str
     host: str
@@ -77,7 +77,7 @@ class Target(Struct, frozen=True):
 
     @classmethod
     def of(cls, url: str) -> Target:
-        """A /v1 at the end is the client's affair. ConfigError for what is no URL of a server."""
+        """Reads a base URL; a final /v1 is dropped, as paths include it. Raises ConfigError."""
         try:
             parts = urlsplit(url)
             port = parts.port or PORTS.get(parts.scheme, 0)
@@ -89,7 +89,7 @@ class Target(Struct, frozen=True):
 
     @property
     def url(self) -> str:
-        """Without user and password."""
+        """URL without user and password."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}{self.prefix}"
 
@@ -114,7 +114,7 @@ def exchange(
     timeout_s: float = 5.0,
     headers: Mapping[str, str] = NOTHING,
 ) -> Answer:
-    """Returns the answer to one request. OSError for whatever keeps it from being answered."""
+    """Sends one request and returns the response. Raises OSError for any failure."""
     headers = {**headers, **({} if body is None else JSON)}
     with closing(Connection(address, timeout_s)) as connection:
         try:
@@ -134,7 +134,7 @@ class PromptDetails(Struct):
 
 
 class Usage(Struct):
-    """The tokens of a request, as the last event of a stream has them."""
+    """Token counts in the last event of a stream."""
 
     prompt_tokens: int
     completion_tokens: int = 0
@@ -142,7 +142,7 @@ class Usage(Struct):
 
 
 class Event(Struct):
-    """An event of a stream, as far as the clients look at it."""
+    """An event of a stream, with the fields that the clients read."""
 
     choices: Sequence[Choice] = ()
     usage: Usage | None = None
@@ -150,11 +150,11 @@ class Event(Struct):
 
 
 class StreamError(Exception):
-    """A stream is not whole, or tells of an error; the text is one line."""
+    """A stream broke off or holds an error; the text is one line."""
 
 
 class Completion(Struct, frozen=True):
-    """A whole stream: when its first event, first text and last event came, and its tokens."""
+    """A whole stream: times of its first event, first text and last event, and its token counts."""
 
     first_s: float
     text_s: float | None
@@ -163,7 +163,7 @@ class Completion(Struct, frozen=True):
 
 
 def read_stream(lines: Iterable[tuple[float, bytes]]) -> Completion:
-    """Reads the lines of a stream, each with its moment in seconds. StreamError when it is not whole."""
+    """Reads the lines of a stream, each with its time in seconds. Raises StreamError."""
     moments: list[float] = []
     text_s: float | None = None
     usage: Usage | None = None
@@ -191,12 +191,12 @@ def read_stream(lines: Iterable[tuple[float, bytes]]) -> Completion:
 
 
 def one_line(text: bytes) -> str:
-    """Returns the beginning of a text in one line."""
+    """Returns the first 200 characters of a text as one line."""
     return " ".join(text.decode(errors="replace").split())[:200]
 
 
 class Sample(Struct, frozen=True):
-    """Result of one request. `ttft_s`: from sending to the first token; `error`: empty if none."""
+    """Result of one request. `ttft_s` is the time from sending to the first text; `error` may be empty."""
 
     pod: str
     ttft_s: float
@@ -206,7 +206,7 @@ class Sample(Struct, frozen=True):
 
 
 class LoadClient:
-    """Streams completions of `tokens` tokens from the server at `address`."""
+    """Streams completions of `tokens` tokens each from the server at `address`."""
 
     def __init__(self, address: str, model: str, tokens: int, now: Now) -> None:
         self._address = address
@@ -220,9 +220,9 @@ class LoadClient:
         gaps_s: Iterable[float] | None,
         done: Callable[[Sample], None],
     ) -> list[Sample]:
-        """Send every request, in order; the samples in the order in which they ended.
+        """Sends every request in order, and returns the samples in the order of their ends.
 
-        At most `concurrency` run at once (None: any number), each at least a gap after the one before.
+        At most `concurrency` run at once (None: any number). Each starts at least a gap after the previous.
         """
         samples: list[Sample] = []
 
@@ -233,7 +233,7 @@ class LoadClient:
         running = Pool(concurrency)
         due_s = self._now()
         try:
-            # Due times are absolute: what a spawn takes does not make the rate lower.
+            # Due times are absolute, so that the time to spawn does not lower the rate.
             for request, gap_s in zip(workload.requests, gaps_s or repeat(0.0), strict=False):
                 due_s += gap_s
                 gevent.sleep(max(0.0, due_s - self._now()))
@@ -244,7 +244,7 @@ class LoadClient:
         return samples
 
     def sample(self, prompt: str) -> Sample:
-        """Send one request and read its answer to the end. Whatever goes wrong is in the sample."""
+        """Sends one request and reads its response to the end. Failures are part of the sample."""
         body = {**self._body, "prompt": prompt, "stream_options": {"include_usage": True}}
         with closing(Connection(self._address, PATIENCE_S)) as connection:
             sent_s = self._now()

@@ -1,6 +1,6 @@
-"""Which pod gets a request: the policies of simulated fleets and of real ones; plugins may add theirs.
+"""Routing policies of simulated and real fleets; plugins may add more.
 
-A pod is whatever names it: its address, or its number. `in_flight` has the requests of every pod now.
+A pod is an address or a number. `in_flight` counts the current requests of every pod.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 RANDOM, ROUND_ROBIN, LEAST_REQUESTS, PREFIX_AWARE = "random", "round-robin", "least-requests", "prefix-aware"
 POLICIES = (RANDOM, ROUND_ROBIN, LEAST_REQUESTS, PREFIX_AWARE)
 BLIND = frozenset({RANDOM, ROUND_ROBIN})
-"""Policies that ignore the state of pods: each pod can be simulated for itself."""
+"""Policies that ignore the state of pods, so that each pod can be simulated alone."""
 BLOCKS_PER_REQUEST = 25.0
 """Blocks that a request in flight counts against a pod.
 
@@ -25,11 +25,11 @@ Request = TypeVar("Request")
 
 
 class IndexerError(Exception):
-    """The indexer gave no scores: it cannot be reached, refused, or answered something else."""
+    """The indexer gave no scores: unreachable, an error status or an invalid response."""
 
 
 class InFlight(Protocol[PodIn]):
-    """Has the number of requests of each pod: a mapping, or a sequence where pods are numbers."""
+    """Number of requests by pod: a mapping, or a sequence for numbered pods."""
 
     def __getitem__(self, pod: PodIn, /) -> int: ...
 
@@ -57,7 +57,7 @@ class RoundRobin:
 
 
 class LeastRequests:
-    """Chooses one of those that have the fewest in flight, by chance."""
+    """Chooses a random pod among those with the fewest requests."""
 
     fallbacks = 0
 
@@ -69,7 +69,7 @@ class LeastRequests:
 
 
 class PrefixAware(Generic[Request, Pod]):
-    """Chooses the pod with the most cached blocks, less those that its requests in flight count for.
+    """Chooses the pod with the most cached blocks, less `blocks_per_request` for each request in flight.
 
     Without scores (nothing is cached, or the indexer fails) this is the pod with the fewest requests.
     """
@@ -80,14 +80,14 @@ class PrefixAware(Generic[Request, Pod]):
         rng: Random,
         blocks_per_request: float = BLOCKS_PER_REQUEST,
     ) -> None:
-        """`rng` decides between equals: always taking the first one would give it every new prefix."""
+        """`rng` breaks ties: the first pod would otherwise get every new prefix."""
         self._scores = scores
         self._rng = rng
         self._blocks_per_request = blocks_per_request
         self.fallbacks = 0
 
     def choose(self, incoming: Request, pods: Sequence[Pod], in_flight: InFlight[Pod]) -> Pod:
-        """Waits for the indexer; the requests in flight are those of afterwards."""
+        """Waits for the indexer first; `in_flight` is read afterwards."""
         scores: Mapping[Pod, float] = {}
         try:
             scores = self._scores(incoming)
@@ -100,7 +100,7 @@ class PrefixAware(Generic[Request, Pod]):
 def make_policy(
     name: str, scores: Callable[[Request], Mapping[Pod, float]], rng: Random
 ) -> RandomChoice | RoundRobin | LeastRequests | PrefixAware[Request, Pod]:
-    """Returns the policy of that name, one of `POLICIES`."""
+    """Returns the policy with this name in `POLICIES`."""
     if name == RANDOM:
         return RandomChoice(rng)
     if name == ROUND_ROBIN:

@@ -1,8 +1,8 @@
-"""A client that measures: sends requests at their moments, and writes down when what came.
+"""A measuring client: sends requests at their times and records the arrival of each piece.
 
-Each request is a greenlet that only puts bytes away. All that the event loop found in one look has the moment
-of that look, and answers are read when nothing else is to be done. So many streams that come in one burst, as
-those of an engine's step do, make no moment later than it was.
+Each request is a greenlet that only stores bytes. All bytes found by one poll of the event loop get the time
+of that poll, and responses are parsed when the loop is idle. A burst of many streams, such as one step of an
+engine, therefore delays no recorded time.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from urllib3.util.wait import wait_for_read
 from app.load.client import COMPLETIONS, JSON, Connection, StreamError, Target, one_line, read_stream
 
 END = b"0\r\n\r\n"
-"""Of a chunked body."""
+"""End of a chunked body."""
 HEAD_END = b"\r\n\r\n"
 RECEIVE_BYTES = 1 << 18
 REUSE_S = 2.0
-"""A connection that has been idle for longer is not used again: servers close those after a few seconds."""
+"""Longest idle time in seconds of a reused connection; servers close idle ones after a few seconds."""
 AHEAD = 64
-"""Requests that are written before they are due."""
+"""Requests that are composed before they are due."""
 PATIENCE_S = 300.0
-"""How long nothing may come of an answer."""
+"""Longest pause of a response in seconds."""
 CONNECT_S = 10.0
 
 Pieces = list[tuple[float, bytes]]
-"""Received bytes and their moments in seconds."""
+"""Received bytes and their times in seconds."""
 
 
 class RecordError(Exception):
@@ -78,7 +78,7 @@ class RecordingClient:
         now: Callable[[], float],
         tell: Callable[[int], None],
     ) -> None:
-        """`now` gives seconds, `tell` gets how many requests were sent."""
+        """`now` returns seconds, `tell` receives the number of sent requests."""
         self._target = target
         given = {"Host": target.address, **JSON, **headers}
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in given.items())
@@ -87,14 +87,11 @@ class RecordingClient:
         self._tell = tell
         self._start_s = self._woken_s = 0.0
         self._idle: deque[tuple[float, Connection]] = deque()
-        """Connections without a request; the last has been idle for the shortest time."""
+        """Idle connections, the most recently used last."""
         self._measured: list[Measured] = []
 
     def run(self, load: Load) -> list[Measured]:
-        """Returns what became of the requests, in order of arrival.
-
-        RecordError, in one line, as soon as anything fails.
-        """
+        """Returns the results in order of arrival. Raises RecordError at the first failure."""
         self._start_s = self._now()
         caller = gevent.getcurrent()
         try:
@@ -111,7 +108,7 @@ class RecordingClient:
 
     @contextmanager
     def _looking(self) -> Iterator[None]:
-        """Keeps the moment of the event loop's last look at the sockets."""
+        """Records the time of each poll of the event loop."""
         loop = gevent.get_hub().loop
         look = loop.check(ref=False, priority=loop.MAXPRI)
 
@@ -129,7 +126,7 @@ class RecordingClient:
         return self._now() - self._start_s
 
     def _due(self, load: Load) -> Iterator[Wanted]:
-        """Yields each request when it is due; those that come next are written meanwhile."""
+        """Yields each request when it is due; composes the next ones while waiting."""
         ready: deque[Wanted] = deque()
         for number in range(len(load)):
             wanted = ready.popleft() if ready else load.wanted(number)
@@ -154,13 +151,13 @@ class RecordingClient:
             gevent.kill(caller, RecordError(f"{named}: {error.strerror or error}"))
 
     def _exchange(self, wanted: Wanted) -> tuple[float, Pieces]:
-        """Returns when a request was sent, and what came."""
+        """Returns the time of sending, and the pieces of the response."""
         connection = self._connection()
         try:
             head = f"POST {self._target.prefix}{COMPLETIONS} HTTP/1.1\r\n{self._headers}"
             request = f"{head}Content-Length: {len(wanted.body)}\r\n\r\n".encode() + wanted.body
             send_s = self._passed_s()
-            with suppress(BrokenPipeError, ConnectionResetError):  # what it has said by then says why
+            with suppress(BrokenPipeError, ConnectionResetError):  # the response so far has the reason
                 connection.sock.sendall(request)
             pieces, is_whole = self._received(connection.sock)
         except BaseException:
@@ -173,7 +170,7 @@ class RecordingClient:
         return send_s, pieces
 
     def _received(self, sock: socket.socket) -> tuple[Pieces, bool]:
-        """Returns what came, and whether it ended as an answer does: not by the end of the connection."""
+        """Returns the pieces, and whether the response is whole rather than cut by the connection's end."""
         pieces: Pieces = []
         tail, size, received = b"", None, 0
         readable = gevent.get_hub().loop.io(sock.fileno(), 1)
@@ -195,7 +192,7 @@ class RecordingClient:
             readable.close()
 
     def _connection(self) -> Connection:
-        """Returns a connection that is open; a new one where there is none."""
+        """Returns an idle connection that is still open, or a new one."""
         while self._idle:
             idle_s, connection = self._idle.pop()
             if self._now() - idle_s < REUSE_S and not wait_for_read(connection.sock, 0):
@@ -210,7 +207,7 @@ class RecordingClient:
 
 
 def _size(begun: bytes) -> int | None:
-    """Returns the bytes of an answer that begins so; 0 for chunks, None for half a head."""
+    """Returns the size in bytes of a response from its beginning; 0 if chunked, None before the head ends."""
     head, found, _ = begun.partition(HEAD_END)
     if not found:
         return None
@@ -220,7 +217,7 @@ def _size(begun: bytes) -> int | None:
 
 
 def _measured(named: str, number: int, wanted: Wanted, send_s: float, pieces: Pieces) -> Measured:
-    """Reads an answer. RecordError when it is not what was asked for."""
+    """Reads a response. Raises RecordError for an error or a wrong number of output tokens."""
     head, _, body = b"".join(data for _, data in pieces).partition(HEAD_END)
     status = head.partition(b"\r\n")[0]
     if b" 200 " not in status + b" ":
@@ -239,7 +236,7 @@ def _measured(named: str, number: int, wanted: Wanted, send_s: float, pieces: Pi
 
 
 def _lines(pieces: Pieces) -> Iterator[tuple[float, bytes]]:
-    """Yields the lines of an answer, with the moments of their last bytes."""
+    """Yields the lines of a response, with the times of their last bytes."""
     rest = b""
     for at_s, data in pieces:
         *lines, rest = (rest + data).split(b"\n")

@@ -1,4 +1,4 @@
-"""Parts of reports: quantiles of times, tables, pictures, progress, and files that are whole."""
+"""Parts of reports: quantiles of times, tables, pictures, progress, and atomic files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from config import ConfigError
 TIMES = ("TTFT", "ITL", "E2E")
 QUANTILES = (0.5, 0.9, 0.99)
 NAMES = tuple(f"{time} {figure}" for time in TIMES for figure in ("mean", "p50", "p90", "p99"))
-"""Of the twelve, in the order in which they always stand."""
+"""Names of the twelve figures, in their fixed order."""
 BLUE, RED, GREY = "#5b8db8", "#d1495b", "#9a9a9a"
 Axes = Any
-"""Of matplotlib, which is optional."""
+"""Axes of matplotlib, which is optional."""
 PART = ".part"
-"""Behind the name of a file that is not whole yet."""
+"""Suffix of a file that is not complete yet."""
 QUIET_S = 1.0
 """Seconds before the first line of progress."""
 TERMINAL_EVERY_S = 0.2
@@ -31,20 +31,20 @@ LINE_EVERY_S = 10.0
 
 
 def four(values: Iterable[float]) -> list[float]:
-    """Mean, p50, p90 and p99; a quantile is one of the values."""
+    """Returns mean, p50, p90 and p99; a quantile is one of the values."""
     ascending = sorted(values)
     return [sum(ascending) / len(ascending), *(quantile(ascending, share) for share in QUANTILES)]
 
 
 def quantile(ascending: Sequence[float], share: float) -> float:
-    """The value below which that share of them lies."""
+    """Returns the value that exceeds this share of the values."""
     return ascending[int(len(ascending) * share)]
 
 
 def twelve(
     send_s: Sequence[float], first_s: Sequence[float], last_s: Sequence[float], output_tokens: Sequence[int]
 ) -> list[float]:
-    """Returns four figures each of TTFT, of the mean ITL of requests that have one, and of E2E."""
+    """Returns four figures each of TTFT, ITL and E2E; ITL is a request's mean, without single tokens."""
     ttft = [first - send for send, first in zip(send_s, first_s, strict=True)]
     itl = [
         (last - first) / (tokens - 1)
@@ -64,7 +64,7 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table, the first of `rows` being its head and the first column its names."""
+    """Returns a table; the first of `rows` is the head, the first column holds names."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     ruler = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     lines = [_line(rows[0], widths), "| " + " | ".join(ruler) + " |"]
@@ -83,8 +83,8 @@ def new_figure(
     grid: tuple[int, int] = (2, 2),
     widths: Sequence[float] | None = None,
 ) -> tuple[Any, list[Axes]]:
-    """Returns a canvas, which writes files, and the axes on it: `grid` rows and columns, `size` in inches."""
-    # Imported when needed: it is optional, and takes a second.
+    """Returns a canvas, which writes files, and its axes: `grid` rows and columns, `size` in inches."""
+    # Imported when needed: matplotlib is optional, and takes a second.
     figure = import_module("matplotlib.figure").Figure(figsize=size, layout="constrained")
     canvas = import_module("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=10)
@@ -97,7 +97,7 @@ def new_figure(
 
 
 def write_rows(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
-    """Writes a CSV file; one whose name ends with .gz is packed, always to the same bytes."""
+    """Writes a CSV file; a name with .gz at the end is packed, always to the same bytes."""
     with path.open("wb") as raw:
         is_packed = path.name.removesuffix(PART).endswith(".gz")
         binary = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if is_packed else raw
@@ -109,7 +109,7 @@ def write_rows(path: Path, header: Sequence[str], rows: Iterable[Iterable[object
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yields the path of a file that becomes `path` when the block ends well, and vanishes otherwise."""
+    """Yields a temporary path that becomes `path` when the block succeeds, and is removed otherwise."""
     part = path.with_name(path.name + PART)
     try:
         yield part
@@ -121,7 +121,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def check_target(path: Path | None) -> None:
-    """ConfigError when there is no folder for a file; better now than after hours."""
+    """Raises ConfigError when a file cannot be written there, before a run of hours."""
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"{path}: there is no folder {path.parent}")
     if path is not None and path.is_dir():
@@ -130,7 +130,7 @@ def check_target(path: Path | None) -> None:
 
 @contextmanager
 def progress_of(stream: TextIO, name: str, total: int, unit: str) -> Iterator[Progress]:
-    """Yields the progress of a block, which leaves no line behind on a terminal."""
+    """Yields the progress of a block; its line on a terminal is erased at the end."""
     progress = Progress(stream, name, total, unit)
     try:
         yield progress
@@ -139,7 +139,7 @@ def progress_of(stream: TextIO, name: str, total: int, unit: str) -> Iterator[Pr
 
 
 class Progress:
-    """Writes to `stream`: `name` and the share that is done, and how long the rest will take."""
+    """Writes `name`, the part that is done and the estimated time left to `stream`."""
 
     def __init__(
         self, stream: TextIO, name: str, total: int, unit: str, now: Callable[[], float] = time.monotonic
@@ -168,7 +168,7 @@ class Progress:
             print(text, file=self._stream, flush=True)
 
     def end(self) -> None:
-        """Leave no line behind on a terminal."""
+        """Erases the line on a terminal."""
         if self._terminal and self._width:
             self._rewrite("")
 

@@ -1,4 +1,4 @@
-"""Loads that are drawn: when requests arrive, how long their prompts and answers are."""
+"""Synthetic loads: random arrivals and lengths of prompts and answers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BURSTINESS = 0.25
 MOST_REQUESTS = 100_000_000
 LOGNORMAL_SIGMA = 0.5
 SHAREGPT = {"input": (220.0, 1.3), "output": (200.0, 1.0)}
-"""Mean and sigma of lognormal lengths that are about those of ShareGPT, as serving benchmarks sample it."""
+"""Mean and sigma of lognormal lengths close to ShareGPT's, as serving benchmarks sample them."""
 SHAREGPT_RANGE = (4, 1024)
 FORMS = "N, N:lognormal, N:lognormal:SIGMA, N:uniform, LOW-HIGH or sharegpt"
 
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Each length from `low` to `high` as often as the others."""
+    """Uniform lengths from `low` to `high`, inclusive."""
 
     low: int
     high: int
@@ -39,7 +39,7 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """Lengths of this mean, the logarithms of which have the deviation `sigma`; cut to a range."""
+    """Lognormal lengths with this mean; `sigma` is the deviation of their logarithms. Cut to a range."""
 
     mean: float
     sigma: float
@@ -55,11 +55,11 @@ class Lognormal:
 
 
 Lengths = Between | Lognormal
-"""Draws how many tokens a prompt or an answer has."""
+"""Distribution of the tokens of prompts or answers."""
 
 
 def read_lengths(text: str, which: str) -> Lengths:
-    """Reads the lengths of "input" or "output". ValueError for another form."""
+    """Reads the lengths of "input" or "output". Raises ValueError for another form than `FORMS`."""
     if text == "sharegpt":
         return Lognormal(*SHAREGPT[which], *SHAREGPT_RANGE)
     first, _, kind = text.partition(":")
@@ -81,7 +81,7 @@ def read_lengths(text: str, which: str) -> Lengths:
 
 
 def lengths(which: str) -> Callable[[str], Lengths]:
-    """Reads the argument LENGTHS of "input" or "output"."""
+    """Returns the reader of the argument LENGTHS for "input" or "output"."""
     return as_argument(lambda text: read_lengths(text, which))
 
 
@@ -103,23 +103,26 @@ def _sigma(text: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A load to be drawn. The same recipe makes the same load."""
+    """Parameters of a synthetic load. Equal recipes make equal loads."""
 
     input_tokens: Lengths
     output_tokens: Lengths
     rate: float | None = None
-    """Requests a second on average; None: all of them are there from the start."""
+    """Mean requests a second; None: all arrive at once."""
     arrivals: str = POISSON
     burstiness: float = BURSTINESS
-    """Of bursty arrivals: the shape of the gamma distribution of gaps; 1 is Poisson, less is burstier."""
+    """Shape of the gamma distribution of gaps, for bursty arrivals; 1 is Poisson, less is burstier."""
     ramp_from: float = 0.0
-    """Of a ramp: the rate with which it begins; it ends with `rate`."""
+    """Rate at the start of a ramp, which ends at `rate`."""
     seconds: float | None = None
     requests: int | None = None
-    """It ends with whichever comes first. One of them is given: without a rate this, for a ramp `seconds`."""
+    """Limits of the load: the first one reached ends it. At least one is given.
+
+    Without a rate `requests` is needed, for a ramp `seconds`.
+    """
     prefix_groups: int = 0
     prefix_tokens: int = 0
-    """Every prompt begins with that many tokens of its group, its own come after them."""
+    """Number of groups, and tokens of its group at the start of every prompt, before its own tokens."""
     seed: int = 1
 
     def __str__(self) -> str:
@@ -129,20 +132,21 @@ class Recipe:
 
     @property
     def expected(self) -> float:
-        """How many requests it will have, about."""
+        """Expected number of requests."""
         by_rate = math.inf if self.rate is None or self.seconds is None else self.mean_rate * self.seconds
         return min(by_rate, math.inf if self.requests is None else self.requests)
 
     @property
     def mean_rate(self) -> float:
-        """Requests a second over the whole of it."""
+        """Mean requests a second over the whole load."""
         rate = self.rate or 0.0
         return (self.ramp_from + rate) / 2 if self.arrivals == RAMP else rate
 
 
 def draw_load(recipe: Recipe, longest: int, told: Callable[[int], None] = lambda requests: None) -> Load:
-    """The load of `recipe`. Lengths that are drawn without an end are cut so that a request has at most
-    `longest` tokens. ConfigError when it has no requests, or too many. `told` is called now and then.
+    """Returns the load of `recipe`. Lognormal lengths are cut so that a request has at most `longest` tokens.
+
+    `told` receives the number of requests now and then. Raises ConfigError for no requests, or too many.
     """
     load = Load("the load")
     arrivals, lengths = Random(f"{recipe.seed}/arrivals"), Random(f"{recipe.seed}/lengths")
@@ -168,7 +172,7 @@ def draw_load(recipe: Recipe, longest: int, told: Callable[[int], None] = lambda
 
 
 def _moments(recipe: Recipe, rng: Random) -> Iterator[float]:
-    """When requests arrive, up to the end of the load."""
+    """Returns the arrival times in seconds, up to the end of the load."""
     most = recipe.requests
     if recipe.rate is None:
         return repeat(0.0, most or 0)
@@ -199,8 +203,9 @@ def _summed(rate: float, shape: float, rng: Random) -> Iterator[float]:
 
 
 def _ramp(low: float, high: float, seconds: float, rng: Random) -> Iterator[float]:
-    """A Poisson process whose rate goes from `low` to `high` on a line: the moments at which so many requests
-    are expected as a steady one has sent.
+    """Yields a Poisson process with a rate that goes linearly from `low` to `high`.
+
+    Each arrival of a unit-rate process is moved to the time with that expected number of requests.
     """
     growth = (high - low) / seconds
     for expected in _summed(1.0, 1.0, rng):
@@ -208,6 +213,6 @@ def _ramp(low: float, high: float, seconds: float, rng: Random) -> Iterator[floa
             yield expected / low
             continue
         inside = low * low + 2 * growth * expected
-        if inside < 0:  # a falling ramp has sent all that it ever will
+        if inside < 0:  # a falling ramp has reached rate 0
             return
         yield (math.sqrt(inside) - low) / growth

@@ -1,4 +1,4 @@
-"""A load as columns: when requests arrive, and how many tokens they have; read from a trace file."""
+"""A load as columns: arrival times and token counts of requests, read from a trace file."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ PREFIX_COLUMNS = ("prefix_group", "prefix_tokens")
 MOST_TOKENS = 1 << 30
 NO_GROUP = -1
 TELL_EVERY = 1 << 14
-"""Requests."""
+"""Requests between two progress calls."""
 _GZIP = b"\x1f\x8b"
 
 
 @dataclass(slots=True)
 class Load:
-    """Requests in order of arrival, a column for each thing that is known of them: millions are no burden.
+    """Requests in order of arrival, as columns that hold millions of rows.
 
-    The requests of a prefix group share their first `prefix_tokens` tokens, those of their prompt. Without
-    such groups both columns are empty.
+    Requests of a prefix group share the first `prefix_tokens` tokens of their prompts. Without groups both
+    columns are empty.
     """
 
     origin: str
-    """Beginning of a complaint about this load."""
+    """Name of the source, with which error messages begin."""
     arrival_s: array[float] = field(default_factory=lambda: array("d"))
     input_tokens: array[int] = field(default_factory=lambda: array("i"))
     output_tokens: array[int] = field(default_factory=lambda: array("i"))
@@ -42,17 +42,17 @@ class Load:
     prefix_tokens: array[int] = field(default_factory=lambda: array("i"))
     rows: str = "request"
     first_row: int = 1
-    """How its rows are called and counted."""
+    """Word for a row and number of the first one, in error messages."""
 
     def __len__(self) -> int:
         return len(self.arrival_s)
 
     def row(self, number: int) -> str:
-        """Returns the place of the request of that number."""
+        """Returns the place of a request, for error messages."""
         return f"{self.origin}, {self.rows} {number + self.first_row}"
 
     def part(self, numbers: Sequence[int]) -> Load:
-        """The requests of these numbers alone."""
+        """Returns a load of only these requests."""
         part = Load(self.origin, rows=self.rows, first_row=self.first_row)
         part.arrival_s.extend(self.arrival_s[number] for number in numbers)
         for name in ("input_tokens", "output_tokens", "group", "prefix_tokens"):
@@ -63,9 +63,9 @@ class Load:
 
 
 def read_trace(path: Path, told: Callable[[int], None] = lambda bytes_read: None) -> Load:
-    """A CSV file, or one that gzip made of it. ConfigError names the file, the row and the rule.
+    """Reads a CSV file, packed by gzip or not. Raises ConfigError with the file, the row and the rule.
 
-    Rows are counted as an editor counts lines: the header is row 1. `told` is called now and then.
+    The header is row 1, as in an editor. `told` receives the bytes read now and then.
     """
     load = Load(str(path), rows="row", first_row=2)
     with _naming(path), path.open("rb") as packed, _text(packed) as file:
@@ -89,7 +89,7 @@ def read_trace(path: Path, told: Callable[[int], None] = lambda bytes_read: None
 def _read_rows(
     rows: Iterable[list[str]], places: Sequence[int], load: Load, told: Callable[[], None]
 ) -> None:
-    """Add `rows` to `load`. ValueError says what is wrong with the one after the last that was added."""
+    """Adds `rows` to `load`. Raises ValueError for the first wrong row, which is the next one of `load`."""
     arrival, tokens_in, tokens_out, *prefix = places
     before_s, width = 0.0, max(places) + 1
     groups: dict[str, int] = {}
@@ -142,7 +142,7 @@ def _tokens(name: str, text: str, least: int = 1) -> int:
 
 
 def _prefix(group: str, text: str, prompt_tokens: int) -> tuple[str, int]:
-    """The group and how many tokens of it are shared; no group shares none."""
+    """Returns the group and its shared tokens; 0 tokens without a group."""
     if not group.strip():
         return "", 0
     tokens = _tokens(PREFIX_COLUMNS[1], text, 0)
@@ -153,7 +153,7 @@ def _prefix(group: str, text: str, prompt_tokens: int) -> tuple[str, int]:
 
 @contextmanager
 def _text(file: io.BufferedReader) -> Iterator[TextIO]:
-    """Yields the text of `file`, unpacked if need be."""
+    """Yields the text of `file`, unpacked if packed by gzip."""
     packed = file.peek(2)[:2] == _GZIP
     binary = gzip.GzipFile(fileobj=file) if packed else file
     with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
@@ -162,7 +162,7 @@ def _text(file: io.BufferedReader) -> Iterator[TextIO]:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Turns errors of the file as such into a ConfigError that names it."""
+    """Turns errors of reading the file into a ConfigError with its name."""
     try:
         yield
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Requests that share prefixes: groups of users with the same system prompt, each with turns of its own."""
+"""Requests that share prefixes: users in groups with one system prompt each, in multi-turn conversations."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ TURNS = 4
 """Most turns of a user's conversation."""
 QUESTION_TOKENS = 60
 ANSWER_TOKENS = 40
-"""Tokens of an answer in the history of later turns. It is part of the workload, not what a pod has said: so
-every policy gets the same prompts."""
+"""Tokens of an answer in the history of later turns.
+
+The workload has these answers instead of the pods' own, so that every policy gets the same prompts."""
 SEPARATOR = "\n\n"
 
 Compose = Callable[[int, Random], str]
-"""Text of so many tokens."""
+"""Returns a text of so many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """One request: the `turn`-th of a `user` of a `group`, all counted from 0."""
+    """One request: turn `turn` of a `user` of a `group`, all counted from 0."""
 
     group: int
     user: int
@@ -32,19 +33,19 @@ class WorkloadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in the order in which they are sent, and about how many tokens they have."""
+    """Requests in the order of sending, and their estimated token counts."""
 
     requests: tuple[WorkloadRequest, ...]
     longest_tokens: int
-    """Of the longest prompt."""
+    """Tokens of the longest prompt."""
     distinct_tokens: int
-    """Of all that there is to cache: every system prompt once, every conversation once."""
+    """Tokens to cache: every system prompt once, every conversation once."""
 
 
 def make_workload(requests: int, groups: int, prefix_tokens: int, seed: int, compose: Compose) -> Workload:
-    """`requests` spread evenly over `groups`, in a random order in which a user's turns follow each other.
+    """Spreads `requests` evenly over `groups`, in random order; each user's turns stay in order.
 
-    The same arguments make the same workload; another number of requests has the same system prompts.
+    Equal arguments make equal workloads; the number of requests does not change the system prompts.
     """
     conversations = {(group, user): turns for group, user, turns in _conversations(requests, groups)}
     prefixes = [_prefix(group, prefix_tokens, seed, compose) for group in range(groups)]
@@ -61,13 +62,13 @@ def make_workload(requests: int, groups: int, prefix_tokens: int, seed: int, com
 
 
 def arrivals(rate: float, rng: Random) -> Iterator[float]:
-    """Seconds from one request to the next, without an end: a Poisson process of `rate` requests a second."""
+    """Yields endless gaps in seconds: a Poisson process of `rate` requests a second."""
     while True:
         yield rng.expovariate(rate)
 
 
 def _conversations(requests: int, groups: int) -> Iterator[tuple[int, int, int]]:
-    """Group, user and number of turns of each conversation."""
+    """Yields group, user and number of turns of each conversation."""
     for group in range(groups):
         left = requests // groups + (group < requests % groups)
         for user in range(math.ceil(left / TURNS)):
@@ -75,7 +76,7 @@ def _conversations(requests: int, groups: int) -> Iterator[tuple[int, int, int]]
 
 
 def _shuffled(conversations: dict[tuple[int, int], int], rng: Random) -> Iterator[tuple[int, int, int]]:
-    """Group, user and turn of each request."""
+    """Yields group, user and turn of each request."""
     places = [conversation for conversation, turns in conversations.items() for _ in range(turns)]
     rng.shuffle(places)
     begun: Counter[tuple[int, int]] = Counter()
@@ -85,12 +86,12 @@ def _shuffled(conversations: dict[tuple[int, int], int], rng: Random) -> Iterato
 
 
 def _prefix(group: int, tokens: int, seed: int, compose: Compose) -> str:
-    # The heading makes the first block another one in each group, whatever the text begins with.
+    # The heading gives each group a different first block, whatever the text begins with.
     return f"Instructions {group}\n{compose(tokens, Random(f'{seed}/{group}'))}"
 
 
 def _prompts(prefix: str, turns: int, rng: Random, compose: Compose) -> list[str]:
-    """The prompts of a conversation; each begins with the one before."""
+    """Returns the prompts of a conversation; each begins with the previous one."""
     prompts = [prefix + SEPARATOR + compose(QUESTION_TOKENS, rng)]
     for _ in range(turns - 1):
         turn = (compose(ANSWER_TOKENS, rng), compose(QUESTION_TOKENS, rng))

@@ -1,4 +1,4 @@
-"""A schema that has been read, and values drawn from it."""
+"""A compiled schema, and values drawn from its document."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from app.schema.reader import read
 from app.schema.validation import accepts
 
 STEPS = 12_000
-"""Steps of work that one draw may take, with all its attempts: about 100 ms."""
+"""Steps of one draw with all its attempts: about 100 ms of work."""
 ATTEMPTS = 6
-"""Values drawn and validated, half of them with ``format`` as a rule, before giving up."""
+"""Values drawn and validated before giving up, the first half with ``format`` as a rule."""
 ENTRY_BYTES, BYTES_A_SCHEMA, BYTES_A_CHARACTER = 800, 600, 14
-"""Memory of a kept schema, of each object in it, and of each character of its JSON: measured, at the most."""
+"""Most memory of a kept schema, of each object in it, and of each character of its JSON; measured."""
 
 
 class CompiledSchema:
-    """A schema ready to draw from; `size_bytes` is the memory that it holds at most."""
+    """A schema ready to draw from; `size_bytes` is its greatest memory."""
 
     def __init__(self, document: Document, size_bytes: int) -> None:
         self._document = document
@@ -30,9 +30,10 @@ class CompiledSchema:
     def sample(self, rng: Random, ranges: Ranges, size: Size = Size.USUAL) -> JSON:
         """Returns a JSON value that satisfies the schema, of `size` or, where that fails, smaller.
 
-        It does so whether ``format`` is a rule or, as the specification has it, a remark; where no such value
-        is found, in one of the two readings. Raises SchemaError when no value was found, after about 100 ms
-        of work at most, with pauses in which other greenlets run.
+        The value is valid both with ``format`` as a rule and, as in the specification, as an annotation.
+        A value that is valid only with ``format`` as a rule is the fallback.
+
+        Raises SchemaError without a value, after about 100 ms of work at most. Pauses for other greenlets.
         """
         budget, fallback = WorkBudget(STEPS), list[JSON]()
         try:
@@ -42,7 +43,7 @@ class CompiledSchema:
                 draw = Draw(self._document, ranges, rng, budget, formats, tried)
                 for value in self._drawn(draw):
                     if accepts(self._document, self._document.root, value, budget, formats=False):
-                        return value  # texts of a format were drawn so that they have it
+                        return value  # texts were drawn according to their format
                     if formats and not fallback and draw.accepts(self._document.root, value):
                         fallback = [value]
         except WorkExhausted:
@@ -53,7 +54,7 @@ class CompiledSchema:
         return fallback[0]
 
     def _drawn(self, draw: Draw) -> list[JSON]:
-        """Returns the value of `draw`, if it has found one."""
+        """Returns the value of `draw` in a list, which is empty without one."""
         try:
             return [draw.value([self._document.root])]
         except Unsatisfiable:
@@ -62,15 +63,15 @@ class CompiledSchema:
             raise WorkExhausted("the schema is too deep to be satisfied") from None
 
     def accepts(self, value: JSON) -> bool:
-        """Returns True when `value` satisfies the schema, where ``format`` is a remark.
+        """Returns True when `value` satisfies the schema, with ``format`` as an annotation.
 
-        Raises SchemaError when that takes too much work.
+        Raises SchemaError when the check takes too much work.
         """
         return accepts(self._document, self._document.root, value, WorkBudget(STEPS), formats=False)
 
 
 def compile_schema(text: bytes, lenient: bool) -> CompiledSchema:
-    """Returns the schema in `text`, which is JSON. Raises SchemaError."""
+    """Returns the schema in the JSON `text`. Raises SchemaError."""
     try:
         document = read(json.loads(text), lenient)
     except RecursionError:

@@ -1,9 +1,8 @@
-"""Texts of regular expressions and grammars: the nodes they consist of, what each costs, and their writer.
+"""Nodes of regular expressions and grammars, their costs, and the writer of their texts.
 
-A grammar is rules, each a tree of nodes, which may share parts with others; a regular expression has one
-rule. Nothing in it is ever changed, so that one grammar serves any number of texts. A length is shared out
-among the nodes. What no node can promise (look-around, back references of another length) is left to the
-check of `patterns.py`.
+A grammar is a set of rules, each a tree of nodes, which may share subtrees. A regular expression has one
+rule. Nodes are immutable, so one grammar serves any number of texts. The writer divides the wanted length
+among the nodes. Look-around and back references of another length may fail: `patterns.py` checks the text.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from app.schema.errors import SchemaError, WorkBudget
 from app.schema.ranges import Ranges
 
 LONGEST = 100_000
-"""Characters of the longest text that a grammar may need at least; as the most of a node: no limit."""
+"""Most characters of a grammar's shortest text; as the `most` of a node: no limit."""
 MOST_LOOKS = 200_000
-"""Nodes that are looked at to find what a grammar's rules cost; it is given up after so many."""
+"""Most visits of nodes to find the costs of a grammar's rules."""
 DEEPEST = 150
-"""Nodes in one another, without those of other rules."""
+"""Most levels of nested nodes within a rule."""
 SPOKEN = 60
-"""Most characters of a text about anything."""
+"""Most characters of a free text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +49,7 @@ class Alternation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repetition:
-    """`item`, `least` to `most` times; None is without end."""
+    """`item`, `least` to `most` times; None is no limit."""
 
     item: Node
     least: int = 0
@@ -66,7 +65,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Written:
-    """`least` to about `most` characters that `write` returns, for a length."""
+    """Text of `least` to about `most` characters, returned by `write` for a length."""
 
     least: int
     most: int
@@ -80,7 +79,7 @@ class FreeText:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """`item`, remembered under `number`."""
+    """`item`, whose text is remembered under `number`."""
 
     number: int
     item: Node
@@ -88,7 +87,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BackReference:
-    """The text of group `number`, once more; `item` is in that group."""
+    """The text of group `number` again; `item` is the item of that group."""
 
     number: int
     item: Node
@@ -105,7 +104,7 @@ class IfWritten:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assertion:
-    """A text that must follow or precede: usually other nodes write it by chance, else it is written out."""
+    """A look-around: usually other nodes write a fitting text by chance; some attempts write out `item`."""
 
     item: Node
 
@@ -116,7 +115,7 @@ FREE_TEXT = FreeText()
 
 
 class Cost(NamedTuple):
-    """Fewest and most characters of a text, and how many rules are in one another to get to the shortest."""
+    """Fewest and most characters of a text; `height` is the nesting of rules in the shortest text."""
 
     least: int
     height: int = 0
@@ -124,7 +123,7 @@ class Cost(NamedTuple):
 
 
 class Grammar:
-    """Rules, of which `root` derives the whole text. Raises SchemaError when it derives none."""
+    """Rules; `root` derives the whole text. Raises SchemaError when `root` derives no text."""
 
     __slots__ = ("_costs", "_known", "length", "root", "rules")
 
@@ -145,7 +144,7 @@ class Grammar:
         """Characters of the shortest and of the longest text."""
 
     def cost(self, node: Node) -> Cost | None:
-        """Returns the cost of a node; None when nothing can be derived from it."""
+        """Returns the cost of a node; None when the node derives no text."""
         key = id(node)
         if key not in self._costs:
             self._costs[key] = self._look_at(node, self._costs)
@@ -182,7 +181,7 @@ class Grammar:
                     waiting.append(inner)
 
     def _look_at(self, node: Node, seen: dict[int, Cost | None], depth: int = 0) -> Cost | None:
-        """Returns the cost of a node by the costs of rules that are known so far."""
+        """Returns the cost of a node, from the rule costs known so far."""
         match node:
             case Text(text):
                 return Cost(len(text), 0, len(text))
@@ -236,16 +235,16 @@ def _inner(node: Node) -> Sequence[Node]:
 
 
 Speak = Callable[[int, Random], str]
-"""Returns a text of at most so many characters, about anything."""
+"""Returns a free text of at most so many characters."""
 STEPS = 60_000
-"""Steps that one text of a grammar may take; when a third is left, it is brought to its end."""
+"""Most steps of one text of a grammar; the last third is reserved to end the text."""
 USUAL_RANGES = Ranges()
 GO_ON = 0.7
-"""Chance of one more, of what a grammar lets come any number of times."""
+"""Chance of one more repetition."""
 
 
 def write(grammar: Grammar, size: int, rng: Random, ranges: Ranges, speak: Speak) -> str:
-    """Returns a text of about `size` characters, or the shortest. Raises SchemaError if it takes too much."""
+    """Returns a text of about `size` characters, or the shortest. Raises SchemaError after too much work."""
     return Writer(grammar, rng, WorkBudget(STEPS), STEPS // 3, ranges, speak).text(size)
 
 
@@ -253,13 +252,13 @@ def write(grammar: Grammar, size: int, rng: Random, ranges: Ranges, speak: Speak
 class _EndOfGroup:
     number: int
     start: int
-    """Its first part."""
+    """Index of the group's first part."""
 
 
 class Writer:
-    """Writes one text that `grammar` derives: as long as wanted, or with a `reserve` so long at most.
+    """Writes one text that `grammar` derives, of the wanted length; with a `reserve` possibly shorter.
 
-    With `reserve` steps left each node gets its shortest text. With `look_around` assertions are written.
+    Once only `reserve` steps are left, each node gets its shortest text. `look_around` writes assertions.
     """
 
     def __init__(
@@ -278,7 +277,7 @@ class Writer:
         self._parts: list[str] = []
         self._groups: dict[int, str] = {}
         self._waiting: list[tuple[Node | _EndOfGroup, int]] = []
-        """Nodes with their lengths; the last one is the next."""
+        """Stack of nodes with their lengths."""
 
     def text(self, length: int) -> str:
         self._push(Rule(self._grammar.root), length)
@@ -337,7 +336,7 @@ class Writer:
         return cost
 
     def _shares(self, items: Sequence[Node], length: int) -> list[int]:
-        """Shares a length out among nodes that follow each other."""
+        """Divides a length among consecutive nodes."""
         costs, shares = [self._cost(item) for item in items], []
         room = sum(cost.most - cost.least for cost in costs)
         spare = min(length - sum(cost.least for cost in costs), room)
@@ -350,7 +349,7 @@ class Writer:
         return shares
 
     def _option(self, options: Sequence[Node], length: int) -> Node:
-        """Returns an option of that length, any for which there is room, or the one that ends soonest."""
+        """Returns an option that can have this length, else any that fits, else the shortest one."""
         known = [(cost, option) for option in options if (cost := self._grammar.cost(option)) is not None]
         cheapest = min(cost[:2] for cost, _ in known)
         if length <= cheapest[0]:
@@ -380,7 +379,7 @@ class Writer:
         self._waiting += [(node.item, share) for share in reversed(shares)]
 
     def _times(self, node: Repetition, once: Cost, length: int) -> int:
-        """Returns how often, so that `length` can be reached; items that may be empty come only if needed."""
+        """Draws a number of repetitions that can reach `length`; items that may be empty only if needed."""
         if once.most == 0 or length == 0:
             return min(node.least, 1)
         lowest = node.least if once.least else 0

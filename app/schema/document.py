@@ -1,7 +1,7 @@
-"""A schema that has been read: what its keywords hold, how deep its values are, the values of its enums.
+"""A schema as read: rules for its keywords, minimal depths of its values, options of its enums.
 
-Of keywords all drafts from 4 to 2020-12 are known. Older spellings (lists under ``items``, ``dependencies``,
-true under ``exclusiveMinimum``) are read whatever draft is named, because tools in the field mix them.
+Keywords of all drafts from 4 to 2020-12 are known. Older spellings (lists under ``items``, ``dependencies``,
+true under ``exclusiveMinimum``) are read in every draft, because tools in the field mix them.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """True for a JSON number; true and false are none."""
+    """Returns True for a JSON number, which excludes true and false."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def is_count(value: object) -> TypeGuard[int | float]:
-    """True for a whole number of 0 or more; 2.0 is one, too."""
+    """Returns True for a whole number of 0 or more, 2.0 included."""
     return is_number(value) and value >= 0 and value == int(value)
 
 
 def is_names(value: object) -> TypeGuard[list[str]]:
-    """True for a list of different strings."""
+    """Returns True for a list of different strings."""
     return (
         isinstance(value, list)
         and all(isinstance(name, str) for name in value)
@@ -37,7 +37,7 @@ def is_names(value: object) -> TypeGuard[list[str]]:
 
 
 def is_type(value: object) -> bool:
-    """True for the name of a type, or a list of different ones."""
+    """Returns True for the name of a type, or a list of different names."""
     if isinstance(value, str):
         return value in TYPES
     return is_names(value) and bool(value) and all(name in TYPES for name in value)
@@ -83,7 +83,7 @@ PLAIN: Mapping[str, Rule] = {
     "examples": LIST,
     "$ref": TEXT,
 }
-"""Keywords that hold no schema, with what is said of a wrong value."""
+"""Keywords that hold no schema, with the rule for their values."""
 
 ANNOTATIONS: Mapping[str, Rule] = {
     "title": TEXT,
@@ -98,10 +98,10 @@ ANNOTATIONS: Mapping[str, Rule] = {
     "$anchor": TEXT,
     "$schema": TEXT,
 }
-"""Keywords that say nothing of the value; they are looked at, and left out."""
+"""Keywords that do not constrain the value; they are checked, then left out."""
 
 NOT_SUPPORTED = frozenset(["$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"])
-"""Keywords whose meaning depends on how the rest of the schema is applied; a schema with one is refused."""
+"""Refused keywords: their meaning depends on how the rest of the schema is applied."""
 
 SCHEMAS = frozenset(
     ["additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not"]
@@ -117,13 +117,13 @@ JSON: TypeAlias = "dict[str, JSON] | list[JSON] | str | int | float | bool | Non
 Number: TypeAlias = int | float
 
 ROUNDS = 40
-"""Passes over all schemas that look for minimal depths; what is unknown then counts as endless."""
+"""Most passes over all schemas to find minimal depths; depths unknown by then count as infinite."""
 
 
 def identity(value: JSON) -> Hashable:
-    """Returns a hashable that is equal for equal JSON values, and only for those.
+    """Returns a hashable that is equal exactly for equal JSON values.
 
-    1 and 1.0 are one number, true is none, and the names of an object have no order.
+    1 and 1.0 are equal, 1 and true are not, and the names of an object have no order.
     """
     if isinstance(value, bool):
         return ("boolean", value)
@@ -135,7 +135,7 @@ def identity(value: JSON) -> Hashable:
 
 
 class Options(list[JSON]):
-    """The values of an ``enum``, or the one of a ``const``, found by hash."""
+    """The values of an ``enum``, or the value of a ``const``, with look-up by hash."""
 
     def __init__(self, values: Sequence[JSON]) -> None:
         super().__init__(values)
@@ -152,7 +152,7 @@ _NoNames = TypedDict(
 
 
 class Keywords(_NoNames, total=False):
-    """A schema that is an object, in the words of Draft 2020-12; what says nothing of the value is left out.
+    """A schema that is an object, rewritten in Draft 2020-12, without annotations.
 
     ``$ref`` is a name among the definitions of the `Document`.
     """
@@ -198,9 +198,9 @@ Schema: TypeAlias = Keywords | bool
 
 
 class Document:
-    """A schema, `root`, and the `definitions` that its references name; `schemas` are all objects in it.
+    """A schema `root` and the `definitions` of its references; `schemas` are all schema objects in both.
 
-    Raises SchemaError for a schema that is applied to its own value again and again.
+    Raises SchemaError for a reference that leads back to itself for the same value.
     """
 
     def __init__(
@@ -214,15 +214,15 @@ class Document:
             self._refuse_endless(schemas)
         self._min_depths: dict[int, float] = {id(schema): inf for schema in schemas}
         for _ in range(ROUNDS):
-            schemas = schemas[::-1]  # what is inside of a schema comes behind it
+            schemas = schemas[::-1]  # inner schemas first
             if not self._find_depths(schemas):
                 break
 
     def min_depth(self, *schemas: Schema) -> float:
-        """Returns how many levels of nesting a value of all `schemas` has at least.
+        """Returns a lower bound of the nesting levels of a value that all `schemas` accept.
 
-        Infinite for a value that could not end, 0 for schemas that are not of this document. A lower bound:
-        keywords of several schemas are not held against each other.
+        Infinite for a value that cannot end, 0 for schemas from outside this document. Combinations of
+        keywords of several schemas are not considered.
         """
         return max((self._depth_of(schema) for schema in schemas), default=0)
 
@@ -232,7 +232,7 @@ class Document:
         return self._min_depths.get(id(schema), 0)
 
     def _find_depths(self, schemas: Iterable[Keywords]) -> bool:
-        """Computes minimal depths from those known; returns True when one has changed."""
+        """Updates minimal depths from the known ones; returns True when one has changed."""
         changed = False
         for schema in schemas:
             depth = self._min_depth(schema)

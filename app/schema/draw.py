@@ -1,4 +1,4 @@
-"""Draws a value: for one branch of each choice, by chance, and again where it does not validate."""
+"""Draws a value for a random branch of each choice, and again where the value is not valid."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from app.schema.scalars import DECIMALS, MergedSchema, draw_integer, draw_number
 from app.schema.validation import accepts
 
 MOST_ITEMS = 4096
-"""Items of the longest array that is drawn."""
+"""Items of the longest drawn array."""
 SPREAD = 15
-"""Items at most beyond the fewest, where only the schema sets a limit."""
+"""Most items beyond the fewest, where only the schema sets a limit."""
 ITEM_TRIES = 40
-"""Draws of one item that has to differ from others, or not to be one that is contained."""
+"""Draws of one item that must differ from others, or must not match `contains`."""
 MOST_PROPERTIES = 1024
-"""Properties of the largest object that is drawn."""
+"""Properties of the largest drawn object."""
 MOST_INVENTED = 3
-"""Entries of a map: an object whose schema has one for its values, and names no property."""
+"""Most entries of a map: an object without declared properties, with a schema for its values."""
 NAME_TRIES = 8
 SCHEMAS_A_STEP = 8
-"""Schemas of one value that take one step of work to ask for a part of it."""
+"""Schemas of one value per step of work, to find their schemas of a part."""
 
 
 def draw_array(draw: Draw, merged: MergedSchema, depth: int, name: str) -> list[JSON]:
-    """Draws an array called `name`, shorter where no more items can be had. Raises Unsatisfiable."""
+    """Draws an array called `name`, shorter where no further item is found. Raises Unsatisfiable."""
     return _ArrayDraw(draw, merged, depth, name).draw()
 
 
@@ -64,9 +64,9 @@ class _ArrayDraw:
         return items
 
     def _length(self) -> int:
-        """Draws how many items there are, of the usual range where the schema leaves it (simulator.md 7.4).
+        """Draws the number of items, in the usual range if the schema allows (simulator.md 7.4).
 
-        As few as it allows where values are kept small. Raises Unsatisfiable when that is still too many.
+        Small values get the fewest items. Raises Unsatisfiable when the fewest are too many.
         """
         merged, usual = self._merged, self._draw.ranges.array_lengths
         fewest = max(self._fewest, sum(self._missing))
@@ -93,7 +93,7 @@ class _ArrayDraw:
         return asked
 
     def _item(self, schemas: list[Schema]) -> JSON:
-        """Draws an item that is all of what is still missing if possible, else one of it, else any."""
+        """Draws an item that matches all `contains` still missing if possible, else one, else none."""
         missing = zip(self._containing, self._missing, strict=True)
         wanted = [schema["contains"] for schema, count in missing if count > 0]
         wishes = [wanted, *([each] for each in wanted)] if len(wanted) > 1 else [wanted]
@@ -105,7 +105,7 @@ class _ArrayDraw:
         raise Unsatisfiable("no item was found that satisfies the schema")
 
     def _new_item(self, schemas: list[Schema], may_be_contained: bool) -> JSON:
-        """Draws an item that is unlike the others where it has to be, and not contained once too often."""
+        """Draws an item that keeps to `uniqueItems` and `maxContains`."""
         limited = [] if may_be_contained else [each for each in self._containing if "maxContains" in each]
         for _ in range(ITEM_TRIES if self._is_unique or limited else 1):
             item = self._draw.value(schemas, self._depth + 1, self._item_name)
@@ -155,7 +155,7 @@ class _ObjectDraw:
         return ranges.optional_field if self._depth else ranges.optional_property
 
     def _begin(self, left: Sequence[str]) -> None:
-        """Draws one of `left`: an object that may have something in it is not left empty by chance."""
+        """Draws one of `left`, so that an object is not empty by chance."""
         if self._chance() and not self._draw.is_smallest(self._depth + 1):
             for name in self._draw.rng.sample(left, len(left)):
                 self._try(name)
@@ -178,7 +178,7 @@ class _ObjectDraw:
             return
 
     def _add(self, names: list[str]) -> None:
-        """Draws `names` and what they require. Raises Unsatisfiable, leaving the value as it was."""
+        """Draws `names` and their required properties. On Unsatisfiable the value stays unchanged."""
         before = dict(self._value)
         try:
             for name in names:  # the list grows meanwhile
@@ -212,7 +212,7 @@ class _ObjectDraw:
         return own
 
     def _map_entries(self) -> int:
-        """Draws how many entries to invent for an object that declares none but has a schema for values."""
+        """Draws the number of entries of a map; 0 for other objects."""
         merged = self._merged
         if any(merged.all("properties")) or self._draw.is_small(self._depth):
             return 0
@@ -223,7 +223,7 @@ class _ObjectDraw:
         return self._draw.rng.randint(min(1, most), most)
 
     def _invented(self, wanted: int) -> Iterator[str]:
-        """Yields names: by the patterns of the schema, by its rules for names, or plain words."""
+        """Yields names: from `patternProperties`, from `propertyNames`, or plain words."""
         rules: list[list[Schema]] = [
             [*self._name_rules, {"pattern": pattern}]
             for patterns in self._merged.all("patternProperties")
@@ -247,25 +247,25 @@ N = TypeVar("N", int, float)
 DEEP = 5
 """Levels of nesting after which values are kept small: no optional fields, shallow branches."""
 DEEPEST = 64
-"""Levels after which nothing is drawn any more."""
+"""Most levels of nesting."""
 PLENTY = 150
-"""Values drawn after which the rest is kept small."""
+"""Drawn values after which further ones are kept small."""
 MOST_TRIES, FEWEST_TRIES = 16, 3
-"""Draws for one place of the value, at the top and deep down; each level has half as many."""
+"""Draws for one place of the value, at the top and at least; each level has half as many."""
 COMBINING = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"))
 """Keywords that apply further schemas to the same value."""
 ENUM = frozenset(("enum", "default", "examples"))
-"""Keywords beside which any option will do."""
+"""Keywords beside which every option is valid."""
 DIGITS = 9
-"""Brief numbers lie so far from the least usual one at most."""
+"""Greatest distance of a brief number from the start of the usual range."""
 MOST_SHUFFLED = 1000
-"""Options of an ``enum`` that are tried in any order; more are tried in theirs, from any one on."""
+"""Most options of an ``enum`` tried in random order; more are tried in theirs, from a random start."""
 MEMBERS_A_STEP = 16
-"""Members of a list or map that take one step of work to look at."""
+"""Members of a list or map that are read per step of work."""
 
 
 class Draw:
-    """One draw from `document`; `formats` makes ``format`` a rule rather than a remark."""
+    """One draw from `document`; `formats` makes ``format`` a rule rather than an annotation."""
 
     def __init__(
         self,
@@ -325,7 +325,7 @@ class Draw:
         return all(self.accepts(schema, value) for schema in schemas)
 
     def _merges(self, schemas: Sequence[Schema], depth: int) -> Iterator[MergedSchema]:
-        """Yields `schemas` merged, with each choice of branches, and again; once where chance has no part."""
+        """Yields `schemas` merged, for each choice of branches, repeatedly; only once without choices."""
         plain: list[Keywords] = []
         choices: list[list[list[Schema]]] = []
         while self._flatten(schemas, plain, choices):
@@ -352,7 +352,7 @@ class Draw:
                 yield from self._branches(more, open_choices, depth)
 
     def _in_order(self, options: list[list[Schema]], depth: int) -> list[list[Schema]]:
-        """Returns the options that can end, in any order; shallow ones first where values are kept small."""
+        """Returns the options that can end, shuffled; shallow ones first where values are kept small."""
         self.budget.spend(1 + len(options) // MEMBERS_A_STEP)
         depths = [(self._document.min_depth(*option), option) for option in options]
         ordered = [(levels, option) for levels, option in depths if levels != inf]
@@ -364,9 +364,9 @@ class Draw:
     def _flatten(
         self, schemas: Sequence[Schema], plain: list[Keywords], choices: list[list[list[Schema]]]
     ) -> bool:
-        """Adds `schemas`, with what they refer to, to `plain`, and what they leave open to `choices`.
+        """Adds `schemas` and their references to `plain`, and their open branches to `choices`.
 
-        Returns False where nothing can satisfy them.
+        Returns False when no value can satisfy them.
         """
         waiting = list(schemas)
         while waiting:
@@ -394,7 +394,7 @@ class Draw:
         for kind in self._kinds(merged, depth, hinted=attempt % 2 == 0):
             try:
                 return self._of_type(kind, merged, depth, name)
-            except (Unsatisfiable, ArithmeticError):  # or bounds beyond what a float can hold
+            except (Unsatisfiable, ArithmeticError):  # the latter for bounds beyond the range of floats
                 continue
         raise Unsatisfiable("no type has a value that satisfies the schema")
 
@@ -415,7 +415,7 @@ class Draw:
         raise Unsatisfiable("no option of the enum satisfies the schema")
 
     def _kinds(self, merged: MergedSchema, depth: int, hinted: bool) -> list[str]:
-        """Returns the types to try, in order: with `hinted`, those that the keywords suggest come first."""
+        """Returns the types to try, in order; with `hinted`, types that the keywords suggest come first."""
         types = merged.types - {"integer"} if "number" in merged.types else merged.types
         likely = merged.suggested() & types if hinted and len(types) > 1 else set()
         if not likely and hinted and len(types) > 3:
@@ -445,12 +445,12 @@ class Draw:
         return draw_object(self, merged, depth)
 
     def _usual(self, low: N, high: N) -> tuple[N, N]:
-        """Returns a usual range of numbers; its start where they are to be brief."""
+        """Returns the usual range of numbers, only its start for brief values."""
         return low, min(high, low + DIGITS) if self._brief else high
 
 
 def _choices(schema: Keywords) -> Iterator[list[list[Schema]]]:
-    """Yields what `schema` leaves open: lists of options, each of them schemas that apply, too."""
+    """Yields the choices of `schema`: lists of options, each a list of further schemas that apply."""
     for branches in (schema.get("anyOf"), schema.get("oneOf")):
         if branches is not None:
             yield [[branch] for branch in branches]
@@ -461,6 +461,6 @@ def _choices(schema: Keywords) -> Iterator[list[list[Schema]]]:
 
 
 def _breadth(schema: Keywords) -> int:
-    """Returns the steps that looking at long lists and maps costs; of an enum one option is picked."""
+    """Returns the steps for reading long lists and maps; an enum is free, as only one option is read."""
     members = sum([len(each) for each in schema.values() if isinstance(each, (list, dict))])
     return (members - len(schema.get("enum", ()))) // MEMBERS_A_STEP

@@ -1,13 +1,13 @@
-"""Errors of schemas, and the budget of work that every draw has."""
+"""Errors of schemas, and the work budget of a draw."""
 
 from __future__ import annotations
 
 from app.clock.pause import pause_if_possible
 
 LONGEST_PATH = 200
-"""Characters of a path that an error shows, from its end."""
+"""Most characters of a path in an error, from the path's end."""
 STEPS_A_PAUSE = 400
-"""Steps of work, about 4 ms, after which other greenlets have their turn."""
+"""Steps of work, about 4 ms, between pauses for other greenlets."""
 
 
 class SchemaError(ValueError):
@@ -19,12 +19,12 @@ class SchemaError(ValueError):
 
 
 def inner_path(path: str, name: str) -> str:
-    """Returns the path of `name` in `path`, no longer than what an error shows."""
+    """Returns the path of `name` in `path`, cut to the length that an error shows."""
     return f"{path}.{name}"[-LONGEST_PATH - 1 :] if path else name
 
 
 class Unsatisfiable(SchemaError):
-    """No value or text was found that a schema or pattern accepts; another draw may find one."""
+    """No accepted value or text was found; another draw may find one."""
 
 
 class WorkExhausted(SchemaError):
@@ -32,7 +32,7 @@ class WorkExhausted(SchemaError):
 
 
 class WorkBudget:
-    """Steps of work, about 10 us each, that one draw may still take; pauses for other greenlets."""
+    """Steps left for one draw, about 10 us of work each; pauses for other greenlets."""
 
     __slots__ = ("_pause_at", "left")
 
@@ -41,7 +41,7 @@ class WorkBudget:
         self._pause_at = steps - STEPS_A_PAUSE
 
     def spend(self, steps: int = 1) -> None:
-        """Takes `steps` off. Raises WorkExhausted when none are left."""
+        """Subtracts `steps`. Raises WorkExhausted when none are left."""
         self.left -= steps
         if self.left < self._pause_at:
             if self.left < 0:

@@ -1,4 +1,4 @@
-"""Values of ``format``: dates, addresses, names of the net; and whether a text is one."""
+"""Draws and checks of texts by ``format``: dates, addresses, host names and others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.schema.errors import SchemaError
 from app.schema.patterns import Pattern
 
 WORDS = ("amber", "birch", "cobalt", "delta", "ember", "fjord", "grove", "harbor", "iris", "juniper")
-"""Where a name suggests nothing."""
+"""Texts for property names without a hint."""
 
 NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -51,11 +51,11 @@ NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "id": ("a1b2c3", "k7m4q9", "x5t8w2"),
     }
 )
-"""By what a property's name ends with; of several that fit, the first."""
+"""Texts by the end of a property's name; the first match wins."""
 
 
 def words_for(name: str) -> tuple[str, ...]:
-    """Texts that suit a property called `name`, such as ``home_city`` or ``fileName``."""
+    """Returns texts that suit a property called `name`, such as ``home_city`` or ``fileName``."""
     plain = "".join(filter(str.isalpha, name[-24:])).lower()
     for ending, texts in NAMED.items():
         if plain.endswith(ending):
@@ -85,7 +85,7 @@ SHAPES: Mapping[str, str] = MappingProxyType(
         "relative-json-pointer": r"(?:0|[1-9]\d*)(?:#|(?:/(?:[^~/]|~[01])*)*)",
     }
 )
-"""Formats that a regular expression tells (RFC 3339, 1123, 3986, 6901), each of them linear."""
+"""Formats checked by a regular expression (RFC 3339, 1123, 3986, 6901) in linear time."""
 
 
 def _moment(rng: Random) -> str:
@@ -127,7 +127,7 @@ DRAWS: Mapping[str, Callable[[Random], str]] = MappingProxyType(
         "regex": lambda rng: f"^{rng.choice(WORDS)}[0-9]+$",
     }
 )
-"""A valid value of each format that is known."""
+"""Draws of a valid value, by format."""
 
 
 def _is_moment(text: object) -> bool:
@@ -151,7 +151,7 @@ def _is_pattern(text: object) -> bool:
 
 
 def _checker() -> FormatChecker:
-    """The checks of `jsonschema` that need no further package, and ours for the rest."""
+    """Returns the checks of `jsonschema` that need no further package, and our own for other formats."""
     checker = FormatChecker(["date", "email", "idn-email", "ipv4", "ipv6", "uuid"])
     checker.checks("date-time")(_is_moment)
     checker.checks("regex")(_is_pattern)

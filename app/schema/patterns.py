@@ -1,4 +1,4 @@
-"""Regular expressions as JSON Schema writes them: whether a text satisfies one, and texts that do."""
+"""Regular expressions of JSON Schema: searches in texts, and draws of matching texts."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from app.schema.errors import SchemaError, Unsatisfiable, WorkBudget
 from app.schema.ranges import Ranges
 
 LONGEST = 8192
-"""Characters of the longest text that is written."""
+"""Characters of the longest drawn text."""
 MOST_SOURCE = 4000
-"""Characters of the longest pattern that is read."""
+"""Characters of the longest accepted pattern."""
 SHORT_TEXT = 60
-"""Characters up to which the library's tables of a text take no time."""
+"""Characters of a pattern up to which `regex` makes its tables in no time; see `_without_tables`."""
 MOST_SIZE = 20_000
-"""Pieces that a pattern may have with its repeats written out: compiling costs memory for each."""
+"""Most nodes of a pattern with its repeats written out; each costs memory to compile."""
 MATCH_S = 0.01
-"""Seconds after which a search is given up: the pattern makes it try too many ways."""
+"""Time limit of a search in seconds, against patterns with too much backtracking."""
 STEP_S = 8e-6
-"""Seconds of CPU time that a search may take for one step of its budget."""
+"""Seconds of CPU time of a search that count as one step of its budget."""
 TRIES = 40
 EXTRA = 8
-"""Characters that a pattern in a grammar gets beyond its shortest text."""
+"""Most characters beyond the shortest text, for a pattern in a grammar."""
 USUAL_EXTRA, MOST_EXTRA = 8, 24
 """Characters drawn beyond the shortest text, usually and after some failures."""
 STEPS = 20_000
 BASE_BYTES, CHARACTER_BYTES = 2_500, 110
-"""Memory of a pattern beside that of the library, and of each character of it: measured, at the most."""
+"""Most memory of a pattern beside the library's object, and of each character; measured."""
 
 CLASSES = {
     "L": "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0370-\u03ff\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff",
@@ -63,7 +63,7 @@ CLASSES = {
     "Z": " \u00a0",
     "Zs": " \u00a0",
 }
-"""Unicode classes that are understood, by their commonest members."""
+"""Supported Unicode classes, approximated by their most common members."""
 LONG_NAMES = {"Letter": "L", "Alphabetic": "L", "Number": "N", "Digit": "Nd", "Punctuation": "P"} | {
     "Uppercase_Letter": "Lu",
     "Lowercase_Letter": "Ll",
@@ -73,7 +73,7 @@ LONG_NAMES = {"Letter": "L", "Alphabetic": "L", "Number": "N", "Digit": "Nd", "P
     "Separator": "Z",
 }
 DOUBLED = frozenset("-&~|[")
-"""Doubled in a class, these are reserved by Python for later."""
+"""Signs that Python reserves when doubled within a class."""
 
 ESCAPE = re.compile(
     r"\\(?:(?P<negated>[pP])(?P<unicode>\{[^}]*\}|\w)|u\{(?P<point>[0-9a-fA-F]{1,6})\}"
@@ -88,9 +88,9 @@ VERBOSE = re.compile(r"\(\?[aiLmsu]*x")
 PLAIN = string.ascii_lowercase + string.digits + string.ascii_uppercase
 PRINTABLE = PLAIN + " " + string.punctuation
 RARE = "\n\t\r\f\v" + "".join(map(chr, range(0xA1, 0x180))) + "".join(map(chr, range(0x4E00, 0x4E40)))
-"""Characters that are written only where nothing else is allowed."""
+"""Characters written only where a pattern allows no others."""
 RANGE_SAMPLE = 64
-"""Characters looked at in a range that holds none of `PRINTABLE`."""
+"""Most characters taken from a range without any of `PRINTABLE`."""
 
 USUAL = {
     "CATEGORY_DIGIT": string.digits,
@@ -100,7 +100,7 @@ USUAL = {
     "CATEGORY_WORD": PLAIN,
     "CATEGORY_NOT_WORD": "-.:/ ",
 }
-"""Characters that are written for a category."""
+"""Characters written for a category."""
 MEMBERS: dict[str, Callable[[str], bool]] = {
     "CATEGORY_DIGIT": lambda c: c in string.digits,
     "CATEGORY_NOT_DIGIT": lambda c: c not in string.digits,
@@ -112,18 +112,18 @@ MEMBERS: dict[str, Callable[[str], bool]] = {
 
 NOTHING = Text("")
 Tokens = Iterable[tuple[object, Any]]
-"""Names and operands of Python's own parser."""
+"""Names and operands from Python's parser."""
 Members = Sequence[tuple[str, Any]]
 """Members of a class of characters."""
 
 
 def parse(translated: str) -> Node:
-    """Returns the nodes of `translated`. Raises re.error, RecursionError or OverflowError if it is wrong."""
+    """Returns the nodes of `translated`. Raises re.error, RecursionError or OverflowError for a wrong one."""
     return _Builder().run(_parser.parse(translated, re.ASCII))
 
 
 class _Builder:
-    """Makes nodes of the parser's tokens; anchors and boundaries write nothing."""
+    """Makes nodes from the parser's tokens; anchors and boundaries add no node."""
 
     def __init__(self) -> None:
         self._groups: dict[int, Node] = {}
@@ -179,7 +179,7 @@ class _Builder:
 
 
 def _size(node: Node) -> int:
-    """Returns how many nodes there are when repeats are written out."""
+    """Returns the number of nodes with repeats written out."""
     match node:
         case Series(items):
             return 1 + sum(map(_size, items))
@@ -203,7 +203,7 @@ def _characters(choices: str) -> Node:
 
 
 def _within(items: Members) -> str:
-    """Returns characters to write for a class: its printable members, else some of the others."""
+    """Returns characters to write for a class: its printable members, else some others."""
     listed = [item for item in items if item[0] != "CATEGORY"]
     chosen = [c for c in PRINTABLE if _has(listed, c)]
     for name, operand in items:
@@ -216,7 +216,7 @@ def _unprintable(items: Members) -> Iterable[str]:
     for name, operand in items:
         low, high = operand if name == "RANGE" else (operand, operand)
         for point in range(low, min(high, low + RANGE_SAMPLE) + 1):
-            if not 0xD800 <= point <= 0xDFFF:  # half a surrogate pair is no character
+            if not 0xD800 <= point <= 0xDFFF:  # surrogates are no characters
                 yield chr(point)
 
 
@@ -244,7 +244,7 @@ def _has(items: Members, character: str) -> bool:
 
 
 class Pattern(str):
-    """A regular expression in Python's dialect, compiled; `source` is how it was written.
+    """A compiled regular expression in Python's dialect; `source` is the original text.
 
     Raises SchemaError for a pattern that is wrong, not supported or too large.
     """
@@ -265,7 +265,7 @@ class Pattern(str):
                 raise SchemaError(f"the pattern {_short(source)} repeats too much")
             pattern._grammar = Grammar({"": node}, "")
             pattern._engine = regex.compile(_without_tables(translated), regex.ASCII, cache_pattern=False)
-            regex.purge()  # the library would keep a note of every pattern
+            regex.purge()  # the library would remember every pattern
         except (re.error, regex.error) as error:
             raise SchemaError(f"the pattern {_short(source)} is not understood: {error}") from None
         except (RecursionError, OverflowError, MemoryError):
@@ -274,16 +274,16 @@ class Pattern(str):
 
     @property
     def size_bytes(self) -> int:
-        """Memory that it holds."""
+        """Estimated memory."""
         return sys.getsizeof(self._engine) + BASE_BYTES + CHARACTER_BYTES * len(self)
 
     @property
     def least(self) -> int:
-        """Characters of the shortest text that matches it all."""
+        """Characters of the shortest full match."""
         return self._grammar.length[0]
 
     def found_in(self, text: str, budget: WorkBudget) -> bool:
-        """True when some part of `text` matches, as JSON Schema wants it; SchemaError if too costly."""
+        """Returns True when any part of `text` matches, as in JSON Schema. Raises SchemaError if too costly."""
         return self._search(text, budget, whole=False)
 
     def _search(self, text: str, budget: WorkBudget, whole: bool) -> bool:
@@ -299,9 +299,9 @@ class Pattern(str):
     def write(
         self, rng: Random, budget: WorkBudget, least: int = 0, most: int | None = None, whole: bool = False
     ) -> str:
-        """A text of `least` to `most` characters that satisfies the pattern, all of it if `whole`.
+        """Draws a text of `least` to `most` characters with a match, a full match if `whole`.
 
-        Raises Unsatisfiable when none was found.
+        Raises Unsatisfiable when no text was found.
         """
         shortest, longest = self._grammar.length
         highest = min(LONGEST, LONGEST if most is None else most)
@@ -317,7 +317,7 @@ class Pattern(str):
 
 
 def as_node(pattern: Pattern) -> Node:
-    """Returns a match of `pattern`, as a node of a grammar."""
+    """Returns a grammar node that writes full matches of `pattern`."""
     most = pattern.least + EXTRA
 
     def write(rng: Random, budget: WorkBudget, ranges: Ranges, length: int) -> str:
@@ -327,23 +327,23 @@ def as_node(pattern: Pattern) -> Node:
 
 
 def matching_text(pattern: Pattern, rng: Random, whole: bool = True) -> str:
-    """Returns a text that matches `pattern` from start to end, or, with `whole` false, contains a match.
+    """Returns a full match of `pattern`, or, with `whole` false, a text that contains a match.
 
-    Raises Unsatisfiable when none was found.
+    Raises Unsatisfiable when no text was found.
     """
     return pattern.write(rng, WorkBudget(STEPS), whole=whole)
 
 
 def _padded(text: str, length: int, rng: Random) -> tuple[str, ...]:
-    """`text` made as long as `length`, at its end or its start."""
+    """Returns `text` padded to `length` at its end, and at its start."""
     padding = "".join(rng.choices(PLAIN, k=min(length, LONGEST) - len(text)))
     return text + padding, padding + text
 
 
 def _without_tables(translated: str) -> str:
-    """The same pattern, for which the library makes no tables to search quickly for a text that it must hold.
+    """Returns an equal pattern, for which `regex` makes no tables to search for a required literal text.
 
-    Making them takes time with the cube of the text's length (28 s for 3,900 letters), whatever the limit.
+    The tables take cubic time in the literal's length (28 s for 3,900 letters), without any time limit.
     """
     if len(translated) < SHORT_TEXT:
         return translated
@@ -356,7 +356,7 @@ def _short(source: str) -> str:
 
 
 def translate(source: str) -> str:
-    """`source` in Python's dialect; ``$`` means the very end. SchemaError for what has no equivalent."""
+    """Returns `source` in Python's dialect; ``$`` is the very end. Raises SchemaError without an equivalent."""
     multiline = re.match(r"\(\?[aiLsux]*m", source) is not None
     parts: list[str] = []
     at, inside = 0, False
@@ -368,7 +368,7 @@ def translate(source: str) -> str:
 
 
 def _next(source: str, at: int, inside: bool, multiline: bool) -> tuple[int, str, bool]:
-    """How many characters are read at `at`, what they become, and whether a class is open after them."""
+    """Reads at `at`; returns the number of characters, their translation, and True inside a class afterwards."""
     character = source[at]
     if character == "\\":
         found = ESCAPE.match(source, at)
@@ -390,10 +390,10 @@ def _next(source: str, at: int, inside: bool, multiline: bool) -> tuple[int, str
 
 
 def _class_start(source: str, at: int) -> tuple[int, str, bool]:
-    """The start of a class.
+    """Reads the start of a class; the result is that of `_next`.
 
-    One that seems empty matches nothing in ECMA-262, and its negation everything; in Python the
-    bracket is a member, which is what is meant when another one follows.
+    In ECMA-262 ``[]`` matches nothing, and ``[^]`` everything. In Python the bracket is a member, which is
+    assumed when another closing bracket follows.
     """
     start = "[^" if source.startswith("[^", at) else "["
     after = at + len(start)

@@ -1,4 +1,4 @@
-"""Which values are drawn where a schema leaves a choice, and how large they may be."""
+"""Ranges and sizes of drawn values, for choices that a schema leaves open."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class Size(IntEnum):
-    """How large values may be."""
+    """Size of drawn values."""
 
     LEAST = 0
-    """Few characters, and empty objects where they may be."""
+    """Few characters, and empty objects where allowed."""
     BRIEF = 1
     """Few characters."""
     FRUGAL = 2
-    """Nothing that may be left out, but no empty objects either."""
+    """No optional parts, but no empty objects either."""
     USUAL = 3
 
 
@@ -26,8 +26,7 @@ class Size(IntEnum):
 class Ranges:
     """Inclusive ranges, and chances from 0 to 1.
 
-    `optional_property` is the chance of a property at the top that is not required, `optional_field`
-    that of one of a nested object.
+    `optional_property` is the chance of an optional property at the top, `optional_field` in nested objects.
     """
 
     integers: tuple[int, int] = (0, 100)
@@ -38,7 +37,7 @@ class Ranges:
 
     @classmethod
     def of(cls, settings: ToolSettings) -> Ranges:
-        """The ranges that the settings of tool calls name."""
+        """Returns the ranges in the settings of tool calls."""
         return cls(
             (settings.min_tool_call_integer_param, settings.max_tool_call_integer_param),
             (settings.min_tool_call_number_param, settings.max_tool_call_number_param),

@@ -1,4 +1,4 @@
-"""Reads a JSON Schema as it was sent: checks it, resolves its references, rewrites it in Draft 2020-12."""
+"""Reads a JSON Schema as sent: checks keywords, resolves references, rewrites older drafts in Draft 2020-12."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from app.schema.errors import SchemaError, inner_path
 from app.schema.patterns import Pattern
 
 LONGEST = 2000
-"""Characters of the longest reference, and of the longest ``$id``, that leads anywhere."""
+"""Characters of the longest ``$ref`` or ``$id`` that is resolved."""
 
 
 class Target(NamedTuple):
-    """A schema as it was sent, and the URI that references in it are relative to."""
+    """A schema as sent, and the base URI of its references."""
 
     raw: JSON
     base: str
 
 
 class References:
-    """Finds what references name: by JSON pointer, by ``$anchor`` or by ``$id``.
+    """Finds the targets of references by JSON pointer, ``$anchor`` or ``$id``.
 
-    `id_keyword` is ``id`` in Draft 4. Ids and anchors are collected when first asked for.
+    `id_keyword` is ``id`` in Draft 4. Ids and anchors are collected at their first use.
     """
 
     def __init__(self, root: JSON, id_keyword: str) -> None:
@@ -48,12 +48,12 @@ class References:
         self._anchors: dict[tuple[str, str], Target] | None = None
 
     def base_of(self, raw: JSON, base: str) -> str:
-        """Returns the URI that references in `raw` are relative to; `base` is that of the schema around."""
+        """Returns the base URI of references in `raw`; `base` is the base URI of the outer schema."""
         own = raw.get(self._id_keyword) if isinstance(raw, dict) else None
         return _joined(base, own).partition("#")[0] if isinstance(own, str) else base
 
     def find(self, reference: str, base: str) -> Target | None:
-        """Returns the target of `reference` in a schema with that `base`; None where there is none."""
+        """Returns the target of `reference` in a schema with base URI `base`; None without a target."""
         if len(reference) > LONGEST:
             return None
         uri, fragment = urldefrag(_joined(base, reference))
@@ -66,7 +66,7 @@ class References:
         return resource and self._follow(resource, fragment)
 
     def _follow(self, target: Target, pointer: str) -> Target | None:
-        """Returns the target of a JSON pointer (RFC 6901) that starts from `target`."""
+        """Returns the target of a JSON pointer (RFC 6901) from `target`."""
         raw, base = target
         for part in pointer.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
@@ -80,7 +80,7 @@ class References:
         return Target(raw, base)
 
     def _collected(self) -> dict[tuple[str, str], Target]:
-        """Returns all anchors, by the URI that they belong to, and notes the schemas with ids."""
+        """Returns all anchors by base URI and name, and notes the schemas with ids."""
         if self._anchors is not None:
             return self._anchors
         self._anchors = {}
@@ -109,7 +109,7 @@ class References:
 
 
 def _joined(base: str, reference: str) -> str:
-    """Returns `reference` joined to `base`, or unchanged where one of them is no URI."""
+    """Returns `reference` joined to `base`, or unchanged where either is no URI."""
     if not base or not reference or len(reference) > LONGEST:
         return reference or base
     if reference.startswith("#"):
@@ -121,7 +121,7 @@ def _joined(base: str, reference: str) -> str:
 
 
 def _schemas_in(raw: JSON) -> Iterator[JSON]:
-    """Yields the schemas directly inside of `raw`."""
+    """Yields the direct inner schemas of `raw`."""
     if not isinstance(raw, dict):
         return
     for keyword, value in raw.items():
@@ -135,21 +135,21 @@ def _schemas_in(raw: JSON) -> Iterator[JSON]:
 
 
 DEEPEST = 80
-"""Schemas nested in each other."""
+"""Most levels of nested schemas."""
 MOST_SCHEMAS = 5000
-"""Schemas of one document."""
+"""Most schemas of one document."""
 MOST_PATTERNS = 20_000
-"""Characters of all its patterns: compiling them takes time,"""
+"""Most characters of all patterns of a document, as compiling takes time."""
 PATTERN_TEXT = 50
-"""as much for each as for so many characters."""
+"""Characters that each pattern counts beside its own."""
 REFERENCE_ALONE = ("draft-04", "draft-06", "draft-07")
-"""Drafts in which keywords beside a reference say nothing."""
+"""Drafts that ignore keywords beside a reference."""
 
 
 def read(raw: JSON, lenient: bool) -> Document:
-    """Returns the document that `raw` holds. Raises SchemaError; with `lenient` wrong keywords are left out.
+    """Returns the document in `raw`. Raises SchemaError; with `lenient` wrong keywords are left out.
 
-    A reference to another document is wrong: none is fetched.
+    A reference to another document is wrong, as none is fetched.
     """
     return _Reader(raw, lenient).document()
 
@@ -162,7 +162,7 @@ class _Reader:
         self._reference_alone = any(draft in dialect for draft in REFERENCE_ALONE)
         self._schemas: list[Keywords] = []
         self._read: dict[int, Schema] = {}
-        """By the id of what was sent."""
+        """Read schemas by the `id` of the raw ones."""
         self._names: dict[int, str] = {}
         self._waiting: deque[tuple[str, Target, str]] = deque()
         self._pattern_text = self._pattern_bytes = 0
@@ -204,7 +204,7 @@ class _Reader:
     def _take(
         self, schema: dict[str, object], keyword: str, value: JSON, base: str, path: str, depth: int
     ) -> None:
-        """Checks `value`, and puts what it holds into `schema`."""
+        """Checks `value`, and adds the keyword as read to `schema`."""
         if keyword in LISTS_OF_SCHEMAS or (keyword == "items" and isinstance(value, list)):
             schema[keyword] = list(self._each(value, base, path, depth))
         elif keyword in SCHEMAS:
@@ -264,7 +264,7 @@ class _Reader:
         return pattern
 
     def _reference(self, reference: str, base: str, path: str) -> str:
-        """Returns the name of what `reference` leads to, which is read later."""
+        """Returns the definition name of the target of `reference`, which is read later."""
         target = self._references.find(reference, base)
         if target is None:
             message = f"{reference!r} leads to nothing in this schema, and others are not fetched"
@@ -277,7 +277,7 @@ class _Reader:
 
 
 def _dialect(raw: JSON) -> str:
-    """Returns the URI of the draft that `raw` names, or "". Raises SchemaError for what is no schema."""
+    """Returns the ``$schema`` of `raw`, or "". Raises SchemaError for Draft 3 and for values that are no schema."""
     if not isinstance(raw, (dict, bool)):
         raise SchemaError("a schema must be an object, or true or false")
     if isinstance(raw, bool):
@@ -291,9 +291,9 @@ def _dialect(raw: JSON) -> str:
 
 
 def _modernise(schema: dict[str, object], reference_alone: bool) -> None:
-    """Rewrite `schema` in Draft 2020-12, in place.
+    """Rewrites `schema` in Draft 2020-12, in place.
 
-    `reference_alone`: keywords beside ``$ref`` say nothing, as up to Draft 7.
+    With `reference_alone`, for drafts up to 7, keywords beside ``$ref`` are dropped.
     """
     if reference_alone and "$ref" in schema:
         reference = schema["$ref"]
@@ -314,7 +314,7 @@ def _modernise(schema: dict[str, object], reference_alone: bool) -> None:
 
 
 def _modernise_items(schema: dict[str, object]) -> None:
-    """A list under ``items`` is ``prefixItems``, and ``additionalItems`` what follows it."""
+    """Renames a list under ``items`` to ``prefixItems``, and ``additionalItems`` to ``items``."""
     more = schema.pop("additionalItems", None)
     if isinstance(schema.get("items"), list):
         schema["prefixItems"] = schema.pop("items")
@@ -323,7 +323,7 @@ def _modernise_items(schema: dict[str, object]) -> None:
 
 
 def _modernise_limits(schema: dict[str, object]) -> None:
-    """True under ``exclusiveMinimum`` makes the ``minimum`` exclusive."""
+    """Renames ``minimum`` to ``exclusiveMinimum`` where the latter was true; for maxima, too."""
     for exclusive, limit in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         old = exclusive in schema and not is_number(schema[exclusive])
         if old and schema.pop(exclusive) and limit in schema:
@@ -331,7 +331,7 @@ def _modernise_limits(schema: dict[str, object]) -> None:
 
 
 def _modernise_dependencies(schema: dict[str, object]) -> None:
-    """``dependencies`` holds both names and schemas."""
+    """Splits ``dependencies`` into ``dependentRequired`` and ``dependentSchemas``."""
     for name, needed in cast(dict[str, object], schema.pop("dependencies", {})).items():
         keyword = "dependentRequired" if isinstance(needed, list) else "dependentSchemas"
         schema[keyword] = {**cast(dict[str, object], schema.get(keyword, {})), name: needed}

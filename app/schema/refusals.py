@@ -1,7 +1,7 @@
-"""Schemas that are right, and refused all the same: by vLLM's structured outputs, and in strict tools.
+"""Valid schemas that are refused all the same: by vLLM's structured outputs, and in strict tools.
 
-vLLM's first backend, xgrammar, misses some keywords. A schema with one of them goes to the second one,
-llguidance, which refuses each keyword that it does not implement; a third one takes `patternProperties`.
+vLLM's first backend, xgrammar, lacks some keywords. A schema with such a keyword goes to the second backend,
+llguidance, which refuses the keywords that it lacks. A third backend takes `patternProperties`.
 Strict tools have the narrow schemas of the reference simulator (simulator.md 7.5).
 """
 
@@ -18,20 +18,20 @@ MISSED_OF_ARRAYS = frozenset(["uniqueItems", "contains", "minContains", "maxCont
 COMMON_FORMATS = frozenset(
     ["email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid", "uri"]
 )
-"""Formats of texts that both backends know,"""
+"""Formats of texts that both backends support."""
 FIRST_FORMATS = COMMON_FORMATS | {"uri-reference", "uri-template", "json-pointer", "relative-json-pointer"}
-"""and those of the first one."""
+"""Formats of texts that the first backend supports."""
 UNIMPLEMENTED = (
     *("uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties"),
     *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies", "if", "then", "else", "not"),
 )
-"""Keywords that the second one refuses."""
+"""Keywords that the second backend refuses."""
 
 
 def untaken(schema: object) -> str | None:
-    """Returns the keyword for which vLLM refuses `schema`, as the form of a text; None without one.
+    """Returns the keyword for which vLLM refuses `schema` in structured outputs; None without one.
 
-    `schema` is decoded JSON that has been compiled, which bounds its size.
+    `schema` is decoded JSON that has been compiled, which limits its size.
     """
     schemas = list(_schemas(schema))
     if not any(map(_is_missed, schemas)) or any("patternProperties" in each for each in schemas):
@@ -40,7 +40,7 @@ def untaken(schema: object) -> str | None:
 
 
 def _schemas(schema: object) -> Iterator[Keywords]:
-    """Yields `schema` and the schemas inside of it."""
+    """Yields `schema` and its inner schemas."""
     waiting = [schema]
     while waiting:
         each = waiting.pop()
@@ -56,7 +56,7 @@ def _schemas(schema: object) -> Iterator[Keywords]:
 
 
 def _is_missed(schema: Keywords) -> bool:
-    """Returns True when the first backend would miss something of this schema."""
+    """Returns True when the first backend lacks a keyword of this schema."""
     kind, all_of = schema.get("type"), schema.get("allOf")
     types = kind if isinstance(kind, list) else (kind,)
     return (
@@ -112,7 +112,7 @@ STRICT_KEYWORDS = frozenset(
 def check_strict(schema: object, path: str = "parameters") -> None:
     """Raises SchemaError for a keyword, or a use of one, that is not in simulator.md 7.5.
 
-    `schema` has been compiled, which checks all else and bounds its size.
+    `schema` has been compiled, which checks the rest and limits its size.
     """
     waiting = [(schema, path)]
     while waiting:
@@ -151,7 +151,7 @@ def _check_enum(options: object, kind: str, path: str) -> None:
 
 
 def _below(schema: Mapping[str, object], path: str) -> Iterator[tuple[object, str]]:
-    """Yields the schemas inside of `schema`, with their paths."""
+    """Yields the inner schemas of `schema`, with their paths."""
     properties = schema.get("properties", {})
     if not isinstance(properties, dict):
         raise SchemaError("must be an object of schemas", f"{path}.properties")

@@ -1,4 +1,4 @@
-"""What several schemas together ask of one value, and numbers and strings that are drawn accordingly."""
+"""Constraints of several schemas on one value, merged; numbers and strings drawn from merged schemas."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ SUGGESTING: Mapping[str, frozenset[str]] = {
         + ["minProperties", "maxProperties", "dependentRequired", "dependentSchemas"]
     ),
 }
-"""Keywords that apply to one type only, and so suggest it."""
+"""Keywords that suggest a type, as they apply to no other."""
 DOUBTFUL = frozenset(["oneOf", "not", "if", "contains", "propertyNames"])
-"""Keywords that a draw does not build for: its value has to be validated at once."""
+"""Keywords that a draw ignores, so that its value must be validated at once."""
 
 
 class Bound(NamedTuple):
-    """One end of a range; `open` when the number itself is outside."""
+    """One end of a range; `open` excludes the number itself."""
 
     number: Number
     open: bool
 
 
 class MergedSchema:
-    """The schemas `plain`, all of which apply to the same value, and without their branches.
+    """The schemas `plain`, without branches, which all apply to one value.
 
-    `types` are those that all of them allow; ``number`` stands for ``integer``, too.
+    `types` are the types that all schemas allow; ``number`` includes ``integer``.
     """
 
     def __init__(self, plain: Sequence[Keywords]) -> None:
@@ -51,7 +51,7 @@ class MergedSchema:
         self.is_doubtful = len(options) > 1 or not DOUBTFUL.isdisjoint(self.keywords)
 
     def all(self, keyword: str) -> list[Any]:
-        """Returns what each schema holds under `keyword`, where it is there."""
+        """Returns the values of `keyword` in the schemas that have one."""
         if keyword not in self.keywords:
             return []
         return [schema[keyword] for schema in self.plain if keyword in schema]  # type: ignore[literal-required]
@@ -65,7 +65,7 @@ class MergedSchema:
         return int(min(self.all(keyword), default=default))
 
     def bounds(self) -> tuple[Bound | None, Bound | None]:
-        """Returns the ends of the range of a number. Raises Unsatisfiable for an empty one."""
+        """Returns the ends of a number's range. Raises Unsatisfiable for an empty range."""
         lows = [Bound(number, False) for number in self.all("minimum")]
         lows += [Bound(number, True) for number in self.all("exclusiveMinimum")]
         highs = [Bound(number, False) for number in self.all("maximum")]
@@ -85,26 +85,26 @@ class MergedSchema:
 
 INT64 = (-(2**63), 2**63 - 1)
 MOST_BITS = 14_000
-"""Bits of the largest integer that is drawn: Python does not write those of more than 4300 digits."""
+"""Bits of the largest drawn integer: Python writes at most 4300 digits."""
 NUMBER_TRIES, TEXT_TRIES = 30, 12
 BEYOND = 8
-"""Multiples looked at beyond the first one when the usual range holds none."""
+"""Multiples tried beyond the first one when the usual range holds none."""
 DECIMALS = 2
 BRIEF = 6
-"""Characters of a brief text, where it may be so short."""
+"""Most characters of a brief text, unless the schema needs more."""
 
 
 def draw_integer(merged: MergedSchema, rng: Random, usual: tuple[int, int]) -> int:
-    """Draws a whole number, of the `usual` range or near where the schema leaves it. Raises Unsatisfiable."""
+    """Draws a whole number, in or near the `usual` range if the schema allows. Raises Unsatisfiable."""
     return int(_draw_multiple(merged, rng, usual, whole=True))
 
 
 def draw_number(
     merged: MergedSchema, rng: Random, usual: tuple[float, float], decimals: int | None = DECIMALS
 ) -> Number:
-    """Draws a finite number, of the `usual` range where the schema leaves it. Raises Unsatisfiable.
+    """Draws a finite number, in the `usual` range if the schema allows. Raises Unsatisfiable.
 
-    It has `decimals` where the bounds allow that; None is an integer.
+    The number has `decimals` where the bounds allow; None draws an integer.
     """
     if "multipleOf" in merged.keywords:
         return _draw_multiple(merged, rng, (ceil(usual[0]), floor(usual[1])), whole=False)
@@ -128,7 +128,7 @@ def _fits(number: Number, low: Bound | None, high: Bound | None) -> bool:
 
 
 def _draw_multiple(merged: MergedSchema, rng: Random, usual: tuple[int, int], whole: bool) -> Number:
-    """Draws a multiple of all that is asked; 0 is the last try, as dividing floats may not be exact."""
+    """Draws a multiple of all `multipleOf`; 0 is the last try, as float division may be inexact."""
     multiples, bounds = merged.all("multipleOf"), merged.bounds()
     if bounds == (None, None) and not multiples:
         return rng.randint(*usual)
@@ -146,7 +146,7 @@ def _draw_multiple(merged: MergedSchema, rng: Random, usual: tuple[int, int], wh
 
 
 def _is_multiple(number: Number, of: Number) -> bool:
-    """Divides as `jsonschema` does: floats when `of` is one."""
+    """Divides as `jsonschema` does: as floats when `of` is a float."""
     if isinstance(of, float):
         quotient = number / of
         return isfinite(quotient) and int(quotient) == quotient
@@ -154,7 +154,7 @@ def _is_multiple(number: Number, of: Number) -> bool:
 
 
 def _step(multiples: list[Number], whole: bool) -> Fraction:
-    """Returns the smallest number above 0 that is a multiple of all; of some, once it is too large."""
+    """Returns the least common multiple; only of some `multiples`, once the result is too large."""
     step = Fraction(1) if whole else _exact(multiples[0])
     for other in map(_exact, multiples):
         if step.numerator.bit_length() > MOST_BITS:
@@ -165,14 +165,14 @@ def _step(multiples: list[Number], whole: bool) -> Fraction:
 
 
 def _exact(number: Number) -> Fraction:
-    """Returns `number` in decimals, as it was written."""
+    """Returns the exact decimal value of `number` as written."""
     return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
 
 
 def _multiples_within(
     step: Fraction, usual: tuple[int, int], low: Bound | None, high: Bound | None
 ) -> tuple[int, int]:
-    """Returns first and last count of `step`s within the bounds, near the usual range."""
+    """Returns the first and the last multiple of `step`, as counts, within bounds and near the usual range."""
     least = most = None
     if low:
         ratio = _exact(low.number) / step
@@ -195,7 +195,7 @@ def _multiples_within(
 
 
 def _window(low: Bound | None, high: Bound | None, usual: tuple[Number, Number]) -> tuple[Number, Number]:
-    """Returns the range to draw from: what the usual range leaves, else one as wide at the given end."""
+    """Returns the range to draw from: the usual one within the bounds, else an equally wide one at a bound."""
     width = max(usual[1] - usual[0], 1)
     if low and high:
         return low.number, high.number
@@ -209,7 +209,7 @@ def _window(low: Bound | None, high: Bound | None, usual: tuple[Number, Number])
 
 
 def _plus(number: Number, width: Number) -> Number:
-    """Returns `number` moved by `width`, within 64 bits when it is itself."""
+    """Returns `number` plus `width`; an integer of 64 bits stays within them."""
     if not INT64[0] <= number <= INT64[1] or isinstance(number, float):
         return number + (int(width) if isinstance(number, int) else width)
     return min(max(int(number + width), INT64[0]), INT64[1])
@@ -224,7 +224,7 @@ def draw_text(
 ) -> str:
     """Draws a string for a property called `name`; ``format`` is a rule only with `formats`.
 
-    Raises Unsatisfiable when none was found.
+    Raises Unsatisfiable when no string was found.
     """
     least, most = merged.least("minLength"), merged.most("maxLength", LONGEST)
     patterns, asked = merged.all("pattern"), merged.all("format")
@@ -261,7 +261,7 @@ def _candidates(
 
 
 def _of_length(text: str, least: int, most: int, rng: Random) -> str:
-    """Returns `text` with words added or letters cut off until it has `least` to `most` characters."""
+    """Returns `text` with added words or cut letters, to have `least` to `most` characters."""
     words = [text]
     length = len(text)
     while length < least:

@@ -1,4 +1,4 @@
-"""The way in: schemas compiled once. What compiles them is loaded when it is first needed."""
+"""A cache of compiled schemas; the compiler is imported at its first use."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MACHINERY = "app.schema.compiled"
-"""With the libraries under it, it takes a twentieth of a second to import: a sixth of a server's start."""
+"""Module of the compiler. Its import takes 50 ms with its libraries: a sixth of a server's start."""
 MOST_BYTES = 500_000
-"""Bytes of the longest schema that is read, as JSON."""
+"""Bytes of the longest accepted schema, as JSON."""
 MOST_VALUES = 100_000
-"""Values in the largest schema; looking at them takes up to 15 ms."""
+"""Values in the largest accepted schema; counting them takes up to 15 ms."""
 LONG_BYTES = 2_000
-"""Bytes of a text that takes milliseconds to compile: a native thread does so, beside the event loop."""
+"""Bytes above which a text, which takes milliseconds to compile, is compiled in a native thread."""
 COMPILE_STEPS = 30
-"""Steps of 10 us that compiling a short schema takes; many of them pause in between."""
+"""Steps of 10 us to compile a short schema; many compilations pause in between."""
 LIMIT_BYTES = 8 << 20
-"""Memory of all schemas that are kept compiled."""
+"""Memory limit of the compiled schemas."""
 
 
 class Schemas:
-    """Compiled schemas, the last used ones kept within `limit_bytes` of memory."""
+    """LRU cache of compiled schemas within `limit_bytes` of memory."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self.limit_bytes = limit_bytes
@@ -48,26 +48,26 @@ class Schemas:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the kept schemas hold at most."""
+        """Estimated memory of the kept schemas, an upper bound."""
         return int(self._kept.currsize)
 
     def load(self) -> None:
-        """Loads what compiles schemas, beside the event loop."""
+        """Imports the compiler in a native thread."""
         if not self._is_loaded:
             call_off_hub(import_module, MACHINERY)
             self._is_loaded = True
 
     def matching_text(self, pattern: str, rng: Random) -> str:
-        """Returns a text that matches `pattern` as a whole. Raises SchemaError."""
+        """Returns a text that `pattern` matches as a whole. Raises SchemaError."""
         self.load()
         from app.schema.patterns import Pattern, matching_text
 
         return matching_text(off_hub_if_long(len(pattern), lambda: Pattern(pattern)), rng)
 
     def compile(self, schema: object, lenient: bool = False) -> CompiledSchema:
-        """Returns `schema`, decoded JSON, ready to draw from; with `lenient` what is wrong in it is left out.
+        """Returns `schema`, decoded JSON, ready to draw from; with `lenient` its wrong parts are left out.
 
-        Raises SchemaError, also for a reference to another document: none is fetched.
+        Raises SchemaError, also for a reference to another document, as none is fetched.
         """
         text = _canonical(schema)
         with self._lock:
@@ -87,16 +87,16 @@ class Schemas:
 
 
 def off_hub_if_long(length: int, work: Callable[[], T]) -> T:
-    """Returns what `work` returns, done in a native thread for a text of a `length` that takes long.
+    """Returns the result of `work`, run in a native thread when `length` exceeds `LONG_BYTES`.
 
-    A thread without an event loop does the work itself.
+    A thread without an event loop runs `work` itself.
     """
     is_long = length > LONG_BYTES and get_hub_if_exists() is not None
     return call_off_hub(work) if is_long else work()
 
 
 def _canonical(schema: object) -> bytes:
-    """Returns `schema` as JSON, its properties in their order, which is that of the arguments drawn."""
+    """Returns `schema` as JSON, properties in their order, which drawn arguments keep."""
     _check(schema)
     try:
         text = msgspec.json.encode(schema)
@@ -110,7 +110,7 @@ def _canonical(schema: object) -> bytes:
 
 
 def _check(schema: object) -> None:
-    """Raises SchemaError for a schema that is too large, before that is written as JSON, and for NaN."""
+    """Raises SchemaError for NaN and for a schema that is too large to be written as JSON."""
     length, waiting = 0, [schema]
     for each in waiting:  # the list grows meanwhile
         if isinstance(each, str):

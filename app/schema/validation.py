@@ -1,7 +1,7 @@
-"""Validates values with `jsonschema`, within a budget of work.
+"""Validates values with `jsonschema`, within a work budget.
 
-Each check of a keyword costs a step, so that references that multiply end. Checks that search with regular
-expressions, or that write whole schemas into messages, are replaced.
+Each check of a keyword costs a step, which stops references that multiply. Checks of `jsonschema` that search
+with regular expressions, or write whole schemas into messages, are replaced.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from app.schema.formats import CHECKER
 from app.schema.patterns import Pattern
 
 CHARACTERS_A_STEP = 500
-"""Characters of a value for which a check costs one more step, as messages repeat the value."""
+"""Characters of a value for one more step of a check, as messages repeat the value."""
 
 
 Predicate: TypeAlias = Callable[[Validator, Any, JSON, Keywords], bool]
-"""Returns True where a keyword holds: validator, what the keyword holds, value, schema."""
+"""Returns True when a keyword accepts a value: validator, keyword's value, value, schema."""
 
 
 class _Validation(NamedTuple):
     document: Document
     budget: WorkBudget
     prices: dict[int, int]
-    """Steps that a check of each part of the value costs, by the part's id."""
+    """Steps of a check, by the `id` of each part of the value."""
 
 
 _current: ContextVar[_Validation] = ContextVar("validation")
@@ -40,12 +40,12 @@ _current: ContextVar[_Validation] = ContextVar("validation")
 def accepts(document: Document, schema: Schema, value: JSON, budget: WorkBudget, formats: bool) -> bool:
     """Returns True when `value` satisfies `schema` of `document`; ``format`` is a rule only with `formats`.
 
-    Raises SchemaError when that takes too much work.
+    Raises SchemaError when the check takes too much work.
     """
     before = _current.set(_Validation(document, budget, {}))
     try:
         return _valid(ASSERTING if formats else LAX, schema, value)
-    except ArithmeticError:  # a number too large for the division that multipleOf means
+    except ArithmeticError:  # a number too large for the division of multipleOf
         return False
     except RecursionError:
         raise WorkExhausted("the schema is too deep to be checked") from None
@@ -54,7 +54,7 @@ def accepts(document: Document, schema: Schema, value: JSON, budget: WorkBudget,
 
 
 def _pay(value: JSON) -> None:
-    """Spends the steps that one check of `value` costs."""
+    """Spends the steps of one check of `value`."""
     _, budget, prices = _current.get()
     price = 1
     if isinstance(value, (str, list, dict)):
@@ -118,7 +118,7 @@ PREDICATES: Mapping[str, Predicate] = {
 
 
 def _metered(keyword: str) -> Check:
-    """Returns the check of `keyword`, of `jsonschema` or ours, which costs its price."""
+    """Returns the check of `keyword`, from `jsonschema` or `PREDICATES`, which also spends steps."""
     library, predicate = Draft202012Validator.VALIDATORS[keyword], PREDICATES.get(keyword)
 
     def check(
@@ -138,4 +138,4 @@ MeteredValidator = extend(  # type: ignore[no-untyped-call]
 ASSERTING = cast(Validator, MeteredValidator(True, format_checker=CHECKER))
 """Validator with ``format`` as a rule."""
 LAX = cast(Validator, MeteredValidator(True))
-"""Validator with ``format`` as a remark."""
+"""Validator with ``format`` as an annotation."""
