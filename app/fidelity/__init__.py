@@ -1,1 +1,1 @@
-"""Simulation off line, and how near it comes to the real thing."""
+"""Offline simulation, and its calibration against real servers."""

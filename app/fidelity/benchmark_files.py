@@ -1,9 +1,9 @@
-"""Recorded runs out of the files that benchmarks write; which of them a file is, its content tells.
+"""Reads recorded runs from the files of benchmarks, whose kind is detected by content.
 
-Read are what `vllm bench serve --save-result --save-detailed` writes (vLLM 0.15 to 0.23; appended results,
-too), guidellm's report (0.3 to 0.6), aiperf's `profile_export.jsonl` (0.8 to 0.13), and CSV as
-`python -m app record` writes it. A file that is wrong anywhere is refused with one line that names file,
-place and rule: a fit of half a load would be a fit of another one.
+Supported are results of `vllm bench serve --save-result --save-detailed` (vLLM 0.15 to 0.23; appended ones,
+too), guidellm's report (0.3 to 0.6), aiperf's `profile_export.jsonl` (0.8 to 0.13), and CSV files of
+`python -m app record`. Any mistake in a file is an error, in one line with file, place and rule: a fit to a
+part of a load would be wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TYPE = TypeVar("TYPE", bound=Struct)
 
 
 class Row(Struct):
-    """A request, as far as a file tells of it; `place` says where."""
+    """A request of a file; `place` is its place, for error messages."""
 
     place: str
     arrival_s: float
@@ -40,7 +40,7 @@ class Row(Struct):
 
 
 def read_recordings(path: str) -> list[Recording]:
-    """The runs in a file. ConfigError, in one line, for all that is wrong with it."""
+    """Returns the runs in a file. Raises ConfigError, in one line, for any mistake."""
     text = _text(path)
     if not text.lstrip().startswith("{"):
         return [_csv(path, text)]
@@ -75,7 +75,7 @@ def _text(path: str) -> str:
 
 
 def _documents(path: str, text: str) -> Iterator[tuple[str, dict[str, object]]]:
-    """One JSON object, or one on each line; where each is, and what."""
+    """Yields place and content of the JSON object, or of each line's object."""
     lines: Sequence[tuple[str, str]] = [("", text)]
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
@@ -101,7 +101,7 @@ def _as(path: str, place: str, document: object, type: type[TYPE]) -> TYPE:
 def _recording(
     path: str, rows: list[Row], in_flight: int | None = None, part: str = "", notes: Sequence[str] = ()
 ) -> Recording:
-    """Check rows, and put them in order of arrival; the first arrives at 0."""
+    """Checks rows, and sorts them by arrival; the first arrives at 0."""
     named = f"{path}: {part}" if part else path
     if not rows:
         raise ConfigError(f"{named}: has no requests")
@@ -127,7 +127,7 @@ def _recording(
 
 
 def _flaw(row: Row) -> str:
-    """The rule that a row breaks, if any."""
+    """Returns the rule that a row breaks, or ""."""
     moments = (row.arrival_s, row.send_s, row.first_s, row.last_s)
     if not all(map(math.isfinite, moments)):
         return "moments must be finite numbers"
@@ -145,7 +145,7 @@ def _flaw(row: Row) -> str:
     return ""
 
 
-# Our own CSV.
+# CSV of `python -m app record`.
 
 TOKENS = ("input_tokens", "output_tokens")
 
@@ -206,7 +206,7 @@ class _Vllm(Struct):
 
 
 def _vllm(path: str, document: dict[str, object], part: str) -> Recording:
-    """`start_times` is vLLM's own clock, ITLs are those of chunks."""
+    """Reads one result; `start_times` are on vLLM's own clock, `itls` are times between chunks."""
     it = _as(path, part, document, _Vllm)
     named = f"{path}: {part}" if part else path
     if isinstance(it.ttfts, UnsetType):
@@ -250,7 +250,7 @@ class _Info(Struct):
 
 
 class _GuidellmRequest(Struct):
-    """0.5 on: `info.timings` with moments of tokens; 0.4: of iterations; 0.3: flat."""
+    """A request with times in `info.timings`: of tokens from 0.5 on, of iterations in 0.4; flat in 0.3."""
 
     prompt_tokens: int | None = None
     output_tokens: int | None = None
@@ -355,7 +355,7 @@ AIPERF_METRICS = ("time_to_first_token", "request_latency", "input_sequence_leng
 
 
 def _metric(path: str, place: str, record: _Aiperf, name: str) -> float:
-    """In seconds, or tokens."""
+    """Returns a metric in seconds or tokens."""
     if name not in record.metrics:
         hint = "; aiperf must run with --streaming" if name == "time_to_first_token" else ""
         raise ConfigError(f"{path}: {place}: has no {name}{hint}")

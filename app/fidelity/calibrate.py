@@ -1,4 +1,4 @@
-"""`python -m app calibrate`: fit a profile to what benchmarks have recorded of a real server."""
+"""`python -m app calibrate`: fits a profile to recorded benchmarks of a real server."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: 
 
 
 def _start(given: argparse.Namespace) -> Profile:
-    """The profile that the fit starts from, with the limits that the recorded server had."""
+    """Returns the start of the fit, with the limits of the recorded server."""
     if given.start is not None:
         if given.device is not None or given.model_config is not None:
             raise UsageError("calibrate: start is given, so device and model-config must not be")
@@ -172,7 +172,7 @@ def _runs(paths: Sequence[str], in_flight: int | None, turnaround_s: float) -> l
 
 
 def _check_fits(start: Profile, recording: Recording) -> None:
-    """Every sequence must fit into the cache, or the load would never end."""
+    """Raises ConfigError for a request larger than the cache, with which the load would never end."""
     room = (start.engine.num_gpu_blocks - 1) * start.engine.block_size
     for number, tokens in enumerate(zip(recording.input_tokens, recording.output_tokens, strict=True), 1):
         if sum(tokens) > room:
@@ -188,7 +188,7 @@ def _errors(profile: Profile, run: Run) -> list[float]:
 
 
 def _rounded(profile: Profile) -> Profile:
-    """Rounds the constants to five digits, which is more than a fit knows."""
+    """Rounds the constants to five digits, more than the precision of a fit."""
     return msgspec.structs.replace(
         profile,
         **{
@@ -201,18 +201,18 @@ def _rounded(profile: Profile) -> Profile:
 
 
 IDLE_STEPS = 20
-"""Steps that found the device idle, in some run, from which on it counts as one that idles."""
+"""Least number of idle steps in a run that counts as idle."""
 FULL = 0.9
-"""The share of `max-num-seqs` that a step of a saturated run has at least."""
+"""Least share of `max-num-seqs` in the fullest step of a saturated run."""
 COLOR_LIMIT = 5.0
-"""Percent; errors beyond it have the same color."""
+"""Error in percent from which colors are the same."""
 
 Errors = Mapping[str, Sequence[float]]
-"""Of each run, by name; in the order of the figures."""
+"""Errors of each run by name, in the order of the figures."""
 
 
 def told(profile: Profile, model: str | None, errors: Errors, unseen: Errors) -> Profile:
-    """The profile with its origin, its errors, and how far it was compared."""
+    """Returns the profile with its origin, its errors, and a summary of its check."""
     checked = f"The {len(errors)} runs it was fitted on: {_summary(errors)}."
     if unseen:
         checked += f" {len(unseen)} runs that the fit never saw: {_summary(unseen)}."
@@ -236,7 +236,7 @@ def as_yaml(profile: Profile, known: Sequence[Certainty]) -> str:
 
 
 def errors_table(errors: Errors, unseen: Errors) -> str:
-    """Errors in %, a row for each run."""
+    """Returns a table of errors in %, a row for each run."""
     width = max(len(name) for name in [*errors, *unseen, "run"])
     heads = "".join(f"{time + ' mean':>10}{'p50':>7}{'p90':>7}{'p99':>7}" for time in TIMES)
     lines = [f"{'run':<{width}}{heads}"]
@@ -250,7 +250,7 @@ def errors_table(errors: Errors, unseen: Errors) -> str:
 
 
 def constants_table(known: Sequence[Certainty]) -> str:
-    """Start, what was found, how sure that is."""
+    """Returns a table of the constants: start, fitted value, certainty."""
     lines = [f"{'constant':<16}{'start':>12}{'fitted':>12}{'off by':>9}"]
     for it in known:
         name = it.name.replace("_", "-")
@@ -261,7 +261,7 @@ def constants_table(known: Sequence[Certainty]) -> str:
 
 
 def warnings(problem: Problem, played: Sequence[Replayed], known: Sequence[Certainty]) -> list[str]:
-    """Returns a line for each thing that the recordings leave open."""
+    """Returns a line for each gap in the recordings."""
     told = []
     limit = problem.start.engine.max_num_seqs
     if not any(it.most_running >= FULL * limit or it.preemptions for it in played):
@@ -286,7 +286,7 @@ def warnings(problem: Problem, played: Sequence[Replayed], known: Sequence[Certa
 
 
 def draw(errors: Errors, unseen: Errors, path: Path) -> None:
-    """Write a PNG: the error of each figure of each run, as colors and numbers. OSError if it cannot."""
+    """Writes a PNG: the error of each figure of each run, as colors and numbers. Raises OSError."""
     rows = {**errors, **{f"{name} (not seen)": of for name, of in unseen.items()}}
     figure = import_module("matplotlib.figure").Figure(
         figsize=(11, 1.6 + 0.4 * len(rows)), layout="constrained"

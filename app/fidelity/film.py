@@ -1,4 +1,4 @@
-"""A simulation as the console shows it: frames of all that happened, made when it is over."""
+"""A recording of a simulation for the console page: frames, made after the run."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from config import VERSION
 
 SHORTEST_S = 0.25
 LEAST_FRAMES, MOST_FRAMES, MOST_ROWS = 60, 1200, 300_000
-"""Of a film; rows are those of bars that grow, of which each frame has one for every request under way."""
+"""Limits of a film. A row is the growth of one bar in one frame, for each request in flight."""
 MOST_STEPS = 40_000
 MOST_CHUNKS = 100_000
 MOST_BARS = 20_000
-"""Of more requests, every second, fourth ... gets a bar; figures are of all."""
+"""Most requests with a bar; beyond, only every n-th request gets one. Figures count all requests."""
 ABSENT = -1.0
 
 
 class Film:
-    """Watches a simulation (`Simulation`'s `watch`), and tells it in frames."""
+    """Records the steps of a simulation (as `watch` of `Simulation`), and makes frames of the record."""
 
     def __init__(self, load: Load, plan: Plan, title: str) -> None:
         self.load, self.plan, self._title = load, plan, title
@@ -35,9 +35,9 @@ class Film:
         self._stride = self._seen = 1
         self._preemptions: dict[Pod, int] = {}
         self.lost_s: list[float] = []
-        """Moments of preemptions."""
+        """Times of preemptions."""
         self.chunks: list[tuple[float, int]] = []
-        """When a chunk of a prompt was computed that was not the last one, and whose."""
+        """Prefill chunks except last ones: time of the end, number of the request."""
 
     def watch(self, pod: Pod, batch: Batch[GroupedRequest], start_s: float, end_s: float) -> None:
         for request in batch.admitted:
@@ -79,17 +79,17 @@ class Film:
         return ", ".join(filter(None, ("simulated", steps, bars)))
 
     def frames(self, outcome: Outcome) -> Iterator[Frame]:
-        """From the first request to the last token."""
+        """Yields the frames from the first request to the last token."""
         return Projection(self, outcome).frames()
 
 
 def _every(requests: int) -> int:
-    """Returns n where every n-th request gets a bar."""
+    """Returns n, for a bar of every n-th request."""
     return max(1, -(-requests // MOST_BARS))
 
 
 class Projection:
-    """All that was filmed, moment by moment."""
+    """Makes the frames of a film in order of time."""
 
     def __init__(self, film: Film, outcome: Outcome) -> None:
         self._load, self._plan, self._outcome = film.load, film.plan, outcome
@@ -98,7 +98,7 @@ class Projection:
         self._every = _every(len(film.load))
         self._under_way: dict[int, None] = {}
         self._written = 0
-        """Tokens of those that are over."""
+        """Output tokens of ended requests."""
         self._figures = dict.fromkeys(FIGURES, 0.0)
         self._ttft, self._itl = [0] * (len(FIRST_TOKEN) + 1), [0] * (len(INTER_TOKEN) + 1)
 
@@ -128,7 +128,7 @@ class Projection:
             yield frame
 
     def _moments(self) -> Iterator[float]:
-        """Returns the moments of the frames: enough to see a run, few enough for a small file."""
+        """Returns the times of the frames: enough to see a run, few enough for a small file."""
         out = self._outcome
         length_s = max(max(out.last_s) - self._begin_s, 1e-3)
         busy_s = sum(last - send for send, last in zip(out.send_s, out.last_s, strict=True)) / self._every
@@ -143,7 +143,7 @@ class Projection:
         start_s, took_s, prompts, decodes, sequences = step
         return self._ms(start_s), round(took_s * 1000, 3), prompts, decodes, sequences
 
-    # What happens to a request.
+    # Events of a request.
 
     def _shown(self, number: int) -> bool:
         return number % self._every == 0
@@ -187,7 +187,7 @@ class Projection:
             frame.ended.append(row)
 
     def _grow(self, frame: Frame, at_s: float) -> None:
-        """How far those are that have begun, and are not over: tokens come evenly here."""
+        """Writes the progress of requests in decode, as if their tokens came at equal distances."""
         out, load, size = self._outcome, self._load, self._plan.profile.engine.block_size
         written = 0
         for number in self._under_way:
@@ -200,7 +200,7 @@ class Projection:
         self._figures["generated"] = self._written + written
 
     def _usage(self, at_s: float) -> float:
-        """The share of blocks that are used, on average in the timeline's bin; of all pods."""
+        """Returns the mean share of used blocks in the timeline's bin, over all pods."""
         timeline, capacity = self._outcome.timeline, self._plan.profile.engine.num_gpu_blocks - 1
         place = int((at_s - timeline.begin_s) / timeline.bin_s)
         if place >= len(timeline.blocks):

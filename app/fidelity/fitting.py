@@ -1,4 +1,4 @@
-"""Recorded runs, the same loads on virtual time, and how well the constants of a profile predict them."""
+"""Recorded runs, their replay on virtual time, and the errors of a profile's constants."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from config.profile import CostConstants, FrontCosts, Profile
 
 
 class Recording(Struct, kw_only=True):
-    """A run as its client saw it, request by request in order of arrival; seconds."""
+    """A run as seen by its client: requests in order of arrival, times in seconds."""
 
     name: str
     arrival_s: list[float]
-    """Moments at which the load wanted to send."""
+    """Times planned by the load."""
     send_s: list[float]
     first_s: list[float]
     last_s: list[float]
     input_tokens: list[int]
     output_tokens: list[int]
     in_flight: int | None = None
-    """Most requests that the client had under way, where the file tells."""
+    """Most requests that the client had in flight; None if unlimited or not in the file."""
     notes: list[str] = []
-    """Remarks about the file, for people."""
+    """Remarks about the file, for users."""
 
     @property
     def load(self) -> Load:
@@ -44,18 +44,18 @@ class Recording(Struct, kw_only=True):
 
 
 class Replayed(Struct):
-    """Result of a simulation of a recording's load."""
+    """Result of a simulated recording."""
 
     figures: list[float]
     idle_steps: int
-    """Steps that found the device idle."""
+    """Steps that began on an idle device."""
     most_running: int
     """Sequences in the fullest step."""
     preemptions: int
 
 
 def replay(recording: Recording, profile: Profile, in_flight: int | None, turnaround_s: float) -> Replayed:
-    """Plays the load of `recording` on virtual time; the client keeps at most `in_flight` under way."""
+    """Simulates the load of `recording`; the client has at most `in_flight` requests at a time."""
     idle, end_s = 0, -inf
 
     def watch(pod: Pod, batch: Batch[GroupedRequest], start_s: float, step_end_s: float) -> None:
@@ -74,23 +74,23 @@ def replay(recording: Recording, profile: Profile, in_flight: int | None, turnar
 
 
 SOFT = 0.004
-"""Errors below it hardly matter: two runs of the same server differ by as much."""
+"""Error, as a share, below which the loss is flat: two runs of one server differ by as much."""
 PULL = 2e-5
 """Loss of a candidate one spread away from the start."""
 KNOWN = 0.03
-"""A constant that may be off by this share at most is identified."""
+"""Greatest standard deviation of an identified constant, as a share."""
 
 Costs = TypeVar("Costs", CostConstants, FrontCosts)
 
 
 class Constant(Struct, frozen=True):
-    """A constant that is fitted, on the logarithm."""
+    """A fitted constant, on a logarithmic scale."""
 
     name: str
     spread: float
-    """How far it may well be from its start: the natural logarithm of the ratio."""
+    """Plausible distance from the start: natural logarithm of the ratio."""
     least: float
-    """Start where the profile has none, about as devices were seen to have."""
+    """Start when the profile has 0, typical of measured devices."""
     most: float = 10.0
 
 
@@ -112,11 +112,11 @@ CONSTANTS = (
     Constant("front_per_token", 0.4, 0.5e-6),
     Constant("out_per_stream", 0.4, 20e-6),
 )
-"""In the order in which people read them."""
+"""Constants in the order of reports."""
 
 
 class Certainty(Struct, frozen=True):
-    """A constant, and the share by which it may be off (one standard deviation)."""
+    """A fitted constant; `off` is its standard deviation as a share."""
 
     name: str
     start: float
@@ -129,7 +129,7 @@ class Certainty(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """A recording, the client that made it, and its figures."""
+    """A recording, the limits of its client, and its figures."""
 
     recording: Recording
     in_flight: int | None
@@ -138,25 +138,26 @@ class Run(Struct, frozen=True):
 
 
 class Problem(Struct, frozen=True):
-    """A start, and the runs that a profile is to tell. A candidate has a number for each constant: how many
-    spreads it is from its start.
+    """A start and the runs to predict.
+
+    A candidate is a vector with the distance of each constant from its start, in spreads.
     """
 
     start: Profile
     constants: tuple[Constant, ...]
     values: tuple[float, ...]
-    """Of the constants, where they start."""
+    """Start values of the constants."""
     runs: tuple[Run, ...]
 
     def candidate(self, x: Sequence[float]) -> dict[str, float]:
-        """The constants, by name."""
+        """Returns the constants of a candidate by name."""
         return {
             constant.name: min(value * exp(constant.spread * step), constant.most)
             for constant, value, step in zip(self.constants, self.values, x, strict=True)
         }
 
     def profile(self, x: Sequence[float]) -> Profile:
-        """The start with the constants of a candidate."""
+        """Returns the start with the constants of a candidate."""
         given = self.candidate(x)
         given["p"] = max(1.0, given.get("p", self.start.cost.p))
         return msgspec.structs.replace(
@@ -171,14 +172,14 @@ class Problem(Struct, frozen=True):
         return [relative(it.figures, run.figures) for it, run in zip(self.play(x), self.runs, strict=True)]
 
     def loss(self, x: Sequence[float]) -> float:
-        """How far a candidate is from the recordings."""
+        """Returns the mean error of a candidate, smoothed by `SOFT`, plus the pull towards the start."""
         errors = [error for run in self.errors(x) for error in run]
         misfit = sum(sqrt(error * error + SOFT * SOFT) - SOFT for error in errors) / len(errors)
         return misfit + PULL * sum(step * step for step in x)
 
 
 def make_problem(start: Profile, runs: Sequence[Run], fixed: Sequence[str] = ()) -> Problem:
-    """`fixed` names constants that stay as they are."""
+    """Makes the problem of fitting all constants but the `fixed` ones."""
     values = _values(start)
     constants = tuple(it for it in CONSTANTS if it.name not in fixed and (values[it.name] or it.least))
     starts = tuple(values[it.name] or it.least for it in constants)
@@ -186,7 +187,7 @@ def make_problem(start: Profile, runs: Sequence[Run], fixed: Sequence[str] = ())
 
 
 def relative(simulated: Sequence[float], recorded: Sequence[float]) -> list[float]:
-    """Errors, as shares of what was recorded."""
+    """Returns errors as shares of the recorded figures."""
     return [ours / theirs - 1 for ours, theirs in zip(simulated, recorded, strict=True)]
 
 
@@ -195,7 +196,6 @@ def _values(profile: Profile) -> dict[str, float]:
 
 
 def _given_to(costs: Costs, given: Mapping[str, float]) -> Costs:
-    """Replaces the constants of its kind."""
     return msgspec.structs.replace(
         costs, **{name: value for name, value in given.items() if name in costs.__struct_fields__}
     )

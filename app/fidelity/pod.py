@@ -1,4 +1,4 @@
-"""One engine of an offline run: its requests and blocks, its loop of steps, what it did over time."""
+"""One engine of an offline run: requests, KV blocks, the step loop, and a timeline of its use."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from config.profile import EngineLimits, Profile
 
 
 class OfflineRequest(SequenceState):
-    """A request of an offline run, with its moments in seconds."""
+    """A request of an offline run, with times in seconds."""
 
     __slots__ = ("arrival_s", "first_s", "last_s", "send_s")
 
     def __init__(self, arrival_s: float, prompt_tokens: int, output_tokens: int) -> None:
         super().__init__(prompt_tokens, output_tokens)
         self.arrival_s = arrival_s
-        """When the load wants to send it."""
+        """Time planned by the load."""
         self.send_s = arrival_s
         self.first_s = -1.0
         self.last_s = -1.0
 
 
 class GroupedRequest(OfflineRequest):
-    """A request of a load; those of one group share the first `prefix_tokens` tokens of their prompts."""
+    """A request of a load; requests of a group share the first `prefix_tokens` tokens of their prompts."""
 
     __slots__ = ("group", "number", "prefix_tokens")
 
     def __init__(self, number: int, arrival_s: float, prompt_tokens: int, output_tokens: int) -> None:
         super().__init__(arrival_s, prompt_tokens, output_tokens)
         self.number = number
-        """Its place in the load."""
+        """Position in the load."""
         self.group = -1
         self.prefix_tokens = 0
 
 
 class PrefixBlocks:
-    """`num_blocks` blocks, one of them vLLM's null block. Where no prompts are shared it tells what
-    `CountedBlocks` tells (a property test).
+    """A cache of `num_blocks` blocks, including vLLM's null block, with prefix caching between requests.
 
-    A whole block of a shared beginning can be found as soon as the step that computes it is made.
+    Without shared prompts its results equal those of `CountedBlocks` (a property test). A whole block of a
+    shared prefix can be found as soon as the step that computes the block is made.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -53,9 +53,9 @@ class PrefixBlocks:
         self.capacity = self.pool.capacity
         self.held: dict[GroupedRequest, list[Block]] = {}
         self._kept: dict[GroupedRequest, int] = {}
-        """Blocks of their own that preempted requests may find again."""
+        """Unshared blocks that preempted requests may find again."""
         self.hits = 0
-        """Blocks that requests found when they came for the first time."""
+        """Blocks found at the first admission of requests."""
 
     @property
     def free(self) -> int:
@@ -98,11 +98,11 @@ class PrefixBlocks:
         self._kept.pop(sequence, None)
 
     def _shared(self, sequence: GroupedRequest) -> int:
-        """Whole blocks of its prompt that it shares."""
+        """Returns the number of whole shared blocks of the prompt."""
         return sequence.prefix_tokens // self.block_size
 
     def _found(self, sequence: GroupedRequest, most: int) -> list[Block]:
-        """Returns those of its first `most` blocks that are in the pool."""
+        """Returns the longest prefix of the first `most` blocks that is in the pool."""
         shared, group = self._shared(sequence), sequence.group
         return self.pool.longest_prefix(
             _group_key(group, place) if place < shared else _own_key(sequence, place)
@@ -111,7 +111,7 @@ class PrefixBlocks:
 
 
 def shared_keys(request: GroupedRequest, block_size: int) -> list[bytes]:
-    """Returns the keys of the whole blocks that a request shares."""
+    """Returns the keys of the whole shared blocks of a request."""
     return [_group_key(request.group, place) for place in range(request.prefix_tokens // block_size)]
 
 
@@ -128,22 +128,22 @@ MOST_BINS = 512
 
 
 class Timeline:
-    """Contents of the steps of pods over time, in bins that become wider as time goes on."""
+    """Use of pods over time, in at most `MOST_BINS` bins, whose width doubles as needed."""
 
     def __init__(self, begin_s: float) -> None:
         self.begin_s = begin_s
         self.bin_s = FIRST_BIN_S
         self.sequences: list[float] = []
-        """Sequences in a step times its seconds, by bin."""
+        """Sequences of a step times its seconds, summed by bin."""
         self.blocks: list[float] = []
-        """Used blocks times seconds."""
+        """Used blocks times seconds, summed by bin."""
         self.busy_s = 0.0
         self.most_sequences = 0
         self.most_blocks = 0
-        """Of a pod, at any time."""
+        """Most blocks used at any time in any pod."""
 
     def add(self, start_s: float, end_s: float, sequences: int, blocks: int) -> None:
-        """A step, whole in the bin in which it starts."""
+        """Adds a step, wholly to the bin of its start."""
         place = int((start_s - self.begin_s) / self.bin_s)
         while place >= MOST_BINS:
             self._fold()
@@ -162,7 +162,7 @@ class Timeline:
             self.most_blocks = blocks
 
     def join(self, other: Timeline) -> None:
-        """Add what another pod did; both begin at the same moment."""
+        """Adds the timeline of another pod, which must begin at the same time."""
         while self.bin_s < other.bin_s:
             self._fold()
         while other.bin_s < self.bin_s:
@@ -186,7 +186,7 @@ def _sums(some: list[float], others: list[float]) -> list[float]:
 
 
 class Pod(StepLoop[GroupedRequest]):
-    """An engine as `profile` describes it. `ended` is called with each request that has its last token."""
+    """A simulated engine with the limits of `profile`. `ended` receives each request at its last token."""
 
     def __init__(
         self,
@@ -210,24 +210,24 @@ class Pod(StepLoop[GroupedRequest]):
         scheduler = Scheduler(scheduler_limits(at), blocks, speculation=drafts)
         super().__init__(scheduler, cost, profile.front, depth=2 if at.async_scheduling else 1)
         self.due_s: float | None = None
-        """When it has something to do."""
+        """Time of the next work; None without any."""
         self._timeline = timeline
         self._watch = watch
         self._ended = ended
 
     @property
     def cached_tokens(self) -> int:
-        """Of prompts: those that others had left in the cache."""
+        """Prompt tokens found in the cache, left there by other requests."""
         blocks = self.blocks
         return blocks.hits * blocks.block_size if isinstance(blocks, PrefixBlocks) else 0
 
     def cached_blocks(self, keys: Sequence[bytes]) -> int:
-        """How many of these blocks, from the first on, are here."""
+        """Returns the number of blocks in the longest cached prefix of `keys`."""
         blocks = self.blocks
         if not keys or not isinstance(blocks, PrefixBlocks):
             return 0
         find = blocks.pool.longest_prefix
-        # Tails are taken first, so who has the last block has those before it.
+        # Tails are evicted first, so the last block implies all earlier ones.
         return len(keys) if find(keys[-1:]) else len(find(keys))
 
     def step_made(self, batch: Batch[GroupedRequest], start_s: float, end_s: float) -> None:
@@ -249,7 +249,7 @@ class Pod(StepLoop[GroupedRequest]):
 
 
 Watch = Callable[[Pod, Batch[GroupedRequest], float, float], None]
-"""Is told of every step that is made, with its begin and its end."""
+"""Receives every step with its start and its end, in seconds."""
 
 
 def scheduler_limits(at: EngineLimits) -> SchedulerLimits:

@@ -1,4 +1,4 @@
-"""Many simulations at the same time, one to a process."""
+"""Parallel simulations, one per process."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def cores() -> int:
 def each(
     work: Callable[[Job], Result], jobs: Sequence[Job], processes: int, told: Callable[[], None]
 ) -> Iterator[tuple[int, Result]]:
-    """The number of each job and what `work` makes of it, as they are done; `told` is called meanwhile.
+    """Yields the number and the result of each job as it ends; `told` is called meanwhile.
 
-    An exception of a job ends them all.
+    An exception in one job ends all jobs.
     """
     processes = min(processes, len(jobs))
     if processes <= 1:
@@ -34,7 +34,7 @@ def each(
             told()
             yield number, work(job)
         return
-    # "spawn", for a fork would copy whatever threads and event loops the caller has.
+    # "spawn", as a fork would copy the threads and event loops of the caller.
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(processes, context, initializer=_depend) as pool:
@@ -55,7 +55,7 @@ def _results(running: dict[Future[Result], int], told: Callable[[], None]) -> It
 
 
 def _depend() -> None:
-    """End without a word at Ctrl-C, which is for the whole terminal, and with the process that started us."""
+    """Makes a worker exit silently at Ctrl-C, which reaches the whole terminal, and with its parent."""
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(1))
     Thread(target=_end_with_parent, daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""`python -m app record`: send a load to a live server, and write down what it did."""
+"""`python -m app record`: sends a load to a live server and records the times of each request."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ With --proxy it keeps the exchanges of others instead: {COMMAND} record --proxy 
 """
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "send_s", "first_s", "last_s")
 TOKEN_IDS = range(1000, 30000)
-"""Of prompts to a server that does not tokenize: ids that are in most vocabularies, and special in none."""
+"""Token ids for prompts to a server without /tokenize: in most vocabularies, and special in none."""
 WORDS = " ".join(one + other for one in ascii_lowercase for other in ascii_lowercase)
-"""Text whose token ids the server is asked for."""
+"""Text sent to /tokenize, to get valid token ids."""
 ANSWER_S = 10.0
 
 
@@ -80,7 +80,7 @@ def _record(given: argparse.Namespace) -> None:
     model = given.model or _first_model(target, headers)
     ids = _token_ids(target, headers, model)
     gc.collect()
-    gc.disable()  # a collection would make moments late
+    gc.disable()  # a collection would delay measured times
     try:
         with progress_of(sys.stderr, "sent", len(load), "requests") as sent:
             recording = RecordingClient(target, headers, given.in_flight, time.perf_counter, sent)
@@ -98,7 +98,7 @@ def _record(given: argparse.Namespace) -> None:
 
 
 def read_target(url: str) -> Target:
-    """ConfigError for what is no URL of a server without TLS."""
+    """Returns the server at `url`. Raises ConfigError for anything but a plain HTTP URL."""
     target = Target.of(url)
     if target.scheme != "http":
         raise ConfigError(f"target {url}: must be like http://host:8000 (TLS is not measured)")
@@ -121,7 +121,7 @@ def _load(given: argparse.Namespace) -> Load:
 
 
 class Prompts:
-    """The requests of a load: random prompts, of which those of a group begin alike."""
+    """The requests of a load, with random prompts; prompts of one group share a prefix."""
 
     def __init__(self, load: Load, model: str, ids: Sequence[int], seed: int) -> None:
         self._load = load
@@ -178,7 +178,7 @@ def _first_model(target: Target, headers: dict[str, str]) -> str:
 
 
 def _token_ids(target: Target, headers: dict[str, str], model: str) -> Sequence[int]:
-    """Ids that the model has, and that are not special."""
+    """Returns ids in the model's vocabulary that are not special."""
     question = msgspec.json.encode({"model": model, "prompt": WORDS, "add_special_tokens": False})
     status, body = _ask(target, headers, "POST", "/tokenize", question)
     if status != 200:

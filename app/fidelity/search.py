@@ -1,8 +1,8 @@
-"""The search for the constants, and how sure each one is: slopes of the errors by numpy, CMA-ES by `cma`.
+"""Search for the constants and their certainty: derivatives of the errors by numpy, then CMA-ES by `cma`.
 
-Constants make up for each other, so the loss is a long narrow valley, and saturated runs make its floor
-rough. Steps by the slopes of the errors lead into the valley in few evaluations, and stall there; they also
-tell how long it is in which direction, and CMA-ES, which minds no roughness, begins with that.
+Constants compensate for each other, so the loss is a long narrow valley, and saturated runs make its floor
+rough. Gauss-Newton steps lead into the valley in few evaluations, and stall there. Their second derivatives
+give the valley's shape, from which CMA-ES starts; roughness does not hinder CMA-ES.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from numpy.typing import NDArray
 from app.fidelity.fitting import PULL, SOFT, Certainty, Problem
 
 STEP = 0.03
-"""By which a constant is moved to see what changes: of the logarithm."""
+"""Change of a constant's logarithm, for derivatives."""
 LONG_STEP = 0.1
-"""The same where certainty is asked for: roughness must not look as if it told constants apart."""
+"""Change of a constant's logarithm for certainties: long, so that roughness does not pass for information."""
 DOWNHILL = 5
-"""Steps by slopes, at most."""
+"""Most Gauss-Newton steps."""
 LENGTHS = (1.0, 0.5, 0.2, 0.05)
-"""Shares of such a step that are tried."""
+"""Shares of a Gauss-Newton step that are tried."""
 LONGEST = 1.5
-"""Spreads that a constant moves in one of them, at most."""
+"""Most spreads that a constant moves in a Gauss-Newton step."""
 RISE = 2e-4
-"""Of the loss, for which candidates of CMA-ES are a length of 1 away from the first."""
+"""Rise of the loss at distance 1 from the first candidate of CMA-ES."""
 SIGMA = 0.4
-"""Of the first of them."""
+"""Step size of the first generation of CMA-ES."""
 PATIENCE = 16
-"""Generations without an improvement after which nothing more is expected."""
+"""Generations without an improvement after which the search ends."""
 WORTHWHILE = 0.01
-"""The share of the loss that counts as an improvement."""
+"""Least improvement, as a share of the loss."""
 NOISE = 0.008
-"""Least error of a figure for reasons other than constants, as a share."""
+"""Least error of a figure from other causes than constants, as a share."""
 BEFORE = 2.0
-"""Spreads that a constant may be from its start, before anything is recorded."""
+"""Prior standard deviation of a constant from its start, in spreads."""
 
 Array: TypeAlias = NDArray[numpy.float64]
 Vector: TypeAlias = Sequence[float]
@@ -59,7 +59,7 @@ class Spread(Protocol):
 
 
 class Progress(Struct, frozen=True):
-    """How far a search has come."""
+    """Progress of a search."""
 
     evaluations: int
     best: float
@@ -71,7 +71,7 @@ class Found(Struct, frozen=True):
     loss: float
     evaluations: int
     why: str
-    """Why the search ended."""
+    """Reason for the end of the search."""
 
 
 @contextmanager
@@ -80,16 +80,16 @@ def mapped(jobs: int) -> Iterator[Spread]:
     if jobs == 1:
         yield lambda function, candidates: [function(x) for x in candidates]
         return
-    # Spawned: the parent has threads of numerical libraries, which a fork does not survive.
+    # Spawned, as the threads of the parent's numerical libraries do not survive a fork.
     with get_context("spawn").Pool(jobs, _ignore_interrupts) as pool:
         yield lambda function, candidates: pool.map(function, candidates, chunksize=1)
 
 
 class Search:
-    """One search; `run` does all of it."""
+    """One search, done by `run`."""
 
     def __init__(self, problem: Problem, spread: Spread, most: int, tell: Callable[[Progress], None]) -> None:
-        """Takes about `most` evaluations at most; fewer, when nothing improves any more."""
+        """`most` limits the evaluations, roughly; without improvements the search ends earlier."""
         self._problem = problem
         self._spread = spread
         self._most = most
@@ -118,7 +118,7 @@ class Search:
     def _curvature(self) -> tuple[Array, Array]:
         """Returns second (n, n) and first (n,) derivative of the loss at the best candidate.
 
-        They are those of a sum of squares, weighted as the loss does.
+        Both are approximated by a sum of squares with the weights of the loss (Gauss-Newton).
         """
         x = numpy.array(self._best)
         self._evaluations += 2 * len(x) + 1
@@ -127,7 +127,7 @@ class Search:
         return weighted @ rows.T + 2 * PULL * numpy.eye(len(x)), weighted @ errors + 2 * PULL * x
 
     def _step_down(self) -> bool:
-        """Takes a step by slopes; returns whether it improved the loss by a twentieth."""
+        """Takes a Gauss-Newton step; returns True when the loss improved by a twentieth."""
         second, first = self._curvature()
         before, x = self._loss, numpy.array(self._best)
         step = numpy.linalg.solve(second, first).clip(-LONGEST, LONGEST)
@@ -135,9 +135,9 @@ class Search:
         return self._loss < 0.95 * before
 
     def _wander(self, seed: int) -> str:
-        """CMA-ES around the best, in coordinates in which the loss rises alike; why it ended."""
+        """Runs CMA-ES around the best candidate, with axes of equal rise; returns the reason for its end."""
         second, _ = self._curvature()
-        second += 2 * RISE * numpy.eye(len(second))  # no constant goes further than a spread
+        second += 2 * RISE * numpy.eye(len(second))  # limits each axis to one spread
         axes = sqrt(2 * RISE) * numpy.linalg.cholesky(numpy.linalg.inv(second))
         middle, strategy = numpy.array(self._best), _strategy(len(second), seed)
         mark, since = self._loss, 0
@@ -154,9 +154,9 @@ class Search:
 
 
 def slopes(problem: Problem, x: Vector, spread: Spread, step: float = STEP) -> tuple[Array, Array]:
-    """Returns the errors (m,) at a candidate, and how they change (n, m) with each number of it.
+    """Returns the errors (m,) at a candidate, and their derivatives (n, m) by its numbers.
 
-    Costs two evaluations for each constant, and one. A longer `step` sees less of roughness.
+    Costs two evaluations for each constant, plus one. A longer `step` averages over roughness.
     """
     moves = step / numpy.array([constant.spread for constant in problem.constants])
     moved = [(numpy.array(x) + sign * row).tolist() for row in numpy.diag(moves) for sign in (1, -1)]
@@ -165,11 +165,10 @@ def slopes(problem: Problem, x: Vector, spread: Spread, step: float = STEP) -> t
 
 
 def certainties(problem: Problem, x: Sequence[float], spread: Spread) -> list[Certainty]:
-    """Returns how sure all constants are, in their order, and the sum of base and weights.
+    """Returns the certainty of all constants in their order, then of the sum of base and weights.
 
-    Near the best candidate errors are taken as linear in the constants. With what is left of them as their
-    noise, and the spread of the start as all that was known before, linear regression says how far each
-    constant may be off.
+    Errors are taken as linear in the constants near the best candidate. Bayesian linear regression gives the
+    standard deviation of each constant. The noise is the remaining error, the prior is `BEFORE` spreads.
     """
     errors, rows = slopes(problem, x, spread, LONG_STEP)
     noise = max(NOISE, float(numpy.sqrt(numpy.mean(errors * errors))))
@@ -182,7 +181,7 @@ def certainties(problem: Problem, x: Sequence[float], spread: Spread) -> list[Ce
     ]
     if not {"base", "weights"} <= set(start):
         return told
-    # Recordings tell the two apart only where steps are of very different sizes.
+    # Recordings separate the two only with steps of very different sizes.
     whole = values["base"] + values["weights"]
     shares = numpy.array(
         [it.spread * values[it.name] / whole * (it.name in ("base", "weights")) for it in problem.constants]
@@ -193,12 +192,12 @@ def certainties(problem: Problem, x: Sequence[float], spread: Spread) -> list[Ce
 
 def _strategy(size: int, seed: int):  # type: ignore[no-untyped-def]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the package tells of others that it could use
+        warnings.simplefilter("ignore")  # the package warns about missing optional packages
         cma = import_module("cma")
-        options = {"seed": seed + 1, "verbose": -9, "verb_log": 0}  # of seed 0 each run would be another
+        options = {"seed": seed + 1, "verbose": -9, "verb_log": 0}  # seed 0 would be a random seed
         return cma.CMAEvolutionStrategy([0.0] * size, SIGMA, options)
 
 
 def _ignore_interrupts() -> None:
-    """Ctrl-C is for the parent."""
+    """Leaves Ctrl-C to the parent process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""`python -m app simulate`: what an engine would do with a load, on virtual time."""
+"""`python -m app simulate`: simulates a load on engines, on virtual time."""
 
 from __future__ import annotations
 
@@ -91,18 +91,18 @@ Group = argparse._ArgumentGroup
 PLAIN = table_of(Settings)
 STDOUT = Path("-")
 Plugged = Callable[[Settings, Profile], tuple[str, StepCosts] | None]
-"""Which plugin of the settings says what the steps of this engine cost, if any does, and how."""
+"""Returns name and step costs of the plugin in the settings that supplies them for a profile, if any."""
 INPUT_TOKENS, OUTPUT_TOKENS = "1000:lognormal", "128:lognormal"
-"""Lengths of one size alone would flatter policies that count nothing."""
+"""Default lengths, which vary, as equal lengths would favor policies that ignore load."""
 DRAWN = ("rate", "arrivals", "burstiness", "ramp_from", "input_tokens", "output_tokens", "seconds") + (
     *("num_requests", "prefix_groups", "prefix_tokens"),
 )
-"""The flags of a drawn load."""
+"""Flags of a synthetic load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Options of the command. One of `trace` and `recipe` is None."""
+    """Options of the command; either `trace` or `recipe` is None."""
 
     profile_name: str
     plan: Plan
@@ -118,7 +118,7 @@ class Options:
 
 
 def read(argv: Sequence[str], plugged: Plugged) -> Options:
-    """The options. ConfigError, in one line, for wrong values and for those that do not go together."""
+    """Returns the options. Raises ConfigError, in one line, for wrong values and for conflicts."""
     kind = kind_of(argv, {})
     given = parser(table_of(kind)).parse_args(list(argv))
     profile = profile_of(given.profile, given.device, given.tensor_parallel_size, given.model_config)
@@ -173,7 +173,7 @@ def _costs(
 
 
 def _engine(at: EngineLimits, given: argparse.Namespace) -> EngineLimits:
-    """The limits of the profile, but for those that flags say."""
+    """Returns the limits of the profile, with the flags' values in place of theirs."""
     changes: dict[str, int] = {}
     for name in (*ENGINE, *SWITCHES, THRESHOLD):
         field = name.replace("-", "_")
@@ -183,7 +183,7 @@ def _engine(at: EngineLimits, given: argparse.Namespace) -> EngineLimits:
 
 
 def _recipe(given: argparse.Namespace, rate_is_swept: bool) -> Recipe | None:
-    """The load that is to be drawn, if any."""
+    """Returns the recipe of a synthetic load; None with a trace."""
     named = [name for name in DRAWN if getattr(given, name) is not None]
     if given.trace is not None:
         if named or rate_is_swept:
@@ -241,7 +241,7 @@ def _check_drawn(given: argparse.Namespace, rate_is_swept: bool) -> None:
 
 
 def _check_files(options: Options) -> None:
-    """ConfigError for files that could not be written, before anything is calculated."""
+    """Raises ConfigError for files that cannot be written, before the simulation."""
     for name, path in (("requests", options.requests), ("html", options.html)):
         if options.sweep is not None and path is not None:
             raise UsageError(f"--{name} is of one run, not of --sweep")
@@ -254,7 +254,7 @@ def _check_files(options: Options) -> None:
 
 
 def parser(table: Table = PLAIN) -> argparse.ArgumentParser:
-    """Makes the parser. Absent flags are None, unless help says otherwise. `table` has plugins' settings."""
+    """Makes the parser. Absent flags are None unless help names a default. `table` includes plugins' settings."""
     flags = Parser(prog=f"{COMMAND} simulate", description=ABOUT, allow_abbrev=False)
     told = f"what steps cost, and the engine's limits [{DEFAULT_PROFILE}]"
     flags.add_argument("--profile", default=DEFAULT_PROFILE, metavar="NAME|FILE|auto", help=told)
@@ -273,7 +273,7 @@ def parser(table: Table = PLAIN) -> argparse.ArgumentParser:
 
 
 def plugin_groups(table: Table) -> list[str]:
-    """The sections of the settings that are about plugins."""
+    """Returns the sections of the settings that belong to plugins."""
     return ["plugins", *(name for name in table.sections if name not in PLAIN.sections)]
 
 
@@ -352,18 +352,18 @@ Write = Callable[[Path], object]
 
 @as_command()
 def run(argv: Sequence[str], plugged: Plugged = lambda settings, profile: None) -> int:
-    """Exit status. `plugged` tells what plugins say of the costs; by itself nothing."""
+    """Returns the exit status. `plugged` returns step costs from plugins; by default none."""
     try:
         options = read(argv, plugged)
         if options.plot is not None:
             check_installed("fleet", "--plot")
-        # Nothing here refers to itself in a circle, so looking for circles among millions is in vain.
+        # Millions of objects without reference cycles: collections would find nothing.
         gc.disable()
         if options.sweep is None:
             _run_once(options)
         else:
             _run_sweep(options, options.sweep)
-    except BrokenPipeError:  # for who called us: nobody reads what would be printed
+    except BrokenPipeError:  # for the caller: standard output is closed
         raise
     except OSError as error:
         print(f"error: {error.filename or 'simulate'}: {error.strerror or error}", file=sys.stderr)
@@ -452,7 +452,7 @@ def _meets(options: Options, summary: Summary) -> bool | None:
 
 
 def _size(options: Options) -> int:
-    """How much a load is: requests to be drawn, about, or bytes of a trace."""
+    """Returns the size of the load, for progress: expected requests, or bytes of a trace."""
     if options.recipe is not None:
         return round(options.recipe.expected)
     assert options.trace is not None
@@ -471,7 +471,7 @@ def _load(options: Options, told: Told) -> Load:
 
 
 def _head(options: Options) -> str:
-    """Which load and profile a table is for."""
+    """Returns the heading of a table: profile, load and fleet."""
     swept = "" if options.sweep is None else options.sweep.name
     plan, recipe = options.plan, options.recipe
     load = f"trace {options.trace}" if recipe is None else f"drawn load, {recipe}, seed {recipe.seed}"
@@ -491,7 +491,7 @@ def _told(options: Options, load: Load) -> str:
 
 
 def _give(options: Options, document: bytes, text: str, files: dict[Path, Write]) -> None:
-    """Writes all files, or none; then prints the table, or the document where stdout is asked for."""
+    """Writes all files, or none; then prints the table, or the document for `--json -`."""
     document = msgspec.json.format(document) + b"\n"
     if options.json is not None and options.json != STDOUT:
         files[options.json] = lambda path: path.write_bytes(document)

@@ -1,4 +1,4 @@
-"""Simulates loads on one engine or on a fleet of them, on virtual time."""
+"""Simulates loads on one engine or on a fleet of engines, on virtual time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from config import ConfigError
 from config.profile import EngineLimits, Profile
 
 OFTEN = 1024
-"""Requests after which progress is told."""
+"""Requests between two progress calls."""
 SLICE_S = 1.0
-"""Virtual seconds after which it is told when all requests are sent."""
+"""Virtual seconds between two progress calls after all requests are sent."""
 
 Told = Callable[[int], None]
-"""Receives the number of requests that are done."""
+"""Receives the number of finished requests."""
 
 
 StepCosts = Callable[[Profile], CostModel]
@@ -44,9 +44,9 @@ class Plan:
     pods: int = 1
     policy: str = RANDOM
     in_flight: int | None = None
-    """Requests that the client has under way at the most, over all pods; None is no limit."""
+    """Most requests of the client at a time, over all pods; None is no limit."""
     turnaround_s: float = 0.0
-    """From the last token of a request until the next one takes its place."""
+    """Seconds from the last token of a request until the next request takes its place."""
     seed: int = 1
     step_costs: StepCosts = usual_costs
 
@@ -56,12 +56,12 @@ class Plan:
 
     @property
     def apart(self) -> bool:
-        """Returns whether the requests of each pod are independent of other pods."""
+        """True when the pods of a fleet are independent, so that each can be simulated alone."""
         return self.pods > 1 and self.policy in BLIND and self.in_flight is None
 
 
 class Outcome:
-    """Results of a load: columns in its order, and sums."""
+    """Results of a load: columns in order of its requests, and sums."""
 
     def __init__(self, load: Load) -> None:
         blank = array("d", bytes(8 * len(load)))
@@ -93,13 +93,13 @@ class Outcome:
 class Simulation:
     """All pods on one virtual time. Requests are sent in order, each to the pod that the policy chooses.
 
-    Only what has something to do is looked at: a heap has the moments of the pods.
+    A heap has the next work of each pod, so that idle pods cost nothing.
     """
 
     def __init__(
         self, load: Load, plan: Plan, told: Told, first_pod: int = 0, watch: Watch | None = None
     ) -> None:
-        """`first_pod` is the number of the first of its pods among those of the whole fleet."""
+        """`first_pod` is the number of the first simulated pod in the whole fleet."""
         self._load = load
         self._plan = plan
         self._told = told
@@ -119,13 +119,13 @@ class Simulation:
         self._policy = make_policy(plan.policy, self._cached, plan.routing)
         self._numbers = range(plan.pods)
         self._due: list[tuple[float, int]] = []
-        """When pods have something to do; what is not the `due_s` of its pod is out of date."""
+        """Heap of times and pods with work; an entry that differs from the pod's `due_s` is outdated."""
         self._places = None if plan.in_flight is None else [-math.inf] * plan.in_flight
-        """When each of the client's places that is free, or known to be free soon, is."""
+        """Heap of times at which the client's places are free, as far as known; None without a limit."""
         self._counts = [0] * plan.pods
-        """Requests in flight."""
+        """Requests in flight by pod."""
         self._endings: list[tuple[float, int]] = []
-        """Moments and pods of those that are known to end."""
+        """Heap of the known ends of requests: times and pods."""
         self._done = 0
 
     def run(self) -> Outcome:
@@ -155,22 +155,22 @@ class Simulation:
         return request
 
     def _cached(self, request: GroupedRequest) -> dict[int, float]:
-        """Returns the blocks that each pod has of what a request shares: an indexer without delay."""
+        """Returns the cached blocks of a request's shared prefix by pod, like an indexer without delay."""
         keys = shared_keys(request, self._plan.profile.engine.block_size)
         return {number: pod.cached_blocks(keys) for number, pod in enumerate(self.pods)} if keys else {}
 
     def _send_s(self, arrival_s: float) -> float:
-        """When a request is sent that the load wants to send at `arrival_s`: it may wait for a place."""
+        """Returns the time of sending: `arrival_s`, or later if the client has no free place then."""
         places = self._places
         if places is None:
             return arrival_s
         while not places or (places[0] > arrival_s and self._due and self._due[0][0] < places[0]):
-            due_s, number = heappop(self._due)  # what it hands out may end a request before all we know of
+            due_s, number = heappop(self._due)  # this step may end a request before the known ends
             self._advance(number, due_s, due_s)
         return max(arrival_s, heappop(places))
 
     def _settle(self, until_s: float) -> None:
-        """Do all that is due before that moment."""
+        """Does all work that is due before `until_s`."""
         due, just_before_s = self._due, math.nextafter(until_s, -math.inf)
         while due and due[0][0] < until_s:
             due_s, number = heappop(due)
@@ -215,7 +215,7 @@ class _PodJob(Struct, frozen=True):
 
 
 def simulate(load: Load, plan: Plan, processes: int, told: Told, watch: Watch | None = None) -> Outcome:
-    """Simulates `load`. Calls `told` with the number of requests that are done, `watch` with each step."""
+    """Simulates `load`. `told` receives the number of finished requests, `watch` each step."""
     if watch is not None or not plan.apart:
         return Simulation(load, plan, told, watch=watch).run()
     numbers = _by_pod(load, plan)
@@ -233,7 +233,7 @@ def simulate(load: Load, plan: Plan, processes: int, told: Told, watch: Watch | 
 
 
 def _by_pod(load: Load, plan: Plan) -> list[array[int]]:
-    """The numbers of the requests that each pod gets."""
+    """Returns the numbers of the requests of each pod."""
     policy = RandomChoice(plan.routing) if plan.policy == RANDOM else RoundRobin()
     numbers: list[array[int]] = [array("i") for _ in range(plan.pods)]
     nobody = [0] * plan.pods
@@ -250,7 +250,7 @@ def _simulate_pod(job: _PodJob) -> Outcome:
 
 
 def check_engine(at: EngineLimits, origin: str) -> None:
-    """ConfigError, which begins with `origin`, unless an engine of these limits can do its work."""
+    """Raises ConfigError, which begins with `origin`, for limits that contradict each other."""
     if at.max_num_batched_tokens < at.max_num_seqs:
         raise ConfigError(
             f"{origin}: max-num-batched-tokens {at.max_num_batched_tokens} must not be less than "
@@ -272,7 +272,7 @@ def check_engine(at: EngineLimits, origin: str) -> None:
 
 
 def longest_tokens(at: EngineLimits) -> int:
-    """Most tokens that a request may have, prompt and answer."""
+    """Returns the most tokens of a request, prompt and answer together."""
     longest = (at.num_gpu_blocks - 1) * at.block_size
     if not at.enable_chunked_prefill:
         longest = min(longest, at.max_num_batched_tokens)
@@ -280,7 +280,7 @@ def longest_tokens(at: EngineLimits) -> int:
 
 
 def check_load(load: Load, at: EngineLimits) -> None:
-    """ConfigError for the first request that the engine could never finish."""
+    """Raises ConfigError for the first request that the engine could never finish."""
     longest = longest_tokens(at)
     for number, (tokens_in, tokens_out) in enumerate(zip(load.input_tokens, load.output_tokens, strict=True)):
         if tokens_in + tokens_out > longest:

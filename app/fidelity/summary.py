@@ -1,4 +1,4 @@
-"""Results of a simulation: figures, sweeps, objectives, tables, pictures, a row for each request."""
+"""Results of a simulation: figures, sweeps, objectives, tables, pictures, rows of requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from config.durations import parse_duration
 STATISTICS = ("mean", "p50", "p90", "p99")
 LATENCIES = ("ttft", "itl", "e2e")
 MOST = {"rate": 1_000_000, "in-flight": 1_000_000, "pods": 10_000}
-"""Names that can be swept, and their greatest values."""
+"""Greatest values of settings that can be swept."""
 MOST_POINTS = 1000
 CURVE = (
     "requests/s",
@@ -32,11 +32,11 @@ CURVE = (
     "preempted",
 )
 BINS = 120
-"""Of a picture, over the time of a run."""
+"""Bins of time in a picture of a run."""
 
 
 class Spread(Struct, frozen=True):
-    """Seconds: the mean, and quantiles as `sorted[int(n * p)]`; None of nothing."""
+    """Mean and quantiles in seconds, the latter `sorted[int(n * p)]`; None without values."""
 
     mean: float | None
     p50: float | None
@@ -45,42 +45,42 @@ class Spread(Struct, frozen=True):
 
 
 class Use(Struct, frozen=True):
-    """Mean and peak over the time from the first request until the last token."""
+    """Mean and peak over the time from the first request to the last token."""
 
     mean: float
     peak: float
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """Figures of a run, as `--json` writes them."""
+    """Figures of a run, with the names and units of `--json`."""
 
     profile: str
     requests: int
     steps: int
     preemptions: int
     ttft_s: Spread
-    """From sending a request to its first token."""
+    """Time from sending a request to its first token."""
     itl_s: Spread
     """(last - first) / (output - 1) of each request with more than one token."""
     e2e_s: Spread
-    """From sending a request to its last token."""
+    """Time from sending a request to its last token."""
     duration_s: float
-    """From the first request until the last token."""
+    """Time from the first request to the last token."""
     requests_per_s: float
     input_tokens_per_s: float
     output_tokens_per_s: float
     input_tokens: int
     output_tokens: int
     cached_tokens: int
-    """Of prompts: those that other requests had left in the cache."""
+    """Prompt tokens found in the cache, left there by other requests."""
     kv_cache_usage: Use
-    """Shares, from 0 to 1; the mean is that of all pods, the peak that of any."""
+    """Shares from 0 to 1: the mean over all pods, the peak of any pod."""
     running: Use
     """Sequences in the steps of a pod."""
     requests_per_pod: tuple[int, ...]
 
     def latency(self, name: str) -> Spread:
-        """One of `LATENCIES`."""
+        """Returns the spread with this name in `LATENCIES`."""
         spread: Spread = getattr(self, f"{name}_s")
         return spread
 
@@ -133,7 +133,7 @@ def spread(values: list[float]) -> Spread:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The setting that is swept, and its values."""
+    """A swept setting and its values."""
 
     name: str
     values: tuple[float, ...]
@@ -141,7 +141,7 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """The `statistic` of a latency is to be at most `limit_s`."""
+    """An objective: the `statistic` of a latency is at most `limit_s`."""
 
     latency: str
     statistic: str
@@ -162,7 +162,7 @@ class Point(Struct, frozen=True, kw_only=True):
 
 
 def read_sweep(text: str) -> Sweep:
-    """`rate=2:30:2`. ValueError says what is wrong."""
+    """Reads a sweep such as `rate=2:30:2`. Raises ValueError with the rule."""
     name, _, span = text.partition("=")
     if name not in MOST:
         raise ValueError(f"must be NAME=FROM:TO:STEP with one of {', '.join(MOST)}")
@@ -183,7 +183,7 @@ def read_sweep(text: str) -> Sweep:
 
 
 def read_objectives(text: str) -> tuple[Objective, ...]:
-    """`ttft_p99=500ms,itl_p99=50ms`. ValueError says what is wrong."""
+    """Reads objectives such as `ttft_p99=500ms,itl_p99=50ms`. Raises ValueError with the rule."""
     return tuple(_objective(part.strip()) for part in text.split(","))
 
 
@@ -201,16 +201,16 @@ def _objective(text: str) -> Objective:
 
 
 def best(name: str, points: Sequence[Point]) -> tuple[str, float | None]:
-    """The answer of a sweep of `name`: the fewest pods, of others the highest value, that met the objectives.
+    """Returns the fewest pods, or the highest other value, that met the objectives, after its word.
 
-    With its word; None when they were never met.
+    The value is None when no point met the objectives.
     """
     met = [point.value for point in points if point.meets_slo]
     return ("fewest", min(met, default=None)) if name == "pods" else ("highest", max(met, default=None))
 
 
 def table(summary: Summary) -> str:
-    """Latencies as a Markdown table, then the other figures, a line each."""
+    """Returns the latencies as a Markdown table, then the other figures, a line each."""
     rows = [(name.upper(), *_cells(summary.latency(name))) for name in LATENCIES]
     return "\n".join([markdown([("", *STATISTICS), *rows]), *_lines(summary)])
 
@@ -237,7 +237,7 @@ def _lines(its: Summary) -> list[str]:
 
 
 def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -> str:
-    """The saturation curve as a Markdown table, and the best value that meets the objectives."""
+    """Returns the saturation curve as a Markdown table, and the best value that meets the objectives."""
     judged = ("meets SLO",) if objectives else ()
     rows = [(name, *CURVE, *judged)]
     for point in points:
@@ -264,7 +264,7 @@ def _curve_cells(its: Summary) -> tuple[str, ...]:
 
 
 def write_requests(path: Path, load: Load, outcome: Outcome) -> None:
-    """Writes a CSV row for each request, in order of arrival; a trace again, with what became of it."""
+    """Writes a CSV row for each request, in order of arrival: the columns of a trace, then times and pod."""
     columns = (load.arrival_s, load.input_tokens, load.output_tokens)
     moments = (outcome.send_s, outcome.first_s, outcome.last_s)
     header = (*COLUMNS, "send_s", "first_s", "last_s", "pod")
@@ -281,7 +281,7 @@ def write_requests(path: Path, load: Load, outcome: Outcome) -> None:
 
 
 def draw_run(load: Load, plan: Plan, outcome: Outcome, title: str, path: Path) -> None:
-    """Write a PNG: latencies by the moment of sending, what steps held, use of the cache."""
+    """Writes a PNG: latencies by time of sending, sequences per step, use of the cache."""
     canvas, axes = new_figure(title)
     begin_s = min(outcome.send_s)
     ttft_s = [first - send for send, first in zip(outcome.send_s, outcome.first_s, strict=True)]
@@ -304,14 +304,14 @@ def draw_run(load: Load, plan: Plan, outcome: Outcome, title: str, path: Path) -
 
 
 def draw_sweep(name: str, points: Sequence[Point], title: str, path: Path) -> None:
-    """Write a PNG: the latencies and the throughput over what was swept."""
+    """Writes a PNG: latencies and throughput over the swept setting."""
     canvas, axes = new_figure(title)
     draw_curves(axes, name, points)
     canvas.print_png(path)
 
 
 def draw_curves(axes: Sequence[Axes], name: str, points: Sequence[Point]) -> None:
-    """Latencies and throughput over what was swept, into four axes."""
+    """Draws latencies and throughput over the swept setting, into four axes."""
     values = [point.value for point in points]
     for its, latency in zip(axes, LATENCIES, strict=False):
         spreads = [point.summary.latency(latency) for point in points]
@@ -331,7 +331,7 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def _draw_quantiles(axes: Axes, times_s: Sequence[float], values: Sequence[float]) -> None:
-    """p50 and p99 of `values`, by the bin of their moments."""
+    """Draws p50 and p99 of `values` by bins of their times."""
     width_s = max(times_s[-1], 1e-9) / BINS
     bins: dict[int, list[float]] = {}
     for at_s, value in zip(times_s, values, strict=True):

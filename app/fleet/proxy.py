@@ -131,7 +131,7 @@ class Relay:
         return self
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yields the body. Raises ConnectionResetError when the pod's body breaks off, to cut the client's."""
+        """Yields the body. Raises ConnectionResetError when it breaks off, to break off the client's, too."""
         response = self._response
         assert response is not None
         try:

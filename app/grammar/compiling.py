@@ -1,4 +1,4 @@
-"""Compiles grammars and structural tags of clients."""
+"""Compiles the grammars and structural tags of requests."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from app.schema.schemas import off_hub_if_long
 MOST_CHARACTERS = 50_000
 """Characters of the longest grammar."""
 TAG_ROOT = ""
-"""Name of the rule that derives the whole text of a structural tag; no rule of a grammar in a tag has it."""
+"""Root rule of a structural tag; rules of inner grammars never have this name."""
 SHORTEST_JSON = 2
 ROOMY = 60
-"""Characters of room from which on JSON need not be brief."""
+"""Characters from which JSON need not be brief."""
 COMMENT = re.compile(r"(?:#|//).*")
 
 
@@ -43,7 +43,7 @@ def compile_grammar(source: str) -> Grammar:
 
 
 def compile_structural_tag(source: str, schemas: Schemas) -> Grammar:
-    """Returns the grammar of a structural tag, which is JSON. Raises SchemaError for anything else."""
+    """Returns the grammar of a structural tag in JSON. Raises SchemaError for anything else."""
     return off_hub_if_long(len(source), lambda: _tag_grammar(source, schemas))
 
 
@@ -59,7 +59,7 @@ def _tag_grammar(source: str, schemas: Schemas) -> Grammar:
 
 
 def _parsed(source: str) -> tuple[dict[str, Node], str]:
-    """Returns the rules of a grammar, and its root. It is Lark's unless a line has ``::=``, as in vLLM."""
+    """Returns the rules and the root of a grammar, in GBNF if a line has ``::=``, else Lark's, as in vLLM."""
     if len(source) > MOST_CHARACTERS:
         raise SchemaError(f"a grammar of {len(source)} characters is too long")
     if any("::=" in COMMENT.sub("", line) for line in source.split("\n")):
@@ -108,7 +108,7 @@ class _RuleBuilder:
         return Repetition(self._node(found.content), *found.limits)
 
     def _grammar(self, source: str) -> Node:
-        """Adds the rules of an inner grammar, with a number in front of their names."""
+        """Adds the rules of an inner grammar, names prefixed with a number, and returns its root."""
         rules, root = _parsed(source)
         prefix = f"{len(self._rules)}:"
         renamed: dict[int, Node] = {}
@@ -116,7 +116,7 @@ class _RuleBuilder:
         return Rule(prefix + root)
 
     def _tags(self, found: formats.TriggeredTags | formats.SeparatedTags) -> Node:
-        """One tag at least: a client that asks for tags wants to see some."""
+        """Returns text with one tag at least, as a client that asks for tags expects some."""
         tag = _alternation([self._node(each) for each in found.tags])
         if isinstance(found, formats.SeparatedTags):
             more = Repetition(Series([Text(found.separator), tag]))
@@ -129,7 +129,7 @@ class _RuleBuilder:
 
 
 def _renamed(node: Node, prefix: str, made: dict[int, Node]) -> Node:
-    """Returns `node` with `prefix` before the names of rules; nodes that are shared stay shared."""
+    """Returns `node` with `prefix` before the names of rules; shared nodes stay shared."""
     if id(node) in made:
         return made[id(node)]
     new = node

@@ -1,7 +1,7 @@
-"""The notations of grammars: GBNF, as llama.cpp and xgrammar write it, and Lark's EBNF.
+"""Parsers of grammars: GBNF of llama.cpp and xgrammar, and Lark's EBNF.
 
-``root ::= "yes" | "no" | [0-9]+`` and ``start: greeting ("," NAME)*``. Lark itself is not asked: it writes
-terminals out in one another, and a kilobyte of them keeps it busy for good.
+``root ::= "yes" | "no" | [0-9]+`` and ``start: greeting ("," NAME)*``. Lark itself is not used: it expands
+terminals within one another, and a kilobyte of nested terminals never ends.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from app.schema.errors import SchemaError
 from app.schema.patterns import Pattern, as_node
 
 DEEPEST = 60
-"""Brackets in one another."""
+"""Most levels of nested brackets."""
 TIMES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 Times = tuple[int, int | None]
 
 
 class Token(NamedTuple):
-    """`kind` is the name of the group that matched it; the last token of all is of kind `end`."""
+    """`kind` is the name of the matching group of `Parser.tokens`; the last token is of kind `end`."""
 
     kind: str
     text: str
@@ -31,7 +31,7 @@ class Token(NamedTuple):
 
 
 class Parser(ABC):
-    """Reads rules by recursive descent. Raises SchemaError with the place where the source is wrong."""
+    """Reads rules by recursive descent. Raises SchemaError with line and column of a mistake."""
 
     tokens: re.Pattern[str]
     """Tokens, each in a named group; `blank` is skipped."""
@@ -43,11 +43,11 @@ class Parser(ABC):
 
     @abstractmethod
     def rules(self) -> dict[str, Node]:
-        """All rules of the grammar."""
+        """Returns all rules of the grammar."""
 
     @abstractmethod
     def item(self, depth: int) -> Node | None:
-        """Returns a node that repeats belong to; None where an alternative ends."""
+        """Returns the next node, without its repeats; None where an alternative ends."""
 
     @abstractmethod
     def numbers(self, text: str) -> Times:
@@ -76,7 +76,7 @@ class Parser(ABC):
         return node
 
     def look(self, ahead: int = 0) -> Token:
-        """A token further on; the last one of all beyond the end."""
+        """Returns the token at this distance; the last one beyond the end."""
         return self._tokens[min(self._at + ahead, len(self._tokens) - 1)]
 
     def step(self) -> Token:
@@ -85,7 +85,7 @@ class Parser(ABC):
         return token
 
     def skip(self, sign: str) -> bool:
-        """Step over this sign, if it is next."""
+        """Steps over this sign; returns False, without a step, when another token is next."""
         token = self.look()
         if token.kind != "sign" or token.text != sign:
             return False
@@ -93,13 +93,13 @@ class Parser(ABC):
         return True
 
     def expect(self, kind: str, called: str) -> Token:
-        """The next token, which is of this kind."""
+        """Steps over a token of this kind and returns the token. Raises SchemaError for another kind."""
         if self.look().kind != kind:
             raise self.wrong(f"expected {called}")
         return self.step()
 
     def times(self) -> Times | None:
-        """The repeats that are written next; None when there are none."""
+        """Steps over repeats and returns them; None when none are next."""
         token = self.look()
         if token.kind == "sign" and token.text in TIMES:
             self.step()
@@ -136,11 +136,11 @@ GBNF_ROOT = "root"
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))|(.)", re.DOTALL)
 NAMED = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "e": "\x1b"}
 PLAIN = [(ord("a"), ord("z")), (ord("A"), ord("Z")), (ord("0"), ord("9")), (ord(" "), ord(" "))]
-"""Characters that are written where nearly every one will do."""
+"""Characters written where nearly every one is allowed."""
 LAST = 0x10FFFF
 SURROGATES = range(0xD800, 0xE000)
 MOST_OF_RANGE = 255
-"""Characters of a range that are written."""
+"""Most characters taken from a range."""
 Ranges = list[tuple[int, int]]
 
 
@@ -188,7 +188,7 @@ class GbnfParser(Parser):
         return "".join(chr(point) for point, _ in self._points(token))
 
     def _points(self, token: Token) -> Iterator[tuple[int, bool]]:
-        """The code points between the signs around them, and whether each was escaped."""
+        """Yields the code points between the delimiters, each with True if escaped."""
         for found in ESCAPE.finditer(token.text[1:-1]):
             *codes, named, plain = found.groups()
             if plain is not None:
@@ -223,13 +223,13 @@ class GbnfParser(Parser):
 
 
 def _one_of(ranges: Ranges) -> Node:
-    """Returns one character of `ranges`, ends included; of long ones those at the start."""
+    """Returns a node for one character of `ranges`, ends included; long ranges are cut."""
     points = [point for low, high in ranges for point in range(low, min(high, low + MOST_OF_RANGE) + 1)]
     return Characters("".join(chr(point) for point in points if point not in SURROGATES) or "?")
 
 
 def _others(ranges: Ranges) -> Ranges:
-    """Characters beside `ranges`: plain ones, if any are left."""
+    """Returns characters outside of `ranges`: plain ones, else all others."""
     return _without(PLAIN, ranges) or _without([(0x20, 0xD7FF), (0xE000, LAST)], ranges)
 
 
@@ -242,7 +242,7 @@ def _without(kept: Ranges, ranges: Ranges) -> Ranges:
 
 LARK_ROOT = "start"
 MOST_PATTERNS = 300
-"""Regular expressions in one grammar."""
+"""Most regular expressions in one grammar."""
 COMMON = {
     "DIGIT": "[0-9]",
     "HEXDIGIT": "[0-9a-fA-F]",
@@ -269,12 +269,12 @@ COMMON = {
     "C_COMMENT": r"/\*[A-Za-z0-9 ]*\*/",
     "SQL_COMMENT": r"--[A-Za-z0-9 ]*",
 }
-"""The terminals of Lark's library `common`; the plainest of their texts."""
+"""Patterns for the terminals of Lark's library `common`, limited to plain texts."""
 IMPORT = re.compile(r"%import\s+common\s*(?:\.\s*(\w+)\s*(?:->\s*(\w+))?|\(([\w\s,]*)\))\s*")
 
 
 class LarkParser(Parser):
-    """Reads Lark's EBNF, but for templates, files and what is defined elsewhere."""
+    """Reads Lark's EBNF without templates and without imports other than from `common`."""
 
     tokens = re.compile(
         r"""(?P<blank>\s+|//[^\n]*|\#[^\n]*)|(?P<directive>%[^\n]*)
@@ -332,7 +332,7 @@ class LarkParser(Parser):
         return following.kind == "sign" and following.text == ":"
 
     def _text(self, token: Token) -> Node:
-        """A text, in lower case where its case does not matter; or a range of characters."""
+        """Returns a text, in lower case if case-insensitive, or a range of characters."""
         text = self._read(token)
         if not self.skip(".."):
             return Text(text.lower() if token.text.endswith("i") else text)
@@ -350,7 +350,7 @@ class LarkParser(Parser):
         return text
 
     def _directive(self, token: Token) -> dict[str, Node]:
-        """The terminals that a line imports. What is ignored between tokens is never written."""
+        """Returns the terminals that a line imports; none for `%ignore`, as ignored text is never written."""
         line = re.split(r"//|#", token.text)[0].strip()
         if line.startswith("%ignore"):
             return {}
@@ -364,7 +364,6 @@ class LarkParser(Parser):
         return {name: as_node(Pattern(COMMON[source])) for name, source in names.items()}
 
     def _pattern(self, token: Token) -> Node:
-        """A regular expression with its flags."""
         self._patterns += 1
         if self._patterns > MOST_PATTERNS:
             raise self.wrong("too many regular expressions", token.at)

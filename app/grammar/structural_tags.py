@@ -1,4 +1,4 @@
-"""Structural tags as vLLM and xgrammar write them: text around tags, each with content of its own format.
+"""Structural tags of vLLM and xgrammar: text around tags, each with content in its own format.
 
 ``{"type": "structural_tag", "format": ...}``, or the older ``{"structures": [...], "triggers": [...]}``.
 """
@@ -44,7 +44,7 @@ class RegexContent(_Format, tag="regex"):
 
 
 class GrammarContent(_Format, tag="grammar"):
-    """A text that a grammar derives, in GBNF or in Lark's notation."""
+    """A text derived by a grammar in GBNF or in Lark's EBNF."""
 
     grammar: str
 
@@ -58,7 +58,7 @@ class AnyOf(_Format, tag="or"):
 
 
 class Tag(_Format, tag="tag"):
-    """Content between two marks; of several `end` marks one is written."""
+    """Content between two marks; one of several `end` marks is written."""
 
     begin: Mark
     content: Format
@@ -66,17 +66,17 @@ class Tag(_Format, tag="tag"):
 
     @property
     def begin_text(self) -> str:
-        """Text of the mark in front of the content."""
+        """Text of the mark before the content."""
         return _text(self.begin)
 
     @property
     def end_texts(self) -> list[str]:
-        """Texts of the marks behind the content, one of which is written."""
+        """Texts of the alternative marks after the content."""
         return list(map(_text, self.end if isinstance(self.end, list) else [self.end]))
 
 
 class TriggeredTags(_Format, tag="triggered_tags"):
-    """Text of any kind, in which a trigger begins one of the tags. ValueError for a tag without a trigger."""
+    """Free text with tags, each begun by a trigger. Raises ValueError for a tag without a trigger."""
 
     triggers: list[Annotated[str, Meta(min_length=1)]]
     tags: Tags
@@ -106,7 +106,7 @@ class Star(_Format, tag="star"):
 
     @property
     def limits(self) -> tuple[int, int | None]:
-        """Fewest and most times; None is no limit."""
+        """Fewest and most repetitions; None is no limit."""
         return 0, None
 
 
@@ -126,7 +126,6 @@ class Repeat(Star, tag="repeat"):
 
     @property
     def limits(self) -> tuple[int, int | None]:
-        """See `Star`."""
         return self.min, None if self.max < 0 else max(self.max, self.min)
 
 
@@ -156,7 +155,7 @@ class _StructuralTag(Struct):
 
 
 def read_structural_tag(source: str) -> Format:
-    """Returns the format of a structural tag, which is JSON. Raises ValueError for anything else."""
+    """Returns the format of a structural tag in JSON. Raises ValueError for anything else."""
     if len(source) > MOST_CHARACTERS:
         raise ValueError(f"{len(source)} characters are too many")
     try:

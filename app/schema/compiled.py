@@ -31,7 +31,7 @@ class CompiledSchema:
         """Returns a JSON value that satisfies the schema, of `size` or, where that fails, smaller.
 
         The value is valid both with ``format`` as a rule and, as in the specification, as an annotation.
-        A value that is valid only with ``format`` as a rule is the fallback.
+        If no such value is found, the value is valid in one of the two readings.
 
         Raises SchemaError without a value, after about 100 ms of work at most. Pauses for other greenlets.
         """

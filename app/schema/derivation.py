@@ -256,7 +256,7 @@ class _EndOfGroup:
 
 
 class Writer:
-    """Writes one text that `grammar` derives, of the wanted length; with a `reserve` possibly shorter.
+    """Writes one text that `grammar` derives, of the wanted length; with a `reserve` of at most this length.
 
     Once only `reserve` steps are left, each node gets its shortest text. `look_around` writes assertions.
     """

@@ -36,7 +36,7 @@ LONGEST = 8192
 MOST_SOURCE = 4000
 """Characters of the longest accepted pattern."""
 SHORT_TEXT = 60
-"""Characters of a pattern up to which `regex` makes its tables in no time; see `_without_tables`."""
+"""Characters of a pattern that may have the search tables of `regex`; see `_without_tables`."""
 MOST_SIZE = 20_000
 """Most nodes of a pattern with its repeats written out; each costs memory to compile."""
 MATCH_S = 0.01
@@ -283,7 +283,7 @@ class Pattern(str):
         return self._grammar.length[0]
 
     def found_in(self, text: str, budget: WorkBudget) -> bool:
-        """Returns True when any part of `text` matches, as in JSON Schema. Raises SchemaError if too costly."""
+        """Returns True when a part of `text` matches, as in JSON Schema. Raises SchemaError if too costly."""
         return self._search(text, budget, whole=False)
 
     def _search(self, text: str, budget: WorkBudget, whole: bool) -> bool:
@@ -356,7 +356,7 @@ def _short(source: str) -> str:
 
 
 def translate(source: str) -> str:
-    """Returns `source` in Python's dialect; ``$`` is the very end. Raises SchemaError without an equivalent."""
+    """Returns `source` in Python's dialect; ``$`` is the very end. SchemaError if there is no equivalent."""
     multiline = re.match(r"\(\?[aiLsux]*m", source) is not None
     parts: list[str] = []
     at, inside = 0, False
@@ -368,7 +368,7 @@ def translate(source: str) -> str:
 
 
 def _next(source: str, at: int, inside: bool, multiline: bool) -> tuple[int, str, bool]:
-    """Reads at `at`; returns the number of characters, their translation, and True inside a class afterwards."""
+    """Returns the number of characters read at `at`, their translation, and True if a class is now open."""
     character = source[at]
     if character == "\\":
         found = ESCAPE.match(source, at)

@@ -1,4 +1,4 @@
-"""Reads a JSON Schema as sent: checks keywords, resolves references, rewrites older drafts in Draft 2020-12."""
+"""Reads a JSON Schema: checks keywords, resolves references, rewrites older drafts in Draft 2020-12."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ class _Reader:
 
 
 def _dialect(raw: JSON) -> str:
-    """Returns the ``$schema`` of `raw`, or "". Raises SchemaError for Draft 3 and for values that are no schema."""
+    """Returns the ``$schema`` of `raw`, or "". Raises SchemaError for Draft 3 and for no schema at all."""
     if not isinstance(raw, (dict, bool)):
         raise SchemaError("a schema must be an object, or true or false")
     if isinstance(raw, bool):

@@ -172,7 +172,7 @@ def _exact(number: Number) -> Fraction:
 def _multiples_within(
     step: Fraction, usual: tuple[int, int], low: Bound | None, high: Bound | None
 ) -> tuple[int, int]:
-    """Returns the first and the last multiple of `step`, as counts, within bounds and near the usual range."""
+    """Returns the first and last multiple of `step`, as counts, within bounds and near the usual range."""
     least = most = None
     if low:
         ratio = _exact(low.number) / step
@@ -195,7 +195,7 @@ def _multiples_within(
 
 
 def _window(low: Bound | None, high: Bound | None, usual: tuple[Number, Number]) -> tuple[Number, Number]:
-    """Returns the range to draw from: the usual one within the bounds, else an equally wide one at a bound."""
+    """Returns the range to draw from: the usual one within the bounds, else as wide a range at a bound."""
     width = max(usual[1] - usual[0], 1)
     if low and high:
         return low.number, high.number

@@ -1,7 +1,7 @@
 """Tokenizers: text to token ids and back, conversations to prompts.
 
-`load_tokenizer` picks one of three kinds behind the same `Tokenizer` interface: the embedded default, a
-`tokenizer.json` from a folder or the hub, a remote vLLM render service.
+`load_tokenizer` returns one of three kinds behind the `Tokenizer` interface: the embedded default, a
+`tokenizer.json` from a folder or the hub, or a remote vLLM render service.
 """
 
 from app.tokenization.base import (

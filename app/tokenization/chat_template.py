@@ -1,4 +1,4 @@
-"""Chat templates: Jinja in a sandbox, in the environment that their authors expect (transformers')."""
+"""Chat templates: Jinja in a sandbox, with the environment of transformers, as their authors expect."""
 
 import json
 import re
@@ -27,25 +27,25 @@ from app.tokenization.conversation import (
 from app.tokenization.files import DEFAULT_TEMPLATE
 
 TEMPLATES_BYTES = 8 << 20
-"""Memory of compiled templates that are kept: requests may bring their own, if the server trusts them."""
+"""Memory limit of compiled templates, as trusted requests may bring their own."""
 COMPILED_BYTES, CHARACTER_BYTES = 8_000, 6
-"""Memory of a compiled template, and of each character of its source: measured, at the most."""
+"""Most memory of a compiled template, and of each character of its source; measured."""
 LONG_JSON = 20_000
-"""Members and characters of a value from which its JSON is written in pieces,"""
+"""Members and characters of a value from which its JSON is written in pieces."""
 JSON_PIECES = 10_000
-"""so many of which are put together in one go."""
+"""Pieces of JSON that are joined at once."""
 RESERVED = frozenset({"conversation", "messages", "tokenizer", "model_config"})
-"""Names that a request's chat_template_kwargs may not set,"""
+"""Names that a request's `chat_template_kwargs` must not set."""
 IGNORED = ("chat_template", "tokenize")
-"""and those that it sets in vain."""
+"""Names in `chat_template_kwargs` that have no effect."""
 DICT_ATTRIBUTES = frozenset(dir(dict))
 END_MARK = "END_OF_WHAT_TO_CONTINUE "
-"""Follows the final message through the template, so that what the template adds after it can be cut off."""
+"""Mark after the final message, to find and cut the text that the template adds behind the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledTemplate:
-    """A template and what is known about it before it meets a conversation."""
+    """A compiled template and its properties."""
 
     template: jinja2.Template
     variables: Mapping[str, object]
@@ -56,10 +56,10 @@ class CompiledTemplate:
     size_bytes: int
 
     def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
-        """Return the prompt text of a conversation.
+        """Returns the prompt text of a conversation.
 
         Raises:
-            ChatTemplateError: for whatever goes wrong inside; the message carries the template's own reason.
+            ChatTemplateError: for any failure; the message has the template's own reason.
         """
         if options.continue_final_message and options.add_generation_prompt:
             raise ChatTemplateError("continue_final_message and add_generation_prompt exclude each other.")
@@ -86,11 +86,11 @@ class CompiledTemplate:
 
 
 class ChatTemplates:
-    """The chat templates of one tokenizer, compiled when they are first asked for.
+    """The chat templates of one tokenizer, compiled at their first use.
 
     Args:
         sources: template name -> Jinja source; `default` and perhaps `tool_use` and others.
-        special_tokens: names that every template can use, such as `bos_token`.
+        special_tokens: variables of every template, such as `bos_token`.
         now: local time for `strftime_now`.
         takes_media: the model reads more than text.
     """
@@ -105,12 +105,12 @@ class ChatTemplates:
         self._sources = sources
         self._takes_media = takes_media
         self.tells_time = any("strftime_now" in source for source in sources.values())
-        """Some template's text depends on the clock, so equal conversations may differ as prompts."""
+        """True when a template reads the clock, so that equal conversations may give different prompts."""
         self._special_tokens = special_tokens
         self._environment = _environment(now)
         self.limit_bytes = TEMPLATES_BYTES
         self.size_bytes = 0
-        """Memory that the compiled templates hold; the first ones go when it is full."""
+        """Estimated memory of the compiled templates; the oldest ones are dropped above the limit."""
         self._compiled: dict[str, CompiledTemplate] = {}
         self._lock = Lock()
 
@@ -119,10 +119,10 @@ class ChatTemplates:
         return self.of(options).render(messages, options)
 
     def of(self, options: ChatOptions) -> CompiledTemplate:
-        """The template that a conversation is rendered with.
+        """Returns the template for a conversation with these options.
 
         Raises:
-            ChatTemplateError: there is none, or it does not compile.
+            ChatTemplateError: the template is missing or does not compile.
         """
         source = self._source(options)
         compiled = self._compiled.get(source)
@@ -141,7 +141,7 @@ class ChatTemplates:
                 self.size_bytes -= self._compiled.pop(next(iter(self._compiled))).size_bytes
 
     def _source(self, options: ChatOptions) -> str:
-        """Return the request's template (source or name), else `tool_use` for tools, else `default`."""
+        """Returns the request's template (source or name), else `tool_use` for tools, else `default`."""
         if options.chat_template is not None:
             return self._sources.get(options.chat_template, options.chat_template)
         if options.tools is not None and "tool_use" in self._sources:
@@ -166,7 +166,7 @@ class ChatTemplates:
 
 
 def _variables(options: ChatOptions) -> dict[str, object]:
-    """Returns the request's variables; a field that is set wins over `chat_template_kwargs`."""
+    """Returns the request's variables; fields take precedence over `chat_template_kwargs`."""
     variables = dict(options.chat_template_kwargs or ())
     if refused := variables and sorted(RESERVED & variables.keys()):
         raise ChatTemplateError(f"chat_template_kwargs must not set {', '.join(refused)}.")
@@ -181,7 +181,7 @@ def _variables(options: ChatOptions) -> dict[str, object]:
 
 
 def _mark_final_text(conversation: Conversation) -> tuple[str, Conversation]:
-    """Return the text of the final message, and the conversation with `END_MARK` behind that text."""
+    """Returns the text of the final message, and the conversation with `END_MARK` behind that text."""
     message = copy(conversation[-1])
     content = message["content"]
     if isinstance(content, str):
@@ -200,27 +200,27 @@ def _cut_at_mark(rendered: str, final: str) -> str:
     if mark not in rendered or final.strip() not in rendered:
         raise ChatTemplateError("continue_final_message: the template does not show the final message.")
     prompt = rendered[: rendered.rindex(mark)]
-    # A template that strips messages has taken the mark's blank away, and would have taken the text's.
+    # A template that strips messages has removed the mark's blank, and would have removed the text's.
     return prompt if rendered.startswith(END_MARK, len(prompt)) else prompt.rstrip()
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}`: marks what an assistant said; here it only groups."""
+    """`{% generation %}...{% endgeneration %}`: marks the assistant's text; has no effect here."""
 
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Return the body as a scope of its own."""
+        """Returns the body as a scope."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox, which finds the members of a message as fast as a dict does."""
+    """Sandbox with fast look-up of dict members."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Finds the same as Jinja, which first tries the attribute of Python, then the key."""
+        """Returns the same as Jinja, which first tries the Python attribute, then the key."""
         if type(obj) is dict and attribute not in DICT_ATTRIBUTES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
@@ -243,7 +243,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes for HTML; a prompt wants plain JSON."""
+    """Returns plain JSON for prompts, while Jinja's own filter escapes for HTML."""
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii,
         indent=indent,
@@ -253,12 +253,12 @@ def _to_json(
     )
     if json_length(value, LONG_JSON) < LONG_JSON:
         return encoder.encode(value)
-    pieces = encoder.iterencode(value)  # takes ten times as long, but may be interrupted
+    pieces = encoder.iterencode(value)  # takes ten times as long, but can be interrupted
     return "".join(iter(lambda: "".join(islice(pieces, JSON_PIECES)), ""))
 
 
 def _as_list(value: object) -> list[object]:
-    """Many tools are a sequence that is no list."""
+    """Converts sequences other than lists: many tools come as one."""
     if isinstance(value, Sequence):
         return list(value)
     raise TypeError(f"{type(value).__name__} is no JSON")

@@ -1,7 +1,7 @@
-"""From the messages of a request to the conversation that a chat template expects.
+"""Converts the messages of a request to the conversation that a chat template expects.
 
-The rules are vLLM's (facts of 0.32): templates that walk over parts get lists of parts, the others get one
-string; tool call arguments become objects; a developer is a system voice to templates that lack the role.
+The rules are vLLM's (facts of 0.32). Templates that loop over parts get lists of parts, other templates get
+one string. Arguments of tool calls become objects. For templates without a developer role, it becomes system.
 """
 
 import json
@@ -24,7 +24,7 @@ TEXT_FIELDS: Mapping[str, str] = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-"""Type of a part that is text -> the field that holds it."""
+"""Type of a text part -> field of the text."""
 
 MODALITIES: Mapping[str, str] = {
     "image_url": "image",
@@ -37,38 +37,38 @@ MODALITIES: Mapping[str, str] = {
     "video_url": "video",
     "video_embeds": "video",
 }
-"""Type of a part that is not text -> its modality."""
+"""Type of a media part -> modality."""
 FIELDS = (
     *("image_url", "image_pil", "image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"),
     *("audio_url", "input_audio", "video_url", "tool_reference"),
 )
-"""Fields that tell the type of a part without `type`, or with a `uuid`, the first one that is there."""
+"""Fields that determine the type of a part without `type`, or with a `uuid`; the first match wins."""
 SIMPLE_FIELDS = ("uuid", "image_url", "audio_url", "video_url")
-"""Fields that may hold a text or null, whatever the type of the part."""
+"""Fields that may hold a text or null in a part of any type."""
 EMBEDDINGS = ("image_embeds", "audio_embeds", "video_embeds")
 SOUND_FORMATS = ("wav", "mp3")
 STRICT_TEXT = ("text", "refusal", "thinking")
 
 ADDRESSED = ("image_url", "audio_url", "video_url")
-"""Types of parts that must have a URL, unless the part has a `uuid` by which the medium is known."""
+"""Types of parts that need a URL, unless a `uuid` identifies the medium."""
 KEPT_FIELDS = ("name", "task")
 PLAIN_ROLES = ("system", "user", "assistant")
-"""Whose messages of role and text become themselves."""
+"""Roles whose messages stay unchanged if they hold only role and text."""
 OPENAI_ROLES = (*PLAIN_ROLES, "developer", "tool")
 OWN_FIELDS = ("reasoning", "task", "tools", "tool_calls")
-"""Fields of a message that vLLM has and OpenAI has not, or only with calls inside."""
+"""Fields of vLLM's messages beyond OpenAI's; `tool_calls` because OpenAI requires calls inside."""
 
 
 def parse_messages(
     messages: Sequence[Message], content_format: ContentFormat, takes_media: bool = True
 ) -> Conversation:
-    """Return dicts in the shape that templates expect; the request's own objects stay as they are.
+    """Returns dicts in the form that templates expect, without changes to the request's own objects.
 
-    No template can change what it is given, so a message that has this shape stands for itself.
+    Templates cannot change their input, so a message in this form is used directly.
 
     Raises:
-        ChatTemplateError: no message at all, a part of an unknown type, a medium for a model that takes none,
-            a tool call that is no function call.
+        ChatTemplateError: no messages, a part of an unknown type, media for a text model, or a tool call that
+            is no function call.
     """
     if not messages:
         raise ChatTemplateError("A chat needs at least one message: there is nothing to render.")
@@ -76,7 +76,7 @@ def parse_messages(
 
 
 def developer_as_system(conversation: Conversation) -> Conversation:
-    """Return the conversation with developers as system, merged into one system message at the front."""
+    """Returns the conversation with developers as system, merged into one system message at the front."""
     if all(message["role"] != "developer" for message in conversation):
         return conversation
     renamed = [
@@ -127,7 +127,7 @@ def _parse_message(message: Message, content_format: ContentFormat, takes_media:
 
 
 def _is_openai(message: Message) -> bool:
-    """True for a message of OpenAI's kinds, whose parts vLLM reads strictly unless it knows one of them."""
+    """Returns True for a message of OpenAI's kinds, where vLLM requires one known part at least."""
     role = message["role"]
     if role not in OPENAI_ROLES or any(field in message for field in OWN_FIELDS):
         return False
@@ -135,7 +135,7 @@ def _is_openai(message: Message) -> bool:
 
 
 def _is_known(part: object) -> bool:
-    """True for a part with a field that vLLM's types know, in its right form."""
+    """Returns True for a part with a valid field of vLLM's types."""
     if not isinstance(part, dict):
         return False
     kind = part.get("type")
@@ -162,14 +162,14 @@ def _parse_content(
     parsed = [part for part in map(parse, parts) if part is not None]
     if content_format == "openai":
         return parsed
-    # Media have no text of their own: a placeholder each, before the text, as vLLM does without interleaving.
+    # Each medium becomes a placeholder before the text, as in vLLM without interleaving.
     media = [f"<{part['type']}>" for part in parsed if "text" not in part and "name" not in part]
     texts = [part.get("text") or part.get("name") for part in parsed]
     return "\n".join([*media, *(text for text in texts if text)])
 
 
 def _parse_part(part: object, takes_media: bool) -> Part | None:
-    """Return a part as templates know it, or None for a text part without text."""
+    """Returns a part in the form of templates, or None for a text part without text."""
     if isinstance(part, str):
         return _text_part(part)
     if not isinstance(part, dict):
@@ -220,7 +220,7 @@ def _assistant_fields(message: Message) -> dict[str, object]:
     if calls and isinstance(calls, list):
         fields["tool_calls"] = [_parse_tool_call(call) for call in calls]
     if (reasoning := message.get("reasoning")) is not None:
-        # Templates know it by the older name too.
+        # Templates may read the older name, too.
         fields |= {"reasoning": reasoning, "reasoning_content": reasoning}
     return fields
 
@@ -237,7 +237,7 @@ def _parse_tool_call(call: object) -> dict[str, object]:
 
 
 def _parse_arguments(arguments: object) -> dict[str, object]:
-    """Arguments that are no JSON object become an empty one: history must not block the next turn."""
+    """Returns the arguments as an object; empty for invalid ones, as history must not block the next turn."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
@@ -247,11 +247,10 @@ def _parse_arguments(arguments: object) -> dict[str, object]:
 
 
 def detect_content_format(template: nodes.Template) -> ContentFormat:
-    """Return "openai" (a list of parts) for a template that loops over a message's content, else "string".
+    """Returns "openai" (a list of parts) for a template that loops over a message's content, else "string".
 
-    Nothing in a template says so; vLLM looks whether it loops over a message's content, and so do we: follow
-    `messages` through assignments to the loop over it, then `message.content` through macro arguments to a
-    `for`.
+    The search is vLLM's: it follows `messages` through assignments to a loop, then `message.content` through
+    macro arguments to a `for`.
     """
     messages = _aliases(template, "messages")
     message: set[str] = set()
@@ -276,7 +275,7 @@ def _content_loops(template: nodes.Template, message: set[str]) -> Iterator[node
 
 
 def _content_parameters(template: nodes.Template, macro: nodes.Macro, message: set[str]) -> set[str]:
-    """Return the parameters of `macro` that some call fills with a message's content."""
+    """Returns the parameters of `macro` that get a message's content in any call."""
     names = [argument.name for argument in macro.args]
     bound = set()
     for call in template.find_all(nodes.Call):
@@ -289,7 +288,7 @@ def _content_parameters(template: nodes.Template, macro: nodes.Macro, message: s
 
 
 def _aliases(template: nodes.Template, name: str) -> set[str]:
-    """Return `name` and every variable that is assigned from it, at any distance."""
+    """Returns `name` and every variable assigned from `name`, directly or not."""
     found, fresh = {name}, [name]
     while fresh:
         source = fresh.pop()
@@ -304,7 +303,7 @@ def _aliases(template: nodes.Template, name: str) -> set[str]:
 
 
 def _reads(node: nodes.Node | None, name: str, field: str | None = None) -> bool:
-    """Returns True when `node` is the variable (or its field), perhaps filtered, tested or sliced."""
+    """Returns True when `node` is the variable or its field, possibly filtered, tested or sliced."""
     if isinstance(node, nodes.Filter | nodes.Test):
         return _reads(node.node, name, field)
     if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):

@@ -1,7 +1,7 @@
-"""Incremental detokenization: which text each token of a sequence adds.
+"""Incremental detokenization: the text that each token of a sequence adds.
 
-As vLLM streams it: text is held back while it ends with U+FFFD, the look of a character that is not complete.
-Unlike there, a tail that stays incomplete is not lost: it comes with the last token, as in a plain decode.
+As in vLLM's streams, text that ends with U+FFFD, the sign of an incomplete character, is held back.
+Unlike in vLLM, a tail that stays incomplete is not lost: the last token adds it, as in a plain decode.
 """
 
 import codecs
@@ -19,24 +19,24 @@ V = TypeVar("V")
 
 REPLACEMENT = "\ufffd"
 ID_LIMIT = 2**32
-"""The library keeps ids in 32 bits; below that, an id without a token is legal and adds nothing."""
+"""Upper bound of ids, which the library keeps in 32 bits; an id below without a token adds nothing."""
 TABLE_BYTES = 16 << 20
-"""Memory of what is remembered about tokens, each way: most of a large vocabulary."""
+"""Memory limit of each table of tokens: enough for most of a large vocabulary."""
 ENTRY_BYTES = 70
-"""Memory of an entry's place and its id, measured."""
+"""Memory of an entry without its value; measured."""
 
 
 def check_id_range(ids: Iterable[int]) -> None:
-    """Raise `TokenIdError` for an id that does not fit 32 bits."""
+    """Raises `TokenIdError` for an id that does not fit 32 bits."""
     for token_id in ids:
         if not 0 <= token_id < ID_LIMIT:
             raise TokenIdError(f"Token id {token_id} is out of range.")
 
 
 def byte_symbols() -> dict[str, int]:
-    """Return the byte that each symbol of a byte-level vocabulary stands for.
+    """Returns the byte of each symbol in a byte-level vocabulary (GPT-2's table).
 
-    Printable Latin-1 bytes are their own symbol, the others follow from U+0100 in order (GPT-2's table).
+    Printable Latin-1 bytes are their own symbols, other bytes follow in order from U+0100.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
@@ -44,7 +44,7 @@ def byte_symbols() -> dict[str, int]:
 
 
 class TokenTable(dict[int, V]):
-    """Something about tokens by id, filled as ids are met, and emptied when it holds `limit_bytes`."""
+    """Values by token id, computed at first use; emptied when they exceed `limit_bytes`."""
 
     def __init__(self, limit_bytes: int = TABLE_BYTES) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class TokenTable(dict[int, V]):
         self.size_bytes = 0
 
     def keep(self, token_id: int, value: V) -> V:
-        """Remember `value`, and return it."""
+        """Stores `value`, and returns it."""
         self.size_bytes += ENTRY_BYTES + sys.getsizeof(value)
         if self.size_bytes > self.limit_bytes:
             self.clear()
@@ -73,7 +73,7 @@ class TokenBytes(TokenTable[bytes]):
         check_id_range((token_id,))
         token = self._backend.id_to_token(token_id)
         if token is None:
-            return b""  # not remembered: there are 2**32 of them
+            return b""  # not stored: there are up to 2**32 such ids
         try:
             return self.keep(token_id, bytes([self._symbols[symbol] for symbol in token]))
         except KeyError:  # an added token with a symbol outside the table, such as a blank
@@ -81,7 +81,7 @@ class TokenBytes(TokenTable[bytes]):
 
 
 class TokenTexts(TokenTable[str | None]):
-    """Token id -> the text it adds wherever it stands, or None if that depends on its neighbours."""
+    """Token id -> text that the token adds anywhere, or None if the text depends on its neighbours."""
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         super().__init__()
@@ -96,9 +96,9 @@ class TokenTexts(TokenTable[str | None]):
 
 
 class ByteLevelPieces:
-    """Pieces for byte-level vocabularies: a look-up per token, a UTF-8 decoder where characters are split.
+    """Pieces for byte-level vocabularies: a look-up per token, and a UTF-8 decoder for split characters.
 
-    The ids `skipped` add nothing.
+    The ids in `skipped` add nothing.
     """
 
     def __init__(self, texts: TokenTexts, skipped: frozenset[int]) -> None:
@@ -117,7 +117,7 @@ class ByteLevelPieces:
         return pieces
 
     def _split_characters(self, ids: Iterable[int], pieces: list[str]) -> None:
-        """Add the pieces of `ids`, the first of which begins a character that it does not end."""
+        """Adds the pieces of `ids`, whose first token ends within a character."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         held, inside = "", False
         for token_id in ids:
@@ -134,7 +134,7 @@ class ByteLevelPieces:
 
 
 class StreamPieces:
-    """Pieces for every other kind of decoder, by the library's own window over the last tokens."""
+    """Pieces for all other decoders, by the library's window over the last tokens."""
 
     def __init__(self, backend: tokenizers.Tokenizer, skip_special_tokens: bool) -> None:
         self._backend = backend
@@ -145,8 +145,8 @@ class StreamPieces:
             return []
         check_id_range(ids)
         text = self._backend.decode(ids, self._skip)
-        # The window knows where a token's text ends, save for decoders that change text already given out:
-        # cutting the whole text at those places keeps the sum right for them too.
+        # The window gives the end of each token's text, except for decoders that change earlier text.
+        # Cutting the whole text at the ends keeps the sum right for them, too.
         ends = [min(end, len(text)) for end in accumulate(self._lengths(ids))]
         ends[-1] = len(text)
         return [text[start:end] for start, end in pairwise([0, *ends])]
@@ -157,7 +157,7 @@ class StreamPieces:
         for token_id in ids:
             try:
                 added = stream.step(self._backend, token_id)
-            except Exception:  # the library's word for text that does not grow from its prefix
+            except Exception:  # the library raises this for text that does not extend its prefix
                 stream = DecodeStream(skip_special_tokens=self._skip)
                 added = stream.step(self._backend, token_id)
             lengths.append(len(added or ""))

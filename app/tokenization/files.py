@@ -1,4 +1,4 @@
-"""The files of a tokenizer, as the Hugging Face hub lays them out: in a folder, or fetched from there."""
+"""The files of a tokenizer in the layout of the Hugging Face hub: from a folder, or fetched from the hub."""
 
 import json
 import re
@@ -22,33 +22,33 @@ FILES = (
 )
 MEDIA_KEY = re.compile(r"vision|visual|image|audio|video|^img_")
 MEDIA_ARCHITECTURE = re.compile(r"ForConditionalGeneration$|Omni|Molmo")
-"""How the `config.json` of a multimodal model names its parts, or else its architecture."""
+"""Keys in the `config.json` of a multimodal model, and names of its architecture."""
 TIMEOUT_S = 3.0
-"""For each question to the hub; a download has the library's own limit (`HF_HUB_DOWNLOAD_TIMEOUT`)."""
+"""Seconds for each query of the hub; a download has the library's own limit (`HF_HUB_DOWNLOAD_TIMEOUT`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFolder:
-    """Files beside `tokenizer.json`: everything optional has an empty default."""
+    """Contents of the files beside `tokenizer.json`; optional ones have empty defaults."""
 
     tokenizer_file: Path
     special_tokens: Mapping[str, str] = field(default_factory=dict)
-    """Role -> token (`eos_token` -> `</s>`): the names that chat templates know."""
+    """Role -> token (`eos_token` -> `</s>`), as variables of chat templates."""
     chat_templates: Mapping[str, str] = field(default_factory=dict)
-    """Name -> Jinja source; the one without a name is called `default`."""
+    """Name -> Jinja source; a template without a name is `default`."""
     eos_token_ids: tuple[int, ...] = ()
-    """Ends of a generation by `generation_config.json`, else by `config.json`."""
+    """Ids that end a generation, from `generation_config.json`, else from `config.json`."""
     model_vocab_size: int = 0
-    """Rows of the model's embedding by `config.json`: may exceed the tokenizer's vocabulary."""
+    """Rows of the model's embedding in `config.json`, which may exceed the tokenizer's vocabulary."""
     takes_media: bool = True
-    """The model reads images, sound or video beside text by `config.json`; True where there is none."""
+    """True when `config.json` names a model that reads images, sound or video, or is missing."""
 
 
 def read_folder(path: Path) -> TokenizerFolder:
-    """Read a folder that holds `tokenizer.json`, or that file itself.
+    """Reads a folder with `tokenizer.json`, or that file itself and its neighbours.
 
     Raises:
-        TokenizerLoadError: there is no such file, or one of the JSON files cannot be read.
+        TokenizerLoadError: the file is missing, or a JSON file cannot be read.
     """
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
@@ -67,7 +67,7 @@ def read_folder(path: Path) -> TokenizerFolder:
 
 
 def read_info(file: Path) -> dict[str, object]:
-    """Returns `tokenizer_config.json` beside `file`, with `tokenizer_class`; tokens as their texts."""
+    """Returns `tokenizer_config.json` beside `file`, with a `tokenizer_class` and with tokens as texts."""
     config = _read_json(file.parent / "tokenizer_config.json")
     hidden = ("vocab_file", "merges_file")
     told = {name: _texts(value) for name, value in config.items() if name not in hidden}
@@ -94,7 +94,7 @@ def _read_json(file: Path) -> dict[str, object]:
 
 
 def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
-    """Collect `*_token` entries; a token is its text, or an object with the text under `content`."""
+    """Returns the `*_token` entries; a token is a text, or an object with the text under `content`."""
     tokens = {}
     for key, value in config.items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -104,7 +104,7 @@ def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
 
 
 def _chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
-    """Files win over the entry in tokenizer_config.json, which is one template or a list of named ones."""
+    """Returns the templates; files take precedence over `tokenizer_config.json`, which may name several."""
     templates: dict[str, str] = {}
     for source in (_read_json(folder / "chat_template.json"), config):
         entry = source.get("chat_template")
@@ -136,14 +136,14 @@ def _vocab_size(model: Mapping[str, object]) -> int:
 
 
 def model_config(name: str) -> dict[str, object]:
-    """Return the `config.json` of a model that is a local folder; empty where none can be read."""
+    """Returns the `config.json` of a model in a local folder; empty if unreadable or missing."""
     with suppress(TokenizerLoadError):
         return _read_json(Path(name).expanduser() / "config.json")
     return {}
 
 
 def takes_media(model: Mapping[str, object]) -> bool | None:
-    """Returns True for the `config.json` of a multimodal model; None where that is empty."""
+    """Returns True for the `config.json` of a multimodal model; None for an empty one."""
     if not model:
         return None
     architectures = model.get("architectures")
@@ -159,12 +159,12 @@ def is_matryoshka(model: Mapping[str, object]) -> bool:
 
 
 def fetch(name: str, token: str | None = None, cache: Path | None = None) -> Path:
-    """Return the folder with the tokenizer files of the repository `name`.
+    """Returns the folder with the tokenizer files of the repository `name`, from the cache or the hub.
 
-    `HF_HUB_OFFLINE`, `HF_HOME` and `HF_ENDPOINT` are honoured by the library, at its import.
+    The library reads `HF_HUB_OFFLINE`, `HF_HOME` and `HF_ENDPOINT` at its import.
 
     Raises:
-        TokenizerLoadError: not in the cache, and the hub is out of reach, refuses or has no `tokenizer.json`.
+        TokenizerLoadError: not cached, and the hub is unreachable, refuses or has no `tokenizer.json`.
     """
     from huggingface_hub import snapshot_download  # slow to import
     from huggingface_hub.utils.tqdm import disable_progress_bars

@@ -1,9 +1,8 @@
 """A tokenizer from a local `tokenizer.json`, on the `tokenizers` library.
 
-Short ASCII texts are encoded by the token ids of their words, which are remembered: a byte-level BPE in the
-manner of GPT-2 cuts a text at its added tokens, then into words by a pattern, and encodes each word wherever
-it stands. Looking words up takes a third of the library's time. Doubtful texts are left to the library; long
-ones are encoded in a native thread, while the event loop goes on.
+Short ASCII texts are encoded by a cache of the token ids of words. A byte-level BPE like GPT-2's cuts a text
+at added tokens, then into words by a pattern, and encodes each word on its own. The cache takes a third of
+the library's time. The library encodes all other texts, long ones in a native thread.
 """
 
 import os
@@ -39,18 +38,18 @@ from app.tokenization.memo import PromptMemo
 WORDS = re.compile(
     r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
 ).findall
-"""GPT-2's pattern, which is that of `ByteLevel`, for ASCII."""
+"""Words of ASCII texts by GPT-2's pattern, which `ByteLevel` uses."""
 LIMIT_BYTES = 1 << 20
 WORD_BYTES = 400
-"""Memory of a remembered word, about, with its ids and its place."""
+"""Estimated memory of a remembered word, with its ids and its place."""
 LONGEST_WORD = 20
-"""Characters of the longest word that is remembered."""
+"""Characters of the longest remembered word."""
 MOST_NEW = 4
-"""A text with more new words is encoded by the library, after so many of them were learnt."""
+"""Most new words learned from a text; the library encodes a text with more."""
 
 
 class WordEncoder:
-    """Encodes with `backend`, which `knows_words`."""
+    """Encodes by words, for a `backend` with `knows_words`."""
 
     def __init__(self, backend: tokenizers.Tokenizer, limit_bytes: int = LIMIT_BYTES) -> None:
         self.limit_bytes = limit_bytes
@@ -63,11 +62,11 @@ class WordEncoder:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the remembered words hold."""
+        """Estimated memory of the remembered words."""
         return WORD_BYTES * len(self._known)
 
     def encode(self, text: str) -> list[int] | None:
-        """The ids of `text` with nothing put around it; None when the library has to be asked."""
+        """Returns the ids of `text` without special tokens around; None to leave `text` to the library."""
         if not text.isascii():
             return None
         known, ids, new = self._known, [], 0
@@ -86,11 +85,11 @@ class WordEncoder:
         return ids
 
     def _learn(self, word: str) -> list[int]:
-        """The ids of a new word. Numbers and long words seldom come again, and are not remembered."""
+        """Returns the ids of a new word. Numbers and long words, rarely repeated, are not remembered."""
         ids = self._ids(word)
         if len(word) <= LONGEST_WORD and not word[-1].isdecimal():
             if self.size_bytes + WORD_BYTES > self.limit_bytes:
-                self._known.clear()  # those that matter are soon here again
+                self._known.clear()  # frequent words are soon learned again
             self._known[word] = ids
         return ids
 
@@ -101,7 +100,7 @@ class WordEncoder:
 
 
 def knows_words(backend: tokenizers.Tokenizer) -> bool:
-    """Returns True when the ids of a text are the ids of its words."""
+    """Returns True when the ids of any text are the ids of its words."""
     model, pre_tokenizer = backend.model, backend.pre_tokenizer
     if not isinstance(model, models.BPE) or model.dropout or backend.normalizer is not None:
         return False
@@ -121,26 +120,25 @@ def _added_tokens(backend: tokenizers.Tokenizer) -> list[tokenizers.AddedToken]:
 
 
 LONG_TEXT = 2_000
-"""Characters from which a text is encoded beside the event loop (about 0.5 ms of work)."""
+"""Characters above which a text is encoded in a native thread (about 0.5 ms of work)."""
 LONG_SEQUENCE = 8_000
-"""Tokens from which ids are decoded beside the event loop (about as much)."""
+"""Tokens above which ids are decoded in a native thread (about 0.5 ms of work)."""
 LONG_LIST = 20_000
-"""Tokens from which a list with something about each is made beside the event loop (about 10 ms of work)."""
+"""Tokens above which a list with a value for each is made in a native thread (about 10 ms of work)."""
 LONG_CHAT = 20_000
 MANY_MESSAGES = 400
-"""Members and characters, or messages, from which a conversation is rendered beside the event loop, and not
-remembered."""
+"""Members and characters, or messages, of a long conversation, which a native thread renders uncached."""
 P = ParamSpec("P")
 T = TypeVar("T")
 Detokenizer = Callable[[Sequence[int]], list[str]]
-"""Token ids -> the text that each adds."""
+"""Token ids -> text that each token adds."""
 NOTHING_GIVEN = (None, None, None)
 CHATS_BYTES = 32 << 20
-"""Memory of encoded conversations."""
+"""Memory limit of the token ids of conversations."""
 IDS = "I"
-"""Their token ids are kept in arrays: in lists, with an object for each, they take ten times as much."""
+"""Type code of the arrays of remembered ids; lists, with an object per id, take ten times the memory."""
 WORD_START = "▁"
-"""How SentencePiece vocabularies write a blank."""
+"""Sign of a blank in SentencePiece vocabularies."""
 
 
 class LocalTokenizer:
@@ -153,7 +151,7 @@ class LocalTokenizer:
         name: str,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        # A file may carry settings from training that cut or pad every text.
+        # A file may have settings from training that cut or pad every text.
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -184,14 +182,14 @@ class LocalTokenizer:
         chat_template: str | None = None,
         takes_media: bool | None = None,
     ) -> "LocalTokenizer":
-        """Load a folder that holds `tokenizer.json`, or such a file.
+        """Loads a folder with `tokenizer.json`, or such a file.
 
-        `chat_template` replaces its own ones, `takes_media` what its `config.json` says.
+        `chat_template` replaces the folder's templates, `takes_media` the value from `config.json`.
 
         Raises:
-            TokenizerLoadError: nothing there, or nothing that the library understands.
+            TokenizerLoadError: the file is missing, or the library cannot read the file.
         """
-        # The library would start a thread for every core, in every process, and wake one for each text.
+        # The library would start a thread per core in every process, and wake one for each text.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         folder = read_folder(path)
         if chat_template is not None:
@@ -205,7 +203,7 @@ class LocalTokenizer:
         return cls(backend, folder, name or str(path))
 
     def _last_id(self) -> int:
-        # The count is the last id unless the vocabulary has holes, which is rare and slow to find out.
+        # The last id follows from the count unless the vocabulary has holes, which are rare and slow to find.
         count = self._backend.get_vocab_size(with_added_tokens=True)
         holes = self._backend.id_to_token(count - 1) is None or self._backend.id_to_token(count) is not None
         return max(self._backend.get_vocab().values()) if holes else count - 1
@@ -216,7 +214,7 @@ class LocalTokenizer:
 
     @property
     def backend(self) -> tokenizers.Tokenizer:
-        """The library's own object: shared, and not to be changed."""
+        """Tokenizer object of the library: shared, must not be changed."""
         return self._backend
 
     @property
@@ -240,7 +238,7 @@ class LocalTokenizer:
         return StreamPieces(self._backend, skip_special_tokens)
 
     def info(self) -> dict[str, object]:
-        """Its `tokenizer_config.json`, with the chat template in use."""
+        """Returns `tokenizer_config.json`, with the chat template in use."""
         template = self._chat_templates.get(DEFAULT_TEMPLATE)
         return read_info(self._file) | ({} if template is None else {"chat_template": template})
 
@@ -264,7 +262,7 @@ class LocalTokenizer:
         return _beside_loop_if(long, self._encode_many, texts, add_special_tokens)
 
     def _encode_many(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-        """Encodes by the batch, in which the library lets go of the interpreter."""
+        """Encodes as a batch, for which the library releases the GIL."""
         try:
             found = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except TypeError as error:
@@ -303,7 +301,7 @@ class LocalTokenizer:
         return _beside_loop_if(len(ids) > LONG_LIST, self._texts_of, ids)
 
     def _texts_of(self, ids: Sequence[int]) -> list[str]:
-        """Keeps blanks that a decoder drops from the start of a text."""
+        """Returns texts with the blanks that a decoder drops from the start."""
         if self._byte_level:
             return [self._bytes[token_id].decode("utf-8", "replace") for token_id in ids]
         texts = []
@@ -327,7 +325,7 @@ class LocalTokenizer:
         return call_off_hub(self._templates.of(options).render, messages, options)
 
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
-        """Remembers what comes again, as from probes and load tests."""
+        """Remembers short conversations, which probes and load tests repeat."""
         if not _is_short(messages, options):
             render = self._templates.of(options).render
             return self.encode(call_off_hub(render, messages, options), options.add_special_tokens)
@@ -345,12 +343,12 @@ class LocalTokenizer:
 
 
 def _beside_loop_if(long: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Calls `work`: long work in a native thread, while other greenlets run."""
+    """Calls `work`, in a native thread if `long`, while other greenlets run."""
     return call_off_hub(work, *args, **kwargs) if long else work(*args, **kwargs)
 
 
 def _is_short(messages: Sequence[Message], options: ChatOptions) -> bool:
-    """True for a conversation that is soon rendered."""
+    """Returns True for a conversation that takes little time to render."""
     if len(messages) > MANY_MESSAGES:
         return False
     length = 0

@@ -1,4 +1,4 @@
-"""Which tokenizer the settings ask for."""
+"""Loads the tokenizer of the settings."""
 
 import logging
 from pathlib import Path
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 def default_tokenizer(chat_template: str | None = None, takes_media: bool | None = None) -> LocalTokenizer:
-    """Return the embedded tokenizer: byte-level BPE of our own, lossless for any Unicode text."""
+    """Returns the embedded tokenizer: a byte-level BPE, lossless for any Unicode text."""
     return LocalTokenizer.from_path(EMBEDDED, "embedded", chat_template, takes_media)
 
 
@@ -31,22 +31,22 @@ def load_tokenizer(
     chat_template: str | None = None,
     takes_media: bool | None = None,
 ) -> Tokenizer:
-    """Return the embedded tokenizer if forced, else a render service, else one of a folder, file or hub.
+    """Returns the embedded tokenizer if forced, else a render service, else one of a folder, file or hub.
 
     Args:
         model: model name, the source when `tokenizer` is not given.
         tokenizer: folder, file or `organisation/name` on the hub.
-        explicit: the user named `tokenizer`, so nothing else will do.
+        explicit: the user named `tokenizer`, so that no other may replace it.
         render_url: base address of a vLLM render service.
-        render_timeout_s: seconds until a call to it counts as failed.
+        render_timeout_s: seconds until a call to the service counts as failed.
         mm_render_timeout_s: the same for messages with images.
         hf_token: access token for the hub.
-        cache_dir: folder for what is fetched from the hub; the library's own when None.
-        chat_template: Jinja source, or a file of it, that replaces the tokenizer's own; not for a service.
-        takes_media: the model is multimodal; None leaves that to its `config.json`. A service decides itself.
+        cache_dir: folder for files from the hub; the library's own when None.
+        chat_template: Jinja source, or a file with it, in place of the tokenizer's own; not for a service.
+        takes_media: the model is multimodal; None reads the model's `config.json`. Ignored for a service.
 
     Raises:
-        TokenizerLoadError: `explicit`, and it cannot be loaded.
+        TokenizerLoadError: an `explicit` tokenizer cannot be loaded.
     """
     chat_template = template_source(chat_template)
     if takes_media is None:
@@ -70,7 +70,7 @@ def load_tokenizer(
 
 
 def template_source(given: str | None) -> str | None:
-    """The text of a template that was given as itself or as a file."""
+    """Returns the source of a template that is given as source or as a file."""
     if given is None or "{" in given:
         return given
     try:

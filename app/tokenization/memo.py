@@ -1,6 +1,6 @@
-"""Prompts by the bytes that they came in: known ones at once, short new ones tokenized on the spot.
+"""Token ids of prompts by their raw bytes, for the fast path, which must not wait.
 
-Whoever may not wait (the fast path) asks here. A text of `MOST_BYTES` takes less than a millisecond.
+Known prompts are looked up, short new ones tokenized at once: `MOST_BYTES` take less than a millisecond.
 """
 
 from __future__ import annotations
@@ -19,46 +19,46 @@ from app.tokenization.base import PLAIN_CHAT, Tokenizer, TokenizerError
 LIMIT_BYTES = 8 << 20
 MOST_BYTES = 2048
 ENTRY_BYTES = 300
-"""Memory of an entry beside its bytes and its ids, measured."""
+"""Memory of an entry beside its bytes and ids; measured."""
 ID_BYTES = 40
-"""Memory of a token id and its place in a list; that of small ones is shared."""
+"""Memory of a token id and its place in a list, an upper bound: small ids are shared."""
 LARGEST_SHARE = 8
-"""An entry that takes a larger part of the memo than one in so many is not kept."""
+"""Entries larger than one in so many of the memo's memory are not kept."""
 SEEN = 1 << 13
-"""Prompts of which is known that they came once, by their hashes: 64 KB."""
+"""Places for hashes of prompts seen once: 64 KB."""
 
 Ids = TypeVar("Ids", bound=Sequence[int])
 
 
 class PromptMemo(Generic[Ids]):
-    """Token ids by raw bytes: what was not used for longest goes when `limit_bytes` of memory are full.
+    """LRU cache of token ids by raw bytes, within `limit_bytes` of memory.
 
-    They are lists, or arrays, of which an id takes `id_bytes`. They are shared: whoever puts or gets one does
-    not change it. For threads and greenlets.
+    Values are lists or arrays, with `id_bytes` per id. Callers must not change them, as all share them.
+    Safe for threads and greenlets.
     """
 
     def __init__(self, limit_bytes: int, id_bytes: int = ID_BYTES) -> None:
         self.limit_bytes = limit_bytes
         self._id_bytes = id_bytes
         self.size_bytes = 0
-        """Memory that the entries hold."""
+        """Estimated memory of the entries."""
         self._entries: OrderedDict[bytes, Ids] = OrderedDict()
-        # A lock of gevent costs as much as all else here; this one is held for a microsecond.
+        # A native lock, held for a microsecond: a gevent lock costs as much as all the rest.
         self._lock = monkey.get_original("threading", "Lock")()
 
     def get(self, raw: bytes) -> Ids | None:
-        """The ids that were put for these bytes; None when they are not here (any more)."""
+        """Returns the ids kept for these bytes; None if unknown or dropped."""
         ids = self._entries.get(raw)
         if ids is None:
             return None
         try:
             self._entries.move_to_end(raw)
-        except KeyError:  # another thread has dropped it meanwhile
+        except KeyError:  # another thread has dropped the entry meanwhile
             return None
         return ids
 
     def put(self, raw: bytes, ids: Ids) -> None:
-        """Keep `ids` for `raw`, unless they are too large."""
+        """Keeps `ids` for `raw`, unless the entry is too large."""
         added = self._held_bytes(raw, ids)
         if added > self.limit_bytes // LARGEST_SHARE:
             return
@@ -76,10 +76,10 @@ class PromptMemo(Generic[Ids]):
 
 
 class KnownPrompts:
-    """The token ids of prompts of one kind, remembered in `memo` from the second time on.
+    """Token ids of prompts of one kind, remembered in `memo` from their second use.
 
-    Most prompts never come again: remembering each, and forgetting another one for it whose memory has long
-    left the processor's caches, takes more time than half of its tokens.
+    Most prompts are never repeated. Keeping each would evict an entry outside the processor's caches, which
+    takes more time than half of the tokenization.
     """
 
     def __init__(self, tokenizer: Tokenizer, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -87,10 +87,10 @@ class KnownPrompts:
         self._get = self.memo.get
         self._tokenizer = tokenizer
         self._seen = array("q", bytes(8 * SEEN))
-        """The hash of the last prompt that came, for each remainder."""
+        """Hash of the latest prompt, by the hash's remainder."""
 
     def ids(self, key: bytes) -> list[int] | None:
-        """The token ids of a prompt, which nobody may change; None when it is long, or not as expected."""
+        """Returns the token ids of a prompt, read-only; None for a prompt that is long or not supported."""
         known = self._get(key)
         if known is not None or len(key) > MOST_BYTES:
             return known
@@ -103,7 +103,7 @@ class KnownPrompts:
         return ids
 
     def _comes_again(self, key: bytes) -> bool:
-        """True when the prompt came before, and not too many others since."""
+        """Returns True when the prompt came before, unless another one has taken its place since."""
         mark = hash(key)
         place = mark % SEEN
         if self._seen[place] == mark:
@@ -112,12 +112,12 @@ class KnownPrompts:
         return False
 
     def encode(self, key: bytes) -> list[int] | None:
-        """The token ids of a new prompt."""
+        """Returns the token ids of a new prompt; None for a prompt that is not supported."""
         raise NotImplementedError
 
 
 class KnownTexts(KnownPrompts):
-    """Keys are texts."""
+    """Known prompts whose keys are texts."""
 
     def encode(self, key: bytes) -> list[int] | None:
         return self._tokenizer.encode(key.decode(), True)
@@ -132,7 +132,7 @@ _MESSAGES = msgspec.json.Decoder(list[_TextMessage])
 
 
 class KnownChats(KnownPrompts):
-    """Keys are JSON arrays of messages; only those are encoded whose messages are texts."""
+    """Known prompts whose keys are JSON arrays of messages; only messages of text are supported."""
 
     def encode(self, key: bytes) -> list[int] | None:
         if self._tokenizer.tells_time:
@@ -141,6 +141,6 @@ class KnownChats(KnownPrompts):
             messages = _MESSAGES.decode(key)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
-        # As `Tokenizer.encode_chat`, which would remember it once more.
+        # As in `Tokenizer.encode_chat`, which would remember the prompt a second time.
         text = self._tokenizer.render_chat(msgspec.to_builtins(messages), PLAIN_CHAT)
         return self._tokenizer.encode(text, PLAIN_CHAT.add_special_tokens)

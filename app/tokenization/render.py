@@ -21,11 +21,11 @@ from app.tokenization.base import (
 )
 
 CONNECTIONS = 32
-"""Kept open between calls; more run at once when needed, and are closed afterwards."""
+"""Connections kept open between calls; further ones are closed after their call."""
 PROMPTS_PER_CALL = 256
-"""vLLM refuses more than 1024 prompts in one request."""
+"""Most prompts per call; vLLM refuses more than 1024."""
 MOST_BYTES = 64 << 20
-"""Of an answer: 8 million token ids."""
+"""Most bytes of a response: 8 million token ids."""
 PIECE = 1 << 16
 JSON = {"Content-Type": "application/json"}
 WORD = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
@@ -34,14 +34,14 @@ WORD = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
 class RenderTokenizer:
     """The `Tokenizer` of a remote service.
 
-    The service tells ids, never which text belongs to which of them: `pieces` splits the text at words and
-    signs, and forces the parts to the number of ids.
+    The service returns ids without the text of each. So `pieces` splits the text at words and signs, and
+    adapts the number of parts to the number of ids.
 
     Args:
         url: base address, with or without a trailing slash.
-        model: the model name that the service knows.
-        timeout_s: seconds from the call to the last byte of the answer.
-        mm_timeout_s: the same for messages with images; as `timeout_s` when not given.
+        model: name of the model at the service.
+        timeout_s: seconds from the call to the last byte of the response.
+        mm_timeout_s: the same for messages with images; by default `timeout_s`.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class RenderTokenizer:
         self._mm_timeout_s = timeout_s if mm_timeout_s is None else mm_timeout_s
 
     def close(self) -> None:
-        """Close the kept connections."""
+        """Closes the kept connections."""
         self._pool.clear()
 
     def check_ids(self, ids: Sequence[int]) -> None:
-        """Refuses negative ids: nothing else is known of the vocabulary."""
+        """Refuses negative ids only, as the vocabulary is unknown."""
         if ids and min(ids) < 0:
             raise TokenIdError(f"Token id {min(ids)} is outside the vocabulary.")
 
@@ -73,7 +73,7 @@ class RenderTokenizer:
         return self.encode_many([text], add_special_tokens)[0]
 
     def encode_many(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
-        """Sends no empty texts: the service refuses them."""
+        """Sends no empty texts, which the service refuses."""
         asked = [text for text in texts if text]
         answers: list[list[int]] = []
         for start in range(0, len(asked), PROMPTS_PER_CALL):
@@ -85,7 +85,7 @@ class RenderTokenizer:
         return [next(ids) if text else [] for text in texts]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Shows special tokens always, as the service does."""
+        """Never skips special tokens, as the service shows them."""
         if not ids:
             return ""
         answer = self._post("/detokenize", {"tokens": list(ids)})
@@ -102,27 +102,27 @@ class RenderTokenizer:
         return [*words[:last], *[""] * (last - len(words)), "".join(words[last:])]
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """Returns the text of each token, by one call each."""
+        """Returns the text of each token, with one call for each."""
         return [self.decode([token_id]) for token_id in ids]
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         return self.token_strings(ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of the text: the service gives no parts of a character."""
+        """Returns the bytes of the token's text, as the service gives no parts of a character."""
         return self.decode([token_id]).encode()
 
     def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
         return self.decode(self.encode_chat(messages, options))
 
     def offsets(self, text: str, add_special_tokens: bool = False) -> list[tuple[int, int]] | None:
-        return None  # the service gives ids alone
+        return None  # the service returns only ids
 
     def join(self, tokens: Sequence[str]) -> str:
         return "".join(tokens)
 
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
-        """Sends only what differs from the service's defaults."""
+        """Sends only the options that differ from the defaults."""
         fields: dict[str, object] = {"messages": list(messages)}
         for name in ChatOptions.__dataclass_fields__:
             value = getattr(options, name)
@@ -134,7 +134,7 @@ class RenderTokenizer:
     def _render(
         self, path: str, fields: Mapping[str, object], count: int, timeout_s: float | None = None
     ) -> list[list[int]]:
-        """Return the `token_ids` of each of `count` prompts; one prompt may be answered by a bare object."""
+        """Returns the `token_ids` of `count` prompts; for one prompt the response may be a bare object."""
         answer = self._post(path, fields, timeout_s)
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) < count:
@@ -152,7 +152,7 @@ class RenderTokenizer:
             raise not_unicode() from error
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
-            # The time-outs of the library are about neither names that nobody tells nor the whole answer.
+            # The library's time-outs limit neither name resolution nor the whole response.
             with gevent.Timeout(timeout_s, TimeoutError):
                 status, data = wait_off_hub(self._request, path, body, timeout_s)
         except (urllib3.exceptions.HTTPError, TimeoutError) as error:
@@ -172,18 +172,18 @@ class RenderTokenizer:
         try:
             return self._asked(path, body, timeout_s)
         except urllib3.exceptions.ProtocolError:
-            # A kept connection that the service closed just now; the call changes nothing, so ask again.
+            # The service has just closed a kept connection; the call changes nothing, so it is repeated.
             return self._asked(path, body, timeout_s)
 
     def _asked(self, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
-        """Status and body: of one without end a bit more than `MOST_BYTES`. TimeoutError for a slow one."""
+        """Returns status and body, cut soon after `MOST_BYTES`. Raises TimeoutError for a slow response."""
         until_s = time.monotonic() + timeout_s
         timeout = urllib3.Timeout(total=timeout_s)
         response = self._pool.request(
             "POST", self.name + path, body=body, headers=JSON, timeout=timeout, preload_content=False
         )
         data = bytearray()
-        with response:  # closed, unless it has come whole: then its connection is kept
+        with response:  # closed, unless it is whole, which keeps its connection
             while len(data) <= MOST_BYTES and (piece := response.read1(PIECE)):
                 data += piece
                 if time.monotonic() > until_s:
@@ -201,7 +201,7 @@ def _has_image(message: Message) -> bool:
 
 
 def _trouble(error: Exception) -> str:
-    # The library counts a refused connection among the time-outs.
+    # A refused connection is a time-out in the library's class hierarchy.
     refused = isinstance(error, urllib3.exceptions.NewConnectionError)
     if isinstance(error, urllib3.exceptions.TimeoutError | TimeoutError) and not refused:
         return "timed out"
@@ -209,7 +209,7 @@ def _trouble(error: Exception) -> str:
 
 
 def _reason(data: bytes) -> str:
-    """Return the message of an error body in vLLM's form, else the start of the body."""
+    """Returns the message of an error body in vLLM's format, else the start of the body."""
     try:
         return str(msgspec.json.decode(data)["error"]["message"])
     except (ValueError, KeyError, TypeError):
