@@ -174,7 +174,7 @@ def action_routes(lifecycle: Operations, settings: Callable[[], dict[str, Any]])
 
 def load_routes(generator: Generator, body: BodyLimits) -> list[Route]:
     def begin(context: RequestContext) -> Response:
-        """Start to send requests to this server, in place of any earlier plan."""
+        """Starts to send requests to this server, in place of any earlier plan."""
         try:
             plan = msgspec.json.decode(body.read(context), type=LoadPlan)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -183,7 +183,7 @@ def load_routes(generator: Generator, body: BodyLimits) -> list[Route]:
         return json_response(generator.told())
 
     def end(context: RequestContext) -> Response:
-        """Send no more requests, and cut off the running ones."""
+        """Ends sending requests, and cuts off the running ones."""
         generator.end()
         return json_response(generator.told() or {})
 

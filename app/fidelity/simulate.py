@@ -254,7 +254,7 @@ def _check_files(options: Options) -> None:
 
 
 def parser(table: Table = PLAIN) -> argparse.ArgumentParser:
-    """Makes the parser. Absent flags are None unless help names a default. `table` includes plugins' settings."""
+    """Makes the parser; flags without a default in help are None if absent. `table` has plugins' settings."""
     flags = Parser(prog=f"{COMMAND} simulate", description=ABOUT, allow_abbrev=False)
     told = f"what steps cost, and the engine's limits [{DEFAULT_PROFILE}]"
     flags.add_argument("--profile", default=DEFAULT_PROFILE, metavar="NAME|FILE|auto", help=told)

@@ -250,7 +250,7 @@ def _simulate_pod(job: _PodJob) -> Outcome:
 
 
 def check_engine(at: EngineLimits, origin: str) -> None:
-    """Raises ConfigError, which begins with `origin`, for limits that contradict each other."""
+    """Raises ConfigError, which begins with `origin`, for limits with which an engine cannot work."""
     if at.max_num_batched_tokens < at.max_num_seqs:
         raise ConfigError(
             f"{origin}: max-num-batched-tokens {at.max_num_batched_tokens} must not be less than "

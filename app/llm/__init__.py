@@ -2,8 +2,8 @@
 
     from app.llm import LLM, SamplingParams
 
-Optional: it needs requirements-engine.txt, and nothing outside of this folder imports it. A name of the table
-is imported when it is first used; torch is imported when a model is loaded.
+Optional: the engine needs requirements-engine.txt, and nothing outside of this folder imports it. Each name
+of the table is imported at its first use; torch is imported when a model is loaded.
 """
 
 from importlib import import_module
@@ -24,12 +24,11 @@ NAMES: Final = {
     "InvalidParametersError": "errors.RequestError",
     "QueueFullError": "errors.QueueFull",
 }
-"""Where the classes of the library are, by the names of vLLM and of nano-qwen3-serving."""
+"""Places of the library's classes, by the names of vLLM and of nano-qwen3-serving."""
 __all__ = list(NAMES)
 
 
 def __getattr__(name: str) -> type:
-    """Imports a class of the table."""
     if name not in NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = NAMES[name].partition(".")

@@ -1,4 +1,4 @@
-"""The engine for asyncio: a thread owns it, so that the loop never waits for a step."""
+"""The engine for asyncio, owned by a thread, so that the event loop never waits for a step."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ T = TypeVar("T")
 
 
 class EngineThread:
-    """Owns an engine: calls go in from any thread, and run one after another between its steps.
+    """Owns an engine, and runs calls from any thread one after another between its steps.
 
-    A step is a call, too, which asks for the next one; outputs go to what `deliver` has for their request.
+    Each step submits the next one as a call. Outputs go to the callback of their request in `deliver`.
     """
 
     def __init__(self, make: Callable[[], LLMEngine]) -> None:
         self.deliver: dict[str, Callable[[Output | Exception], None]] = {}
-        """By request id; for calls alone."""
+        """Callbacks by request id; only for use within calls."""
         self._pool = ThreadPoolExecutor(1, "llm-engine")
         self._made = self._pool.submit(make)
         self._stepping = self._closed = False
 
     def call(self, do: Callable[[LLMEngine], T]) -> Future[T]:
-        """Has `do` called between two steps, and returns its outcome to come.
+        """Schedules `do` between two steps, and returns the future of its result.
 
         Raises LLMError when the engine has ended.
         """
@@ -69,7 +69,7 @@ class EngineThread:
             self.call(end)
 
     def close(self) -> None:
-        """Ends the engine and all requests; blocks until the step that runs is over."""
+        """Ends the engine and all requests; blocks until the current step is over."""
         self._closed = True
         self._pool.shutdown()
         self._fail(LLMError("The engine was shut down."))
@@ -95,7 +95,7 @@ class EngineThread:
                 deliver = self.deliver.get(output.sequence.request_id)
                 if deliver is not None:
                     deliver(output)
-        except Exception as error:  # nothing is known of the engine's state any more
+        except Exception as error:  # the engine's state is unknown from here on
             self._closed = True
             self._fail(error)
         self._stepping = engine.has_work and not self._closed
@@ -109,10 +109,10 @@ class EngineThread:
 
 
 class AsyncLLM:
-    """`LLM` for asyncio: the same results and items, of requests that run beside each other.
+    """`LLM` for asyncio: the same results and items, for concurrent requests.
 
-    `model` (or `model_name`) is as for `LLM`, or loads an engine when its thread calls it; `options` have the
-    names of `EngineOptions`. A request that cannot be served raises an LLMError.
+    `model` (or `model_name`) is as for `LLM`, or a function that makes the engine in its thread. `options`
+    have the names of `EngineOptions`. A request that cannot be served raises an LLMError.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class AsyncLLM:
         priority: int = Priority.NORMAL,
         max_wait_s: float | None = None,
     ) -> Result | list[Result]:
-        """The result of one prompt; a list for several prompts or choices."""
+        """Returns the result of one prompt, or a list for several prompts or choices."""
         results = await self.generate_async(prompts, sampling_params, priority, max_wait_s)
         is_one = isinstance(prompts, str) or isinstance(next(iter(prompts), None), int)
         return results[0] if is_one and len(results) == 1 else results
@@ -162,7 +162,7 @@ class AsyncLLM:
         priority: int = Priority.NORMAL,
         max_wait_s: float | None = None,
     ) -> list[Result]:
-        """A result for each prompt and choice, in order. The first failure aborts the other prompts."""
+        """Returns a result for each prompt and choice, in order. The first failure aborts other prompts."""
         wholes = (self._whole(it, sampling_params, priority, max_wait_s) for it in prompt_list(prompts))
         tasks = [asyncio.ensure_future(whole) for whole in wholes]
         try:
@@ -178,7 +178,7 @@ class AsyncLLM:
         batch_size: int = 4,
         priority: int = Priority.NORMAL,
     ) -> list[Result]:
-        """As `generate_async`, with at most `batch_size` prompts at a time."""
+        """Calls `generate_async` with at most `batch_size` prompts at a time."""
         parts = [prompts[first : first + batch_size] for first in range(0, len(prompts), batch_size)]
         return [it for part in parts for it in await self.generate_async(part, sampling_params, priority)]
 
@@ -189,7 +189,7 @@ class AsyncLLM:
         priority: int = Priority.NORMAL,
         max_wait_s: float | None = None,
     ) -> AsyncGenerator[Result, None]:
-        """Items of all choices as they come. Left early, the request is aborted."""
+        """Yields items of all choices as they come. Closing the generator early aborts the request."""
         async with aclosing(self._choices(prompt, sampling_params, priority, max_wait_s)) as choices:
             async for _, choice in choices:
                 yield choice.item()
@@ -218,13 +218,13 @@ class AsyncLLM:
     async def submit_request(
         self, prompt: Prompt, sampling_params: Params = None, priority: int = Priority.NORMAL
     ) -> int:
-        """Begins a request; `get_result` takes its number."""
+        """Begins a request, and returns its number for `get_result`."""
         number = next(self._requests)
         self._submitted[number] = asyncio.ensure_future(self.generate(prompt, sampling_params, priority))
         return number
 
     async def get_result(self, request_id: int) -> Result | list[Result]:
-        """Waits for the result of a submitted request, which is handed out once."""
+        """Waits for the result of a submitted request, and returns it, only once."""
         if request_id not in self._submitted:
             raise RequestError(f"No result is kept for a request {request_id}.")
         return await self._submitted.pop(request_id)
@@ -237,7 +237,7 @@ class AsyncLLM:
         self._since = time.monotonic()
 
     def get_model_info(self) -> Result:
-        """Blocks until the model is loaded, and for the rest of a step."""
+        """Returns facts of the model. Blocks until the model is loaded and the current step is over."""
         return self._thread.call(lambda engine: info_of(engine, self.model)).result()
 
     async def shutdown(self) -> None:
@@ -263,7 +263,7 @@ class AsyncLLM:
     async def _choices(
         self, prompt: Prompt, params: Params, priority: int, max_wait_s: float | None
     ) -> AsyncGenerator[tuple[int, Choice], None]:
-        """Yields a choice, with its index, each time that a step has added to it."""
+        """Yields index and choice after each step that adds to a choice."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue["Output | Exception"]()
         request_id = str(next(self._requests))
         choices = [Choice(request_id, prompt) for _ in range(1 if params is None else params.n)]

@@ -1,7 +1,7 @@
-"""Keys and values of all tokens, and how the tokens of a step look back at them.
+"""Keys and values of all tokens, and the attention of a step.
 
-`PagedStore` is the truth. The numbers of its blocks are those of `KVCache`, so what that finds by hash is
-found here by number. Decodes read a dense copy, all at once; chunks of prompts are computed one by one.
+`PagedStore` holds the keys and values, in blocks with the numbers of `KVCache`, which finds blocks by hash.
+Decodes are computed together from a dense copy; prefill chunks are computed one by one.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch.nn.functional as F
 from app.llm.config import ModelConfig
 
 MANY_ROWS: Final = 8
-"""From so many rows on plain products of matrices are faster in float32 than torch's attention on a CPU."""
+"""Rows from which plain matrix products in float32 on a CPU are faster than torch's attention."""
 LENGTH_STEP: Final = 256
 ROW_STEP: Final = 4
-"""The dense copy grows in steps, so that it seldom does."""
+"""Growth of the dense copy, in positions and rows: large steps, so that reallocations are rare."""
 
 
 class PagedStore:
-    """A place for each token of each block: [layer][slot, keys or values, kv_head, head_dim]."""
+    """A slot for each token of each block: [layer][slot, keys or values, kv_head, head_dim]."""
 
     def __init__(
         self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
@@ -39,14 +39,14 @@ class PagedStore:
         return sum(layer.nbytes for layer in self.layers)
 
     def slots(self, blocks: Sequence[int], start: int, end: int) -> torch.Tensor:
-        """Returns the places of the tokens from `start` to `end` (not included) of a sequence."""
+        """Returns the slots of a sequence's tokens from `start` to `end` (exclusive)."""
         size = self.block_size
         first, last = start // size, -(-end // size)
         numbers = torch.tensor(blocks[first:last]).unsqueeze(1) * size
         return (numbers + self._offsets).flatten()[start - first * size : end - first * size]
 
     def cleanse(self, blocks: Iterable[int]) -> set[int]:
-        """Sets numbers that are none to 0, and returns the blocks that had some."""
+        """Sets NaN and infinite numbers to 0, and returns the blocks that had any."""
         numbers = sorted(blocks)
         slots = self.slots(numbers, 0, len(numbers) * self.block_size).to(self.layers[0].device)
         spoiled = torch.zeros(len(numbers), dtype=torch.bool, device=slots.device)
@@ -58,7 +58,7 @@ class PagedStore:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On a CPU the system gives numpy's zeros their memory when they are first written, torch's at once."""
+    """Allocates by numpy on a CPU: its zeros take memory only when written, torch's at once."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     content = numpy.zeros(math.prod(shape) * dtype.itemsize, numpy.uint8)
@@ -66,7 +66,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 class DecodeRow:
-    """A decode of this step: its key, its newest token, and the position of that."""
+    """A decode of this step: its key, its newest token, and the position of this token."""
 
     __slots__ = ("blocks", "key", "position", "token")
 
@@ -75,10 +75,11 @@ class DecodeRow:
 
 
 class DecodeWorkspace:
-    """A row of memory for each sequence that decodes: [layer][2 (keys, values), row, kv_head, position, dim].
+    """Dense copy of the store: [layer][keys or values, row, kv_head, position, dim].
 
-    A copy that may be dropped at any time. The rows of a step are always the first ones: whoever no longer
-    decodes leaves a hole, into which the last row moves; whoever is new is copied from the store.
+    Each decoding sequence has a row. The copy may be dropped at any time. The rows of a step are always the
+    first ones: the last row moves into the place of a sequence that no longer decodes. New sequences are
+    copied from the store.
     """
 
     def __init__(self, store: PagedStore, limit_bytes: int) -> None:
@@ -87,11 +88,11 @@ class DecodeWorkspace:
         self._rows: list[object] = []
         """The key of each row."""
         self._room = (0, 0)
-        """Rows and positions."""
+        """Allocated rows and positions."""
         self.layers: list[torch.Tensor] = []
 
     def arrange(self, decodes: Sequence[DecodeRow]) -> list[DecodeRow] | None:
-        """Returns the decodes in the order of their rows; None when memory does not suffice for rows."""
+        """Returns the decodes in the order of their rows; None when rows exceed the memory limit."""
         length = max(row.position for row in decodes) + 1
         if not self._make_room(len(decodes), length):
             return None
@@ -105,11 +106,11 @@ class DecodeWorkspace:
         return [wanted[key] for key in self._rows]
 
     def forget(self) -> None:
-        """Gives all memory back."""
+        """Frees all memory."""
         self._rows, self._room, self.layers = [], (0, 0), []
 
     def _drop(self, wanted: Iterable[object]) -> None:
-        """Drops rows that are not wanted; the last ones move to their places."""
+        """Drops the other rows; last rows move to their places."""
         kept = set(wanted)
         place = 0
         while place < len(self._rows):
@@ -130,7 +131,7 @@ class DecodeWorkspace:
             layer[:, place, :, : row.position] = stored[slots].permute(1, 2, 0, 3)
 
     def _make_room(self, rows: int, length: int) -> bool:
-        """Returns True when there is room; to grow, the copy is begun anew."""
+        """Returns True when the copy has room; growing starts an empty copy."""
         have_rows, have_length = self._room
         if rows <= have_rows and length <= have_length:
             return True
@@ -148,7 +149,7 @@ class DecodeWorkspace:
 
 
 class ChunkRows:
-    """A part of a prompt in this step: `tokens` from position `start` on."""
+    """A prefill chunk of this step: `tokens` from position `start` on."""
 
     __slots__ = ("blocks", "start", "tokens")
 
@@ -161,8 +162,11 @@ class ChunkRows:
 
 
 class StepAttention:
-    """The attention of one step. All its tokens are in the store before any of them looks back, so a prompt
-    may begin with blocks that another one computes in the same step."""
+    """The attention of one step.
+
+    Each layer stores the keys and values of all tokens before any attention is computed. So a prompt may
+    begin with blocks that another prompt computes in the same step.
+    """
 
     def __init__(
         self,
@@ -171,7 +175,7 @@ class StepAttention:
         decodes: Sequence[DecodeRow],
         chunks: Sequence[ChunkRows],
     ) -> None:
-        """`decodes` are in the order of their rows in `workspace`."""
+        """`decodes` are in the order of rows in `workspace`."""
         self._store, self._workspace = store, workspace
         self._device = store.layers[0].device
         self._count = len(decodes)
@@ -197,7 +201,7 @@ class StepAttention:
         return seen
 
     def _chunk(self, chunk: ChunkRows) -> tuple[int, torch.Tensor | None, torch.Tensor | None]:
-        """Its tokens, and where it starts within a prompt the slots of all so far and who sees whom."""
+        """Returns the number of tokens; for later chunks also the slots of all tokens so far, and a mask."""
         count = len(chunk.tokens)
         if not chunk.start:
             return count, None, None
@@ -219,7 +223,7 @@ class StepAttention:
         self._plain = on_cpu and dtype == torch.float32 and len(decodes) >= MANY_ROWS
 
     def _decode(self, layer: int, queries: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        """Heads that share keys stand side by side, as if they were several queries."""
+        """Computes the attention of decodes; query heads that share keys are treated as several queries."""
         rows = self._workspace.layers[layer]
         rows[:, self._places, :, self._positions] = kv
         keys, values = rows[:, : self._count, :, : self._length]
@@ -233,7 +237,7 @@ class StepAttention:
 
 
 def _look_back(queries: torch.Tensor, past: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """One prompt; without a mask it is at its beginning."""
+    """Computes the attention of one chunk; without a mask it is causal, for the start of a prompt."""
     keys, values = past.permute(1, 2, 0, 3).unsqueeze(1)
     seen = F.scaled_dot_product_attention(
         queries.transpose(0, 1).unsqueeze(0),

@@ -1,4 +1,4 @@
-"""`python -m app generate --model PATH "prompt"`: a reply as it comes; without a prompt a chat."""
+"""`python -m app generate --model PATH "prompt"`: streams a reply; without a prompt a chat."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ line `stats` prints statistics; `clear` forgets them and the conversation.
 
 
 def run(argv: Sequence[str]) -> int:
-    """Exit status. Without the libraries of the engine help is given, and ModuleNotFoundError raised."""
+    """Returns the exit status. Without the engine's libraries only help works; else ModuleNotFoundError."""
     try:
         arguments = _parser().parse_args(argv)
     except ConfigError as error:

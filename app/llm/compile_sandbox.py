@@ -1,8 +1,8 @@
-"""The compile sandbox: a structured output is compiled in a process that may be killed.
+"""The compile sandbox: compiles a structured output in a process that can be killed.
 
-llguidance has limits, but none for a few patterns that must hold together: it computes for minutes, fills the
-memory with 50 MB a second, and cannot be stopped from another thread. So `CompileSandbox` starts
-`python -m app.llm.compile_sandbox` for each grammar that is new, with a limit of CPU time.
+llguidance has limits, but none for a conjunction of patterns: it then computes for minutes, allocates 50 MB
+a second, and cannot be stopped from another thread. So `CompileSandbox` starts
+`python -m app.llm.compile_sandbox` for each new grammar, with a limit of CPU time.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ import msgspec
 
 ROOT: Final = Path(__file__).parents[2]
 MOST_KNOWN: Final = 1024
-"""Grammars whose outcome is remembered."""
+"""Most grammars whose result is remembered."""
 PATIENCE_S: Final = 30.0
-"""Seconds until a process without an answer is killed, on a machine that is busy."""
+"""Seconds of real time until a process without a result is killed, as on a busy machine."""
 TOO_COSTLY: Final = "it takes too long to compile"
 NO_TRIAL: Final = "it could not be tried out"
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """Input of the process."""
+    """Input of the sandbox process."""
 
     tokenizer: str
     """Content of tokenizer.json."""
     vocab_size: int
     end: int
-    """Token that ends a text."""
+    """Id of the token that ends a text."""
     cpu_s: float
-    """Most seconds of CPU time that compiling may take."""
+    """Most seconds of CPU time to compile."""
     grammar: str = ""
-    """In llguidance's notation."""
+    """Grammar in llguidance's notation."""
 
 
 def limits() -> llguidance.LLParserLimits:
-    """Returns llguidance's usual limits; its errors show neither schema nor state."""
+    """Returns llguidance's default limits, without schema and state in its errors."""
     return llguidance.LLParserLimits(verbose_errors=False)
 
 
 class CompileSandbox:
-    """Compiles grammars with `trial`'s tokenizer in processes of their own. For several threads."""
+    """Compiles each grammar in a process, with the tokenizer of `trial`. Thread-safe."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
         self._known: OrderedDict[int, str] = OrderedDict()
 
     def flaw(self, grammar: str) -> str:
-        """Returns what is wrong with `grammar`; "" for one that compiles. Blocks until that is known."""
+        """Returns the error of `grammar`, or "" if it compiles. Blocks until the result is known."""
         key = hash(grammar)
         flaw = self._known.get(key)
         if flaw is None:
@@ -83,8 +83,8 @@ class CompileSandbox:
 
 
 def main() -> None:
-    """Writes what is wrong with the grammar on stdin; a signal ends the process when its time is up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all
+    """Compiles the grammar from stdin, and writes its error to stdout; SIGPROF ends the process in time."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes
     trial = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Trial)
     tokens = llguidance.LLTokenizer(trial.tokenizer, trial.vocab_size, trial.end)
     signal.setitimer(signal.ITIMER_PROF, trial.cpu_s)

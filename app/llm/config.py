@@ -1,4 +1,4 @@
-"""A model as it is found: its sizes, from config.json or the head of a GGUF file, and its weights."""
+"""Sizes of a model, from config.json or the head of a GGUF file, and the interface of its weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROPE_TYPES: Final = ("default", "linear", "llama3")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """How rotations slow down for texts that are longer than those of the training."""
+    """Scaling of the rotary frequencies, for texts longer than in training."""
 
     kind: str = "default"
     factor: float = 1.0
@@ -45,7 +45,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Sizes of a decoder of the family of Llama."""
+    """Sizes of a decoder of the Llama family."""
 
     architecture: str
     vocab_size: int
@@ -59,9 +59,9 @@ class ModelConfig:
     rope_theta: float
     max_position: int
     tied: bool
-    """The head is the embedding."""
+    """True when the output head is the embedding."""
     dtype: str = "float32"
-    """Of the weights as they are stored."""
+    """Data type of the stored weights."""
     rope_scaling: RopeScaling = RopeScaling()
 
     @property
@@ -70,19 +70,19 @@ class ModelConfig:
 
     @property
     def kv_size(self) -> int:
-        """Numbers in the keys of a token in one layer, and as many in its values."""
+        """Numbers in the keys of a token in one layer; its values have as many."""
         return self.num_kv_heads * self.head_dim
 
     @property
     def num_parameters(self) -> int:
-        """Without norms and biases, which are few."""
+        """Number of parameters, without norms and biases, which are few."""
         attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
         layer = attention + 3 * self.hidden_size * self.intermediate_size
         heads = 1 if self.tied else 2
         return self.num_layers * layer + heads * self.vocab_size * self.hidden_size
 
     def kv_bytes(self, element_bytes: int) -> int:
-        """Memory of the keys and values of a token."""
+        """Returns the memory of a token's keys and values in all layers."""
         return 2 * self.num_layers * self.kv_size * element_bytes
 
     def __post_init__(self) -> None:
@@ -105,20 +105,20 @@ class ModelConfig:
 
 
 class Weights(Protocol):
-    """Tensors by the names that Llama's have on the hub."""
+    """Tensors by the names of Llama's tensors on the hub."""
 
     interleaved: bool
-    """Queries and keys come in the order that rotates neighbours, else halves."""
+    """True when rotary pairs of queries and keys are neighbours; False when they are half a head apart."""
 
     def __contains__(self, name: object) -> bool: ...
 
     def get(self, name: str) -> torch.Tensor:
-        """ModelLoadError when it is not there."""
+        """Returns a tensor. Raises ModelLoadError for a missing one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model as it was found; `file` is the GGUF file, whose head holds the tokenizer."""
+    """Configuration and weights of a model; `file` is its GGUF file, whose head holds the tokenizer."""
 
     config: ModelConfig
     weights: Weights
@@ -127,7 +127,7 @@ class Checkpoint:
 
 
 def read_config(config: Mapping[str, object]) -> ModelConfig:
-    """A config.json, as transformers 4 (rope_theta, torch_dtype) or 5 (rope_parameters, dtype) writes it."""
+    """Reads a config.json of transformers 4 (rope_theta, torch_dtype) or 5 (rope_parameters, dtype)."""
     architecture = _architecture(config)
     if config.get("use_sliding_window"):
         raise ModelLoadError("Sliding window attention is not supported.")
@@ -137,7 +137,7 @@ def read_config(config: Mapping[str, object]) -> ModelConfig:
     rope = _mapping(config, "rope_parameters") or _mapping(config, "rope_scaling")
     theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
     dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
-    # Qwen's configurations do not tie by default, nor do Llama's.
+    # Embeddings are not tied by default, in Qwen's configurations and in Llama's.
     return ModelConfig(
         architecture=architecture,
         vocab_size=_integer(config, "vocab_size"),

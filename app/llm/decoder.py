@@ -1,4 +1,4 @@
-"""The model: a decoder of the family of Llama, over all tokens of a step at once."""
+"""The model: a decoder of the Llama family, run over all tokens of a step at once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from app.llm.errors import ModelLoadError
 
 
 class Linear:
-    """x W' + b, perhaps with what comes after it in one go. `weight` is [out, in].
+    """x W' + b, optionally fused with the next operation. `weight` is [out, in].
 
-    On CPUs oneDNN multiplies by weights in an order of its own two to three times faster (`packed`).
+    `packed` reorders the weights for oneDNN, which makes products on CPUs two to three times faster.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, packed: bool = False) -> None:
@@ -47,7 +47,7 @@ class Linear:
 
 
 def packing_works(dtype: torch.dtype) -> bool:
-    """Returns True when oneDNN's layers, private to torch, are there and compute the same as `F.linear`."""
+    """Returns True when oneDNN's layers, private to torch, exist and compute the same as `F.linear`."""
     generator = torch.Generator().manual_seed(0)
     weight, x, other = (
         torch.randn(shape, generator=generator).to(dtype) for shape in ((24, 40), (5, 40), (5, 24))
@@ -67,7 +67,7 @@ def packing_works(dtype: torch.dtype) -> bool:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """In float32 inside, as the models were trained."""
+    """Normalizes in float32, as in the models' training."""
     if x.dtype == torch.float32:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True).add_(eps)).mul(weight)
     wide = x.float()
@@ -76,7 +76,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 class Rope:
-    """Rotations by position, of neighbouring pairs, in place."""
+    """Rotary embeddings of neighbouring pairs, applied in place."""
 
     def __init__(self, config: ModelConfig, length: int, device: torch.device) -> None:
         half = range(0, config.head_dim, 2)
@@ -90,7 +90,7 @@ class Rope:
 
     @staticmethod
     def turn(x: torch.Tensor, turns: torch.Tensor) -> None:
-        """Rotates x: [tokens, heads, head_dim]."""
+        """Rotates `x` [tokens, heads, head_dim] in place."""
         if x.dtype == torch.float32:
             torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(turns)
             return
@@ -105,14 +105,14 @@ def interleave(rows: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 class Attention(Protocol):
-    """How the tokens of a step look back; made anew for each step."""
+    """Attention of the tokens of one step to earlier tokens."""
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         """Stores `kv` [tokens, 2 * kv_heads, head_dim], and returns [tokens, heads, head_dim]."""
 
 
 class Builder:
-    """Takes tensors, checked, in the dtype and on the device of the engine."""
+    """Reads tensors, with a check of their shapes, into the engine's dtype and device."""
 
     def __init__(
         self, config: ModelConfig, weights: Weights, convert: Callable[[torch.Tensor], torch.Tensor]
@@ -129,7 +129,7 @@ class Builder:
         return self.vector(name, size) if name in self._weights else None
 
     def turned(self, tensor: torch.Tensor, heads: int) -> torch.Tensor:
-        """Returns a tensor with pairs as neighbours."""
+        """Returns a tensor whose rotary pairs are neighbours."""
         return tensor if self._weights.interleaved else interleave(tensor, heads)
 
     def _fitted(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -142,7 +142,7 @@ class Builder:
 
 
 class Layer:
-    """Attention and a gated MLP, each after a norm and added to what was before."""
+    """Attention and a gated MLP, each with a norm before and a residual connection."""
 
     def __init__(self, number: int, config: ModelConfig, build: Builder, packed: bool) -> None:
         self.number, self.config = number, config
@@ -227,7 +227,7 @@ class Decoder:
         attention: Attention,
         on_layer: Callable[[], object],
     ) -> torch.Tensor:
-        """The last hidden states of all tokens of a step; `on_layer` is called before each layer."""
+        """Returns the last hidden states of all tokens of a step; calls `on_layer` before each layer."""
         x, turns = F.embedding(tokens, self.embedding), self.rope.at(positions)
         for layer in self.layers:
             on_layer()

@@ -6,12 +6,12 @@ class LLMError(Exception):
 
 
 class ModelLoadError(LLMError):
-    """The weights, their configuration or their tokenizer cannot be used: there is no engine."""
+    """The weights, their configuration or their tokenizer cannot be used, so there is no engine."""
 
 
 class RequestError(LLMError, ValueError):
-    """A request that cannot be served as it stands."""
+    """A request is not valid, or not supported by the model."""
 
 
 class QueueFull(LLMError, RuntimeError):
-    """Too many requests wait: try again later."""
+    """Too many requests wait; a later attempt may succeed."""

@@ -1,6 +1,6 @@
 """The layout of a GGUF file: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
-The `gguf` package reads it too, with several objects for each token of a vocabulary: that takes seconds.
+The `gguf` package reads such files, too, but takes seconds: it makes several objects for each token.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from app.llm.errors import ModelLoadError
 
 VERSIONS: Final = (2, 3)
 NUMBERS: Final[Mapping[int, str]] = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
-"""Kinds of values in the head, and how `struct` names them."""
+"""Kinds of values in the head -> format characters of `struct`."""
 TEXT, ARRAY = 8, 9
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """`kind` is a key of `ENCODINGS`, perhaps; `start` counts from the beginning of the file."""
+    """`kind` is a key of `ENCODINGS` if supported; `start` is the offset from the start of the file."""
 
     shape: tuple[int, ...]
     kind: int
@@ -30,13 +30,13 @@ class TensorInfo:
 
 
 class GGUFFile:
-    """The head of a file, and its tensors, mapped into memory. ModelLoadError when it is cut off."""
+    """The head of a file, and its tensors, mapped into memory. Raises ModelLoadError for a cut file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             with path.open("rb") as file:
-                # A private copy of each page that is written to, which none is: torch wants to be able to.
+                # Copy on write, because torch wants writable memory; no page is ever written.
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             head = _Head(self._data)
         except (OSError, ValueError, struct.error) as error:
@@ -45,7 +45,7 @@ class GGUFFile:
         self.tensors = head.tensors
 
     def field(self, name: str) -> object:
-        """None when it is not there."""
+        """Returns a field of the head; None if missing."""
         return self._fields.get(name)
 
     def integer(self, name: str, default: int | None = None) -> int:
@@ -61,12 +61,12 @@ class GGUFFile:
         return value
 
     def texts(self, name: str) -> list[str]:
-        """Empty when it is not there."""
+        """Returns a list of texts; empty if missing."""
         value = self._fields.get(name)
         return value if isinstance(value, list) else []
 
     def content(self, name: str, size: int) -> memoryview:
-        """The `size` bytes of a tensor."""
+        """Returns the `size` bytes of a tensor."""
         start = self.tensors[name].start
         if start + size > len(self._data):
             raise ModelLoadError(f"{self.path} is cut off: it ends before the tensor {name} does.")
@@ -74,7 +74,7 @@ class GGUFFile:
 
 
 class _Head:
-    """Head of the file, before the tensors. Raises ValueError or struct.error when it is wrong."""
+    """Head of the file, before the tensors. Raises ValueError or struct.error for a wrong one."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._place = data, 4
@@ -111,7 +111,7 @@ class _Head:
         return self._texts(1)[0]
 
     def _texts(self, count: int) -> list[str]:
-        """Reads texts one after another: a vocabulary has a hundred thousand."""
+        """Reads consecutive texts in one loop, as a vocabulary has a hundred thousand."""
         data, place, size_of = self._data, self._place, struct.Struct("<Q").unpack_from
         texts = []
         for _ in range(count):

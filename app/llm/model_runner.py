@@ -1,4 +1,4 @@
-"""Runs the model on a device: token ids of one step in, logits out, keys and values kept."""
+"""Runs the model on a device: takes the token ids of a step, returns logits, keeps keys and values."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 
 class DeviceManager:
-    """`device` is auto, cuda, mps or cpu; what is not there becomes the CPU, with a warning.
+    """`device` is auto, cuda, mps or cpu; an unavailable device becomes the CPU, with a warning.
 
-    `dtype` None is float32 on a CPU and bfloat16 elsewhere. What is told is what is used.
+    `dtype` None is float32 on a CPU and bfloat16 elsewhere. `info` returns the chosen device and dtype.
     """
 
     def __init__(self, device: str = "auto", dtype: str | None = None) -> None:
@@ -41,11 +41,11 @@ class DeviceManager:
             raise ModelLoadError("float16 is not supported on a CPU: choose float32 or bfloat16.")
         self.dtype = DTYPES[dtype]
         self.packs = self.device.type == "cpu" and packing_works(self.dtype)
-        """True when linear layers are packed."""
+        """True when linear layers are packed for oneDNN."""
 
     @staticmethod
     def detect_device(device: str = "auto") -> str:
-        """`device`, or the CPU where it is not there."""
+        """Returns `device` if available, else the CPU; the best device for auto."""
         counts = {
             "cuda": torch.cuda.device_count(),
             "mps": int(torch.backends.mps.is_available()),
@@ -60,11 +60,11 @@ class DeviceManager:
         return "cpu"
 
     def optimize_for_device(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Moves a module of torch to the device, in its numbers."""
+        """Moves a torch module to the device and dtype."""
         return model.to(self.device, self.dtype)
 
     def free_bytes(self) -> int | None:
-        """Memory that could be taken now; None when that is not known."""
+        """Returns the available memory; None if unknown."""
         if self.device.type == "cuda":
             return int(torch.cuda.mem_get_info(self.device)[0])
         try:
@@ -75,7 +75,7 @@ class DeviceManager:
             return None
 
     def collect(self) -> None:
-        """Frees memory that is no longer used."""
+        """Frees unused memory."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -94,11 +94,11 @@ class DeviceManager:
 
 
 SPARE_BYTES: Final = 64 << 20
-"""Memory that is left for the tensors of a step."""
+"""Memory reserved for the tensors of a step."""
 
 
 class Chunk(ChunkRows):
-    """A part of a prompt, of which the logits of the next token are wanted, or those of all its tokens."""
+    """A prefill chunk; `samples` wants the logits of the next token, `prompt_logits` after each token."""
 
     __slots__ = ("key", "prompt_logits", "samples")
 
@@ -117,7 +117,7 @@ class Chunk(ChunkRows):
 
 
 class StepLogits:
-    """`rows` by key: the logits of the next token; `prompts`: those after each token of a chunk."""
+    """Logits of a step: `rows` by key for the next token, `prompts` by key after each token of a chunk."""
 
     __slots__ = ("logits", "prompts", "rows")
 
@@ -127,7 +127,7 @@ class StepLogits:
         self.prompts: dict[object, slice] = {}
 
     def of(self, keys: Sequence[object]) -> torch.Tensor:
-        """The rows of `keys`, which are in the order of theirs."""
+        """Returns the rows of `keys`, which must be in the order of rows."""
         whole = len(keys) == len(self.logits)
         return self.logits if whole else self.logits[[self.rows[key] for key in keys]]
 
@@ -147,7 +147,7 @@ class ModelRunner:
         self.make_cache()
 
     def load_weights(self, checkpoint: Checkpoint) -> None:
-        """ModelLoadError when they are not of the model that this runner was made for."""
+        """Loads weights. Raises ModelLoadError for the weights of another model."""
         if checkpoint.config != self.config:
             raise ModelLoadError("The model's configuration has changed since the start.")
         self._check_weights()
@@ -162,7 +162,7 @@ class ModelRunner:
             )
 
     def make_cache(self) -> None:
-        """Room for keys and values. ModelLoadError when there is not so much memory."""
+        """Allocates keys and values. Raises ModelLoadError without enough memory."""
         self._check_memory(self._num_blocks, self._block_size)
         with torch.inference_mode():
             self.store = PagedStore(
@@ -171,12 +171,12 @@ class ModelRunner:
         self.workspace = DecodeWorkspace(self.store, limit_bytes=self.store.size_bytes)
 
     def free_weights(self) -> None:
-        """Frees the weights; nothing can be run until `load_weights`."""
+        """Frees the weights; `run` needs `load_weights` first."""
         del self.model
         self.device.collect()
 
     def free_cache(self) -> None:
-        """Frees keys and values; nothing can be run until `make_cache`."""
+        """Frees keys and values; `run` needs `make_cache` first."""
         del self.workspace, self.store
         self.device.collect()
 
@@ -188,7 +188,7 @@ class ModelRunner:
         """Runs one step, and returns logits by the keys of `decodes` and `chunks`."""
         with torch.inference_mode():
             rows = self.workspace.arrange(decodes) if decodes else []
-            if rows is None:  # each alone, straight from the store
+            if rows is None:  # no memory: each decode is a chunk, from the store
                 rows, single = [], [_as_chunk(row) for row in decodes]
                 chunks = [*single, *chunks]
             attention = StepAttention(self.store, self.workspace, rows, chunks)
@@ -197,8 +197,10 @@ class ModelRunner:
             return self._logits(hidden, rows, chunks)
 
     def cleanse(self, blocks: Iterable[int]) -> set[int]:
-        """Numbers that are none become 0: masked, they would still spoil the sums of others. In which blocks
-        there were any."""
+        """Sets NaN and infinite numbers to 0, and returns their blocks.
+
+        Even masked, such numbers would spoil the sums of other sequences.
+        """
         self.workspace.forget()
         with torch.inference_mode():
             return self.store.cleanse(blocks)
@@ -215,7 +217,7 @@ class ModelRunner:
         return torch.tensor(tokens, device=device), torch.tensor(positions, device=device)
 
     def _logits(self, hidden: torch.Tensor, rows: Sequence[DecodeRow], chunks: Sequence[Chunk]) -> StepLogits:
-        """The head is applied to what is asked for, which of a prompt is mostly its last token."""
+        """Applies the head to the requested tokens only: mostly the last one of a prompt."""
         wanted, place = list(range(len(rows))), len(rows)
         answer = StepLogits(hidden)
         answer.rows = {row.key: number for number, row in enumerate(rows)}
@@ -235,7 +237,7 @@ class ModelRunner:
         return answer
 
     def _check_weights(self) -> None:
-        """Raises ModelLoadError before weights are read that do not fit."""
+        """Raises ModelLoadError for weights that exceed the free memory, before they are read."""
         needed, free = self.config.num_parameters * self.device.dtype.itemsize, self.device.free_bytes()
         if free is not None and needed > free:
             raise ModelLoadError(
@@ -244,7 +246,7 @@ class ModelRunner:
             )
 
     def _check_memory(self, num_blocks: int, block_size: int) -> None:
-        """Raises ModelLoadError with the size that fits, before memory is taken."""
+        """Raises ModelLoadError, with the number of blocks that fits, before memory is allocated."""
         block = self.config.kv_bytes(self.device.dtype.itemsize) * block_size
         free = self.device.free_bytes()
         if free is not None and num_blocks * block > free - SPARE_BYTES:

@@ -1,4 +1,4 @@
-"""The next token of each sequence, from its own logits, settings and random numbers alone."""
+"""Samples the next token of each sequence, from its own logits, parameters and random numbers alone."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ NO_NUMBERS, NO_TOKEN = -1, -2
 
 
 class Form(Protocol):
-    """Tokens that a structured output lets come next."""
+    """State of a structured output: the tokens allowed next."""
 
     def mask(self) -> torch.Tensor | None:
-        """True for each token of the vocabulary that may; None: all."""
+        """Returns True for each allowed token of the vocabulary; None if all are allowed."""
 
     def add(self, token_id: int) -> None:
-        """A token has come."""
+        """Advances the state by a sampled token."""
 
 
 class SamplingState(Struct):
-    """Everything about a sequence that matters for its next token."""
+    """State of a sequence that determines its next token."""
 
     params: SamplingParams
     prompt_ids: Sequence[int]
     output_ids: list[int]
     random: Random
     banned_ids: frozenset[int] = frozenset()
-    """Tokens that would end it before `min_tokens`."""
+    """Ids that end the sequence, banned before `min_tokens`."""
     form: Form | None = None
-    """Of a structured output."""
+    """State of the structured output."""
     bad_words: Sequence[Sequence[int]] = ()
-    """Tokens of each."""
+    """Token ids of each bad word."""
     bias: tuple[torch.Tensor, torch.Tensor] | None = None
-    """The ids and numbers of `logit_bias`, which may be many, from the first step on."""
+    """Ids and values of `logit_bias`, which may be many; made in the first step."""
     others: torch.Tensor | None = None
-    """Likewise True for each token that is not among `allowed_token_ids`."""
+    """True for each token outside of `allowed_token_ids`; made in the first step."""
 
     @property
     def changes(self) -> bool:
-        """True when anything but temperature and limits changes the logits."""
+        """True when anything but temperature, min_p, top_k and top_p changes the logits."""
         params = self.params
         masked = self.form or self.bad_words or params.allowed_token_ids is not None or self.bans
         return bool(params.logit_bias or params.penalises or masked)
@@ -60,7 +60,7 @@ class SamplingState(Struct):
 
 
 class Sampled(Struct):
-    """A token; None where there is none, because the logits are no numbers or for the reason in `error`."""
+    """A sampled token; None with an `error`, or without one for logits that are not finite."""
 
     token_id: int | None
     logprobs: WireLogprob | None = None
@@ -68,10 +68,10 @@ class Sampled(Struct):
 
 
 def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
-    """One token a row of `logits` [rows, vocabulary], which is left as it is.
+    """Samples one token for each row of `logits` [rows, vocabulary], which stays unchanged.
 
-    All of it happens on the device of the logits; then the tokens come from it, in one go, and another time
-    what is asked for of log probabilities.
+    All work is done on the device of the logits. Tokens are copied from it at once, and log probabilities,
+    if requested, in a second copy.
     """
     rows, errors = _adjusted(logits, states)
     tokens = rows.argmax(-1)
@@ -110,15 +110,15 @@ def _add_logprobs(logits: torch.Tensor, states: Sequence[SamplingState], sampled
 
 
 def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[WireLogprob]:
-    """Of a token in each row of `logits` [rows, vocabulary], and of so many of the likeliest beside it.
+    """Returns the log probability of a token in each row of `logits`, and of the `counts` likeliest ones.
 
-    By the model's own logits, before temperature and limits, as vLLM tells them.
+    `logits` [rows, vocabulary] are the model's own, before temperature and limits, as in vLLM.
     """
     logprobs = logits.log_softmax(-1)
     own = logprobs.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1))
     ranks = (logprobs > own).sum(-1, keepdim=True) + 1
     top = logprobs.topk(max(counts))
-    # Ids and ranks are exact in float32, and one tensor is one way from the device.
+    # Ids and ranks are exact in float32, so one tensor, copied once, holds everything.
     told = torch.cat((own, ranks, top.values, top.indices), dim=1).tolist()
     width = max(counts)
     answers = []
@@ -129,7 +129,7 @@ def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[in
 
 
 def _adjusted(logits: torch.Tensor, states: Sequence[SamplingState]) -> tuple[torch.Tensor, dict[int, str]]:
-    """A copy where anything changes; the errors of rows whose forms do not say what may follow."""
+    """Returns the adjusted logits, a copy if any row changes, and the errors of structured outputs by row."""
     changing = [row for row, state in enumerate(states) if state.changes]
     rows, errors = logits.clone() if changing else logits, {}
     for row in changing:
@@ -141,8 +141,10 @@ def _adjusted(logits: torch.Tensor, states: Sequence[SamplingState]) -> tuple[to
 
 
 def adjust(row: torch.Tensor, state: SamplingState) -> None:
-    """Masks, bias and penalties, in vLLM's order, in place. RequestError when a form does not say what may
-    follow."""
+    """Applies masks, bias and penalties in vLLM's order, in place.
+
+    Raises RequestError when the structured output has an error.
+    """
     params = state.params
     allowed = None if state.form is None else state.form.mask()
     if allowed is not None:
@@ -165,7 +167,7 @@ def adjust(row: torch.Tensor, state: SamplingState) -> None:
 
 
 def _ban_words(row: torch.Tensor, state: SamplingState) -> None:
-    """The last token of a word that has come so far."""
+    """Bans the last token of each bad word whose other tokens were the latest output."""
     said = state.output_ids
     for word in state.bad_words:
         before = len(word) - 1
@@ -174,7 +176,7 @@ def _ban_words(row: torch.Tensor, state: SamplingState) -> None:
 
 
 def _ban_ends(row: torch.Tensor, state: SamplingState) -> None:
-    """No end yet, unless a form leaves nothing else."""
+    """Bans the end of the sequence, unless the structured output allows nothing else."""
     ends = list(state.banned_ids)
     before = row[ends]
     row[ends] = -math.inf
@@ -200,9 +202,9 @@ def _numbers(numbers: Iterable[float], like: torch.Tensor) -> torch.Tensor:
 
 
 HEAD: Final = 512
-"""Of the likeliest tokens so many are sorted where top_p is set alone; mostly they are enough."""
+"""Likeliest tokens that are sorted first when only top_p is set; mostly enough."""
 ALL: Final = 2.0
-"""A share that no rounding of sums comes near."""
+"""Top_p that keeps all tokens, above any rounded sum of shares."""
 
 
 def draw(
@@ -211,23 +213,23 @@ def draw(
     params: Sequence[SamplingParams],
     numbers: Sequence[float],
 ) -> torch.Tensor:
-    """Returns a token id for each row of `logits` [rows, vocabulary], by a number from 0 to 1, not included.
+    """Returns a token id for each row of `logits` [rows, vocabulary], by a number from 0 to 1 (exclusive).
 
-    A row keeps what is at least as likely as the last token that its limits leave, so of equals all or none.
-    It is drawn from in the order of ids, so a row's token depends on nothing but the row.
+    A row keeps all tokens at least as likely as the last one within its limits: of equals all or none.
+    Tokens are drawn in the order of ids, so that a row's token depends only on the row.
     """
     shares = limited(logits / _column([it.temperature for it in params], logits), params).softmax(-1)
     sums = shares.cumsum(-1)
     total = sums[:, -1:]
-    # Numbers and sums are rounded: the last token of all may never be passed.
+    # Numbers and sums are rounded: the place must not exceed the last token.
     wanted = torch.minimum(_column(numbers, logits) * total, total * (1 - torch.finfo(total.dtype).eps))
     places = torch.searchsorted(sums, wanted, right=True).clamp_(max=logits.shape[1] - 1)
-    # A GPU sums in no order, so that a token without a share may seem to have a very small one.
+    # A GPU sums in any order, so a token without a share may seem to have a tiny one.
     return torch.where(shares.gather(1, places).squeeze(1) > 0, places.squeeze(1), likeliest)
 
 
 def limited(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """`logits`, changed in place: -inf for what min_p, then top_k, then top_p leave out."""
+    """Sets tokens outside of min_p, then top_k, then top_p to -inf, in place; returns `logits`."""
     if any(it.min_p > 0 for it in params):
         least = _column([math.log(it.min_p) if it.min_p > 0 else -math.inf for it in params], logits)
         logits.masked_fill_(logits < logits.amax(-1, keepdim=True) + least, -math.inf)
@@ -246,7 +248,7 @@ def limited(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Ten
 def _thresholds(
     logits: torch.Tensor, top_k: Sequence[int], top_p: Sequence[float], head: int = HEAD
 ) -> torch.Tensor:
-    """The least logit that each row keeps, [rows, 1]."""
+    """Returns the least logit that each row keeps, [rows, 1]."""
     size = logits.shape[1]
     width = min(size, max(head if k == size else k for k in top_k))
     most = torch.tensor(top_k, device=logits.device).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""How a reply is sampled and where it ends: each field is honoured, or refused when the request is made."""
+"""Parameters of sampling and of the end of a reply; an unsupported value is refused at construction."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from app.llm.errors import RequestError
 
 MOST_STOPS: Final = 16
 GREEDY_BELOW: Final = 1e-5
-"""A temperature below it samples nothing, as in vLLM."""
+"""Temperature below which sampling is greedy, as in vLLM."""
 
 
 class Priority(IntEnum):
-    """Names of nano-qwen3-serving, numbers of vLLM: the lower comes first."""
+    """Priorities with the names of nano-qwen3-serving and the order of vLLM: lower numbers first."""
 
     URGENT = -2
     HIGH = -1
@@ -28,17 +28,17 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
-    """The form of a text, in vLLM's words: exactly one of these."""
+    """A structured output in vLLM's terms: exactly one field is set."""
 
     json: str | Mapping[str, object] | None = None
-    """A schema."""
+    """A JSON schema."""
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
-    """In the notation of Lark or GBNF."""
+    """A grammar in the notation of Lark or GBNF."""
     json_object: bool = False
     structural_tag: str | None = None
-    """JSON text."""
+    """A structural tag as JSON text."""
 
     def __post_init__(self) -> None:
         given = (self.json, self.regex, self.choice or None, self.grammar, self.structural_tag)
@@ -59,7 +59,7 @@ class StructuredOutputsParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Names and defaults of nano-qwen3-serving and, for what it lacks, of vLLM."""
+    """Sampling parameters with the names and defaults of nano-qwen3-serving, further ones of vLLM."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -67,11 +67,11 @@ class SamplingParams:
     """Most candidates; -1 and 0 are no limit."""
     min_p: float = 0.0
     max_tokens: int | None = 100
-    """None is as many as the model's length allows."""
+    """Most output tokens; None is as many as the model's length allows."""
     min_tokens: int = 0
     stop: Sequence[str] = ()
     stop_sequences: Sequence[str] = ()
-    """The same by its older name; both count."""
+    """Older name of `stop`; both apply."""
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -81,14 +81,14 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: Sequence[int] | None = None
-    """No other tokens; None: all."""
+    """Only tokens that may be sampled; None allows all."""
     bad_words: Sequence[str] = ()
-    """Texts that do not come, as far as their tokens go."""
+    """Texts banned by their tokens; other tokens may still spell them."""
     structured_outputs: StructuredOutputsParams | TextForm | None = None
     seed: int | None = None
     n: int = 1
     logprobs: int | None = None
-    """Number of the likeliest tokens beside the one that was sampled; 0 is that one alone."""
+    """Number of likeliest tokens beside the sampled one; 0 is the sampled one alone."""
     prompt_logprobs: int | None = None
     do_sample: bool = True
     """False is temperature 0."""
@@ -112,7 +112,7 @@ class SamplingParams:
 
     @property
     def form(self) -> TextForm | None:
-        """Of the text, if it is to have one."""
+        """The structured output, if any."""
         wanted = self.structured_outputs
         return wanted.form if isinstance(wanted, StructuredOutputsParams) else wanted
 
@@ -144,7 +144,7 @@ class SamplingParams:
         return replace(self, seed=seed)
 
     def check_vocabulary(self, size: int) -> None:
-        """RequestError for a token id that the model does not have, or more logprobs than it has tokens."""
+        """Raises RequestError for a token id outside the vocabulary, or more logprobs than tokens."""
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if count is not None and count > size:
                 raise RequestError(f"{name}: {count} are more than the vocabulary of {size}.")

@@ -1,4 +1,4 @@
-"""One reply in the engine: how it is made of a request, its blocks, and its text as it comes."""
+"""One reply in the engine: its state, its blocks, its construction from a request, and its detokenizer."""
 
 from __future__ import annotations
 
@@ -55,31 +55,31 @@ class Sequence(SequenceState):
         self.prompt, self.prompt_ids = prompt, sampling.prompt_ids
         self.detokenizer = detokenizer
         self.deadline_s = deadline_s
-        """When it stops waiting for its first step."""
+        """Time at which the sequence stops waiting for its first step."""
         self.sampling = sampling
         self.output_ids = sampling.output_ids
         self.hits: list[Block] = []
         self.blocks: list[int] = []
-        """Numbers of its blocks."""
+        """Block numbers."""
         self.stored = 0
-        """Tokens whose keys and values are in them."""
+        """Tokens whose keys and values are stored in the blocks."""
         self.cached_tokens = 0
-        """Tokens of the prompt that were found when it began."""
+        """Prompt tokens found in the cache at the first admission."""
         self.created_tokens = 0
-        """Tokens of the prompt that were not found, and are cached once they are computed."""
+        """Prompt tokens not found, to be cached once they are computed."""
         self.prompt_logprobs: list[WireLogprob | None] = [None]
         self.queued_s = 0.0
         self.scheduled_s: float | None = None
-        """Moment of its first admission."""
+        """Time of the first admission."""
         self.ended = False
 
     @property
     def token_ids(self) -> list[int]:
-        """Prompt and reply."""
+        """Token ids of prompt and reply."""
         return [*self.prompt_ids, *self.output_ids]
 
     def part(self, start: int, end: int) -> Listed[int]:
-        """Returns the tokens from `start` to `end`, not included."""
+        """Returns the tokens from `start` to `end` (exclusive)."""
         return (self.prompt_ids if end <= len(self.prompt_ids) else self.token_ids)[start:end]
 
 
@@ -96,7 +96,7 @@ class PagedBlocks:
         return self._cache.free
 
     def find(self, sequence: Sequence, tokens: int) -> int:
-        if tokens != len(sequence.prompt.token_ids):  # it was preempted, and has written since
+        if tokens != len(sequence.prompt.token_ids):  # preempted after it had written tokens
             sequence.prompt = self._cache.again(sequence.prompt, sequence.token_ids)
         sequence.hits = self._cache.hits(sequence.prompt)
         return len(sequence.hits)
@@ -124,13 +124,13 @@ class PagedBlocks:
         sequence.blocks, sequence.stored = [], 0
 
     def forget(self, sequence: Sequence) -> None:
-        """Does nothing: its hashes find what it left."""
+        """Does nothing: the blocks left in the cache are found by hash."""
 
 
 class RequestPreprocessor:
-    """Makes sequences of requests. Without a `tokenizer` there are no texts, stop strings and forms.
+    """Makes sequences from requests. Texts, stop strings and structured outputs need a `tokenizer`.
 
-    `random` gives seeds to requests without one; `max_tokens` is the most of a prompt and its reply.
+    `random` draws seeds for requests without one; `max_tokens` limits a prompt with its reply.
     """
 
     def __init__(
@@ -175,12 +175,12 @@ class RequestPreprocessor:
         eos_token_ids: frozenset[int],
         form: Form | None,
     ) -> Sequence:
-        """Returns a choice of a request; `form` is its own, if that is compiled already."""
+        """Returns a choice of a request; `form` is its structured output if already compiled."""
         room = self.max_tokens - len(ids)
         return Sequence(
             request_id,
             index,
-            # For log probabilities of the prompt all of it has to be computed.
+            # Log probabilities of a prompt need the computation of all its tokens.
             self._cache.prompt(ids, salt=cache_salt, reads=params.prompt_logprobs is None),
             priority=priority,
             output_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
@@ -199,7 +199,7 @@ class RequestPreprocessor:
     ) -> SamplingState:
         if form is None and params.form is not None:
             form = self.compile(params.form, eos_token_ids)
-        # A form ends where it is complete: with it an end is never ignored.
+        # A complete structured output must end, so the end token is never ignored with one.
         eos = frozenset() if params.ignore_eos and form is None else eos_token_ids
         seed = self._random.getrandbits(64) if params.seed is None else params.seed + index
         return SamplingState(
@@ -213,7 +213,7 @@ class RequestPreprocessor:
         )
 
     def compile(self, form: TextForm, eos_token_ids: frozenset[int]) -> Form:
-        """Compiles a structured output; for several threads. Raises RequestError for a wrong one."""
+        """Compiles a structured output. Thread-safe. Raises RequestError for a wrong one."""
         if self._tokenizer is None:
             raise RequestError("The model has no tokenizer, so no text can have a form.")
         with self._lock:
@@ -224,7 +224,7 @@ class RequestPreprocessor:
         return self._forms.matcher(form)
 
     def _tokens_of(self, word: str) -> list[list[int]]:
-        """Returns the tokens of a word at the start of a text and, where it takes as many, within one."""
+        """Returns the tokens of a word at the start of a text and, if they are as many, within a text."""
         if self._tokenizer is None:
             raise RequestError("The model has no tokenizer, so words have no tokens.")
         first, within = (self._tokenizer.encode(space + word.lstrip(), False) for space in ("", " "))
@@ -233,11 +233,11 @@ class RequestPreprocessor:
 
 
 class Detokenizer:
-    """The text of a reply, token by token: no half characters, and nothing of a stop string."""
+    """Returns the text of a reply token by token, without incomplete characters and stop strings."""
 
     def __init__(self, backend: tokenizers.Tokenizer, params: SamplingParams) -> None:
         self.stopped: str | None = None
-        """The stop string that has come."""
+        """The stop string that was found."""
         self._backend = backend
         self._stops = params.stops
         self._include_stop = params.include_stop_str_in_output
@@ -245,19 +245,19 @@ class Detokenizer:
         self._stream = DecodeStream(skip_special_tokens=self._skip)
         self._ids: list[int] = []
         self._length = 0
-        """Characters that the stream has given."""
+        """Characters returned by the stream."""
         self._held = ""
-        """Text with which a stop string may have begun."""
+        """Text held back, as a stop string may begin with it."""
 
     def add(self, token_id: int, may_stop: bool = True) -> str:
-        """Returns the text that can be shown now. Without `may_stop` no stop string counts yet."""
+        """Returns the text that can be shown now. Without `may_stop` stop strings are ignored."""
         self._ids.append(token_id)
         text = self._step(token_id)
         self._length += len(text)
         return self._checked(text, may_stop)
 
     def finish(self) -> str:
-        """Returns the text that was held back, and the part of a character that has come."""
+        """Returns the text held back, and any incomplete last character."""
         if self.stopped is not None:
             return ""
         whole = self._backend.decode(self._ids, skip_special_tokens=self._skip)
@@ -268,7 +268,7 @@ class Detokenizer:
     def _step(self, token_id: int) -> str:
         try:
             return self._stream.step(self._backend, token_id) or ""
-        except Exception:  # the library's word for text that does not grow from its prefix
+        except Exception:  # the library raises this for text that does not extend its prefix
             self._stream = DecodeStream(skip_special_tokens=self._skip)
             return self._stream.step(self._backend, token_id) or ""
 
@@ -289,7 +289,7 @@ class Detokenizer:
         return text[:safe]
 
     def _beginning(self, text: str) -> int:
-        """Returns how many characters at the end of `text` may begin a stop string."""
+        """Returns the number of characters at the end of `text` that may begin a stop string."""
         longest = min(len(text), max(map(len, self._stops)) - 1)
         return next((n for n in range(longest, 0, -1) if self._begins(text[-n:])), 0)
 

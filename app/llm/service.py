@@ -1,7 +1,7 @@
-"""The engine as a process of its own, which workers share: `python -m app.llm.service OPTIONS`.
+"""The engine process, which workers share: `python -m app.llm.service OPTIONS`.
 
-OPTIONS are `EngineProcessOptions` as JSON. Workers order over ZMQ what `app.engine.wire` names; each step
-brings each of them one message. The process ends with its parent, on SIGTERM, or with status 1.
+OPTIONS are `EngineProcessOptions` as JSON. Workers send the orders of `app.engine.wire` over ZMQ, and get one
+message each after each step. The process ends with its parent, on SIGTERM, or with status 1 on an error.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from app.llm.worker_sockets import WorkerSockets
 from config.installation import install
 
 LOOK_S: Final = 0.5
-"""Seconds between looks for the parent."""
+"""Seconds between two checks for the parent."""
 PATIENCE_S: Final = 10.0
-"""Seconds for an end in order, when the parent is gone."""
+"""Seconds for an orderly end when the parent is gone."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +44,10 @@ def main(argv: Sequence[str]) -> int:
         return 1
     logging.basicConfig(level=options.log_level, format="%(asctime)s [engine %(process)d] %(message)s")
     if options.parent_pid is not None:
-        if os.getppid() != options.parent_pid:  # gone before we began
+        if os.getppid() != options.parent_pid:  # the parent ended before this process began
             remove_socket(options.endpoint)
             return 1
-        # A terminal sends it to all of them: the parent says when to end.
+        # A terminal sends Ctrl-C to all processes; the parent ends this one.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         Thread(target=end_with, args=(options.parent_pid, options.endpoint), daemon=True).start()
     try:
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def serve(options: EngineProcessOptions) -> int:
-    """Loads the model, and runs it until SIGTERM. Orders of workers wait meanwhile."""
+    """Loads the model, while orders of workers wait, and serves it until SIGTERM."""
     started = time.monotonic()
     sockets = WorkerSockets(options.endpoint)
     try:
@@ -86,7 +86,7 @@ def serve(options: EngineProcessOptions) -> int:
 
 
 def remove_socket(endpoint: str) -> None:
-    """Removes the socket, and its folder if that is empty, in place of the parent that made it."""
+    """Removes the socket, and its folder if empty, in place of the parent that created both."""
     Heartbeat(endpoint).stop()
     with suppress(OSError):
         socket = Path(endpoint.removeprefix("ipc://"))
@@ -95,7 +95,7 @@ def remove_socket(endpoint: str) -> None:
 
 
 def refuse(sockets: WorkerSockets, reason: str) -> bool:
-    """Answers workers that have sent a greeting with `reason`. Returns False when there are none."""
+    """Sends `reason` as an error to workers that have sent a `Hello`. Returns False without any."""
     greeted = [worker for worker, _ in sockets.receive(0)]
     return [sockets.send(worker, [Answer(number=0, error=reason)]) for worker in greeted] != []
 
@@ -106,7 +106,7 @@ def end_with(
     getppid: Callable[[], int] = os.getppid,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Ends this process soon after its parent, and leaves nothing behind."""
+    """Ends this process soon after its parent, and removes the socket."""
     while getppid() == parent:
         sleep(LOOK_S)
     remove_socket(endpoint)
@@ -118,4 +118,4 @@ def end_with(
 if __name__ == "__main__":
     status = main(sys.argv[1:])
     logging.shutdown()
-    os._exit(status)  # waits for no form that is still compiled
+    os._exit(status)  # without waiting for structured outputs that are still being compiled

@@ -1,4 +1,4 @@
-"""The engine's process: orders of all workers in, a step, one message to each worker out."""
+"""The loop of the engine process: receives orders of workers, makes a step, sends each worker a message."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from app.llm.sampling_params import SamplingParams
 from app.llm.worker_sockets import WorkerSockets
 
 IDLE_S: Final = 1.0
-"""Longest wait for orders, in seconds; then workers are told of the load."""
+"""Longest wait for orders in seconds; afterwards workers get the load."""
 COMPILING_S: Final = 0.005
-"""Longest wait for orders while a structured output is compiled, in seconds."""
+"""Longest wait for orders in seconds while a structured output is compiled."""
 FORMS_AT_ONCE: Final = 2
-"""Threads that compile structured outputs: a large schema takes seconds."""
+"""Threads that compile structured outputs, as a large schema takes seconds."""
 FORM_CPU_S: Final = 1.0
-"""Seconds of CPU time in which each has to be compiled: requests come from anyone."""
+"""Most seconds of CPU time to compile a structured output, as clients are not trusted."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,32 +59,32 @@ logger = logging.getLogger(__name__)
 class Lifecycle:
     """Pauses an engine and puts it to sleep: level 0 only pauses, 1 and 2 free weights and KV cache.
 
-    At both levels weights are read from their files again. What waits or runs goes on afterwards, computed
-    anew; the cache is forgotten.
+    At both levels weights are read from their files again. Requests continue afterwards and are computed
+    anew; the prefix cache is emptied.
     """
 
     def __init__(self, engine: LLMEngine, reload: Callable[[], Checkpoint]) -> None:
         self._engine, self._reload = engine, reload
         self._asleep: set[str] = set()
         self.level: int | None = None
-        """Level of its sleep; None when all is back."""
+        """Sleep level; None when awake."""
 
     @property
     def paused(self) -> bool:
-        """True while no request begins to run."""
+        """True while no request is admitted."""
         return self._engine.scheduler.paused
 
     def pause(self) -> None:
         self._engine.scheduler.paused = True
 
     def resume(self) -> None:
-        """Ends a pause; does nothing while memory is put away."""
+        """Ends a pause; has no effect while weights or cache are freed."""
         self._engine.scheduler.paused = bool(self._asleep)
         if not self._asleep:
             self.level = None
 
     def sleep(self, level: int) -> None:
-        """Falls asleep, or deeper than it is."""
+        """Puts the engine to sleep, or to a deeper level."""
         self.pause()
         self.level = max(level, self.level or 0)
         if not level:
@@ -99,9 +99,9 @@ class Lifecycle:
         self._asleep = set(MEMORY)
 
     def wake_up(self, tags: Collection[str] | None) -> bool:
-        """Brings back everything, or what `tags` name. Returns True, and requests begin, when all is back.
+        """Restores the parts named by `tags`, or all. Returns True, and resumes, when all parts are restored.
 
-        Raises ModelLoadError when weights or memory are no longer there.
+        Raises ModelLoadError when weights or memory are no longer available.
         """
         wanted = woken_by(tags, self._asleep)
         if "weights" in wanted:
@@ -117,21 +117,21 @@ class Lifecycle:
 
 
 class Worker:
-    """A worker that has sent something; the engine knows its choices as "`number` KEY"."""
+    """A worker that has sent a message; its request ids in the engine are "`number` KEY"."""
 
     __slots__ = ("keys", "name", "notices", "number", "wants_kv_events")
 
     def __init__(self, name: bytes, number: int) -> None:
         self.name, self.number = name, number
         self.keys: set[int] = set()
-        """Keys of its choices that have not ended."""
+        """Keys of unfinished choices."""
         self.notices: list[Notice] = []
-        """Content of the next message to it."""
+        """Content of the next message to the worker."""
         self.wants_kv_events = False
 
 
 class EngineService:
-    """Runs an engine for workers. Not for several threads."""
+    """Runs an engine for workers. Not thread-safe."""
 
     def __init__(
         self,
@@ -152,23 +152,23 @@ class EngineService:
         self._workers: dict[bytes, Worker] = {}
         self._numbers = 0
         self._owners: dict[str, tuple[Worker, int]] = {}
-        """Worker and key, by the id of the engine's request."""
+        """Worker and key by the engine's request id."""
         self._compilers = ThreadPoolExecutor(FORMS_AT_ONCE, "forms")
         self._uncompiled: dict[str, tuple[Future[Form], EngineCoreRequest]] = {}
-        """Requests that wait until their structured output is compiled."""
+        """Requests whose structured output is being compiled, by request id."""
         self._settling: list[tuple[Worker, Command]] = []
-        """Commands that wait until nothing runs."""
+        """Commands that wait until no request runs."""
         self._told_s = -math.inf
         self._is_due = False
-        """Workers get a message now, though there was no step."""
+        """True when workers must get a message without a step."""
         self._stopping = False
 
     def stop(self) -> None:
-        """Ends `run` after this step; for signal handlers, too."""
+        """Ends `run` after this step; safe in signal handlers."""
         self._stopping = True
 
     def run(self) -> None:
-        """Runs until `stop`. Raises what a step raises: nothing is known of the engine's state then."""
+        """Runs until `stop`. Reraises errors of a step, after which the engine's state is unknown."""
         due_s = 0.0
         self._heartbeat.begin()
         try:
@@ -184,7 +184,7 @@ class EngineService:
         self._end("The engine was stopped.")
 
     def turn(self, timeout_s: float) -> None:
-        """Carries out orders, for which it waits `timeout_s` seconds at most, then makes a step."""
+        """Waits for orders, at most `timeout_s` seconds, carries them out and makes a step."""
         self._heartbeat.beat()
         orders = self._sockets.receive(timeout_s)
         for name, listed in orders:
@@ -255,7 +255,7 @@ class EngineService:
         return EngineCoreOutput(key=key, at_s=self._now(), finish="error", error=error, is_refused=is_refused)
 
     def _add_compiled(self) -> bool:
-        """Adds the requests whose structured output is compiled; returns True when there are some."""
+        """Adds the requests whose structured output has been compiled; returns True if there are any."""
         done = [it for it, (form, _) in self._uncompiled.items() if form.done()]
         for request_id in done:
             form, order = self._uncompiled.pop(request_id)
@@ -264,7 +264,7 @@ class EngineService:
                 self._add(request_id, order, form.result())
             elif isinstance(error, RequestError):
                 self._refuse(request_id, str(error))
-            else:  # a panic of the library is not even an Exception
+            else:  # a panic of the library is a BaseException
                 self._refuse(request_id, f"The form could not be compiled: {type(error).__name__}.")
         return bool(done)
 
@@ -290,7 +290,7 @@ class EngineService:
             worker.notices.append(Answer(number=command.number, value=value))
 
     def _must_settle(self, command: Command) -> bool:
-        """Pauses, and ends what runs if the command says so. Returns True when it waits for what runs."""
+        """Pauses, and aborts requests in mode "abort". Returns True if the command must wait for requests."""
         self._lifecycle.pause()
         if command.mode == "abort":
             for worker, key in list(self._owners.values()):
@@ -316,12 +316,12 @@ class EngineService:
         return None
 
     def _clear_cache(self) -> bool:
-        """Empties the cache; what runs is computed anew."""
+        """Empties the prefix cache; running requests are computed anew."""
         self._engine.preempt_all()
         return self._engine.reset_prefix_cache()
 
     def _settle(self) -> None:
-        """Carries out commands that wait, as soon as nothing runs, or another command has resumed."""
+        """Carries out waiting commands once no request runs; after a resume they only get their answers."""
         if not self._settling or (self._engine.num_running and self._lifecycle.paused):
             return
         settling, self._settling = self._settling, []
@@ -337,7 +337,7 @@ class EngineService:
     # Notices.
 
     def _note(self, outputs: list[Output]) -> None:
-        """Puts what a step has brought into messages."""
+        """Adds the outputs of a step to messages."""
         now_s = self._now()
         for sequence, said in outputs:
             worker, said.key = self._owners[sequence.request_id]
@@ -348,7 +348,7 @@ class EngineService:
                 worker.keys.remove(said.key)
 
     def _note_blocks(self, topic: str, sequence: int, batch: EventBatch) -> None:
-        """Puts KV events that were published into messages."""
+        """Adds published KV events to messages."""
         wanting = [worker for worker in self._workers.values() if worker.wants_kv_events]
         if wanting:
             blocks = Blocks(topic, sequence, self._encode(batch))
@@ -357,7 +357,7 @@ class EngineService:
             self._is_due = True
 
     def _tell(self) -> None:
-        """Sends every worker a message, which shows, too, which workers have left."""
+        """Sends every worker a message, and drops workers that have left."""
         self._told_s, self._is_due = self._now(), False
         load = self._load()
         for worker in list(self._workers.values()):
@@ -371,7 +371,7 @@ class EngineService:
 
     def _load(self) -> Load:
         engine = self._engine
-        step_tokens, engine.step_tokens = engine.step_tokens, 0  # each step is told once
+        step_tokens, engine.step_tokens = engine.step_tokens, 0  # each step is reported once
         return Load(
             running=engine.num_running,
             waiting=engine.num_waiting,
@@ -385,7 +385,7 @@ class EngineService:
         )
 
     def _give_up(self, worker: Worker) -> None:
-        """Ends the choices of a worker that does not read; it is told as soon as it reads."""
+        """Ends the choices of a worker that does not read, and keeps the failures for its next read."""
         if worker.keys:
             logger.warning("worker %d does not read: %d choices end", worker.number, len(worker.keys))
         whole = [it for it in worker.notices if not isinstance(it, EngineCoreOutput) or it.finish is not None]
@@ -395,7 +395,7 @@ class EngineService:
         worker.notices = [*whole, *late]
 
     def _lose(self, worker: Worker) -> None:
-        """Ends what a worker has ordered that is gone."""
+        """Ends the requests and commands of a worker that has left."""
         logger.info("worker %d has left, with %d choices", worker.number, len(worker.keys))
         for key in list(worker.keys):
             self._abort(worker, key)
@@ -414,7 +414,7 @@ class EngineService:
 
 
 def _params(order: EngineCoreRequest) -> SamplingParams:
-    """Raises RequestError for parameters that are out of their ranges."""
+    """Returns the sampling parameters. Raises RequestError for values out of range."""
     return SamplingParams(
         **asdict(order.sampling),
         structured_outputs=order.form,
@@ -431,9 +431,9 @@ def _params(order: EngineCoreRequest) -> SamplingParams:
 
 
 def start(options: EngineProcessOptions, sockets: WorkerSockets) -> EngineService:
-    """Loads a model and returns what serves it.
+    """Loads a model and returns its service.
 
-    Raises ModelLoadError, with one line, for whatever is wrong with the model, and options that do not fit.
+    Raises ModelLoadError, with one line, for a failure of the model, and for options that do not fit.
     """
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -450,7 +450,7 @@ def start(options: EngineProcessOptions, sockets: WorkerSockets) -> EngineServic
 
 
 def engine_options(options: EngineProcessOptions, model_len: int) -> EngineOptions:
-    """Returns the engine's sizes. Raises ModelLoadError for a length that the model was not made for."""
+    """Returns the engine's sizes. Raises ModelLoadError for a length beyond the model's."""
     length = options.max_model_len or model_len
     if length > model_len:
         raise ModelLoadError(f"max_model_len is {length}, and the model was made for {model_len} tokens.")

@@ -1,4 +1,4 @@
-"""Structured outputs: which tokens may come next, by llguidance, a library that vLLM uses for it, too."""
+"""Structured outputs: masks of the allowed next tokens, by llguidance, which vLLM uses, too."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from app.llm.sampler import Form
 from app.tokenization.huggingface import LocalTokenizer
 
 JSON_STYLE: Final[Mapping[str, object]] = {
-    "whitespace_flexible": False,  # as `json.dumps` writes: small models go on with blanks for ever
+    "whitespace_flexible": False,  # like `json.dumps`: small models write endless blanks
     "item_separator": ", ",
     "key_separator": ": ",
     "coerce_one_of": True,
 }
 LARK_COUNT: Final = re.compile(r"""("(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/)|~\s*(\d+)\s*\.\.\s*(\d+)""")
-"""A text or a pattern, in which nothing counts; or Lark's `~1..3`, which the library knows as `{1,3}`."""
+"""Matches a text or a pattern, to skip them, or Lark's `~1..3`, which is `{1,3}` in the library."""
 MOST_CHARACTERS: Final = 100_000
-"""Of a form: what takes the library longest grows with its square."""
+"""Most characters of a structured output: the library's slowest part takes quadratic time."""
 MOST_COUNTED: Final = 2000
-"""Of items in a list: the library has a rule for each, and no error for too many."""
+"""Greatest count of items in a list: the library makes a rule for each, without a limit."""
 COUNT: Final = re.compile(r'"(?:min|max)(?:Items|Properties|Contains)"\s*:\s*(\d+)')
 ESCAPE: Final = re.compile(r"\\u([0-9a-fA-F]{4})")
 MOST_ERROR: Final = 300
-"""Characters of an error of the library."""
+"""Most characters of a library error in a message."""
 
 
 class Forms:
-    """Makes matchers for a tokenizer. Raises RequestError when it has no token for the end of a text.
+    """Makes matchers for a tokenizer. Raises RequestError without an end-of-text token.
 
-    With `most_cpu_s` each grammar is compiled in the sandbox first, in so many seconds of CPU time.
+    With `most_cpu_s` each grammar is first compiled in the sandbox, in at most so many seconds of CPU time.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Forms:
         self._ends = sorted(eos_token_ids)
         self._backend = tokenizer.backend
         self._size = vocab_size
-        # The library takes tokens that the model's head knows.
+        # The library gets all tokens of the model's head.
         written = tokenizer.backend.to_str()
         self._tokens = llguidance.LLTokenizer(written, vocab_size, self._end)
         self._sandbox: CompileSandbox | None = None
@@ -64,7 +64,7 @@ class Forms:
             self._sandbox = CompileSandbox(Trial(written, vocab_size, self._end, most_cpu_s))
 
     def matcher(self, form: TextForm) -> Form:
-        """Returns the state of one reply. Raises RequestError for a form that cannot be compiled."""
+        """Returns the state of one reply. Raises RequestError if the structured output does not compile."""
         matcher, thoughts = self._compiled(form), form.thoughts
         if thoughts is None:
             return matcher
@@ -79,7 +79,7 @@ class Forms:
             grammar = self._grammar(form)
         except RequestError:
             raise
-        except Exception as error:  # of several kinds: for each notation its own
+        except Exception as error:  # of several types: each notation has its own
             raise _refused(str(error)) from error
         if self._sandbox is not None and (flaw := self._sandbox.flaw(grammar)):
             raise _refused(flaw)
@@ -87,11 +87,11 @@ class Forms:
         if found.is_error():
             raise _refused(found.get_error())
         matcher = FormMatcher(found, self._end, self._ends)
-        matcher.mask()  # tells what cannot begin; and the first one takes the library long
+        matcher.mask()  # finds an output without a first token; the library's first mask is slow
         return matcher
 
     def _grammar(self, form: TextForm) -> str:
-        """Returns the form in the library's own notation."""
+        """Returns the structured output in the library's notation."""
         make = llguidance.LLMatcher
         grammar: str
         if form.json_schema is not None:
@@ -109,19 +109,19 @@ class Forms:
         return grammar
 
     def _is_special(self, text: str) -> bool:
-        """Returns True for the spelling of a token that no other text becomes."""
+        """Returns True for the text of a special token."""
         token_id = self._backend.token_to_id(text)
         return token_id is not None and self._tokens.is_special_token(token_id)
 
 
 class FormMatcher:
-    """How far one reply has come."""
+    """State of one reply in its grammar."""
 
     def __init__(self, matcher: llguidance.LLMatcher, end: int, ends: list[int]) -> None:
         self._matcher, self._end, self._ends = matcher, end, ends
 
     def mask(self) -> torch.Tensor:
-        """Returns True for each token that may come next. Raises RequestError when that is not known."""
+        """Returns True for each allowed next token. Raises RequestError for an error of the library."""
         allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
         if self._matcher.is_error():
             raise _refused(self._matcher.get_error())
@@ -130,19 +130,19 @@ class FormMatcher:
         return allowed
 
     def add(self, token_id: int) -> None:
-        """A token has come, which is not the end."""
+        """Advances the state by a token other than the end."""
         self._matcher.consume_token(token_id)
 
 
 class FormAfterThoughts:
-    """A form that holds only behind a model's thoughts: they are over with their last tag."""
+    """A structured output that applies only after the model's thoughts, which end with a tag."""
 
     def __init__(self, form: FormMatcher, thoughts: Thoughts) -> None:
         self._form, self._thoughts = form, thoughts
         self._thinks, self._begins = thoughts.begin_id is None, thoughts.begin_id is not None
 
     def mask(self) -> torch.Tensor | None:
-        """See `Form`. First the model may begin to think, or write the text at once."""
+        """Allows any token in thoughts; before, the first tag of thoughts or the text itself."""
         if self._thinks:
             return None
         allowed = self._form.mask()
@@ -151,7 +151,6 @@ class FormAfterThoughts:
         return allowed
 
     def add(self, token_id: int) -> None:
-        """See `Form`."""
         if self._thinks:
             self._thinks = token_id != self._thoughts.end_id
         elif self._begins and token_id == self._thoughts.begin_id:
@@ -182,9 +181,9 @@ TEXT: Final = r"/(.|\n)*/"
 
 
 def structural_tag_grammar(source: str, is_special: Callable[[str], bool]) -> str:
-    """Returns the grammar of a structural tag, which is JSON. Raises ValueError for anything else.
+    """Returns the grammar of a structural tag in JSON. Raises ValueError for anything else.
 
-    `is_special` returns True for texts that are tokens of their own.
+    `is_special` returns True for the text of a special token.
     """
     return _LarkWriter(is_special).grammar(formats.read_structural_tag(source))
 
@@ -229,13 +228,13 @@ class _LarkWriter:
         return f"({self._expression(found.content)}){{{least},{'' if most is None else most}}}"
 
     def _ended(self, content: formats.Format, end: str) -> str:
-        """Returns `content` and the text behind it, where text of any kind ends."""
+        """Returns `content` followed by the text `end`, at which free text ends."""
         if isinstance(content, formats.AnyText) and end:
             return self._rule(TEXT, f"[suffix={_quoted(end)}]")
         return f"{self._expression(content)} {self._literal(end)}"
 
     def _sequence(self, found: formats.SequenceOf) -> str:
-        """Text of any kind ends where a literal that follows begins."""
+        """Returns a sequence, where free text ends at the next literal."""
         parts, elements = [], iter(found.elements)
         for element in elements:
             following = next(elements, None) if isinstance(element, formats.AnyText) else None
@@ -246,7 +245,7 @@ class _LarkWriter:
         return f"({' '.join(parts)})"
 
     def _tag(self, found: formats.Tag, trigger: str = "") -> str:
-        """Returns a tag without its trigger, which has come already."""
+        """Returns a tag without its trigger, which is already written."""
         begin = found.begin_text.removeprefix(trigger)
         content = _either(self._ended(found.content, end) for end in found.end_texts)
         return f"({self._literal(begin)} {content})" if begin else content
@@ -265,7 +264,7 @@ class _LarkWriter:
         return several if found.at_least_one else f"{several}?"
 
     def _until(self, trigger: str) -> str:
-        """Returns text of any kind and the trigger behind it."""
+        """Returns free text followed by the trigger."""
         if self._is_special(trigger):
             return f"{self._rule(TEXT)} {trigger}"
         return self._rule(f"{TEXT} {_quoted(trigger)}", "[lazy]")
@@ -283,7 +282,7 @@ def _quoted(text: str) -> str:
 
 
 def _slashed(pattern: str) -> str:
-    """Returns a pattern as it is written between slashes."""
+    """Returns a pattern escaped for use between slashes."""
     escaped, kept = False, []
     for character in pattern:
         kept.append("\\/" if character == "/" and not escaped else character)

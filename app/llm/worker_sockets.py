@@ -1,4 +1,4 @@
-"""The engine's end of the wire: orders of all workers in, notices out; no worker can make it wait."""
+"""The engine's socket: receives orders of all workers and sends notices, and never waits for a worker."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import zmq
 from app.engine.wire import Notice, Order
 
 MOST_ORDER_BYTES: Final = 64 << 20
-"""Bytes of the largest message; a larger one ends the connection."""
+"""Largest message in bytes; a larger one ends the connection."""
 MOST_MESSAGES: Final = 256
-"""Messages taken at a time, so that a flood of orders does not stop the steps."""
+"""Most messages received at a time, so that a flood of orders does not stop the steps."""
 QUEUED_MESSAGES: Final = 10_000
-"""Messages that wait for a worker which does not read: as many steps."""
+"""Most messages, one a step, that wait for a worker that does not read."""
 LINGER_MS: Final = 500
-"""Milliseconds for the last notices."""
+"""Milliseconds on close to send the last notices."""
 
 Delivery: TypeAlias = Literal["sent", "full", "gone"]
 
@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerSockets:
-    """A ROUTER socket at `endpoint`. ZMQError when that cannot be bound."""
+    """A ROUTER socket at `endpoint`. Raises ZMQError when `endpoint` cannot be bound."""
 
     def __init__(self, endpoint: str, queued_messages: int = QUEUED_MESSAGES) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.router_mandatory = 1  # who is gone is told, not passed over
+        self._socket.router_mandatory = 1  # sending to a worker that has left is an error
         self._socket.sndhwm = queued_messages
         self._socket.maxmsgsize = MOST_ORDER_BYTES
         self._socket.linger = LINGER_MS
@@ -40,7 +40,7 @@ class WorkerSockets:
         self._decode = msgspec.msgpack.Decoder(list[Order]).decode
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, list[Order]]]:
-        """Returns orders with the names of their workers; waits `timeout_s` seconds at most for the first."""
+        """Returns orders with the names of their workers; waits at most `timeout_s` seconds for the first."""
         received: list[tuple[bytes, list[Order]]] = []
         if not self._socket.poll(round(timeout_s * 1000)):
             return received
