@@ -24,7 +24,7 @@ def cores() -> int:
 def each(
     work: Callable[[Job], Result], jobs: Sequence[Job], processes: int, told: Callable[[], None]
 ) -> Iterator[tuple[int, Result]]:
-    """Yields the number and the result of each job as it ends; `told` is called meanwhile.
+    """Yields the number and the result of each job as it ends; calls `told` meanwhile.
 
     An exception in one job ends all jobs.
     """

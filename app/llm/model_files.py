@@ -1,6 +1,6 @@
 """Finds the files of a model on this machine, and loads the tokenizer beside the weights.
 
-A model is a folder, a .gguf file, a package with such a file, or a name in the local cache of the hub.
+A model is a folder, a .gguf file, a package with such a file, or a name in the hub's cache.
 """
 
 from __future__ import annotations

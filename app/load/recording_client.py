@@ -1,7 +1,7 @@
 """A measuring client: sends requests at their times and records the arrival of each piece.
 
-Each request is a greenlet that only stores bytes. All bytes found by one poll of the event loop get the time
-of that poll, and responses are parsed when the loop is idle. A burst of many streams, such as one step of an
+Each request is a greenlet that only stores bytes. All bytes found by one poll of the event loop get the
+poll's time. Responses are parsed when the loop is idle. A burst of many streams, such as one step of an
 engine, therefore delays no recorded time.
 """
 

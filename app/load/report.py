@@ -121,7 +121,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def check_target(path: Path | None) -> None:
-    """Raises ConfigError when a file cannot be written there, before a run of hours."""
+    """Raises ConfigError for a file in a missing folder, or for a folder, before a run of hours."""
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"{path}: there is no folder {path.parent}")
     if path is not None and path.is_dir():

@@ -1,7 +1,8 @@
 """Converts the messages of a request to the conversation that a chat template expects.
 
 The rules are vLLM's (facts of 0.32). Templates that loop over parts get lists of parts, other templates get
-one string. Arguments of tool calls become objects. For templates without a developer role, it becomes system.
+one string. Arguments of tool calls become objects. Developer messages become system messages for templates
+that lack the role.
 """
 
 import json
@@ -67,7 +68,7 @@ def parse_messages(
     Templates cannot change their input, so a message in this form is used directly.
 
     Raises:
-        ChatTemplateError: no messages, a part of an unknown type, media for a text model, or a tool call that
+        ChatTemplateError: no messages; a part of an unknown type; media for a text model; a tool call that
             is no function call.
     """
     if not messages:

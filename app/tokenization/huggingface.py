@@ -1,8 +1,8 @@
 """A tokenizer from a local `tokenizer.json`, on the `tokenizers` library.
 
 Short ASCII texts are encoded by a cache of the token ids of words. A byte-level BPE like GPT-2's cuts a text
-at added tokens, then into words by a pattern, and encodes each word on its own. The cache takes a third of
-the library's time. The library encodes all other texts, long ones in a native thread.
+at added tokens, then into words by a pattern. Each word has the same ids in any text. The cache takes a third
+of the library's time. The library encodes all other texts, long ones in a native thread.
 """
 
 import os
