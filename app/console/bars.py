@@ -37,8 +37,6 @@ LOOK_AT_ONCE, LOOK_STEPS = 100, 50
 
 
 class Origin(Struct, frozen=True):
-    """Origin of a request: path, client and trace."""
-
     path: str = ""
     client: str = ""
     trace_id: str = ""
@@ -155,7 +153,6 @@ class RequestBars:
         self._told(bar, (bar.number, f"status {status}", now_ms, 0, 0, None, None, None))
 
     def _told(self, bar: Bar, end: EndRow) -> None:
-        """Notes an end for the next frame and for later pages."""
         self._past.append((bar.row(self._began_s), end))
         if self._open:
             self._ended.append(end)

@@ -145,7 +145,6 @@ def knob_routes(live: LiveSettings) -> list[Route]:
 
 
 def knob_of(row: Setting, live: LiveSettings) -> dict[str, Any]:
-    """Returns a row of the settings table, with its current value."""
     return {
         "name": row.name,
         "group": row.group,

@@ -127,7 +127,6 @@ def _recording(
 
 
 def _flaw(row: Row) -> str:
-    """Returns the rule that a row breaks, or ""."""
     moments = (row.arrival_s, row.send_s, row.first_s, row.last_s)
     if not all(map(math.isfinite, moments)):
         return "moments must be finite numbers"

@@ -44,8 +44,6 @@ class Recording(Struct, kw_only=True):
 
 
 class Replayed(Struct):
-    """Result of a simulated recording."""
-
     figures: list[float]
     idle_steps: int
     """Steps that began on an idle device."""
@@ -150,7 +148,6 @@ class Problem(Struct, frozen=True):
     runs: tuple[Run, ...]
 
     def candidate(self, x: Sequence[float]) -> dict[str, float]:
-        """Returns the constants of a candidate by name."""
         return {
             constant.name: min(value * exp(constant.spread * step), constant.most)
             for constant, value, step in zip(self.constants, self.values, x, strict=True)

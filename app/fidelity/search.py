@@ -59,8 +59,6 @@ class Spread(Protocol):
 
 
 class Progress(Struct, frozen=True):
-    """Progress of a search."""
-
     evaluations: int
     best: float
     """The least loss so far."""

@@ -183,7 +183,6 @@ def _engine(at: EngineLimits, given: argparse.Namespace) -> EngineLimits:
 
 
 def _recipe(given: argparse.Namespace, rate_is_swept: bool) -> Recipe | None:
-    """Returns the recipe of a synthetic load; None with a trace."""
     named = [name for name in DRAWN if getattr(given, name) is not None]
     if given.trace is not None:
         if named or rate_is_swept:
@@ -428,7 +427,6 @@ def _run_sweep(options: Options, sweep: Sweep) -> None:
 
 
 def _at(options: Options, name: str, value: float) -> Options:
-    """Returns the options of one point of a sweep."""
     if name == "rate":
         assert options.recipe is not None
         return replace(options, recipe=replace(options.recipe, rate=value))

@@ -170,7 +170,6 @@ class Simulation:
         return max(arrival_s, heappop(places))
 
     def _settle(self, until_s: float) -> None:
-        """Does all work that is due before `until_s`."""
         due, just_before_s = self._due, math.nextafter(until_s, -math.inf)
         while due and due[0][0] < until_s:
             due_s, number = heappop(due)
@@ -233,7 +232,6 @@ def simulate(load: Load, plan: Plan, processes: int, told: Told, watch: Watch | 
 
 
 def _by_pod(load: Load, plan: Plan) -> list[array[int]]:
-    """Returns the numbers of the requests of each pod."""
     policy = RandomChoice(plan.routing) if plan.policy == RANDOM else RoundRobin()
     numbers: list[array[int]] = [array("i") for _ in range(plan.pods)]
     nobody = [0] * plan.pods

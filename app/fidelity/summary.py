@@ -80,7 +80,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     requests_per_pod: tuple[int, ...]
 
     def latency(self, name: str) -> Spread:
-        """Returns the spread with this name in `LATENCIES`."""
         spread: Spread = getattr(self, f"{name}_s")
         return spread
 
@@ -133,8 +132,6 @@ def spread(values: list[float]) -> Spread:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A swept setting and its values."""
-
     name: str
     values: tuple[float, ...]
 
@@ -304,7 +301,6 @@ def draw_run(load: Load, plan: Plan, outcome: Outcome, title: str, path: Path) -
 
 
 def draw_sweep(name: str, points: Sequence[Point], title: str, path: Path) -> None:
-    """Writes a PNG: latencies and throughput over the swept setting."""
     canvas, axes = new_figure(title)
     draw_curves(axes, name, points)
     canvas.print_png(path)
@@ -331,7 +327,6 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def _draw_quantiles(axes: Axes, times_s: Sequence[float], values: Sequence[float]) -> None:
-    """Draws p50 and p99 of `values` by bins of their times."""
     width_s = max(times_s[-1], 1e-9) / BINS
     bins: dict[int, list[float]] = {}
     for at_s, value in zip(times_s, values, strict=True):

@@ -278,7 +278,6 @@ def _write_json(summaries: Sequence[Summary], options: Options, path: Path) -> N
 
 
 def _composer(tokenizer: Tokenizer) -> Compose:
-    """Returns a composer of texts from the sample sentences."""
     book = Corpus(tokenizer, sample_sentences())
 
     def compose(tokens: int, rng: Random) -> str:

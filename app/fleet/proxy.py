@@ -61,7 +61,6 @@ class Proxy:
         return refuse(start_response, "404 Not Found", f"{method} {path} is not forwarded")
 
     def statistics(self) -> dict[str, object]:
-        """Returns the counters for GET /routing."""
         return {
             "routed": dict(self.routed),
             "in_flight": dict(self.in_flight),

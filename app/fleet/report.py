@@ -114,7 +114,6 @@ def draw(summaries: Sequence[Summary], title: str, path: Path) -> None:
 
 
 def _draw_shares(axes: Axes, summaries: Sequence[Summary]) -> None:
-    """Draws the share of requests with a first token over time."""
     for at, color in zip(summaries, COLORS, strict=False):
         shares = [(rank + 1) / len(at.ttfts_s) * 100 for rank in range(len(at.ttfts_s))]
         axes.step(

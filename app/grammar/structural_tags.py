@@ -66,12 +66,10 @@ class Tag(_Format, tag="tag"):
 
     @property
     def begin_text(self) -> str:
-        """Text of the mark before the content."""
         return _text(self.begin)
 
     @property
     def end_texts(self) -> list[str]:
-        """Texts of the alternative marks after the content."""
         return list(map(_text, self.end if isinstance(self.end, list) else [self.end]))
 
 
@@ -88,7 +86,6 @@ class TriggeredTags(_Format, tag="triggered_tags"):
             self.trigger(tag)
 
     def trigger(self, tag: Tag) -> str:
-        """Returns the trigger that begins `tag`."""
         for trigger in filter(tag.begin_text.startswith, self.triggers):
             return trigger
         raise ValueError(f"no trigger begins the tag {tag.begin_text[:40]!r}")

@@ -106,7 +106,6 @@ class DecodeWorkspace:
         return [wanted[key] for key in self._rows]
 
     def forget(self) -> None:
-        """Frees all memory."""
         self._rows, self._room, self.layers = [], (0, 0), []
 
     def _drop(self, wanted: Iterable[object]) -> None:

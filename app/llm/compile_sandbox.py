@@ -28,8 +28,6 @@ NO_TRIAL: Final = "it could not be tried out"
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """Input of the sandbox process."""
-
     tokenizer: str
     """Content of tokenizer.json."""
     vocab_size: int

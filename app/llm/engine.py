@@ -280,7 +280,6 @@ class LLMEngine:
     # A step.
 
     def _parts(self, batch: Batch[Sequence]) -> tuple[list[DecodeRow], list[Chunk]]:
-        """Returns the batch in the form of the runner."""
         decoding = set(batch.decodes)
         decodes = [
             DecodeRow(it, it.output_ids[-1], it.prompt_tokens + len(it.output_ids) - 1, it.blocks)
@@ -346,7 +345,6 @@ class LLMEngine:
             sequence.prompt_logprobs += told
 
     def _said(self, sequence: Sequence, token: int, logprobs: WireLogprob | None) -> Output:
-        """Adds a sampled token to its choice."""
         self.stats.generated_tokens += 1
         sequence.output_ids.append(token)
         self.cache.write(sequence.key, [token])

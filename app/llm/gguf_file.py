@@ -66,7 +66,6 @@ class GGUFFile:
         return value if isinstance(value, list) else []
 
     def content(self, name: str, size: int) -> memoryview:
-        """Returns the `size` bytes of a tensor."""
         start = self.tensors[name].start
         if start + size > len(self._data):
             raise ModelLoadError(f"{self.path} is cut off: it ends before the tensor {name} does.")

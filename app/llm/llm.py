@@ -78,7 +78,6 @@ class Choice:
         self.finish_reason = output.said.finish
 
     def item(self) -> Result:
-        """Returns the stream item of the last output."""
         sequence, said = self._outputs[-1]
         return {
             "request_id": self._request_id,
@@ -318,7 +317,6 @@ class LLM:
         self._since = time.monotonic()
 
     def shutdown(self) -> None:
-        """Aborts all requests."""
         with self._lock:
             for request_id in list(self._mail):
                 self.engine.abort(request_id)

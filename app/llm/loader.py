@@ -50,7 +50,6 @@ class SafetensorsWeights:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Reads a folder or a .gguf file."""
     if path.is_file():
         return read_gguf(path)
     config = read_json(path / "config.json")

@@ -75,7 +75,6 @@ class DeviceManager:
             return None
 
     def collect(self) -> None:
-        """Frees unused memory."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -112,7 +112,6 @@ class SamplingParams:
 
     @property
     def form(self) -> TextForm | None:
-        """The structured output, if any."""
         wanted = self.structured_outputs
         return wanted.form if isinstance(wanted, StructuredOutputsParams) else wanted
 

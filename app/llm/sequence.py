@@ -75,7 +75,6 @@ class Sequence(SequenceState):
 
     @property
     def token_ids(self) -> list[int]:
-        """Token ids of prompt and reply."""
         return [*self.prompt_ids, *self.output_ids]
 
     def part(self, start: int, end: int) -> Listed[int]:
@@ -150,7 +149,6 @@ class RequestPreprocessor:
         self._lock = Lock()
 
     def check(self, ids: Listed[int], params: SamplingParams) -> None:
-        """Raises RequestError for a request that cannot be served."""
         vocabulary = self._vocab_size
         if not ids:
             raise RequestError("The prompt is empty.")

@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the process, and returns its exit status."""
     try:
         options = msgspec.json.decode(argv[0] if argv else "", type=EngineProcessOptions)
     except msgspec.DecodeError as error:

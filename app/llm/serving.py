@@ -337,7 +337,6 @@ class EngineService:
     # Notices.
 
     def _note(self, outputs: list[Output]) -> None:
-        """Adds the outputs of a step to messages."""
         now_s = self._now()
         for sequence, said in outputs:
             worker, said.key = self._owners[sequence.request_id]
@@ -348,7 +347,6 @@ class EngineService:
                 worker.keys.remove(said.key)
 
     def _note_blocks(self, topic: str, sequence: int, batch: EventBatch) -> None:
-        """Adds published KV events to messages."""
         wanting = [worker for worker in self._workers.values() if worker.wants_kv_events]
         if wanting:
             blocks = Blocks(topic, sequence, self._encode(batch))
@@ -403,7 +401,6 @@ class EngineService:
         del self._workers[worker.name]
 
     def _end(self, error: str) -> None:
-        """Ends all choices with an error."""
         self._heartbeat.stop()
         for worker in self._workers.values():
             worker.notices += [self._failure(key, error) for key in worker.keys]

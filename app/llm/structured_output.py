@@ -91,7 +91,6 @@ class Forms:
         return matcher
 
     def _grammar(self, form: TextForm) -> str:
-        """Returns the structured output in the library's notation."""
         make = llguidance.LLMatcher
         grammar: str
         if form.json_schema is not None:
@@ -197,7 +196,6 @@ class _LarkWriter:
         return "\n".join(["%llguidance {}", f"start: {self._expression(found)}", *self._rules])
 
     def _rule(self, body: str, attributes: str = "") -> str:
-        """Adds a rule and returns its name."""
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}{attributes}: {body}")
         return name
@@ -282,7 +280,6 @@ def _quoted(text: str) -> str:
 
 
 def _slashed(pattern: str) -> str:
-    """Returns a pattern escaped for use between slashes."""
     escaped, kept = False, []
     for character in pattern:
         kept.append("\\/" if character == "/" and not escaped else character)

@@ -191,7 +191,6 @@ def read_stream(lines: Iterable[tuple[float, bytes]]) -> Completion:
 
 
 def one_line(text: bytes) -> str:
-    """Returns the first 200 characters of a text as one line."""
     return " ".join(text.decode(errors="replace").split())[:200]
 
 

@@ -100,7 +100,6 @@ class PrefixAware(Generic[Request, Pod]):
 def make_policy(
     name: str, scores: Callable[[Request], Mapping[Pod, float]], rng: Random
 ) -> RandomChoice | RoundRobin | LeastRequests | PrefixAware[Request, Pod]:
-    """Returns the policy with this name in `POLICIES`."""
     if name == RANDOM:
         return RandomChoice(rng)
     if name == ROUND_ROBIN:

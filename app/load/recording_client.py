@@ -139,7 +139,6 @@ class RecordingClient:
             yield wanted
 
     def _measure(self, number: int, wanted: Wanted, caller: gevent.Greenlet) -> None:
-        """Greenlet: one request."""
         named = f"request {number + 1}"
         try:
             send_s, pieces = self._exchange(wanted)
@@ -192,7 +191,6 @@ class RecordingClient:
             readable.close()
 
     def _connection(self) -> Connection:
-        """Returns an idle connection that is still open, or a new one."""
         while self._idle:
             idle_s, connection = self._idle.pop()
             if self._now() - idle_s < REUSE_S and not wait_for_read(connection.sock, 0):

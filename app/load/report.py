@@ -168,7 +168,6 @@ class Progress:
             print(text, file=self._stream, flush=True)
 
     def end(self) -> None:
-        """Erases the line on a terminal."""
         if self._terminal and self._width:
             self._rewrite("")
 

@@ -132,7 +132,6 @@ class Recipe:
 
     @property
     def expected(self) -> float:
-        """Expected number of requests."""
         by_rate = math.inf if self.rate is None or self.seconds is None else self.mean_rate * self.seconds
         return min(by_rate, math.inf if self.requests is None else self.requests)
 

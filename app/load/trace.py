@@ -48,7 +48,6 @@ class Load:
         return len(self.arrival_s)
 
     def row(self, number: int) -> str:
-        """Returns the place of a request, for error messages."""
         return f"{self.origin}, {self.rows} {number + self.first_row}"
 
     def part(self, numbers: Sequence[int]) -> Load:

@@ -68,7 +68,6 @@ def arrivals(rate: float, rng: Random) -> Iterator[float]:
 
 
 def _conversations(requests: int, groups: int) -> Iterator[tuple[int, int, int]]:
-    """Yields group, user and number of turns of each conversation."""
     for group in range(groups):
         left = requests // groups + (group < requests % groups)
         for user in range(math.ceil(left / TURNS)):
@@ -76,7 +75,6 @@ def _conversations(requests: int, groups: int) -> Iterator[tuple[int, int, int]]
 
 
 def _shuffled(conversations: dict[tuple[int, int], int], rng: Random) -> Iterator[tuple[int, int, int]]:
-    """Yields group, user and turn of each request."""
     places = [conversation for conversation, turns in conversations.items() for _ in range(turns)]
     rng.shuffle(places)
     begun: Counter[tuple[int, int]] = Counter()

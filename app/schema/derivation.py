@@ -32,8 +32,6 @@ class Text:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Characters:
-    """One of `choices`."""
-
     choices: str
 
 
@@ -58,8 +56,6 @@ class Repetition:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """A text of the rule `name`."""
-
     name: str
 
 

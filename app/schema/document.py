@@ -18,7 +18,6 @@ TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Returns True for a JSON number, which excludes true and false."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -28,7 +27,6 @@ def is_count(value: object) -> TypeGuard[int | float]:
 
 
 def is_names(value: object) -> TypeGuard[list[str]]:
-    """Returns True for a list of different strings."""
     return (
         isinstance(value, list)
         and all(isinstance(name, str) for name in value)
@@ -142,7 +140,6 @@ class Options(list[JSON]):
         self._identities = frozenset(map(identity, values))
 
     def has(self, value: JSON) -> bool:
-        """Returns True when `value` is equal to one of the options."""
         return identity(value) in self._identities
 
 

@@ -307,7 +307,6 @@ class Draw:
         raise Unsatisfiable("no value was found that satisfies the schema")
 
     def is_small(self, depth: int) -> bool:
-        """Returns True when values at `depth` are to be kept small."""
         return self._size < Size.USUAL or self._is_much(depth)
 
     def is_smallest(self, depth: int) -> bool:
@@ -445,7 +444,6 @@ class Draw:
         return draw_object(self, merged, depth)
 
     def _usual(self, low: N, high: N) -> tuple[N, N]:
-        """Returns the usual range of numbers, only its start for brief values."""
         return low, min(high, low + DIGITS) if self._brief else high
 
 

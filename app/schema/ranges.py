@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
 
 class Size(IntEnum):
-    """Size of drawn values."""
-
     LEAST = 0
     """Few characters, and empty objects where allowed."""
     BRIEF = 1
@@ -37,7 +35,6 @@ class Ranges:
 
     @classmethod
     def of(cls, settings: ToolSettings) -> Ranges:
-        """Returns the ranges in the settings of tool calls."""
         return cls(
             (settings.min_tool_call_integer_param, settings.max_tool_call_integer_param),
             (settings.min_tool_call_number_param, settings.max_tool_call_number_param),

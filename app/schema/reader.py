@@ -121,7 +121,6 @@ def _joined(base: str, reference: str) -> str:
 
 
 def _schemas_in(raw: JSON) -> Iterator[JSON]:
-    """Yields the direct inner schemas of `raw`."""
     if not isinstance(raw, dict):
         return
     for keyword, value in raw.items():

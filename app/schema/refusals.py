@@ -40,7 +40,6 @@ def untaken(schema: object) -> str | None:
 
 
 def _schemas(schema: object) -> Iterator[Keywords]:
-    """Yields `schema` and its inner schemas."""
     waiting = [schema]
     while waiting:
         each = waiting.pop()

@@ -61,7 +61,6 @@ class MergedSchema:
         return int(max(self.all(keyword), default=0))
 
     def most(self, keyword: str, default: int) -> int:
-        """Returns the lowest of upper limits such as ``maxItems``."""
         return int(min(self.all(keyword), default=default))
 
     def bounds(self) -> tuple[Bound | None, Bound | None]:

@@ -54,7 +54,6 @@ def accepts(document: Document, schema: Schema, value: JSON, budget: WorkBudget,
 
 
 def _pay(value: JSON) -> None:
-    """Spends the steps of one check of `value`."""
     _, budget, prices = _current.get()
     price = 1
     if isinstance(value, (str, list, dict)):

@@ -140,7 +140,6 @@ class Tokenizer(Protocol):
 
 
 def not_unicode() -> TokenizerInputError:
-    """Returns the error for a text that cannot be encoded."""
     return TokenizerInputError("The text holds half of a surrogate pair, which no encoding can express.")
 
 

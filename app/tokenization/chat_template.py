@@ -115,7 +115,6 @@ class ChatTemplates:
         self._lock = Lock()
 
     def render(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
-        """See `CompiledTemplate.render`."""
         return self.of(options).render(messages, options)
 
     def of(self, options: ChatOptions) -> CompiledTemplate:
@@ -210,7 +209,6 @@ class GenerationTag(jinja2.ext.Extension):
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Returns the body as a scope."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)

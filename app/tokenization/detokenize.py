@@ -52,7 +52,6 @@ class TokenTable(dict[int, V]):
         self.size_bytes = 0
 
     def keep(self, token_id: int, value: V) -> V:
-        """Stores `value`, and returns it."""
         self.size_bytes += ENTRY_BYTES + sys.getsizeof(value)
         if self.size_bytes > self.limit_bytes:
             self.clear()

@@ -62,7 +62,6 @@ class WordEncoder:
 
     @property
     def size_bytes(self) -> int:
-        """Estimated memory of the remembered words."""
         return WORD_BYTES * len(self._known)
 
     def encode(self, text: str) -> list[int] | None:

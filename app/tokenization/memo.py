@@ -58,7 +58,6 @@ class PromptMemo(Generic[Ids]):
         return ids
 
     def put(self, raw: bytes, ids: Ids) -> None:
-        """Keeps `ids` for `raw`, unless the entry is too large."""
         added = self._held_bytes(raw, ids)
         if added > self.limit_bytes // LARGEST_SHARE:
             return
@@ -117,8 +116,6 @@ class KnownPrompts:
 
 
 class KnownTexts(KnownPrompts):
-    """Known prompts whose keys are texts."""
-
     def encode(self, key: bytes) -> list[int] | None:
         return self._tokenizer.encode(key.decode(), True)
 

@@ -61,7 +61,6 @@ class RenderTokenizer:
         self._mm_timeout_s = timeout_s if mm_timeout_s is None else mm_timeout_s
 
     def close(self) -> None:
-        """Closes the kept connections."""
         self._pool.clear()
 
     def check_ids(self, ids: Sequence[int]) -> None:
