@@ -1,6 +1,6 @@
 """Finds the files of a model on this machine, and loads the tokenizer beside the weights.
 
-A model is a folder, a .gguf file, a package with such a file, or a name in the hub's cache.
+A model is a folder, a .gguf file, a package with one, or a name in the hub's local cache.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ class RequestPreprocessor:
 
 
 class Detokenizer:
-    """Returns the text of a reply token by token, without incomplete characters and stop strings."""
+    """Text of a reply, token by token, without incomplete characters and stop strings."""
 
     def __init__(self, backend: tokenizers.Tokenizer, params: SamplingParams) -> None:
         self.stopped: str | None = None
