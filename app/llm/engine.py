@@ -381,7 +381,7 @@ class LLMEngine:
     def _fail_spoiled(self, broken: list[Sequence]) -> list[Output]:
         """Ends `broken`, whose logits are not finite, and all sequences that share a spoiled block.
 
-        Spoiled blocks are cleansed and removed from the prefix cache, so that no other sequence reads them.
+        Spoiled blocks are cleansed and the prefix cache is emptied, so that no other sequence reads them.
         """
         if not broken:
             return []
