@@ -95,6 +95,8 @@ def test_a_port_that_is_taken_is_told_at_once_in_one_line() -> None:
 def test_a_start_says_three_lines(flags: tuple[str, ...], timing: str, console: str) -> None:
     with running_server(*flags, "--served-model-name", "a,b") as server:
         lines = [line.partition("gunicorn.error: ")[2] for line in server.log().splitlines()]
+        # A hostile client of an earlier test may still send to a port that is given again.
+        lines = [line for line in lines if not line.startswith("Invalid request")]
         assert lines[0] == f"model: a, b; timing: {timing}"
         assert lines[1].startswith(f"Listening at: http://127.0.0.1:{server.port} (")
         assert lines[2].startswith(f"console: {console}") and len(lines) == 3
