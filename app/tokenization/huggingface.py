@@ -33,6 +33,7 @@ from app.tokenization.base import (
 from app.tokenization.chat_template import ChatTemplates
 from app.tokenization.detokenize import ByteLevelPieces, StreamPieces, TokenBytes, TokenTexts, check_id_range
 from app.tokenization.files import DEFAULT_TEMPLATE, TokenizerFolder, read_folder, read_info
+from app.tokenization.long_text import LongTextEncoder
 from app.tokenization.memo import PromptMemo
 
 WORDS = re.compile(
@@ -169,6 +170,7 @@ class LocalTokenizer:
         self._bytes = TokenBytes(backend)
         self._texts = TokenTexts(self._bytes)
         self._pieces, self._all_pieces = self._detokenizer(True), self._detokenizer(False)
+        self._encoder = LongTextEncoder(backend)
         self._words = WordEncoder(backend) if knows_words(backend) else None
         self._has_frame = backend.num_special_tokens_to_add(False) > 0
         self._chats: PromptMemo[array[int]] = PromptMemo(CHATS_BYTES, array(IDS).itemsize)
@@ -261,12 +263,10 @@ class LocalTokenizer:
         return _beside_loop_if(long, self._encode_many, texts, add_special_tokens)
 
     def _encode_many(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-        """Encodes as a batch, for which the library releases the GIL."""
         try:
-            found = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            return self._encoder.encode_many(texts, add_special_tokens)
         except TypeError as error:
             raise not_unicode() from error
-        return [encoding.ids for encoding in found]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         try:
