@@ -113,8 +113,7 @@ def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
     shared.
 
     Library calls that release the GIL do not block the loop (`encode_batch` releases it, `encode` does not).
-    Python
-    code gives up the GIL after `SWITCH_S`, which is set here for the whole process.
+    Python code gives up the GIL after `SWITCH_S`, which is set here for the whole process.
     """
     if not _loop_is_shared():
         return function(*args, **kwargs)

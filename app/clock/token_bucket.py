@@ -12,8 +12,7 @@ class TokenBucket:
     """Holds up to `burst` tokens (default: a minute's) and gains `per_minute`, evenly.
 
     Callers pass the time: `now_s` is seconds of a clock that never goes back. The only state is the time at
-    which
-    the bucket is full. An idle bucket does no work, and errors do not add up.
+    which the bucket is full. An idle bucket does no work, and errors do not add up.
     """
 
     __slots__ = ("_full_at_s", "_token_s", "burst", "per_minute")

@@ -34,8 +34,7 @@ class FaultInjector:
     """Decides which requests fail. `now` returns monotonic seconds.
 
     The first source with a fault decides: X-Return-Error, X-Fault, plugins, rules, chance. Later sources do
-    not
-    see the request.
+    not see the request.
     """
 
     def __init__(self, rng: Random, now: Callable[[], float], sources: Sequence[FaultSource] = ()) -> None:

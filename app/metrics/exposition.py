@@ -34,8 +34,7 @@ class Exposition:
     """Renders the families of `families` and `server` for a scrape.
 
     The process families are read at most once per `process_age_s` seconds of `clock`: they read files of
-    /proc and
-    list all open connections, and a router may scrape every 50 ms.
+    /proc and list all open connections, and a router may scrape every 50 ms.
     """
 
     def __init__(

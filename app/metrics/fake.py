@@ -83,9 +83,8 @@ class FakeFamilies:
     """Shows fake metrics while any are set; subscribe `on_settings` to the live settings.
 
     Families that are not set are absent; events in the server are not counted. Labels, bounds and names are
-    the
-    true ones. `cache_config` is as for `Recorder` (ValueError: see `engine_table`). `clock` returns monotonic
-    seconds: a function of time starts when it is set. `now` returns Unix seconds.
+    the true ones. `cache_config` is as for `Recorder` (ValueError: see `engine_table`). `clock` returns
+    monotonic seconds: a function of time starts when it is set. `now` returns Unix seconds.
     """
 
     def __init__(

@@ -93,8 +93,7 @@ class Histogram:
     """Observations in buckets.
 
     `bounds` are the buckets' inclusive upper bounds, strictly ascending; +Inf is implied. ValueError when
-    they do
-    not ascend. `counts` holds one number per bucket, not cumulative.
+    they do not ascend. `counts` holds one number per bucket, not cumulative.
     """
 
     __slots__ = ("bounds", "counts", "sum")
@@ -181,8 +180,7 @@ class Family(Generic[InstrumentT]):
     """A metric with its help text, and one instrument per combination of label values.
 
     `name` is the scraped name (a counter's ends in `_total`); `create` makes the instrument of a new child;
-    `now`
-    returns Unix seconds for the `_created` samples.
+    `now` returns Unix seconds for the `_created` samples.
     """
 
     def __init__(

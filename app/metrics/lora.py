@@ -25,8 +25,7 @@ class LoraRequests:
     """vllm:lora_requests_info: one series per combination of running and waiting adapters.
 
     The value of a series is the Unix time at which its combination was last current. The series with the
-    latest
-    time is the present state (vllm-api.md 11.1). `most` is `max-loras`; `now` returns Unix seconds.
+    latest time is the present state (vllm-api.md 11.1). `most` is `max-loras`; `now` returns Unix seconds.
     """
 
     def __init__(self, most: int, now: Callable[[], float]) -> None:

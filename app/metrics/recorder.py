@@ -53,10 +53,9 @@ class Recorder:
     prefilled, decoded and finished, as in vLLM. Only `completed` is called once per prompt.
 
     `now` returns Unix seconds for the `_created` series. `max_loras` adds a family of adapters. `transfers`
-    adds the
-    families of fetched caches before the first fetch. With `steps` the engine reports its steps (`step`);
-    without,
-    tokens computed in the same millisecond count as one step. ValueError: see `engine_table`.
+    adds the families of fetched caches before the first fetch. With `steps` the engine reports its steps
+    (`step`); without, tokens computed in the same millisecond count as one step. ValueError: see
+    `engine_table`.
     """
 
     def __init__(

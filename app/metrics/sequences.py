@@ -23,12 +23,9 @@ class FinishedSequence(Struct, frozen=True, gc=False):
     """The numbers of a finished sequence; 0 for phases that it did not reach.
 
     `max_tokens` is the limit in force (vLLM sets one when the client gives none). `queue_s` is the wait,
-    `prefill_s`
-    the time from leaving the queue to the first token, `decode_s` from the first token to the last, `e2e_s`
-    from
-    arrival to the end. Only the last sequence of a prompt has `choices`, their number, and `longest`, the
-    tokens
-    of the longest; other sequences have 0.
+    `prefill_s` the time from leaving the queue to the first token, `decode_s` from the first token to the
+    last, `e2e_s` from arrival to the end. Only the last sequence of a prompt has `choices`, their number, and
+    `longest`, the tokens of the longest; other sequences have 0.
     """
 
     reason: FinishReason

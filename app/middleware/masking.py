@@ -61,8 +61,7 @@ def is_secret(name: str) -> bool:
     """Returns True for a header, field or parameter with a secret value.
 
     The last word of the name decides, by `WORDS`: `api_key`, `X-Api-Key` and `hfToken` are secret,
-    `max_tokens` and
-    `token_ids` are not.
+    `max_tokens` and `token_ids` are not.
     """
     return _SECRET.fullmatch(_CAMEL.sub("-", name).lower()) is not None
 

@@ -22,8 +22,7 @@ class ParsedRequest(Struct, frozen=True):
     """The parts of a conversation that rules evaluate.
 
     `user` is the user's last message. `result` is the text of the tool result that ends the conversation, if
-    any;
-    `tool` names its tool. `tools` maps the offered tools to their argument schemas.
+    any; `tool` names its tool. `tools` maps the offered tools to their argument schemas.
     """
 
     api: str
@@ -39,8 +38,7 @@ class ParsedReply(Struct):
     """The first choice of an answer.
 
     `calls` holds names and arguments (JSON texts), `events` the number of stream events. `moments` holds the
-    times
-    of events with a part of the reply; vLLM sends one per token.
+    times of events with a part of the reply; vLLM sends one per token.
     """
 
     text: str = ""

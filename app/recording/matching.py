@@ -60,8 +60,7 @@ class Likeness(Struct, frozen=True):
         """Similarity as a tuple; larger is more similar.
 
         Order of comparison: equal roles, number of equal turns at equal positions, shared words of the last
-        turn,
-        model, all other fields.
+        turn, model, all other fields.
         """
         shared = len(self.words & other.words) / (len(self.words | other.words) or 1)
         return (
@@ -159,8 +158,7 @@ def digest(value: object) -> bytes:
     """Hashes a JSON value.
 
     ValueError or RecursionError for values that JSON cannot encode: half a surrogate pair, integers beyond 64
-    bits,
-    deep nesting.
+    bits, deep nesting.
     """
     try:
         return blake2b(_encoder.encode(value), digest_size=DIGEST_BYTES).digest()

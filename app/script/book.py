@@ -154,8 +154,7 @@ class ScriptBook:
         `request.breathe`.
 
         `own` draws the random values of a request with a seed or greedy decoding. ScriptFailure when the rule
-        cannot
-        answer.
+        cannot answer.
         """
         for file in self.files:
             if file.model not in ("", request.model):

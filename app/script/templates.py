@@ -1,9 +1,8 @@
 """Template texts: `It is {{ message | length }} characters, {{ match.name | title }}.`
 
 The language is Jinja's without unbounded work: no loops, macros or imports, no methods, no repetition of
-texts.
-Templates only take values, compare and compute them and apply filters.
-Rendering is linear in the length of the template and of its values.
+texts. Templates only take values, compare and compute them and apply filters. Rendering is linear in the
+length of the template and of its values.
 """
 
 from __future__ import annotations

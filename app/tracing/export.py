@@ -111,9 +111,8 @@ class SpanSender(SpanProcessor):
     """Queues ended spans for `exporter`. A slow or missing collector only costs spans.
 
     One greenlet at a time empties the queue, through a native thread. It ends with the queue, so an idle
-    sender
-    runs nothing. Spans beyond `limit_bytes` are lost. `reason` keeps the exporter's error; `now` returns
-    monotonic seconds.
+    sender runs nothing. Spans beyond `limit_bytes` are lost. `reason` keeps the exporter's error; `now`
+    returns monotonic seconds.
     """
 
     def __init__(
