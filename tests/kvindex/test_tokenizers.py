@@ -43,8 +43,8 @@ from app.tokenization import (
 from app.tokenization.base import PLAIN_CHAT, Message
 from app.tokenization.files import TokenizerFolder
 from app.tokenization.render import RenderTokenizer
-from tests.kvindex.kinds import llama_3
 from tests.running_server import ROOT
+from tests.tokenization.kinds import llama_3
 
 TEXT = "Who are you, and what do you know about the sea? " * 60
 CHAT = [{"role": "user", "content": TEXT}]
