@@ -25,6 +25,8 @@ PATIENCE_S: Final = 30.0
 """Seconds of real time until a process without a result is killed, as on a busy machine."""
 TOO_COSTLY: Final = "it takes too long to compile"
 NO_TRIAL: Final = "it could not be tried out"
+MOST_ERROR: Final = 1000
+"""Most characters of a compiler's error that are remembered."""
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -89,7 +91,7 @@ def main() -> None:
     matcher = llguidance.LLMatcher(tokens, trial.grammar, log_level=0, limits=limits())
     if not matcher.is_error():
         matcher.compute_logit_bias()  # finds out whether a first token is left
-    sys.stdout.write(str(matcher.get_error()) if matcher.is_error() else "")
+    sys.stdout.write(str(matcher.get_error())[:MOST_ERROR] if matcher.is_error() else "")
 
 
 if __name__ == "__main__":

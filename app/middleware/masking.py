@@ -94,9 +94,8 @@ def mask_pieces(pieces: Sequence[str]) -> list[str]:
 def _masked(text: str, cuts: list[int], slices: Slices, depth: int) -> tuple[str, list[int]]:
     """Masks `text`; returns the new text and the new positions of `cuts` (ascending)."""
     masked, cuts = _replaced(text, _fields(text, depth, slices), cuts)
-    keys = ((*found.span(1), MASK) for found in _BEARER_KEY.finditer(masked))
-    masked, cuts = _replaced(masked, keys, cuts)
-    return (masked, cuts) if _is_json(text) else _replaced(masked, _loose_fields(masked), cuts)
+    masked, cuts = _replaced(masked, _bearer_keys(masked, slices), cuts)
+    return (masked, cuts) if _is_json(text) else _replaced(masked, _loose_fields(masked, slices), cuts)
 
 
 def _replaced(text: str, replacements: Iterable[Replacement], cuts: list[int]) -> tuple[str, list[int]]:
@@ -162,7 +161,14 @@ def _end_of_value(text: str, start: int, slices: Slices) -> int:
     return len(text)
 
 
-def _loose_fields(text: str) -> Iterator[Replacement]:
+def _bearer_keys(text: str, slices: Slices) -> Iterator[Replacement]:
+    for found in _BEARER_KEY.finditer(text):
+        slices.spend()
+        yield (*found.span(1), MASK)
+
+
+def _loose_fields(text: str, slices: Slices) -> Iterator[Replacement]:
     for found in _LOOSE.finditer(text):
+        slices.spend()
         if is_secret(found["name"]) and not (found["name"] == "token" and _LOGPROB.match(text, found.end())):
             yield (*found.span("value"), MASK)
