@@ -316,7 +316,7 @@ def adapter_families(components: Components) -> list[Families]:
     settings, adapters = components.settings, components.adapters
     if not settings.lora.lora_residency_metrics:
         return []
-    from app.metrics.lora import LoraResidency
+    from app.lora.metrics import LoraResidency
 
     def rank(name: str) -> int:
         return rank_of(adapters.path(name)) or settings.lora.max_lora_rank

@@ -188,7 +188,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     limits = RateLimits(clock)
     console = None
     if settings.api.console:
-        from app.web.console import Console  # other servers do not need it
+        from app.console.application import Console  # other servers do not need it
 
         console = Console(live, server, engine, lifecycle, clock, cache, publisher)
     innermost: list[Middleware] = [] if plugins is None else plugins.middleware()

@@ -13,7 +13,7 @@ from string import ascii_lowercase
 
 import msgspec
 
-from app.load.client import Answer, Target, exchange
+from app.http.client import Answer, Target, exchange
 from app.load.recording_client import Measured, RecordError, RecordingClient, Wanted
 from app.load.report import check_target, progress_of, whole_file, write_rows
 from app.load.synthetic import Recipe, draw_load, lengths

@@ -14,7 +14,7 @@ import msgspec
 
 from app.fleet.processes import HOST, FleetError, Processes
 from app.fleet.routing import Incoming, Indexer
-from app.load.client import COMPLETIONS, exchange
+from app.http.client import COMPLETIONS, exchange
 from app.load.policies import IndexerError
 from app.load.workload import Workload
 from config import Settings, UsageError

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from app.load.client import exchange
+from app.http.client import exchange
 from config.settings import TABLE
 
 HOST = "127.0.0.1"

@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from app.load.client import COMPLETIONS, exchange
+from app.http.client import COMPLETIONS, exchange
 from app.load.policies import PREFIX_AWARE, RANDOM, ROUND_ROBIN, IndexerError, make_policy
 
 CHAT = "/v1/chat/completions"

@@ -19,7 +19,7 @@ from gevent.socket import wait
 from msgspec import Struct
 from urllib3.util.wait import wait_for_read
 
-from app.load.client import COMPLETIONS, JSON, Connection, StreamError, Target, one_line, read_stream
+from app.http.client import COMPLETIONS, JSON, Connection, StreamError, Target, one_line, read_stream
 
 END = b"0\r\n\r\n"
 """End of a chunked body."""

@@ -12,7 +12,7 @@ import gevent
 from gevent.event import Event
 from gevent.pywsgi import WSGIServer
 
-from app.load.client import Target
+from app.http.client import Target
 from app.recording.exchange import MOST_BODY_BYTES
 from app.recording.file import RecordingFile
 from app.recording.proxy import RecordingHandler, RecordingProxy

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from app.fleet.proxy import NOT_FORWARDED, READ_TIMEOUT_S
-from app.load.client import Target
+from app.http.client import Target
+from app.http.relay import NOT_FORWARDED, READ_TIMEOUT_S
 from app.middleware.masking import MASK
 from app.recording.exchange import (
     MOST_LINE_BYTES,

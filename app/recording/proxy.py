@@ -16,7 +16,8 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 
 import gevent
 
-from app.fleet.proxy import (
+from app.http.client import Connection, Target
+from app.http.relay import (
     CLIENT,
     HOP_BY_HOP,
     READ_TIMEOUT_S,
@@ -26,7 +27,6 @@ from app.fleet.proxy import (
     request_headers,
     watched,
 )
-from app.load.client import Connection, Target
 from app.recording.exchange import MOST_BODY_BYTES, sendable
 from app.recording.file import KeptExchange, RecordingFile
 

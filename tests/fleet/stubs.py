@@ -15,7 +15,7 @@ from gevent.server import StreamServer
 
 from app.fleet.proxy import Proxy, server_of
 from app.fleet.routing import Policy
-from app.load.client import JSON, Connection
+from app.http.client import JSON, Connection
 from tests.running_server import free_port
 
 PATIENCE_S = 5.0

@@ -12,7 +12,7 @@ import pytest
 from app.fleet.command import Options, Progress, demonstrate, proxied
 from app.fleet.fleet import Fleet
 from app.fleet.routing import Incoming
-from app.load.client import exchange
+from app.http.client import exchange
 from app.load.workload import Workload
 from tests.fleet import stubs
 

@@ -15,7 +15,7 @@ from gevent.event import Event
 
 from app.fleet.proxy import Proxy
 from app.fleet.routing import Incoming, Indexer
-from app.load.client import JSON, Connection, exchange
+from app.http.client import JSON, Connection, exchange
 from app.load.policies import PrefixAware, RoundRobin
 from tests.fleet import stubs
 

@@ -20,7 +20,7 @@ from app.lora.adapters import (
     LoRASlots,
     rank_of,
 )
-from app.metrics.lora import LoraResidency
+from app.lora.metrics import LoraResidency
 
 
 def names(registry: LoRARegistry) -> list[str]:

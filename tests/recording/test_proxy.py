@@ -15,7 +15,7 @@ import pytest
 from gevent.event import Event
 from gevent.pywsgi import WSGIServer
 
-from app.load.client import JSON, Connection, Target
+from app.http.client import JSON, Connection, Target
 from app.recording.exchange import Exchange, RecordingError, bytes_of
 from app.recording.file import PIECE_BYTES, RecordingFile
 from app.recording.proxy import RecordingHandler, RecordingProxy
