@@ -36,7 +36,7 @@ USER 10001:10001
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=3s --start-period=10s --retries=3 \
-    CMD ["python", "-m", "app.server.healthcheck", "--running"]
+    CMD ["python", "-m", "app.serving.gunicorn.healthcheck", "--running"]
 
 # Takes what the entry point of vLLM's image takes, and programs.
 ENTRYPOINT ["python", "-m", "app.entrypoint"]

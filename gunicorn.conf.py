@@ -21,12 +21,12 @@ import os  # noqa: E402
 import sys  # noqa: E402
 
 from app import factory  # noqa: E402
-from app.dataset import DatasetError  # noqa: E402
-from app.server import handover, logs, ranks  # noqa: E402
-from app.server.arbiter import say_console, say_model, take_charge  # noqa: E402
-from app.server.certificates import CertificateError  # noqa: E402
-from app.server.handover import ENDPOINT, SETTINGS, hand_over, handed_over  # noqa: E402
-from app.tokenization import TokenizerError  # noqa: E402
+from app.engine.dataset import DatasetError  # noqa: E402
+from app.serving.gunicorn import handover, logs, ranks  # noqa: E402
+from app.serving.gunicorn.arbiter import say_console, say_model, take_charge  # noqa: E402
+from app.serving.gunicorn.certificates import CertificateError  # noqa: E402
+from app.serving.gunicorn.handover import ENDPOINT, SETTINGS, hand_over, handed_over  # noqa: E402
+from app.text import TokenizerError  # noqa: E402
 from config import ConfigError  # noqa: E402
 from config.loader import load  # noqa: E402
 
@@ -43,7 +43,7 @@ except ConfigError as error:
 bind = ranks.addresses(settings.server)
 if "WEB_CONCURRENCY" not in os.environ:  # else gunicorn takes it, and `take_charge` says what becomes of it
     workers = ranks.count(settings.server)
-worker_class = "app.server.worker.Worker"
+worker_class = "app.serving.gunicorn.worker.Worker"
 worker_connections = 16_384  # or as many as open files allow
 backlog = 4096
 keepalive = math.ceil(settings.server.keep_alive_timeout)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from app.web.application import Understudy
+    from app.serving.flask.application import Understudy
     from config import Settings
 
 
 def create_app(settings: Settings | None = None) -> Understudy:
-    """Builds the application for `settings`, by default for the environment's; see `app.factory`."""
-    from app import factory
+    """Builds the application for `settings`, by default for the environment's; see `app.wiring.factory`."""
+    from app.wiring import factory
 
     return factory.create_app(settings)

@@ -34,9 +34,9 @@ from config.sources import Flags, as_environment
 from config.validation import suggestion
 
 if TYPE_CHECKING:
-    from app.fleet.routing import PolicyMaker
+    from app.lab.fleet.routing import PolicyMaker
     from app.plugins.command import PluggedCosts
-    from app.tokenization import Tokenizer
+    from app.text import Tokenizer
     from config.profile import Profile
 
 Run = Callable[[Sequence[str]], int]
@@ -101,7 +101,7 @@ def _runs(module: str, *given: object) -> Run:
 
 
 def _tokenizer_of(settings: Settings) -> Tokenizer:
-    from app.factory import tokenizer_of
+    from app.wiring.factory import tokenizer_of
 
     return tokenizer_of(settings)
 
@@ -121,7 +121,7 @@ def _plugged_costs(settings: Settings, profile: Profile) -> tuple[str, PluggedCo
 
 
 def _record(argv: Sequence[str]) -> int:
-    return _runs("app.recording.command" if "--proxy" in argv else "app.fidelity.record")(argv)
+    return _runs("app.serving.recording.command" if "--proxy" in argv else "app.lab.fidelity.record")(argv)
 
 
 def _rehearse(argv: Sequence[str]) -> int:
@@ -146,21 +146,21 @@ def _plugins(argv: Sequence[str]) -> int:
 
 def _script(argv: Sequence[str]) -> int:
     if argv[:1] == ["from-recording"]:
-        return _runs("app.recording.to_script")(argv[1:])
-    from app.api.script import messages_of
+        return _runs("app.serving.recording.to_script")(argv[1:])
+    from app.serving.api.script import messages_of
 
-    return _runs("app.script.command", messages_of)(argv)
+    return _runs("app.serving.scripts.command", messages_of)(argv)
 
 
 def _completion(argv: Sequence[str]) -> int:
     flags = [f"--{row.name}" for row in table_of(Settings).rows]
-    return _runs("app.completion", COMMANDS, flags)(argv)
+    return _runs("app.wiring.completion", COMMANDS, flags)(argv)
 
 
-_simulate = _runs("app.fidelity.simulate", _plugged_costs)
-_fleet = _runs("app.fleet.command", _tokenizer_of, _plugged_policies)
-_calibrate = _runs("app.fidelity.calibrate")
-_dataset = _runs("app.dataset.command", _tokenizer_of)
+_simulate = _runs("app.lab.fidelity.simulate", _plugged_costs)
+_fleet = _runs("app.lab.fleet.command", _tokenizer_of, _plugged_policies)
+_calibrate = _runs("app.lab.fidelity.calibrate")
+_dataset = _runs("app.engine.dataset.command", _tokenizer_of)
 
 
 class Command(NamedTuple):
@@ -174,7 +174,7 @@ COMMANDS: Mapping[str, Command] = {
     "fleet": Command(_fleet, "start several servers, and show what routing does"),
     "script": Command(_script, "check and try scripted replies, or make a script of a recording"),
     "record": Command(_record, "measure a real server, or keep its exchanges (--proxy)"),
-    "drift": Command(_runs("app.recording.drift"), "compare a recording with a live server"),
+    "drift": Command(_runs("app.serving.recording.drift"), "compare a recording with a live server"),
     "calibrate": Command(_calibrate, "fit a profile to what was recorded of a real server"),
     "rehearse": Command(_rehearse, "run a real engine beside its simulation"),
     "dataset": Command(_dataset, "make a dataset of recorded conversations"),

@@ -16,11 +16,11 @@ from random import Random
 
 import gevent
 
-from app.dataset.catalogue import ids_hash
-from app.dataset.command import Record, write_sqlite
-from app.dataset.dataset import Dataset, Rows
-from app.dataset.tokens import Tokens
-from app.tokenization import default_tokenizer
+from app.engine.dataset.catalogue import ids_hash
+from app.engine.dataset.command import Record, write_sqlite
+from app.engine.dataset.dataset import Dataset, Rows
+from app.engine.dataset.tokens import Tokens
+from app.text import default_tokenizer
 from benchmarks.arrivals import quantile
 from benchmarks.options import parser
 from benchmarks.report import medians, number, ratio, show, show_machine

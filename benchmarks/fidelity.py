@@ -13,13 +13,13 @@ import time
 from array import array
 from collections.abc import Sequence
 
-from app.fidelity.benchmark_files import read_recordings
-from app.fidelity.fitting import Recording
-from app.fidelity.record import Prompts, read_target
-from app.fidelity.simulation import Outcome, Plan, simulate
-from app.load.recording_client import Measured, RecordingClient
-from app.load.report import NAMES, quantile, twelve
-from app.load.trace import Load
+from app.lab.fidelity.benchmark_files import read_recordings
+from app.lab.fidelity.fitting import Recording
+from app.lab.fidelity.record import Prompts, read_target
+from app.lab.fidelity.simulation import Outcome, Plan, simulate
+from app.lab.load.recording_client import Measured, RecordingClient
+from app.lab.load.report import NAMES, quantile, twelve
+from app.lab.load.trace import Load
 from benchmarks import cores, servers
 from benchmarks.connections import HOST
 from benchmarks.processes import used_by

@@ -20,8 +20,8 @@ from h2.connection import H2Connection
 from h2.settings import SettingCodes
 from hyperframe.frame import DataFrame, HeadersFrame
 
-from app.api.grpc.messages import SERVICE, engine
-from app.http.rpc import framed
+from app.serving.api.grpc.messages import SERVICE, engine
+from app.serving.http.rpc import framed
 from benchmarks import cores
 from benchmarks.connections import HOST
 from benchmarks.options import counts, parser

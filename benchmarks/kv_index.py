@@ -21,7 +21,7 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from app.kvcache.events import BlockStored, EventBatch
+from app.engine.kvcache.events import BlockStored, EventBatch
 from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from benchmarks.kv_checkout import MEASURES, SHAPES, key_calls, measured, per_s

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from app.kvcache.events import BlockStored, EventBatch
+from app.engine.kvcache.events import BlockStored, EventBatch
 from app.kvindex.event_pool import Pool, PoolSettings
 from app.kvindex.index import Index
 from app.kvindex.memory import MemoryBackend

@@ -24,12 +24,12 @@ import gevent
 import msgspec
 import zmq.green as zmq
 
-from app.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KVEvent
+from app.engine.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KVEvent
 from app.kvindex.event_pool import MOST_PODS
 from app.kvindex.index import IndexSettings
 from app.kvindex.service import KvIndex, KvIndexSettings
 from app.kvindex.subscriber import SubscriberSettings
-from app.tokenization import default_tokenizer
+from app.text import default_tokenizer
 from benchmarks.options import parser
 from benchmarks.processes import collect_as_a_worker
 from benchmarks.report import number, show, show_machine

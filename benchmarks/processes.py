@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.server.worker import COLLECT_AFTER
+from app.serving.gunicorn.worker import COLLECT_AFTER
 
 PROC = Path("/proc")
 WAITED_LIMIT = 0.03

@@ -27,7 +27,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from app.recording.exchange import Answer, Chunk, Exchange, bytes_of, read_exchange
+from app.serving.recording.exchange import Answer, Chunk, Exchange, bytes_of, read_exchange
 from benchmarks import agents, cores, servers, stamps
 from benchmarks.client import watched
 from benchmarks.connections import HOST, PATH, RECEIVE, opened

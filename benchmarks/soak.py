@@ -22,7 +22,7 @@ import gevent
 import msgspec
 from gevent.pool import Group
 
-from app.http.client import JSON, Connection, exchange
+from app.serving.http.client import JSON, Connection, exchange
 from benchmarks.connections import HOST
 from benchmarks.processes import rss_mib
 from benchmarks.report import show_machine

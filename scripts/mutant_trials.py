@@ -42,16 +42,16 @@ POOLED = ("tests/pooling/test_requests.py", "tests/pooling/test_refusals.py")
 SERVED = ("tests/surface", "tests/conformance")
 """What a real server answers on all its routes."""
 ROOMS = {
-    "engine": ("app/engine", "tests/engine", *ENGINE),
-    "clock": ("app/clock", "tests/clock"),
-    "protocol": ("app/protocol", "tests/protocol", "tests/api", *POOLED, *WIRE),
-    "api": ("app/api", "tests/api", "tests/pooling", "tests/grpc", "tests/script", *SERVED),
-    "kvcache": ("app/kvcache", "tests/kvcache"),
+    "engine": ("app/engine/core", "tests/engine", *ENGINE),
+    "clock": ("app/base/clock", "tests/clock"),
+    "protocol": ("app/serving/protocol", "tests/protocol", "tests/api", *POOLED, *WIRE),
+    "api": ("app/serving/api", "tests/api", "tests/pooling", "tests/grpc", "tests/script", *SERVED),
+    "kvcache": ("app/engine/kvcache", "tests/kvcache"),
     "kvindex": ("app/kvindex", "tests/kvindex"),
-    "schema": ("app/schema", "tests/schema"),
-    "script": ("app/script", "tests/script"),
-    "grammar": ("app/grammar", "tests/grammar"),
-    "simulated": ("app/simulated", "tests/simulated"),
+    "schema": ("app/engine/forms/schema", "tests/schema"),
+    "script": ("app/serving/scripts", "tests/script"),
+    "grammar": ("app/engine/forms/grammar", "tests/grammar"),
+    "simulated": ("app/engine/simulated", "tests/simulated"),
 }
 """The code of a room, and its tests: its own folder, and what else is there to test it.
 

@@ -14,11 +14,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from app.fidelity.processes import cores, each  # noqa: E402
-from app.fidelity.simulation import Plan, longest_tokens, simulate  # noqa: E402
-from app.fidelity.summary import LATENCIES, Point, Summary, draw_curves, summarize  # noqa: E402
-from app.load.report import BLUE, RED, Progress, new_figure  # noqa: E402
-from app.load.synthetic import Between, Lognormal, Recipe, draw_load  # noqa: E402
+from app.lab.fidelity.processes import cores, each  # noqa: E402
+from app.lab.fidelity.simulation import Plan, longest_tokens, simulate  # noqa: E402
+from app.lab.fidelity.summary import LATENCIES, Point, Summary, draw_curves, summarize  # noqa: E402
+from app.lab.load.report import BLUE, RED, Progress, new_figure  # noqa: E402
+from app.lab.load.synthetic import Between, Lognormal, Recipe, draw_load  # noqa: E402
 from config.profile import DEFAULT_PROFILE, read_profile  # noqa: E402
 
 RATES = [float(rate) for rate in range(1, 31)]

@@ -31,18 +31,18 @@ sys.path.insert(0, str(ROOT))
 
 from gunicorn.config import Config  # noqa: E402
 
-from app.factory import create_app  # noqa: E402
-from app.kvcache.events import BlockStored, EventBatch, encoder  # noqa: E402
+from app.engine.kvcache.events import BlockStored, EventBatch, encoder  # noqa: E402
 from app.kvindex.event_pool import Pool, PoolSettings  # noqa: E402
 from app.kvindex.index import DEFAULT_BLOCK_SIZE, Index  # noqa: E402
 from app.kvindex.memory import MemoryBackend  # noqa: E402
 from app.kvindex.streams import Message, Replays  # noqa: E402
-from app.server.connections import Connections  # noqa: E402
-from app.server.fair_turns import FairTurns  # noqa: E402
-from app.server.fast.connection import FastConnection  # noqa: E402
-from app.server.fast.path import FastPath  # noqa: E402
-from app.server.logs import ServerLogger  # noqa: E402
-from app.web.application import Understudy  # noqa: E402
+from app.serving.flask.application import Understudy  # noqa: E402
+from app.serving.gunicorn.connections import Connections  # noqa: E402
+from app.serving.gunicorn.fair_turns import FairTurns  # noqa: E402
+from app.serving.gunicorn.fast.connection import FastConnection  # noqa: E402
+from app.serving.gunicorn.fast.path import FastPath  # noqa: E402
+from app.serving.gunicorn.logs import ServerLogger  # noqa: E402
+from app.wiring.factory import create_app  # noqa: E402
 from config.loader import load  # noqa: E402
 
 BODY = b'{"messages":[{"role":"user","content":"Hello!"}],"stream":true,"max_tokens":3}'

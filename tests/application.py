@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from app.http.context import Readable, RequestContext
-from app.http.route import Route
-from app.middleware.stack import Middleware, MiddlewareStack
-from app.web.application import Understudy
+from app.serving.flask.application import Understudy
+from app.serving.http.context import Readable, RequestContext
+from app.serving.http.route import Route
+from app.serving.middleware.stack import Middleware, MiddlewareStack
 from config.live import LiveSettings
 
 

@@ -13,8 +13,8 @@ from types import CodeType, FunctionType, ModuleType
 
 import pytest
 
-from app.fleet.fleet import running_fleet
-from app.fleet.processes import Processes
+from app.lab.fleet.fleet import running_fleet
+from app.lab.fleet.processes import Processes
 
 STARTERS = (subprocess, subprocess.Popen, subprocess.run, os.fork, Processes, running_fleet)
 """Whoever refers to one of these starts processes."""

@@ -12,8 +12,8 @@ import gevent
 import pytest
 from gunicorn.config import Config
 
-from app.http.context import CONTEXT, RequestContext, current_request
-from app.server.logs import ServerLogger, logger_class
+from app.serving.gunicorn.logs import ServerLogger, logger_class
+from app.serving.http.context import CONTEXT, RequestContext, current_request
 from config.settings import LogSettings
 from tests.application import request
 
@@ -67,7 +67,7 @@ def test_a_text_line_has_time_level_request_and_logger(capsys: Capture) -> None:
     assert re.fullmatch(pattern, capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("name", ["app.api", "gunicorn.error", "urllib3", "root"])
+@pytest.mark.parametrize("name", ["app.serving.api", "gunicorn.error", "urllib3", "root"])
 def test_a_json_line_of_any_logger_has_a_request_id(capsys: Capture, name: str) -> None:
     configure(log_format="json")
     log = logging.getLogger(name)

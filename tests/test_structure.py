@@ -39,6 +39,44 @@ def imported(path: Path) -> Iterator[str]:
                 yield node.module
 
 
+UNDER = ("base", "text", "config")
+"""What every system may import."""
+SYSTEMS = {
+    "config": (),
+    "base": ("config",),
+    "text": ("base", "config"),
+    "engine": UNDER,
+    "llm": ("engine", *UNDER),
+    "kvindex": ("engine", *UNDER),
+    "serving": ("kvindex", "engine", *UNDER),
+    "console": ("serving", "engine", *UNDER),
+    "lab": ("console", "serving", "engine", *UNDER),
+    "plugins": ("lab", "serving", "engine", *UNDER),
+    "wiring": ("plugins", "console", "serving", "llm", "engine", *UNDER),
+    "cli": ("wiring", "plugins", "lab", "serving", *UNDER),
+    "entrypoint": ("cli",),
+    "__main__": ("cli",),
+    "app": ("wiring", "serving", "config"),
+}
+"""The drawing of docs/architecture.md: what each system may import."""
+
+
+def system_of(module: str) -> str:
+    names = module.split(".")
+    return names[1] if names[0] == "app" and len(names) > 1 else names[0]
+
+
+def test_a_system_imports_only_those_below_it() -> None:
+    beyond = [
+        f"{module} imports {other}"
+        for module, path in MODULES.items()
+        if not module.startswith("vllm_understudy")
+        for other in imported(path)
+        if system_of(other) not in (system_of(module), *SYSTEMS[system_of(module)])
+    ]
+    assert beyond == []
+
+
 @pytest.mark.slow
 def test_no_files_import_each_other_in_a_circle() -> None:
     """Whatever does, at whatever place, is one thing in two files."""

@@ -7,31 +7,31 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from app.api.admin.config import PeerRanks
-from app.clock.clock import Clock
-from app.clock.streams import Streams
+from app.base.clock.clock import Clock
+from app.base.clock.streams import Streams
 from app.console import page, routes
 from app.console.bars import Origin, RequestBars
 from app.console.feed import Feed
 from app.console.load import Generator
 from app.console.observer import Observer
-from app.engine.cache_manager import KVCacheManager
-from app.engine.engine import Engine
-from app.engine.lifecycle import Operations
-from app.engine.sequence import BaseEngine
-from app.http.body import BodyLimits
-from app.http.context import RequestContext
-from app.http.response import Response
-from app.middleware.stack import Middleware
-from app.simulated.corpus import sample_sentences
-from app.tokenization import Tokenizer
-from app.web.application import Understudy
+from app.engine.core.cache_manager import KVCacheManager
+from app.engine.core.engine import Engine
+from app.engine.core.lifecycle import Operations
+from app.engine.core.sequence import BaseEngine
+from app.engine.simulated.corpus import sample_sentences
+from app.serving.api.admin.config import PeerRanks
+from app.serving.flask.application import Understudy
+from app.serving.http.body import BodyLimits
+from app.serving.http.context import RequestContext
+from app.serving.http.response import Response
+from app.serving.middleware.stack import Middleware
+from app.text import Tokenizer
 from config import VERSION
 from config.live import LiveSettings
 from config.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from app.kvcache.publisher import Publisher
+    from app.engine.kvcache.publisher import Publisher
 
 OURS = ("/admin", "/console")
 """Path prefixes that the console does not show."""

@@ -14,12 +14,12 @@ from functools import partial
 from cachetools import LRUCache
 from msgspec import Struct
 
-from app.clock.pause import Slices
+from app.base.clock.pause import Slices
 from app.console.frames import EndRow, Frame, NewBar, PhaseRow
-from app.engine.batch import Phase, SequenceStatus
-from app.engine.request import EngineRequest, Outcome, Watch
-from app.engine.sequence import BaseEngine, Sequence
-from app.http.context import RequestContext, client_name
+from app.engine.core.batch import Phase, SequenceStatus
+from app.engine.core.request import EngineRequest, Outcome, Watch
+from app.engine.core.sequence import BaseEngine, Sequence
+from app.serving.http.context import RequestContext, client_name
 
 MOST_NEW = 500
 """Most new bars of a frame; a request beyond them that still runs gets its bar in a later frame."""

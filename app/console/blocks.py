@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from app.clock.pause import pause_if_possible
+from app.base.clock.pause import pause_if_possible
 from app.console.bars import Bar
 from app.console.frames import Frame
-from app.kvcache.cache import KVCache
-from app.kvcache.residency import BlockObserver
+from app.engine.kvcache.cache import KVCache
+from app.engine.kvcache.residency import BlockObserver
 
 FREE, CACHED, HELD, SHARED = range(4)
 """States of a block: empty; unused but cached; used by one sequence; used by several."""

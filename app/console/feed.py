@@ -15,9 +15,9 @@ from gevent.event import Event
 
 from app.console.frames import event_of
 from app.console.observer import Observer
-from app.http.connection import Connection
-from app.http.errors import unavailable
-from app.http.response import StreamingBody
+from app.serving.http.connection import Connection
+from app.serving.http.errors import unavailable
+from app.serving.http.response import StreamingBody
 
 EVERY_S = 0.25
 MOST_CONSOLES = 8

@@ -13,8 +13,8 @@ import msgspec
 from gevent.pool import Pool
 from msgspec import Meta, Struct
 
-from app.http.client import COMPLETIONS, JSON, PATIENCE_S, Connection
-from app.http.errors import bad_request
+from app.serving.http.client import COMPLETIONS, JSON, PATIENCE_S, Connection
+from app.serving.http.errors import bad_request
 
 MOST_IN_FLIGHT = 2000
 PIECE_BYTES = 1 << 18

@@ -9,21 +9,21 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from app.base.metrics.figures import Figures
 from app.console.bars import RequestBars, in_ms
 from app.console.blocks import BlockMap
 from app.console.frames import FIGURES, EventRow, Frame, Picture, StepRow
-from app.engine.batch import Batch, Phase
-from app.engine.cache_manager import KVCacheManager
-from app.engine.engine import Engine
-from app.engine.lifecycle import Operations
-from app.engine.request import EngineRequest
-from app.engine.sequence import BaseEngine
-from app.engine.stepped import StepExecutor, SteppedSequence
-from app.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
-from app.metrics.figures import Figures
+from app.engine.core.batch import Batch, Phase
+from app.engine.core.cache_manager import KVCacheManager
+from app.engine.core.engine import Engine
+from app.engine.core.lifecycle import Operations
+from app.engine.core.request import EngineRequest
+from app.engine.core.sequence import BaseEngine
+from app.engine.core.stepped import StepExecutor, SteppedSequence
+from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 
 if TYPE_CHECKING:
-    from app.kvcache.publisher import Publisher
+    from app.engine.kvcache.publisher import Publisher
 
 
 MOST_STEPS = 400

@@ -11,10 +11,10 @@ from pathlib import Path
 from msgspec.json import Encoder
 
 from app.console.frames import Frame, Picture
-from app.http.context import RequestContext
-from app.http.errors import not_found
-from app.http.response import Response
-from app.http.route import Route, get
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import not_found
+from app.serving.http.response import Response
+from app.serving.http.route import Route, get
 
 FOLDER = Path(__file__).with_name("page")
 SCRIPTS = (

@@ -10,20 +10,20 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import fields
 
-from app.api.admin.config import PeerRanks
-from app.api.admin.lifecycle import routes as lifecycle_routes
 from app.console.bars import Bar, RequestBars
 from app.console.feed import Feed
 from app.console.load import Generator, LoadPlan
 from app.console.observer import Observer
-from app.engine.lifecycle import Operations
-from app.engine.request import EngineRequest
-from app.http.body import BodyLimits
-from app.http.context import RequestContext
-from app.http.errors import malformed, not_found
-from app.http.response import EVENT_STREAM, Response, json_response
-from app.http.route import Route, get, post
-from app.tokenization import Tokenizer
+from app.engine.core.lifecycle import Operations
+from app.engine.core.request import EngineRequest
+from app.serving.api.admin.config import PeerRanks
+from app.serving.api.admin.lifecycle import routes as lifecycle_routes
+from app.serving.http.body import BodyLimits
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import malformed, not_found
+from app.serving.http.response import EVENT_STREAM, Response, json_response
+from app.serving.http.route import Route, get, post
+from app.text import Tokenizer
 from config.kinds import Kind
 from config.live import LiveSettings
 from config.settings import Setting

@@ -1,1 +1,1 @@
-"""The engine: admits and queues requests, runs sequences, and emits each token when due."""
+"""The engine: who runs when, and what a reply holds."""

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from cachetools import LRUCache
 from msgspec import Struct
 
-from app.kvcache.events import BlockHash, BlockStored
+from app.engine.kvcache.events import BlockHash, BlockStored
 from app.kvindex.backend import UNALIGNED, Owned, Store
 from app.kvindex.decoding import LOW_64, engine_keys
 from app.kvindex.holders import Engine

@@ -14,8 +14,8 @@ import msgspec
 from msgspec import DecodeError, Raw, Struct, ValidationError
 from msgspec.msgpack import Decoder
 
-from app.clock.pause import pause_if_possible
-from app.kvcache.events import (
+from app.base.clock.pause import pause_if_possible
+from app.engine.kvcache.events import (
     AllBlocksCleared,
     BlockHash,
     BlockRemoved,
@@ -23,7 +23,7 @@ from app.kvcache.events import (
     EventBatch,
     KVEvent,
 )
-from app.kvcache.hashing import low64
+from app.engine.kvcache.hashing import low64
 from app.kvindex.metrics import EventLoss, MessageLoss
 
 Data: TypeAlias = bytes | memoryview

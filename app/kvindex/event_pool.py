@@ -11,7 +11,7 @@ from typing import TypeAlias
 from gevent.event import Event
 from msgspec import Struct
 
-from app.clock.pause import Pace, pause_if_possible
+from app.base.clock.pause import Pace, pause_if_possible
 from app.kvindex.backend import BackendUnavailable
 from app.kvindex.decoding import Unreadable, decode
 from app.kvindex.holders import Engine

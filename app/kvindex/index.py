@@ -14,10 +14,10 @@ from typing import TypeAlias, cast
 
 from msgspec import Struct
 
-from app.clock.pause import pause_if_possible
-from app.kvcache.events import BlockHash, BlockRemoved, BlockStored, EventBatch, KVEvent
-from app.kvcache.memo import Bounded
-from app.kvcache.prompt import Placeholder
+from app.base.clock.pause import pause_if_possible
+from app.engine.kvcache.events import BlockHash, BlockRemoved, BlockStored, EventBatch, KVEvent
+from app.engine.kvcache.memo import Bounded
+from app.engine.kvcache.prompt import Placeholder
 from app.kvindex.alignment import BlockAligner, Refused, StoreGroup, engine_keys_of, parent_of
 from app.kvindex.backend import (
     GPU,

@@ -27,11 +27,11 @@ from typing import Literal, Protocol, TypeAlias, get_args
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest, xxh64_intdigest
 
-from app.clock.pause import pause_if_possible
-from app.kvcache import cbor
-from app.kvcache.hashing import Chain, Extra, all_low64
-from app.kvcache.memo import Memo
-from app.kvcache.prompt import Placeholder
+from app.base.clock.pause import pause_if_possible
+from app.engine.kvcache import cbor
+from app.engine.kvcache.hashing import Chain, Extra, all_low64
+from app.engine.kvcache.memo import Memo
+from app.engine.kvcache.prompt import Placeholder
 
 Features: TypeAlias = tuple[str, ...] | None
 """Identifiers of images, then the salt, of one block."""

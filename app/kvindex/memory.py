@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from sys import getsizeof
 
-from app.clock.pause import pause_if_possible
-from app.kvcache.memo import Memo
+from app.base.clock.pause import pause_if_possible
+from app.engine.kvcache.memo import Memo
 from app.kvindex.backend import (
     CPU,
     GPU,

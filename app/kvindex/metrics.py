@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
-from app.metrics.instruments import Counter, Family, Gauge, Histogram
+from app.base.metrics.instruments import Counter, Family, Gauge, Histogram
 
 MessageLoss: TypeAlias = Literal[
     "bad_frames",

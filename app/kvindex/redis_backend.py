@@ -16,7 +16,7 @@ from msgspec import Struct
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from app.clock.pause import pause_if_possible, wait_off_hub
+from app.base.clock.pause import pause_if_possible, wait_off_hub
 from app.kvindex.backend import (
     CPU,
     GPU,

@@ -17,12 +17,13 @@ import zmq
 from gevent.event import Event
 from msgspec import Struct
 
-from app.clock.pause import PAUSE_S
-from app.kvcache.event_sender import Listener
-from app.kvcache.events import encoder
-from app.kvcache.memo import Bounded
-from app.kvcache.prompt import Placeholder
-from app.kvcache.sockets import IO_THREADS, end_context
+from app.base.clock.pause import PAUSE_S
+from app.engine.kvcache.event_sender import Listener
+from app.engine.kvcache.events import encoder
+from app.engine.kvcache.memo import Bounded
+from app.engine.kvcache.prompt import Placeholder
+from app.engine.kvcache.sockets import IO_THREADS, end_context
+from app.engine.lora.adapters import adapters_of
 from app.kvindex.backend import Backend, BackendUnavailable, RedisSettings, Size
 from app.kvindex.event_pool import Pool, PoolSettings, Position, Shard
 from app.kvindex.index import Index, IndexSettings
@@ -33,8 +34,7 @@ from app.kvindex.scorer import PodScore, Weights
 from app.kvindex.streams import Message, ReplayLimits, Replays
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
 from app.kvindex.tokenizers import Discovery, Find, Tokenization, TokenizationSettings, TokenizerLibrary
-from app.lora.adapters import adapters_of
-from app.tokenization import Tokenizer, load_tokenizer
+from app.text import Tokenizer, load_tokenizer
 from config import ConfigError, Settings
 from config.sections.kvindex import KVIndexSettings, tier_weights, tokenizer_sources
 from config.settings import TokenizerSettings

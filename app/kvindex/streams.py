@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 import zmq
 from msgspec import Struct
 
-from app.kvcache.endpoints import is_ipv6, of_rank
-from app.kvcache.event_sender import END
-from app.kvcache.sockets import affinity
+from app.engine.kvcache.endpoints import is_ipv6, of_rank
+from app.engine.kvcache.event_sender import END
+from app.engine.kvcache.sockets import affinity
 from app.kvindex.decoding import Batch, Data, TooLarge, Unreadable, decode
 from app.kvindex.holders import Engine
 from app.kvindex.index import Index

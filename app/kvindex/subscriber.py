@@ -13,9 +13,9 @@ from gevent.select import POLLIN, poll
 from msgspec import Struct
 from zmq.utils.monitor import parse_monitor_message
 
-from app.kvcache.endpoints import is_ipv6, is_name
-from app.kvcache.memo import Memo
-from app.kvcache.sockets import address_of, affinity
+from app.engine.kvcache.endpoints import is_ipv6, is_name
+from app.engine.kvcache.memo import Memo
+from app.engine.kvcache.sockets import address_of, affinity
 from app.kvindex.event_pool import Pool
 from app.kvindex.metrics import Losses
 from app.kvindex.pods import (

@@ -21,11 +21,11 @@ from gevent.event import AsyncResult
 from gevent.lock import BoundedSemaphore
 from msgspec import Struct
 
-from app.clock.pause import call_off_hub
-from app.kvcache.memo import Memo
+from app.base.clock.pause import call_off_hub
+from app.engine.kvcache.memo import Memo
 from app.kvindex.metrics import IndexMetrics
-from app.tokenization import LocalTokenizer
-from app.tokenization.base import (
+from app.text import LocalTokenizer
+from app.text.base import (
     PLAIN_CHAT,
     ChatOptions,
     Message,

@@ -2,8 +2,8 @@
 
     from app.llm import LLM, SamplingParams
 
-Optional: the engine needs requirements-engine.txt. Other packages import only `errors` and `model_files`,
-in `app.real_engine`. Each name of the table is imported at its first use, torch when a model is loaded.
+Optional: the engine needs requirements-engine.txt. Other packages import only `errors` and `model_files`, in
+`app.wiring.real_engine`. Each name of the table is imported at its first use, torch when a model is loaded.
 """
 
 from importlib import import_module

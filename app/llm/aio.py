@@ -26,7 +26,7 @@ from app.llm.llm import (
     stats_of,
 )
 from app.llm.sampling_params import Priority, SamplingParams
-from app.tokenization.base import Message
+from app.text.base import Message
 
 if TYPE_CHECKING:
     from app.llm.engine import LLMEngine, Output

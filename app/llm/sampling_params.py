@@ -9,7 +9,7 @@ from enum import IntEnum
 from json import dumps
 from typing import Final
 
-from app.engine.wire import TextForm
+from app.engine.core.wire import TextForm
 from app.llm.errors import RequestError
 
 MOST_STOPS: Final = 16

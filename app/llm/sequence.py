@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
-from app.engine.batch import SequenceState
-from app.engine.wire import TextForm, WireLogprob
-from app.kvcache.block_pool import Block
-from app.kvcache.cache import KVCache
-from app.kvcache.prompt import Prompt
+from app.engine.core.batch import SequenceState
+from app.engine.core.wire import TextForm, WireLogprob
+from app.engine.kvcache.block_pool import Block
+from app.engine.kvcache.cache import KVCache
+from app.engine.kvcache.prompt import Prompt
 from app.llm.errors import RequestError
 from app.llm.sampler import Form, SamplingState
 from app.llm.sampling_params import SamplingParams
-from app.tokenization.huggingface import LocalTokenizer
+from app.text.huggingface import LocalTokenizer
 
 if TYPE_CHECKING:
     from app.llm.structured_output import Forms

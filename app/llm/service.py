@@ -1,7 +1,7 @@
 """The engine process, which workers share: `python -m app.llm.service OPTIONS`.
 
-OPTIONS are `EngineProcessOptions` as JSON. Workers send the orders of `app.engine.wire` over ZMQ, and get one
-message each after each step. The process ends with its parent, on SIGTERM, or with status 1 on an error.
+OPTIONS are `EngineProcessOptions` as JSON. Workers send the orders of `app.engine.core.wire` over ZMQ, and
+get one message each after each step. It ends with its parent, on SIGTERM, or with status 1 on an error.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Final
 import msgspec
 import zmq
 
-from app.engine.heartbeat import TELL_WHERE, Heartbeat
-from app.engine.wire import Answer, EngineProcessOptions
+from app.engine.core.heartbeat import TELL_WHERE, Heartbeat
+from app.engine.core.wire import Answer, EngineProcessOptions
 from app.llm.errors import LLMError
 from app.llm.worker_sockets import WorkerSockets
 from config.installation import install

@@ -14,9 +14,9 @@ from typing import Final
 import torch
 from msgspec.structs import asdict
 
-from app.engine.errors import EngineError
-from app.engine.heartbeat import Heartbeat
-from app.engine.wire import (
+from app.engine.core.errors import EngineError
+from app.engine.core.heartbeat import Heartbeat
+from app.engine.core.wire import (
     MEMORY,
     Abort,
     Answer,
@@ -32,8 +32,8 @@ from app.engine.wire import (
     Ready,
     woken_by,
 )
-from app.kvcache.event_sender import EventSender
-from app.kvcache.events import EventBatch, encoder
+from app.engine.kvcache.event_sender import EventSender
+from app.engine.kvcache.events import EventBatch, encoder
 from app.llm.config import Checkpoint
 from app.llm.engine import EngineOptions, LLMEngine, Output
 from app.llm.errors import LLMError, ModelLoadError, RequestError

@@ -11,12 +11,12 @@ import llguidance
 import torch
 from llguidance.gbnf_to_lark import any_to_lark
 
-from app.engine.wire import TextForm, Thoughts
-from app.grammar import structural_tags as formats
+from app.engine.core.wire import TextForm, Thoughts
+from app.engine.forms.grammar import structural_tags as formats
 from app.llm.compile_sandbox import CompileSandbox, Trial, limits
 from app.llm.errors import RequestError
 from app.llm.sampler import Form
-from app.tokenization.huggingface import LocalTokenizer
+from app.text.huggingface import LocalTokenizer
 
 JSON_STYLE: Final[Mapping[str, object]] = {
     "whitespace_flexible": False,  # like `json.dumps`: small models write endless blanks

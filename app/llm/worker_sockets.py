@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 import zmq
 
-from app.engine.wire import Notice, Order
+from app.engine.core.wire import Notice, Order
 
 MOST_ORDER_BYTES: Final = 64 << 20
 """Largest message in bytes; a larger one ends the connection."""

@@ -5,18 +5,18 @@ Importing this package loads pluggy, so a server without plugins never imports i
 
 from pluggy import HookimplMarker
 
-from app.engine.batch import Batch
-from app.engine.request import EngineRequest, ScriptedReply
-from app.engine.step_cost import CostModel, StepCost
-from app.faults.fault import Fault
-from app.faults.script import RequestFacts
-from app.fleet.routing import Incoming, Policy, PolicyMaker, Scores
-from app.http.context import RequestContext
-from app.http.errors import ApiError
-from app.http.response import Response, json_response
-from app.http.route import Route, get, post
-from app.middleware.stack import Middleware
+from app.engine.core.batch import Batch
+from app.engine.core.request import EngineRequest, ScriptedReply
+from app.engine.core.step_cost import CostModel, StepCost
+from app.lab.fleet.routing import Incoming, Policy, PolicyMaker, Scores
 from app.plugins.hooks import PROJECT, FaultHook, LengthHook, MetricsHook, PluginHost, ReplyHook, off_loop
+from app.serving.faults.fault import Fault
+from app.serving.faults.script import RequestFacts
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import ApiError
+from app.serving.http.response import Response, json_response
+from app.serving.http.route import Route, get, post
+from app.serving.middleware.stack import Middleware
 from config.declaration import About, Count, Duration, NotNegative, Percent, Section
 from config.plugins import API
 from config.profile import Profile

@@ -17,22 +17,22 @@ import msgspec
 from gevent._hub_local import get_hub_if_exists
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.engine.batch import Batch
-from app.engine.errors import EngineError
-from app.engine.reply import Reply
-from app.engine.request import EngineRequest, ScriptedReply
-from app.engine.step_cost import CostModel
-from app.faults.fault import DAMAGE, Fault
-from app.faults.injector import FaultSource
-from app.faults.script import RequestFacts
-from app.http.context import RequestContext
-from app.http.errors import ApiError
-from app.http.response import Response
-from app.http.route import Handler, Route
-from app.metrics.exposition import Families
-from app.middleware.stack import Middleware
+from app.base.metrics.exposition import Families
+from app.engine.core.batch import Batch
+from app.engine.core.errors import EngineError
+from app.engine.core.reply import Reply
+from app.engine.core.request import EngineRequest, ScriptedReply
+from app.engine.core.step_cost import CostModel
+from app.engine.simulated.modes import LengthSource, ReplySource
 from app.plugins.hooks import FaultHook, LengthHook, MetricsHook, ReplyHook
-from app.simulated.modes import LengthSource, ReplySource
+from app.serving.faults.fault import DAMAGE, Fault
+from app.serving.faults.injector import FaultSource
+from app.serving.faults.script import RequestFacts
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import ApiError
+from app.serving.http.response import Response
+from app.serving.http.route import Handler, Route
+from app.serving.middleware.stack import Middleware
 from config.declaration import ConfigError
 
 P = ParamSpec("P")

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from app.engine.step_cost import CostModel, StepCost
+from app.engine.core.step_cost import CostModel, StepCost
 from app.plugins.registry import registry_of
 from config import ConfigError, Settings
 from config.loader import load

@@ -14,15 +14,15 @@ from typing import Any, ParamSpec, TypeVar
 
 from pluggy import HookspecMarker
 
-from app.clock.pause import call_off_hub
-from app.engine.request import EngineRequest, ScriptedReply
-from app.engine.step_cost import CostModel
-from app.faults.fault import Fault
-from app.faults.script import RequestFacts
-from app.fleet.routing import PolicyMaker
-from app.http.context import RequestContext, current_request
-from app.http.route import Route
-from app.middleware.stack import Middleware
+from app.base.clock.pause import call_off_hub
+from app.engine.core.request import EngineRequest, ScriptedReply
+from app.engine.core.step_cost import CostModel
+from app.lab.fleet.routing import PolicyMaker
+from app.serving.faults.fault import Fault
+from app.serving.faults.script import RequestFacts
+from app.serving.http.context import RequestContext, current_request
+from app.serving.http.route import Route
+from app.serving.middleware.stack import Middleware
 from config.profile import Profile
 from config.settings import Plugin, Settings
 

@@ -11,23 +11,23 @@ from typing import Any
 
 from pluggy import HookCaller, HookImpl, PluginManager, PluginValidationError
 
-from app.clock.streams import Streams
-from app.engine.request import EngineRequest
-from app.engine.step_cost import CostModel, StepCost
-from app.faults.injector import FaultSource
-from app.fleet.routing import Incoming, PolicyMaker, Scores
-from app.http.context import RequestContext
-from app.http.errors import internal
-from app.http.response import Response
-from app.http.route import Route
-from app.load.policies import POLICIES
-from app.metrics.exposition import Families
-from app.middleware.stack import Middleware
+from app.base.clock.streams import Streams
+from app.base.metrics.exposition import Families
+from app.engine.core.request import EngineRequest
+from app.engine.core.step_cost import CostModel, StepCost
+from app.engine.simulated.modes import LengthSource, ReplySource
+from app.lab.fleet.routing import Incoming, PolicyMaker, Scores
+from app.lab.load.policies import POLICIES
 from app.plugins import checks
 from app.plugins import hooks as specifications
 from app.plugins.checks import Guard, nothing, start_fails
 from app.plugins.hooks import HOOKS, PROJECT, PluginHost
-from app.simulated.modes import LengthSource, ReplySource
+from app.serving.faults.injector import FaultSource
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import internal
+from app.serving.http.response import Response
+from app.serving.http.route import Route
+from app.serving.middleware.stack import Middleware
 from config.declaration import ConfigError
 from config.plugins import API
 from config.profile import Profile

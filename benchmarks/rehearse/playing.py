@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from app.engine.batch import Batch
-from app.fidelity.fitting import Recording
-from app.fidelity.pod import GroupedRequest, Pod
-from app.fidelity.simulation import Plan, simulate
-from app.load.trace import Load
+from app.engine.core.batch import Batch
+from app.lab.fidelity.fitting import Recording
+from app.lab.fidelity.pod import GroupedRequest, Pod
+from app.lab.fidelity.simulation import Plan, simulate
+from app.lab.load.trace import Load
 from config.profile import EngineLimits, Profile
 
 TURNAROUND_S = 100e-6

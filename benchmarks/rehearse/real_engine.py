@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from app.engine.batch import Batch
+from app.engine.core.batch import Batch
 from app.llm.config import Checkpoint, ModelConfig
 from app.llm.engine import EngineOptions, LLMEngine
 from app.llm.errors import LLMError, ModelLoadError

@@ -13,9 +13,9 @@ from statistics import median
 
 from msgspec import Struct
 
-from app.load.report import NAMES
-from app.load.synthetic import Recipe, draw_load
-from app.load.trace import Load
+from app.lab.load.report import NAMES
+from app.lab.load.synthetic import Recipe, draw_load
+from app.lab.load.trace import Load
 from benchmarks.rehearse.playing import Clock, Played, RecordedStep, ServingEngine, play_offline, play_on
 from benchmarks.rehearse.step_fitting import StepFit, fit_steps
 from config import ConfigError

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from app.fidelity.fitting import Recording
-from app.fidelity.record import COLUMNS
-from app.load.report import BLUE, GREY, RED, Axes, markdown, milliseconds, new_figure, write_rows
+from app.lab.fidelity.fitting import Recording
+from app.lab.fidelity.record import COLUMNS
+from app.lab.load.report import BLUE, GREY, RED, Axes, markdown, milliseconds, new_figure, write_rows
 from benchmarks.rehearse.playing import RecordedStep
 from benchmarks.rehearse.rehearsal import MOST_MEDIAN, MOST_SINGLE, Comparison, Figure, Rehearsal
 from benchmarks.rehearse.step_fitting import predicted

@@ -16,9 +16,9 @@ import numpy.typing
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.engine.batch import Batch
-from app.engine.step_cost import StepCost
-from app.fidelity.pod import OfflineRequest
+from app.engine.core.batch import Batch
+from app.engine.core.step_cost import StepCost
+from app.lab.fidelity.pod import OfflineRequest
 from benchmarks.rehearse.playing import RecordedStep
 from config import ConfigError
 from config.profile import CostConstants

@@ -9,8 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from app.api.writer import ResponseWriter
-from app.engine.outputs import EngineOutput, Finish, Part, Started, TokenLogprob, Tokens
+from app.engine.core.outputs import EngineOutput, Finish, Part, Started, TokenLogprob, Tokens
+from app.serving.api.writer import ResponseWriter
 
 THOUGHT = Part("reasoning")
 IMAGE = Part("image")

@@ -9,12 +9,12 @@ from typing import cast
 
 import gevent
 
-from app.api.stream import EventStream
-from app.api.writer import ChoiceState, ResponseWriter
-from app.engine.client import Handle
-from app.engine.outputs import EngineOutput, Failed, Finish, Tokens
-from app.http.connection import Connection
-from app.http.stream import StreamTransport, WriteBatcher
+from app.engine.core.client import Handle
+from app.engine.core.outputs import EngineOutput, Failed, Finish, Tokens
+from app.serving.api.stream import EventStream
+from app.serving.api.writer import ChoiceState, ResponseWriter
+from app.serving.http.connection import Connection
+from app.serving.http.stream import StreamTransport, WriteBatcher
 
 END = b"[end]"
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.api.chat.writer import ChatResponseOptions, ChatWriter
-from app.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
-from app.api.identity import ResponseMeta
-from app.engine.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
-from app.http.errors import too_many
+from app.engine.core.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
+from app.serving.api.chat.writer import ChatResponseOptions, ChatWriter
+from app.serving.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
+from app.serving.api.identity import ResponseMeta
+from app.serving.http.errors import too_many
 from tests.api.segments import TEXT, body_of, whole
 
 META = ResponseMeta("id-1", 1_700_000_000, "a model", "fp")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.factory import create_app
+from app.wiring.factory import create_app
 from config.declaration import ConfigError
 from config.loader import load
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from app.api.chat.writer import ChatResponseOptions, ChatWriter
-from app.api.identity import ResponseMeta
-from app.engine.outputs import EngineOutput, Finish, Part, Started, Tokens
+from app.engine.core.outputs import EngineOutput, Finish, Part, Started, Tokens
+from app.serving.api.chat.writer import ChatResponseOptions, ChatWriter
+from app.serving.api.identity import ResponseMeta
 from tests.api import segments
 from tests.api.segments import IMAGE, THOUGHT
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from app.api.chat.prompt import chat_options, content_text, last_message_text
-from app.api.frontend import ChatRules
-from app.http.errors import ApiError
-from app.protocol.chat import ChatCompletionRequest
+from app.serving.api.chat.prompt import chat_options, content_text, last_message_text
+from app.serving.api.frontend import ChatRules
+from app.serving.http.errors import ApiError
+from app.serving.protocol.chat import ChatCompletionRequest
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.factory import create_app
-from app.web.application import Understudy
+from app.serving.flask.application import Understudy
+from app.wiring.factory import create_app
 from config.loader import load
 
 CHAT, TEXT = "/v1/chat/completions/derender", "/v1/completions/derender"

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from app.api.errors import ENGINE_ERRORS, as_api_error, as_stream_error
-from app.engine import errors
-from app.engine.errors import EngineError
-from app.http.errors import ApiError
+from app.engine.core import errors
+from app.engine.core.errors import EngineError
+from app.serving.api.errors import ENGINE_ERRORS, as_api_error, as_stream_error
+from app.serving.http.errors import ApiError
 
 TABLE: list[tuple[EngineError, int, str, str | None, str]] = [
     (

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 from flask.testing import FlaskClient
 
-from app.http.context import RequestContext
-from app.http.errors import ApiError, too_many
-from app.http.response import Response, json_response
-from app.http.route import get, post
-from app.tokenization.base import TokenizerInputError, TokenizerServiceError
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import ApiError, too_many
+from app.serving.http.response import Response, json_response
+from app.serving.http.route import get, post
+from app.text.base import TokenizerInputError, TokenizerServiceError
 from tests.application import application
 
 RAISED: dict[str, Exception] = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from app.api.builder import CACHE_THRESHOLD, check_rank, priority_of, truth
-from app.api.builder import RANK as HEADER
-from app.http.errors import ApiError
+from app.serving.api.builder import CACHE_THRESHOLD, check_rank, priority_of, truth
+from app.serving.api.builder import RANK as HEADER
+from app.serving.http.errors import ApiError
 from tests.application import request
 
 

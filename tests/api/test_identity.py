@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.factory import create_app
+from app.wiring.factory import create_app
 from config.loader import load
 
 COMPLETION = {"prompt": [5] * 33, "max_tokens": 1}

@@ -10,20 +10,20 @@ from typing import Any
 import gevent
 import pytest
 
-from app.api import logprobs, writer
-from app.api.anthropic.writer import MessageResponseOptions, MessageWriter
-from app.api.chat.writer import ChatResponseOptions, ChatWriter
-from app.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
-from app.api.generate.writer import GenerateResponseOptions, GenerateWriter
-from app.api.identity import ResponseMeta
-from app.api.pieces import BLOCK_BYTES, SLICE, check_answer_size
-from app.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
-from app.api.writer import ResponseWriter
-from app.engine.outputs import EngineOutput, Finish, Part, Started, TokenLogprob, Tokens
-from app.factory import create_app
-from app.http.errors import ApiError
-from app.protocol.common import encode
-from app.protocol.responses import ResponseObject, ResponsesRequest
+from app.engine.core.outputs import EngineOutput, Finish, Part, Started, TokenLogprob, Tokens
+from app.serving.api import logprobs, writer
+from app.serving.api.anthropic.writer import MessageResponseOptions, MessageWriter
+from app.serving.api.chat.writer import ChatResponseOptions, ChatWriter
+from app.serving.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
+from app.serving.api.generate.writer import GenerateResponseOptions, GenerateWriter
+from app.serving.api.identity import ResponseMeta
+from app.serving.api.pieces import BLOCK_BYTES, SLICE, check_answer_size
+from app.serving.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
+from app.serving.api.writer import ResponseWriter
+from app.serving.http.errors import ApiError
+from app.serving.protocol.common import encode
+from app.serving.protocol.responses import ResponseObject, ResponsesRequest
+from app.wiring.factory import create_app
 from config.loader import load
 from tests.api.segments import THOUGHT, body_of
 

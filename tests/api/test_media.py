@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.api.chat.media import ENCODED, encoded, features, fnv1a32, items, media_tokens, placeholders
+from app.serving.api.chat.media import ENCODED, encoded, features, fnv1a32, items, media_tokens, placeholders
 
 IMAGE = {"type": "image_url", "image_url": {"url": "http://x/a.png"}}
 SOUND = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}

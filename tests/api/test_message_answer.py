@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.api.anthropic.writer import MessageResponseOptions, MessageWriter
-from app.api.identity import ResponseMeta
-from app.engine.outputs import EngineOutput, Failed, Finish, Part, Started, Tokens
-from app.http.errors import ApiError, internal, retryable, too_many
+from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, Started, Tokens
+from app.serving.api.anthropic.writer import MessageResponseOptions, MessageWriter
+from app.serving.api.identity import ResponseMeta
+from app.serving.http.errors import ApiError, internal, retryable, too_many
 from tests.api.segments import IMAGE, THOUGHT, Segment, body_of, call, segments, told, whole
 from tests.conformance.wire import parsed
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from app.api.admin.config import PeerRanks
-from app.http.errors import ApiError
+from app.serving.api.admin.config import PeerRanks
+from app.serving.http.errors import ApiError
 from tests.running_server import free_port
 
 

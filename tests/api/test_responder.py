@@ -9,13 +9,13 @@ from typing import Any
 import gevent.socket
 import pytest
 
-from app.api.responder import Responder, ServerLoad
-from app.api.stream import EventStream
-from app.engine.outputs import EngineOutput, Failed, Tokens
-from app.http.connection import Connection
-from app.http.errors import bad_request
-from app.http.response import CLIENT_GONE, PendingResponse, Response
-from app.http.stream import WriteBatcher
+from app.engine.core.outputs import EngineOutput, Failed, Tokens
+from app.serving.api.responder import Responder, ServerLoad
+from app.serving.api.stream import EventStream
+from app.serving.http.connection import Connection
+from app.serving.http.errors import bad_request
+from app.serving.http.response import CLIENT_GONE, PendingResponse, Response
+from app.serving.http.stream import WriteBatcher
 from tests.application import request
 from tests.engine.harness import Harness, engine_request
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.api.identity import ResponseMeta
-from app.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
-from app.engine.outputs import EngineOutput, Failed, Finish, Started, Tokens
-from app.http.errors import ApiError, bad_request, internal, too_many
-from app.protocol.response_tools import CalledTool
-from app.protocol.responses import ResponseObject, ResponsesRequest
+from app.engine.core.outputs import EngineOutput, Failed, Finish, Started, Tokens
+from app.serving.api.identity import ResponseMeta
+from app.serving.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
+from app.serving.http.errors import ApiError, bad_request, internal, too_many
+from app.serving.protocol.response_tools import CalledTool
+from app.serving.protocol.responses import ResponseObject, ResponsesRequest
 from tests.api.segments import IMAGE, THOUGHT, Segment, body_of, call, segments, told, whole
 from tests.conformance.wire import parsed
 

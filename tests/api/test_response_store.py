@@ -8,11 +8,11 @@ from typing import Any
 import gevent
 import pytest
 
-from app.api.identity import ResponseMeta
-from app.api.responses.store import EventLog, Follower, KeptResponse, ResponseStore
-from app.api.responses.writer import new_response
-from app.http.errors import ApiError
-from app.protocol.responses import ResponsesRequest
+from app.serving.api.identity import ResponseMeta
+from app.serving.api.responses.store import EventLog, Follower, KeptResponse, ResponseStore
+from app.serving.api.responses.writer import new_response
+from app.serving.http.errors import ApiError
+from app.serving.protocol.responses import ResponsesRequest
 from tests.protocol.refused import refused
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from app.api.sampling import MOST_LOOKED_AT, SamplingDefaults, ThoughtTokens, check_real
-from app.engine.wire import Sampling, Thoughts
-from app.http.errors import ApiError
-from app.protocol.completions import CompletionRequest
-from app.protocol.decoding import decode
-from app.protocol.plain import PlainCompletion
+from app.engine.core.wire import Sampling, Thoughts
+from app.serving.api.sampling import MOST_LOOKED_AT, SamplingDefaults, ThoughtTokens, check_real
+from app.serving.http.errors import ApiError
+from app.serving.protocol.completions import CompletionRequest
+from app.serving.protocol.decoding import decode
+from app.serving.protocol.plain import PlainCompletion
 
 OWN = SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.05)
 

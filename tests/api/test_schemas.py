@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import pytest
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from app.api.openapi.document import REFERENCE, Schema, Schemas
+from app.serving.api.openapi.document import REFERENCE, Schema, Schemas
 
 STRING, INTEGER, NULL = {"type": "string"}, {"type": "integer"}, {"type": "null"}
 

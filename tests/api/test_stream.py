@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.api.stream import COMMENT, SLICE_TOKENS
-from app.engine.outputs import EngineOutput, Failed, Started, Tokens
+from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
+from app.serving.api.stream import COMMENT, SLICE_TOKENS
 from tests.api.served_stream import END, Plain, Served, Socket, tokens, unframed
 
 

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from app.api.anthropic.routes import _disabled_effort, _merges_system
-from app.api.chat.prompt import chat_options
-from app.api.chat.thinking import thinking
-from app.api.frontend import ChatRules
-from app.protocol.chat import ChatCompletionRequest
-from app.tokenization import PLAIN_CHAT, ChatOptions
-from app.tokenization.base import ChatTemplateError, Message
+from app.serving.api.anthropic.routes import _disabled_effort, _merges_system
+from app.serving.api.chat.prompt import chat_options
+from app.serving.api.chat.thinking import thinking
+from app.serving.api.frontend import ChatRules
+from app.serving.protocol.chat import ChatCompletionRequest
+from app.text import PLAIN_CHAT, ChatOptions
+from app.text.base import ChatTemplateError, Message
 
 OFF, ON = {"enable_thinking": False}, {"enable_thinking": True}
 THINKING_OFF = {"thinking": False}

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from app.api.chat.tools import ANY_OBJECT, check_tool_choice, constraint_of, tag_of, tool_calls_of
-from app.engine.request import Constraint, ToolCalls
-from app.http.errors import ApiError
-from app.protocol.chat import ChatCompletionRequest
-from app.protocol.decoding import decode
-from app.protocol.options import StructuredOutputs
-from app.protocol.validation import constrained_outputs
-from app.schema import Schemas
+from app.engine.core.request import Constraint, ToolCalls
+from app.engine.forms.schema import Schemas
+from app.serving.api.chat.tools import ANY_OBJECT, check_tool_choice, constraint_of, tag_of, tool_calls_of
+from app.serving.http.errors import ApiError
+from app.serving.protocol.chat import ChatCompletionRequest
+from app.serving.protocol.decoding import decode
+from app.serving.protocol.options import StructuredOutputs
+from app.serving.protocol.validation import constrained_outputs
 from config.settings import ToolSettings
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("look", "go")]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app.engine.batch import Batch
-from app.engine.scheduler import Scheduler
-from app.engine.step_cost import StepCost
-from app.fidelity.pod import OfflineRequest, scheduler_limits
-from app.kvcache.block_pool import CountedBlocks
+from app.engine.core.batch import Batch
+from app.engine.core.scheduler import Scheduler
+from app.engine.core.step_cost import StepCost
+from app.engine.kvcache.block_pool import CountedBlocks
+from app.lab.fidelity.pod import OfflineRequest, scheduler_limits
 from benchmarks.rehearse.playing import Clock, Token
 from config.profile import CostConstants, EngineLimits
 

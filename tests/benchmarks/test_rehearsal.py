@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app import cli
-from app.fidelity.benchmark_files import read_recordings
-from app.fidelity.fitting import Recording
-from app.load.synthetic import Between, Recipe
-from app.load.trace import Load
+from app.lab.fidelity.benchmark_files import read_recordings
+from app.lab.fidelity.fitting import Recording
+from app.lab.load.synthetic import Between, Recipe
+from app.lab.load.trace import Load
 from benchmarks.rehearse import command, report
 from benchmarks.rehearse.playing import TURNAROUND_S, Played, RecordedStep, play_offline, play_on
 from benchmarks.rehearse.rehearsal import Comparison, Figure, Rehearsal, draw_loads, limits_for, rehearse

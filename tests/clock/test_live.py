@@ -8,7 +8,7 @@ import time
 import gevent
 import pytest
 
-from app.clock.clock import Alarm, LiveClock, LoopTimer, TimerFd
+from app.base.clock.clock import Alarm, LiveClock, LoopTimer, TimerFd
 
 SOON_S = 0.01
 PATIENCE_S = 2.0

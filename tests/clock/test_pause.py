@@ -9,8 +9,8 @@ import textwrap
 import gevent
 import pytest
 
-from app.clock.clock import VirtualClock
-from app.clock.pause import Pace, Slices, call_off_hub, pause_if_possible
+from app.base.clock.clock import VirtualClock
+from app.base.clock.pause import Pace, Slices, call_off_hub, pause_if_possible
 from tests.running_server import ROOT
 
 
@@ -69,7 +69,7 @@ def test_a_call_returns_and_raises_as_it_does_anywhere() -> None:
 def test_beside_the_loop_an_error_is_raised_and_not_printed() -> None:
     program = """
     from gevent import monkey; monkey.patch_all()
-    from app.clock.pause import call_off_hub
+    from app.base.clock.pause import call_off_hub
     try:
         call_off_hub(int, "x")
     except ValueError:

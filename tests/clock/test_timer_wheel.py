@@ -7,8 +7,8 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.clock.clock import VirtualClock
-from app.clock.timer_wheel import LEAD_S, SLOTS_PER_S, TimerWheel
+from app.base.clock.clock import VirtualClock
+from app.base.clock.timer_wheel import LEAD_S, SLOTS_PER_S, TimerWheel
 
 SLOT_S = 1 / SLOTS_PER_S
 

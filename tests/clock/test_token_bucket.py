@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.clock.token_bucket import ROUNDING_S, TokenBucket
+from app.base.clock.token_bucket import ROUNDING_S, TokenBucket
 
 rates = st.floats(0.01, 1e6)
 bursts = st.floats(0.5, 1e5)

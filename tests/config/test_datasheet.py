@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.batch import Batch, SequenceState
-from app.engine.step_cost import StepCost
+from app.engine.core.batch import Batch, SequenceState
+from app.engine.core.step_cost import StepCost
 from config import ConfigError
 from config.datasheet import datasheet_profile, profile_of
 from config.devices import DEVICES

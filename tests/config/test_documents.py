@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from app.engine.timing import PerRequestTiming
+from app.engine.core.timing import PerRequestTiming
 from config import VERSION
 from config.document import PAGE, render
 from config.flags import usage

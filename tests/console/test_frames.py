@@ -15,8 +15,8 @@ from app.console import feed as feeds
 from app.console.bars import Origin
 from app.console.feed import MOST_CONSOLES, ClientQueue, Feed
 from app.console.frames import Frame
-from app.engine.batch import Phase
-from app.http.errors import ApiError
+from app.engine.core.batch import Phase
+from app.serving.http.errors import ApiError
 from config.settings import StepSettings
 from tests.console.watched import Page, Watched, quick_profile
 

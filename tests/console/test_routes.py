@@ -12,7 +12,7 @@ from app.console import page
 from app.console.bars import MOST_CHARACTERS, Origin
 from app.console.page import FOLDER, SCRIPTS, STYLES
 from app.console.routes import SHOWN_SETTING, shown, told
-from app.engine.request import ScriptedReply
+from app.engine.core.request import ScriptedReply
 from config.loader import load
 from config.settings import TABLE
 from tests.application import application, request

@@ -11,7 +11,7 @@ from app.console.bars import Origin
 from app.console.blocks import FREE
 from app.console.frames import FIGURES, Frame, Picture, event_of
 from app.console.observer import Observer
-from app.engine.lifecycle import Lifecycle
+from app.engine.core.lifecycle import Lifecycle
 from config.datasheet import profile_of
 from config.profile import Profile
 from tests.engine.harness import Harness

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from app.dataset.dataset import Dataset, open_dataset
-from app.tokenization import LocalTokenizer, default_tokenizer
+from app.engine.dataset.dataset import Dataset, open_dataset
+from app.text import LocalTokenizer, default_tokenizer
 from tests.dataset.files import Row, make_file
 
 Opener = Callable[[Sequence[Row]], Dataset]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dataset.catalogue import Catalogue, ids_hash, text_hash
+from app.engine.dataset.catalogue import Catalogue, ids_hash, text_hash
 
 HASHES = [ids_hash([number]) for number in range(3)]
 Rows = list[tuple[bytes, int, int]]

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from app.cli import main
-from app.dataset.catalogue import ids_hash
-from app.dataset.command import Recorder, conversations, pairs
-from app.dataset.dataset import open_dataset
-from app.dataset.tokens import DatasetError
-from app.tokenization import LocalTokenizer, TokenizerInputError
+from app.engine.dataset.catalogue import ids_hash
+from app.engine.dataset.command import Recorder, conversations, pairs
+from app.engine.dataset.dataset import open_dataset
+from app.engine.dataset.tokens import DatasetError
+from app.text import LocalTokenizer, TokenizerInputError
 from tests.running_server import ROOT
 
 

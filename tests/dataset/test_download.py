@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from app.dataset import DatasetError, prepare
-from app.dataset.download import Advance, bar, download, line, lines, shown
+from app.engine.dataset import DatasetError, prepare
+from app.engine.dataset.download import Advance, bar, download, line, lines, shown
 from config.settings import DatasetSettings
 from tests.dataset.file_server import Shop, open_shop
 from tests.running_server import free_port
@@ -230,14 +230,14 @@ def test_a_log_without_a_terminal_tells_each_tenth(
     shop: Shop, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shop.content = CONTENT * 30
-    with caplog.at_level(logging.INFO, "app.dataset"):
+    with caplog.at_level(logging.INFO, "app.engine.dataset"):
         download(shop.url, path)
     assert len(caplog.messages) >= 3
     assert "download of replies.sqlite3" in caplog.text
 
 
 def test_a_line_comes_for_each_tenth(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "app.dataset")
+    caplog.set_level(logging.INFO, "app.engine.dataset")
     with lines("x", 0, 1000, lambda: 1.0) as advance:
         for _ in range(100):
             advance(10)
@@ -252,7 +252,7 @@ def test_a_line_tells_share_speed_and_the_time_that_is_left() -> None:
 def test_what_was_there_before_counts_for_the_share_but_not_for_the_speed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "app.dataset")
+    caplog.set_level(logging.INFO, "app.engine.dataset")
     moments = iter([0.0, 10.0])
     with lines("x", 80_000_000, 100_000_000, lambda: next(moments)) as advance:
         advance(10_000_000)

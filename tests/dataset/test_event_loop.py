@@ -18,8 +18,8 @@ import os, sqlite3, sys
 from pathlib import Path
 from random import Random
 import gevent
-from app.dataset.dataset import open_dataset
-from app.tokenization import default_tokenizer
+from app.engine.dataset.dataset import open_dataset
+from app.text import default_tokenizer
 
 path, prompt = Path(sys.argv[1]), [1, 2, 3]
 """
@@ -92,5 +92,7 @@ def test_greenlets_look_up_at_once_and_a_fork_is_outlived(file: Path) -> None:
 
 
 def test_a_server_without_datasets_does_not_load_their_library() -> None:
-    script = "import app.dataset, sys; assert 'sqlalchemy' not in sys.modules and 'tqdm' not in sys.modules"
+    script = (
+        "import app.engine.dataset, sys; assert 'sqlalchemy' not in sys.modules and 'tqdm' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=60)

@@ -10,9 +10,9 @@ from random import Random
 
 import pytest
 
-from app.dataset import DatasetError, open_datasets, prepare
-from app.dataset.dataset import open_dataset
-from app.tokenization import LocalTokenizer
+from app.engine.dataset import DatasetError, open_datasets, prepare
+from app.engine.dataset.dataset import open_dataset
+from app.text import LocalTokenizer
 from config.settings import DatasetSettings
 from tests.dataset.files import PROMPT, TABLE, make_file, row
 

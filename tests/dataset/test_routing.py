@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from app.dataset import Datasets, open_datasets
-from app.tokenization import LocalTokenizer
+from app.engine.dataset import Datasets, open_datasets
+from app.text import LocalTokenizer
 from config import ConfigError
 from config.loader import load
 from config.settings import DatasetSettings

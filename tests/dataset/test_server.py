@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import requests
 
-from app.dataset.catalogue import ids_hash
-from app.tokenization import LocalTokenizer
+from app.engine.dataset.catalogue import ids_hash
+from app.text import LocalTokenizer
 from tests.dataset.file_server import open_shop
 from tests.dataset.files import Row, make_file
 from tests.running_server import RunningServer, running_server

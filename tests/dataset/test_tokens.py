@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dataset.tokens import NO_ID, DatasetError, Tokens, completed, decode, encode
-from app.tokenization import LocalTokenizer
+from app.engine.dataset.tokens import NO_ID, DatasetError, Tokens, completed, decode, encode
+from app.text import LocalTokenizer
 
 IDS, STRINGS = [7, 8], ["a", "b"]
 

@@ -7,25 +7,25 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from app.clock.clock import VirtualClock
-from app.clock.streams import Streams
-from app.clock.timer_wheel import SLOTS_PER_S
-from app.dataset import Datasets
-from app.engine.cache_manager import KVCacheManager
-from app.engine.client import Handle
-from app.engine.engine import Engine
-from app.engine.outputs import EngineOutput, Failed, Started, Tokens
-from app.engine.request import EngineRequest, Observer
-from app.kvcache.cache import KVCache
-from app.kvcache.events import KVEvent
-from app.kvcache.hashing import BlockHasher
-from app.kvcache.prompt import Adapter
-from app.lora.adapters import LoRASlots
-from app.metrics.recorder import Recorder
-from app.schema import Schemas
-from app.simulated.corpus import Corpus, sample_sentences
-from app.simulated.model import SimulatedModel
-from app.tokenization import Tokenizer, load_tokenizer
+from app.base.clock.clock import VirtualClock
+from app.base.clock.streams import Streams
+from app.base.clock.timer_wheel import SLOTS_PER_S
+from app.base.metrics.recorder import Recorder
+from app.engine.core.cache_manager import KVCacheManager
+from app.engine.core.client import Handle
+from app.engine.core.engine import Engine
+from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
+from app.engine.core.request import EngineRequest, Observer
+from app.engine.dataset import Datasets
+from app.engine.forms.schema import Schemas
+from app.engine.kvcache.cache import KVCache
+from app.engine.kvcache.events import KVEvent
+from app.engine.kvcache.hashing import BlockHasher
+from app.engine.kvcache.prompt import Adapter
+from app.engine.lora.adapters import LoRASlots
+from app.engine.simulated.corpus import Corpus, sample_sentences
+from app.engine.simulated.model import SimulatedModel
+from app.text import Tokenizer, load_tokenizer
 from config.profile import Profile
 from config.settings import KVCacheSettings, LatencySettings, ReplySettings, SchedulingSettings, Settings
 

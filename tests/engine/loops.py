@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from app.engine.batch import Batch
-from app.engine.scheduler import Scheduler
-from app.engine.step_cost import StepCost
-from app.engine.step_loop import StepLoop
-from app.fidelity.pod import OfflineRequest
+from app.engine.core.batch import Batch
+from app.engine.core.scheduler import Scheduler
+from app.engine.core.step_cost import StepCost
+from app.engine.core.step_loop import StepLoop
+from app.lab.fidelity.pod import OfflineRequest
 from config.profile import Profile
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from app.engine.batch import SchedulerLimits
+from app.engine.core.batch import SchedulerLimits
 
 
 @dataclass(eq=False)

@@ -11,10 +11,11 @@ import gevent
 import msgspec
 import zmq.green as zmq
 
-from app.clock.clock import VirtualClock
-from app.engine.outputs import EngineOutput, Failed, Tokens
-from app.engine.remote import RemoteEngine
-from app.engine.wire import (
+from app.base.clock.clock import VirtualClock
+from app.base.metrics.recorder import Recorder
+from app.engine.core.outputs import EngineOutput, Failed, Tokens
+from app.engine.core.remote import RemoteEngine
+from app.engine.core.wire import (
     Abort,
     Answer,
     Command,
@@ -26,7 +27,6 @@ from app.engine.wire import (
     Order,
     Ready,
 )
-from app.metrics.recorder import Recorder
 from config.settings import SchedulingSettings, Settings
 from tests.engine.harness import START_S, engine_request
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.engine.outputs import EngineOutput, Failed
-from app.engine.request import EngineRequest
+from app.engine.core.outputs import EngineOutput, Failed
+from app.engine.core.request import EngineRequest
 from tests.engine.harness import Harness, engine_request
 
 FIELDS = st.fixed_dictionaries(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.engine.errors import QueueFull
-from app.engine.outputs import Failed, Started
+from app.engine.core.errors import QueueFull
+from app.engine.core.outputs import Failed, Started
 from tests.engine.harness import Harness
 from tests.engine.stepped import PROFILE
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.errors import Draining, EngineError, QueueFull, TooManyRequests
-from app.engine.outputs import EngineOutput, Failed, Started, Tokens
+from app.engine.core.errors import Draining, EngineError, QueueFull, TooManyRequests
+from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
 from tests.engine.harness import SLOT_S, START_S, Harness, engine_request
 
 SLOW = {"time_to_first_token": 0.5, "inter_token_latency": 0.1}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from app.engine.outputs import EngineOutput, Failed
-from app.engine.reply import Reply
-from app.engine.request import EngineRequest
+from app.engine.core.outputs import EngineOutput, Failed
+from app.engine.core.reply import Reply
+from app.engine.core.request import EngineRequest
 from tests.engine.harness import Harness, engine_request
 from tests.engine.stepped import stepped
 

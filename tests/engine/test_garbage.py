@@ -15,12 +15,12 @@ import gevent.socket
 import pytest
 
 from app import create_app
-from app.server.connections import Connections
-from app.server.fair_turns import FairTurns
-from app.server.fast.connection import FastConnection
-from app.server.fast.path import FastPath
-from app.server.logs import ServerLogger
-from app.web.application import Understudy
+from app.serving.flask.application import Understudy
+from app.serving.gunicorn.connections import Connections
+from app.serving.gunicorn.fair_turns import FairTurns
+from app.serving.gunicorn.fast.connection import FastConnection
+from app.serving.gunicorn.fast.path import FastPath
+from app.serving.gunicorn.logs import ServerLogger
 from config.loader import load
 
 pytestmark = pytest.mark.slow

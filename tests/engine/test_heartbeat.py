@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.engine.heartbeat import EVERY_S, Heartbeat, Silence
+from app.engine.core.heartbeat import EVERY_S, Heartbeat, Silence
 
 
 class Moved:

@@ -9,9 +9,9 @@ from typing import Any
 import gevent
 import pytest
 
-from app.clock.clock import LiveClock, VirtualClock
-from app.engine.outputs import EngineOutput, Started
-from app.engine.sequence import MOST_AT_ONCE, STARTED_AT_ONCE
+from app.base.clock.clock import LiveClock, VirtualClock
+from app.engine.core.outputs import EngineOutput, Started
+from app.engine.core.sequence import MOST_AT_ONCE, STARTED_AT_ONCE
 from tests.engine.harness import START_S, Harness, engine_request
 
 LONGEST_S = 0.02

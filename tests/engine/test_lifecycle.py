@@ -11,8 +11,8 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from app.engine.errors import CallerLeft, MemoryNotResident, PauseNotComplete
-from app.engine.lifecycle import Lifecycle, PauseMode
+from app.engine.core.errors import CallerLeft, MemoryNotResident, PauseNotComplete
+from app.engine.core.lifecycle import Lifecycle, PauseMode
 from tests.engine.harness import Harness
 
 STATES = ("awake", "weights_offloaded", "discard_all")

@@ -17,10 +17,10 @@ import pytest
 import requests
 import yaml
 
-from app.engine.batch import SchedulerLimits
-from app.engine.scheduler import Scheduler
-from app.fidelity.pod import OfflineRequest
-from app.kvcache.block_pool import CountedBlocks
+from app.engine.core.batch import SchedulerLimits
+from app.engine.core.scheduler import Scheduler
+from app.engine.kvcache.block_pool import CountedBlocks
+from app.lab.fidelity.pod import OfflineRequest
 from config.profile import SHIPPED, Profile, read_profile
 from tests.engine.loops import ClientLoop
 from tests.running_server import RunningServer, running_server

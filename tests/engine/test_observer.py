@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from app.engine.outputs import EngineOutput
-from app.engine.request import EngineRequest, Outcome, Watch
+from app.engine.core.outputs import EngineOutput
+from app.engine.core.request import EngineRequest, Outcome, Watch
 from tests.engine.harness import START_S, Harness, engine_request
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.engine.outputs import EngineOutput, Part, Started, Tokens
+from app.engine.core.outputs import EngineOutput, Part, Started, Tokens
 from config.profile import SpeculationRates, read_profile
 from tests.engine.harness import Harness, engine_request
 

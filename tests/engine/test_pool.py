@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.engine.scheduler import FIRST, SLACK, WaitingQueue
-from app.engine.timeline import MOST_PER_TURN, SequencePool
-from app.lora.adapters import LoRASlots
+from app.engine.core.scheduler import FIRST, SLACK, WaitingQueue
+from app.engine.core.timeline import MOST_PER_TURN, SequencePool
+from app.engine.lora.adapters import LoRASlots
 
 
 class Waiter:

@@ -9,19 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.clock.clock import VirtualClock
-from app.clock.streams import Streams
-from app.engine.cache_manager import KVCacheManager
-from app.engine.engine import Engine
-from app.engine.outputs import Started
-from app.engine.reply import LENGTH, Model, Reply
-from app.engine.request import EngineRequest
-from app.kvcache.cache import KVCache
-from app.kvcache.events import KVEvent
-from app.kvcache.hashing import BlockHasher
-from app.kvcache.prompt import Adapter
-from app.lora.adapters import LoRASlots
-from app.metrics.recorder import Recorder
+from app.base.clock.clock import VirtualClock
+from app.base.clock.streams import Streams
+from app.base.metrics.recorder import Recorder
+from app.engine.core.cache_manager import KVCacheManager
+from app.engine.core.engine import Engine
+from app.engine.core.outputs import Started
+from app.engine.core.reply import LENGTH, Model, Reply
+from app.engine.core.request import EngineRequest
+from app.engine.kvcache.cache import KVCache
+from app.engine.kvcache.events import KVEvent
+from app.engine.kvcache.hashing import BlockHasher
+from app.engine.kvcache.prompt import Adapter
+from app.engine.lora.adapters import LoRASlots
 from config.profile import Profile, read_profile
 from config.settings import LatencySettings, Settings
 from tests.engine.harness import engine_request

@@ -11,9 +11,9 @@ import gevent
 import pytest
 from msgspec.structs import asdict
 
-from app.engine.errors import Draining, EngineDead, QueueFull, TooManyRequests
-from app.engine.outputs import EngineOutput, Started
-from app.engine.wire import Answer, Command, EngineCoreOutput, Load, Sampling
+from app.engine.core.errors import Draining, EngineDead, QueueFull, TooManyRequests
+from app.engine.core.outputs import EngineOutput, Started
+from app.engine.core.wire import Answer, Command, EngineCoreOutput, Load, Sampling
 from tests.engine.harness import START_S, engine_request
 from tests.engine.played_engine import DEADLINE_S, Worker, until, worker
 

@@ -10,9 +10,9 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from app.engine.errors import CallerLeft, CommandFailed
-from app.engine.remote import RemoteLifecycle
-from app.engine.wire import Answer
+from app.engine.core.errors import CallerLeft, CommandFailed
+from app.engine.core.remote import RemoteLifecycle
+from app.engine.core.wire import Answer
 from tests.engine.played_engine import DEADLINE_S, Worker, until, worker
 
 T = TypeVar("T")

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from app.engine.errors import EngineFailed, RequestRefused
-from app.engine.outputs import (
+from app.base.metrics.recorder import Recorder
+from app.engine.core.errors import EngineFailed, RequestRefused
+from app.engine.core.outputs import (
     EngineOutput,
     Failed,
     Finish,
@@ -19,11 +20,10 @@ from app.engine.outputs import (
     TokenLogprob,
     Tokens,
 )
-from app.engine.remote_sequence import RemoteSequence
-from app.engine.request import Outcome
-from app.engine.sequence import Submission
-from app.engine.wire import EngineCoreOutput, WireLogprob
-from app.metrics.recorder import Recorder
+from app.engine.core.remote_sequence import RemoteSequence
+from app.engine.core.request import Outcome
+from app.engine.core.sequence import Submission
+from app.engine.core.wire import EngineCoreOutput, WireLogprob
 from tests.engine.harness import engine_request
 
 ARRIVAL_S, NOW_S = 100.0, 109.0

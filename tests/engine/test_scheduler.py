@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.batch import Batch, SchedulerLimits, SequenceState
-from app.engine.scheduler import Scheduler
-from app.kvcache.block_pool import CountedBlocks
+from app.engine.core.batch import Batch, SchedulerLimits, SequenceState
+from app.engine.core.scheduler import Scheduler
+from app.engine.kvcache.block_pool import CountedBlocks
 from tests.engine.plain_scheduler import Plain, PlainScheduler
 
 BLOCK = 4

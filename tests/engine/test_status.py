@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from app import console
-from app.engine.batch import Phase, SequenceStatus
-from app.engine.sequence import Sequence
+from app.engine.core.batch import Phase, SequenceStatus
+from app.engine.core.sequence import Sequence
 from config.profile import read_profile
 from config.settings import StepSettings
 from tests.engine.harness import BLOCK_TOKENS, START_S, Harness

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.engine.batch import SchedulerLimits
-from app.engine.outputs import Started
-from app.engine.scheduler import Scheduler
-from app.fidelity.pod import OfflineRequest
-from app.kvcache.block_pool import CountedBlocks
+from app.engine.core.batch import SchedulerLimits
+from app.engine.core.outputs import Started
+from app.engine.core.scheduler import Scheduler
+from app.engine.kvcache.block_pool import CountedBlocks
+from app.lab.fidelity.pod import OfflineRequest
 from config.profile import FrontCosts, SpeculationRates
 from config.settings import StepSettings
 from tests.engine.harness import BLOCK_TOKENS, START_S, Harness

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from app.engine.outputs import Part, Started, TokenLogprob, Tokens
-from app.engine.reply import LENGTH, STOP, Reply, joined
-from app.engine.sequence import MOST_AT_ONCE
-from app.engine.timing import PerRequestTiming
+from app.engine.core.outputs import Part, Started, TokenLogprob, Tokens
+from app.engine.core.reply import LENGTH, STOP, Reply, joined
+from app.engine.core.sequence import MOST_AT_ONCE
+from app.engine.core.timing import PerRequestTiming
 from config.settings import LatencySettings
 from tests.engine.harness import BLOCK_TOKENS, START_S, Harness
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.timing import PerRequestTiming
+from app.engine.core.timing import PerRequestTiming
 from config.settings import LatencySettings
 
 

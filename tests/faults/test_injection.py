@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from app.faults.fault import draw_failure, error_type, failure, returned_error
+from app.serving.faults.fault import draw_failure, error_type, failure, returned_error
 from config.sections.api import FAILURE_TYPES
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.faults.injector import FaultInjector
+from app.serving.faults.injector import FaultInjector
 from config.live import LiveSettings
 from config.loader import load
 from tests.faults.asking import Moment, asking

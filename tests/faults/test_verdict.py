@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.faults.audit import (
+from app.serving.faults.audit import (
     MOST_FAILED,
     MOST_NAMES,
     MOST_PATHS,

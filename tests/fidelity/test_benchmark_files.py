@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.fidelity.benchmark_files import read_recordings
-from app.fidelity.fitting import Recording
+from app.lab.fidelity.benchmark_files import read_recordings
+from app.lab.fidelity.fitting import Recording
 from config import ConfigError
 
 VLLM: dict[str, object] = {

@@ -11,11 +11,11 @@ from random import Random
 import msgspec
 import pytest
 
-from app.fidelity import calibrate
-from app.fidelity.calibrate import as_yaml, constants_table, warnings
-from app.fidelity.fitting import CONSTANTS, Certainty, Problem, Recording, Run, make_problem, replay
-from app.fidelity.search import Search, certainties, mapped
-from app.load.report import whole_file
+from app.lab.fidelity import calibrate
+from app.lab.fidelity.calibrate import as_yaml, constants_table, warnings
+from app.lab.fidelity.fitting import CONSTANTS, Certainty, Problem, Recording, Run, make_problem, replay
+from app.lab.fidelity.search import Search, certainties, mapped
+from app.lab.load.report import whole_file
 from config import ConfigError
 from config.profile import Profile, read_profile
 

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from app.cli import main
-from app.fidelity.simulate import run
-from app.fidelity.summary import read_objectives, read_sweep
-from app.load.report import Progress
+from app.lab.fidelity.simulate import run
+from app.lab.fidelity.summary import read_objectives, read_sweep
+from app.lab.load.report import Progress
 from tests.running_server import ROOT
 
 HEADER = "arrival_s,input_tokens,output_tokens\n"

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from app.console.page import report_of
-from app.engine.batch import Phase
-from app.fidelity import film as films
-from app.fidelity.film import Film
-from app.fidelity.simulate import run
-from app.fidelity.simulation import Outcome, Plan, simulate
-from app.load.synthetic import Between, Recipe, draw_load
-from app.load.trace import Load
+from app.engine.core.batch import Phase
+from app.lab.fidelity import film as films
+from app.lab.fidelity.film import Film
+from app.lab.fidelity.simulate import run
+from app.lab.fidelity.simulation import Outcome, Plan, simulate
+from app.lab.load.synthetic import Between, Recipe, draw_load
+from app.lab.load.trace import Load
 from config.datasheet import profile_of
 from tests.console.watched import Page
 

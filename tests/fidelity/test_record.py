@@ -12,10 +12,10 @@ from time import perf_counter
 
 import pytest
 
-from app.fidelity import record
-from app.fidelity.benchmark_files import read_recordings
-from app.fidelity.record import read_target
-from app.load.recording_client import RecordError, RecordingClient, Wanted
+from app.lab.fidelity import record
+from app.lab.fidelity.benchmark_files import read_recordings
+from app.lab.fidelity.record import read_target
+from app.lab.load.recording_client import RecordError, RecordingClient, Wanted
 from config import ConfigError
 from tests.running_server import RunningServer
 

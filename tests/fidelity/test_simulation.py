@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.batch import Batch, SchedulerLimits
-from app.engine.scheduler import Scheduler
-from app.fidelity.pod import (
+from app.engine.core.batch import Batch, SchedulerLimits
+from app.engine.core.scheduler import Scheduler
+from app.engine.kvcache.block_pool import CountedBlocks
+from app.lab.fidelity.pod import (
     GroupedRequest,
     OfflineRequest,
     PrefixBlocks,
@@ -21,10 +22,9 @@ from app.fidelity.pod import (
     scheduler_limits,
     shared_keys,
 )
-from app.fidelity.simulation import Outcome, Plan, Simulation, simulate
-from app.kvcache.block_pool import CountedBlocks
-from app.load.policies import BLIND, POLICIES
-from app.load.trace import Load
+from app.lab.fidelity.simulation import Outcome, Plan, Simulation, simulate
+from app.lab.load.policies import BLIND, POLICIES
+from app.lab.load.trace import Load
 from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from tests.engine.loops import ClientLoop
 

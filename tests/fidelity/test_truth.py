@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from app.fidelity.simulate import run
-from app.fidelity.summary import STATISTICS, spread
+from app.lab.fidelity.simulate import run
+from app.lab.fidelity.summary import STATISTICS, spread
 from tests.needs import RECORDING
 
 RUNS = RECORDING.parent / "truth" / "qwen3-14b-h100-vllm-0.23"

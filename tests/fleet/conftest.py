@@ -9,11 +9,11 @@ from random import Random
 import gevent
 import pytest
 
-from app.factory import tokenizer_of
-from app.fleet.command import Options, read, with_policies
-from app.fleet.fleet import Fleet, make_plan, running_fleet
-from app.load.workload import Workload, make_workload
-from app.simulated.corpus import Corpus, sample_sentences
+from app.engine.simulated.corpus import Corpus, sample_sentences
+from app.lab.fleet.command import Options, read, with_policies
+from app.lab.fleet.fleet import Fleet, make_plan, running_fleet
+from app.lab.load.workload import Workload, make_workload
+from app.wiring.factory import tokenizer_of
 from config.loader import load
 
 FAST = ["--prefill-time-per-token", "20us", "--prefill-overhead", "2ms", "--inter-token-latency", "0"]

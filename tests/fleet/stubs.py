@@ -13,9 +13,9 @@ import gevent
 from gevent.event import Event
 from gevent.server import StreamServer
 
-from app.fleet.proxy import Proxy, server_of
-from app.fleet.routing import Policy
-from app.http.client import JSON, Connection
+from app.lab.fleet.proxy import Proxy, server_of
+from app.lab.fleet.routing import Policy
+from app.serving.http.client import JSON, Connection
 from tests.running_server import free_port
 
 PATIENCE_S = 5.0

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from app.fleet.command import Options, Progress, demonstrate, proxied
-from app.fleet.fleet import Fleet
-from app.fleet.routing import Incoming
-from app.http.client import exchange
-from app.load.workload import Workload
+from app.lab.fleet.command import Options, Progress, demonstrate, proxied
+from app.lab.fleet.fleet import Fleet
+from app.lab.fleet.routing import Incoming
+from app.lab.load.workload import Workload
+from app.serving.http.client import exchange
 from tests.fleet import stubs
 
 

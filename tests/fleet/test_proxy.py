@@ -13,10 +13,10 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from app.fleet.proxy import Proxy
-from app.fleet.routing import Incoming, Indexer
-from app.http.client import JSON, Connection, exchange
-from app.load.policies import PrefixAware, RoundRobin
+from app.lab.fleet.proxy import Proxy
+from app.lab.fleet.routing import Incoming, Indexer
+from app.lab.load.policies import PrefixAware, RoundRobin
+from app.serving.http.client import JSON, Connection, exchange
 from tests.fleet import stubs
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from app.fleet.routing import CHAT, COMPLETIONS, Incoming, Indexer, policy_of
-from app.load.policies import POLICIES, IndexerError, PrefixAware, RandomChoice, RoundRobin
+from app.lab.fleet.routing import CHAT, COMPLETIONS, Incoming, Indexer, policy_of
+from app.lab.load.policies import POLICIES, IndexerError, PrefixAware, RandomChoice, RoundRobin
 from tests.fleet import stubs
 
 ANY = Incoming("/v1/completions", b"{}")

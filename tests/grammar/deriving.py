@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from app.grammar.compiling import compile_grammar, compile_structural_tag
-from app.schema import Ranges, Schemas
-from app.schema.derivation import Grammar, write
+from app.engine.forms.grammar.compiling import compile_grammar, compile_structural_tag
+from app.engine.forms.schema import Ranges, Schemas
+from app.engine.forms.schema.derivation import Grammar, write
 
 SIZES = (0, 5, 30, 120)
 SPOKEN = "said of this and that "

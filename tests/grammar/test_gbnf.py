@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.schema import SchemaError
+from app.engine.forms.schema import SchemaError
 from tests.grammar.deriving import grammar, text, texts
 
 JSON = r"""

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.grammar.notations import COMMON
-from app.schema import SchemaError
+from app.engine.forms.grammar.notations import COMMON
+from app.engine.forms.schema import SchemaError
 from tests.grammar.deriving import grammar, text, texts
 
 JSON = """

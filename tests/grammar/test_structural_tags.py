@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from app.grammar.compiling import compile_structural_tag
-from app.schema import SchemaError, Schemas
+from app.engine.forms.grammar.compiling import compile_structural_tag
+from app.engine.forms.schema import SchemaError, Schemas
 from tests.grammar.deriving import SPOKEN, tag, text, texts
 
 WEATHER = {

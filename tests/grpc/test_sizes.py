@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from smg_grpc_proto import vllm_engine_pb2 as messages
 
-from app.api.grpc.messages import LONG, MOST_TOKENS, check_size, varint
-from app.clock.pause import Slices
-from app.http.errors import ApiError
+from app.base.clock.pause import Slices
+from app.serving.api.grpc.messages import LONG, MOST_TOKENS, check_size, varint
+from app.serving.http.errors import ApiError
 from tests.grpc.client import generate
 
 pytestmark = pytest.mark.grpc

@@ -13,7 +13,7 @@ from math import inf, nan
 from random import Random
 from typing import Any
 
-from app.schema import Ranges, SchemaError, Schemas
+from app.engine.forms.schema import Ranges, SchemaError, Schemas
 from tests.hostile.good_bodies import GOOD
 
 NUMBERS: list[Any] = [0, -1, 1, 2, 17, 1.5, 2**31, 2**63, -(2**63) - 1, 2**64, 10**400, 1e-300, -1e308]

@@ -298,7 +298,7 @@ def test_the_health_check_asks_every_rank(three: RunningServer) -> None:
 
     def checked(size: int) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "app.server.healthcheck"],
+            [sys.executable, "-m", "app.serving.gunicorn.healthcheck"],
             cwd=ROOT,
             env={**env, "SIM_DATA_PARALLEL_SIZE": str(size)},
             capture_output=True,

@@ -21,7 +21,7 @@ import openai
 import pytest
 import requests
 
-from app.server.self_signed import make_pair
+from app.serving.gunicorn.self_signed import make_pair
 from tests.hostile.test_start import start_refused
 from tests.hostile.wire import PATIENCE_S, ask, http_post, wait_until
 from tests.running_server import ROOT, RunningServer, free_port, running_gunicorn, running_server
@@ -376,7 +376,7 @@ def test_the_health_check_knows_of_tls(files: Files) -> None:
     env = files.env(host="127.0.0.1")
     with running_gunicorn(env=env) as server:
         checked = subprocess.run(
-            [sys.executable, "-m", "app.server.healthcheck"],
+            [sys.executable, "-m", "app.serving.gunicorn.healthcheck"],
             cwd=ROOT,
             env={**os.environ, **env, "SIM_PORT": str(server.port)},
         )

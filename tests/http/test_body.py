@@ -11,9 +11,9 @@ from gunicorn.http.body import Body, ChunkedReader
 from gunicorn.http.errors import InvalidChunkSize
 from gunicorn.http.unreader import IterUnreader
 
-from app.http.body import CHUNKED_STEP, STEP, BodyLimits
-from app.http.context import Readable, RequestContext
-from app.http.errors import ApiError
+from app.serving.http.body import CHUNKED_STEP, STEP, BodyLimits
+from app.serving.http.context import Readable, RequestContext
+from app.serving.http.errors import ApiError
 from tests.application import request
 
 LIMITS = BodyLimits(most_bytes=100, timeout_s=0.05)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from werkzeug.test import EnvironBuilder
 
-from app.http.context import RequestContext, context_of
+from app.serving.http.context import RequestContext, context_of
 from tests.application import request
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.http.response import CountedBody, PendingResponse, Response, json_response
+from app.serving.http.response import CountedBody, PendingResponse, Response, json_response
 
 
 def served(response: Response) -> tuple[str, list[tuple[str, str]], Iterable[bytes]]:

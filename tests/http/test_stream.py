@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.http.connection import Connection
-from app.http.stream import LAST_CHUNK, StreamTransport, WriteBatcher
+from app.serving.http.connection import Connection
+from app.serving.http.stream import LAST_CHUNK, StreamTransport, WriteBatcher
 from tests.api.served_stream import unframed
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from app.kvcache.cache import KVCache
-from app.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from app.kvcache.hashing import BlockHasher
-from app.kvcache.prompt import Adapter, Placeholder
+from app.engine.kvcache.cache import KVCache
+from app.engine.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from app.engine.kvcache.hashing import BlockHasher
+from app.engine.kvcache.prompt import Adapter, Placeholder
 
 ALICE = Adapter("Alice", "/p/alice", 7)
 BOB = Adapter("Bob", "/p/bob", 8)

@@ -10,9 +10,9 @@ import gevent
 import msgspec
 import zmq.green as zmq
 
-from app.kvcache.endpoints import PublisherSettings
-from app.kvcache.events import BlockRemoved, EventBatch, KVEvent
-from app.kvcache.publisher import Publisher
+from app.engine.kvcache.endpoints import PublisherSettings
+from app.engine.kvcache.events import BlockRemoved, EventBatch, KVEvent
+from app.engine.kvcache.publisher import Publisher
 
 PATIENCE_S = 20.0
 TOPIC = "kv@10.0.0.1:8000@tiny"

@@ -6,8 +6,8 @@ import gc
 
 import pytest
 
-from app.kvcache.events import BlockStored
-from app.kvcache.prompt import Placeholder
+from app.engine.kvcache.events import BlockStored
+from app.engine.kvcache.prompt import Placeholder
 from tests.kvcache.caches import ALICE, BOB, begin, serve, small_cache, summary, tokens
 
 

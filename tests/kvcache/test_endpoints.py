@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.kvcache.endpoints import is_bound, is_ipv6, of_rank
+from app.engine.kvcache.endpoints import is_bound, is_ipv6, of_rank
 
 
 @pytest.mark.parametrize(

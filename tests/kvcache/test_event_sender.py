@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from app.clock.clock import VirtualClock
-from app.kvcache.endpoints import PublisherSettings
-from app.kvcache.event_sender import MESSAGE_BYTES, MOST_BATCHES, EventQueue, EventSender
-from app.kvcache.events import BlockRemoved, KVEvent, event_bytes
+from app.base.clock.clock import VirtualClock
+from app.engine.kvcache.endpoints import PublisherSettings
+from app.engine.kvcache.event_sender import MESSAGE_BYTES, MOST_BATCHES, EventQueue, EventSender
+from app.engine.kvcache.events import BlockRemoved, KVEvent, event_bytes
 from tests.kvcache.sockets import TOPIC, removed
 
 

@@ -14,9 +14,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvcache import cbor
-from app.kvcache.cbor import block_codes
-from app.kvcache.hashing import (
+from app.engine.kvcache import cbor
+from app.engine.kvcache.cbor import block_codes
+from app.engine.kvcache.hashing import (
     EXTRAS_MEMO_BYTES,
     PART_BLOCKS,
     Algorithm,
@@ -26,7 +26,7 @@ from app.kvcache.hashing import (
     low64,
     none_hash,
 )
-from app.kvcache.prompt import ExtraKeys, Placeholder
+from app.engine.kvcache.prompt import ExtraKeys, Placeholder
 from tests.kvcache.caches import ALICE
 
 IDS = range(1, 33)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvcache.memo import ENTRY_BYTES, Memo
+from app.engine.kvcache.memo import ENTRY_BYTES, Memo
 
 ONE = ENTRY_BYTES + 10
 """An entry of 10 bytes."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvcache.block_pool import Block, BlockPool, CountedBlocks, FreeQueue
+from app.engine.kvcache.block_pool import Block, BlockPool, CountedBlocks, FreeQueue
 
 HASH = b"h" * 32
 

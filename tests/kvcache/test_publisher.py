@@ -9,8 +9,8 @@ import gevent
 import pytest
 import zmq
 
-from app.kvcache.event_sender import MOST_BATCHES
-from app.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
+from app.engine.kvcache.event_sender import MOST_BATCHES
+from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 from tests.kvcache.sockets import TOPIC, Peers, meet, received, removed, until
 
 

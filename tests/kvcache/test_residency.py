@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from app.clock.clock import VirtualClock
-from app.kvcache.residency import LIFE_BYTES, Residency
+from app.base.clock.clock import VirtualClock
+from app.engine.kvcache.residency import LIFE_BYTES, Residency
 from tests.kvcache.caches import begin, serve, small_cache, tokens
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.kvcache.events import (
+from app.engine.kvcache.events import (
     LAYOUTS,
     AllBlocksCleared,
     BlockRemoved,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from app.kvcache.events import BlockHash, BlockRemoved, BlockStored, EventBatch, KVEvent
+from app.engine.kvcache.events import BlockHash, BlockRemoved, BlockStored, EventBatch, KVEvent
 
 PROMPT = list(range(100, 140))
 """Ten blocks of four tokens."""

@@ -10,7 +10,7 @@ from threading import Thread
 import gevent
 import zmq
 
-from app.kvcache.events import KVEvent, LayoutName, encoder
+from app.engine.kvcache.events import KVEvent, LayoutName, encoder
 from app.kvindex.backend import Backend
 from app.kvindex.event_pool import Pool, PoolSettings
 from app.kvindex.index import Index, IndexSettings

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvcache.events import BlockHash, BlockStored
-from app.kvcache.prompt import Placeholder
+from app.engine.kvcache.events import BlockHash, BlockStored
+from app.engine.kvcache.prompt import Placeholder
 from app.kvindex import alignment
 from app.kvindex.alignment import (
     MOST_BLOCK_TOKENS,

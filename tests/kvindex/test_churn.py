@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from app.kvcache.cache import KVCache
-from app.kvcache.events import EventBatch, LayoutName, encoder
-from app.kvcache.hashing import BlockHasher
-from app.kvcache.prompt import Adapter, ExtraKeys
+from app.engine.kvcache.cache import KVCache
+from app.engine.kvcache.events import EventBatch, LayoutName, encoder
+from app.engine.kvcache.hashing import BlockHasher
+from app.engine.kvcache.prompt import Adapter, ExtraKeys
 from app.kvindex.backend import Backend
 from app.kvindex.event_pool import Pool
 from app.kvindex.holders import bits

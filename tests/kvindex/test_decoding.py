@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.kvcache.events import (
+from app.engine.kvcache.events import (
     LAYOUTS,
     AllBlocksCleared,
     BlockRemoved,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.kvcache.events import AllBlocksCleared, BlockHash, KVEvent
+from app.engine.kvcache.events import AllBlocksCleared, BlockHash, KVEvent
 from app.kvindex import index as module
 from app.kvindex.backend import Outcome, Stamp
 from app.kvindex.decoding import Batch

@@ -14,7 +14,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvcache.prompt import Adapter, ExtraKeys, Placeholder
+from app.engine.kvcache.prompt import Adapter, ExtraKeys, Placeholder
 from app.kvindex.keys import (
     GENERATIONS,
     LINK_BLOCKS,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvcache.endpoints import is_name
+from app.engine.kvcache.endpoints import is_name
 from app.kvindex.pods import (
     MOST_NAME_BYTES,
     DnsTargets,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.kvcache.events import AllBlocksCleared, KVEvent, encoder
+from app.engine.kvcache.events import AllBlocksCleared, KVEvent, encoder
 from app.kvindex import event_pool
 from app.kvindex.backend import BackendUnavailable, Operation, Outcome, Stamp
 from app.kvindex.event_pool import MOST_PODS, Pool, PoolSettings

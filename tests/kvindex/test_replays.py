@@ -9,8 +9,8 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.kvcache.event_sender import END
-from app.kvcache.events import BlockStored, KVEvent
+from app.engine.kvcache.event_sender import END
+from app.engine.kvcache.events import BlockStored, KVEvent
 from app.kvindex import streams
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.pods import FixedTargets, PodEndpoint

@@ -12,8 +12,8 @@ import pytest
 import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.kvcache.events import EventBatch, encoder
-from app.kvcache.memo import Memo
+from app.engine.kvcache.events import EventBatch, encoder
+from app.engine.kvcache.memo import Memo
 from app.kvindex.backend import BackendUnavailable, RedisSettings, Remove
 from app.kvindex.index import IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
@@ -34,8 +34,8 @@ from app.kvindex.service import (
 )
 from app.kvindex.streams import Message
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
-from app.tokenization import LocalTokenizer, default_tokenizer
-from app.tokenization.base import TokenizerError, TokenizerLoadError
+from app.text import LocalTokenizer, default_tokenizer
+from app.text.base import TokenizerError, TokenizerLoadError
 from config import ConfigError
 from config.sections.kvindex import tier_weights
 from config.settings import KVIndexSettings, ModelSettings, Settings

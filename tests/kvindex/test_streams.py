@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvcache.events import KVEvent
+from app.engine.kvcache.events import KVEvent
 from app.kvindex import streams
 from app.kvindex.keys import fnv1a_32
 from app.kvindex.streams import Message, SequenceTracker, Verdict

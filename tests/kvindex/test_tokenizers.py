@@ -16,7 +16,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from app.clock.clock import VirtualClock
+from app.base.clock.clock import VirtualClock
 from app.kvindex.metrics import IndexMetrics
 from app.kvindex.tokenizers import (
     FAILURE_BYTES,
@@ -31,7 +31,7 @@ from app.kvindex.tokenizers import (
     discover,
     tokenizer_bytes,
 )
-from app.tokenization import (
+from app.text import (
     ChatOptions,
     LocalTokenizer,
     Tokenizer,
@@ -40,9 +40,9 @@ from app.tokenization import (
     TokenizerServiceError,
     default_tokenizer,
 )
-from app.tokenization.base import PLAIN_CHAT, Message
-from app.tokenization.files import TokenizerFolder
-from app.tokenization.render import RenderTokenizer
+from app.text.base import PLAIN_CHAT, Message
+from app.text.files import TokenizerFolder
+from app.text.render import RenderTokenizer
 from tests.running_server import ROOT
 from tests.tokenization.kinds import llama_3
 
@@ -374,8 +374,8 @@ from gevent import monkey
 if sys.argv[1] == "patched":
     monkey.patch_all()
 import gevent
-from app.clock.pause import share_loop
-from app.tokenization import TokenizerError, default_tokenizer
+from app.base.clock.pause import share_loop
+from app.text import TokenizerError, default_tokenizer
 from app.kvindex.tokenizers import Discovery, TokenizerLibrary
 
 share_loop()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.tokenization.loading import EMBEDDED
+from app.text.loading import EMBEDDED
 from tests.not_imported import skipped_without
 
 if TYPE_CHECKING:

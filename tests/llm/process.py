@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from app.engine.wire import (
+from app.engine.core.wire import (
     Abort,
     Answer,
     Command,

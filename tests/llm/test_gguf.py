@@ -18,9 +18,9 @@ from app.llm.errors import ModelLoadError
 from app.llm.gguf_file import GGUFFile
 from app.llm.loader import gguf_name, read_gguf, read_tensor
 from app.llm.model_files import load_tokenizer
-from app.tokenization import default_tokenizer
-from app.tokenization.huggingface import LocalTokenizer
-from app.tokenization.loading import EMBEDDED
+from app.text import default_tokenizer
+from app.text.huggingface import LocalTokenizer
+from app.text.loading import EMBEDDED
 from tests.llm.tiny import Shape, generate, make_engine, make_model, prompts
 
 pytestmark = pytest.mark.engine

@@ -174,5 +174,7 @@ def test_a_name_of_the_hub_is_found_in_its_cache(llm: LLM, model: str, tmp_path:
 
 
 def test_nothing_else_imports_torch() -> None:
-    code = "import sys, app.cli, app.factory, wsgi; sys.exit(bool({'torch', 'app.llm'} & {*sys.modules}))"
+    code = (
+        "import sys, app.cli, app.wiring.factory, wsgi; sys.exit(bool({'torch', 'app.llm'} & {*sys.modules}))"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=50).returncode == 0

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from app import cli
-from app.fidelity.benchmark_files import read_recordings
-from app.load.trace import Load
+from app.lab.fidelity.benchmark_files import read_recordings
+from app.lab.load.trace import Load
 from benchmarks.rehearse.command import OUTSIDE
 from benchmarks.rehearse.playing import Clock, play_offline, play_on
 from benchmarks.rehearse.real_engine import RealEngine, tiny_checkpoint

@@ -15,7 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from app.engine.heartbeat import LONGEST_SILENCE_S
+from app.engine.core.heartbeat import LONGEST_SILENCE_S
 from app.llm.llm import LLM
 from app.llm.sampling_params import SamplingParams
 from tests.conformance.recording import CASES, ENVIRONMENT, MORE_CASES, TOKENIZER, replay

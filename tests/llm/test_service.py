@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.engine.heartbeat import TELL_WHERE
-from app.engine.wire import Sampling
+from app.engine.core.heartbeat import TELL_WHERE
+from app.engine.core.wire import Sampling
 from app.llm.llm import LLM
 from app.llm.sampling_params import SamplingParams
 from tests.llm.process import ENVIRONMENT, EngineProcess, Worker, engine_process

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 import zmq
 
-from app.kvcache.endpoints import PublisherSettings
-from app.kvcache.events import AllBlocksCleared, BlockStored, EventBatch, KVEvent
-from app.kvcache.hashing import BlockHasher, low64
+from app.engine.kvcache.endpoints import PublisherSettings
+from app.engine.kvcache.events import AllBlocksCleared, BlockStored, EventBatch, KVEvent
+from app.engine.kvcache.hashing import BlockHasher, low64
 from app.llm.errors import ModelLoadError
 from app.llm.loader import load_checkpoint
 from app.llm.serving import Lifecycle

@@ -10,8 +10,8 @@ from threading import Event
 
 import pytest
 
-from app.engine.heartbeat import Heartbeat
-from app.engine.wire import EngineProcessOptions, TextForm
+from app.engine.core.heartbeat import Heartbeat
+from app.engine.core.wire import EngineProcessOptions, TextForm
 from app.llm.engine import LLMEngine
 from app.llm.errors import ModelLoadError, RequestError
 from app.llm.loader import load_checkpoint

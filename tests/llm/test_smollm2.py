@@ -21,7 +21,7 @@ from tests.llm.tiny import GREEDY, generate, greedy_after, run_all, told
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from app.tokenization.huggingface import LocalTokenizer
+    from app.text.huggingface import LocalTokenizer
 
 pytestmark = [
     pytest.mark.engine,

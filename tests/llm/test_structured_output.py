@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from app.engine.wire import Sampling, TextForm
+from app.engine.core.wire import Sampling, TextForm
 from app.llm.compile_sandbox import NO_TRIAL, CompileSandbox, Trial
 from app.llm.engine import EngineOptions
 from app.llm.errors import RequestError
 from app.llm.llm import LLM, make_engine
 from app.llm.sampling_params import SamplingParams, StructuredOutputsParams
-from app.tokenization import default_tokenizer
+from app.text import default_tokenizer
 from tests.llm.process import Worker, engine_process
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]

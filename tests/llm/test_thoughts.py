@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from app.engine.wire import TextForm, Thoughts
+from app.engine.core.wire import TextForm, Thoughts
 from app.llm.llm import LLM
 from app.llm.sampling_params import SamplingParams
 from tests.hostile.wire import post

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.load.synthetic import ARRIVALS, Between, Recipe, draw_load, read_lengths
-from app.load.trace import NO_GROUP, Load, read_trace
+from app.lab.load.synthetic import ARRIVALS, Between, Recipe, draw_load, read_lengths
+from app.lab.load.trace import NO_GROUP, Load, read_trace
 from config import ConfigError
 
 HEADER = "arrival_s,input_tokens,output_tokens\n"

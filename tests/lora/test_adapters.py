@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.lora.adapters import (
+from app.engine.lora.adapters import (
     LONGEST_NAME,
     Adapter,
     AdapterAlreadyLoaded,
@@ -20,7 +20,7 @@ from app.lora.adapters import (
     LoRASlots,
     rank_of,
 )
-from app.lora.metrics import LoraResidency
+from app.engine.lora.metrics import LoraResidency
 
 
 def names(registry: LoRARegistry) -> list[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from app.metrics.families import ABORTED, EngineFamilies, engine_table
-from app.metrics.instruments import Counter, Gauge, Histogram
-from app.metrics.sequences import FinishedSequence
+from app.base.metrics.families import ABORTED, EngineFamilies, engine_table
+from app.base.metrics.instruments import Counter, Gauge, Histogram
+from app.base.metrics.sequences import FinishedSequence
 
 
 class DirectRecorder:

@@ -6,11 +6,11 @@ import json
 import re
 from typing import Any
 
-from app.clock.clock import VirtualClock
-from app.metrics.exposition import Exposition, engine_families
-from app.metrics.fake import FakeFamilies
-from app.metrics.recorder import Recorder
-from app.middleware.http_metrics import HttpMetrics
+from app.base.clock.clock import VirtualClock
+from app.base.metrics.exposition import Exposition, engine_families
+from app.base.metrics.fake import FakeFamilies
+from app.base.metrics.recorder import Recorder
+from app.serving.middleware.http_metrics import HttpMetrics
 from config.fake_metrics import merged
 from config.live import LiveSettings
 from config.loader import load

@@ -6,10 +6,10 @@ import pytest
 from flask import Flask
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.http.response import Response
-from app.metrics.exposition import Exposition, engine_families
-from app.metrics.recorder import Recorder
-from app.middleware.http_metrics import HttpMetrics
+from app.base.metrics.exposition import Exposition, engine_families
+from app.base.metrics.recorder import Recorder
+from app.serving.http.response import Response
+from app.serving.middleware.http_metrics import HttpMetrics
 from tests.application import request
 
 

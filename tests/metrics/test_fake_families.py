@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.metrics.fake import HISTOGRAMS, total_tokens
-from app.metrics.families import FINISHED, FIRST_TOKEN, INTER_TOKEN, token_bounds
+from app.base.metrics.fake import HISTOGRAMS, total_tokens
+from app.base.metrics.families import FINISHED, FIRST_TOKEN, INTER_TOKEN, token_bounds
 from config.fake_metrics import FINISH_REASONS, TPOT_BUCKETS, TTFT_BUCKETS
 from tests.metrics.faked import Faked
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.metrics.fake import value_at
+from app.base.metrics.fake import value_at
 from config.fake_metrics import SHAPES, Function
 from tests.metrics.faked import Faked
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.api.admin.config import fake_metrics_routes
-from app.http.body import BodyLimits
+from app.serving.api.admin.config import fake_metrics_routes
+from app.serving.http.body import BodyLimits
 from config.fake_metrics import FakeMetricsError, merged
 from tests.application import application
 from tests.metrics.faked import START, Faked

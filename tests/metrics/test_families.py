@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.metrics.families import FINISHED, TABLE, token_bounds
-from app.metrics.recorder import Recorder
+from app.base.metrics.families import FINISHED, TABLE, token_bounds
+from app.base.metrics.recorder import Recorder
 
 FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("families.json").read_text())
 ALIASES = {spec.name: spec.alias_of for spec in TABLE if spec.alias_of}

@@ -9,11 +9,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from werkzeug.test import EnvironBuilder
 
-from app.http.context import CONTEXT, RequestContext, context_of
-from app.http.response import Response, StreamingBody
-from app.http.route import Handler, Route, get, post
-from app.middleware.http_metrics import HttpMetrics
-from app.web.application import Understudy
+from app.serving.flask.application import Understudy
+from app.serving.http.context import CONTEXT, RequestContext, context_of
+from app.serving.http.response import Response, StreamingBody
+from app.serving.http.route import Handler, Route, get, post
+from app.serving.middleware.http_metrics import HttpMetrics
 from tests.application import application, request
 
 

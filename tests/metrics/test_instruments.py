@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.utils import floatToGoString
 
-from app.metrics.instruments import Counter, Gauge, Histogram, Summary, number
+from app.base.metrics.instruments import Counter, Gauge, Histogram, Summary, number
 
 finite = st.floats(min_value=0, max_value=1e9, allow_nan=False)
 bounds = st.lists(finite, unique=True, max_size=12).map(sorted)

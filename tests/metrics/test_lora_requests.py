@@ -6,7 +6,7 @@ from itertools import count
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.metrics.lora import LIMIT_BYTES, MOST_SERIES, LoraRequests
+from app.base.metrics.lora import LIMIT_BYTES, MOST_SERIES, LoraRequests
 
 
 def requests() -> LoraRequests:

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.metrics.families import FINISHED
-from app.metrics.recorder import Recorder
-from app.metrics.sequences import BLOCK, FinishedSequence
+from app.base.metrics.families import FINISHED
+from app.base.metrics.recorder import Recorder
+from app.base.metrics.sequences import BLOCK, FinishedSequence
 from tests.metrics.direct import DirectRecorder
 
 SECONDS = st.floats(0, 1000)

@@ -13,7 +13,7 @@ from prometheus_client import Histogram as TheirHistogram
 from prometheus_client import Summary as TheirSummary
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.metrics.instruments import Counter, Family, Gauge, Histogram, Summary
+from app.base.metrics.instruments import Counter, Family, Gauge, Histogram, Summary
 
 BOUNDS = (0.5, 1, 2.5, 1e6)
 CREATED = 1_700_000_000.25

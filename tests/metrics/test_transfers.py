@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.metrics.recorder import PARTS, TOKEN_BYTES, Recorder
+from app.base.metrics.recorder import PARTS, TOKEN_BYTES, Recorder
 from tests.metrics.test_recorder import samples
 
 

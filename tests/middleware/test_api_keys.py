@@ -11,9 +11,9 @@ from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.http.response import json_response
-from app.http.route import get as route
-from app.middleware.api_keys import ApiKeys
+from app.serving.http.response import json_response
+from app.serving.http.route import get as route
+from app.serving.middleware.api_keys import ApiKeys
 from config.live import LiveSettings
 from config.settings import AccessSettings, Settings
 from tests.application import application, request

@@ -9,9 +9,9 @@ import requests
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from app.http.response import json_response
-from app.http.route import post as route
-from app.middleware.cors import METHODS, PREFLIGHT_VARY, Cors
+from app.serving.http.response import json_response
+from app.serving.http.route import post as route
+from app.serving.middleware.cors import METHODS, PREFLIGHT_VARY, Cors
 from config.settings import AccessSettings
 from tests.application import application
 from tests.hostile.wire import ask

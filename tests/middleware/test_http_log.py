@@ -11,11 +11,11 @@ import pytest
 import requests
 from flask.testing import FlaskClient
 
-from app.http.body import BodyLimits
-from app.http.context import RequestContext
-from app.http.response import Response, json_response
-from app.http.route import post
-from app.middleware.http_log import MOST_BYTES, HttpLog
+from app.serving.http.body import BodyLimits
+from app.serving.http.context import RequestContext
+from app.serving.http.response import Response, json_response
+from app.serving.http.route import post
+from app.serving.middleware.http_log import MOST_BYTES, HttpLog
 from config.live import LiveSettings
 from config.settings import Settings
 from tests.application import application
@@ -23,7 +23,7 @@ from tests.hostile.wire import Wire, ask, http_post
 from tests.running_server import RunningServer, running_server
 
 COMPLETIONS = "/v1/completions"
-NAME = "app.middleware.http_log"
+NAME = "app.serving.middleware.http_log"
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.middleware.masking import MASK, is_secret, mask_headers, mask_query, mask_text
+from app.serving.middleware.masking import MASK, is_secret, mask_headers, mask_query, mask_text
 
 SECRETS = (
     *("Authorization", "Proxy-Authorization", "Cookie", "Set-Cookie", "X-Api-Key", "X-Admin-Key", "apikey"),

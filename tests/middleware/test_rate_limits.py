@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from werkzeug.test import TestResponse
 
-from app.http.body import BodyLimits
-from app.http.context import RequestContext
-from app.http.response import Response, json_response
-from app.http.route import Route
-from app.middleware.rate_limits import MOST_CALLERS, RateLimits
+from app.serving.http.body import BodyLimits
+from app.serving.http.context import RequestContext
+from app.serving.http.response import Response, json_response
+from app.serving.http.route import Route
+from app.serving.middleware.rate_limits import MOST_CALLERS, RateLimits
 from config.live import LiveSettings
 from config.settings import AccessSettings, Settings
 from tests.application import application

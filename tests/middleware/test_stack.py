@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from app.factory import create_app
-from app.http.context import RequestContext
-from app.http.errors import ApiError
-from app.http.response import Response
-from app.http.route import get
-from app.middleware.stack import Middleware, MiddlewareStack
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import ApiError
+from app.serving.http.response import Response
+from app.serving.http.route import get
+from app.serving.middleware.stack import Middleware, MiddlewareStack
+from app.wiring.factory import create_app
 from config.live import LiveSettings
 from config.loader import load
 from config.settings import Settings

@@ -14,8 +14,8 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.reply import STOP, Reply
-from app.engine.request import EngineRequest, ScriptedReply
+from app.engine.core.reply import STOP, Reply
+from app.engine.core.request import EngineRequest, ScriptedReply
 from app.plugins import checks
 from app.plugins.checks import Guard, nothing
 from tests.running_server import RunningServer, running_server

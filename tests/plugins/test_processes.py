@@ -11,8 +11,8 @@ from typing import Any
 
 import requests
 
-from app.factory import create_app
 from app.plugins.hooks import HOOKS
+from app.wiring.factory import create_app
 from config.loader import load
 from config.vllm import command_line, meanings
 from tests.running_server import ROOT, RunningServer, running_gunicorn, running_server

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.factory import build, tokenizer_of
+from app.wiring.factory import build, tokenizer_of
 from config import ConfigError, Settings
 from config.loader import load
 from tests.running_server import ROOT

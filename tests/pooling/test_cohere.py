@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from app.api.pooling.routes import task_instructions
-from app.factory import create_app
+from app.serving.api.pooling.routes import task_instructions
+from app.wiring.factory import create_app
 from config.loader import load
 from tests.conformance.wire import ok, post
 from tests.running_server import RunningServer

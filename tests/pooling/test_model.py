@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.pooling.writer import BYTES, SLICE, packing, small_floats
-from app.pooling.model import TASKS, Bag, PoolingModel, embedding, logit, sigmoid
-from app.tokenization import default_tokenizer
+from app.engine.vectors.model import TASKS, Bag, PoolingModel, embedding, logit, sigmoid
+from app.serving.api.pooling.writer import BYTES, SLICE, packing, small_floats
+from app.text import default_tokenizer
 
 
 def no_pause() -> None:

@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from app.factory import create_app
+from app.wiring.factory import create_app
 from config.settings import ModelSettings, Settings
 from tests.conformance.wire import ok, post, token_ids
 from tests.pooling.wire import BASE, CLASSIFY, POOL, RERANK, SCORE, scores

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.factory import create_app
+from app.wiring.factory import create_app
 from config.settings import ModelSettings, Settings, TokenizerSettings
 from tests.conformance.wire import MESSAGES, error_of, post
 from tests.pooling.wire import BASE, CLASSIFY, EMBED, POOL, RERANK, SCORE

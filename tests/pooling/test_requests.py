@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from app.http.errors import ApiError
-from app.protocol.decoding import Request, decode
-from app.protocol.pooling import (
+from app.serving.http.errors import ApiError
+from app.serving.protocol.decoding import Request, decode
+from app.serving.protocol.pooling import (
     ClassificationRequest,
     EmbeddingRequest,
     PoolingRequest,

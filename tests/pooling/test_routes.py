@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import requests
 
-from app.api.pooling.routes import COHERE, ROUTES, served_routes
-from app.factory import create_app
+from app.serving.api.pooling.routes import COHERE, ROUTES, served_routes
+from app.wiring.factory import create_app
 from config.settings import ModelSettings, Settings
 from tests.conformance.wire import CHAT, TEXT, post
 from tests.pooling.wire import BASE, CLASSIFY, EMBED, POOL

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.http.errors import ApiError
+from app.serving.http.errors import ApiError
 
 
 def refused(action: Callable[[], Any]) -> tuple[int, str, str | None]:

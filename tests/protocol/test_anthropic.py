@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from app.protocol.anthropic import BILLING_HEADER, Asked, CountTokensRequest, MessagesRequest
-from app.protocol.anthropic import chat_request as to_chat
-from app.protocol.chat import ChatCompletionRequest
-from app.protocol.decoding import decode
-from app.protocol.messages import Message
-from app.protocol.options import NamedToolChoice
+from app.serving.protocol.anthropic import BILLING_HEADER, Asked, CountTokensRequest, MessagesRequest
+from app.serving.protocol.anthropic import chat_request as to_chat
+from app.serving.protocol.chat import ChatCompletionRequest
+from app.serving.protocol.decoding import decode
+from app.serving.protocol.messages import Message
+from app.serving.protocol.options import NamedToolChoice
 from tests.protocol.refused import refused
 
 HELLO = {"role": "user", "content": "hi"}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from app.protocol.chat import ChatCompletionRequest
-from app.protocol.decoding import decode
+from app.serving.protocol.chat import ChatCompletionRequest
+from app.serving.protocol.decoding import decode
 from tests.protocol.refused import refused
 
 HELLO = [{"role": "user", "content": "hi"}]

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from app.http.errors import ApiError
-from app.protocol.completions import MAX_PROMPTS, CompletionRequest
-from app.protocol.decoding import decode
+from app.serving.http.errors import ApiError
+from app.serving.protocol.completions import MAX_PROMPTS, CompletionRequest
+from app.serving.protocol.decoding import decode
 from tests.protocol.refused import refused
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from app.http.errors import ApiError
-from app.protocol.admin import LoadAdapterRequest, UnloadAdapterRequest
-from app.protocol.chat import BatchChatRequest, ChatCompletionRequest
-from app.protocol.completions import CompletionRequest
-from app.protocol.decoding import UnparsableBody, decode, decode_first
-from app.protocol.pooling import RerankRequest
-from app.protocol.tokenize import (
+from app.serving.http.errors import ApiError
+from app.serving.protocol.admin import LoadAdapterRequest, UnloadAdapterRequest
+from app.serving.protocol.chat import BatchChatRequest, ChatCompletionRequest
+from app.serving.protocol.completions import CompletionRequest
+from app.serving.protocol.decoding import UnparsableBody, decode, decode_first
+from app.serving.protocol.pooling import RerankRequest
+from app.serving.protocol.tokenize import (
     TOKENIZE_REQUESTS,
     DetokenizeRequest,
     TokenizeChatRequest,

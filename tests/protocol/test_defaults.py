@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec import NODEFAULT, UNSET, Struct
 
-from app.protocol import (
+from app.serving.protocol import (
     anthropic,
     chat,
     common,

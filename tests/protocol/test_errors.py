@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from app.http import errors
-from app.http.errors import ApiError
+from app.serving.http import errors
+from app.serving.http.errors import ApiError
 
 
 def test_the_body_is_compact_json_with_message_type_param_and_code_in_this_order() -> None:

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from app.http.errors import ApiError
-from app.protocol.decoding import decode
-from app.protocol.generate import GenerateRequest
-from app.protocol.rules import check_structural_tag
+from app.serving.http.errors import ApiError
+from app.serving.protocol.decoding import decode
+from app.serving.protocol.generate import GenerateRequest
+from app.serving.protocol.rules import check_structural_tag
 
 CONTEXT = 10
 

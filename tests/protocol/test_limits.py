@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from app.http.errors import ApiError
-from app.protocol.chat import ChatCompletionRequest
-from app.protocol.completions import CompletionRequest
-from app.protocol.decoding import decode
-from app.protocol.generate import GenerateRequest
-from app.protocol.messages import check_tool_calls, normalize_messages
-from app.protocol.validation import (
+from app.serving.http.errors import ApiError
+from app.serving.protocol.chat import ChatCompletionRequest
+from app.serving.protocol.completions import CompletionRequest
+from app.serving.protocol.decoding import decode
+from app.serving.protocol.generate import GenerateRequest
+from app.serving.protocol.messages import check_tool_calls, normalize_messages
+from app.serving.protocol.validation import (
     GenerationRequest,
     ModelLimits,
     ValidatedRequest,

@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from app.protocol.completions import DEFAULT_MAX_TOKENS
-from app.protocol.plain import MOST_TOKENS, PlainChat, PlainCompletion, PlainReader, Recognised
-from app.protocol.validation import ModelLimits
+from app.serving.protocol.completions import DEFAULT_MAX_TOKENS
+from app.serving.protocol.plain import MOST_TOKENS, PlainChat, PlainCompletion, PlainReader, Recognised
+from app.serving.protocol.validation import ModelLimits
 
 CHAT = [{"role": "user", "content": "hi"}]
 LENGTH, MOST_PROMPT = 100, 60

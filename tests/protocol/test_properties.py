@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import app.protocol
-from app.http.errors import ApiError
-from app.protocol.chat import ChatCompletionRequest
-from app.protocol.completions import CompletionRequest
-from app.protocol.decoding import Request, decode, decode_first
-from app.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest
-from app.protocol.validation import ModelLimits, ValidatedRequest
+import app.serving.protocol
+from app.serving.http.errors import ApiError
+from app.serving.protocol.chat import ChatCompletionRequest
+from app.serving.protocol.completions import CompletionRequest
+from app.serving.protocol.decoding import Request, decode, decode_first
+from app.serving.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest
+from app.serving.protocol.validation import ModelLimits, ValidatedRequest
 
 JSON = "application/json"
 KINDS: tuple[type[Request], ...] = (ChatCompletionRequest, CompletionRequest, DetokenizeRequest)
@@ -26,12 +26,12 @@ KINDS: tuple[type[Request], ...] = (ChatCompletionRequest, CompletionRequest, De
 def kinds_below(kind: type[Request]) -> Iterator[type[Request]]:
     """All kinds of request that some module of the protocol declares."""
     for one in kind.__subclasses__():
-        if one.__module__.startswith("app.protocol."):
+        if one.__module__.startswith("app.serving.protocol."):
             yield one
         yield from kinds_below(one)
 
 
-for module in pkgutil.iter_modules(app.protocol.__path__, "app.protocol."):
+for module in pkgutil.iter_modules(app.protocol.__path__, "app.serving.protocol."):
     importlib.import_module(module.name)
 EVERY_KIND = [kind for kind in dict.fromkeys(kinds_below(Request)) if kind.__struct_fields__]
 LIMITS = ModelLimits(max_model_len=2048, vocab_size=4096)

@@ -7,8 +7,8 @@ from openai.types.responses.response import ToolChoice
 from openai.types.responses.tool import Tool
 from pydantic import TypeAdapter
 
-from app.protocol.coercion import Misfit
-from app.protocol.response_tools import convert_tool_choice, convert_tools
+from app.serving.protocol.coercion import Misfit
+from app.serving.protocol.response_tools import convert_tool_choice, convert_tools
 
 TOOLS: TypeAdapter[Any] = TypeAdapter(Tool)
 CHOICES: TypeAdapter[Any] = TypeAdapter(ToolChoice)

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from app.api.chat.tools import tool_calls_of
-from app.http.errors import ApiError
-from app.protocol.decoding import decode
-from app.protocol.messages import Message
-from app.protocol.options import NamedToolChoice
-from app.protocol.response_tools import CUSTOM_PARAMETERS, CalledTool, called_tools, custom_input
-from app.protocol.responses import ResponsesRequest
-from app.protocol.responses_chat import ResponsesChat, chat_request, echo_text, go_on
-from app.schema import Schemas
+from app.engine.forms.schema import Schemas
+from app.serving.api.chat.tools import tool_calls_of
+from app.serving.http.errors import ApiError
+from app.serving.protocol.decoding import decode
+from app.serving.protocol.messages import Message
+from app.serving.protocol.options import NamedToolChoice
+from app.serving.protocol.response_tools import CUSTOM_PARAMETERS, CalledTool, called_tools, custom_input
+from app.serving.protocol.responses import ResponsesRequest
+from app.serving.protocol.responses_chat import ResponsesChat, chat_request, echo_text, go_on
 from config.loader import load
 from tests.protocol.refused import refused
 

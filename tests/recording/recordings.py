@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from app.recording.exchange import (
+from app.serving.recording.exchange import (
     FORMAT,
     VERSION,
     Answer,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.recording.exchange import Exchange, bytes_of
+from app.serving.recording.exchange import Exchange, bytes_of
 from benchmarks import agents
 from tests.needs import CLIENTS_PYTHON
 from tests.recording.recordings import exchanges_of, recording_proxy

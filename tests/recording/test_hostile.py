@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import pytest
 from gevent.server import StreamServer
 
-from app.recording.exchange import bytes_of
+from app.serving.recording.exchange import bytes_of
 from tests.fleet import stubs
 from tests.hostile.wire import Wire, post
 from tests.recording.recordings import CHAT, chat, exchange, written
@@ -150,7 +150,7 @@ def test_a_disk_that_is_full_for_a_while_spoils_no_other_line(
 def test_an_answer_in_very_many_pieces_passes_and_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.recording.file.MOST_PIECES", 3)
+    monkeypatch.setattr("app.serving.recording.file.MOST_PIECES", 3)
     answers = [CHUNKED + b"1\r\nh\r\n" * count + b"0\r\n\r\n" for count in (3, 4)]
     for count, answer in zip((3, 4), answers, strict=True):
         folder = tmp_path / str(count)

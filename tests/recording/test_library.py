@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.recording.exchange import (
+from app.serving.recording.exchange import (
     MOST_LINE_BYTES,
     RecordingError,
     bytes_of,
@@ -20,8 +20,8 @@ from app.recording.exchange import (
     read_asked,
     read_chunk,
 )
-from app.recording.library import Recording, check
-from app.recording.matching import form_of
+from app.serving.recording.library import Recording, check
+from app.serving.recording.matching import form_of
 from tests.recording.recordings import CHAT, HEADER, chat, exchange, written
 
 ONE = exchange(chat("Hi"), (0, b"1"))
@@ -85,7 +85,7 @@ def test_what_tells_how_alike_requests_are_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path / "r", [ONE])
-    monkeypatch.setattr("app.recording.library.MOST_LIKENESS_BYTES", 100)
+    monkeypatch.setattr("app.serving.recording.library.MOST_LIKENESS_BYTES", 100)
     with pytest.raises(RecordingError, match="r: is too large for replay-match nearest"):
         Recording(path, alike=True)
     Recording(path).close()

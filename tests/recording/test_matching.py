@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from app.recording.exchange import Answer, bytes_of, read_chunk
-from app.recording.library import Recording
-from app.recording.masks import masked_pieces
-from app.recording.matching import DIGEST_BYTES, RequestForm, digest, form_of, json_object
+from app.serving.recording.exchange import Answer, bytes_of, read_chunk
+from app.serving.recording.library import Recording
+from app.serving.recording.masks import masked_pieces
+from app.serving.recording.matching import DIGEST_BYTES, RequestForm, digest, form_of, json_object
 from tests.recording.recordings import CHAT, chat, exchange, written
 
 

@@ -15,10 +15,10 @@ import pytest
 from gevent.event import Event
 from gevent.pywsgi import WSGIServer
 
-from app.http.client import JSON, Connection, Target
-from app.recording.exchange import Exchange, RecordingError, bytes_of
-from app.recording.file import PIECE_BYTES, RecordingFile
-from app.recording.proxy import RecordingHandler, RecordingProxy
+from app.serving.http.client import JSON, Connection, Target
+from app.serving.recording.exchange import Exchange, RecordingError, bytes_of
+from app.serving.recording.file import PIECE_BYTES, RecordingFile
+from app.serving.recording.proxy import RecordingHandler, RecordingProxy
 from tests.fleet import stubs
 from tests.recording.recordings import exchanges_of
 

@@ -12,17 +12,17 @@ from typing import Any
 import gevent
 import pytest
 
-from app.clock.clock import VirtualClock
-from app.clock.timer_wheel import LEAD_S, SLOTS_PER_S, TimerWheel
-from app.faults.damage import DamagedStream
-from app.faults.injector import FaultInjector
-from app.http.body import BodyLimits
-from app.http.context import RequestContext
-from app.http.errors import ApiError
-from app.http.response import Response
-from app.recording.exchange import Exchange
-from app.recording.library import Recording
-from app.recording.replay import RecordedBody, Replay
+from app.base.clock.clock import VirtualClock
+from app.base.clock.timer_wheel import LEAD_S, SLOTS_PER_S, TimerWheel
+from app.serving.faults.damage import DamagedStream
+from app.serving.faults.injector import FaultInjector
+from app.serving.http.body import BodyLimits
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import ApiError
+from app.serving.http.response import Response
+from app.serving.recording.exchange import Exchange
+from app.serving.recording.library import Recording
+from app.serving.recording.replay import RecordedBody, Replay
 from config.settings import ReplaySettings, ServerSettings, Settings
 from tests.application import request
 from tests.recording.recordings import CHAT, JSON_HEADERS, chat, exchange, written

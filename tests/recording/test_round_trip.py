@@ -17,7 +17,7 @@ import pytest
 import requests
 
 from app.cli import main
-from app.recording.exchange import bytes_of
+from app.serving.recording.exchange import bytes_of
 from tests.conformance.sdk import openai_client
 from tests.hostile.wire import Wire, post
 from tests.recording.recordings import CHAT, chat, exchange, exchanges_of, recording_proxy, written

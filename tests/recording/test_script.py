@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from app.cli import main
-from app.recording.exchange import Exchange
-from app.recording.to_script import script_of
+from app.serving.recording.exchange import Exchange
+from app.serving.recording.to_script import script_of
 from tests.recording.recordings import CHAT, JSON_HEADERS, chat, exchange, written
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]

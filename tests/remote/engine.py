@@ -1,4 +1,4 @@
-"""What stands for the engine's process where no torch is: a real ZMQ peer that speaks `app.engine.wire`.
+"""What stands for the engine's process where no torch is: a real ZMQ peer that speaks `app.engine.core.wire`.
 
 Started as `python -m tests.remote.engine OPTIONS`. It works in the folder of its model: says what stands in
 `text`, a token in so many seconds as stand in `pace`, tells KV events as in `blocks` with each request, and
@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from app.engine.heartbeat import Heartbeat
-from app.engine.wire import (
+from app.engine.core.heartbeat import Heartbeat
+from app.engine.core.wire import (
     Abort,
     Answer,
     Blocks,

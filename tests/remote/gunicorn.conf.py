@@ -3,7 +3,7 @@
 import runpy
 from pathlib import Path
 
-from app.server import engine_process
+from app.serving.gunicorn import engine_process
 from config import installation
 
 engine_process.MODULE = "tests.remote.engine"

@@ -12,9 +12,9 @@ import msgspec
 import openai
 import pytest
 
-from app.engine.wire import Sampling
-from app.factory import create_app
-from app.kvcache.events import BlockStored, EventBatch, encoder
+from app.engine.core.wire import Sampling
+from app.engine.kvcache.events import BlockStored, EventBatch, encoder
+from app.wiring.factory import create_app
 from config.loader import load
 from tests.conformance.sdk import openai_client
 from tests.hostile.wire import Wire, get, is_error, post, wait_until

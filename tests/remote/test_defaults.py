@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.engine.wire import Sampling
+from app.engine.core.wire import Sampling
 from tests.hostile.wire import post
 from tests.remote.served import Peer, new_peer, served
 from tests.running_server import RunningServer

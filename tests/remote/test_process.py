@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from app.server.engine_process import private_folder
+from app.serving.gunicorn.engine_process import private_folder
 from config import ConfigError
 from config.loader import load
 from tests.hostile.wire import Wire, get, is_error, post, wait_until

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from app.schema import Ranges, Schemas
-from app.schema.document import JSON
-from app.schema.refusals import check_strict
+from app.engine.forms.schema import Ranges, Schemas
+from app.engine.forms.schema.document import JSON
+from app.engine.forms.schema.refusals import check_strict
 
 
 def sample(schema: object, rng: Random, ranges: Ranges, lenient: bool = False) -> JSON:

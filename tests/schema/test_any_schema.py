@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema import SchemaError as WrongSchema
 
-from app.schema import Ranges, SchemaError
+from app.engine.forms.schema import Ranges, SchemaError
 from tests.schema.drawing import check_schema, sample
 from tests.schema.witnessed import tool_parameters, valid
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.schema.refusals import untaken
+from app.engine.forms.schema.refusals import untaken
 
 FALLS_BACK = {"type": "integer", "multipleOf": 2}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.schema import Ranges, SchemaError, Schemas
+from app.engine.forms.schema import Ranges, SchemaError, Schemas
 from tests.schema.drawing import check_schema, sample
 
 WRONG: list[tuple[Any, str]] = [

@@ -13,8 +13,8 @@ from uuid import UUID
 
 import pytest
 
-from app.schema import Ranges
-from app.schema.formats import CHECKER, DRAWS
+from app.engine.forms.schema import Ranges
+from app.engine.forms.schema.formats import CHECKER, DRAWS
 from tests.schema.drawing import sample
 
 READERS: dict[str, Callable[[str], Any]] = {

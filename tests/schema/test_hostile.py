@@ -8,7 +8,7 @@ import sys
 from random import Random
 from typing import Any
 
-from app.schema import Ranges
+from app.engine.forms.schema import Ranges
 from tests.running_server import ROOT
 from tests.schema.drawing import sample
 
@@ -171,7 +171,7 @@ from gevent import monkey; monkey.patch_all()
 import gc, json, time
 from random import Random
 import gevent
-from app.schema import Ranges, SchemaError, Schemas
+from app.engine.forms.schema import Ranges, SchemaError, Schemas
 from tests.schema.test_hostile import HOSTILE, MANY_TOOLS
 
 worst_s = 0.0

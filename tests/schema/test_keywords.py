@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator, validators
 
-from app.schema import Ranges, SchemaError, Unsatisfiable
+from app.engine.forms.schema import Ranges, SchemaError, Unsatisfiable
 from tests.schema.drawing import sample
 
 DRAWS = 30

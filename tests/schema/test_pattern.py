@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.schema import SchemaError, Unsatisfiable
-from app.schema.patterns import Pattern
-from app.schema.patterns import matching_text as matching
+from app.engine.forms.schema import SchemaError, Unsatisfiable
+from app.engine.forms.schema.patterns import Pattern
+from app.engine.forms.schema.patterns import matching_text as matching
 
 PYTHON = [
     "",

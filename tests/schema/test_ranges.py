@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.schema import Ranges
+from app.engine.forms.schema import Ranges
 from config.settings import ToolSettings
 from tests.schema.drawing import sample
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 
-from app.schema import Schemas
-from app.script.book import ScriptBook, accepting
-from app.script.matching import Message, Request
+from app.engine.forms.schema import Schemas
+from app.serving.scripts.book import ScriptBook, accepting
+from app.serving.scripts.matching import Message, Request
 
 NOON_S = 1_700_000_000.0
 

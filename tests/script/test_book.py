@@ -7,11 +7,11 @@ from random import Random
 
 import pytest
 
-from app.clock.clock import VirtualClock
-from app.schema import Schemas
-from app.script.book import ScriptBook, accepting
-from app.script.rule_state import COUNTER_BYTES, Counters
-from app.script.rules import ScriptError, ScriptFailure
+from app.base.clock.clock import VirtualClock
+from app.engine.forms.schema import Schemas
+from app.serving.scripts.book import ScriptBook, accepting
+from app.serving.scripts.rule_state import COUNTER_BYTES, Counters
+from app.serving.scripts.rules import ScriptError, ScriptFailure
 from tests.script.requests import Books, request, said
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

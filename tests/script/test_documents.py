@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from app.cli import main
-from app.script.book import ScriptBook
-from app.script.matching import Request
+from app.serving.scripts.book import ScriptBook
+from app.serving.scripts.matching import Request
 from tests.running_server import ROOT
 from tests.script.requests import Books, request
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from app.script import matching
-from app.script.reading import read_script
-from app.script.rule_state import RuleState
-from app.script.rules import ScriptError
+from app.serving.scripts import matching
+from app.serving.scripts.reading import read_script
+from app.serving.scripts.rule_state import RuleState
+from app.serving.scripts.rules import ScriptError
 from config.declaration import ConfigError
 from config.yaml_file import MOST_LEVELS, parse_yaml
 from tests.script.requests import Books, request, said

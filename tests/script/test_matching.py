@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import convert
 
-from app.script.matching import Conditions, Groups, Request, TooSlow
-from app.script.rules import When
+from app.serving.scripts.matching import Conditions, Groups, Request, TooSlow
+from app.serving.scripts.rules import When
 from tests.script.requests import request
 
 AGENT = request(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.cli import main
-from app.script.command import unreachable
+from app.serving.scripts.command import unreachable
 from tests.script.requests import Books
 
 HIDDEN = [

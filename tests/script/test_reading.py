@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.script.reading import MOST_BYTES, read_script, script_of
-from app.script.rule_state import RuleState
-from app.script.rules import ScriptError
+from app.serving.scripts.reading import MOST_BYTES, read_script, script_of
+from app.serving.scripts.rule_state import RuleState
+from app.serving.scripts.rules import ScriptError
 
 WRONG = {
     "": "the mapping is missing required field rules",

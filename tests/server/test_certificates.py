@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from gunicorn.config import Config
 
-from app.server.certificates import CertificateError, ServerCertificate, check_pair
-from app.server.self_signed import make_pair
+from app.serving.gunicorn.certificates import CertificateError, ServerCertificate, check_pair
+from app.serving.gunicorn.self_signed import make_pair
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.server.fair_turns import TURN_S, FairTurns, Share
+from app.serving.gunicorn.fair_turns import TURN_S, FairTurns, Share
 
 
 class Time:

@@ -8,15 +8,15 @@ from typing import Any, cast
 import gevent.socket
 import pytest
 
-from app.http.context import RequestContext
-from app.http.response import Response
-from app.http.route import probe
-from app.middleware.stack import Middleware
-from app.server.connections import Connections
-from app.server.fair_turns import FairTurns
-from app.server.fast.connection import FastConnection
-from app.server.fast.path import FastPath
-from app.server.logs import ServerLogger
+from app.serving.gunicorn.connections import Connections
+from app.serving.gunicorn.fair_turns import FairTurns
+from app.serving.gunicorn.fast.connection import FastConnection
+from app.serving.gunicorn.fast.path import FastPath
+from app.serving.gunicorn.logs import ServerLogger
+from app.serving.http.context import RequestContext
+from app.serving.http.response import Response
+from app.serving.http.route import probe
+from app.serving.middleware.stack import Middleware
 from tests.application import application
 
 PROBE = b"GET /probe HTTP/1.1\r\nHost: test\r\n\r\n"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.server.handover import SETTINGS, hand_over, handed_over
+from app.serving.gunicorn.handover import SETTINGS, hand_over, handed_over
 from config import Settings
 from config.loader import load
 from config.settings import ReplySettings, SchedulingSettings, ServerSettings, TlsSettings

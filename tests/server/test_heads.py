@@ -12,10 +12,10 @@ from gunicorn.http.errors import ParseException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.http.response import Response
-from app.http.route import post, probe
-from app.server.client_socket import check_head
-from app.server.fast.heads import RequestHeads
+from app.serving.gunicorn.client_socket import check_head
+from app.serving.gunicorn.fast.heads import RequestHeads
+from app.serving.http.response import Response
+from app.serving.http.route import post, probe
 from tests.hostile.wire import Wire
 from tests.running_server import RunningServer, running_server
 

@@ -16,9 +16,9 @@ LATER = (
     "zmq",
     "yaml",
     "argparse",
-    "app.script",
-    "app.api.grpc",
-    "app.server.http2",
+    "app.serving.scripts",
+    "app.serving.api.grpc",
+    "app.serving.gunicorn.http2",
     "google.protobuf",
     "h2",
     "hpack",
@@ -29,7 +29,7 @@ LATER = (
     "app.plugins",
 )
 """Loaded beside the event loop after the start, or when somebody asks for what needs it."""
-STEPS = ("app.engine.stepped", "app.fidelity", "config.profile", "config.datasheet")
+STEPS = ("app.engine.core.stepped", "app.lab.fidelity", "config.profile", "config.datasheet")
 
 
 @pytest.mark.parametrize("name", [*LATER, *STEPS, "torch", "matplotlib"])
@@ -40,7 +40,7 @@ def test_a_start_does_not_load_what_comes_later(loaded: set[str], name: str) -> 
 @pytest.fixture(scope="module")
 def loaded() -> set[str]:
     """The modules that a worker has when it takes its first connection."""
-    script = "import app.server.worker, wsgi, sys; print(*sys.modules)"
+    script = "import app.serving.gunicorn.worker, wsgi, sys; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True, timeout=50
     )

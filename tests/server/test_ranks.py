@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.server import handover, ranks
+from app.serving.gunicorn import handover, ranks
 from config import Settings
 from config.settings import ServerSettings, TlsSettings
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from app.server.self_signed import SelfSigned, make_pair, names_of
+from app.serving.gunicorn.self_signed import SelfSigned, make_pair, names_of
 from config import ConfigError, Settings
 from config.loader import load
 from config.settings import ServerSettings, TlsSettings

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.engine.wire import Sampling
-from app.simulated.endings import TokenChooser
+from app.engine.core.wire import Sampling
+from app.engine.simulated.endings import TokenChooser
 from tests.engine.harness import Harness, embedded_tokenizer
 
 END = embedded_tokenizer().eos_token_id or 0

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.errors import SchemaUnsatisfiable
-from app.engine.outputs import Finish, Tokens
-from app.engine.request import Constraint, Tool, ToolCalls
-from app.simulated.calls import CLOSING, OPENING
+from app.engine.core.errors import SchemaUnsatisfiable
+from app.engine.core.outputs import Finish, Tokens
+from app.engine.core.request import Constraint, Tool, ToolCalls
+from app.engine.simulated.calls import CLOSING, OPENING
 from config.settings import ReplySettings, ToolSettings
 from tests.engine.harness import Harness, embedded_tokenizer
 

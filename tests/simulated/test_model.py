@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.outputs import Finish, Started
+from app.engine.core.outputs import Finish, Started
 from tests.engine.harness import Harness, embedded_tokenizer
 
 SLOW = {"time_to_first_token": 0.5, "inter_token_latency": 0.1}

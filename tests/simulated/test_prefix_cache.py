@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from app.engine.errors import KVCacheFull, PromptExceedsCache
-from app.engine.outputs import Started
-from app.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored
+from app.engine.core.errors import KVCacheFull, PromptExceedsCache
+from app.engine.core.outputs import Started
+from app.engine.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored
 from tests.engine.harness import BLOCK_TOKENS, Harness
 
 PROMPT = list(range(100, 100 + 4 * BLOCK_TOKENS))

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.outputs import Finish
-from app.engine.request import EngineRequest
-from app.simulated.endings import Reply, stopped
+from app.engine.core.outputs import Finish
+from app.engine.core.request import EngineRequest
+from app.engine.simulated.endings import Reply, stopped
 
 
 def engine_request(**fields: Any) -> EngineRequest:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.simulated.corpus import Corpus, sample_sentences
-from app.simulated.model import BROKEN, prompt_logprobs, reply_logprobs
-from app.simulated.modes import BUCKETS, bucket_range, limited_length, reply_length
-from app.tokenization import Tokenizer, TokenizerError, load_tokenizer
+from app.engine.simulated.corpus import Corpus, sample_sentences
+from app.engine.simulated.model import BROKEN, prompt_logprobs, reply_logprobs
+from app.engine.simulated.modes import BUCKETS, bucket_range, limited_length, reply_length
+from app.text import Tokenizer, TokenizerError, load_tokenizer
 from tests.engine.harness import embedded_corpus, embedded_tokenizer
 from tests.needs import RECORDING
 

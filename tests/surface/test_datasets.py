@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.dataset.catalogue import text_hash
+from app.engine.dataset.catalogue import text_hash
 from tests.dataset.files import make_file
 from tests.running_server import ROOT
 from tests.surface.conftest import MODEL, served

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from app.factory import create_app
+from app.wiring.factory import create_app
 from config.loader import load
 from tests.surface.conftest import Client
 

@@ -13,9 +13,9 @@ from flask.testing import FlaskClient
 from jsonschema import Draft202012Validator
 from werkzeug.test import TestResponse
 
-from app.api.openapi.operations import OPERATIONS
-from app.factory import create_app
-from app.web.application import Understudy
+from app.serving.api.openapi.operations import OPERATIONS
+from app.serving.flask.application import Understudy
+from app.wiring.factory import create_app
 from config import VERSION
 from config.loader import load
 from tests.needs import CLIENTS_PYTHON
@@ -85,7 +85,7 @@ def is_valid(value: Any, schema: Any, whole: Any) -> None:
 def test_every_route_is_described(kind: str) -> None:
     routes = application(kind).routes
     served = {f"{method} {route.path}" for route in routes for method in route.methods if method != "HEAD"}
-    assert served <= set(OPERATIONS), "add them to app/api/openapi/operations.py"
+    assert served <= set(OPERATIONS), "add them to app/serving/api/openapi/operations.py"
     assert {f"{method} {path}" for method, path, _ in operations(kind)} == served
 
 

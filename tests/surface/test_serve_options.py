@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import requests
 
-from app.api.frontend import ChatRules
-from app.api.identity import system_fingerprint
+from app.serving.api.frontend import ChatRules
+from app.serving.api.identity import system_fingerprint
 from config.loader import load
 from config.sections.api import ApiSettings
 from tests.running_server import RunningServer, running_image

@@ -5,7 +5,7 @@ import json
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from app.tokenization import LocalTokenizer, default_tokenizer
+from app.text import LocalTokenizer, default_tokenizer
 from tests.needs import RECORDING
 
 

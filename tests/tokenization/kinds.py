@@ -22,7 +22,7 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def embedded() -> tokenizers.Tokenizer:
-    from app.tokenization.loading import EMBEDDED
+    from app.text.loading import EMBEDDED
 
     return tokenizers.Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
 

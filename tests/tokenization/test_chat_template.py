@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from app.tokenization import ChatOptions, ChatTemplateError, LocalTokenizer, TokenizerInputError
-from app.tokenization.chat_template import ChatTemplates, TemplateEnvironment
+from app.text import ChatOptions, ChatTemplateError, LocalTokenizer, TokenizerInputError
+from app.text.chat_template import ChatTemplates, TemplateEnvironment
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 
@@ -149,7 +149,7 @@ def test_named_templates_are_picked_by_name_or_by_tools() -> None:
 
 
 def test_templates_are_found_where_folders_keep_them(tmp_path: Path, embedded: LocalTokenizer) -> None:
-    data = Path(__file__).parents[2] / "app/tokenization/data"
+    data = Path(__file__).parents[2] / "app/text/data"
     (tmp_path / "tokenizer.json").write_bytes((data / "tokenizer.json").read_bytes())
 
     def rendered(**options: Any) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from jinja2 import Environment
 
-from app.tokenization import ChatTemplateError
-from app.tokenization.conversation import (
+from app.text import ChatTemplateError
+from app.text.conversation import (
     MODALITIES,
     ContentFormat,
     detect_content_format,

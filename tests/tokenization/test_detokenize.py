@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from app.tokenization import LocalTokenizer, default_tokenizer
-from app.tokenization.detokenize import TokenBytes, TokenTexts
-from app.tokenization.loading import EMBEDDED
+from app.text import LocalTokenizer, default_tokenizer
+from app.text.detokenize import TokenBytes, TokenTexts
+from app.text.loading import EMBEDDED
 
 TOKENIZER = default_tokenizer()
 any_ids = st.lists(st.integers(0, 6143) | st.integers(5, 260) | st.just(0) | st.just(9_999_999), max_size=40)

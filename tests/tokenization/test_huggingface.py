@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.tokenization import (
+from app.text import (
     ChatOptions,
     ChatTemplateError,
     LocalTokenizer,
@@ -37,7 +37,7 @@ def test_encoding_many_is_encoding_each(texts: list[str]) -> None:
 
 def test_what_a_sentence_says_re_encodes_to_its_ids_wherever_it_is_cut(embedded: LocalTokenizer) -> None:
     """The length of a reply is counted in ids, clients count by encoding its text."""
-    for file in (ROOT / "app/simulated/sentences").glob("*.txt"):
+    for file in (ROOT / "app/engine/simulated/sentences").glob("*.txt"):
         for line in file.read_text(encoding="utf-8").splitlines():
             ids = embedded.encode(line)
             for cut in range(1, len(ids) + 1):
@@ -48,7 +48,7 @@ def test_what_a_sentence_says_re_encodes_to_its_ids_wherever_it_is_cut(embedded:
 def test_training_again_gives_the_shipped_files(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "scripts/train_tokenizer.py"), "--output", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True)
-    shipped = ROOT / "app/tokenization/data"
+    shipped = ROOT / "app/text/data"
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (tmp_path / name).read_bytes() == (shipped / name).read_bytes(), name
 
@@ -103,7 +103,7 @@ def test_the_recorded_ids_are_reproduced(recorded: LocalTokenizer) -> None:
 
 
 def test_the_post_processor_adds_special_tokens_on_request(tmp_path: Path) -> None:
-    content = json.loads((ROOT / "app/tokenization/data/tokenizer.json").read_text(encoding="utf-8"))
+    content = json.loads((ROOT / "app/text/data/tokenizer.json").read_text(encoding="utf-8"))
     begin = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
     content["post_processor"] = {
         "type": "TemplateProcessing",
@@ -121,7 +121,7 @@ def test_the_post_processor_adds_special_tokens_on_request(tmp_path: Path) -> No
 
 
 def test_ends_of_a_generation_come_from_the_generation_config(tmp_path: Path) -> None:
-    data = ROOT / "app/tokenization/data"
+    data = ROOT / "app/text/data"
     (tmp_path / "tokenizer.json").write_bytes((data / "tokenizer.json").read_bytes())
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
     (tmp_path / "config.json").write_text('{"eos_token_id": 1, "text_config": {"vocab_size": 7000}}')
@@ -173,7 +173,7 @@ def test_other_greenlets_run_while_much_is_done() -> None:
 import sys
 from gevent import monkey; monkey.patch_all()
 import gevent
-from app.tokenization import ChatOptions, default_tokenizer
+from app.text import ChatOptions, default_tokenizer
 tokenizer, ticks, HELLO = default_tokenizer(), [], [{"role": "user", "content": "Hello"}]
 def tick():
     while True:
@@ -199,7 +199,7 @@ def test_many_ids_are_the_text_that_the_library_makes_of_them(embedded: LocalTok
 
 
 def test_caches_are_bounded_and_tell_what_they_hold(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "app/tokenization/data", tmp_path, dirs_exist_ok=True)
+    shutil.copytree(ROOT / "app/text/data", tmp_path, dirs_exist_ok=True)
     tokenizer = LocalTokenizer.from_path(tmp_path)
     before = {name: cache.size_bytes for name, cache in tokenizer.caches.items()}
     ids = tokenizer.encode_chat([{"role": "user", "content": "Hello"}])

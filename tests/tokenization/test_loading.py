@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from app.tokenization import LocalTokenizer, TokenizerInputError, TokenizerLoadError, load_tokenizer
-from app.tokenization.files import fetch
-from app.tokenization.loading import EMBEDDED
-from app.tokenization.render import RenderTokenizer
+from app.text import LocalTokenizer, TokenizerInputError, TokenizerLoadError, load_tokenizer
+from app.text.files import fetch
+from app.text.loading import EMBEDDED
+from app.text.render import RenderTokenizer
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,7 +111,7 @@ def test_a_cached_repository_needs_no_network(tmp_path: Path) -> None:
 
 PROGRAM = """
 import logging
-from app.tokenization import TokenizerLoadError, load_tokenizer
+from app.text import TokenizerLoadError, load_tokenizer
 logging.basicConfig(format="%(levelname)s %(message)s")
 print(load_tokenizer(model="somebody/small").name)
 print(load_tokenizer(model="x", tokenizer="somebody/small", explicit=True).name)
@@ -143,7 +143,7 @@ def test_offline_only_the_cache_is_asked(tmp_path: Path) -> None:
 def test_the_hub_library_is_not_imported_for_nothing() -> None:
     program = """
 import sys
-from app.tokenization import load_tokenizer
+from app.text import load_tokenizer
 load_tokenizer(model="m")
 print("huggingface_hub" in sys.modules)
 """

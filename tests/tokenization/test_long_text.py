@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.tokenization import LocalTokenizer
-from app.tokenization.long_text import LongTextEncoder
+from app.text import LocalTokenizer
+from app.text.long_text import LongTextEncoder
 from tests.tokenization.kinds import KINDS
 
 WORDS = (

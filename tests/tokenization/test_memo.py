@@ -11,9 +11,9 @@ from functools import partial
 
 import pytest
 
-from app.tokenization import PromptMemo
-from app.tokenization.loading import default_tokenizer
-from app.tokenization.memo import ID_BYTES, KnownChats, KnownPrompts, KnownTexts
+from app.text import PromptMemo
+from app.text.loading import default_tokenizer
+from app.text.memo import ID_BYTES, KnownChats, KnownPrompts, KnownTexts
 
 TOKENIZER = default_tokenizer()
 CHAT = b'[{"role": "user", "content": "Who comes again?"}]'

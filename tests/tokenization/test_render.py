@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from app.tokenization import (
+from app.text import (
     ChatOptions,
     TokenIdError,
     TokenizerInputError,
     TokenizerServiceError,
     default_tokenizer,
 )
-from app.tokenization.render import RenderTokenizer
+from app.text.render import RenderTokenizer
 
 TOKENIZER = default_tokenizer()
 
@@ -189,7 +189,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
 def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.tokenization.render.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("app.text.render.MOST_BYTES", 1 << 20)
     with saying(HEAD, b" " * 65536) as url, pytest.raises(TokenizerServiceError, match="more than 1 MiB"):
         RenderTokenizer(url, model="m").encode("hello")
 

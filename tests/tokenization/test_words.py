@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from app.tokenization.files import TokenizerFolder
-from app.tokenization.huggingface import LONGEST_WORD, MOST_NEW, LocalTokenizer, WordEncoder, knows_words
-from app.tokenization.loading import EMBEDDED, default_tokenizer
+from app.text.files import TokenizerFolder
+from app.text.huggingface import LONGEST_WORD, MOST_NEW, LocalTokenizer, WordEncoder, knows_words
+from app.text.loading import EMBEDDED, default_tokenizer
 
 ASCII = "".join(map(chr, range(128)))
 SPECIAL = ("<|user|>", "<|user|>>", "<|user|", "<|", "|>", "<|endoftext|>")

@@ -16,9 +16,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 from opentelemetry.trace import Tracer
 from opentelemetry.util.types import AttributeValue
 
-from app.factory import create_app
-from app.tracing import export
-from app.tracing.export import (
+from app.base.tracing import export
+from app.base.tracing.export import (
     BATCH,
     QUIET_S,
     FailureReason,
@@ -29,6 +28,7 @@ from app.tracing.export import (
     span_bytes,
     tracer_to,
 )
+from app.wiring.factory import create_app
 from config.loader import load
 from config.settings import TracingSettings
 from tests.running_server import free_port

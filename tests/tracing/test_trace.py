@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from app.middleware.traces import NANOSECONDS, RequestTrace
+from app.serving.middleware.traces import NANOSECONDS, RequestTrace
 from tests.engine.harness import START_S, Harness
 
 EPOCH_NS = 1_700_000_000 * NANOSECONDS

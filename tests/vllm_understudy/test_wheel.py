@@ -151,7 +151,7 @@ def test_it_serves_from_an_environment_that_was_empty(
     [
         ([], "sync"),
         (["-k", "gthread", "--threads", "8"], "gthread"),
-        (["-c", "python:vllm_understudy.gunicorn_conf"], "app.server.worker.Worker"),
+        (["-c", "python:vllm_understudy.gunicorn_conf"], "app.serving.gunicorn.worker.Worker"),
     ],
 )
 def test_gunicorn_serves_it_by_its_name(

@@ -18,10 +18,10 @@ import pytest
 from werkzeug.serving import make_server
 from werkzeug.test import Client, EnvironBuilder, TestResponse
 
-from app.http.body import BodyLimits
-from app.http.context import RequestContext, current_request
-from app.http.response import Response, json_response
-from app.http.route import Route, get, post
+from app.serving.http.body import BodyLimits
+from app.serving.http.context import RequestContext, current_request
+from app.serving.http.response import Response, json_response
+from app.serving.http.route import Route, get, post
 from tests.application import application
 
 PATIENCE_S = 20.0

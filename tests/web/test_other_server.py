@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from werkzeug.test import EnvironBuilder
 
-from app.faults.damage import break_off
-from app.http.context import RequestContext
-from app.http.response import Response
-from app.http.route import get
+from app.serving.faults.damage import break_off
+from app.serving.http.context import RequestContext
+from app.serving.http.response import Response
+from app.serving.http.route import get
 from tests.application import application
 
 

@@ -8,11 +8,11 @@ import pytest
 from flask import Response as FlaskResponse
 from flask import session, url_for
 
-from app.factory import create_app
-from app.http.context import RequestContext
-from app.http.response import PendingResponse, Response, json_response
-from app.http.route import Route, get, post
-from app.web.application import Understudy
+from app.serving.flask.application import Understudy
+from app.serving.http.context import RequestContext
+from app.serving.http.response import PendingResponse, Response, json_response
+from app.serving.http.route import Route, get, post
+from app.wiring.factory import create_app
 from config.loader import load
 from tests.application import application
 

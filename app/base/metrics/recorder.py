@@ -1,0 +1,404 @@
+"""Recorder of engine metrics: a method per event, with numbers in seconds and tokens.
+
+Events per token and per sequence are stored as rows of numbers. Rows are counted in blocks, or at a scrape:
+a third of the cost of counting each event, and little memory.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Literal
+
+from app.base.metrics.families import (
+    ABORTED,
+    BLOCK_TIMES,
+    CACHE_CONFIG,
+    LATE,
+    REJECTIONS,
+    TRANSFERS,
+    EngineFamilies,
+    drafts,
+    engine_table,
+)
+from app.base.metrics.figures import Distribution, Figures
+from app.base.metrics.instruments import Counter, Gauge, Histogram
+from app.base.metrics.lora import LoraRequests
+from app.base.metrics.sequences import BLOCK, FinishedSequence, FinishedSequences
+
+LAYERS, HEADS, HEAD_SIZE, NUMBER_BYTES = 32, 8, 128, 2
+"""Dimensions of a usual model, Llama 3.1 8B, for simulated transfers of KV caches."""
+PARTS = 2 * LAYERS
+"""Keys and values of each layer; a block has a descriptor for each part."""
+TOKEN_BYTES = PARTS * HEADS * HEAD_SIZE * NUMBER_BYTES
+POST_S = 1e-6
+"""Time to post one descriptor, in seconds."""
+
+RejectionReason = Literal["max_num_queued_reqs", "max_num_queued_tokens"]
+TokenRow = tuple[int, float | None, float]
+"""Computed tokens, gap before each in seconds (None for a prefill), and time in seconds."""
+
+STEPS_PER_S = 1000
+"""Most engine steps per second of simulated decoding."""
+SURELY_BELOW = 1 - 1e-12
+"""Factor that makes a time smaller by more than any rounding error."""
+
+
+class Recorder:
+    """Counts the events of sequences, with the meaning of vLLM's families (vllm-api.md 11.2).
+
+    A sequence is one choice of one prompt: a prompt with n = 3 is three sequences. Each waits, runs, is
+    prefilled, decoded and finished, as in vLLM. Only `completed` is called once per prompt.
+
+    `now` returns Unix seconds for the `_created` series. `max_loras` adds a family of adapters. `transfers`
+    adds the families of fetched caches before the first fetch. With `steps` the engine reports its steps
+    (`step`); without, tokens computed in the same millisecond count as one step. ValueError: see
+    `engine_table`.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        max_model_len: int,
+        cache_config: Mapping[str, str],
+        engine: str = "0",
+        now: Callable[[], float] = time.time,
+        max_loras: int | None = None,
+        block_times: bool = False,
+        older_names: bool = False,
+        transfers: bool = False,
+        steps: bool = False,
+    ) -> None:
+        self._loras = None if max_loras is None else LoraRequests(max_loras, now)
+        table = (*engine_table(cache_config, block_times, older_names), *ABORTED, *(LATE if steps else ()))
+        server = {"model_name": model_name, "engine": engine}
+        self._families = EngineFamilies(table, server, now, max_model_len)
+        one = self._families.one
+        self._block_size = int(cache_config.get("block_size", CACHE_CONFIG["block_size"]))
+        if transfers:
+            _ = self._transfers
+        self._late = (one(Counter, LATE[0].name), one(Counter, LATE[1].name)) if steps else None
+        self._drafts: tuple[Counter, Counter, Counter] | None = None
+        self._drafts_by_place: list[Counter] = []
+        self._aborted = one(Counter, ABORTED[0].name)
+        self._block_times = [one(Histogram, spec.name) for spec in BLOCK_TIMES if block_times]
+        rejections = "admission_rejections_total"
+        self._rejected = {reason: one(Counter, rejections, reason=reason) for reason in REJECTIONS}
+        self._tool_parses = {
+            (streaming, found): one(
+                Counter,
+                "tool_call_parser_invocations_total",
+                mode="streaming" if streaming else "non_streaming",
+                outcome="tool_call" if found else "no_tool_call",
+                request_type="chat_completions",
+            )
+            for streaming in (True, False)
+            for found in (True, False)
+        }
+        self._sequences = FinishedSequences(self._families)
+        self._iterations = one(Histogram, "iteration_tokens_total")
+        self._steps = None if steps else EngineSteps(self._iterations)
+        self._tokens: list[TokenRow] = []
+        self._prefills: list[tuple[float, int, int]] = []
+        """TTFT in seconds, prompt tokens and cached tokens."""
+        self._finished: list[FinishedSequence] = []
+        self._completed: list[tuple[int, int]] = []
+        self._fetched = 0
+        """Prompt tokens with a fetched cache, since the last fold."""
+        self._loaded = 0
+        """Prompt tokens loaded from a connector's store, since the last fold."""
+        self._bind_gauges()
+        self._bind_tokens()
+
+    def _bind_gauges(self) -> None:
+        one = self._families.one
+        self._running = one(Gauge, "num_requests_running")
+        self._waiting = one(Gauge, "num_requests_waiting")
+        self._waiting_for_capacity = one(Gauge, "num_requests_waiting_by_reason", reason="capacity")
+        self._cache_usage = one(Gauge, "kv_cache_usage_perc")
+        self._queries = one(Counter, "prefix_cache_queries_total")
+        self._hits = one(Counter, "prefix_cache_hits_total")
+        self._external_queries = one(Counter, "external_prefix_cache_queries_total")
+        self._external_hits = one(Counter, "external_prefix_cache_hits_total")
+        self._preemptions = one(Counter, "num_preemptions_total")
+        one(Gauge, "engine_sleep_state", sleep_state="awake").set(1)
+
+    def _bind_tokens(self) -> None:
+        one, by_source = self._families.one, "prompt_tokens_by_source_total"
+        by_tier = "prompt_tokens_cached_by_source_total"
+        self._generated = one(Counter, "generation_tokens_total")
+        self._inter_token = one(Histogram, "inter_token_latency_seconds")
+        self._ttft = one(Histogram, "time_to_first_token_seconds")
+        self._prompt = one(Counter, "prompt_tokens_total")
+        self._cached = one(Counter, "prompt_tokens_cached_total")
+        self._computed = one(Counter, by_source, source="local_compute")
+        self._local_hit = one(Counter, by_source, source="local_cache_hit")
+        self._external = one(Counter, by_source, source="external_kv_transfer")
+        self._device_hit = one(Counter, by_tier, source="device")
+        self._peer_hit = one(Counter, by_tier, source="p2p")
+
+    @property
+    def adapter_series(self) -> LoraRequests | None:
+        return self._loras
+
+    def waiting(self, delta: int, adapter: str | None = None) -> None:
+        """Counts `delta` sequences that entered the waiting list (negative: left). `adapter` is the one they
+        need.
+        """
+        self._waiting.value += delta
+        self._waiting_for_capacity.value += delta
+        if adapter is not None and self._loras is not None:
+            self._loras.waiting(adapter, delta)
+
+    def running(self, delta: int, adapter: str | None = None) -> None:
+        """Counts `delta` sequences that began to run (negative: stopped). `adapter` is the one they need."""
+        self._running.value += delta
+        if adapter is not None and self._loras is not None:
+            self._loras.running(adapter, delta)
+
+    def step(self, tokens: int) -> None:
+        """Observes the tokens computed in one engine step."""
+        self._iterations.observe(tokens)
+
+    def expect_drafts(self, positions: int) -> None:
+        """Adds the families of speculative decoding; drafts have up to `positions` tokens."""
+        table, one = drafts(positions), self._families.one
+        self._families.add(table)
+        whole, drafted, accepted, by_place = (spec.name for spec in table)
+        self._drafts = one(Counter, whole), one(Counter, drafted), one(Counter, accepted)
+        self._drafts_by_place = [one(Counter, by_place, position=str(n)) for n in range(positions)]
+
+    def drafted(self, tokens: int, accepted: int) -> None:
+        """Counts a checked draft with `tokens` tokens; the first `accepted` were right."""
+        if self._drafts is not None:
+            for counter, amount in zip(self._drafts, (1, tokens, accepted), strict=True):
+                counter.value += amount
+            for counter in self._drafts_by_place[:accepted]:
+                counter.value += 1
+
+    def late(self, seconds: float) -> None:
+        """Counts a request that reached the scheduler `seconds` too late."""
+        if self._late is not None:
+            requests, together = self._late
+            requests.value += 1
+            together.value += seconds
+
+    def preempted(self, sequences: int = 1) -> None:
+        """Counts sequences that lost their blocks and wait for new ones."""
+        self._preemptions.value += sequences
+
+    def cache_used(self, share: float) -> None:
+        """Sets the used share of the KV cache, from 0 to 1."""
+        self._cache_usage.value = share
+
+    def looked_up(self, tokens: int, found: int) -> None:
+        """Counts `tokens` looked up in the prefix cache, and the `found` ones."""
+        self._queries.value += tokens
+        self._hits.value += found
+
+    def fetched(self, tokens: int, seconds: float) -> None:
+        """Counts `tokens` of a prompt with a cache fetched from the engine that prefilled them, and the
+        transfer time.
+
+        The next `prefilled` counts the tokens as cached.
+        """
+        self._fetched += tokens
+        self._external_queries.value += tokens
+        self._external_hits.value += tokens
+        descriptors = PARTS * -(-tokens // self._block_size)
+        values = (seconds, POST_S * descriptors, TOKEN_BYTES * tokens, descriptors)
+        for histogram, value in zip(self._transfers, values, strict=True):
+            histogram.observe(value)
+
+    @cached_property
+    def _transfers(self) -> list[Histogram]:
+        """Histograms of fetched caches: seconds, seconds to post, bytes, descriptors. Added at the first
+        fetch.
+        """
+        self._families.add(TRANSFERS)
+        return [self._families.one(Histogram, spec.name) for spec in TRANSFERS[:4]]
+
+    def looked_up_in_store(self, tokens: int, found: int, tier: str) -> None:
+        """Counts `tokens` missing in the prefix cache and looked up in a connector's store, and the `found`
+        ones.
+        """
+        self._external_queries.value += tokens
+        self._external_hits.value += found
+        if found:
+            self._families.one(Counter, "prompt_tokens_cached_by_source_total", source=tier).inc(found)
+
+    def loaded(self, tokens: int) -> None:
+        """Counts tokens loaded from the store. The next `prefilled` counts them as cached."""
+        self._loaded += tokens
+
+    def block_lifetime(self, seconds: float) -> None:
+        self._block_times[0].observe(seconds)
+
+    def block_idle_before_evict(self, seconds: float) -> None:
+        self._block_times[1].observe(seconds)
+
+    def block_reuse_gap(self, seconds: float) -> None:
+        self._block_times[2].observe(seconds)
+
+    def parsed_tools(self, streaming: bool, found: bool, times: int = 1) -> None:
+        """Counts runs of the tool call parser on a reply or an event of a stream; `found`: with a call."""
+        self._tool_parses[streaming, found].value += times
+
+    def sleeping(self, level: int | None) -> None:
+        """Sets the sleep level (0, 1 or 2); None: awake."""
+        states = {"awake": level in (None, 0), "weights_offloaded": level == 1, "discard_all": level == 2}
+        for state, holds in states.items():
+            self._families.one(Gauge, "engine_sleep_state", sleep_state=state).set(int(holds))
+
+    def slept(self, operation: Literal["sleep", "release_kv_cache_memory", "wake"], seconds: float) -> None:
+        duration = "sleep_mode_operation_duration_seconds"
+        self._families.one(Histogram, duration, operation=operation).observe(seconds)
+
+    def rejected(self, reason: RejectionReason) -> None:
+        """Counts a request rejected by a limit of the waiting list. KeyError for another reason."""
+        self._rejected[reason].inc()
+
+    def decoded(self, tokens: int, gap_s: float, at_s: float) -> None:
+        """Counts `tokens` after a sequence's first; each came `gap_s` after the one before, the last at
+        `at_s`.
+        """
+        # Runs once per token of every stream.
+        rows = self._tokens
+        rows.append((tokens, gap_s, at_s))
+        if len(rows) >= BLOCK:
+            self._fold_tokens()
+
+    def prefilled(
+        self, ttft_s: float, prompt_tokens: int, cached_tokens: int, at_s: float, tokens: int = 1
+    ) -> None:
+        """Counts a sequence's first token: at `at_s`, `ttft_s` after arrival. `prompt_tokens` include cached
+        ones.
+
+        `tokens` is 0 for an empty reply.
+        """
+        self._generated.value += tokens
+        self._tokens.append((prompt_tokens - cached_tokens + tokens, None, at_s))
+        self._prefills.append((ttft_s, prompt_tokens, cached_tokens))
+        if len(self._tokens) >= BLOCK:
+            self._fold_tokens()
+        if len(self._prefills) >= BLOCK:
+            self._fold_prefills()
+
+    def aborted(self) -> None:
+        """Counts a sequence that its client left, or that was aborted by id. vLLM's families exclude it."""
+        self._aborted.value += 1
+
+    def sequence_finished(self, row: FinishedSequence) -> None:
+        self._finished.append(row)
+        if len(self._finished) >= BLOCK:
+            self._fold_finished()
+
+    def completed(self, n: int, longest: int) -> None:
+        """Counts a prompt whose last of `n` sequences finished; the longest generated `longest` tokens."""
+        self._completed.append((n, longest))
+        if len(self._completed) >= BLOCK:
+            self._fold_finished()
+
+    def figures(self) -> Figures:
+        self.fold()
+        finished = self._sequences.by_reason()
+        finished["abort"] += self._aborted.value
+        return Figures(
+            running=self._running.value,
+            waiting=self._waiting.value,
+            cache_usage=self._cache_usage.value,
+            preemptions=self._preemptions.value,
+            generated=self._generated.value,
+            prompt=self._prompt.value,
+            cached=self._cached.value,
+            queries=self._queries.value,
+            hits=self._hits.value,
+            finished=finished,
+            ttft=Distribution.of(self._ttft),
+            inter_token=Distribution.of(self._inter_token),
+            e2e=self._sequences.latency(),
+        )
+
+    def render(self) -> str:
+        self.fold()
+        if self._steps is not None:
+            self._steps.flush()
+        return self._families.render() + (self._loras.render() if self._loras is not None else "")
+
+    def fold(self) -> None:
+        """Counts all stored rows. Call it before reading any number."""
+        self._fold_tokens()
+        self._fold_prefills()
+        self._fold_finished()
+
+    def _fold_finished(self) -> None:
+        rows, self._finished = self._finished, []
+        prompts, self._completed = self._completed, []
+        self._sequences.observe(rows, prompts)
+
+    def _fold_tokens(self) -> None:
+        rows, self._tokens = self._tokens, []
+        if self._steps is not None:
+            self._steps.count(rows)
+        bounds, counts, waited_s = self._inter_token.bounds, self._inter_token.counts, self._inter_token.sum
+        single_gaps_s, generated = [], 0
+        for tokens, gap_s, _ in rows:
+            if gap_s is None:
+                continue
+            waited_s += gap_s * tokens
+            if tokens == 1:
+                single_gaps_s.append(gap_s)
+            else:
+                generated += tokens
+                counts[bisect_left(bounds, gap_s)] += tokens
+        self._inter_token.observe_all(single_gaps_s)
+        self._inter_token.sum = waited_s
+        self._generated.value += generated + len(single_gaps_s)
+
+    def _fold_prefills(self) -> None:
+        rows, self._prefills = self._prefills, []
+        if not rows:
+            return
+        ttfts_s, prompts, cached = zip(*rows, strict=True)
+        prompt_tokens, cached_tokens = sum(prompts), sum(cached)
+        fetched, self._fetched = self._fetched, 0
+        loaded, self._loaded = self._loaded, 0
+        self._ttft.observe_all(ttfts_s)
+        self._prompt.value += prompt_tokens
+        self._cached.value += cached_tokens
+        self._computed.value += prompt_tokens - cached_tokens
+        self._external.value += fetched + loaded
+        self._peer_hit.value += fetched
+        self._local_hit.value += cached_tokens - fetched - loaded
+        self._device_hit.value += cached_tokens - fetched - loaded
+
+
+class EngineSteps:
+    """Tokens per engine step: tokens computed in the same millisecond belong to one step."""
+
+    def __init__(self, tokens: Histogram) -> None:
+        self._tokens = tokens
+        self._step = self._pending = 0
+        self._since_s = self._until_s = 0.0
+        """Range of times that surely belong to the present step; the end is exclusive."""
+
+    def count(self, rows: Sequence[TokenRow]) -> None:
+        """Counts rows, which must be in chronological order."""
+        since_s, until_s = self._since_s, self._until_s
+        for tokens, _, at_s in rows:
+            if not since_s <= at_s < until_s:
+                step = int(at_s * STEPS_PER_S)
+                if step != self._step:
+                    self.flush()
+                    self._step = step
+                since_s, until_s = at_s, (step + 1) / STEPS_PER_S * SURELY_BELOW
+            self._pending += tokens
+        self._since_s, self._until_s = since_s, until_s
+
+    def flush(self) -> None:
+        """Observes the present step, even if incomplete."""
+        if self._pending:
+            self._tokens.observe(self._pending)
+            self._pending = 0

@@ -1,0 +1,247 @@
+"""The simulated engine: admits requests, decides replies, and runs a sequence for each choice."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Listed
+from functools import partial
+from itertools import count, repeat
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from app.base.clock.clock import Clock
+from app.base.clock.pause import pause_if_possible
+from app.base.clock.streams import Streams
+from app.base.clock.timer_wheel import TimerWheel
+from app.base.metrics.recorder import Recorder
+from app.base.metrics.sequences import FinishedSequence
+from app.engine.core.beams import BeamSearch
+from app.engine.core.cache_manager import KVCacheManager
+from app.engine.core.client import Emit, Handle
+from app.engine.core.errors import KVCacheFull
+from app.engine.core.outputs import Started, Tokens
+from app.engine.core.reply import Model, Reply
+from app.engine.core.request import EngineRequest
+from app.engine.core.sequence import (
+    COUNTED_AS,
+    MOST_AT_ONCE,
+    BaseEngine,
+    ReplySequence,
+    Sequence,
+    SequenceContext,
+    Submission,
+    emit_failure,
+)
+from app.engine.core.timeline import SequencePool, TimedSequence
+from app.engine.core.timing import PerRequestTiming
+from app.engine.lora.adapters import LoRASlots
+from config.settings import Settings
+
+if TYPE_CHECKING:
+    from app.engine.core.step_cost import CostModel
+    from app.engine.core.stepped import StepExecutor
+    from config.profile import Profile
+
+MOST_TOKENS_UNPAUSED = 65_536
+"""Most tokens of work (see `_work`) on replies without a pause: some milliseconds."""
+REPLY_TOKENS = 500
+"""Work per reply, in tokens of text: its end may need tokenizing."""
+FORM_TOKENS = 1000
+"""Work for a tool call or JSON, in tokens of text."""
+STOP_TOKENS = 100
+"""Work to search for one stop string, in tokens of text."""
+LONGEST_WORK_S = 0.005
+"""Most work without a pause, in seconds; keeps other streams on time."""
+SEEDS = 2**48
+"""Upper bound (exclusive) of the seeds for large requests."""
+log = logging.getLogger(__name__)
+
+
+class Engine(BaseEngine):
+    """The `EngineClient` of this process; sequences run on their own timelines or in shared steps."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        model: Model,
+        recorder: Recorder,
+        clock: Clock,
+        streams: Streams,
+        lora: LoRASlots,
+        cache: KVCacheManager | None = None,
+        profile: Profile | None = None,
+        cost: CostModel | None = None,
+    ) -> None:
+        """With a `profile` sequences share its steps (`timing: steps`), else each samples its own latencies.
+
+        `cost` replaces the profile's cost model.
+        """
+        super().__init__(settings, recorder)
+        limits = settings.scheduling
+        self.wheel = TimerWheel(clock)
+        self.lora = lora
+        by_priority = limits.scheduling_policy == "priority"
+        self.timing = PerRequestTiming(
+            settings.latency, limits.max_num_seqs, lambda: self.executor.running, streams("latency")
+        )
+        self._context = SequenceContext(clock, self.wheel, self.timing, recorder, cache)
+        self.executor: SequencePool | StepExecutor
+        self._sequence: Callable[..., ReplySequence]
+        if profile is None:
+            slots = SequencePool(limits.max_num_seqs, lora, by_priority, self.wheel.call_soon)
+            self.executor, self._sequence = slots, partial(TimedSequence, pool=slots)
+        else:
+            # Imported here because other modes need no scheduler.
+            from app.engine.core.stepped import StepExecutor, SteppedSequence
+
+            steps = StepExecutor(settings, profile, self._context, lora, streams("drafts"), cost)
+            self.executor, self._sequence = steps, partial(SteppedSequence, executor=steps)
+        self._model = model
+        self._cache = cache
+        self._clock = clock
+        self._seeds = streams("seeds")
+        self._refuses_full = settings.kvcache.kv_cache_full == "refuse"
+
+    @property
+    def running(self) -> int:
+        return self.executor.running
+
+    @property
+    def waiting(self) -> int:
+        return self.executor.waiting
+
+    def sequences(self) -> Iterator[Sequence]:
+        for submission in list(reversed(self._active)):
+            for choice in reversed(submission.choices):
+                if not choice.over:
+                    yield choice
+
+    def on_settings(self, settings: Settings) -> None:
+        self.timing.on_settings(settings)
+
+    @property
+    def _unfinished(self) -> int:
+        return self.executor.running + self.executor.waiting
+
+    @property
+    def _queued(self) -> int:
+        return self.executor.waiting
+
+    def _free(self, adapter: str | None) -> int:
+        return self.executor.free(adapter) + self._max_waiting - self.executor.waiting
+
+    def submit(self, requests: Listed[EngineRequest], emit: Emit) -> Handle:
+        """Runs `requests`, the choices of one request; may emit outputs before returning.
+
+        Admits all or none. Raises any EngineError before anything has begun. May pause.
+        """
+        if not requests:
+            return Submission(self._active)
+        replies = self._replies(requests)
+        if requests[0].beams:
+            return BeamSearch(self.run, self._clock, self.wheel, requests, replies, emit)
+        return self.run(requests, replies, emit)
+
+    def run(self, requests: Listed[EngineRequest], replies: Listed[Reply], emit: Emit) -> Submission:
+        first = requests[0]
+        submission = Submission(self._active)
+        if self._needs_no_slot(requests, replies):
+            self.check_accepting(1)
+            emit_immediately(first, replies[0], emit, self._context)
+            return submission
+        prompts = repeat(None) if self._cache is None else self._cache.prompts(requests)
+        sequences = [
+            self._sequence(request, reply, prompt, self._context, emit, submission)
+            for request, reply, prompt in zip(requests, replies, prompts, strict=False)
+        ]
+        if self._refuses_full and not all(sequence.fits() for sequence in sequences):
+            raise KVCacheFull
+        # Nothing may yield from here to the end, or other requests would take the slots.
+        self.check_admission(len(sequences), first.adapter)
+        if first.observers:
+            for sequence in sequences:
+                sequence.observe()
+        submission.begin(sequences)
+        return submission
+
+    def pause(self) -> None:
+        self.executor.pause()
+
+    def resume(self) -> None:
+        self.executor.resume()
+
+    def _needs_no_slot(self, requests: Listed[EngineRequest], replies: Listed[Reply]) -> bool:
+        """Returns whether the request can end at once: free slot, no latencies, no special features."""
+        slots = self.executor
+        if len(requests) > 1 or not self.timing.instant or self._cache is not None:
+            return False
+        if not isinstance(slots, SequencePool):
+            return False
+        [request], [reply] = requests, replies
+        special = request.adapter or request.observers or request.delays or request.remote_prefill
+        return not (
+            special
+            or request.least_hit_rate
+            or request.logprobs is not None
+            or reply.spans
+            or reply.delays
+            or len(reply.texts) > MOST_AT_ONCE
+            or slots.waiting
+            or slots.free() <= 0
+        )
+
+    def _replies(self, requests: Listed[EngineRequest]) -> list[Reply]:
+        """Returns a reply per request, from fixed seeds for a large request.
+
+        Requests that arrive during the pauses of a large one then change nothing.
+        """
+        reply = self._model.reply
+        if len(requests) == 1 or sum(map(_work, requests)) <= MOST_TOKENS_UNPAUSED:
+            return [reply(request) for request in requests]
+        replies, begun_s = [], self._clock.now()
+        seeds = count(self._seeds.randrange(SEEDS))
+        for request, seed in zip(requests, seeds, strict=False):
+            if self._clock.now() - begun_s > LONGEST_WORK_S:
+                pause_if_possible()
+                begun_s = self._clock.now()
+            if request.seed is None and not request.greedy:
+                request = replace(request, seed=seed)
+            replies.append(reply(request))
+        return replies
+
+
+def emit_immediately(request: EngineRequest, reply: Reply, emit: Emit, context: SequenceContext) -> None:
+    """Emits and counts an undelayed reply as a sequence would, in a fifth of the time."""
+    at_s, recorder, tokens = request.arrival_s, context.recorder, 0
+    prompt_tokens, begun, failure = len(request.prompt_ids), False, None
+    try:
+        emit(Started(request.index, at_s, 0, reply.prompt_logprobs))
+        begun, tokens = True, len(reply.ids)
+        emit(Tokens(request.index, reply.texts, reply.ids, at_s, None, reply.finish))
+        reason = COUNTED_AS[reply.finish.reason]
+    except Exception as error:
+        log.exception("a sequence failed at its start")
+        reason, failure = "error", error
+    e2e_s = context.clock.now() - at_s
+    if begun:
+        recorder.prefilled(0.0, prompt_tokens, 0, at_s, 1 if tokens else 0)
+    if tokens > 1:
+        recorder.decoded(tokens - 1, 0.0, at_s)
+    recorder.sequence_finished(
+        FinishedSequence(
+            reason, prompt_tokens, tokens, 0, request.max_tokens, 0.0, 0.0, 0.0, e2e_s, 0, 1, tokens
+        )
+    )
+    if failure is not None:
+        emit_failure(request, failure, emit)
+
+
+def _work(request: EngineRequest) -> int:
+    work = REPLY_TOKENS + request.max_tokens + len(request.prompt_ids) // 16  # the prompt may need hashing
+    if request.stop:
+        work += 3 * request.max_tokens + STOP_TOKENS * len(request.stop)
+    if request.tool_calls is not None or request.constraint is not None:
+        work += FORM_TOKENS
+    return work

@@ -1,0 +1,169 @@
+"""Sleep and wake, pause and resume, drain (vllm-api.md sections 2 and 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from gevent.event import Event
+
+from app.base.metrics.recorder import Recorder
+from app.engine.core.cache_manager import KVCacheManager
+from app.engine.core.engine import Engine
+from app.engine.core.errors import CallerLeft, MemoryNotResident, PauseNotComplete
+from app.engine.core.wire import MEMORY, PauseMode, woken_by
+
+LOOK_AGAIN_S = 0.01
+"""Interval, in seconds, at which a pause checks that running requests have ended."""
+
+
+class Operations(Protocol):
+    """An operator's commands to a server, for every kind of engine."""
+
+    @property
+    def is_sleeping(self) -> bool:
+        """True until all memory freed by sleep is back."""
+
+    @property
+    def paused(self) -> bool:
+        """True from a pause or sleep until a resume, or until all memory is back."""
+
+    def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
+        """Puts the server to sleep at level 0, 1 or 2; running requests are treated as by `pause`."""
+
+    def release_cache(self) -> None:
+        """Frees the KV cache's memory of a paused engine."""
+
+    def wake_up(self, tags: Collection[str] | None) -> bool:
+        """Restores all memory, or the memory that `tags` name; nothing if one of the tags is not asleep.
+
+        Returns True, and resumes requests, when all memory is back.
+        """
+
+    def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
+        """Starts no more requests; running ones are aborted, awaited (`wait`) or continued (`keep`).
+
+        Empties the prefix cache afterwards if `clear_cache`. Raises CallerLeft if `caller_left` is set before
+        running requests end.
+        """
+
+    def resume(self) -> None:
+        """Starts requests again."""
+
+    def reset_prefix_cache(self, under_requests: bool = False) -> bool:
+        """Empties the prefix cache; returns False if requests run, unless `under_requests`."""
+
+    def drain(self) -> None:
+        """Admits no more requests."""
+
+
+class Lifecycle:
+    """`Operations` of the simulated engine. Sleep at level 0 only pauses; 1 and 2 pretend to free memory.
+
+    Requests that arrive during sleep at level 1 or 2 are served, since a simulator needs no weights
+    (simulator.md 2.13). During a pause they wait.
+    """
+
+    def __init__(self, engine: Engine, recorder: Recorder, cache: KVCacheManager | None = None) -> None:
+        self._is_paused = False
+        """True after `pause` or sleep at level 0: no request starts."""
+        self._slept = False
+        """True after sleep at level 1 or 2, which `paused` reports as a pause."""
+        self._sleepers = 0
+        """Calls of `sleep` in progress. No request starts meanwhile, or the calls might wait forever."""
+        self._cache = cache
+        self._asleep: set[str] = set()
+        self._engine = engine
+        self._recorder = recorder
+
+    @property
+    def is_sleeping(self) -> bool:
+        return bool(self._asleep)
+
+    @property
+    def paused(self) -> bool:
+        return self._holds or self._slept
+
+    @property
+    def _holds(self) -> bool:
+        return self._is_paused or self._sleepers > 0
+
+    def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
+        """See `Operations`. A sleep that awaits requests blocks all new ones.
+
+        Raises CallerLeft, and stays awake, if `caller_left` is set first.
+        """
+        self._sleepers += 1
+        self._engine.pause()
+        try:
+            self._settle(mode, caller_left)
+            self._fall_asleep(level)
+        finally:
+            self._sleepers -= 1
+            self._go_on()
+
+    def release_cache(self) -> None:
+        """Pretends to free the KV cache's memory; `wake_up` restores it and starts requests again.
+
+        Raises PauseNotComplete unless the server is paused and idle, MemoryNotResident while it sleeps.
+        """
+        if not self.paused or self._engine.running:
+            raise PauseNotComplete
+        if self._asleep:
+            raise MemoryNotResident
+        if self._cache is not None:
+            self._cache.sleep()
+        self._asleep.add("kv_cache")
+        self._recorder.sleeping(0)
+        self._recorder.slept("release_kv_cache_memory", 0.0)
+
+    def wake_up(self, tags: Collection[str] | None) -> bool:
+        self._asleep -= woken_by(tags, self._asleep)
+        if self._cache is not None and "kv_cache" not in self._asleep:
+            self._cache.wake()
+        if not self._asleep:
+            self._recorder.sleeping(None)
+            self.resume()
+        self._recorder.slept("wake", 0.0)
+        return not self._asleep
+
+    def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
+        """See `Operations`. The server stays paused after CallerLeft."""
+        self._is_paused = True
+        self._engine.pause()
+        self._settle(mode, caller_left)
+        if clear_cache:
+            self.reset_prefix_cache(under_requests=True)
+
+    def resume(self) -> None:
+        self._is_paused = self._slept = False
+        self._go_on()
+
+    def reset_prefix_cache(self, under_requests: bool = False) -> bool:
+        """See `Operations`. Running requests keep their blocks, which are no longer cached."""
+        return self._cache is None or self._cache.reset(under_requests)
+
+    def drain(self) -> None:
+        self._engine.drain()
+
+    def _settle(self, mode: PauseMode, caller_left: Event) -> None:
+        if mode == "abort":
+            self._engine.interrupt(counted=True)
+        elif mode == "wait":
+            while self._holds and self._engine.running:
+                if caller_left.wait(LOOK_AGAIN_S):
+                    raise CallerLeft
+
+    def _fall_asleep(self, level: int) -> None:
+        if level == 0:
+            self._is_paused = True
+        else:
+            self._slept, self._asleep = True, set(MEMORY)
+            if self._cache is not None:
+                self._cache.sleep()
+        self._recorder.sleeping(level)
+        self._recorder.slept("sleep", 0.0)
+
+    def _go_on(self) -> None:
+        if not self._holds:
+            self._engine.resume()

@@ -1,0 +1,399 @@
+"""Client of an engine in another process with a real model, and its operator's commands."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import count
+from math import inf
+
+import gevent
+import msgspec
+import zmq.green as zmq
+from gevent import Greenlet
+from gevent.event import AsyncResult, Event
+from msgspec.structs import replace
+from zmq.utils.monitor import recv_monitor_message
+
+from app.base.clock.clock import Clock
+from app.base.clock.pause import pause_if_possible
+from app.base.metrics.recorder import Recorder
+from app.engine.core.client import Emit
+from app.engine.core.errors import CallerLeft, CommandFailed, EngineDead
+from app.engine.core.heartbeat import LONGEST_SILENCE_S, Heartbeat
+from app.engine.core.outputs import PartReader
+from app.engine.core.remote_sequence import Names, RemoteSequence
+from app.engine.core.request import EngineRequest
+from app.engine.core.sequence import BaseEngine, Submission
+from app.engine.core.wire import (
+    Abort,
+    Answer,
+    Blocks,
+    Command,
+    EngineCoreOutput,
+    EngineCoreRequest,
+    Hello,
+    Load,
+    Notice,
+    Order,
+    PauseMode,
+    Ready,
+    Sampling,
+)
+from config.settings import Settings
+
+log = logging.getLogger(__name__)
+
+CONNECTED, LOST = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED
+RECONNECT_MS = 50
+"""Reconnect interval while the engine is absent, in milliseconds."""
+GREETING_MS = 500
+"""Interval of greetings until the engine answers, in milliseconds; it may be loading its model."""
+BATCH_TOKENS = 100_000
+"""Most prompt tokens per message of requests: some milliseconds of work."""
+ORDER_TOKENS = 1000
+"""Fixed work per request, in prompt tokens."""
+ReaderOf = Callable[[EngineRequest], PartReader | None]
+"""Returns the parser of a request's text into parts; None for a text without parts."""
+BlocksListener = Callable[[str, int, bytes], None]
+"""Receives topic, sequence and batch of each `Blocks`."""
+
+
+class RemoteEngine(BaseEngine):
+    """The `EngineClient` of a worker, to be started in that worker; several workers may share the engine.
+
+    The worker sends orders and receives notices. After a lost connection the engine is greeted again.
+
+    When the engine process exits, running requests fail, new ones are refused, and `healthy` is False. While
+    the engine hangs, new requests are refused and `healthy` is False.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        endpoint: str,
+        recorder: Recorder,
+        clock: Clock,
+        names: Names,
+        reader_of: ReaderOf,
+    ) -> None:
+        super().__init__(settings, recorder)
+        self.load = Load()
+        """Load of the engine, summed over its workers."""
+        self._endpoint = endpoint
+        self._is_greeted = False
+        """True once the engine has answered on the current connection."""
+        self._wants_kv_events = False
+        """Sent in the greeting."""
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(list[Notice]).decode
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+        self._greenlets: list[Greenlet[[], None]] = []
+        self._clock, self._names, self._reader_of = clock, names, reader_of
+        self._heartbeat = Heartbeat(endpoint, clock.now)
+        self._longest_silence_s = min(LONGEST_SILENCE_S, settings.engine.engine_timeout / 2) or inf
+        self._listener: BlocksListener = lambda topic, sequence, batch: None
+        self._ready: Ready | None = None
+        self._numbers = count(1)
+        self._choices: dict[int, RemoteSequence] = {}
+        self._others = 0
+        """Number of other workers' sequences."""
+        self._answers: dict[int, AsyncResult[Answer]] = {}
+
+    def listen(self, listener: BlocksListener) -> None:
+        """Passes the engine's KV events to `listener`. To be called before `start`."""
+        self._listener, self._wants_kv_events = listener, True
+
+    def start(self) -> None:
+        self._context = context = zmq.Context()
+        self._socket = socket = context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.sndhwm = socket.rcvhwm = 0
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for an absent engine
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        monitor = socket.get_monitor_socket(CONNECTED | LOST)
+        self._greenlets = [gevent.spawn(self._watch, socket, monitor), gevent.spawn(self._read, socket)]
+        socket.connect(self._endpoint)
+
+    def close(self) -> None:
+        gevent.killall(self._greenlets)
+        if self._socket is not None:
+            self._socket.disable_monitor()
+            self._socket.close()
+        if self._context is not None:
+            self._context.destroy()
+        self._socket = self._context = None
+
+    @property
+    def healthy(self) -> bool:
+        """True while the engine is connected, has loaded its model, and is not silent."""
+        return self._ready is not None and not self._heartbeat.is_silent(self._longest_silence_s)
+
+    @property
+    def running(self) -> int:
+        return sum(choice.running for choice in self._choices.values())
+
+    @property
+    def waiting(self) -> int:
+        return len(self._choices) - self.running
+
+    @property
+    def _unfinished(self) -> int:
+        """Sequences of all workers. Own ones are counted here: the engine's `Load` is a step behind."""
+        return len(self._choices) + self._others
+
+    @property
+    def _queued(self) -> int:
+        return max(0, self._unfinished - self._slots)
+
+    def _free(self, adapter: str | None) -> int:
+        return self._slots + self._max_waiting - self._unfinished
+
+    def submit(self, requests: Sequence[EngineRequest], emit: Emit) -> Submission:
+        submission = Submission(self._active)
+        if not requests:
+            return submission
+        self.check_admission(len(requests))
+        choices = [self._choice(request, emit, submission) for request in requests]
+        first, *others = _batches(choices)
+        if not self._send([_order(choice) for choice in first]):
+            raise EngineDead
+        self._choices |= {choice.key: choice for choice in choices}
+        submission.begin(choices)
+        for batch in others:
+            pause_if_possible()
+            going = [choice for choice in batch if not choice.over]
+            if not self._send([_order(choice) for choice in going]):
+                _fail(going)
+        return submission
+
+    def _choice(self, request: EngineRequest, emit: Emit, submission: Submission) -> RemoteSequence:
+        choice = RemoteSequence(
+            request,
+            next(self._numbers),
+            emit,
+            self.recorder,
+            self._clock.now,
+            self._names,
+            self._reader_of(request),
+            self._leave,
+            submission,
+        )
+        choice.observe()
+        return choice
+
+    def sequences(self) -> Iterator[RemoteSequence]:
+        """Yields this worker's unfinished choices, the latest first."""
+        return iter(list(reversed(self._choices.values())))
+
+    def command(self, command: Command) -> AsyncResult[Answer]:
+        """Sends an operator's command under a new number; returns its future answer. Raises EngineDead."""
+        number = next(self._numbers)
+        if self._ready is None or not self._send([replace(command, number=number)]):
+            raise EngineDead
+        self._answers[number] = answer = AsyncResult()
+        return answer
+
+    def _leave(self, choice: RemoteSequence) -> None:
+        """Removes a finished choice, and aborts it on the engine if necessary."""
+        self._choices.pop(choice.key, None)
+        if choice.is_computed:
+            self._send([Abort([choice.key])])
+
+    # The connection.
+
+    def _send(self, orders: Sequence[Order]) -> bool:
+        """Sends without waiting; returns False when no engine is connected."""
+        if self._socket is None:
+            return False
+        try:
+            self._socket.send(self._encode(orders), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _read(self, socket: zmq.Socket[bytes]) -> None:
+        while True:
+            try:
+                notices = self._decode(socket.recv())
+            except msgspec.DecodeError:
+                log.exception("the engine says what is not understood")
+                continue
+            self._take(notices)
+
+    def _watch(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+        hello = [Hello(self._wants_kv_events)]
+        while True:
+            if not monitor.poll(GREETING_MS):
+                if not self._is_greeted:
+                    self._send(hello)
+                continue
+            event = recv_monitor_message(monitor)["event"]
+            if event == LOST:
+                self._is_greeted = False
+                self._lost()
+            elif event == CONNECTED:
+                self._send(hello)
+
+    # Notices from the engine.
+
+    def _take(self, notices: Sequence[Notice]) -> None:
+        for notice in notices:
+            if type(notice) is EngineCoreOutput:
+                self._said(notice)
+            elif type(notice) is Load:
+                self._learn(notice)
+            elif type(notice) is Blocks:
+                self._listener(notice.topic, notice.sequence, notice.batch)
+            elif type(notice) is Answer:
+                if (answer := self._answers.pop(notice.number, None)) is not None:
+                    answer.set(notice)
+            elif type(notice) is Ready:
+                self._greeted(notice)
+
+    def _learn(self, load: Load) -> None:
+        """Records the load of the engine with all its workers; every worker records the same."""
+        recorder, before, self.load = self.recorder, self.load, load
+        self._others = max(0, load.running + load.waiting - len(self._choices))
+        recorder.running(load.running - before.running)
+        recorder.waiting(load.waiting - before.waiting)
+        recorder.cache_used(load.cache_usage)
+        queries, hits = load.prefix_queries - before.prefix_queries, load.prefix_hits - before.prefix_hits
+        recorder.looked_up(max(0, queries), max(0, hits))
+        recorder.preempted(max(0, load.preemptions - before.preemptions))
+        if load.step_tokens:
+            recorder.step(load.step_tokens)
+
+    def _said(self, said: EngineCoreOutput) -> None:
+        choice = self._choices.get(said.key)
+        if choice is None:  # aborted meanwhile
+            return
+        try:
+            choice.take(said)
+        except Exception as error:
+            log.exception("what the engine said could not be told")
+            choice.fail(error)
+
+    def _greeted(self, ready: Ready) -> None:
+        """Handles `Ready`. A new boot id means a new engine, so earlier choices fail."""
+        if self._ready is None or self._ready.boot != ready.boot:
+            self._forget()
+        self._ready, self._is_greeted = ready, True
+
+    def _lost(self) -> None:
+        if self._ready is not None:
+            log.error("the engine is gone: %d sequences fail", len(self._choices))
+        self._forget()
+
+    def _forget(self) -> None:
+        self._ready = None
+        self._learn(Load())
+        _fail(list(self._choices.values()))
+        answers, self._answers = self._answers, {}
+        for number, answer in answers.items():
+            answer.set(Answer(number=number, error=str(EngineDead())))
+
+
+def _fail(choices: Sequence[RemoteSequence]) -> None:
+    for choice in choices:
+        choice.is_computed = False
+        choice.fail(EngineDead())
+
+
+def _batches(choices: Sequence[RemoteSequence]) -> list[list[RemoteSequence]]:
+    """Splits `choices` into messages that take milliseconds to send: prompts may be long."""
+    batches: list[list[RemoteSequence]] = []
+    room = 0
+    for choice in choices:
+        if room <= 0:
+            batches.append([])
+            room = BATCH_TOKENS
+        batches[-1].append(choice)
+        room -= ORDER_TOKENS + len(choice.request.prompt_ids)
+    return batches
+
+
+def _order(choice: RemoteSequence) -> EngineCoreRequest:
+    request = choice.request
+    return EngineCoreRequest(
+        key=choice.key,
+        request_id=request.request_id,
+        prompt_ids=list(request.prompt_ids),
+        max_tokens=request.max_tokens,
+        arrival_s=request.arrival_s,
+        min_tokens=request.min_tokens,
+        ignore_eos=request.ignore_eos,
+        stop=request.stop,
+        stop_token_ids=tuple(request.stop_token_ids),
+        include_stop=request.include_stop,
+        seed=request.seed,
+        sampling=request.sampling or Sampling(),
+        logprobs=request.logprobs,
+        prompt_logprobs=request.prompt_logprobs,
+        form=request.form,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+    )
+
+
+class RemoteLifecycle:
+    """See `Operations`. Every method may raise EngineDead, or CommandFailed with the engine's message.
+
+    State is the engine's last `Load`, updated by this worker's own commands since.
+    """
+
+    def __init__(self, engine: RemoteEngine) -> None:
+        self._engine = engine
+
+    @property
+    def is_sleeping(self) -> bool:
+        return self._engine.load.sleep_level is not None
+
+    @property
+    def paused(self) -> bool:
+        return self._engine.load.paused
+
+    def sleep(self, level: int, mode: PauseMode, caller_left: Event) -> None:
+        """See `Operations`. Levels 1 and 2 free weights and cache."""
+        self._do(Command(name="sleep", level=level, mode=mode), caller_left)
+        self._engine.load.paused, self._engine.load.sleep_level = True, level
+        self._engine.recorder.sleeping(level)
+        self._engine.recorder.slept("sleep", 0.0)
+
+    def release_cache(self) -> None:
+        """See `Operations`. Raises CommandFailed: only `sleep` frees memory."""
+        raise CommandFailed("This engine frees the memory of its KV cache when it sleeps at level 1 or 2.")
+
+    def wake_up(self, tags: Collection[str] | None) -> bool:
+        named = None if tags is None else tuple(tags)
+        awake = bool(self._do(Command(name="wake_up", tags=named)).value)
+        if awake:
+            self._engine.load.paused, self._engine.load.sleep_level = False, None
+            self._engine.recorder.sleeping(None)
+        self._engine.recorder.slept("wake", 0.0)
+        return awake
+
+    def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
+        self._do(Command(name="pause", mode=mode, clear=clear_cache), caller_left)
+        self._engine.load.paused = True
+
+    def resume(self) -> None:
+        self._do(Command(name="resume"))
+        self._engine.load.paused = False
+
+    def reset_prefix_cache(self, under_requests: bool = False) -> bool:
+        return bool(self._do(Command(name="reset_prefix_cache", clear=under_requests)).value)
+
+    def drain(self) -> None:
+        self._engine.drain()
+
+    def _do(self, command: Command, caller_left: Event | None = None) -> Answer:
+        answer: AsyncResult[Answer] = self._engine.command(command)
+        gevent.wait([answer] if caller_left is None else [answer, caller_left], count=1)
+        if not answer.ready():
+            raise CallerLeft
+        told: Answer = answer.get()
+        if told.error is not None:
+            raise CommandFailed(told.error)
+        return told

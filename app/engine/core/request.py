@@ -1,0 +1,187 @@
+"""The engine's request for one choice, common to all API families, and the outcome for its observers.
+
+The engine does not know its observers (traces, rate limits).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from msgspec import Struct
+
+from app.engine.core.outputs import StopCause
+from app.engine.core.wire import Sampling, TextForm
+from app.engine.forms.schema.derivation import Grammar
+
+log = logging.getLogger(__name__)
+
+JsonSchema = Mapping[str, object] | bool
+
+
+class Tool(Struct, frozen=True):
+    """A function that the model may call; `schema` describes its arguments."""
+
+    name: str
+    schema: JsonSchema = True
+
+
+class ToolCalls(Struct, frozen=True, kw_only=True):
+    """Tool calls that a reply may contain: at least `least`, at most `most`, of `tools`."""
+
+    tools: tuple[Tool, ...]
+    least: int = 0
+    most: int = 1
+    named: bool = False
+    """The client named the tool, which is called exactly once even if few tokens are left."""
+    lenient: bool = False
+    """Invalid parts of a schema are ignored instead of raising errors."""
+
+
+class Constraint(Struct, frozen=True, kw_only=True):
+    """Constraint on the text: JSON of `schema`, a match of `regex`, one of `choices`, a text of `grammar`."""
+
+    schema: JsonSchema | None = None
+    regex: str | None = None
+    choices: tuple[str, ...] = ()
+    grammar: Grammar | None = None
+
+
+class ScriptedCall(NamedTuple):
+    """A tool call. `arguments` is JSON; the response writer generates an `id` if empty."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+class ScriptedReply(Struct, frozen=True, kw_only=True):
+    """A reply decided by a script; waits are in seconds, added to the engine's own."""
+
+    passes: bool = False
+    """The model decides the text; only the waits come from the script."""
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[ScriptedCall, ...] = ()
+    in_parts: bool = True
+    """Thoughts and calls are separate parts; if False, they are markup within the text."""
+    finish: StopCause | None = None
+    """Finish reason unless a limit ends the reply."""
+    first_token_s: float = 0.0
+    per_token_s: float = 0.0
+    before: Mapping[int, float] = {}
+    """Token number, from 0, to the wait before that token."""
+
+
+class EngineRequest(Struct, frozen=True, kw_only=True):
+    """One choice of one request, into which every API family translates its requests.
+
+    Token counts are in tokens, `arrival_s` in monotonic seconds.
+    """
+
+    request_id: str
+    index: int
+    """Position of this choice in the response: prompt index * n + choice (vllm-api.md 3.2)."""
+    model: str
+    prompt_ids: Sequence[int]
+    echo_text: str
+    """Reply text of mode `echo`: the last message, or the prompt."""
+    turns: tuple[tuple[str, str], ...] = ()
+    """Role and text of each message, for datasets keyed by messages; else empty."""
+    max_tokens: int
+    """Most reply tokens, already limited to the context's remaining room."""
+    limited: bool
+    """True when the client gave `max_tokens`; the length model differs (simulator.md 5.4)."""
+    arrival_s: float
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    include_stop: bool = False
+    seed: int | None = None
+    greedy: bool = False
+    """Temperature 0: the same prompt gets the same reply."""
+    logprobs: int | None = None
+    """Alternatives wanted per generated token; None when no log probabilities are wanted."""
+    logprob_ids: tuple[int, ...] = ()
+    """Token ids of the alternatives, if the client names them."""
+    prompt_logprobs: int | None = None
+    tool_calls: ToolCalls | None = None
+    constraint: Constraint | None = None
+    sampling: Sampling | None = None
+    """Sampling parameters of a real model; None for a simulated one."""
+    form: TextForm | None = None
+    """`constraint` and forced `tool_calls` in their original form, for a real model."""
+    reasoning: bool = False
+    """The reply begins with thoughts."""
+    only_thoughts: bool = False
+    """The model must not think, and the parser treats the whole reply as thoughts."""
+    thinking_budget: int | None = None
+    """Most tokens of thoughts."""
+    image: bool = False
+    """An image follows the reply."""
+    adapter: str | None = None
+    """LoRA adapter that must be in memory while the choice runs."""
+    priority: int = 0
+    """Lower runs earlier, under a scheduling policy with priorities."""
+    cache_salt: str | None = None
+    """Prompts with different salts share no cached block."""
+    media: tuple[tuple[str, int, int], ...] = ()
+    """(identifier, first token, tokens) of each image, audio or video in the prompt."""
+    least_hit_rate: float = 0.0
+    """Minimum cached share of the prompt; below, the request ends at once with `cache_threshold`."""
+    remote_prefill: bool = False
+    """The prefill ran on another engine: its cache is transferred instead of computed."""
+    delays: tuple[tuple[int, float], ...] = ()
+    """Deliberate extra waits: (before token n of the reply, seconds)."""
+    script: ScriptedReply | None = None
+    remote_decode: bool = False
+    """The decode will run on another engine: the response locates this cache."""
+    n: int = 1
+    """Choices requested for this prompt (metrics only)."""
+    beams: bool = False
+    """The choices are the beams of a search."""
+    together: int = 1
+    """Choices of the whole request. Several advance in turn, token by token, as in an engine's steps."""
+    observers: Sequence[Observer] = ()
+    """Called for this sequence at admission."""
+
+
+class Outcome(Struct, frozen=True, kw_only=True, gc=False):
+    """Outcome of one sequence.
+
+    Moments are monotonic seconds. `scheduled_s` is None without a slot, `first_token_s` and `last_token_s`
+    are None without a token.
+    """
+
+    reason: str
+    """`stop`, `length`, `abort` (the client disconnected) or `error`."""
+    scheduled_s: float | None
+    first_token_s: float | None
+    last_token_s: float | None
+    ended_s: float
+    cached_tokens: int
+    tokens: int
+
+
+Watch = Callable[[Outcome], None]
+"""Receives the outcome once, when a sequence ends, perhaps in the hub: must not wait."""
+
+Observer: TypeAlias = Callable[[EngineRequest], Watch | None]
+"""Returns a watch for a submitted sequence, or None for no interest. Called in the request's greenlet."""
+
+
+def watches_of(request: EngineRequest) -> list[Watch]:
+    """Returns the watches of the request's observers."""
+    watches = (observer(request) for observer in request.observers)
+    return [watch for watch in watches if watch is not None]
+
+
+def notify(watches: Iterable[Watch], outcome: Outcome) -> None:
+    """Calls all watches; an error of one is logged and stops nothing else."""
+    for watch in watches:
+        try:
+            watch(outcome)
+        except Exception:
+            log.exception("an observer of a sequence failed")

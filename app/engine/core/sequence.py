@@ -1,0 +1,488 @@
+"""Sequences: the choices of requests in an engine, from submission to end, with outputs and metrics.
+
+`Sequence` is the base class. `ReplySequence` emits a reply decided at arrival: `TimedSequence` on its own
+timeline, `SteppedSequence` in steps shared by sequences. `RemoteSequence` emits the outputs of an engine in
+another process.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Sequence as Listed
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import chain
+
+from app.base.clock.clock import Clock
+from app.base.clock.pause import Slices
+from app.base.clock.timer_wheel import TimerWheel
+from app.base.metrics.recorder import Recorder
+from app.base.metrics.sequences import FinishedSequence, FinishReason
+from app.engine.core.batch import SequenceStatus
+from app.engine.core.cache_manager import CachedSequence, KVCacheManager
+from app.engine.core.client import Emit, TakeToken
+from app.engine.core.errors import Draining, EngineDead, QueueFull, TooManyRequests
+from app.engine.core.outputs import Failed, Finish, Part, Started, TokenLogprob, Tokens
+from app.engine.core.reply import Reply
+from app.engine.core.request import EngineRequest, Outcome, Watch, notify, watches_of
+from app.engine.core.timing import PerRequestTiming
+from app.engine.kvcache.prompt import Prompt
+from config.settings import Settings
+
+ABORT = Finish("abort")
+CACHE_THRESHOLD = Finish("cache_threshold")
+COUNTED_AS: dict[str, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "abort": "abort",
+    "cache_threshold": "stop",
+    "content_filter": "stop",
+}
+"""Finish reasons as vLLM's metrics name them."""
+MOST_AT_ONCE = 1024
+"""Most tokens in one output, fewer with log probabilities; bounds the rendering time of one event."""
+INTERRUPT_STEPS = 4
+"""Work of ending one choice, in steps of `Slices`."""
+STARTED_AT_ONCE = 128
+"""Most choices of a request that start in the turn of its arrival; keeps other streams on time."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceContext:
+    """Objects shared by all sequences of an engine in this process."""
+
+    clock: Clock
+    wheel: TimerWheel
+    timing: PerRequestTiming
+    recorder: Recorder
+    cache: KVCacheManager | None
+
+
+class Sequence(CachedSequence):
+    """One choice, from submission to its last token, failure or abort."""
+
+    # Thousands of sequences take turns: each must touch little memory.
+    __slots__ = (
+        "_begun",
+        "_emit",
+        "_first_s",
+        "_last_s",
+        "_now",
+        "_queued_s",
+        "_recorder",
+        "_scheduled_s",
+        "_submission",
+        "_take_token",
+        "watches",
+        "adapter",
+        "over",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        output_tokens: int,
+        now: Callable[[], float],
+        recorder: Recorder,
+        emit: Emit,
+        submission: Submission,
+        prompt: Prompt | None = None,
+    ) -> None:
+        """`output_tokens` is the reply's length if known, else the limit; `now` returns monotonic seconds."""
+        super().__init__(request, output_tokens, prompt)
+        self.adapter = request.adapter
+        self.tokens = 0
+        """Number of tokens emitted so far."""
+        self.over = False
+        self._now, self._recorder, self._emit, self._submission = now, recorder, emit, submission
+        self.watches: Iterable[Watch] = ()
+        self._take_token: TakeToken | None = None
+        self._begun = False
+        self._queued_s = request.arrival_s
+        """Time of queueing, in monotonic seconds."""
+        self._scheduled_s: float | None = None
+        self._first_s: float | None = None
+        self._last_s = 0.0
+
+    def enter(self, soon: bool) -> None:
+        """Requests a slot, now or (`soon`) in a later turn of the event loop."""
+        raise NotImplementedError
+
+    def status(self) -> SequenceStatus:
+        raise NotImplementedError
+
+    def blocks_from(self, first: int) -> list[int]:
+        """Returns the numbers of the KV blocks from index `first` on; empty where unknown."""
+        return []
+
+    @property
+    def text(self) -> str:
+        """Text emitted so far, without markup; empty where not kept."""
+        return ""
+
+    def _withdraw(self) -> None:
+        raise NotImplementedError
+
+    def observe(self) -> None:
+        self.watches = watches_of(self.request)
+
+    def _start(self, at_s: float, prompt_logprobs: Listed[TokenLogprob | None] | None) -> TakeToken | None:
+        """Emits `Started`; returns the writer's receiver of plain tokens, if any."""
+        self._begun = True
+        began_s = at_s if self._scheduled_s is None else self._scheduled_s
+        cached = self.cached_tokens + self.fetched_tokens
+        queue_s, prefill_s = max(0.0, began_s - self._queued_s), max(0.0, at_s - began_s)
+        index, created = self.request.index, self.created_tokens
+        return self._emit(Started(index, at_s, cached, prompt_logprobs, queue_s, prefill_s, created))
+
+    def _account(self, tokens: int, at_s: float) -> None:
+        """Counts new tokens. Of several in a first output, all but one count as decoded without delay."""
+        recorder = self._recorder
+        if self._first_s is None:
+            self._first_s = at_s
+            request, cached = self.request, self.cached_tokens + self.fetched_tokens
+            if self.fetched_tokens and request.remote_prefill:
+                recorder.fetched(self.fetched_tokens, at_s - (self._scheduled_s or at_s))
+            elif self.fetched_tokens:
+                recorder.loaded(self.fetched_tokens)
+            ttft_s = at_s - request.arrival_s
+            recorder.prefilled(ttft_s, self.prompt_tokens, cached, at_s, min(tokens, 1))
+            if tokens > 1:
+                recorder.decoded(tokens - 1, 0.0, at_s)
+        elif tokens:
+            recorder.decoded(tokens, (at_s - self._last_s) / tokens, at_s)
+        self.tokens += tokens
+        self._last_s = at_s
+
+    def fail(self, error: Exception) -> None:
+        """Ends the sequence with an error, and emits the error. Does nothing after its end."""
+        if not self.over:
+            self.over = True
+            emit_failure(self.request, error, self._emit)
+            self._end("error")
+
+    def abort(self) -> None:
+        if not self.over:
+            self._end("abort", counted=False)
+
+    def interrupt(self, counted: bool = False) -> None:
+        """Ends the sequence with reason `abort`. For `counted` see `EngineClient.interrupt`."""
+        if self.over:
+            return
+        self.over = True
+        now_s, index = self._now(), self.request.index
+        try:
+            if not self._begun:
+                self._emit(Started(index, now_s))
+            self._emit(Tokens(index, (), (), now_s, None, ABORT))
+        finally:
+            self._end("abort", counted)
+
+    def _end(self, reason: FinishReason, counted: bool = True) -> None:
+        """Takes the sequence out of the engine and counts it, after its last output."""
+        now_s = self._now()
+        self.over = True
+        self._take_token = None
+        self._withdraw()
+        choices, longest = self._submission.count(self)
+        if counted:
+            self._recorder.sequence_finished(self._finished(reason, now_s, choices, longest))
+        else:
+            self._recorder.aborted()
+        if self.watches:
+            notify(self.watches, self._outcome(reason, now_s))
+        self._submission.end_one()
+
+    def _finished(self, reason: FinishReason, now_s: float, choices: int, longest: int) -> FinishedSequence:
+        request = self.request
+        scheduled_s = now_s if self._scheduled_s is None else self._scheduled_s
+        first_s = scheduled_s if self._first_s is None else self._first_s
+        return FinishedSequence(
+            reason,
+            prompt_tokens=self.prompt_tokens,
+            generation_tokens=self.tokens,
+            cached_tokens=self.cached_tokens + self.fetched_tokens,
+            max_tokens=request.max_tokens,
+            queue_s=max(0.0, scheduled_s - self._queued_s),
+            prefill_s=max(0.0, first_s - scheduled_s),
+            decode_s=max(0.0, self._last_s - first_s),
+            e2e_s=now_s - request.arrival_s,
+            preemptions=self.preemptions,
+            choices=choices,
+            longest=longest,
+        )
+
+    def _outcome(self, reason: str, now_s: float) -> Outcome:
+        return Outcome(
+            reason=reason,
+            scheduled_s=self._scheduled_s,
+            first_token_s=self._first_s,
+            last_token_s=None if self._first_s is None else self._last_s,
+            ended_s=now_s,
+            cached_tokens=self.cached_tokens,
+            tokens=self.tokens,
+        )
+
+
+class ReplySequence(Sequence):
+    """A choice with a known reply.
+
+    Tokens that are due together leave in one output if they belong to the same part of the reply.
+    """
+
+    __slots__ = (
+        "_context",
+        "_delays",
+        "_ids",
+        "_part",
+        "_part_end",
+        "_parts_done",
+        "_position",
+        "_reply",
+        "_texts",
+    )
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        reply: Reply,
+        prompt: Prompt | None,
+        context: SequenceContext,
+        emit: Emit,
+        submission: Submission,
+    ) -> None:
+        super().__init__(
+            request, len(reply.ids), context.clock.now, context.recorder, emit, submission, prompt
+        )
+        if request.remote_prefill:
+            self.fetched_tokens = self.prompt_tokens
+        self._reply, self._texts, self._ids = reply, reply.texts, reply.ids
+        self._context = context
+        self._delays: dict[int, float] | None = None
+        if request.delays or reply.delays:
+            self._delays = summed(request.delays, reply.delays)
+        self._position = self._parts_done = 0
+        self._part: Part | None
+        self._part_end, self._part = reply.spans[0] if reply.spans else (len(self._texts), None)
+
+    def fits(self) -> bool:
+        """Returns whether the KV cache has room for the prompt now."""
+        prompt, cache = self.prompt, self._context.cache
+        return prompt is None or cache is None or cache.cache.can_allocate(prompt)
+
+    def reply_ids(self, start: int, stop: int) -> Listed[int]:
+        return self._ids[start:stop]
+
+    def blocks_from(self, first: int) -> list[int]:
+        cache = self._context.cache
+        return [] if cache is None else cache.cache.block_numbers(self, first)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts[: self._position])
+
+    def _begin(self, at_s: float) -> None:
+        take = self._start(at_s, self._reply.prompt_logprobs)
+        if self._reply.logprobs is None and self._delays is None and not self.over:
+            self._take_token = take
+
+    def _emit_until(self, stop: int, at_s: float, part: Part | None) -> bool:
+        """Emits and counts tokens up to `stop`, due at `at_s`, all of `part`; returns whether more follow."""
+        start, reply = self._position, self._reply
+        self._position = stop
+        texts, ids = self._texts[start:stop], self._ids[start:stop]
+        logprobs = None if reply.logprobs is None else reply.logprobs[start:stop]
+        self._write(ids)
+        self._account(len(ids), at_s)
+        if stop < len(self._texts):
+            self._emit(Tokens(self.request.index, texts, ids, at_s, logprobs, None, part))
+            return True
+        self._release()
+        self._emit(Tokens(self.request.index, texts, ids, at_s, logprobs, reply.finish, part))
+        if not self.over:
+            self._end(COUNTED_AS[reply.finish.reason])
+        return False
+
+    def _write(self, ids: Listed[int]) -> None:
+        """Adds emitted tokens to the KV cache, in subclasses that do so on emission."""
+
+    def _release(self) -> None:
+        """Frees the blocks, in subclasses that own them."""
+
+    def _empty(self, finish: Finish) -> None:
+        self._reply = Reply((), (), finish)
+        self._texts = self._ids = ()
+        self._part_end, self._part = 0, None
+
+    def _to_next_part(self) -> bool:
+        """Moves to the next part of the reply; returns whether the part is an image."""
+        self._parts_done += 1
+        self._part_end, self._part = self._reply.spans[self._parts_done]
+        return self._part is not None and self._part.kind == "image"
+
+    def _end(self, reason: FinishReason, counted: bool = True) -> None:
+        self._release()
+        if reason == "abort":
+            self._texts = self._ids = ()  # the timer wheel may hold the sequence for a while
+        super()._end(reason, counted)
+
+
+class Submission:
+    """`Handle` of a request's choices: admitted together, aborted together.
+
+    The last choice to end clears all references to choices, so no cycle is left for the garbage collector.
+    """
+
+    __slots__ = ("_active", "_future", "_lengths", "_sequences", "_unfinished")
+
+    def __init__(self, active: dict[Submission, None]) -> None:
+        """`active` holds the engine's unfinished submissions, in order of arrival."""
+        self._active = active
+        self._sequences: Listed[Sequence] = ()
+        self._unfinished = 0
+        self._lengths: dict[int, list[int]] | None = None
+        """Token counts of finished choices, by prompt."""
+        self._future: Future[None] | None = None
+
+    @property
+    def choices(self) -> Listed[Sequence]:
+        """All choices; empty after the last one ends."""
+        return self._sequences
+
+    @property
+    def future(self) -> Future[None]:
+        """See `Handle.future`. Created on first access: streams need no future, which takes 1.7 KB."""
+        if self._future is None:
+            self._future = Future()
+            self._future.set_running_or_notify_cancel()
+            if not self._unfinished:
+                self._future.set_result(None)
+        return self._future
+
+    def begin(self, sequences: Listed[Sequence]) -> None:
+        """Submits all sequences in order; most of many start in later turns of the event loop."""
+        self._sequences = sequences
+        self._unfinished = len(sequences)
+        self._active[self] = None
+        for number, sequence in enumerate(sequences):
+            if not sequence.over:
+                sequence.enter(soon=number >= STARTED_AT_ONCE)
+
+    def abort(self) -> None:
+        for sequence in reversed(self._sequences):
+            sequence.abort()
+
+    def interrupt(self, request_ids: Container[str] | None, slices: Slices, counted: bool) -> int:
+        """Ends the choices with these request ids, or all, with reason `abort`.
+
+        Returns the number of choices, plus one for each prompt with several choices, as vLLM counts.
+        """
+        found = [
+            it
+            for it in reversed(self._sequences)
+            if not it.over and (request_ids is None or it.request.request_id in request_ids)
+        ]
+        parents = {it.request.index // it.request.n for it in found if it.request.n > 1}
+        for sequence in found:
+            sequence.interrupt(counted)
+            slices.spend(INTERRUPT_STEPS)
+        return len(found) + len(parents)
+
+    def count(self, sequence: Sequence) -> tuple[int, int]:
+        """Returns `choices` and `longest` of `FinishedSequence`: 0, 0 before the prompt's last choice."""
+        n, tokens = sequence.request.n, sequence.tokens
+        if n == 1:
+            return 1, tokens
+        if self._lengths is None:
+            self._lengths = {}
+        lengths = self._lengths.setdefault(sequence.request.index // n, [])
+        lengths.append(tokens)
+        return (n, max(lengths)) if len(lengths) == n else (0, 0)
+
+    def end_one(self) -> None:
+        """Counts one finished choice, after its last output; the last choice completes the future."""
+        self._unfinished -= 1
+        if not self._unfinished:
+            self._sequences = ()
+            del self._active[self]
+            if self._future is not None:
+                self._future.set_result(None)
+
+
+class BaseEngine:
+    """Base of local and remote engines: admission control and unfinished submissions."""
+
+    def __init__(self, settings: Settings, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.draining = False
+        limits = settings.scheduling
+        self._slots, self._max_waiting = limits.max_num_seqs, limits.max_waiting_queue_length
+        self._max_unfinished = limits.max_num_queued_reqs
+        self._active: dict[Submission, None] = {}
+        """Unfinished submissions, in order of arrival."""
+
+    @property
+    def healthy(self) -> bool:
+        return True
+
+    @property
+    def _unfinished(self) -> int:
+        """Number of running and waiting sequences."""
+        raise NotImplementedError
+
+    @property
+    def _queued(self) -> int:
+        raise NotImplementedError
+
+    def _free(self, adapter: str | None) -> int:
+        """Returns how many more sequences slots and waiting queue can take."""
+        raise NotImplementedError
+
+    def sequences(self) -> Iterator[Sequence]:
+        """Yields all unfinished choices, the latest first. The set may change at every pause."""
+        raise NotImplementedError
+
+    def check_accepting(self, sequences: int) -> None:
+        if self.draining:
+            raise Draining
+        if not self.healthy:
+            raise EngineDead
+        most = self._max_unfinished
+        if most is not None and (unfinished := self._unfinished) + sequences > most:
+            self.recorder.rejected("max_num_queued_reqs")
+            raise TooManyRequests(unfinished, most)
+
+    def check_admission(self, sequences: int, adapter: str | None = None) -> None:
+        self.check_accepting(sequences)
+        if sequences > self._free(adapter):
+            raise QueueFull(self._queued)
+
+    def room(self, adapter: str | None = None) -> int:
+        most, room = self._max_unfinished, self._free(adapter)
+        return room if most is None else min(room, most - self._unfinished)
+
+    def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
+        """See `EngineClient`. Pauses when there are many choices."""
+        slices = Slices()
+        return sum([it.interrupt(request_ids, slices, counted) for it in list(self._active)])
+
+    def drain(self) -> None:
+        self.draining = True
+
+
+def summed(*delays: Iterable[tuple[int, float]]) -> dict[int, float]:
+    waits: dict[int, float] = {}
+    for token, seconds in chain.from_iterable(delays):
+        waits[token] = waits.get(token, 0.0) + seconds
+    return waits
+
+
+def emit_failure(request: EngineRequest, error: Exception, emit: Emit) -> None:
+    """Emits the failure of a sequence; a failing writer is logged."""
+    try:
+        emit(Failed(request.index, error))
+    except Exception:
+        log.exception("the failure of a sequence could not be told")

@@ -1,0 +1,138 @@
+"""Pipeline of an engine's steps, driven by the caller's time (step model of docs/fidelity.md: rules 1, 2, 5).
+
+A loop handles all events due up to a moment, each at its own moment. A late call, as from a live timer, does
+not change the result. The server and the offline simulation therefore agree.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from math import inf, nextafter
+from typing import Generic
+
+from app.engine.core.batch import Batch, S
+from app.engine.core.scheduler import Scheduler
+from app.engine.core.step_cost import CostModel
+from config.profile import FrontCosts
+
+
+class StepLoop(Generic[S]):
+    """Keeps at most `depth` steps under way: two with vLLM's async scheduling, one without.
+
+    Subclasses handle the events `seen`, `step_made` and `step_over`. All moments are in seconds.
+    """
+
+    def __init__(self, scheduler: Scheduler[S], cost: CostModel, front: FrontCosts, depth: int = 2) -> None:
+        self.scheduler = scheduler
+        self.now_s = -inf
+        """Time of the event in progress."""
+        self.steps = 0
+        self.line: deque[tuple[float, S]] = deque()
+        """Sequences in the front end, with the times at which the scheduler sees them."""
+        self._front = front
+        self._cost = cost
+        self._out_s = front.out_per_stream
+        self._depth = depth
+        self._under_way: deque[tuple[float, Batch[S]]] = deque()
+        """End time and batch of each step under way."""
+        self._end_s = -inf
+        """End time of the latest step."""
+        self._handed_out_s = -inf
+        """Time at which the last token of earlier steps is handed out."""
+        self._transfers: list[tuple[float, int, S]] = []
+        """A heap: arrival time of each remote prefill's cache, arrival number, sequence."""
+        self._wake_s = inf
+        self._seen_s = -inf
+
+    # Hooks for subclasses.
+
+    def seen(self, sequence: S, at_s: float) -> bool:
+        """Called when the scheduler would see a sequence; returns whether to schedule it."""
+        return True
+
+    def transfer_s(self, sequence: S) -> float:
+        """Returns the transfer time of a remote prefill's cache."""
+        return 0.0
+
+    def step_made(self, batch: Batch[S], start_s: float, end_s: float) -> None:
+        """Called for each new step, which runs from `start_s` to `end_s`."""
+        raise NotImplementedError
+
+    def step_over(self, batch: Batch[S], first_s: float, gap_s: float) -> None:
+        """Called when a step's tokens are ready; stream j gets its token at `first_s + j * gap_s`."""
+        raise NotImplementedError
+
+    # For callers.
+
+    def send(self, sequence: S, arrival_s: float, apart: bool = False) -> float:
+        """Takes a sequence into the front end; if `apart`, the scheduler sees it after earlier sequences.
+
+        Returns the time of its visibility without the sequences before it.
+        """
+        due_s = self._front.visible_s(arrival_s, sequence.prompt_tokens)
+        self._seen_s = max(nextafter(self._seen_s, inf) if apart else self._seen_s, due_s)
+        self.line.append((self._seen_s, sequence))
+        return due_s
+
+    def wake(self, now_s: float) -> None:
+        """Checks at `now_s` whether a step can be made; for changes while no step is under way."""
+        self._wake_s = now_s
+
+    def advance(self, now_s: float) -> float | None:
+        """Handles all events due by `now_s`; returns the time of the next event, or None."""
+        while (due_s := self.next_s()) is not None and due_s <= now_s:
+            self.go_on(due_s)
+        return due_s
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._under_way)
+
+    def next_s(self) -> float | None:
+        """Returns the time of the next event, or None. Arrivals count only while no step is under way."""
+        if self._under_way:
+            return self._under_way[0][0]
+        next_s = self._wake_s
+        if self.line and self.line[0][0] < next_s:
+            next_s = self.line[0][0]
+        if self._transfers and self._transfers[0][0] < next_s:
+            next_s = self._transfers[0][0]
+        return None if next_s == inf else next_s
+
+    def go_on(self, due_s: float) -> None:
+        """Handles the next event, which is due at `due_s`."""
+        self.now_s = now_s = max(due_s, self.now_s)
+        if self._under_way:
+            self._complete(*self._under_way.popleft())
+        while len(self._under_way) < self._depth and self._make(now_s):
+            pass
+        self._wake_s = inf
+
+    def _complete(self, end_s: float, batch: Batch[S]) -> None:
+        first_s = max(end_s, self._handed_out_s) + self._out_s
+        self._handed_out_s = first_s + (len(batch.decodes) + len(batch.prefilled) - 1) * self._out_s
+        self.step_over(batch, first_s, self._out_s)
+        self.scheduler.complete(batch)
+
+    def _make(self, now_s: float) -> bool:
+        scheduler, line = self.scheduler, self.line
+        while line and line[0][0] <= now_s:
+            at_s, sequence = line.popleft()
+            if self.seen(sequence, at_s):
+                scheduler.add(sequence)
+        while self._transfers and self._transfers[0][0] <= now_s:
+            scheduler.fetched(heappop(self._transfers)[2])
+        fetching = len(scheduler.fetching)
+        batch = scheduler.schedule()
+        for sequence in scheduler.fetching[fetching:]:
+            heappush(self._transfers, (now_s + self.transfer_s(sequence), sequence.arrived, sequence))
+        if batch is None:
+            return False
+        idle = self._end_s <= now_s
+        start_s = max(now_s, self._end_s)
+        self._end_s = end_s = start_s + self._cost.seconds(batch, start_s, idle)
+        self._under_way.append((end_s, batch))
+        self.steps += 1
+        self.step_made(batch, start_s, end_s)
+        return True

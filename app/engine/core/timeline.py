@@ -1,0 +1,309 @@
+"""Sequences on their own timelines: latencies from the settings (simulator.md 9).
+
+The sequence object itself is queued, holds the slot and sits in the timer wheel. A token costs no object but
+its output.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as Listed
+
+from app.base.metrics.sequences import FinishReason
+from app.engine.core.batch import Phase, SequenceStatus
+from app.engine.core.client import Emit, TakeToken
+from app.engine.core.reply import Reply
+from app.engine.core.request import EngineRequest
+from app.engine.core.scheduler import WaitingQueue
+from app.engine.core.sequence import CACHE_THRESHOLD, MOST_AT_ONCE, ReplySequence, SequenceContext, Submission
+from app.engine.kvcache.prompt import Prompt
+from app.engine.lora.adapters import LoRASlots
+
+MOST_PER_TURN = 128
+"""Most sequences that start in one turn of the event loop; keeps other streams on time."""
+log = logging.getLogger(__name__)
+
+
+class TimedSequence(ReplySequence):
+    """One choice, which holds its slot from `start` until its last token, failure or abort.
+
+    Times are absolute: start + time to first token + the sum of the waits so far.
+    """
+
+    __slots__ = ("_due_s", "_holds_slot", "_pool", "_queued")
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        reply: Reply,
+        prompt: Prompt | None,
+        context: SequenceContext,
+        emit: Emit,
+        submission: Submission,
+        pool: SequencePool,
+    ) -> None:
+        super().__init__(request, reply, prompt, context, emit, submission)
+        self._pool = pool
+        self._queued = self._holds_slot = False
+        self._due_s = 0.0
+
+    def enter(self, soon: bool) -> None:
+        """Requests a slot, now or in a later turn; waits in the queue if none is free."""
+        if not self._pool.submit(self, soon) and not self.over:
+            self._queued = True
+            self._recorder.waiting(1, self.adapter)
+
+    def start(self) -> bool:
+        """Starts with a slot, and emits tokens already due; returns False if the sequence is over."""
+        context = self._context
+        now_s, recorder = context.clock.now(), context.recorder
+        at_s = self.request.arrival_s
+        if self._queued:
+            self._queued = False
+            recorder.waiting(-1, self.adapter)
+            at_s = now_s
+        self._scheduled_s = at_s
+        recorder.running(1, self.adapter)
+        try:
+            self._prefill(at_s)
+            next_s = self.turn(now_s) if self._due_s <= now_s else self._due_s
+        except Exception as error:
+            log.exception("a sequence failed at its start")
+            self.fail(error)
+            return False
+        if self.over or next_s is None:
+            return False
+        self._holds_slot = True
+        context.wheel.add(next_s, self)
+        return True
+
+    def _prefill(self, at_s: float) -> None:
+        """Takes the blocks and computes the due time of the first token."""
+        request, prompt_tokens, cache = self.request, self.prompt_tokens, self._context.cache
+        if cache is not None:
+            cache.allocate(self)
+        if self.cached_tokens < request.least_hit_rate * prompt_tokens:
+            # Too little is cached: the reply is empty and immediate (simulator.md 13.7).
+            self._empty(CACHE_THRESHOLD)
+            self.fetched_tokens = self.created_tokens = 0
+            self._due_s = at_s
+            return
+        self._due_s = at_s + self._context.timing.time_to_first_token(
+            prompt_tokens, self.cached_tokens + self.fetched_tokens, request.remote_prefill
+        )
+        if self._delays is not None:
+            self._due_s += self._delays.get(0, 0.0)
+
+    def turn(self, now_s: float) -> float | None:
+        """Emits tokens due at `now_s`; returns the next due time, None after the last token."""
+        take = self._take_token
+        if take is not None and (next_s := self._plain_turn(take, now_s)) is not None:
+            return next_s
+        if self.over:  # the wheel now drops the sequence
+            return None
+        context, start, at_s = self._context, self._position, self._due_s
+        if not self._begun:
+            self._begin(at_s)
+            if self.over:  # aborted by the receiver of `Started`
+                return None
+        stop, next_s, part = start + 1, at_s, self._part
+        if stop < self._part_end:
+            gap_s = context.timing.constant_gap_s
+            next_s += gap_s if gap_s is not None and self._delays is None else self._gap(stop)
+            if next_s <= now_s and self.request.together == 1:  # several choices alternate token by token
+                stop, at_s, next_s = self._due_together(stop, next_s, now_s)
+        if stop == self._part_end and stop < len(self._texts):
+            next_s += self._next_part(stop)
+        self._due_s = next_s
+        if not self._emit_until(stop, at_s, part):
+            return None
+        # Late choices alternate: none returns a time before that of the others.
+        return next_s if next_s > now_s else now_s
+
+    def _plain_turn(self, take: TakeToken, now_s: float) -> float | None:
+        """Emits one ordinary token; returns the next due time, or None if a full `turn` is needed."""
+        context, start, at_s = self._context, self._position, self._due_s
+        stop, gap_s = start + 1, context.timing.constant_gap_s
+        if gap_s is None or not start or stop >= self._part_end or self._part is not None:
+            return None
+        next_s = at_s + gap_s
+        if next_s <= now_s:  # two tokens are due together
+            return None
+        self._position, self._due_s = stop, next_s
+        token_id = self._ids[start]
+        if context.cache is not None:
+            context.cache.append(self, (token_id,))
+        context.recorder.decoded(1, at_s - self._last_s, at_s)
+        self.tokens += 1
+        self._last_s = at_s
+        take(self._texts[start], token_id, at_s)
+        return next_s
+
+    def _due_together(self, stop: int, next_s: float, now_s: float) -> tuple[int, float, float]:
+        """Returns the end of the tokens to emit now, the last one's due time, and the next token's due time.
+
+        The token before `stop` is due, and token `stop` has been due since `next_s`.
+        """
+        at_s, end = self._due_s, min(self._part_end, stop - 1 + self._most)
+        if self._delays is None and self._context.timing.constant_gap_s == 0:
+            return end, next_s, next_s
+        while stop < end and next_s <= now_s:
+            at_s = next_s
+            stop += 1
+            if stop < self._part_end:
+                next_s += self._gap(stop)
+        return stop, at_s, next_s
+
+    @property
+    def _most(self) -> int:
+        """Most tokens in one output; fewer with log probabilities."""
+        wanted = self.request.logprobs
+        return MOST_AT_ONCE if wanted is None else max(1, MOST_AT_ONCE // (wanted + 2))
+
+    def _gap(self, token: int) -> float:
+        gap_s = self._context.timing.inter_token()
+        return gap_s if self._delays is None else gap_s + self._delays.get(token, 0.0)
+
+    def _next_part(self, token: int) -> float:
+        """Moves to the part that begins with `token`; returns the seconds until that token."""
+        return self._context.timing.image() if self._to_next_part() else self._gap(token)
+
+    def status(self) -> SequenceStatus:
+        running_s, first_s = self._scheduled_s, self._first_s
+        if running_s is None:
+            return SequenceStatus(Phase.QUEUED, 0, 0, None, None)
+        before = Phase.TRANSFER if self.request.remote_prefill else Phase.PREFILL
+        phase = before if first_s is None else Phase.DECODE
+        return SequenceStatus(phase, self.prompt_tokens, 0, running_s, first_s)
+
+    def _write(self, ids: Listed[int]) -> None:
+        if self._context.cache is not None:
+            self._context.cache.append(self, ids)
+
+    def _release(self) -> None:
+        if self.prompt is not None and self._context.cache is not None:
+            self.prompt = None
+            self._context.cache.finish(self)
+
+    def _withdraw(self) -> None:
+        if self._queued:
+            self._queued = False
+            self._pool.withdraw(self)
+            self._recorder.waiting(-1, self.adapter)
+        elif self._scheduled_s is not None:
+            self._recorder.running(-1, self.adapter)
+
+    def _end(self, reason: FinishReason, counted: bool = True) -> None:
+        super()._end(reason, counted)
+        if self._holds_slot:
+            self._pool.leave(self)
+
+
+class SequencePool:
+    """Runs at most `slots` sequences at a time, in the manner of `concurrent.futures`.
+
+    A slot is not a thread. A thread would only sleep, which the timer wheel does; a thread switch would cost
+    more than a short reply. A sequence starts in the submitter's own turn if a slot is free, else in the turn
+    that frees one. A request's future is `Handle.future`. One event loop owns the state, so locks are
+    unnecessary.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        lora: LoRASlots | None = None,
+        by_priority: bool = False,
+        later: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
+        """`later`, if given, calls a function in a later turn of the event loop."""
+        self.slots = slots
+        self.running = 0
+        self.paused = False
+        self._queue: WaitingQueue[TimedSequence] = WaitingQueue(lora, by_priority)
+        self._later = later
+        self._will_fill = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue.members)
+
+    def free(self, adapter: str | None = None) -> int:
+        """Returns the number of free slots for sequences with this adapter."""
+        if self.paused or adapter is not None and not self._queue.is_ready(adapter):
+            return 0
+        return self.slots - self.running
+
+    def submit(self, sequence: TimedSequence, soon: bool = False) -> bool:
+        """Starts `sequence` as soon as a slot is free; returns True if it started now.
+
+        With `soon` it starts in a later turn of the event loop: for requests with many choices.
+        """
+        members = self._queue.members
+        if soon and self._later is not None:
+            self._queue.add(sequence)
+            self._fill_later()
+            return False
+        if not members and self.free(sequence.adapter) > 0 and sequence.fits():
+            self._queue.hold(sequence)
+            self._run(sequence)
+            if members:  # another sequence was queued meanwhile
+                self._fill()
+            return True
+        self._queue.add(sequence)
+        self._fill()
+        return sequence not in members
+
+    def withdraw(self, sequence: TimedSequence) -> bool:
+        """Removes a sequence from the queue; returns False if the sequence is not waiting."""
+        return self._queue.remove(sequence)
+
+    def leave(self, sequence: TimedSequence) -> None:
+        """Releases the slot of a started sequence, and starts waiting ones."""
+        self._give_back(sequence)
+        if self._queue.members:
+            self._fill()
+
+    def pause(self) -> None:
+        """Grants no more slots; running sequences keep theirs."""
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+        self._fill()
+
+    def _fill(self) -> None:
+        started = 0
+        while not self.paused and self.running < self.slots:
+            if started == MOST_PER_TURN and self._later is not None:
+                self._fill_later()
+                return
+            sequence = self._queue.head()
+            if sequence is None or not sequence.fits():
+                return
+            self._queue.pop(sequence)
+            started += 1
+            self._run(sequence)
+
+    def _fill_later(self) -> None:
+        if self._later is not None and not self._will_fill:
+            self._will_fill = True
+            self._later(self._fill_now)
+
+    def _fill_now(self) -> None:
+        self._will_fill = False
+        self._fill()
+
+    def _run(self, sequence: TimedSequence) -> None:
+        self.running += 1
+        keeps = False
+        try:
+            keeps = sequence.start()
+        except Exception:
+            log.exception("a sequence could not be started")
+        if not keeps:
+            self._give_back(sequence)
+
+    def _give_back(self, sequence: TimedSequence) -> None:
+        self.running -= 1
+        self._queue.left(sequence)

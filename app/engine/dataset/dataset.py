@@ -1,0 +1,292 @@
+"""Recorded replies: selects one for a prompt and cuts it to length (simulator.md 5.10)."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from random import Random
+
+from gevent import monkey
+from msgspec import Struct
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Index,
+    Integer,
+    MetaData,
+    NullPool,
+    Select,
+    StaticPool,
+    Table,
+    bindparam,
+    column,
+    create_engine,
+    func,
+    literal_column,
+    select,
+)
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.types import UserDefinedType
+
+from app.base.clock.pause import call_off_hub
+from app.engine.dataset.catalogue import Catalogue, Turn, ids_hash, text_hash
+from app.engine.dataset.tokens import DatasetError, completed, decode
+from app.text import Tokenizer
+
+BUSY_S = 0.25
+"""Longest wait for another process's lock on the file, in seconds."""
+ROWS_PER_READ = 10_000
+COLUMNS = {"id": "INTEGER", "prompt_hash": "BLOB", "gen_tokens": "JSON", "n_gen_tokens": "INTEGER"}
+"""Required columns, each with its declared type."""
+
+
+class Declared(UserDefinedType[object]):
+    """A column type for declarations only: values stay as SQLite stores and returns them."""
+
+    cache_ok = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def get_col_spec(self, **kwargs: object) -> str:
+        return self.name
+
+
+def replies_table(name: str) -> Table:
+    """Defines the table `name`; its index lets a start read hashes and lengths without the replies."""
+    others = [
+        Column(title, Declared(declared), nullable=False)
+        for title, declared in COLUMNS.items()
+        if title != "id"
+    ]
+    index = Index(f"{name}_prompt_hash", "prompt_hash", "n_gen_tokens")
+    return Table(name, MetaData(), Column("id", Integer, primary_key=True), *others, index)
+
+
+def checked_key(connection: Connection, table: Table) -> ColumnElement[int]:
+    """Returns the column that identifies a row: `id` if it is the primary key, else SQLite's `rowid`.
+
+    DatasetError when the table or a column is missing, or a column is declared with another type.
+    """
+    info = func.pragma_table_info(table.name).table_valued(column("name"), column("type"), column("pk"))
+    found = {row.name.lower(): row for row in connection.execute(select(info))}
+    if not found:
+        raise DatasetError(f"it has no table {table.name}")
+    for name, declared in COLUMNS.items():
+        if name not in found:
+            raise DatasetError(f"table {table.name} has no column {name}")
+        if (kind := found[name].type).upper() != declared:
+            raise DatasetError(
+                f"column {name} of table {table.name} is declared as {kind or 'nothing'}, not {declared}"
+            )
+    return table.c.id if found["id"].pk else literal_column("rowid", Integer)
+
+
+Reply = Select[tuple[object]]
+
+
+class Rows:
+    """The replies of a file, opened read-only, or of its copy in memory.
+
+    A file is read outside the event loop's thread. Its connections open on first use, hence in the worker,
+    and stay open: as many as threads read at once. Reading the copy is faster than switching threads.
+    """
+
+    def __init__(self, path: Path, table_name: str, in_memory: bool) -> None:
+        self._in_memory = in_memory
+        # A real lock, shared by the threads of a stock worker; greenlets of one thread never contend for it.
+        self._reading = monkey.get_original("threading", "Lock")()
+        self._idle: deque[Connection] = deque()
+        self._copy_bytes = 0
+        with _reported():
+            memory = _copied(path) if in_memory else None
+            self._engine = create_engine(
+                "sqlite://",
+                creator=lambda: _open(path) if memory is None else memory,
+                poolclass=StaticPool if in_memory else NullPool,
+            )
+            try:
+                with self._engine.connect() as connection:
+                    self.catalogue, self._reply = _prepared(connection, table_name)
+                    if in_memory:
+                        self._copy_bytes = _pages_bytes(connection)
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory in bytes: the catalogue, and the copy of the file if there is one."""
+        return self.catalogue.size_bytes + self._copy_bytes
+
+    def read(self, key: int) -> object:
+        """Returns `gen_tokens` of a row, or raises DatasetError. Other greenlets may run meanwhile."""
+        if not self._in_memory:
+            return call_off_hub(self.read_here, key)
+        with self._reading:
+            return self.read_here(key)
+
+    def read_here(self, key: int) -> object:
+        """Reads `gen_tokens` of a row in the calling thread."""
+        with _reported():
+            try:
+                connection = self._idle.pop()
+            except IndexError:  # or another thread took it
+                connection = self._engine.connect()
+            try:
+                row = connection.execute(self._reply, {"key": key}).first()
+                if row is None:
+                    raise DatasetError("a row has gone")
+            except BaseException:
+                connection.close()
+                raise
+            self._idle.append(connection)
+        return row[0]
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+        self._engine.dispose()
+
+
+def _prepared(connection: Connection, table_name: str) -> tuple[Catalogue, Reply]:
+    """Returns the catalogue and the query of one row's reply. DatasetError without a usable table."""
+    table = replies_table(table_name)
+    key = checked_key(connection, table)
+    wanted = select(table.c.prompt_hash, table.c.n_gen_tokens, key)
+    found = connection.execute(wanted, execution_options={"yield_per": ROWS_PER_READ})
+    catalogue = Catalogue(found)
+    if not len(catalogue):
+        raise DatasetError(f"table {table_name} is empty")
+    return catalogue, select(table.c.gen_tokens).where(key == bindparam("key"))
+
+
+def _pages_bytes(connection: Connection) -> int:
+    """Size in bytes of SQLite's copy of the file."""
+    pages, size = (
+        connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("page_count", "page_size")
+    )
+    return int(pages) * int(size)
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    return sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+
+
+def _copied(path: Path) -> sqlite3.Connection:
+    memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    try:
+        with closing(_open(path)) as source:
+            # Takes a read lock first: the copy itself would wait for a writer without end.
+            source.execute("BEGIN").execute("SELECT count(*) FROM sqlite_master").fetchone()
+            source.backup(memory)
+    except BaseException:
+        memory.close()
+        raise
+    return memory
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    try:
+        yield
+    except DBAPIError as error:
+        raise DatasetError(str(error.orig)) from error
+    except sqlite3.Error as error:
+        raise DatasetError(str(error)) from error
+
+
+logger = logging.getLogger(__name__)
+
+
+class Recorded(Struct, frozen=True):
+    """A recorded reply, cut to the limit: `texts[i]` is the text of token `ids[i]`."""
+
+    ids: Sequence[int]
+    texts: Sequence[str]
+    missing: int
+    """Tokens to append so that the reply has its least length."""
+    reached_limit: bool
+    """The reply reaches its limit, missing tokens included: it ends with `length`, else with `stop`."""
+
+
+class Dataset:
+    """The replies of one file; made by `open_dataset`."""
+
+    def __init__(self, name: str, rows: Rows, tokenizer: Tokenizer) -> None:
+        self.name = name
+        self._rows = rows
+        self._tokenizer = tokenizer
+        self._has_warned = False
+
+    def __len__(self) -> int:
+        return len(self._rows.catalogue)
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory in bytes: the catalogue, and the copy of the file if there is one."""
+        return self._rows.size_bytes
+
+    def reply(
+        self, prompt_ids: Sequence[int], turns: Sequence[Turn], least: int, most: int, rng: Random
+    ) -> Recorded | None:
+        """Returns a reply that was recorded for the prompt, else a random one.
+
+        Prefers `least` to `most` tokens. Longer recorded replies come next, then shorter ones; long replies
+        are cut. The random draw comes before any wait, so replies depend on the order of calls only.
+
+        Args:
+            prompt_ids: token ids of the prompt, hashed as in current files.
+            turns: role and text of each message of the prompt, hashed as in older files; may be empty.
+            least: fewest tokens of the reply (`most` with ignore_eos, else min_tokens or 1).
+            most: most tokens of the reply.
+            rng: a stream of random numbers; one number is drawn.
+
+        Returns:
+            None, with a warning in the log the first time, when the file yields no reply: it was locked or
+            changed, or the row is broken.
+
+        Raises:
+            TokenizerError: the row lacks ids or strings, and the tokenizer cannot add them.
+        """
+        key = self._key(prompt_ids, turns, least, most, rng)
+        try:
+            tokens = decode(self._rows.read(key)).cut(most)
+        except DatasetError as error:
+            self._warn(error)
+            return None
+        tokens = completed(tokens, self._tokenizer)
+        length = len(tokens)
+        missing = max(0, least - length)
+        return Recorded(tokens.ids, tokens.strings, missing, length + missing >= most)
+
+    def close(self) -> None:
+        self._rows.close()
+
+    def _key(
+        self, prompt_ids: Sequence[int], turns: Sequence[Turn], least: int, most: int, rng: Random
+    ) -> int:
+        catalogue = self._rows.catalogue
+        key = catalogue.recorded(ids_hash(prompt_ids), least, most, rng)
+        if key is None and turns:
+            key = catalogue.recorded(text_hash(turns), least, most, rng)
+        return catalogue.any(least, most, rng) if key is None else key
+
+    def _warn(self, error: DatasetError) -> None:
+        if not self._has_warned:
+            logger.warning("dataset %s gave no reply, sample text is used instead: %s", self.name, error)
+        self._has_warned = True
+
+
+def open_dataset(path: Path, table_name: str, in_memory: bool, tokenizer: Tokenizer) -> Dataset:
+    """Opens the dataset in the file `path`. DatasetError when it is locked, broken or has no such table."""
+    return Dataset(str(path), Rows(path, table_name, in_memory), tokenizer)

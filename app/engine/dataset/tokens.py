@@ -1,0 +1,98 @@
+"""The column `gen_tokens`: token ids and texts of a reply, in all its spellings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeGuard
+
+import msgspec
+
+from app.text import Tokenizer
+
+
+class DatasetError(Exception):
+    """A dataset cannot be used, downloaded or built; its text is one line for the user."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+IDS, STRINGS = ("tokens", "numbers"), ("strings",)
+"""Keys of the two lists, in any case."""
+ID_LIMIT = 2**32
+NO_ID = 0
+"""Placeholder id of a recorded string that encodes to no token."""
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """A reply as it was recorded; one of the two may be missing (empty)."""
+
+    ids: Sequence[int]
+    strings: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.ids) or len(self.strings)
+
+    def cut(self, most: int) -> Tokens:
+        return self if len(self) <= most else Tokens(self.ids[:most], self.strings[:most])
+
+
+def decode(raw: object) -> Tokens:
+    """Parses a value of `gen_tokens`: JSON as text or bytes.
+
+    Accepts an object with two lists (`Tokens` or `numbers`, and `Strings`, in any case), or one list of
+    strings or ids. DatasetError for anything else, and for a reply without a token.
+    """
+    try:
+        value = msgspec.json.decode(raw) if isinstance(raw, str | bytes) else None
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        value = None
+    lists = _lists(value)
+    ids, strings = _first(lists, IDS), _first(lists, STRINGS)
+    if not (ids or strings) or not _are_ids(ids) or not _are_strings(strings):
+        raise DatasetError("a value of gen_tokens holds no token ids and no strings")
+    return Tokens(ids, strings)
+
+
+def _lists(value: object) -> dict[str, object]:
+    if isinstance(value, dict):
+        return {key.lower(): part for key, part in value.items()}
+    if isinstance(value, list) and _are_strings(value):
+        return {"strings": value}
+    return {"tokens": value}
+
+
+def _first(lists: Mapping[str, object], keys: Sequence[str]) -> list[object]:
+    found = (lists.get(key) for key in keys)
+    return next((part for part in found if isinstance(part, list)), [])
+
+
+def _are_ids(values: list[object]) -> TypeGuard[list[int]]:
+    return all(type(each) is int and 0 <= each < ID_LIMIT for each in values)
+
+
+def _are_strings(values: list[object]) -> TypeGuard[list[str]]:
+    return all(type(each) is str for each in values)
+
+
+def encode(tokens: Tokens) -> str:
+    """Returns JSON that this program and llm-d's simulator read."""
+    return msgspec.json.encode({"Tokens": tokens.ids, "Strings": tokens.strings}).decode()
+
+
+def completed(tokens: Tokens, tokenizer: Tokenizer) -> Tokens:
+    """Returns `tokens` with one id and one string each.
+
+    Ids without matching strings get the tokenizer's strings. Strings without ids stay as they are: they get
+    the ids of the whole text if it splits alike, else each the id of its first token. Raises TokenizerError
+    as the tokenizer does.
+    """
+    ids, strings = tokens.ids, tokens.strings
+    if len(ids) == len(strings):
+        return tokens
+    if ids:
+        return Tokens(ids, tokenizer.pieces(ids))
+    whole = tokenizer.encode("".join(strings))
+    if len(whole) == len(strings) and tokenizer.pieces(whole) == list(strings):
+        return Tokens(whole, strings)
+    return Tokens([each[0] if each else NO_ID for each in tokenizer.encode_many(strings)], strings)

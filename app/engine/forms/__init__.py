@@ -1,0 +1,1 @@
+"""Texts of a form: JSON of a schema, patterns, grammars."""

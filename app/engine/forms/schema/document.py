@@ -1,0 +1,281 @@
+"""A schema as read: rules for its keywords, minimal depths of its values, options of its enums.
+
+Keywords of all drafts from 4 to 2020-12 are known. Older spellings (lists under ``items``, ``dependencies``,
+true under ``exclusiveMinimum``) are read in every draft, because tools in the field mix them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from math import inf
+from typing import TypeAlias, TypedDict, TypeGuard
+
+from app.engine.forms.schema.errors import SchemaError
+from app.engine.forms.schema.patterns import Pattern
+
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_count(value: object) -> TypeGuard[int | float]:
+    """Returns True for a whole number of 0 or more, 2.0 included."""
+    return is_number(value) and value >= 0 and value == int(value)
+
+
+def is_names(value: object) -> TypeGuard[list[str]]:
+    return (
+        isinstance(value, list)
+        and all(isinstance(name, str) for name in value)
+        and len(set(value)) == len(value)
+    )
+
+
+def is_type(value: object) -> bool:
+    """Returns True for the name of a type, or a list of different names."""
+    if isinstance(value, str):
+        return value in TYPES
+    return is_names(value) and bool(value) and all(name in TYPES for name in value)
+
+
+Rule = tuple[str, Callable[[object], bool]]
+
+COUNT: Rule = ("must be a whole number, 0 or more", is_count)
+NUMBER: Rule = ("must be a number", is_number)
+LIMIT: Rule = ("must be a number, or true or false", lambda value: isinstance(value, (int, float)))
+FLAG: Rule = ("must be true or false", lambda value: isinstance(value, bool))
+NAMES: Rule = ("must be a list of different strings", is_names)
+TEXT: Rule = ("must be a string", lambda value: isinstance(value, str))
+LIST: Rule = ("must be a list", lambda value: isinstance(value, list))
+ANYTHING: Rule = ("", lambda value: True)
+
+PLAIN: Mapping[str, Rule] = {
+    "type": (f"must be one of {', '.join(TYPES)}, or a list of different ones of them", is_type),
+    "enum": LIST,
+    "const": ANYTHING,
+    "required": NAMES,
+    "minimum": NUMBER,
+    "maximum": NUMBER,
+    "exclusiveMinimum": LIMIT,
+    "exclusiveMaximum": LIMIT,
+    "multipleOf": ("must be a number above 0", lambda value: is_number(value) and value > 0),
+    "minLength": COUNT,
+    "maxLength": COUNT,
+    "minItems": COUNT,
+    "maxItems": COUNT,
+    "minContains": COUNT,
+    "maxContains": COUNT,
+    "minProperties": COUNT,
+    "maxProperties": COUNT,
+    "uniqueItems": FLAG,
+    "dependentRequired": (
+        "must be an object of lists of different strings",
+        lambda value: isinstance(value, dict) and all(map(is_names, value.values())),
+    ),
+    "format": TEXT,
+    "pattern": TEXT,
+    "default": ANYTHING,
+    "examples": LIST,
+    "$ref": TEXT,
+}
+"""Keywords that hold no schema, with the rule for their values."""
+
+ANNOTATIONS: Mapping[str, Rule] = {
+    "title": TEXT,
+    "description": TEXT,
+    "deprecated": FLAG,
+    "readOnly": FLAG,
+    "writeOnly": FLAG,
+    "contentEncoding": TEXT,
+    "contentMediaType": TEXT,
+    "$comment": TEXT,
+    "$id": TEXT,
+    "$anchor": TEXT,
+    "$schema": TEXT,
+}
+"""Keywords that do not constrain the value; they are checked, then left out."""
+
+NOT_SUPPORTED = frozenset(["$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"])
+"""Refused keywords: their meaning depends on how the rest of the schema is applied."""
+
+SCHEMAS = frozenset(
+    ["additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not"]
+    + ["propertyNames", "then"]
+)
+"""Keywords that hold one schema."""
+LISTS_OF_SCHEMAS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
+MAPS_OF_SCHEMAS = frozenset(
+    ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"]
+)
+
+JSON: TypeAlias = "dict[str, JSON] | list[JSON] | str | int | float | bool | None"
+Number: TypeAlias = int | float
+
+ROUNDS = 40
+"""Most passes over all schemas to find minimal depths; depths unknown by then count as infinite."""
+
+
+def identity(value: JSON) -> Hashable:
+    """Returns a hashable that is equal exactly for equal JSON values.
+
+    1 and 1.0 are equal, 1 and true are not, and the names of an object have no order.
+    """
+    if isinstance(value, bool):
+        return ("boolean", value)
+    if isinstance(value, list):
+        return ("array", tuple(map(identity, value)))
+    if isinstance(value, dict):
+        return ("object", frozenset((name, identity(each)) for name, each in value.items()))
+    return value
+
+
+class Options(list[JSON]):
+    """The values of an ``enum``, or the value of a ``const``, with look-up by hash."""
+
+    def __init__(self, values: Sequence[JSON]) -> None:
+        super().__init__(values)
+        self._identities = frozenset(map(identity, values))
+
+    def has(self, value: JSON) -> bool:
+        return identity(value) in self._identities
+
+
+_NoNames = TypedDict(
+    "_NoNames", {"$ref": str, "not": "Schema", "if": "Schema", "else": "Schema"}, total=False
+)
+
+
+class Keywords(_NoNames, total=False):
+    """A schema that is an object, rewritten in Draft 2020-12, without annotations.
+
+    ``$ref`` is a name among the definitions of the `Document`.
+    """
+
+    type: list[str]
+    enum: Options
+    const: Options
+    multipleOf: Number
+    minimum: Number
+    maximum: Number
+    exclusiveMinimum: Number
+    exclusiveMaximum: Number
+    minLength: Number
+    maxLength: Number
+    pattern: Pattern
+    format: str
+    items: Schema
+    prefixItems: list[Schema]
+    contains: Schema
+    minContains: Number
+    maxContains: Number
+    minItems: Number
+    maxItems: Number
+    uniqueItems: bool
+    properties: dict[str, Schema]
+    patternProperties: dict[Pattern, Schema]
+    additionalProperties: Schema
+    propertyNames: Schema
+    required: list[str]
+    minProperties: Number
+    maxProperties: Number
+    dependentRequired: dict[str, list[str]]
+    dependentSchemas: dict[str, Schema]
+    allOf: list[Schema]
+    anyOf: list[Schema]
+    oneOf: list[Schema]
+    then: Schema
+    default: JSON
+    examples: list[JSON]
+
+
+Schema: TypeAlias = Keywords | bool
+
+
+class Document:
+    """A schema `root` and the `definitions` of its references; `schemas` are all schema objects in both.
+
+    Raises SchemaError for a reference that leads back to itself for the same value.
+    """
+
+    def __init__(
+        self, root: Schema, definitions: dict[str, Schema], schemas: list[Keywords], pattern_bytes: int
+    ) -> None:
+        self.root = root
+        self.definitions = definitions
+        self.pattern_bytes = pattern_bytes
+        """Memory of the compiled patterns."""
+        if definitions:
+            self._refuse_endless(schemas)
+        self._min_depths: dict[int, float] = {id(schema): inf for schema in schemas}
+        for _ in range(ROUNDS):
+            schemas = schemas[::-1]  # inner schemas first
+            if not self._find_depths(schemas):
+                break
+
+    def min_depth(self, *schemas: Schema) -> float:
+        """Returns a lower bound of the nesting levels of a value that all `schemas` accept.
+
+        Infinite for a value that cannot end, 0 for schemas from outside this document. Combinations of
+        keywords of several schemas are not considered.
+        """
+        return max((self._depth_of(schema) for schema in schemas), default=0)
+
+    def _depth_of(self, schema: Schema) -> float:
+        if isinstance(schema, bool):
+            return 0 if schema else inf
+        return self._min_depths.get(id(schema), 0)
+
+    def _find_depths(self, schemas: Iterable[Keywords]) -> bool:
+        """Updates minimal depths from the known ones; returns True when one has changed."""
+        changed = False
+        for schema in schemas:
+            depth = self._min_depth(schema)
+            if depth != self._min_depths[id(schema)]:
+                self._min_depths[id(schema)] = depth
+                changed = True
+        return changed
+
+    def _min_depth(self, schema: Keywords) -> float:
+        if "const" in schema or "enum" in schema:
+            return 0
+        depth = max(self._nesting(schema), self.min_depth(*schema.get("allOf", ())))
+        if "$ref" in schema:
+            depth = max(depth, self.min_depth(self.definitions[schema["$ref"]]))
+        for branches in (schema.get("anyOf"), schema.get("oneOf")):
+            if branches is not None:
+                depth = max(depth, min(map(self.min_depth, branches)))
+        return depth
+
+    def _nesting(self, schema: Keywords) -> float:
+        types = schema.get("type", ["null"])
+        depths: list[float] = []
+        if "object" in types:
+            properties = schema.get("properties", {})
+            needed = [properties.get(name, True) for name in schema.get("required", ())]
+            depths.append(1 + self.min_depth(*needed))
+        if "array" in types:
+            fewest, prefix = int(schema.get("minItems", 0)), schema.get("prefixItems", [])
+            more = [schema.get("items", True)] if fewest > len(prefix) else []
+            depths.append(1 + self.min_depth(*prefix[:fewest], *more))
+        return min(depths) if len(depths) == len(types) else 0
+
+    def _refuse_endless(self, schemas: Iterable[Keywords]) -> None:
+        graph = {id(schema): [id(inner) for inner in self._in_place(schema)] for schema in schemas}
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError:
+            raise SchemaError("a reference leads back to itself without going into the value") from None
+
+    def _in_place(self, schema: Keywords) -> Iterator[Schema]:
+        """Yields the schemas that `schema` applies to its own value."""
+        for schemas in (schema.get("allOf"), schema.get("anyOf"), schema.get("oneOf")):
+            yield from schemas or ()
+        for one in (schema.get("not"), schema.get("if"), schema.get("then"), schema.get("else")):
+            if one is not None:
+                yield one
+        yield from schema.get("dependentSchemas", {}).values()
+        if "$ref" in schema:
+            yield self.definitions[schema["$ref"]]

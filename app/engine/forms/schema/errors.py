@@ -1,0 +1,50 @@
+"""Errors of schemas, and the work budget of a draw."""
+
+from __future__ import annotations
+
+from app.base.clock.pause import pause_if_possible
+
+LONGEST_PATH = 200
+"""Most characters of a path in an error, from the path's end."""
+STEPS_A_PAUSE = 400
+"""Steps of work, about 4 ms, between pauses for other greenlets."""
+
+
+class SchemaError(ValueError):
+    """A schema or pattern that cannot be used; `path` leads there, such as ``properties.city.type``."""
+
+    def __init__(self, message: str, path: str = "") -> None:
+        self.path = path if len(path) <= LONGEST_PATH else f"...{path[-LONGEST_PATH:]}"
+        super().__init__(f"{self.path}: {message}" if path else message)
+
+
+def inner_path(path: str, name: str) -> str:
+    """Returns the path of `name` in `path`, cut to the length that an error shows."""
+    return f"{path}.{name}"[-LONGEST_PATH - 1 :] if path else name
+
+
+class Unsatisfiable(SchemaError):
+    """No accepted value or text was found; another draw may find one."""
+
+
+class WorkExhausted(SchemaError):
+    """The work budget is used up: no further draw helps."""
+
+
+class WorkBudget:
+    """Steps left for one draw, about 10 us of work each; pauses for other greenlets."""
+
+    __slots__ = ("_pause_at", "left")
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+        self._pause_at = steps - STEPS_A_PAUSE
+
+    def spend(self, steps: int = 1) -> None:
+        """Subtracts `steps`. Raises WorkExhausted when none are left."""
+        self.left -= steps
+        if self.left < self._pause_at:
+            if self.left < 0:
+                raise WorkExhausted("the schema takes too much work to satisfy")
+            self._pause_at = self.left - STEPS_A_PAUSE
+            pause_if_possible()

@@ -1,0 +1,171 @@
+"""Valid schemas that are refused all the same: by vLLM's structured outputs, and in strict tools.
+
+vLLM's first backend, xgrammar, lacks some keywords. A schema with such a keyword goes to the second backend,
+llguidance, which refuses the keywords that it lacks. A third backend takes `patternProperties`.
+Strict tools have the narrow schemas of the reference simulator (simulator.md 7.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from app.engine.forms.schema.document import (
+    LISTS_OF_SCHEMAS,
+    MAPS_OF_SCHEMAS,
+    SCHEMAS,
+    TYPES,
+    is_count,
+    is_number,
+)
+from app.engine.forms.schema.errors import SchemaError, inner_path
+
+Keywords = Mapping[str, object]
+
+MISSED_OF_ARRAYS = frozenset(["uniqueItems", "contains", "minContains", "maxContains"])
+COMMON_FORMATS = frozenset(
+    ["email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid", "uri"]
+)
+"""Formats of texts that both backends support."""
+FIRST_FORMATS = COMMON_FORMATS | {"uri-reference", "uri-template", "json-pointer", "relative-json-pointer"}
+"""Formats of texts that the first backend supports."""
+UNIMPLEMENTED = (
+    *("uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties"),
+    *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies", "if", "then", "else", "not"),
+)
+"""Keywords that the second backend refuses."""
+
+
+def untaken(schema: object) -> str | None:
+    """Returns the keyword for which vLLM refuses `schema` in structured outputs; None without one.
+
+    `schema` is decoded JSON that has been compiled, which limits its size.
+    """
+    schemas = list(_schemas(schema))
+    if not any(map(_is_missed, schemas)) or any("patternProperties" in each for each in schemas):
+        return None
+    return next(filter(None, map(_unimplemented, schemas)), None)
+
+
+def _schemas(schema: object) -> Iterator[Keywords]:
+    waiting = [schema]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, list):
+            waiting += each
+        elif isinstance(each, dict):
+            yield each
+            for keyword, value in each.items():
+                if keyword in MAPS_OF_SCHEMAS and isinstance(value, dict):
+                    waiting += value.values()
+                elif keyword in SCHEMAS or keyword in LISTS_OF_SCHEMAS:
+                    waiting.append(value)
+
+
+def _is_missed(schema: Keywords) -> bool:
+    """Returns True when the first backend lacks a keyword of this schema."""
+    kind, all_of = schema.get("type"), schema.get("allOf")
+    types = kind if isinstance(kind, list) else (kind,)
+    return (
+        ("integer" in types or "number" in types)
+        and "multipleOf" in schema
+        or "array" in types
+        and not MISSED_OF_ARRAYS.isdisjoint(schema)
+        or "string" in types
+        and ("format" in schema and schema["format"] not in FIRST_FORMATS or _is_bounded_pattern(schema))
+        or "object" in types
+        and _misses_names(schema)
+        or isinstance(all_of, list)
+        and len(all_of) > 1
+    )
+
+
+def _is_bounded_pattern(schema: Keywords) -> bool:
+    return ("pattern" in schema or "format" in schema) and ("minLength" in schema or "maxLength" in schema)
+
+
+def _misses_names(schema: Keywords) -> bool:
+    names, patterns = schema.get("propertyNames"), schema.get("patternProperties")
+    if "propertyNames" in schema and (
+        isinstance(names, dict)
+        and _is_bounded_pattern(names)
+        or "patternProperties" in schema
+        or "properties" in schema
+        or schema.get("unevaluatedProperties", True) is not True
+    ):
+        return True
+    return isinstance(patterns, dict) and ("properties" in schema or len(patterns) > 1)
+
+
+def _unimplemented(schema: Keywords) -> str | None:
+    if "format" in schema and schema["format"] not in COMMON_FORMATS:
+        return "format"
+    return next((keyword for keyword in UNIMPLEMENTED if keyword in schema), None)
+
+
+SCALARS: Mapping[str, Callable[[object], bool]] = {
+    "string": lambda value: isinstance(value, str),
+    "integer": lambda value: is_number(value) and value == int(value),
+    "number": is_number,
+    "boolean": lambda value: isinstance(value, bool),
+}
+STRICT_KEYWORDS = frozenset(
+    ["type", "description", "enum", "properties", "items", "required", "additionalProperties", "minItems"]
+    + ["maxItems", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength"]
+    + ["maxLength", "pattern", "format", "title"]
+)
+
+
+def check_strict(schema: object, path: str = "parameters") -> None:
+    """Raises SchemaError for a keyword, or a use of one, that is not in simulator.md 7.5.
+
+    `schema` has been compiled, which checks the rest and limits its size.
+    """
+    waiting = [(schema, path)]
+    while waiting:
+        schema, path = waiting.pop()
+        if not isinstance(schema, dict):
+            raise SchemaError("must be an object", path)
+        _check_one(schema, path)
+        waiting += _below(schema, path)
+
+
+def _check_one(schema: Mapping[str, object], path: str) -> None:
+    for keyword in schema:
+        if keyword not in STRICT_KEYWORDS:
+            raise SchemaError(f"the keyword {keyword!r} is not allowed in a strict tool schema", path)
+    kind = schema.get("type")
+    if not isinstance(kind, str) or kind not in TYPES:
+        raise SchemaError(f"must have a 'type', one of {', '.join(TYPES)}", path)
+    if not isinstance(schema.get("additionalProperties", True), bool):
+        raise SchemaError("must be true or false", f"{path}.additionalProperties")
+    for keyword in ("minItems", "maxItems", "minLength", "maxLength"):
+        if not is_count(schema.get(keyword, 0)):
+            raise SchemaError("must be a whole number, 0 or more", f"{path}.{keyword}")
+    for keyword, needs in (("items", "array"), ("properties", "object")):
+        if kind == needs and keyword not in schema:
+            raise SchemaError(f"a schema of type {needs} must have {keyword!r}", path)
+    if "enum" in schema:
+        _check_enum(schema["enum"], kind, f"{path}.enum")
+
+
+def _check_enum(options: object, kind: str, path: str) -> None:
+    fits = SCALARS.get(kind)
+    if fits is None:
+        raise SchemaError(f"is not allowed beside type {kind}", path)
+    if not isinstance(options, list) or not all(map(fits, options)):
+        raise SchemaError(f"must be a list of values of type {kind}", path)
+
+
+def _below(schema: Mapping[str, object], path: str) -> Iterator[tuple[object, str]]:
+    """Yields the inner schemas of `schema`, with their paths."""
+    properties = schema.get("properties", {})
+    if not isinstance(properties, dict):
+        raise SchemaError("must be an object of schemas", f"{path}.properties")
+    for name, each in properties.items():
+        yield each, inner_path(f"{path}.properties", name)
+    items = schema.get("items")
+    if isinstance(items, list):
+        for index, each in enumerate(items):
+            yield each, f"{path}.items.{index}"
+    elif items is not None:
+        yield items, f"{path}.items"

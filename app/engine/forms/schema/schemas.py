@@ -1,0 +1,129 @@
+"""A cache of compiled schemas; the compiler is imported at its first use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from math import isfinite
+from random import Random
+from threading import Lock
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+from cachetools import LRUCache
+from gevent._hub_local import get_hub_if_exists
+
+from app.base.clock.pause import Slices, call_off_hub
+from app.engine.forms.schema.errors import SchemaError
+
+if TYPE_CHECKING:
+    from app.engine.forms.schema.compiled import CompiledSchema
+
+T = TypeVar("T")
+
+MACHINERY = "app.engine.forms.schema.compiled"
+"""Module of the compiler. Its import takes 50 ms with its libraries: a sixth of a server's start."""
+MOST_BYTES = 500_000
+"""Bytes of the longest accepted schema, as JSON."""
+MOST_VALUES = 100_000
+"""Values in the largest accepted schema; counting them takes up to 15 ms."""
+LONG_BYTES = 2_000
+"""Bytes above which a text, which takes milliseconds to compile, is compiled in a native thread."""
+COMPILE_STEPS = 30
+"""Steps of 10 us to compile a short schema; many compilations pause in between."""
+LIMIT_BYTES = 8 << 20
+"""Memory limit of the compiled schemas."""
+
+
+class Schemas:
+    """LRU cache of compiled schemas within `limit_bytes` of memory."""
+
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self._kept: LRUCache[tuple[bytes, bool], CompiledSchema]
+        self._kept = LRUCache(limit_bytes, getsizeof=lambda kept: kept.size_bytes)
+        self._slices = Slices()
+        self._lock = Lock()
+        self._is_loaded = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated memory of the kept schemas, an upper bound."""
+        return int(self._kept.currsize)
+
+    def load(self) -> None:
+        """Imports the compiler in a native thread."""
+        if not self._is_loaded:
+            call_off_hub(import_module, MACHINERY)
+            self._is_loaded = True
+
+    def matching_text(self, pattern: str, rng: Random) -> str:
+        """Returns a text that `pattern` matches as a whole. Raises SchemaError."""
+        self.load()
+        from app.engine.forms.schema.patterns import Pattern, matching_text
+
+        return matching_text(off_hub_if_long(len(pattern), lambda: Pattern(pattern)), rng)
+
+    def compile(self, schema: object, lenient: bool = False) -> CompiledSchema:
+        """Returns `schema`, decoded JSON, ready to draw from; with `lenient` its wrong parts are left out.
+
+        Raises SchemaError, also for a reference to another document, as none is fetched.
+        """
+        text = _canonical(schema)
+        with self._lock:
+            kept = self._kept.get((text, lenient))
+        return kept or self._compiled(text, lenient)
+
+    def _compiled(self, text: bytes, lenient: bool) -> CompiledSchema:
+        self.load()
+        from app.engine.forms.schema.compiled import compile_schema
+
+        self._slices.spend(COMPILE_STEPS)
+        compiled = off_hub_if_long(len(text), lambda: compile_schema(text, lenient))
+        if compiled.size_bytes <= self.limit_bytes:
+            with self._lock:
+                self._kept[text, lenient] = compiled
+        return compiled
+
+
+def off_hub_if_long(length: int, work: Callable[[], T]) -> T:
+    """Returns the result of `work`, run in a native thread when `length` exceeds `LONG_BYTES`.
+
+    A thread without an event loop runs `work` itself.
+    """
+    is_long = length > LONG_BYTES and get_hub_if_exists() is not None
+    return call_off_hub(work) if is_long else work()
+
+
+def _canonical(schema: object) -> bytes:
+    """Returns `schema` as JSON, properties in their order, which drawn arguments keep."""
+    _check(schema)
+    try:
+        text = msgspec.json.encode(schema)
+    except (ValueError, TypeError):  # such as half a surrogate pair
+        raise SchemaError("the schema holds what JSON cannot") from None
+    except RecursionError:
+        raise SchemaError("the schema is too deep") from None
+    if len(text) > MOST_BYTES:
+        raise _too_large()
+    return text
+
+
+def _check(schema: object) -> None:
+    """Raises SchemaError for NaN and for a schema that is too large to be written as JSON."""
+    length, waiting = 0, [schema]
+    for each in waiting:  # the list grows meanwhile
+        if isinstance(each, str):
+            length += len(each)
+        elif isinstance(each, (dict, list)):
+            if len(waiting) + len(each) > MOST_VALUES:
+                raise SchemaError(f"a schema of more than {MOST_VALUES} values is too large")
+            waiting += each.values() if isinstance(each, dict) else each
+        elif isinstance(each, float) and not isfinite(each):
+            raise SchemaError("the schema holds what JSON cannot")
+    if length > MOST_BYTES:
+        raise _too_large()
+
+
+def _too_large() -> SchemaError:
+    return SchemaError(f"a schema of more than {MOST_BYTES} bytes is too large")

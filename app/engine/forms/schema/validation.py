@@ -1,0 +1,140 @@
+"""Validates values with `jsonschema`, within a work budget.
+
+Each check of a keyword costs a step, which stops references that multiply. Checks of `jsonschema` that search
+with regular expressions, or write whole schemas into messages, are replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeAlias, cast
+
+from jsonschema import Draft202012Validator, ValidationError
+from jsonschema.protocols import Validator
+from jsonschema.validators import extend
+
+from app.engine.forms.schema.document import JSON, Document, Keywords, Schema, identity
+from app.engine.forms.schema.errors import WorkBudget, WorkExhausted
+from app.engine.forms.schema.formats import CHECKER
+from app.engine.forms.schema.patterns import Pattern
+
+CHARACTERS_A_STEP = 500
+"""Characters of a value for one more step of a check, as messages repeat the value."""
+
+
+Predicate: TypeAlias = Callable[[Validator, Any, JSON, Keywords], bool]
+"""Returns True when a keyword accepts a value: validator, keyword's value, value, schema."""
+
+
+class _Validation(NamedTuple):
+    document: Document
+    budget: WorkBudget
+    prices: dict[int, int]
+    """Steps of a check, by the `id` of each part of the value."""
+
+
+_current: ContextVar[_Validation] = ContextVar("validation")
+
+
+def accepts(document: Document, schema: Schema, value: JSON, budget: WorkBudget, formats: bool) -> bool:
+    """Returns True when `value` satisfies `schema` of `document`; ``format`` is a rule only with `formats`.
+
+    Raises SchemaError when the check takes too much work.
+    """
+    before = _current.set(_Validation(document, budget, {}))
+    try:
+        return _valid(ASSERTING if formats else LAX, schema, value)
+    except ArithmeticError:  # a number too large for the division of multipleOf
+        return False
+    except RecursionError:
+        raise WorkExhausted("the schema is too deep to be checked") from None
+    finally:
+        _current.reset(before)
+
+
+def _pay(value: JSON) -> None:
+    _, budget, prices = _current.get()
+    price = 1
+    if isinstance(value, (str, list, dict)):
+        price = prices.get(id(value), 0)
+        if not price:
+            price = prices[id(value)] = 1 + len(repr(value)) // CHARACTERS_A_STEP
+    budget.spend(price)
+
+
+def _valid(validator: Validator, schema: Schema, value: JSON) -> bool:
+    return validator.evolve(schema=schema).is_valid(value)
+
+
+def _found(pattern: Pattern, text: str) -> bool:
+    return pattern.found_in(text, _current.get().budget)
+
+
+def _reference(validator: Validator, name: str, value: JSON, _: Keywords) -> bool:
+    return _valid(validator, _current.get().document.definitions[name], value)
+
+
+def _pattern_properties(
+    validator: Validator, patterns: Mapping[Pattern, Schema], value: JSON, _: Keywords
+) -> bool:
+    return not isinstance(value, dict) or all(
+        _valid(validator, inner, each)
+        for name, each in value.items()
+        for pattern, inner in patterns.items()
+        if _found(pattern, name)
+    )
+
+
+def _additional(validator: Validator, additional: Schema, value: JSON, schema: Keywords) -> bool:
+    declared, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    return not isinstance(value, dict) or all(
+        _valid(validator, additional, each)
+        for name, each in value.items()
+        if name not in declared and not any(_found(pattern, name) for pattern in patterns)
+    )
+
+
+def _is_unique(_: Validator, wanted: bool, value: JSON, schema: Keywords) -> bool:
+    return not wanted or not isinstance(value, list) or len(set(map(identity, value))) == len(value)
+
+
+Check: TypeAlias = Callable[[Validator, object, JSON, Keywords], Iterator[ValidationError]]
+PREDICATES: Mapping[str, Predicate] = {
+    "$ref": _reference,
+    "pattern": lambda _, pattern, value, schema: not isinstance(value, str) or _found(pattern, value),
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional,
+    "not": lambda validator, refused, value, _: not _valid(validator, refused, value),
+    "anyOf": lambda validator, options, value, _: any(_valid(validator, each, value) for each in options),
+    "oneOf": lambda validator, options, value, _: (
+        sum(_valid(validator, each, value) for each in options) == 1
+    ),
+    "enum": lambda _, options, value, schema: options.has(value),
+    "const": lambda _, options, value, schema: options.has(value),
+    "uniqueItems": _is_unique,
+}
+
+
+def _metered(keyword: str) -> Check:
+    """Returns the check of `keyword`, from `jsonschema` or `PREDICATES`, which also spends steps."""
+    library, predicate = Draft202012Validator.VALIDATORS[keyword], PREDICATES.get(keyword)
+
+    def check(
+        validator: Validator, wanted: object, value: JSON, schema: Keywords
+    ) -> Iterator[ValidationError]:
+        _pay(value)
+        if predicate is None:
+            return library(validator, wanted, value, schema) or iter(())
+        return iter(() if predicate(validator, wanted, value, schema) else (ValidationError(keyword),))
+
+    return check
+
+
+MeteredValidator = extend(  # type: ignore[no-untyped-call]
+    Draft202012Validator, {keyword: _metered(keyword) for keyword in Draft202012Validator.VALIDATORS}
+)
+ASSERTING = cast(Validator, MeteredValidator(True, format_checker=CHECKER))
+"""Validator with ``format`` as a rule."""
+LAX = cast(Validator, MeteredValidator(True))
+"""Validator with ``format`` as an annotation."""

@@ -1,0 +1,341 @@
+"""Blocks of a KV cache: free blocks, blocks found by hash, and blocks in use."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+
+from msgspec import Struct
+
+from app.engine.kvcache.residency import BlockObserver
+
+NULL_BLOCKS = 1
+"""Number of placeholder blocks: vLLM reserves the first block, which holds nothing and is never free."""
+BLOCK_BYTES = 400
+"""Memory of a block, in bytes: the object, its hash, and its entries in the queue and the index."""
+MOST_UNLOADED = 1000
+"""Most names of unloaded adapters that are remembered; the oldest is dropped first."""
+
+
+class Block(Struct, gc=False, eq=False):
+    """Room for the keys and values of one block of tokens.
+
+    `hash` is set while the block can be found by its hash. `adapter` is the LoRA adapter of its tokens.
+    `freed` numbers the release that freed the block, for sorting by time of release.
+    """
+
+    number: int
+    references: int = 0
+    hash: bytes | None = None
+    adapter: str | None = None
+    freed: int = 0
+
+
+class FreeQueue:
+    """Free blocks in order of reuse: empty ones, last returned first, then cached ones, least recent first.
+
+    After `unload`, cached blocks of that adapter precede other cached blocks. Taking, returning and removing
+    a block is O(1). `Block` objects are created on first use.
+    """
+
+    def __init__(self, first: int, end: int) -> None:
+        """Queues the blocks numbered from `first` up to `end`, excluding `end`."""
+        self._numbers = iter(range(first, end))
+        self.untouched = end - first
+        """Number of blocks never used."""
+        self.free = end - first
+        """Number of free blocks; an attribute since steps read it often."""
+        self._empty: deque[Block] = deque()
+        self._cached: OrderedDict[Block, None] = OrderedDict()
+        self._unloaded: OrderedDict[Block, None] = OrderedDict()
+        self._absent: dict[str, None] = {}
+        self._releases = 0
+
+    def __iter__(self) -> Iterator[Block]:
+        """Yields the blocks in their order, without blocks never used."""
+        yield from self._empty
+        yield from self._unloaded
+        yield from self._cached
+
+    def take(self) -> Block:
+        """Removes and returns the first block. Raises IndexError when none is free."""
+        if not self.free:
+            raise IndexError("no block is free")
+        self.free -= 1
+        if self._empty:
+            return self._empty.popleft()
+        if self.untouched:
+            self.untouched -= 1
+            return Block(next(self._numbers))
+        queue = self._unloaded or self._cached
+        return queue.popitem(last=False)[0]
+
+    def remove(self, block: Block) -> None:
+        """Removes a cached block that is used again. Raises KeyError for a block outside the queue."""
+        del self._queue_of(block)[block]
+        self.free -= 1
+
+    def give_back(self, blocks: Sequence[Block]) -> None:
+        """Queues freed blocks; of the cached ones, the first in `blocks` is reused first."""
+        self._releases += 1
+        self.free += len(blocks)
+        empty = []
+        for block in blocks:
+            if block.hash is None:
+                empty.append(block)
+            else:
+                block.freed = self._releases
+                self._queue_of(block)[block] = None
+        self._empty.extendleft(reversed(empty))
+
+    def empty_all(self) -> None:
+        """Turns cached blocks into empty ones, in the same order."""
+        self._empty.extend(self._unloaded)
+        self._empty.extend(self._cached)
+        self._unloaded.clear()
+        self._cached.clear()
+
+    def unload(self, adapter: str) -> None:
+        """Puts present and future blocks of `adapter` before other cached blocks. O(blocks)."""
+        if adapter in self._absent:
+            return
+        self._absent[adapter] = None
+        if len(self._absent) > MOST_UNLOADED:
+            del self._absent[next(iter(self._absent))]
+        self._sort()
+
+    def load(self, adapter: str) -> None:
+        """Treats blocks of `adapter` as other cached blocks again. O(blocks)."""
+        if adapter in self._absent:
+            del self._absent[adapter]
+            self._sort()
+
+    def _sort(self) -> None:
+        """Distributes cached blocks anew. Python's sort is stable, and linear for two sorted runs."""
+        blocks = sorted([*self._unloaded, *self._cached], key=lambda block: block.freed)
+        self._unloaded.clear()
+        self._cached.clear()
+        for block in blocks:
+            self._queue_of(block)[block] = None
+
+    def _queue_of(self, block: Block) -> OrderedDict[Block, None]:
+        return self._unloaded if block.adapter in self._absent else self._cached
+
+
+class BlockPool:
+    """Pool of `num_blocks` blocks, including the null block, which allocates as vLLM 0.32 does.
+
+    A full block can be cached under its hash. Equal blocks may be cached more than once; the first is found.
+    An unused cached block stays until its room is needed: `on_evict` then receives the hashes. Every
+    operation is O(1) per block.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        on_evict: Callable[[Sequence[bytes]], None],
+        observer: BlockObserver | None = None,
+    ) -> None:
+        if num_blocks <= NULL_BLOCKS:
+            raise ValueError(f"a pool needs more than {NULL_BLOCKS} block")
+        self.capacity = num_blocks - NULL_BLOCKS
+        """Number of blocks available to sequences."""
+        self.queue = FreeQueue(NULL_BLOCKS, num_blocks)
+        self._cached: dict[bytes, Block] = {}
+        self._copies: dict[bytes, dict[Block, None]] = {}
+        self._on_evict = on_evict
+        self.observer = observer
+        """Observer of block events; may be replaced at any time."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of all blocks used so far, in bytes."""
+        return (self.capacity - self.queue.untouched) * BLOCK_BYTES
+
+    @property
+    def limit_bytes(self) -> int:
+        return self.capacity * BLOCK_BYTES
+
+    @property
+    def free(self) -> int:
+        """Number of blocks that no sequence uses, including cached ones."""
+        return self.queue.free
+
+    @property
+    def usage(self) -> float:
+        """Share of blocks in use, from 0 to 1 (vllm:kv_cache_usage_perc)."""
+        return 1.0 - self.free / self.capacity
+
+    def longest_prefix(self, hashes: Iterable[bytes]) -> list[Block]:
+        """Returns the cached blocks of `hashes`, up to the first hash that is not cached."""
+        found = []
+        for block_hash in hashes:
+            block = self._cached.get(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def use(self, blocks: Iterable[Block]) -> None:
+        """Adds one sequence to the users of cached blocks."""
+        for block in blocks:
+            if block.references == 0:
+                self.queue.remove(block)
+            block.references += 1
+            if self.observer:
+                self.observer.accessed(block.number)
+
+    def take(self, count: int) -> list[Block]:
+        """Returns `count` empty blocks, evicting cached ones. The caller has checked `free`."""
+        blocks, evicted = [], []
+        for _ in range(count):
+            block = self.queue.take()
+            if self.observer:
+                self.observer.evicted(block.number)
+                self.observer.allocated(block.number)
+            if block.hash is not None:
+                self._forget(block, block.hash)
+                evicted.append(block.hash)
+                block.hash = None
+            block.references = 1
+            blocks.append(block)
+        if evicted:
+            self._on_evict(evicted)
+        return blocks
+
+    def cache(self, block: Block, block_hash: bytes, adapter: str | None = None) -> None:
+        """Caches a full block, which is in use, under its hash."""
+        block.hash, block.adapter = block_hash, adapter
+        first = self._cached.setdefault(block_hash, block)
+        if first is not block:
+            self._copies.setdefault(block_hash, {first: None})[block] = None
+
+    def release(self, blocks: Sequence[Block]) -> None:
+        """Releases a sequence's blocks, the last one first: later blocks are useless without earlier ones."""
+        unused, observer = [], self.observer
+        for block in reversed(blocks):
+            block.references -= 1
+            if block.references == 0:
+                unused.append(block)
+            if observer:
+                observer.released(block.number, block.hash is not None)
+        self.queue.give_back(unused)
+
+    def clear(self, used: Iterable[Block] = ()) -> None:
+        """Makes all blocks unfindable. `used` are the blocks in use."""
+        for block in (*self.queue, *used):
+            block.hash = None
+        self.queue.empty_all()
+        self._cached.clear()
+        self._copies.clear()
+        if self.observer:
+            self.observer.cleared()
+
+    def _forget(self, block: Block, block_hash: bytes) -> None:
+        copies = self._copies.get(block_hash)
+        if copies is None:
+            del self._cached[block_hash]
+            return
+        del copies[block]
+        self._cached[block_hash] = next(iter(copies))
+        if len(copies) == 1:
+            del self._copies[block_hash]
+
+    def check_integrity(self, used: Iterable[Sequence[Block]]) -> None:
+        """Raises RuntimeError unless every block is in one place. `used`: blocks by sequence. O(blocks)."""
+        references: dict[Block, int] = {}
+        for blocks in used:
+            for block in blocks:
+                references[block] = references.get(block, 0) + 1
+        idle = list(self.queue)
+        everyone = {*idle, *references}
+        hashed = {block for block in everyone if block.hash is not None}
+        found = set(self._cached.values()).union(*self._copies.values())
+        for broken, what in (
+            (len(everyone) != len(idle) + len(references), "a block is in two places"),
+            (len({block.number for block in everyone}) != len(everyone), "two blocks have one number"),
+            (any(block.references != references.get(block, 0) for block in everyone), "references are wrong"),
+            (self.free != self.queue.untouched + len(idle), "free blocks are miscounted"),
+            (self.free + len(references) != self.capacity, "blocks are missing, or there are too many"),
+            (found != hashed, "what can be found is not what is held"),
+            ({block.hash for block in hashed} != self._cached.keys(), "a hash finds a block of another"),
+        ):
+            if broken:
+                raise RuntimeError(what)
+
+
+class Span(Struct, gc=False):
+    """Adjacent free blocks in the queue, such as the first `blocks` blocks of a preempted sequence.
+
+    Blocks are taken from the tail, so the remaining ones are always the sequence's beginning.
+    """
+
+    blocks: int
+
+
+class CountedBlocks:
+    """Pool that only counts its `num_blocks` blocks, including vLLM's null block.
+
+    With `caching` a sequence released by preemption finds the rest of its whole blocks again.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, caching: bool = True) -> None:
+        self.capacity = num_blocks - 1
+        self.block_size = block_size
+        self.free = self.capacity
+        """Number of blocks that no sequence uses, including findable ones."""
+        self._caching = caching
+        self._queue: deque[Span] = deque([Span(self.capacity)])
+        """All free blocks, in order of reuse."""
+        self._left: dict[Hashable, Span] = {}
+        """Free blocks of preempted sequences, still in the queue."""
+
+    def find(self, sequence: Hashable, tokens: int) -> int:
+        """Returns how many blocks of the first `tokens` tokens are cached, never the last token's block."""
+        span = self._left.get(sequence)
+        return 0 if span is None else min(span.blocks, (tokens - 1) // self.block_size)
+
+    def fits(self, sequence: Hashable, tokens: int, found: int) -> bool:
+        """Returns whether all blocks for `tokens` tokens fit now, `found` blocks being cached."""
+        return -(-tokens // self.block_size) <= self.free
+
+    def begin(self, sequence: Hashable, found: int, count: int) -> None:
+        """Assigns the `found` cached blocks and `count` new ones. The caller has checked `free`."""
+        span = self._left.pop(sequence, None)
+        if span is not None:
+            span.blocks -= found
+            self.free -= found
+        self.grow(sequence, count)
+
+    def grow(self, sequence: Hashable, count: int) -> None:
+        """Assigns `count` more blocks. The caller has checked `free`."""
+        self.free -= count
+        queue = self._queue
+        while count:
+            first = queue[0]
+            taken = min(first.blocks, count)
+            first.blocks -= taken
+            count -= taken
+            if not first.blocks:
+                queue.popleft()
+
+    def filled(self, sequence: Hashable) -> None:
+        """Does nothing: no other sequence finds these blocks."""
+
+    def release(self, sequence: Hashable, held: int, findable: int = 0) -> None:
+        """Frees `held` blocks; with `caching` the first `findable` may be found again."""
+        self.free += held
+        kept = findable if self._caching else 0
+        queue = self._queue
+        if others := held - kept:
+            if queue and not self._left:  # no sequence will look for blocks: one span is enough
+                queue[-1].blocks += others
+            else:
+                queue.append(Span(others))
+        if kept:
+            self._left[sequence] = span = Span(kept)
+            queue.append(span)
+
+    def forget(self, sequence: Hashable) -> None:
+        """Drops the findable blocks of a sequence that will not run again."""
+        self._left.pop(sequence, None)

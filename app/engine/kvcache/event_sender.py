@@ -1,0 +1,317 @@
+"""Sends KV events on a ZMQ PUB socket, as vLLM does, and to listeners in the process.
+
+Nothing here waits or runs on its own: the caller's loop calls `turn`. `Publisher` runs in greenlets instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import dropwhile
+from typing import TypeAlias
+
+import zmq
+from msgspec import Struct
+
+from app.engine.kvcache.endpoints import PublisherSettings, ReplayLayout, of_rank
+from app.engine.kvcache.events import EventBatch, KVEvent, encoder, event_bytes
+from app.engine.kvcache.memo import Bounded
+from app.engine.kvcache.sockets import PubSocket, open_socket
+
+END = b"\xff" * 8
+"""Sequence number of the end marker: -1 in 64 bits."""
+LIMIT_BYTES = 64 << 20
+"""Most bytes of batches kept for replay: ten thousand batches of long prompts could take gigabytes."""
+BATCH_BYTES = 150
+"""Memory of a batch besides its payload, in bytes."""
+
+
+class ReplayBuffer:
+    """Keeps the last `batches` batches, and replays batches to clients from a requested sequence number on.
+
+    Beyond `limit_bytes` in total the oldest batches are dropped. A request is [empty, sequence number]. The
+    reply is one message per batch, then an end marker. A REQ socket receives only the first message, as ZMQ
+    prescribes; a DEALER receives all.
+    """
+
+    def __init__(
+        self, topic: bytes, batches: int, layout: ReplayLayout = "topic", limit_bytes: int = LIMIT_BYTES
+    ) -> None:
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+        self._topic = topic
+        self._layout = layout
+        self._batches: deque[tuple[int, zmq.Frame]] = deque()
+        """Payloads in shared frames, so that slow clients cost no copies."""
+        self._most_batches = batches
+        self._socket: zmq.Socket[bytes] | None = None
+        self.answered = 0
+        self.malformed = 0
+        """Number of ignored messages that are not valid requests."""
+
+    def record(self, sequence: int, payload: bytes) -> None:
+        self._batches.append((sequence, zmq.Frame(payload, copy=True)))
+        self.size_bytes += len(payload) + BATCH_BYTES
+        while len(self._batches) > self._most_batches or self.size_bytes > self.limit_bytes:
+            self.size_bytes -= len(self._batches.popleft()[1]) + BATCH_BYTES
+
+    def open(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> str:
+        """Opens the replay socket at `endpoint`; returns its real address. Raises ZMQError on failure."""
+        # Room for two whole replays. A client that does not read loses any further messages.
+        hwm = 2 * (self._most_batches + 1)
+        self._socket, address = open_socket(context, zmq.ROUTER, endpoint, bind=True, hwm=hwm)
+        return address
+
+    def close(self, linger_ms: int) -> None:
+        """Closes the socket; messages in transit have `linger_ms` milliseconds to leave."""
+        if self._socket is not None:
+            self._socket.close(linger=linger_ms)
+            self._socket = None
+
+    def serve(self) -> Iterator[None]:
+        """Answers waiting requests; yields after each message, so that the caller can pause."""
+        while self._socket is not None:
+            try:
+                request = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.ZMQError:  # no request waits
+                return
+            yield from self._answer(request)
+
+    def _answer(self, request: list[bytes]) -> Iterator[None]:
+        if len(request) != 3 or request[1] or len(request[2]) < len(END):
+            self.malformed += 1
+            return
+        client, start = request[0], int.from_bytes(request[2][: len(END)], "big")
+        for sequence, payload in dropwhile(lambda batch: batch[0] < start, list(self._batches)):
+            self._send(client, self._topic, sequence.to_bytes(8, "big"), payload)
+            yield
+        self._send(client, b"", END, zmq.Frame())
+        self.answered += 1
+
+    def _send(self, client: bytes, topic: bytes, sequence: bytes, payload: zmq.Frame) -> None:
+        frames: list[bytes | zmq.Frame] = (
+            [sequence, payload] if self._layout == "bare" else [topic, sequence, payload]
+        )
+        with suppress(zmq.ZMQError):  # the client is gone
+            if self._socket is not None:
+                self._socket.send_multipart([client, b"", *frames], zmq.NOBLOCK, copy=False)
+
+
+MOST_BATCHES = 16
+"""Most events in one message, as a multiple of `batch`; a message costs much more than an event."""
+QUEUE_BYTES = 256 << 20
+"""Most bytes of events waiting to be published, as estimated by `event_bytes`."""
+MESSAGE_BYTES = 1 << 20
+"""Most bytes of events per message, as estimated; the wire takes a fourth. A larger event is sent alone."""
+
+
+class EventQueue:
+    """Queue of at most `capacity` events, due at `batch` events or `flush_s` seconds after the last batch.
+
+    A batch takes all waiting events, up to `MOST_BATCHES` times `batch` or `MESSAGE_BYTES`. With `flush_s` 0
+    every step is sent alone, as in vLLM. Moments are monotonic seconds.
+    """
+
+    def __init__(self, capacity: int, batch: int, flush_s: float, limit_bytes: int = QUEUE_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+        self._capacity = capacity
+        self._batch = batch
+        self._flush_s = flush_s
+        self._events: deque[KVEvent] = deque()
+        self._steps: deque[int] = deque()
+        """Number of events of each waiting step, if steps are sent alone."""
+        self._last_s = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def put(self, events: Sequence[KVEvent]) -> int:
+        """Adds the events of a step; returns how many were lost for lack of room."""
+        lost = 0
+        for event in events:
+            size = event_bytes(event)
+            if len(self._events) < self._capacity and self.size_bytes + size <= self.limit_bytes:
+                self._events.append(event)
+                self.size_bytes += size
+            else:
+                lost += 1
+        if self._flush_s == 0 and len(events) > lost:
+            self._steps.append(len(events) - lost)
+        return lost
+
+    def due_s(self) -> float:
+        """Returns when the next batch is due; infinity if no event waits."""
+        if len(self._events) >= self._batch:
+            return -math.inf
+        return self._last_s + self._flush_s if self._events else math.inf
+
+    def take(self, now_s: float) -> list[KVEvent]:
+        self._last_s = now_s
+        taken: list[KVEvent] = []
+        size, most = 0, self._steps.popleft() if self._steps else MOST_BATCHES * self._batch
+        while self._events and len(taken) < most:
+            size += event_bytes(self._events[0])
+            if taken and size > MESSAGE_BYTES:
+                break
+            taken.append(self._events.popleft())
+            self.size_bytes -= event_bytes(taken[-1])
+        if self._flush_s == 0 and len(taken) < most:
+            self._steps.appendleft(most - len(taken))
+        return taken
+
+
+log = logging.getLogger(__name__)
+
+Listener: TypeAlias = Callable[[str, int, EventBatch], None]
+"""Receives topic, sequence number and batch. Its errors are logged and counted."""
+
+POLL_S = 0.1
+"""Longest wait of a replay request, in seconds; equals the interval of vLLM's publisher."""
+LINGER_MS = 1000
+"""Time on close for subscribers to receive the last batches, in milliseconds."""
+QUIET_S = 60.0
+"""Shortest time between two log lines about lost events, in seconds."""
+
+
+class Published(Struct):
+    """Counters of a publisher."""
+
+    batches: int = 0
+    events: int = 0
+    dropped_events: int = 0
+    """Events without room in the queue, or put after the close."""
+    lost_batches: int = 0
+    """Batches without a socket or refused by ZMQ; listeners and replays still have them."""
+    failed_listeners: int = 0
+
+
+class EventSender:
+    """Batches and sends events; never waits for a subscriber."""
+
+    def __init__(
+        self,
+        settings: PublisherSettings,
+        wall: Callable[[], float] = time.time,
+        now: Callable[[], float] = time.monotonic,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
+        """`wall` returns seconds since 1970, `now` monotonic ones. A shared inproc endpoint needs `context`.
+
+        Raises ValueError for an invalid endpoint.
+        """
+        self._settings = settings
+        self._wall, self._now = wall, now
+        topic = settings.topic.encode()
+        kept = settings.replay_batches if settings.replay_endpoint else 0
+        self.replay = ReplayBuffer(topic, kept, settings.replay_layout)
+        self._socket = PubSocket(topic, settings.hwm)
+        self._unopened = [
+            (name, part, of_rank(endpoint, settings.rank))
+            for name, part, endpoint in (
+                ("events", self._socket, settings.endpoint),
+                ("replay", self.replay, settings.replay_endpoint),
+            )
+            if endpoint
+        ]
+        self._context, self._owns_context = context, context is None
+        self._encode = encoder(settings.layout)
+        self.queue = EventQueue(settings.queue_events, settings.batch_events, settings.flush_s)
+        self._sequence = 0
+        self._listeners: list[Listener] = []
+        self._quiet_until_s = -math.inf
+        self.published = Published()
+        self.addresses: dict[str, str] = {}
+        """Open addresses of `events` and `replay`, with the port in use."""
+
+    def listen(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def forget(self, listener: Listener) -> None:
+        self._listeners.remove(listener)
+
+    @property
+    def caches(self) -> Mapping[str, Bounded]:
+        return {"KV events to publish": self.queue, "KV events to replay": self.replay}
+
+    @property
+    def waits_for_peers(self) -> bool:
+        """True if `turn` has regular work every `POLL_S`: replays, or an endpoint that is not open yet."""
+        return bool(self._unopened or self._settings.replay_endpoint)
+
+    @property
+    def next_sequence(self) -> int:
+        return self._sequence
+
+    def put(self, events: Sequence[KVEvent]) -> None:
+        """Queues the events of a step, in order. Counts events lost without room."""
+        if lost := self.queue.put(events):
+            self.published.dropped_events += lost
+            self._complain("KV events: the queue is full, %d are lost so far", self.published.dropped_events)
+
+    def turn(self) -> float:
+        """Does all work that is due; returns the monotonic time of the next turn, or infinity."""
+        self.open()
+        for _ in self.replay.serve():
+            pass
+        now_s = self._now()
+        for _ in self.send_due(now_s):
+            pass
+        return min(self.queue.due_s(), now_s + POLL_S if self.waits_for_peers else math.inf)
+
+    def open(self) -> None:
+        """Opens endpoints that are not open yet; an occupied one may be free later."""
+        unopened = []
+        for name, part, endpoint in self._unopened:
+            try:
+                self._context = self._context or zmq.Context()
+                self.addresses[name] = part.open(self._context, endpoint)
+            except zmq.ZMQError as error:
+                self._complain("KV events: %s cannot be opened, trying on: %s", endpoint, error)
+                unopened.append((name, part, endpoint))
+        self._unopened = unopened
+
+    def send_due(self, now_s: float) -> Iterator[None]:
+        """Publishes batches due at `now_s`; yields after each one."""
+        while len(self.queue) and self.queue.due_s() <= now_s:
+            self._send(self.queue.take(now_s))
+            yield
+
+    def close(self) -> None:
+        """Publishes waiting events, and gives subscribers a second to receive them."""
+        for _ in self.send_due(math.inf):
+            pass
+        for part in (self._socket, self.replay):
+            part.close(LINGER_MS)
+        if self._owns_context and self._context is not None:
+            self._end_context(self._context)
+            self._context = None
+
+    def _end_context(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """Waits until sent messages are received, or for `LINGER_MS`."""
+        context.term()
+
+    def _send(self, events: list[KVEvent]) -> None:
+        batch = EventBatch(self._wall(), events, self._settings.rank)
+        sequence, self._sequence = self._sequence, self._sequence + 1
+        payload = self._encode(batch)
+        self.replay.record(sequence, payload)
+        if self._settings.endpoint and not self._socket.send(sequence, payload):
+            self.published.lost_batches += 1
+        self.published.batches += 1
+        self.published.events += len(events)
+        for listener in tuple(self._listeners):
+            try:
+                listener(self._settings.topic, sequence, batch)
+            except Exception as error:
+                self.published.failed_listeners += 1
+                self._complain("KV events: a listener failed: %r", error)
+
+    def _complain(self, line: str, *values: object) -> None:
+        if self._now() >= self._quiet_until_s:
+            self._quiet_until_s = self._now() + QUIET_S
+            log.warning(line, *values)

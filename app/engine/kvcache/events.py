@@ -1,0 +1,236 @@
+"""KV cache events in vLLM's vocabulary, and their wire layouts in all vLLM versions.
+
+The structs are msgpack maps, as in vLLM 0.24 and later; `encoder` also writes older layouts (kv-cache
+specification, section 2.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal, TypeAlias, get_args
+
+from msgspec import Raw, Struct, field
+from msgspec.msgpack import Encoder
+
+from app.engine.kvcache.hashing import all_low64, low64
+from app.engine.kvcache.prompt import Adapter, ExtraKeys
+
+BlockHash: TypeAlias = int | bytes
+"""Block hash on the wire: the low 64 bits, or all bytes (16 or 32)."""
+
+PublishedKeys: TypeAlias = list[list[object] | None]
+"""Per block the extra keys in its hash (untagged: names, salts, [identifier, offset]), or None."""
+
+GROUP, MEDIUM = 0, "GPU"
+"""Values in every event, passed explicitly because default factories cost a call each."""
+SPEC_KIND = "full_attention"
+
+
+class BlockStored(Struct, gc=False, frozen=True, tag=True, tag_field="type", omit_defaults=True):
+    """Event: consecutive blocks of one sequence now hold these tokens.
+
+    `token_ids` has `len(block_hashes) * block_size` ids, for all blocks in a row. An event with no ids and a
+    `block_size` of 0 adds a medium to known blocks. `parent_block_hash` names the block before the first one;
+    None at the start of a prompt.
+    """
+
+    block_hashes: list[BlockHash]
+    parent_block_hash: BlockHash | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    # vLLM always sends these two fields. Defaults from a factory are always encoded; constant ones would be
+    # omitted.
+    medium: str | None = field(default_factory=lambda: "GPU")
+    lora_name: str | None = field(default_factory=lambda: None)
+    extra_keys: PublishedKeys | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
+    lookahead_token_ids: list[int] | None = None
+
+
+class BlockRemoved(Struct, gc=False, frozen=True, tag=True, tag_field="type", omit_defaults=True):
+    """Event: this medium no longer holds these blocks; later blocks of the same prompt may remain."""
+
+    block_hashes: list[BlockHash]
+    medium: str | None = field(default_factory=lambda: "GPU")
+    group_idx: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+
+
+class AllBlocksCleared(Struct, gc=False, frozen=True, tag=True, tag_field="type", omit_defaults=True):
+    """Event: the engine's cache is empty, in every medium."""
+
+    block_hashes: ClassVar[Sequence[BlockHash]] = ()
+    """Always empty, for code that handles all kinds of events."""
+
+
+KVEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class EventBatch(Struct, gc=False, frozen=True, array_like=True):
+    """Events in order, published together at `ts` (seconds since 1970) by one data parallel rank."""
+
+    ts: float
+    events: list[KVEvent]
+    data_parallel_rank: int | None = None
+
+
+def event_bytes(event: KVEvent) -> int:
+    """Estimates an event's memory in bytes, including integers and list entries."""
+    match event:
+        case BlockStored():
+            return 400 + 40 * len(event.token_ids) + 90 * len(event.block_hashes)
+        case BlockRemoved():
+            return 200 + 80 * len(event.block_hashes)
+    return 100
+
+
+class EventLog:
+    """Pending events of a cache with one full-attention group, in order.
+
+    Hashes are 64-bit numbers, or bytes without `int_hashes`. Records nothing unless `wanted`.
+    """
+
+    def __init__(self, wanted: bool, int_hashes: bool, block_size: int) -> None:
+        self._wanted = wanted
+        self._int_hashes = int_hashes
+        self._block_size = block_size
+        self.pending: list[KVEvent] = []
+
+    def take(self) -> list[KVEvent]:
+        events, self.pending = self.pending, []
+        return events
+
+    def stored(
+        self,
+        hashes: Sequence[bytes],
+        parent: bytes | None,
+        token_ids: Sequence[int],
+        first: int,
+        keys: ExtraKeys,
+        adapter: Adapter | None,
+    ) -> None:
+        """Records that blocks from index `first` of a sequence hold the first of `token_ids`."""
+        if not self._wanted:
+            return
+        self.pending.append(
+            BlockStored(
+                block_hashes=self._wire(hashes),
+                parent_block_hash=low64(parent) if parent is not None and self._int_hashes else parent,
+                token_ids=list(token_ids[: len(hashes) * self._block_size]),
+                block_size=self._block_size,
+                lora_id=adapter.id if adapter else None,
+                medium=MEDIUM,
+                lora_name=adapter.name if adapter else None,
+                extra_keys=keys.published(first, first + len(hashes)),
+                group_idx=GROUP,
+                kv_cache_spec_kind=SPEC_KIND,
+            )
+        )
+
+    def removed(self, hashes: Sequence[bytes]) -> None:
+        """Records evictions, one event per block, as vLLM does."""
+        if self._wanted:
+            self.pending += [BlockRemoved([name], MEDIUM, GROUP) for name in self._wire(hashes)]
+
+    def cleared(self) -> None:
+        if self._wanted:
+            self.pending.append(AllBlocksCleared())
+
+    def _wire(self, hashes: Sequence[bytes]) -> list[BlockHash]:
+        return list(all_low64(hashes)) if self._int_hashes else list(hashes)
+
+
+LayoutName: TypeAlias = Literal[
+    "map", "0.9.0", "0.9.2", "0.10.2", "0.14", "0.17", "0.19", "0.20", "0.22", "llm-d-inference-sim"
+]
+"""`map` is vLLM 0.24 and later; a number is the first vLLM version with a layout of arrays."""
+
+LAYOUTS: tuple[LayoutName, ...] = get_args(LayoutName)
+DEFAULT_LAYOUT: LayoutName = "map"
+
+Encode: TypeAlias = Callable[[EventBatch], bytes]
+
+
+class Arrays(Struct, frozen=True):
+    """Array lengths in an older vLLM's layout, including the event's name.
+
+    With `rank` a batch carries its rank. With `offsets` extra keys of images are pairs with an offset.
+    `legacy` is llm-d's simulator: parent 0 for none, and extra keys always nil.
+    """
+
+    stored: int
+    removed: int
+    rank: bool = True
+    offsets: bool = True
+    legacy: bool = False
+
+    def event(self, event: KVEvent) -> Sequence[object]:
+        match event:
+            case BlockStored():
+                parent: object = event.parent_block_hash
+                keys = event.extra_keys if self.offsets else _without_offsets(event.extra_keys)
+                if self.legacy:
+                    parent, keys = _NO_PARENT if parent is None else parent, None
+                return [
+                    "BlockStored",
+                    event.block_hashes,
+                    parent,
+                    event.token_ids,
+                    event.block_size,
+                    event.lora_id,
+                    event.medium,
+                    event.lora_name,
+                    keys,
+                    event.group_idx,
+                    event.kv_cache_spec_kind,
+                    event.kv_cache_spec_sliding_window,
+                ][: self.stored]
+            case BlockRemoved():
+                removed = ["BlockRemoved", event.block_hashes, event.medium, event.group_idx]
+                return removed[: self.removed]
+        return ["AllBlocksCleared"]
+
+
+_ARRAYS: dict[LayoutName, Arrays] = {
+    "0.9.0": Arrays(stored=6, removed=2, rank=False),
+    "0.9.2": Arrays(stored=6, removed=2),
+    "0.10.2": Arrays(stored=7, removed=3),
+    "0.14": Arrays(stored=8, removed=3),
+    "0.17": Arrays(stored=9, removed=3, offsets=False),
+    "0.19": Arrays(stored=9, removed=3),
+    "0.20": Arrays(stored=10, removed=4),
+    "0.22": Arrays(stored=12, removed=4),
+    "llm-d-inference-sim": Arrays(stored=9, removed=3, legacy=True),
+}
+
+_NO_PARENT = Raw(b"\xcf" + bytes(8))
+"""0 as a full 64-bit number: llm-d's decoder accepts no shorter ones."""
+
+
+def encoder(layout: LayoutName = DEFAULT_LAYOUT) -> Encode:
+    """Returns the encoder of batches for `layout`. Raises ValueError for an unknown layout."""
+    encode = Encoder().encode
+    if layout == "map":
+        return encode
+    arrays = _ARRAYS.get(layout)
+    if arrays is None:
+        raise ValueError(f"unknown layout of KV events {layout}")
+
+    def encode_arrays(batch: EventBatch) -> bytes:
+        events = list(map(arrays.event, batch.events))
+        return encode([batch.ts, events, batch.data_parallel_rank] if arrays.rank else [batch.ts, events])
+
+    return encode_arrays
+
+
+def _without_offsets(extra_keys: PublishedKeys | None) -> PublishedKeys | None:
+    if extra_keys is None:
+        return None
+    return [keys and [key[0] if isinstance(key, list) else key for key in keys] for keys in extra_keys]

@@ -1,0 +1,221 @@
+"""vLLM's block hashes: SHA-256 or XXH3-128 of (previous hash, token ids, extra keys) in CBOR or pickle.
+
+A block's hash covers all tokens before the block. Hashes equal vLLM's for the same algorithm, block size,
+PYTHONHASHSEED and version of extra keys (kv-cache specification, section 7.2).
+"""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import cache
+from hashlib import sha256
+from random import Random
+from struct import Struct
+from typing import Literal, TypeAlias
+
+import xxhash
+
+from app.engine.kvcache import cbor
+from app.engine.kvcache.memo import Memo
+
+Algorithm: TypeAlias = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
+"""Values of vLLM's prefix-caching-hash-algo; values without `_cbor` hash a pickle."""
+
+Extra: TypeAlias = tuple[Hashable, ...] | None
+"""Extra keys of a block, hashed with its tokens; None if there are none."""
+
+HashBlocks: TypeAlias = Callable[[bytes, Sequence[int], Sequence[Extra] | None], list[bytes]]
+"""Hashes full blocks of token ids, from the previous hash and one extra per block."""
+
+Part: TypeAlias = tuple[bytes, ...]
+"""Hashes of consecutive blocks."""
+
+DEFAULT_SEED = "vllm-none-hash"
+"""Seed of the first parent hash in vLLM 0.29 and later, if PYTHONHASHSEED is not set."""
+SEED_BYTES = 32
+PART_BLOCKS = 64
+"""Most blocks hashed without a pause, about 0.1 ms, and remembered together."""
+MEMO_BYTES = 5 << 20
+"""Default memory for remembered hashes, in bytes: half a million tokens in blocks of 16."""
+HASH_BYTES = 80
+"""Memory of a hash and its place in a tuple, in bytes."""
+EXTRAS_MEMO_BYTES = 1 << 18
+
+
+def low64(block_hash: bytes) -> int:
+    """Returns the number that replaces a hash in events: its last eight bytes, big-endian."""
+    return int.from_bytes(block_hash[-8:], "big")
+
+
+def all_low64(hashes: Sequence[bytes]) -> list[int]:
+    """Returns `low64` of hashes of equal length, at a third of the cost."""
+    if not hashes:
+        return []
+    return [number for (number,) in _last_eight(len(hashes[0])).iter_unpack(b"".join(hashes))]
+
+
+@cache
+def _last_eight(length: int) -> Struct:
+    return Struct(f">{length - 8}xQ")
+
+
+def none_hash(algorithm: Algorithm, seed: str | None, rng: Random) -> bytes:
+    """Returns the parent hash of first blocks, derived from `seed`, the PYTHONHASHSEED of a vLLM.
+
+    Without a seed (None), cryptographic algorithms use one constant for all servers, others draw from `rng`.
+    """
+    if seed is None:
+        seed = rng.randbytes(SEED_BYTES).hex() if algorithm.startswith("xxhash") else DEFAULT_SEED
+    serialize = cbor.encode if algorithm.endswith("_cbor") else _pickled
+    return _digest(algorithm)(serialize(seed))
+
+
+class BlockHasher:
+    """Computes the hashes of prompts' full blocks, as a vLLM with these settings does."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        block_size: int,
+        seed: str | None,
+        rng: Random,
+        memo_bytes: int = MEMO_BYTES,
+    ) -> None:
+        self.none_hash = none_hash(algorithm, seed, rng)
+        self.chain = Chain(block_size, hash_function(algorithm, block_size), memo_bytes)
+
+    def hashes(self, token_ids: Sequence[int], extras: Sequence[Extra] | None = None) -> list[bytes]:
+        """Returns the hash of every full block of a prompt; for `extras` see `Chain.hashes`."""
+        return self.chain.hashes(self.none_hash, token_ids, extras)
+
+
+class Chain:
+    """Computes the hashes of consecutive full blocks of `block_size` tokens.
+
+    Remembers up to `memo_bytes` of hashes, so that repeated prompts cost almost nothing.
+    """
+
+    def __init__(self, block_size: int, hash_blocks: HashBlocks, memo_bytes: int = MEMO_BYTES) -> None:
+        if block_size < 1:
+            raise ValueError("a block has at least one token")
+        self.block_size = block_size
+        self.memo: Memo[object, Part] = Memo(memo_bytes)
+        self._hash_blocks = hash_blocks
+
+    def hashes(
+        self, parent: bytes, token_ids: Sequence[int], extras: Sequence[Extra] | None = None
+    ) -> list[bytes]:
+        """Returns the hash of every full block of `token_ids`; `parent` is the hash before the first.
+
+        `extras` has one entry per full block, or is None if no block has any. Raises ValueError for a
+        negative id.
+        """
+        return [block_hash for part in self.parts(parent, token_ids, extras) for block_hash in part]
+
+    def parts(
+        self, parent: bytes, token_ids: Sequence[int], extras: Sequence[Extra] | None = None
+    ) -> Iterator[Part]:
+        """Yields the same hashes in parts, so that the caller can pause between parts."""
+        count = len(token_ids) // self.block_size
+        for first in range(0, count, PART_BLOCKS):
+            last = min(first + PART_BLOCKS, count)
+            ids = token_ids[first * self.block_size : last * self.block_size]
+            part = self._part(parent, ids, extras and extras[first:last])
+            parent = part[-1]
+            yield part
+
+    def _part(self, parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> Part:
+        packed_ids = array("I")
+        try:
+            packed_ids.fromlist(ids if isinstance(ids, list) else list(ids))
+        except OverflowError:
+            if min(ids) < 0:
+                raise ValueError("token ids are not negative") from None
+            return tuple(self._hash_blocks(parent, ids, extras))  # no vocabulary has ids beyond 32 bits
+        packed = packed_ids.tobytes()
+        key = parent, packed, extras and tuple(extras)
+        part = self.memo.get(key)
+        if part is None:
+            part = tuple(self._hash_blocks(parent, ids, extras))
+            # Blocks of a reply come one by one, and rarely repeat.
+            if len(part) > 1:
+                # Usually one object serves all blocks.
+                extra = sum(map(extras_bytes, {id(each): each for each in extras or ()}.values()))
+                self.memo.put(key, part, len(packed) + HASH_BYTES * len(part) + extra)
+        return part
+
+
+def extras_bytes(value: object) -> int:
+    """Estimates the memory of extra keys in bytes: texts, numbers, and tuples."""
+    if isinstance(value, str | bytes):
+        return 60 + len(value)
+    if isinstance(value, Sequence):
+        return 60 + sum(map(extras_bytes, value))
+    return 40
+
+
+def hash_function(algorithm: Algorithm, block_size: int) -> HashBlocks:
+    """Returns the hash function of `algorithm` for a block size. Raises ValueError if unknown."""
+    digest = _digest(algorithm)
+    if algorithm.endswith("_cbor"):
+        return CborBlocks(digest, block_size).hashes
+    return PickledBlocks(digest, block_size).hashes
+
+
+class CborBlocks:
+    """Hashes blocks as CBOR arrays of parent, token ids and extra."""
+
+    def __init__(self, digest: Callable[[bytes], bytes], block_size: int) -> None:
+        self._digest = digest
+        self._block_size = block_size
+        self._before = b"\x83" + cbor.head(cbor.BYTES, len(digest(b"")))
+        self._between = cbor.head(cbor.ARRAY, block_size)
+        self._tails: Memo[Extra, bytes] = Memo(EXTRAS_MEMO_BYTES)
+
+    def hashes(self, parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[bytes]:
+        before, between, digest = self._before, self._between, self._digest
+        hashes = []
+        for number, codes in enumerate(cbor.block_codes(ids, self._block_size)):
+            tail = self._tail(extras[number]) if extras else cbor.NULL
+            parent = digest(before + parent + between + codes + tail)
+            hashes.append(parent)
+        return hashes
+
+    def _tail(self, extra: Extra) -> bytes:
+        known = self._tails.get(extra)
+        if known is None:
+            known = cbor.encode(extra)
+            self._tails.put(extra, known, len(known) + extras_bytes(extra))
+        return known
+
+
+class PickledBlocks:
+    """Hashes blocks as pickled tuples of parent, token ids and extra."""
+
+    def __init__(self, digest: Callable[[bytes], bytes], block_size: int) -> None:
+        self._digest = digest
+        self._block_size = block_size
+
+    def hashes(self, parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[bytes]:
+        size, digest = self._block_size, self._digest
+        hashes = []
+        for start in range(0, len(ids), size):
+            extra = extras[start // size] if extras else None
+            parent = digest(_pickled((parent, tuple(ids[start : start + size]), extra)))
+            hashes.append(parent)
+        return hashes
+
+
+def _digest(algorithm: Algorithm) -> Callable[[bytes], bytes]:
+    match algorithm:
+        case "sha256" | "sha256_cbor":
+            return lambda data: sha256(data).digest()
+        case "xxhash" | "xxhash_cbor":
+            return xxhash.xxh3_128_digest
+    raise ValueError(f"unknown block hash algorithm {algorithm}")
+
+
+def _pickled(value: object) -> bytes:
+    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)

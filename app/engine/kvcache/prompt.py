@@ -1,0 +1,135 @@
+"""Prompts for the KV cache: token ids, extra keys, and block hashes.
+
+Extra keys are the adapter, the client's salt, and images. vLLM 0.31 and later hash tagged keys, earlier
+versions (from 0.19 on) bare ones. Events always carry bare keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from app.engine.kvcache.hashing import BlockHasher, Extra, Part
+
+Key: TypeAlias = tuple[Hashable, object]
+"""An extra key: the hashed form, and the form in events."""
+
+
+class Adapter(Struct, gc=False, frozen=True):
+    """A LoRA adapter: its name, its source path, and its number in the engine."""
+
+    name: str
+    path: str = ""
+    id: int = 0
+
+
+class Placeholder(Struct, gc=False, frozen=True):
+    """Prompt tokens that stand for an image or other media: `length` tokens from `offset` on."""
+
+    identifier: str
+    offset: int
+    length: int
+
+    def blocks(self, block_size: int) -> range:
+        """Returns the indexes of the blocks that contain these tokens."""
+        return range(self.offset // block_size, -(-(self.offset + self.length) // block_size))
+
+
+class ExtraKeys:
+    """Extra keys of a sequence's blocks of `block_size` tokens."""
+
+    def __init__(
+        self,
+        block_size: int,
+        adapter: Adapter | None = None,
+        salt: str | None = None,
+        placeholders: Sequence[Placeholder] = (),
+        tagged: bool = True,
+    ) -> None:
+        every: list[Key] = []
+        if adapter is not None:
+            every.append((("lora", adapter.name, adapter.path) if tagged else adapter.name, adapter.name))
+        own = _by_block(block_size, placeholders, tagged) if placeholders else {}
+        if salt:
+            own.setdefault(0, []).append((("cache_salt", salt) if tagged else salt, salt))
+        self._every = _split(every)
+        self._own = {block: _split(every + keys) for block, keys in own.items()}
+
+    def hashed(self, first: int, last: int) -> list[Extra] | None:
+        """Returns the hashed extra keys of blocks `first` to `last` (exclusive); None if all have none."""
+        if not self._own and self._every[0] is None:
+            return None
+        return [self._of(block)[0] for block in range(first, last)]
+
+    def published(self, first: int, last: int) -> list[list[object] | None]:
+        """Returns the extra keys of these blocks in the form for events."""
+        if not self._own:
+            return [self._every[1]] * (last - first)
+        return [self._of(block)[1] for block in range(first, last)]
+
+    def _of(self, block: int) -> tuple[Extra, list[object] | None]:
+        return self._own.get(block, self._every)
+
+
+def _by_block(block_size: int, placeholders: Sequence[Placeholder], tagged: bool) -> dict[int, list[Key]]:
+    """Returns the keys by block: the identifier and the offset of each placeholder in the block."""
+    keys: dict[int, list[Key]] = {}
+    for item in sorted(placeholders, key=lambda item: item.offset):
+        for block in item.blocks(block_size):
+            offset = item.offset - block * block_size
+            hashed = ("mm", item.identifier, offset) if tagged else (item.identifier, offset)
+            keys.setdefault(block, []).append((hashed, [item.identifier, offset]))
+    return keys
+
+
+def _split(keys: list[Key]) -> tuple[Extra, list[object] | None]:
+    if not keys:
+        return None, None
+    return tuple(hashed for hashed, _ in keys), [published for _, published in keys]
+
+
+class Prompt:
+    """Token ids whose blocks are hashed once, in parts if the caller wants pauses."""
+
+    def __init__(
+        self,
+        token_ids: Sequence[int],
+        hasher: BlockHasher | None,
+        keys: ExtraKeys,
+        adapter: Adapter | None = None,
+        reads: bool = True,
+    ) -> None:
+        """Without a `hasher` the prompt has no hashes, so nothing is cached or found.
+
+        Without `reads` no cached block is found, though all full blocks are cached.
+        """
+        self.token_ids = token_ids
+        self.keys = keys
+        self.adapter = adapter
+        self.cached = hasher is not None
+        self.reads = reads
+        self._hashes: list[bytes] = []
+        self._parts = iter(()) if hasher is None else self._chain(hasher)
+
+    @property
+    def looks_up(self) -> bool:
+        return self.cached and self.reads
+
+    def hashing(self) -> Iterator[None]:
+        """Hashes remaining blocks; yields after each part, so that the caller can pause."""
+        for part in self._parts:
+            self._hashes += part
+            yield
+
+    @property
+    def hashes(self) -> list[bytes]:
+        for part in self._parts:
+            self._hashes += part
+        return self._hashes
+
+    def _chain(self, hasher: BlockHasher) -> Iterator[Part]:
+        count = len(self.token_ids) // hasher.chain.block_size
+        extras = self.keys.hashed(0, count)
+        return hasher.chain.parts(hasher.none_hash, self.token_ids, extras)

@@ -1,0 +1,186 @@
+"""Tool calls (simulator.md section 7) in the markup of Hermes and Qwen models, within a token limit.
+
+A call that a limit cuts off is no call: in a whole answer its reply is the beginning of the markup
+(`Part.raw`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from random import Random
+from typing import NamedTuple
+
+from app.engine.core.outputs import Part
+from app.engine.core.reply import LENGTH, STOP, Reply, Span
+from app.engine.core.request import EngineRequest, JsonSchema, ScriptedCall, ToolCalls
+from app.engine.forms.schema import Ranges, Schemas, Size
+from app.engine.simulated.corpus import Corpus
+from app.text import Tokenizer
+from config.settings import ToolSettings
+
+OPENING, CLOSING = "<tool_call>\n", "\n</tool_call>"
+USUAL, COMPACT = (", ", ": "), (",", ":")
+"""Separators between items, and between name and value, of JSON."""
+TRIES = 4
+"""Draws of usual arguments, and of short ones, until some fit the limit."""
+BOUNDS = frozenset(("maxLength", "enum", "const", "pattern", "format"))
+"""Keywords that keep a text from running on."""
+
+
+class Call(NamedTuple):
+    """Character offsets of a call in the text of its reply."""
+
+    part: Part
+    named: int
+    """End of the name."""
+    start: int
+    end: int
+    """End of the arguments, which begin at `start`."""
+    until: int
+    """End of the markup."""
+
+
+class Written(NamedTuple):
+    """The text of a reply that calls tools."""
+
+    text: str
+    calls: Sequence[Call]
+
+
+class CallReplies:
+    """Makes replies that call tools. SchemaError when no arguments satisfy a tool's schema."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, corpus: Corpus, schemas: Schemas, settings: ToolSettings
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._corpus = corpus
+        self._schemas = schemas
+        self.use(settings)
+
+    def use(self, settings: ToolSettings) -> None:
+        self._settings = settings
+        self._ranges = Ranges.of(settings)
+
+    def reply(self, request: EngineRequest, calls: ToolCalls, rng: Random) -> Reply | None:
+        """Returns the calls of one reply; None for a reply without calls.
+
+        Draws arguments that fit the client's limit; when none fit, a required call is cut off. A call under a
+        limit below `tool-call-room` is also cut off when its schema lets a text run on.
+        """
+        count = self._count(calls, rng)
+        room = self._settings.tool_call_room
+        scarce = request.limited and request.max_tokens < room
+        if count == 0 or scarce and not calls.least:
+            return None
+        if scarce and not calls.named and (field := endless_text(calls.tools[0].schema)) is not None:
+            return self._endless(calls.tools[0].name, field, request.max_tokens, rng)
+        most = request.max_tokens if room and request.limited else sys.maxsize
+        too_long: Reply | None = None
+        for written in self._versions(calls, count, rng):
+            reply = self.marked_up(written, most)
+            if reply.finish is STOP and len(reply.ids) < most:  # and the end of text fits, too
+                return reply
+            too_long = too_long or reply
+        return too_long if calls.least else None
+
+    def _count(self, calls: ToolCalls, rng: Random) -> int:
+        count = calls.least
+        while count < calls.most and rng.random() * 100 < self._settings.tool_call_extra_call_probability:
+            count += 1
+        return count
+
+    def _versions(self, calls: ToolCalls, count: int, rng: Random) -> Iterator[Written]:
+        """Yields ever shorter texts: fewer calls, then short arguments, then less markup."""
+        yield written([self._call(calls, rng) for _ in range(count)])
+        fewest = max(calls.least, 1)
+        for _ in range(TRIES - 1):
+            yield written([self._call(calls, rng) for _ in range(fewest)])
+        for number in range(TRIES):
+            last = number == TRIES - 1
+            short = [self._call(calls, rng, Size.LEAST if last else Size.BRIEF) for _ in range(fewest)]
+            yield written(short, terse=last)
+
+    def _call(self, calls: ToolCalls, rng: Random, size: Size = Size.USUAL) -> tuple[str, str]:
+        tool = calls.tools[0] if calls.named else rng.choice(calls.tools)
+        arguments = self._schemas.compile(tool.schema, calls.lenient).sample(rng, self._ranges, size)
+        return tool.name, json.dumps(
+            arguments, ensure_ascii=False, separators=USUAL if size is Size.USUAL else COMPACT
+        )
+
+    def _endless(self, name: str, field: str, most: int, rng: Random) -> Reply:
+        """Returns a call whose argument `field` does not end within the limit."""
+        _, texts = self._corpus.compose(most, rng)
+        said = json.dumps("".join(texts), ensure_ascii=False)[:-1]
+        return self.marked_up(written([(name, f"{{{json.dumps(field, ensure_ascii=False)}: {said}")]), most)
+
+    def marked_up(self, written: Written, most: int) -> Reply:
+        """Returns the reply, cut off after `most` tokens.
+
+        A token belongs to a call and shows only arguments.
+        """
+        ids = self._tokenizer.encode(written.text)
+        kept = ids[:most]
+        pieces = self._tokenizer.pieces(kept)
+        raw = "" if len(kept) == len(ids) else "".join(pieces)
+        texts, spans = _told(pieces, written.calls, raw)
+        return Reply(texts, kept, LENGTH if raw else STOP, spans)
+
+
+def written(calls: Sequence[tuple[str, str]] | Sequence[ScriptedCall], terse: bool = False) -> Written:
+    """Marks up calls of name, arguments and perhaps id; `terse` writes the least that parsers need."""
+    comma, colon = COMPACT if terse else USUAL
+    text, places = "", list[Call]()
+    for number, (name, arguments, *own_id) in enumerate(calls, 1):
+        text += ("" if number == 1 else "\n") + (OPENING.rstrip() if terse else OPENING)
+        text += f'{{"name"{colon}{json.dumps(name, ensure_ascii=False)}'
+        named = len(text)
+        text += f'{comma}"arguments"{colon}'
+        start = len(text)
+        text += arguments
+        end = len(text)
+        text += "}" if terse and number == len(calls) else "}" + CLOSING
+        places.append(Call(Part("call", number - 1, name, "", *own_id), named, start, end, len(text)))
+    return Written(text, places)
+
+
+def _told(pieces: Sequence[str], calls: Sequence[Call], raw: str) -> tuple[list[str], list[Span]]:
+    """Returns the shown text of each token, and the spans of the calls.
+
+    A part has no name until the name is complete: a client cannot know the function before.
+    """
+    texts: list[str] = []
+    spans: list[Span] = []
+    at = 0
+    for part, named, start, end, until in calls:
+        known = Part("call", part.number, part.name, raw, part.id)
+        unknown = Part("call", part.number, "", raw)
+        while len(texts) < len(pieces) and (at < until or part is calls[-1].part):
+            piece = pieces[len(texts)]
+            texts.append(piece[max(0, start - at) : max(0, end - at)])
+            at += len(piece)
+            belongs = known if at >= named else unknown
+            if spans and spans[-1][1] is belongs:
+                spans[-1] = len(texts), belongs
+            else:
+                spans.append((len(texts), belongs))
+    return texts, spans
+
+
+def endless_text(schema: JsonSchema) -> str | None:
+    """Returns the required field of an open object that is a text of any length; None without one.
+
+    Recorded models sometimes do not end such a text; in a closed object they do.
+    """
+    if not isinstance(schema, Mapping) or schema.get("additionalProperties") is False:
+        return None
+    fields, required = schema.get("properties"), schema.get("required")
+    if not isinstance(fields, Mapping) or not isinstance(required, list):
+        return None
+    return next((str(name) for name, field in fields.items() if name in required and _runs_on(field)), None)
+
+
+def _runs_on(field: object) -> bool:
+    return isinstance(field, Mapping) and field.get("type") == "string" and BOUNDS.isdisjoint(field)

@@ -1,0 +1,151 @@
+"""Text of mode `random`: our sample sentences, cut to an exact number of tokens.
+
+Every reply, encoded again, gives exactly the ids that were counted; benchmark clients do encode replies
+again. The seam between two sentences and a cut inside a sentence could break this; both are checked on first
+use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+from app.text import Tokenizer, TokenizerError
+
+SEAM = "Well."
+"""Neighbour with which every sentence must join cleanly."""
+TRIES = 24
+"""Random draws for a sentence that fits, before a search through all."""
+
+
+def sample_sentences() -> list[str]:
+    """Reads our own sample sentences: English, some CJK, emoji and code; `\\n` in the files is a line break.
+
+    No sentence ends in white space, which tokenizers would join with the next sentence's space.
+    """
+    folder = Path(__file__).parent / "sentences"
+    lines: list[str] = []
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(".txt"):
+            lines += entry.read_text("utf-8").splitlines()
+    return [line.replace("\\n", "\n").strip() for line in lines if line.strip()]
+
+
+class Phrase:
+    """A sentence as tokens: `ids`, and in `texts` the text that each token adds."""
+
+    __slots__ = ("_clean", "_lead", "_tokenizer", "ids", "texts")
+
+    def __init__(self, ids: list[int], texts: list[str], lead: str, tokenizer: Tokenizer) -> None:
+        self.ids, self.texts = ids, texts
+        self._lead = lead
+        self._tokenizer = tokenizer
+        self._clean: dict[int, bool] = {len(ids): True}
+
+    def ends_cleanly(self, count: int) -> bool:
+        """True when the first `count` tokens, decoded and encoded again, are the same tokens."""
+        clean = self._clean.get(count)
+        if clean is None:
+            head = self._tokenizer.encode(self._lead + "".join(self.texts[:count]))
+            clean = head[-count:] == self.ids[:count] and "\ufffd" not in self.texts[count - 1]
+            self._clean[count] = clean
+        return clean
+
+
+class Phrases:
+    """Sentences as phrases: at the beginning of a reply, or behind another sentence (`space`).
+
+    A sentence that does not join cleanly with its neighbours has no phrase. Each phrase is made on first use,
+    in a tenth of a millisecond; with a remote tokenizer all are made at once.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, sentences: Sequence[str], space: str) -> None:
+        self._tokenizer = tokenizer
+        self._sentences = sentences
+        self._space = space
+        seam, follower = tokenizer.encode_many([SEAM, SEAM + " " + SEAM])
+        self._tail = follower[len(seam) :]
+        self._before = seam if space else []
+        self._lead = SEAM if space else ""
+        self._made: dict[int, Phrase | None] = {}
+        if tokenizer.vocab_size is None:
+            self._make(range(len(sentences)))
+
+    def __len__(self) -> int:
+        return len(self._sentences)
+
+    def __getitem__(self, number: int) -> Phrase | None:
+        """Returns the phrase of a sentence; None for one that does not join cleanly."""
+        try:
+            return self._made[number]
+        except KeyError:
+            self._make((number,))
+            return self._made[number]
+
+    def __iter__(self) -> Iterator[Phrase]:
+        return (phrase for number in range(len(self)) if (phrase := self[number]) is not None)
+
+    def _make(self, numbers: Iterable[int]) -> None:
+        encode, lead, space = self._tokenizer.encode_many, self._lead, self._space
+        sentences = [self._sentences[number] for number in numbers]
+        alone = encode([lead + space + sentence for sentence in sentences])
+        joined = encode([lead + space + sentence + " " + SEAM for sentence in sentences])
+        for number, sentence, ids, longer in zip(numbers, sentences, alone, joined, strict=True):
+            self._made[number] = self._phrase(sentence, ids, longer)
+
+    def _phrase(self, sentence: str, alone: list[int], joined: list[int]) -> Phrase | None:
+        skipped = len(self._before)
+        own = alone[skipped:]
+        if alone[:skipped] != self._before or joined != alone + self._tail or not own:
+            return None
+        texts = self._tokenizer.pieces(alone)[skipped:]
+        whole = "".join(texts) == self._space + sentence
+        return Phrase(own, texts, self._lead, self._tokenizer) if whole else None
+
+
+class Corpus:
+    """Composes replies of a given number of tokens out of `sentences`."""
+
+    def __init__(self, tokenizer: Tokenizer, sentences: Iterable[str]) -> None:
+        candidates = list(sentences)
+        self._openings = Phrases(tokenizer, candidates, "")
+        self._followers = Phrases(tokenizer, candidates, " ")
+        if not any(self._openings) or not any(self._followers):
+            raise TokenizerError(
+                f"The tokenizer {tokenizer.name!r} encodes none of the sample sentences losslessly."
+            )
+
+    def compose(self, count: int, rng: Random) -> tuple[list[int], list[str]]:
+        """Returns ids and texts of exactly `count` tokens (>= 0)."""
+        ids: list[int] = []
+        texts: list[str] = []
+        room, choices = count, self._openings
+        while room > 0:
+            phrase = self._fitting(room, choices, rng)
+            if len(phrase.ids) <= room:
+                ids += phrase.ids
+                texts += phrase.texts
+            else:
+                ids += phrase.ids[:room]
+                texts += phrase.texts[:room]
+            room = count - len(ids)
+            choices = self._followers
+        return ids, texts
+
+    def _fitting(self, room: int, choices: Phrases, rng: Random) -> Phrase:
+        """Returns a phrase of at most `room` tokens, else one that may be cut there, else any."""
+        # Like rng.choice, in a third of its time.
+        draw, size = rng.getrandbits, len(choices)
+        bits = size.bit_length()
+        for _ in range(TRIES):
+            number = draw(bits)
+            while number >= size:
+                number = draw(bits)
+            phrase = choices[number]
+            if phrase is not None and (len(phrase.ids) <= room or phrase.ends_cleanly(room)):
+                return phrase
+        for phrase in choices:
+            if len(phrase.ids) <= room or phrase.ends_cleanly(room):
+                return phrase
+        return rng.choice(list(choices))

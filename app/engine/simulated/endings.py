@@ -1,0 +1,190 @@
+"""Applies a request's stops and biases to a reply: its end, and its tokens.
+
+Stops follow the rules of vLLM's detokenizer. A stop string counts once more than `min_tokens` tokens are out.
+The stop that is complete first wins, and its token is the last one. The text ends before the stop string
+unless the request includes it. Until a stop comes, as many characters are held back as could begin one.
+
+A reply's own token counts as chosen with a probability of 0.37 (see `own_logprob`), all others as equally
+likely. So a bias of 100 decides, one of -100 forbids, and others shift the odds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from math import exp
+from random import Random
+
+from app.base.clock.pause import Slices
+from app.engine.core.outputs import Finish
+from app.engine.core.reply import STOP, Reply
+from app.engine.core.request import EngineRequest
+from app.engine.core.wire import Sampling
+from app.text import Tokenizer
+
+SEARCHED_IN_A_STEP = 20_000
+"""Characters searched for a stop string in one step of work, about 10 us."""
+PART_TOKENS, PART_STEPS = 2048, 100
+"""Tokens of a long reply that are cut in one go, and the steps of work for them."""
+TOKENS_IN_A_STEP = 100
+"""Tokens drawn, or joined, in one step of work."""
+
+
+def stopped(reply: Reply, request: EngineRequest) -> Reply:
+    """Returns `reply` cut by the stop conditions of `request`."""
+    if request.stop_token_ids:
+        reply = _stopped_by_token(reply, request)
+    if request.stop:
+        reply = _stopped_by_text(reply, request)
+    return reply
+
+
+def _stopped_by_token(reply: Reply, request: EngineRequest) -> Reply:
+    for i in range(request.min_tokens, len(reply.ids)):
+        token_id = reply.ids[i]
+        if token_id in request.stop_token_ids:
+            last = reply.texts[i] if request.include_stop else ""
+            return Reply([*reply.texts[:i], last], reply.ids[: i + 1], Finish("stop", token_id))
+    return reply
+
+
+def _stopped_by_text(reply: Reply, request: EngineRequest) -> Reply:
+    slices = Slices()
+    slices.spend(len(reply.texts) // TOKENS_IN_A_STEP)  # making it took that long
+    text = "".join(reply.texts)
+    offsets = [0, *accumulate(map(len, reply.texts))]
+    slices.spend(len(reply.texts) // TOKENS_IN_A_STEP)
+    found = _first_stop(text, offsets, request, slices)
+    finish, count = reply.finish, len(reply.ids)
+    if found is not None:
+        stop, start = found
+        end = start + len(stop)
+        count = next(i for i in range(1, len(offsets)) if offsets[i] >= end)
+        text = text[: end if request.include_stop else start]
+        finish = Finish("stop", stop)
+    held = 0 if request.include_stop else max(map(len, request.stop)) - 1
+    texts: list[str] = []
+    for begin in range(0, count, PART_TOKENS):
+        end = min(begin + PART_TOKENS, count)
+        texts += _held_back(text, offsets[begin : end + 1], held, last=end == count)
+        slices.spend(PART_STEPS)
+    return Reply(texts, reply.ids[:count], finish)
+
+
+def _first_stop(
+    text: str, offsets: Sequence[int], request: EngineRequest, slices: Slices
+) -> tuple[str, int] | None:
+    """Returns the stop string that is complete first, and its start; None without any.
+
+    A stop that ends within the first `min_tokens` tokens does not count.
+    """
+    if request.min_tokens >= len(offsets) - 1:
+        return None
+    protected = offsets[request.min_tokens]
+    first: tuple[int, str, int] | None = None
+    for stop in request.stop:
+        slices.spend(1 + len(text) // SEARCHED_IN_A_STEP)
+        start = text.find(stop, max(0, protected + 1 - len(stop)))
+        if start >= 0 and (first is None or start + len(stop) < first[0]):
+            first = start + len(stop), stop, start
+    return None if first is None else first[1:]
+
+
+def _held_back(text: str, offsets: Sequence[int], held: int, last: bool) -> list[str]:
+    """Splits `text` by tokens, each `held` characters late; the `last` token releases the rest."""
+    size = len(text)
+    ends = [max(0, min(end - held, size)) for end in offsets]
+    if last:
+        ends[-1] = size
+    return [text[start:end] for start, end in pairwise(ends)]
+
+
+OWN = 0.37
+"""Probability of the reply's own token."""
+MOST_BIAS = 100.0
+NEVER = 1e-4
+"""Odds of the end of text below which a reply does not end by itself."""
+VOCABULARY = 50_000
+"""Assumed number of tokens of a remote tokenizer."""
+CHOICE = 8
+"""Steps of work per token."""
+
+
+class TokenChooser:
+    """Chooses tokens for one reply by the odds of `sampling`; the likeliest one, if `greedy`."""
+
+    def __init__(self, sampling: Sampling, vocab_size: int, greedy: bool) -> None:
+        limit, allowed = MOST_BIAS, sampling.allowed_token_ids
+        bias = {token: min(max(value, -limit), limit) for token, value in sampling.logit_bias.items()}
+        self._rest = (1 - OWN) / vocab_size
+        """Probability of each token other than the reply's own."""
+        self._vocab_size = vocab_size
+        self._greedy = greedy
+        self._bias = bias
+        self._allowed = None if allowed is None else frozenset(allowed)
+        self._ids = tuple(bias) if allowed is None else tuple(self._allowed or ())
+        rest = self._rest
+        weights = [rest * exp(bias[token]) if token in bias else rest for token in self._ids]
+        self._sums = list(accumulate(weights))
+        self._unnamed = 0.0 if allowed is not None else max(0.0, 1 - OWN - rest * len(self._ids))
+        """Probability of all tokens that the request does not name."""
+        self._best = max(zip(weights, self._ids, strict=True)) if greedy else (0.0, 0)
+
+    def never_keeps(self, own: int) -> bool:
+        """True when `own` is forbidden, or nearly so, even as the reply's own token."""
+        return self._weight(own) < NEVER * (self._sums[-1] + self._unnamed)
+
+    def _weight(self, own: int) -> float:
+        if self._allowed is not None and own not in self._allowed:
+            return 0.0
+        return OWN * exp(self._bias.get(own, 0.0))
+
+    def choose(self, own: int, rng: Random) -> int:
+        """Returns the token in the place of `own`, the reply's own token."""
+        weight = self._weight(own)
+        if self._greedy:
+            return own if weight >= max(self._best[0], self._rest) else self._likeliest(own)
+        drawn = rng.random() * (self._sums[-1] + weight + self._unnamed)
+        if drawn < self._sums[-1]:
+            return self._ids[bisect(self._sums, drawn)]
+        return own if drawn < self._sums[-1] + weight else self._unbiased(own)
+
+    def _likeliest(self, own: int) -> int:
+        weight, token = self._best
+        return token if self._allowed is not None or weight > self._rest else self._unbiased(own)
+
+    def _unbiased(self, own: int) -> int:
+        """Returns `own`, or the next token without a bias."""
+        token = own
+        while token in self._bias:
+            token = (token + 1) % self._vocab_size
+            if token == own:
+                break
+        return token
+
+
+def chooser(request: EngineRequest, tokenizer: Tokenizer) -> TokenChooser | None:
+    """Returns the chooser of a reply's tokens; None when the request does not affect the choice."""
+    if request.sampling is None:
+        return None
+    return TokenChooser(request.sampling, tokenizer.vocab_size or VOCABULARY, request.greedy)
+
+
+def biased(
+    reply: Reply, request: EngineRequest, tokens: TokenChooser, tokenizer: Tokenizer, rng: Random
+) -> Reply:
+    """Returns `reply` with the tokens that `tokens` chooses; an end of text among them ends the reply."""
+    eos, finish, slices = tokenizer.eos_token_id, reply.finish, Slices()
+    ids: list[int] = []
+    for own in reply.ids:
+        slices.spend(CHOICE)
+        token = tokens.choose(own, rng)
+        if token == eos and not request.ignore_eos:
+            if len(ids) >= request.min_tokens:
+                finish = STOP
+                break
+            token = own
+        ids.append(token)
+    spans = [(len(ids), reply.spans[0][1])] if reply.spans and ids else ()
+    return Reply(tokenizer.pieces(ids), ids, finish, spans)

@@ -1,0 +1,381 @@
+"""Decides the content of a reply: text, an echo, thoughts, tool calls, JSON or an image.
+
+Log probabilities are made up (simulator.md section 8). A token's own is -1, -1.1 or -1.2 by its position;
+each alternative is 0.5 less than the one before it. Alternatives are real tokens of the vocabulary, so
+clients can look them up. Tokens that are no whole characters have no name and come last.
+
+An entry is made on access and not kept: a large request may have millions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from random import Random
+from zlib import crc32
+
+import msgspec
+from msgspec.structs import replace
+
+from app.engine.core.errors import SchemaUnsatisfiable
+from app.engine.core.outputs import Finish, LazySequence, Part, TokenLogprob
+from app.engine.core.reply import LENGTH, STOP, Reply, joined
+from app.engine.core.request import Constraint, EngineRequest, ScriptedCall, ScriptedReply
+from app.engine.dataset import Datasets
+from app.engine.forms.schema import Ranges, SchemaError, Schemas
+from app.engine.forms.schema.derivation import write
+from app.engine.simulated.calls import CallReplies, written
+from app.engine.simulated.corpus import Corpus
+from app.engine.simulated.endings import biased, chooser, stopped
+from app.engine.simulated.modes import DatasetMode, EchoMode, LengthSource, RandomMode, ReplySource
+from app.text import Tokenizer
+from config.settings import Settings
+
+STEP = 0.5
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+STRIDE = 101
+"""Distance in the vocabulary between a token and its alternatives."""
+
+
+class Entries:
+    """Makes the entries of `ids`, each with `alternatives` other tokens, or with the `named` ones.
+
+    A token that ends inside a character is named "", and the one that completes it by the character, as in
+    vLLM.
+    """
+
+    __slots__ = ("_alternatives", "_ids", "_named", "_names", "_size", "_vocabulary")
+
+    def __init__(
+        self, vocabulary: Tokenizer, ids: Sequence[int], alternatives: int, named: Sequence[int] = ()
+    ) -> None:
+        self._vocabulary, self._ids, self._alternatives = vocabulary, ids, alternatives
+        self._size = vocabulary.vocab_size or max(ids, default=0) + 1
+        self._named = named
+        self._names: Sequence[str] = ()
+
+    def entry(self, position: int) -> TokenLogprob:
+        self._names = self._names or self._vocabulary.pieces(self._ids, False)
+        token_id, text, own = self._ids[position], self._names[position], own_logprob(position)
+        top = [(token_id, text, own)]
+        for rank, (other, name) in enumerate(self._others(token_id), 1):
+            top.append((other, name, own - STEP * rank))
+        return TokenLogprob(token_id, text, own, top)
+
+    def _others(self, token_id: int) -> list[tuple[int, str]]:
+        if self._named:
+            others = [other for other in self._named if other != token_id]
+            return list(zip(others, self._texts(others), strict=True))
+        wanted, found = self._alternatives, list[tuple[int, str]]()
+        unnamed: list[tuple[int, str]] = []
+        for first in range(1, self._size, max(wanted, 1)):
+            if len(found) >= wanted:
+                break
+            ranks = range(first, min(first + wanted, self._size))
+            others = [(token_id + rank * STRIDE) % self._size for rank in ranks]
+            for each in zip(others, self._texts(others), strict=True):
+                (found if each[1] else unnamed).append(each)
+        return [*found, *unnamed][:wanted]
+
+    def _texts(self, ids: Sequence[int]) -> list[str]:
+        return ["" if BROKEN in name else name for name in self._vocabulary.token_texts(ids)]
+
+    def prompt_entry(self, position: int) -> TokenLogprob | None:
+        """Returns the entry of a prompt's token; None for the first, which follows no token."""
+        return self.entry(position) if position else None
+
+
+def own_logprob(position: int) -> float:
+    """Natural-log probability of the token at `position` (0-based) in its reply."""
+    return -1.0 - (position % 3) / 10
+
+
+def reply_logprobs(
+    vocabulary: Tokenizer, ids: Sequence[int], wanted: int, named: Sequence[int] = ()
+) -> Sequence[TokenLogprob]:
+    """One entry per token of a reply, with `wanted` tokens: itself, the likeliest, and alternatives.
+
+    `named` tokens replace the alternatives.
+    """
+    return LazySequence(Entries(vocabulary, ids, wanted - 1, named).entry, range(len(ids)))
+
+
+def prompt_logprobs(
+    vocabulary: Tokenizer, ids: Sequence[int], alternatives: int
+) -> Sequence[TokenLogprob | None]:
+    """One entry per prompt token; the first is None."""
+    return LazySequence(Entries(vocabulary, ids, alternatives).prompt_entry, range(len(ids)))
+
+
+TRIES = 4
+"""Texts drawn to find one that fits the limit."""
+USUAL_SIZE = 160
+"""Characters of a text that a grammar derives, where the grammar leaves the choice."""
+CHARACTERS_A_TOKEN = 3
+SHARES = (1, 0.5, 0.2, 0)
+"""Shares of USUAL_SIZE per try; the last gives the shortest text."""
+
+
+REASONING = Part("reasoning")
+THOUGHTS = "<think>\n{}\n</think>\n\n"
+"""Markup of a model's thoughts."""
+
+
+def as_thoughts(reply: Reply) -> Reply:
+    """Returns a reply of text as thoughts."""
+    return replace(reply, spans=[(len(reply.texts), REASONING)])
+
+
+def raw_text(script: ScriptedReply) -> str:
+    """Returns a reply as the model writes it, with thoughts and calls in their markup."""
+    thoughts = THOUGHTS.format(script.reasoning) if script.reasoning else ""
+    return thoughts + script.text + (written(script.calls).text if script.calls else "")
+
+
+def delays_of(script: ScriptedReply, tokens: int) -> list[tuple[int, float]]:
+    """Returns a script's waits, each as token position and seconds, for a reply of `tokens` tokens."""
+    waits = dict.fromkeys(range(1, tokens), script.per_token_s) if script.per_token_s else {}
+    if script.first_token_s:
+        waits[0] = script.first_token_s
+    for token, seconds in script.before.items():
+        waits[token] = waits.get(token, 0.0) + seconds
+    return list(waits.items())
+
+
+IMAGE = Part("image")
+PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk"
+    "YAAAAAYAAjCB0C8AAAAASUVORK5CYII="
+)
+"""Image of every image reply: one transparent pixel, as PNG."""
+ENCODER_TEXT = "!"
+"""Text of each token of an encoder-only model."""
+
+
+class Silent:
+    """Returns empty replies, as a pooling model does: its outputs are no text."""
+
+    def reply(self, request: EngineRequest) -> Reply:
+        return Reply((), (), STOP)
+
+
+class SimulatedModel:
+    """Writes the replies of one server (simulator.md sections 5 and 7).
+
+    `text_rng` and `call_rng` are the server's own streams of random numbers. A request with a seed, or with
+    temperature 0, gets its own stream, so its reply repeats.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        tokenizer: Tokenizer,
+        corpus: Corpus,
+        datasets: Datasets,
+        schemas: Schemas,
+        text_rng: Random,
+        call_rng: Random,
+    ) -> None:
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._corpus = corpus
+        self._random = RandomMode(corpus, tokenizer.eos_token_id is not None)
+        echoes = settings.reply.mode == "echo"
+        self._mode = EchoMode(tokenizer).reply if echoes else self._random.reply
+        self._recorded: ReplySource | None = None
+        if datasets and not echoes:
+            self._recorded = DatasetMode(datasets, corpus).reply
+        self._schemas, self._ranges = schemas, Ranges.of(settings.tools)
+        self._calls = CallReplies(tokenizer, corpus, schemas, settings.tools)
+        self._plugins: tuple[ReplySource, ...] = ()
+        self._text_rng, self._call_rng = text_rng, call_rng
+
+    def ask_first(self, sources: Sequence[ReplySource], length: LengthSource | None) -> None:
+        """Installs plugins: `sources` decide about whole replies, `length` about lengths in mode `random`."""
+        self._plugins = tuple(sources)
+        self._random.length = length
+
+    def worded(self, request: EngineRequest, script: ScriptedReply) -> Reply:
+        """Returns the reply that `script` has decided, with its delays."""
+        reply = self._scripted(request, script)
+        reply.delays = delays_of(script, len(reply.ids))
+        return reply
+
+    def on_settings(self, settings: Settings) -> None:
+        self._settings = settings
+        self._ranges = Ranges.of(settings.tools)
+        self._calls.use(settings.tools)
+
+    def reply(self, request: EngineRequest) -> Reply:
+        """Returns the whole reply. SchemaUnsatisfiable for a schema that no value satisfies.
+
+        A request for no tokens wants an embedding: its reply is empty.
+        """
+        if not request.max_tokens:
+            return Reply((), (), STOP)
+        try:
+            reply = self._whole(request)
+        except SchemaError as error:
+            raise SchemaUnsatisfiable(error) from None
+        if request.logprobs is not None:
+            named = request.logprob_ids
+            reply.logprobs = reply_logprobs(self._tokenizer, reply.ids, request.logprobs, named)
+        if request.script is not None:
+            reply.delays = delays_of(request.script, len(reply.ids))
+        if request.prompt_logprobs is not None:
+            reply.prompt_logprobs = prompt_logprobs(
+                self._tokenizer, request.prompt_ids, request.prompt_logprobs
+            )
+        return reply
+
+    def _whole(self, request: EngineRequest) -> Reply:
+        """Returns thoughts, if the request reasons, then the reply, then an image, if one is wanted."""
+        if self._settings.model.mm_encoder_only:
+            return self._encoded(request)
+        own = self._own_stream(request)
+        rng = own or self._text_rng
+        decided = self._decided(request, rng) if self._plugins or request.script is not None else None
+        if decided is not None:
+            reply = decided
+        elif not request.reasoning:
+            reply = self._said(request, rng, own)
+        elif request.only_thoughts:
+            reply = as_thoughts(self._said(replace(request, tool_calls=None, constraint=None), rng, own))
+        else:
+            reply = thoughts = self._thoughts(request, rng)
+            room = request.max_tokens - len(thoughts.ids)
+            if room > 0 and thoughts.finish.reason != "stop":
+                least = max(0, request.min_tokens - len(thoughts.ids))
+                rest = replace(request, max_tokens=room, min_tokens=least)
+                reply = joined(thoughts, self._said(rest, rng, own))
+        if (eos := self._tokenizer.eos_token_id) is not None:
+            reply.end(eos, request.max_tokens)
+        if request.image:
+            return joined(reply, Reply([PIXEL], [], reply.finish, [(1, IMAGE)]))
+        return reply
+
+    def _decided(self, request: EngineRequest, rng: Random) -> Reply | None:
+        if request.script is not None and not request.script.passes:
+            return self._scripted(request, request.script)
+        for source in self._plugins:
+            if (reply := source(request, rng)) is not None:
+                return reply
+        return None
+
+    def _said(self, request: EngineRequest, rng: Random, own: Random | None) -> Reply:
+        if request.tool_calls is not None:
+            calls = self._calls.reply(request, request.tool_calls, own or self._call_rng)
+            if calls is not None:
+                return calls
+        if request.constraint is not None:
+            said = self._constrained(request.constraint, request.max_tokens, own or self._call_rng)
+        else:
+            said = self._free(request, rng)
+        return stopped(said, request) if request.stop or request.stop_token_ids else said
+
+    def _free(self, request: EngineRequest, rng: Random) -> Reply:
+        """Returns an unconstrained text, recorded or of the mode, after the request's sampling."""
+        eos = self._tokenizer.eos_token_id
+        tokens = None if request.sampling is None else chooser(request, self._tokenizer)
+        if tokens is not None and eos is not None and tokens.never_keeps(eos):
+            request = replace(request, ignore_eos=True)
+        recorded = None if self._recorded is None else self._recorded(request, rng)
+        said = recorded or self._mode(request, rng)
+        return said if tokens is None else biased(said, request, tokens, self._tokenizer, rng)
+
+    def _encoded(self, request: EngineRequest) -> Reply:
+        """Returns as many exclamation marks as the client allows, or one without a limit (section 18)."""
+        count = request.max_tokens if request.limited else 1
+        ids = self._tokenizer.encode(ENCODER_TEXT)[:1] * count
+        return Reply([ENCODER_TEXT] * count, ids, LENGTH)
+
+    def _thoughts(self, request: EngineRequest, rng: Random) -> Reply:
+        """Returns a reasoning model's thoughts, which may use up the limit or meet a stop."""
+        mean = self._settings.reply.reasoning_tokens
+        most = request.max_tokens
+        if request.thinking_budget is not None:
+            most = min(most, request.thinking_budget)
+        tokens, count = chooser(request, self._tokenizer), rng.randint((mean + 1) // 2, mean + mean // 2)
+        if tokens is not None and request.sampling is not None and request.sampling.allowed_token_ids:
+            count = most  # the end of thoughts is not among the allowed tokens
+        count = min(count, most)
+        ids, texts = self._corpus.compose(count, rng)
+        said = Reply(texts, ids, LENGTH)
+        if tokens is not None:
+            said = biased(said, request, tokens, self._tokenizer, rng)
+        return as_thoughts(stopped(said, request))
+
+    def _own_stream(self, request: EngineRequest) -> Random | None:
+        """Stream of random numbers for a reply that request and prompt determine; None for any other."""
+        if request.seed is None and not request.greedy:
+            return None
+        prompt = crc32(msgspec.json.encode(request.prompt_ids))
+        return Random((request.seed or 0) * 2**32 + prompt)
+
+    # Constrained texts.
+
+    def _constrained(self, constraint: Constraint, most: int, rng: Random) -> Reply:
+        """Returns a text that satisfies `constraint`, cut at `most` tokens when no draw is short enough."""
+        ids: list[int] = []
+        for attempt in range(TRIES):
+            ids = self._tokenizer.encode(self._text_of(constraint, most, attempt, rng))
+            if len(ids) < most:  # and the end of text fits, too
+                break
+        return Reply(self._tokenizer.pieces(ids), ids, STOP).cut(most)
+
+    def _text_of(self, constraint: Constraint, most: int, attempt: int, rng: Random) -> str:
+        if constraint.grammar is not None:
+            size = min(USUAL_SIZE, most * CHARACTERS_A_TOKEN) * SHARES[attempt]
+            return write(constraint.grammar, int(size), rng, self._ranges, self._speak)
+        if constraint.choices:
+            return rng.choice(constraint.choices)
+        if constraint.regex is not None:
+            return self._schemas.matching_text(constraint.regex, rng)
+        schema = True if constraint.schema is None else constraint.schema
+        return json.dumps(self._schemas.compile(schema).sample(rng, self._ranges), ensure_ascii=False)
+
+    def _speak(self, characters: int, rng: Random) -> str:
+        _, texts = self._corpus.compose(characters // CHARACTERS_A_TOKEN, rng)
+        return "".join(texts)[:characters].rpartition(" ")[0]
+
+    # Replies of scripts.
+
+    def _scripted(self, request: EngineRequest, script: ScriptedReply) -> Reply:
+        """Returns a script's reply; the token limit and stop strings end it as they end any other."""
+        if not script.in_parts:
+            reply = self._told(request, raw_text(script))
+        else:
+            reply = self._in_parts(request, script)
+        reply = reply.cut(request.max_tokens)
+        if script.finish is not None and reply.finish == STOP:
+            reply.finish = Finish(script.finish)
+        return reply
+
+    def _in_parts(self, request: EngineRequest, script: ScriptedReply) -> Reply:
+        """Omits each part that would begin beyond the limit."""
+        made: list[Callable[[EngineRequest], Reply]] = []
+        if script.reasoning:
+            made.append(lambda request: as_thoughts(self._told(request, script.reasoning)))
+        if script.text or not script.calls:
+            made.append(lambda request: self._told(request, script.text))
+        if script.calls:
+            made.append(lambda request: self._called(script.calls, request.max_tokens))
+        reply, room = Reply([], [], STOP), request.max_tokens
+        for number, make in enumerate(made):
+            if number and room <= 0:
+                reply.finish = LENGTH
+                break
+            part = make(replace(request, max_tokens=room)).cut(room)
+            reply = joined(reply, part) if reply.ids else part
+            room -= len(part.ids)
+            if part.finish != STOP:
+                break
+        return reply
+
+    def _told(self, request: EngineRequest, text: str) -> Reply:
+        ids = self._tokenizer.encode(text)
+        reply = Reply(self._tokenizer.pieces(ids), ids, STOP).cut(request.max_tokens)
+        return stopped(reply, request) if request.stop or request.stop_token_ids else reply
+
+    def _called(self, calls: Sequence[ScriptedCall], most: int) -> Reply:
+        return self._calls.marked_up(written(calls), most)

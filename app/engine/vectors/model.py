@@ -1,0 +1,232 @@
+"""The simulated pooling model: vectors of texts; class probabilities and scores from their tokens.
+
+Vectors have length 1. Texts with the same words and characters have near vectors, other texts distant ones.
+
+Each word, and each three characters of a word, is a feature with a weight. A hash gives each feature one
+place and a sign in every block of the vector. The cosine of two texts is the share of weight that they have
+in common, but for hash collisions of about 1 / sqrt(dimensions). Sums are of whole numbers, and roots and
+quotients follow IEEE 754: a text has the same vector on every machine.
+
+A shorter vector is the beginning of a longer one, before scaling to its length. As each block is as long as
+all before it, the shortest vectors contain all features too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from operator import mul
+from struct import Struct
+from unicodedata import normalize
+
+from app.text.base import Tokenizer
+
+WIDE = "\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff"
+"""East Asian characters: each counts as a word, as no spaces separate words."""
+WORD = re.compile(rf"[{WIDE}]|[^\W{WIDE}]+|[^\w\s]")
+GRAM = 3
+"""Characters of a word's pieces."""
+COMMON = (
+    "all and any are but can did does for from had has have her him his how its not our she that the their "
+    "them then there they this was were what when which who why will with would you your"
+)
+COMMON_WORDS = frozenset(COMMON.split())
+"""Frequent words, which weigh little; so do words of one or two ASCII letters."""
+WORD_WEIGHT, COMMON_WEIGHT, GRAM_WEIGHT = 20, 4, 11
+ROOTS = 16
+"""Parts of a unit of weight; keeps sums of roots whole numbers."""
+LONGEST_WORD = 64
+"""Characters of the longest word that is a feature itself; of longer words only pieces count."""
+PIECE = 4096
+"""Characters processed between two pauses."""
+FIRST_BLOCK = 8
+"""Places in the first block. Each later block is as long as all before it."""
+NUMBERS = Struct("<16I")
+"""A hash as 16 numbers, one for each block of the longest vector."""
+MINUS = 1 << 31
+
+Block = tuple[int, int]
+"""First place and number of places."""
+Pace = Callable[[], None]
+"""Called between parts of long work; gives other requests a turn when one is due."""
+
+
+def embedding(text: str, dimensions: int, pace: Pace, unit: bool = True) -> array[float]:
+    """Returns the vector of `text`, 1 to 2**18 numbers, of length 1 if `unit`. Calls `pace` between parts."""
+    blocks = list(_blocks(dimensions))
+    sums = [0] * sum(blocks[-1])
+    for feature, weight in features(text, pace).items():
+        _add(sums, blocks, feature, weight)
+        pace()
+    del sums[dimensions:]
+    if not any(sums):
+        sums[0] = 1
+    return _scaled(sums, blocks, unit)
+
+
+def features(text: str, pace: Pace) -> Mapping[str, int]:
+    """Weights of a text's words and pieces; four times as many occurrences double a weight."""
+    words: Counter[str] = Counter()
+    for piece in _pieces(text):
+        words.update(WORD.findall(normalize("NFKC", piece).casefold()))
+        pace()
+    squares: Counter[str] = Counter()
+    for word, count in words.items():
+        for feature, weight in _of_word(word):
+            squares[feature] += weight * weight * count
+        pace()
+    return {feature: math.isqrt(ROOTS * ROOTS * square) for feature, square in squares.items()}
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Splits the text into parts, between words where possible."""
+    start = 0
+    while start < len(text):
+        end = start + PIECE
+        if end < len(text):
+            end = text.rfind(" ", start, end) + 1 or end
+        yield text[start:end]
+        start = end
+
+
+def _of_word(word: str) -> Iterator[tuple[str, int]]:
+    """Yields a word and its pieces, with their weights."""
+    if word in COMMON_WORDS or len(word) < GRAM and word.isascii():
+        yield word, COMMON_WEIGHT
+        return
+    if len(word) <= LONGEST_WORD:
+        yield word, WORD_WEIGHT
+    marked = f"<{word}>" if len(word) > 1 else ""
+    for start in range(len(marked) - GRAM + 1):
+        yield "=" + marked[start : start + GRAM], GRAM_WEIGHT
+
+
+def _blocks(dimensions: int) -> Iterator[Block]:
+    start, size = 0, FIRST_BLOCK
+    while start < dimensions:
+        yield start, size
+        start += size
+        size = start
+
+
+def _add(sums: list[int], blocks: Sequence[Block], feature: str, weight: int) -> None:
+    """Adds a feature at its place in each block."""
+    drawn = NUMBERS.unpack(blake2b(feature.encode("utf-8", "surrogatepass")).digest())
+    for (start, size), number in zip(blocks, drawn, strict=False):
+        sums[start + (number & (size - 1))] += -weight if number & MINUS else weight
+
+
+def _scaled(sums: Sequence[int], blocks: Sequence[Block], unit: bool) -> array[float]:
+    """Scales each number by the size of its block; otherwise small blocks would dominate."""
+    parts = [sums[start : start + size] for start, size in blocks]
+    squares = sum(size * sum(map(mul, part, part)) for (_, size), part in zip(blocks, parts, strict=True))
+    length = math.sqrt(squares) if unit else float(ROOTS * WORD_WEIGHT)
+    vector = array("f")
+    for (_, size), part in zip(blocks, parts, strict=True):
+        by = math.sqrt(size) / length
+        vector.extend([number * by for number in part])
+    return vector
+
+
+TASKS = ("embed", "classify", "token_embed", "token_classify")
+"""Outputs for a text, or for each of its tokens."""
+LOGIT_RANGE = 8.0
+"""Logits, of classes and of pairs, are between -4 and 4."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingModel:
+    """Makes vectors of `dimensions` numbers, and probabilities of `classes` classes.
+
+    `activation` is a request's `use_activation`. None means the model's default, true: vectors of length 1,
+    and probabilities instead of logits.
+    """
+
+    dimensions: int
+    classes: int
+    tokenizer: Tokenizer
+    pace: Pace
+    matryoshka: bool = True
+    """Vectors may be cut to any length."""
+
+    def vector(
+        self, of: str | array[float], activation: bool | None, dimensions: int | None = None
+    ) -> array[float]:
+        """Returns the vector of a text, or a given vector unchanged. `dimensions`: else the model's own."""
+        if not isinstance(of, str):
+            return of
+        return embedding(of, dimensions or self.dimensions, self.pace, unit=activation is not False)
+
+    def classify(self, ids: Sequence[int], activation: bool | None) -> list[float]:
+        """Returns each class's probability, or its logit without activation."""
+        logits = class_logits(ids, self.classes)
+        return logits if activation is False else probabilities(logits)
+
+    def label(self, scores: Sequence[float], names: Sequence[str] = ()) -> str:
+        """Returns the name of the best class, from `names` or the model's own."""
+        best = max(range(len(scores)), key=scores.__getitem__)
+        return names[best] if names else f"LABEL_{best}"
+
+    def pool(self, task: str, ids: Sequence[int], activation: bool | None) -> Iterator[array[float]]:
+        """Yields the output of `task`, one of `TASKS`: one row for the text, or one for each token."""
+        of_each, tokenizer = task.startswith("token"), self.tokenizer
+        if task.endswith("embed"):
+            for text in tokenizer.token_texts(ids) if of_each else [tokenizer.decode(ids)]:
+                yield self.vector(text, activation)
+        else:
+            for part in [[each] for each in ids] if of_each else [ids]:
+                yield array("f", self.classify(part, activation))
+                self.pace()
+
+    def shape(self, task: str, tokens: int) -> tuple[int, ...]:
+        """Shape of `pool`'s output for so many tokens."""
+        width = self.dimensions if task.endswith("embed") else self.classes
+        return (tokens, width) if task.startswith("token") else (width,)
+
+
+def class_logits(ids: Sequence[int], classes: int) -> list[float]:
+    """Pseudorandom logits in [-4, 4) for at most 16 classes; the same tokens have the same logits."""
+    drawn = blake2b(str(list(ids)).encode(), digest_size=4 * classes).digest()
+    return [LOGIT_RANGE * (number / 2**32 - 0.5) for number in struct.unpack(f">{classes}I", drawn)]
+
+
+def probabilities(logits: Sequence[float]) -> list[float]:
+    """Softmax in (0, 1) for each class; of a single class the sigmoid, a score."""
+    if len(logits) == 1:
+        return [sigmoid(logits[0])]
+    weights = [math.exp(logit) for logit in logits]
+    whole = math.fsum(weights)
+    return [weight / whole for weight in weights]
+
+
+class Bag:
+    """The tokens of a text, without their order."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._counts = Counter(ids)
+        self._length = math.sqrt(sum(count * count for count in self._counts.values()))
+
+    def similarity(self, other: Bag) -> float:
+        """Cosine of the token counts, in [0, 1]; 0 where one of the texts is empty."""
+        few, many = sorted((self._counts, other._counts), key=len)
+        shared = sum(count * many[token] for token, count in few.items())
+        return min(1.0, shared / (self._length * other._length)) if shared else 0.0
+
+
+def logit(query: Bag, document: Bag) -> float:
+    """Match of two texts, from -4 (no shared tokens) to 4 (all shared).
+
+    A cross-encoder has such a number before its activation.
+    """
+    return LOGIT_RANGE * (query.similarity(document) - 0.5)
+
+
+def sigmoid(logit: float) -> float:
+    """The activation: a score in (0, 1)."""
+    return 1 / (1 + math.exp(-logit))

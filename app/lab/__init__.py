@@ -1,0 +1,1 @@
+"""Simulation off line, calibration, fleets and loads."""

@@ -1,0 +1,328 @@
+"""`python -m app calibrate`: fits a profile to recorded benchmarks of a real server."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from math import exp
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from app.lab.fidelity.benchmark_files import read_recordings
+from app.lab.fidelity.fitting import (
+    Certainty,
+    Problem,
+    Recording,
+    Replayed,
+    Run,
+    make_problem,
+    relative,
+    replay,
+)
+from app.lab.load.report import NAMES, TIMES, check_target, whole_file
+from config import ConfigError, UsageError
+from config.datasheet import AUTO, profile_of
+from config.flags import Parser, as_command, duration_of, whole_number
+from config.installation import COMMAND, check_installed
+from config.profile import Profile, read_profile
+
+ABOUT = f"""\
+Fit a profile to recorded runs of a real server: files of vllm bench serve (--save-result --save-detailed),
+guidellm (JSON), aiperf (profile_export.jsonl), or CSV as {COMMAND} record writes it. The fit starts from
+the model's config.json and the device's data sheet, or from a profile (docs/fidelity.md, "Calibration").
+"""
+TELL_EVERY_S = 2.0
+
+
+@as_command()
+def run(argv: Sequence[str]) -> int:
+    _calibrate(_parser().parse_args(argv), time.monotonic)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    flags = Parser(prog=f"{COMMAND} calibrate", description=ABOUT, allow_abbrev=False)
+    add = flags.add_argument
+    add("recordings", nargs="+", metavar="FILE", help="recorded runs; several make a better fit")
+    add("--out", required=True, type=Path, metavar="PROFILE.yaml", help="the profile to write")
+    add("--model-config", metavar="config.json", help="the model's, for the start")
+    add("--device", help="with it: h100, h200, a100, l40s, mi300x or b200")
+    add("--tensor-parallel-size", type=whole_number(1, 1024), default=1, metavar="N", help="with it [1]")
+    add("--start", metavar="PROFILE", help="instead of them: a profile to start from, by name or file")
+    add("--model", metavar="NAME", help="the model's name, for people")
+    add(
+        "--num-gpu-blocks",
+        type=whole_number(2),
+        metavar="N",
+        help="blocks of the KV cache, as vLLM's log tells",
+    )
+    add("--max-num-seqs", type=whole_number(1), metavar="N", help="what the server was started with")
+    add("--max-num-batched-tokens", type=whole_number(1), metavar="N", help="the same")
+    add("--in-flight", type=whole_number(1), metavar="N", help="most requests that the client had under way")
+    pause = "from an answer to the next request [0s]"
+    add("--turnaround", type=duration_of(3600), default="0s", metavar="DURATION", help=pause)
+    add(
+        "--check",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a run to judge with, not to fit; repeatable",
+    )
+    add(
+        "--evaluations",
+        type=whole_number(20),
+        default=1500,
+        metavar="N",
+        help="about so many simulations at most [1500]",
+    )
+    add("--jobs", type=whole_number(1, 256), default=2, metavar="N", help="processes [2]")
+    add("--seed", type=whole_number(0), default=1, metavar="N", help="of the search [1]")
+    add("--png", type=Path, metavar="FILE", help="draw the errors")
+    return flags
+
+
+def _calibrate(given: argparse.Namespace, now: Callable[[], float]) -> None:
+    check_installed("calibrate", "calibrate")
+    if given.png is not None:
+        check_installed("fleet", "--png")
+    for path in (given.out, given.png):
+        check_target(path)
+    turnaround_s: float = given.turnaround
+    start = _start(given)
+    runs = _runs(given.recordings, given.in_flight, turnaround_s)
+    kept = _runs(given.check, given.in_flight, turnaround_s)
+    for run in kept:
+        if run.recording.name in [fitted.recording.name for fitted in runs] or run.figures in [
+            fitted.figures for fitted in runs
+        ]:
+            raise UsageError(
+                f"calibrate: {run.recording.name} is fitted: --check takes runs that the fit never saw"
+            )
+    for run in [*runs, *kept]:
+        _check_fits(start, run.recording)
+    _fit(given, make_problem(start, runs), kept, now)
+
+
+def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: Callable[[], float]) -> None:
+    from app.lab.fidelity.search import Progress, Search, certainties, mapped  # and numpy, which is optional
+
+    begun_s, told_s = now(), float("-inf")
+
+    def tell(progress: Progress) -> None:
+        nonlocal told_s
+        if now() - told_s >= TELL_EVERY_S:
+            told_s = now()
+            done = min(progress.evaluations, given.evaluations)  # a last round may be beyond
+            print(
+                f"{done} of {given.evaluations} evaluations, {now() - begun_s:.0f} s:"
+                f" best loss {progress.best:.5f}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    with mapped(given.jobs) as spread:
+        found = Search(problem, spread, given.evaluations, tell).run(given.seed)
+        known = certainties(problem, found.x, spread)
+    played = problem.play(found.x)
+    errors = {
+        run.recording.name: relative(it.figures, run.figures)
+        for run, it in zip(problem.runs, played, strict=True)
+    }
+    profile = _rounded(problem.profile(found.x))
+    unseen = {run.recording.name: _errors(profile, run) for run in kept}
+    fitted = told(profile, given.model, errors, unseen)
+    with whole_file(given.out) as part:
+        part.write_text(as_yaml(fitted, known), "utf-8")
+    if given.png is not None:
+        with whole_file(given.png) as part:
+            draw(errors, unseen, part)
+    print(errors_table(errors, unseen))
+    print(constants_table(known))
+    for warning in warnings(problem, played, known):
+        print(f"warning: {warning}")
+    took_s = now() - begun_s
+    print(f"{given.out}: {found.evaluations} evaluations in {took_s:.0f} s, {found.why}")
+
+
+def _start(given: argparse.Namespace) -> Profile:
+    """Returns the start of the fit, with the limits of the recorded server."""
+    if given.start is not None:
+        if given.device is not None or given.model_config is not None:
+            raise UsageError("calibrate: start is given, so device and model-config must not be")
+        start = read_profile(given.start)
+    else:
+        start = profile_of(AUTO, given.device, given.tensor_parallel_size, given.model_config)
+    limits = {
+        name: getattr(given, name)
+        for name in ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens")
+        if getattr(given, name) is not None
+    }
+    return msgspec.structs.replace(start, engine=msgspec.structs.replace(start.engine, **limits))
+
+
+def _runs(paths: Sequence[str], in_flight: int | None, turnaround_s: float) -> list[Run]:
+    runs = []
+    for path in paths:
+        for recording in read_recordings(path):
+            for note in recording.notes:
+                print(f"warning: {path}: {note}", file=sys.stderr)
+            places = in_flight if in_flight is not None else recording.in_flight
+            runs.append(Run(recording, places, turnaround_s, recording.figures()))
+    names = [run.recording.name for run in runs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"calibrate: two runs are called {twice}: give the files different names")
+    return runs
+
+
+def _check_fits(start: Profile, recording: Recording) -> None:
+    """Raises ConfigError for a request larger than the cache, with which the load would never end."""
+    room = (start.engine.num_gpu_blocks - 1) * start.engine.block_size
+    for number, tokens in enumerate(zip(recording.input_tokens, recording.output_tokens, strict=True), 1):
+        if sum(tokens) > room:
+            raise ConfigError(
+                f"{recording.name}: request {number}: {sum(tokens)} tokens do not fit into the KV cache"
+                f" of {room}; num-gpu-blocks sets it"
+            )
+
+
+def _errors(profile: Profile, run: Run) -> list[float]:
+    played = replay(run.recording, profile, run.in_flight, run.turnaround_s)
+    return relative(played.figures, run.figures)
+
+
+def _rounded(profile: Profile) -> Profile:
+    """Rounds the constants to five digits, more than the precision of a fit."""
+    return msgspec.structs.replace(
+        profile,
+        **{
+            part: type(costs)(
+                **{name: float(f"{value:.5g}") for name, value in msgspec.structs.asdict(costs).items()}
+            )
+            for part, costs in (("cost", profile.cost), ("front", profile.front))
+        },
+    )
+
+
+IDLE_STEPS = 20
+"""Least number of idle steps in a run that counts as idle."""
+FULL = 0.9
+"""Least share of `max-num-seqs` in the fullest step of a saturated run."""
+COLOR_LIMIT = 5.0
+"""Error in percent from which colors are the same."""
+
+Errors = Mapping[str, Sequence[float]]
+"""Errors of each run by name, in the order of the figures."""
+
+
+def told(profile: Profile, model: str | None, errors: Errors, unseen: Errors) -> Profile:
+    """Returns the profile with its origin, its errors, and a summary of its check."""
+    checked = f"The {len(errors)} runs it was fitted on: {_summary(errors)}."
+    if unseen:
+        checked += f" {len(unseen)} runs that the fit never saw: {_summary(unseen)}."
+    else:
+        checked += " No run was kept back to judge with."
+    return msgspec.structs.replace(
+        profile,
+        source=f"Fitted by calibrate on {', '.join(errors)}; it started from: {profile.source}",
+        model=model or profile.model,
+        checked=checked,
+        errors={name: _line(of) for name, of in {**errors, **unseen}.items()},
+    )
+
+
+def as_yaml(profile: Profile, known: Sequence[Certainty]) -> str:
+    guessed = [it.name.replace("_", "-") for it in known if not it.identified]
+    head = ["# Constants in seconds. errors: in %, TTFT mean p50 p90 p99 | ITL | E2E."]
+    if guessed:
+        head.append(f"# Not identified by the recordings: {', '.join(guessed)}.")
+    return "\n".join(head) + "\n" + yaml.safe_dump(msgspec.to_builtins(profile), sort_keys=False, width=110)
+
+
+def errors_table(errors: Errors, unseen: Errors) -> str:
+    """Returns a table of errors in %, a row for each run."""
+    width = max(len(name) for name in [*errors, *unseen, "run"])
+    heads = "".join(f"{time + ' mean':>10}{'p50':>7}{'p90':>7}{'p99':>7}" for time in TIMES)
+    lines = [f"{'run':<{width}}{heads}"]
+    for title, of_runs in (("fitted", errors), ("not seen", unseen)):
+        if of_runs:
+            lines.append(f"{title}: {_summary(of_runs)}")
+        for name, of in of_runs.items():
+            cells = (f"{100 * error:>+{10 if place % 4 == 0 else 7}.1f}" for place, error in enumerate(of))
+            lines.append(f"{name:<{width}}{''.join(cells)}")
+    return "\n".join(lines)
+
+
+def constants_table(known: Sequence[Certainty]) -> str:
+    """Returns a table of the constants: start, fitted value, certainty."""
+    lines = [f"{'constant':<16}{'start':>12}{'fitted':>12}{'off by':>9}"]
+    for it in known:
+        name = it.name.replace("_", "-")
+        off = f"+-{it.off:.1%}" if it.off < 0.3 else f"x/{exp(it.off):.1f}"  # a factor once it is large
+        sure = "identified" if it.identified else "not identified"
+        lines.append(f"{name:<16}{it.start:>12.5g}{it.value:>12.5g}{off:>9}  {sure}")
+    return "\n".join(lines)
+
+
+def warnings(problem: Problem, played: Sequence[Replayed], known: Sequence[Certainty]) -> list[str]:
+    """Returns a line for each gap in the recordings."""
+    told = []
+    limit = problem.start.engine.max_num_seqs
+    if not any(it.most_running >= FULL * limit or it.preemptions for it in played):
+        most = max(it.most_running for it in played)
+        told.append(
+            f"no run saturates the engine (at most {most} of {limit} sequences): record one that does, or"
+            " what is predicted there is extrapolated"
+        )
+    if not any(it.idle_steps >= IDLE_STEPS for it in played):
+        told.append("no run idles: record one at a low rate, or wake and base stay guesses")
+    if not any(it.identified for it in known):
+        told.append(
+            "no constant is identified, so the profile says little more than its start: record more runs, of"
+            " different rates and lengths"
+        )
+    by_name = {it.name: it for it in known}
+    whole = by_name.get("base + weights")
+    parts = [by_name[name] for name in ("base", "weights") if name in by_name]
+    if whole is not None and whole.identified and not any(it.identified for it in parts):
+        told.append("base and weights are identified as a sum only")
+    return told
+
+
+def draw(errors: Errors, unseen: Errors, path: Path) -> None:
+    """Writes a PNG: the error of each figure of each run, as colors and numbers. Raises OSError."""
+    rows = {**errors, **{f"{name} (not seen)": of for name, of in unseen.items()}}
+    figure = import_module("matplotlib.figure").Figure(
+        figsize=(11, 1.6 + 0.4 * len(rows)), layout="constrained"
+    )
+    canvas = import_module("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    percent = [[100 * error for error in of] for of in rows.values()]
+    image = axes.imshow(percent, cmap="RdBu_r", vmin=-COLOR_LIMIT, vmax=COLOR_LIMIT, aspect="auto")
+    for row, of in enumerate(percent):
+        for column, error in enumerate(of):
+            color = "white" if abs(error) > 0.7 * COLOR_LIMIT else "black"
+            axes.text(column, row, f"{error:+.1f}", ha="center", va="center", fontsize=8, color=color)
+    axes.set_xticks(range(len(NAMES)), NAMES, rotation=30, ha="right", fontsize=8)
+    axes.set_yticks(range(len(rows)), list(rows), fontsize=8)
+    axes.set_title("simulated against recorded, error in %", fontsize=10)
+    figure.colorbar(image, ax=axes, label="%")
+    canvas.print_png(path)
+
+
+def _summary(errors: Errors) -> str:
+    sizes = sorted(100 * abs(error) for of in errors.values() for error in of)
+    p90 = sizes[int(0.9 * len(sizes))]
+    return (
+        f"median error {sizes[len(sizes) // 2]:.1f} %, mean {sum(sizes) / len(sizes):.1f} %, p90 {p90:.1f} %"
+    )
+
+
+def _line(errors: Sequence[float]) -> str:
+    cells = [f"{100 * error:+.1f}" for error in errors]
+    return " | ".join(" ".join(cells[place : place + 4]) for place in range(0, len(cells), 4))

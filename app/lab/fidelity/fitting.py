@@ -1,0 +1,198 @@
+"""Recorded runs, their replay on virtual time, and the errors of a profile's constants."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from math import exp, inf, sqrt
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from app.engine.core.batch import Batch
+from app.lab.fidelity.pod import GroupedRequest, Pod
+from app.lab.fidelity.simulation import Plan, simulate
+from app.lab.load.report import twelve
+from app.lab.load.trace import Load
+from config.profile import CostConstants, FrontCosts, Profile
+
+
+class Recording(Struct, kw_only=True):
+    """A run as seen by its client: requests in order of arrival, times in seconds."""
+
+    name: str
+    arrival_s: list[float]
+    """Times planned by the load."""
+    send_s: list[float]
+    first_s: list[float]
+    last_s: list[float]
+    input_tokens: list[int]
+    output_tokens: list[int]
+    in_flight: int | None = None
+    """Most requests that the client had in flight; None if unlimited or not in the file."""
+    notes: list[str] = []
+    """Remarks about the file, for users."""
+
+    @property
+    def load(self) -> Load:
+        columns = array("d", self.arrival_s), array("i", self.input_tokens), array("i", self.output_tokens)
+        return Load(self.name, *columns)
+
+    def figures(self) -> list[float]:
+        return twelve(self.send_s, self.first_s, self.last_s, self.output_tokens)
+
+
+class Replayed(Struct):
+    figures: list[float]
+    idle_steps: int
+    """Steps that began on an idle device."""
+    most_running: int
+    """Sequences in the fullest step."""
+    preemptions: int
+
+
+def replay(recording: Recording, profile: Profile, in_flight: int | None, turnaround_s: float) -> Replayed:
+    """Simulates the load of `recording`; the client has at most `in_flight` requests at a time."""
+    idle, end_s = 0, -inf
+
+    def watch(pod: Pod, batch: Batch[GroupedRequest], start_s: float, step_end_s: float) -> None:
+        nonlocal idle, end_s
+        idle += start_s > end_s
+        end_s = step_end_s
+
+    plan = Plan(profile=profile, in_flight=in_flight, turnaround_s=turnaround_s)
+    outcome = simulate(recording.load, plan, 1, lambda done: None, watch)
+    return Replayed(
+        figures=twelve(outcome.send_s, outcome.first_s, outcome.last_s, recording.output_tokens),
+        idle_steps=idle,
+        most_running=outcome.timeline.most_sequences,
+        preemptions=outcome.preemptions,
+    )
+
+
+SOFT = 0.004
+"""Error, as a share, below which the loss is flat: two runs of one server differ by as much."""
+PULL = 2e-5
+"""Loss of a candidate one spread away from the start."""
+KNOWN = 0.03
+"""Greatest standard deviation of an identified constant, as a share."""
+
+Costs = TypeVar("Costs", CostConstants, FrontCosts)
+
+
+class Constant(Struct, frozen=True):
+    """A fitted constant, on a logarithmic scale."""
+
+    name: str
+    spread: float
+    """Plausible distance from the start: natural logarithm of the ratio."""
+    least: float
+    """Start when the profile has 0, typical of measured devices."""
+    most: float = 10.0
+
+
+CONSTANTS = (
+    Constant("base", 0.5, 1e-3),
+    Constant("weights", 0.1, 1e-3),
+    Constant("expert_weights", 0.3, 0.0),
+    Constant("per_token", 0.15, 1e-6),
+    Constant("p", 0.4, 6.0, most=100.0),
+    Constant("tile", 0.5, 0.3, most=1.0),
+    Constant("per_context", 0.15, 1e-9),
+    Constant("per_attention", 0.4, 1e-10),
+    Constant("per_sequence", 0.6, 10e-6),
+    Constant("mixed_context", 0.7, 3e-9),
+    Constant("slowdown", 0.5, 0.2),
+    Constant("tau", 0.4, 0.04, most=100.0),
+    Constant("wake", 0.6, 2e-3),
+    Constant("front", 0.3, 2e-3),
+    Constant("front_per_token", 0.4, 0.5e-6),
+    Constant("out_per_stream", 0.4, 20e-6),
+)
+"""Constants in the order of reports."""
+
+
+class Certainty(Struct, frozen=True):
+    """A fitted constant; `off` is its standard deviation as a share."""
+
+    name: str
+    start: float
+    value: float
+    off: float
+
+    @property
+    def identified(self) -> bool:
+        return self.off <= KNOWN
+
+
+class Run(Struct, frozen=True):
+    """A recording, the limits of its client, and its figures."""
+
+    recording: Recording
+    in_flight: int | None
+    turnaround_s: float
+    figures: list[float]
+
+
+class Problem(Struct, frozen=True):
+    """A start and the runs to predict.
+
+    A candidate is a vector with the distance of each constant from its start, in spreads.
+    """
+
+    start: Profile
+    constants: tuple[Constant, ...]
+    values: tuple[float, ...]
+    """Start values of the constants."""
+    runs: tuple[Run, ...]
+
+    def candidate(self, x: Sequence[float]) -> dict[str, float]:
+        return {
+            constant.name: min(value * exp(constant.spread * step), constant.most)
+            for constant, value, step in zip(self.constants, self.values, x, strict=True)
+        }
+
+    def profile(self, x: Sequence[float]) -> Profile:
+        """Returns the start with the constants of a candidate."""
+        given = self.candidate(x)
+        given["p"] = max(1.0, given.get("p", self.start.cost.p))
+        return msgspec.structs.replace(
+            self.start, cost=_given_to(self.start.cost, given), front=_given_to(self.start.front, given)
+        )
+
+    def play(self, x: Sequence[float]) -> list[Replayed]:
+        profile = self.profile(x)
+        return [replay(run.recording, profile, run.in_flight, run.turnaround_s) for run in self.runs]
+
+    def errors(self, x: Sequence[float]) -> list[list[float]]:
+        return [relative(it.figures, run.figures) for it, run in zip(self.play(x), self.runs, strict=True)]
+
+    def loss(self, x: Sequence[float]) -> float:
+        """Returns the mean error of a candidate, smoothed by `SOFT`, plus the pull towards the start."""
+        errors = [error for run in self.errors(x) for error in run]
+        misfit = sum(sqrt(error * error + SOFT * SOFT) - SOFT for error in errors) / len(errors)
+        return misfit + PULL * sum(step * step for step in x)
+
+
+def make_problem(start: Profile, runs: Sequence[Run], fixed: Sequence[str] = ()) -> Problem:
+    """Makes the problem of fitting all constants but the `fixed` ones."""
+    values = _values(start)
+    constants = tuple(it for it in CONSTANTS if it.name not in fixed and (values[it.name] or it.least))
+    starts = tuple(values[it.name] or it.least for it in constants)
+    return Problem(start, constants, starts, tuple(runs))
+
+
+def relative(simulated: Sequence[float], recorded: Sequence[float]) -> list[float]:
+    """Returns errors as shares of the recorded figures."""
+    return [ours / theirs - 1 for ours, theirs in zip(simulated, recorded, strict=True)]
+
+
+def _values(profile: Profile) -> dict[str, float]:
+    return {**msgspec.structs.asdict(profile.cost), **msgspec.structs.asdict(profile.front)}
+
+
+def _given_to(costs: Costs, given: Mapping[str, float]) -> Costs:
+    return msgspec.structs.replace(
+        costs, **{name: value for name, value in given.items() if name in costs.__struct_fields__}
+    )

@@ -1,0 +1,261 @@
+"""One engine of an offline run: requests, KV blocks, the step loop, and a timeline of its use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from app.engine.core.batch import Batch, Blocks, Drafts, SchedulerLimits, SequenceState
+from app.engine.core.scheduler import Scheduler
+from app.engine.core.step_cost import CostModel
+from app.engine.core.step_loop import StepLoop
+from app.engine.kvcache.block_pool import Block, BlockPool, CountedBlocks
+from config.profile import EngineLimits, Profile
+
+
+class OfflineRequest(SequenceState):
+    """A request of an offline run, with times in seconds."""
+
+    __slots__ = ("arrival_s", "first_s", "last_s", "send_s")
+
+    def __init__(self, arrival_s: float, prompt_tokens: int, output_tokens: int) -> None:
+        super().__init__(prompt_tokens, output_tokens)
+        self.arrival_s = arrival_s
+        """Time planned by the load."""
+        self.send_s = arrival_s
+        self.first_s = -1.0
+        self.last_s = -1.0
+
+
+class GroupedRequest(OfflineRequest):
+    """A request of a load; requests of a group share the first `prefix_tokens` tokens of their prompts."""
+
+    __slots__ = ("group", "number", "prefix_tokens")
+
+    def __init__(self, number: int, arrival_s: float, prompt_tokens: int, output_tokens: int) -> None:
+        super().__init__(arrival_s, prompt_tokens, output_tokens)
+        self.number = number
+        """Position in the load."""
+        self.group = -1
+        self.prefix_tokens = 0
+
+
+class PrefixBlocks:
+    """A cache of `num_blocks` blocks, including vLLM's null block, with prefix caching between requests.
+
+    Without shared prompts its results equal those of `CountedBlocks` (a property test). A whole block of a
+    shared prefix can be found as soon as the step that computes the block is made.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks, on_evict=lambda hashes: None)
+        self.capacity = self.pool.capacity
+        self.held: dict[GroupedRequest, list[Block]] = {}
+        self._kept: dict[GroupedRequest, int] = {}
+        """Unshared blocks that preempted requests may find again."""
+        self.hits = 0
+        """Blocks found at the first admission of requests."""
+
+    @property
+    def free(self) -> int:
+        return self.pool.free
+
+    def find(self, sequence: GroupedRequest, tokens: int) -> int:
+        return len(self._found(sequence, (tokens - 1) // self.block_size))
+
+    def fits(self, sequence: GroupedRequest, tokens: int, found: int) -> bool:
+        used = sum(block.references > 0 for block in self._found(sequence, found))
+        return -(-tokens // self.block_size) - used <= self.free
+
+    def begin(self, sequence: GroupedRequest, found: int, count: int) -> None:
+        blocks = self._found(sequence, found)
+        self._kept.pop(sequence, None)
+        self.hits += 0 if sequence.preemptions else found
+        self.pool.use(blocks)
+        self.held[sequence] = blocks
+        self.grow(sequence, count)
+
+    def grow(self, sequence: GroupedRequest, count: int) -> None:
+        self.held[sequence] += self.pool.take(count)
+
+    def filled(self, sequence: GroupedRequest) -> None:
+        whole = min(sequence.computed // self.block_size, self._shared(sequence))
+        for place, block in enumerate(self.held[sequence][:whole]):
+            if block.hash is None:
+                self.pool.cache(block, _group_key(sequence.group, place))
+
+    def release(self, sequence: GroupedRequest, held: int, findable: int = 0) -> None:
+        blocks = self.held.pop(sequence)
+        for place, block in enumerate(blocks):
+            if block.hash is None:
+                self.pool.cache(block, _own_key(sequence, place))
+        if findable:
+            self._kept[sequence] = findable
+        self.pool.release(blocks)
+
+    def forget(self, sequence: GroupedRequest) -> None:
+        self._kept.pop(sequence, None)
+
+    def _shared(self, sequence: GroupedRequest) -> int:
+        """Returns the number of whole shared blocks of the prompt."""
+        return sequence.prefix_tokens // self.block_size
+
+    def _found(self, sequence: GroupedRequest, most: int) -> list[Block]:
+        """Returns the longest prefix of the first `most` blocks that is in the pool."""
+        shared, group = self._shared(sequence), sequence.group
+        return self.pool.longest_prefix(
+            _group_key(group, place) if place < shared else _own_key(sequence, place)
+            for place in range(min(most, max(shared, self._kept.get(sequence, 0))))
+        )
+
+
+def shared_keys(request: GroupedRequest, block_size: int) -> list[bytes]:
+    """Returns the keys of the whole shared blocks of a request."""
+    return [_group_key(request.group, place) for place in range(request.prefix_tokens // block_size)]
+
+
+def _group_key(group: int, place: int) -> bytes:
+    return b"g%d/%d" % (group, place)
+
+
+def _own_key(sequence: GroupedRequest, place: int) -> bytes:
+    return b"%d/%d" % (sequence.number, place)
+
+
+FIRST_BIN_S = 1 / 16
+MOST_BINS = 512
+
+
+class Timeline:
+    """Use of pods over time, in at most `MOST_BINS` bins, whose width doubles as needed."""
+
+    def __init__(self, begin_s: float) -> None:
+        self.begin_s = begin_s
+        self.bin_s = FIRST_BIN_S
+        self.sequences: list[float] = []
+        """Sequences of a step times its seconds, summed by bin."""
+        self.blocks: list[float] = []
+        """Used blocks times seconds, summed by bin."""
+        self.busy_s = 0.0
+        self.most_sequences = 0
+        self.most_blocks = 0
+        """Most blocks used at any time in any pod."""
+
+    def add(self, start_s: float, end_s: float, sequences: int, blocks: int) -> None:
+        """Adds a step, wholly to the bin of its start."""
+        place = int((start_s - self.begin_s) / self.bin_s)
+        while place >= MOST_BINS:
+            self._fold()
+            place >>= 1
+        missing = place + 1 - len(self.sequences)
+        if missing > 0:
+            self.sequences += [0.0] * missing
+            self.blocks += [0.0] * missing
+        took_s = end_s - start_s
+        self.sequences[place] += sequences * took_s
+        self.blocks[place] += blocks * took_s
+        self.busy_s += took_s
+        if sequences > self.most_sequences:
+            self.most_sequences = sequences
+        if blocks > self.most_blocks:
+            self.most_blocks = blocks
+
+    def join(self, other: Timeline) -> None:
+        """Adds the timeline of another pod, which must begin at the same time."""
+        while self.bin_s < other.bin_s:
+            self._fold()
+        while other.bin_s < self.bin_s:
+            other._fold()
+        self.sequences = _sums(self.sequences, other.sequences)
+        self.blocks = _sums(self.blocks, other.blocks)
+        self.busy_s += other.busy_s
+        self.most_sequences = max(self.most_sequences, other.most_sequences)
+        self.most_blocks = max(self.most_blocks, other.most_blocks)
+
+    def _fold(self) -> None:
+        self.bin_s *= 2
+        self.sequences = _sums(self.sequences[::2], self.sequences[1::2])
+        self.blocks = _sums(self.blocks[::2], self.blocks[1::2])
+
+
+def _sums(some: list[float], others: list[float]) -> list[float]:
+    if len(some) < len(others):
+        some, others = others, some
+    return [a + b for a, b in zip(some, others, strict=False)] + some[len(others) :]
+
+
+class Pod(StepLoop[GroupedRequest]):
+    """A simulated engine with the limits of `profile`. `ended` receives each request at its last token."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        cost: CostModel,
+        grouped: bool,
+        seed: str,
+        timeline: Timeline,
+        ended: Callable[[GroupedRequest], None],
+        watch: Watch | None = None,
+    ) -> None:
+        at = profile.engine
+        self.blocks: CountedBlocks | PrefixBlocks = (
+            PrefixBlocks(at.num_gpu_blocks, at.block_size)
+            if grouped and at.enable_prefix_caching
+            else CountedBlocks(at.num_gpu_blocks, at.block_size, at.enable_prefix_caching)
+        )
+        blocks: Blocks[GroupedRequest] = self.blocks
+        rates = profile.speculation
+        drafts = None if rates is None else Drafts(rates.acceptance, Random(seed))
+        scheduler = Scheduler(scheduler_limits(at), blocks, speculation=drafts)
+        super().__init__(scheduler, cost, profile.front, depth=2 if at.async_scheduling else 1)
+        self.due_s: float | None = None
+        """Time of the next work; None without any."""
+        self._timeline = timeline
+        self._watch = watch
+        self._ended = ended
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens found in the cache, left there by other requests."""
+        blocks = self.blocks
+        return blocks.hits * blocks.block_size if isinstance(blocks, PrefixBlocks) else 0
+
+    def cached_blocks(self, keys: Sequence[bytes]) -> int:
+        """Returns the number of blocks in the longest cached prefix of `keys`."""
+        blocks = self.blocks
+        if not keys or not isinstance(blocks, PrefixBlocks):
+            return 0
+        find = blocks.pool.longest_prefix
+        # Tails are evicted first, so the last block implies all earlier ones.
+        return len(keys) if find(keys[-1:]) else len(find(keys))
+
+    def step_made(self, batch: Batch[GroupedRequest], start_s: float, end_s: float) -> None:
+        blocks = self.blocks
+        self._timeline.add(start_s, end_s, batch.sequences, blocks.capacity - blocks.free)
+        if self._watch is not None:
+            self._watch(self, batch, start_s, end_s)
+
+    def step_over(self, batch: Batch[GroupedRequest], first_s: float, gap_s: float) -> None:
+        decodes, prefilled = batch.decodes, batch.prefilled
+        for place, request in enumerate(prefilled, len(decodes)):
+            if request.first_s < 0:
+                request.first_s = first_s + place * gap_s
+        for request in batch.ends:
+            late = request in prefilled
+            place = len(decodes) + prefilled.index(request) if late else decodes.index(request)
+            request.last_s = first_s + place * gap_s
+            self._ended(request)
+
+
+Watch = Callable[[Pod, Batch[GroupedRequest], float, float], None]
+"""Receives every step with its start and its end, in seconds."""
+
+
+def scheduler_limits(at: EngineLimits) -> SchedulerLimits:
+    return SchedulerLimits(
+        max_num_seqs=at.max_num_seqs,
+        max_num_batched_tokens=at.max_num_batched_tokens,
+        long_prefill_token_threshold=at.long_prefill_token_threshold,
+        enable_chunked_prefill=at.enable_chunked_prefill,
+    )

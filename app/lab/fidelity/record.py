@@ -1,0 +1,203 @@
+"""`python -m app record`: sends a load to a live server and records the times of each request."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from string import ascii_lowercase
+
+import msgspec
+
+from app.lab.load.recording_client import Measured, RecordError, RecordingClient, Wanted
+from app.lab.load.report import check_target, progress_of, whole_file, write_rows
+from app.lab.load.synthetic import Recipe, draw_load, lengths
+from app.lab.load.trace import MOST_TOKENS, Load, read_trace
+from app.serving.http.client import Answer, Target, exchange
+from config import ConfigError
+from config.flags import Parser, as_command, number_of, whole_number
+from config.installation import COMMAND
+
+ABOUT = f"""\
+Send a load to a live server (vLLM, or this one), and write when each request was sent, and when its first and
+its last token came: what {COMMAND} calibrate makes a profile of (docs/fidelity.md, "From a real vLLM to
+its understudy"). Prompts are random token ids, answers have exactly as many tokens as the load says.
+With --proxy it keeps the exchanges of others instead: {COMMAND} record --proxy --help.
+"""
+COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "send_s", "first_s", "last_s")
+TOKEN_IDS = range(1000, 30000)
+"""Token ids for prompts to a server without /tokenize: in most vocabularies, and special in none."""
+WORDS = " ".join(one + other for one in ascii_lowercase for other in ascii_lowercase)
+"""Text sent to /tokenize, to get valid token ids."""
+ANSWER_S = 10.0
+
+
+@as_command(RecordError)
+def run(argv: Sequence[str]) -> int:
+    _record(_parser().parse_args(argv))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    flags = Parser(prog=f"{COMMAND} record", description=ABOUT, allow_abbrev=False)
+    add = flags.add_argument
+    add("--target", required=True, metavar="URL", help="the server, such as http://host:8000")
+    add("--out", required=True, type=Path, metavar="FILE.csv[.gz]", help="file to write")
+    add("--trace", type=Path, metavar="FILE", help="the load: a CSV file, see simulate")
+    add("--rate", type=number_of(0, 1e6), metavar="R", help="or: requests a second, Poisson")
+    add("--seconds", type=number_of(0, 1e6), default=60.0, metavar="S", help="for so long [60]")
+    add(
+        "--input-tokens",
+        type=lengths("input"),
+        default="1000",
+        metavar="LENGTHS",
+        help="of prompts, see simulate [1000]",
+    )
+    add("--output-tokens", type=lengths("output"), default="128", metavar="LENGTHS", help="of answers [128]")
+    add("--in-flight", type=whole_number(1, 10000), metavar="N", help="requests under way at most [all]")
+    add("--model", metavar="NAME", help="to ask for [the first that the server serves]")
+    add("--api-key", metavar="KEY", help="of the server")
+    add(
+        "--longest",
+        type=whole_number(2, MOST_TOKENS),
+        default=4096,
+        metavar="N",
+        help="cuts drawn lengths [4096]",
+    )
+    add("--seed", type=whole_number(0), default=1, metavar="N", help="of load and prompts [1]")
+    return flags
+
+
+def _record(given: argparse.Namespace) -> None:
+    check_target(given.out)
+    target = read_target(given.target)
+    load = _load(given)
+    headers = {} if given.api_key is None else {"Authorization": f"Bearer {given.api_key}"}
+    model = given.model or _first_model(target, headers)
+    ids = _token_ids(target, headers, model)
+    gc.collect()
+    gc.disable()  # a collection would delay measured times
+    try:
+        with progress_of(sys.stderr, "sent", len(load), "requests") as sent:
+            recording = RecordingClient(target, headers, given.in_flight, time.perf_counter, sent)
+            measured = recording.run(Prompts(load, model, ids, given.seed))
+    finally:
+        gc.enable()
+    with whole_file(given.out) as part:
+        write_rows(part, COLUMNS, map(_row, measured))
+    took_s = measured[-1].last_s
+    late_ms = 1000 * max(it.send_s - it.arrival_s for it in measured)
+    held = "" if given.in_flight is None else f"; --in-flight {given.in_flight} held back sends"
+    print(
+        f"{given.out}: {len(measured)} requests in {took_s:.0f} s; sent at most {late_ms:.1f} ms late{held}"
+    )
+
+
+def read_target(url: str) -> Target:
+    """Returns the server at `url`. Raises ConfigError for anything but a plain HTTP URL."""
+    target = Target.of(url)
+    if target.scheme != "http":
+        raise ConfigError(f"target {url}: must be like http://host:8000 (TLS is not measured)")
+    return target
+
+
+def _load(given: argparse.Namespace) -> Load:
+    if (given.trace is None) == (given.rate is None):
+        raise ConfigError("record: either trace or rate must be given")
+    if given.trace is not None:
+        return read_trace(given.trace)
+    recipe = Recipe(
+        input_tokens=given.input_tokens,
+        output_tokens=given.output_tokens,
+        rate=given.rate,
+        seconds=given.seconds,
+        seed=given.seed,
+    )
+    return draw_load(recipe, given.longest)
+
+
+class Prompts:
+    """The requests of a load, with random prompts; prompts of one group share a prefix."""
+
+    def __init__(self, load: Load, model: str, ids: Sequence[int], seed: int) -> None:
+        self._load = load
+        self._token_ids = ids
+        self._model = model
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self._load)
+
+    def wanted(self, number: int) -> Wanted:
+        load = self._load
+        count, output = load.input_tokens[number], load.output_tokens[number]
+        prompt: list[int] = []
+        if load.group and load.prefix_tokens[number]:
+            prompt = self._ids(f"group {load.group[number]}", load.prefix_tokens[number])
+        prompt += self._ids(f"request {number}", count - len(prompt))
+        body = {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": output,
+            "min_tokens": output,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return Wanted(load.arrival_s[number], msgspec.json.encode(body), output)
+
+    def _ids(self, of: str, count: int) -> list[int]:
+        return Random(f"{self._seed}/{of}").choices(self._token_ids, k=count)
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+def _first_model(target: Target, headers: dict[str, str]) -> str:
+    status, body = _ask(target, headers, "GET", "/v1/models")
+    if status != 200:
+        raise RecordError(f"GET /v1/models: status {status}; does the server want an --api-key?")
+    try:
+        return msgspec.json.decode(body, type=_Models).data[0].id
+    except (msgspec.MsgspecError, IndexError):
+        raise RecordError("GET /v1/models: names no model; give --model") from None
+
+
+def _token_ids(target: Target, headers: dict[str, str], model: str) -> Sequence[int]:
+    """Returns ids in the model's vocabulary that are not special."""
+    question = msgspec.json.encode({"model": model, "prompt": WORDS, "add_special_tokens": False})
+    status, body = _ask(target, headers, "POST", "/tokenize", question)
+    if status != 200:
+        return TOKEN_IDS
+    try:
+        return sorted(set(msgspec.json.decode(body, type=_Tokens).tokens)) or TOKEN_IDS
+    except msgspec.MsgspecError:
+        return TOKEN_IDS
+
+
+def _ask(
+    target: Target, headers: dict[str, str], method: str, path: str, body: bytes | None = None
+) -> Answer:
+    try:
+        return exchange(target.address, method, target.prefix + path, body, ANSWER_S, headers)
+    except OSError as error:
+        raise RecordError(f"{target.address}: {error}") from None
+
+
+def _row(it: Measured) -> tuple[object, ...]:
+    moments = (f"{it.send_s:.6f}", f"{it.first_s:.6f}", f"{it.last_s:.6f}")
+    return f"{it.arrival_s:.6f}", it.input_tokens, it.output_tokens, *moments

@@ -1,0 +1,201 @@
+"""Search for the constants and their certainty: derivatives of the errors by numpy, then CMA-ES by `cma`.
+
+Constants compensate for each other, so the loss is a long narrow valley, and saturated runs make its floor
+rough. Gauss-Newton steps lead into the valley in few evaluations, and stall there. Their second derivatives
+give the valley's shape, from which CMA-ES starts; roughness does not hinder CMA-ES.
+"""
+
+from __future__ import annotations
+
+import signal
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from math import inf, sqrt
+from multiprocessing import get_context
+from typing import Protocol, TypeAlias, TypeVar
+
+import numpy
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from app.lab.fidelity.fitting import PULL, SOFT, Certainty, Problem
+
+STEP = 0.03
+"""Change of a constant's logarithm, for derivatives."""
+LONG_STEP = 0.1
+"""Change of a constant's logarithm for certainties: long, so that roughness does not pass for information."""
+DOWNHILL = 5
+"""Most Gauss-Newton steps."""
+LENGTHS = (1.0, 0.5, 0.2, 0.05)
+"""Shares of a Gauss-Newton step that are tried."""
+LONGEST = 1.5
+"""Most spreads that a constant moves in a Gauss-Newton step."""
+RISE = 2e-4
+"""Rise of the loss at distance 1 from the first candidate of CMA-ES."""
+SIGMA = 0.4
+"""Step size of the first generation of CMA-ES."""
+PATIENCE = 16
+"""Generations without an improvement after which the search ends."""
+WORTHWHILE = 0.01
+"""Least improvement, as a share of the loss."""
+NOISE = 0.008
+"""Least error of a figure from other causes than constants, as a share."""
+BEFORE = 2.0
+"""Prior standard deviation of a constant from its start, in spreads."""
+
+Array: TypeAlias = NDArray[numpy.float64]
+Vector: TypeAlias = Sequence[float]
+Result = TypeVar("Result")
+
+
+class Spread(Protocol):
+    """Returns a function's results for many candidates, in their order."""
+
+    def __call__(
+        self, function: Callable[[Vector], Result], candidates: Sequence[Vector]
+    ) -> list[Result]: ...
+
+
+class Progress(Struct, frozen=True):
+    evaluations: int
+    best: float
+    """The least loss so far."""
+
+
+class Found(Struct, frozen=True):
+    x: list[float]
+    loss: float
+    evaluations: int
+    why: str
+    """Reason for the end of the search."""
+
+
+@contextmanager
+def mapped(jobs: int) -> Iterator[Spread]:
+    """Yields `map`, spread over `jobs` processes."""
+    if jobs == 1:
+        yield lambda function, candidates: [function(x) for x in candidates]
+        return
+    # Spawned, as the threads of the parent's numerical libraries do not survive a fork.
+    with get_context("spawn").Pool(jobs, _ignore_interrupts) as pool:
+        yield lambda function, candidates: pool.map(function, candidates, chunksize=1)
+
+
+class Search:
+    """One search, done by `run`."""
+
+    def __init__(self, problem: Problem, spread: Spread, most: int, tell: Callable[[Progress], None]) -> None:
+        """`most` limits the evaluations, roughly; without improvements the search ends earlier."""
+        self._problem = problem
+        self._spread = spread
+        self._most = most
+        self._tell = tell
+        self._evaluations = 0
+        self._best = [0.0] * len(problem.constants)
+        self._loss = inf
+
+    def run(self, seed: int) -> Found:
+        self._losses([self._best])
+        for _ in range(DOWNHILL):
+            if self._evaluations >= self._most or not self._step_down():
+                break
+        why = self._wander(seed)
+        return Found(self._best, self._loss, self._evaluations, why)
+
+    def _losses(self, candidates: Sequence[list[float]]) -> list[float]:
+        found = self._spread(self._problem.loss, candidates)
+        self._evaluations += len(candidates)
+        least = min(range(len(found)), key=found.__getitem__)
+        if found[least] < self._loss:
+            self._best, self._loss = candidates[least], found[least]
+        self._tell(Progress(self._evaluations, self._loss))
+        return found
+
+    def _curvature(self) -> tuple[Array, Array]:
+        """Returns second (n, n) and first (n,) derivative of the loss at the best candidate.
+
+        Both are approximated by a sum of squares with the weights of the loss (Gauss-Newton).
+        """
+        x = numpy.array(self._best)
+        self._evaluations += 2 * len(x) + 1
+        errors, rows = slopes(self._problem, self._best, self._spread)
+        weighted = rows / numpy.sqrt(errors * errors + SOFT * SOFT) / len(errors)
+        return weighted @ rows.T + 2 * PULL * numpy.eye(len(x)), weighted @ errors + 2 * PULL * x
+
+    def _step_down(self) -> bool:
+        """Takes a Gauss-Newton step; returns True when the loss improved by a twentieth."""
+        second, first = self._curvature()
+        before, x = self._loss, numpy.array(self._best)
+        step = numpy.linalg.solve(second, first).clip(-LONGEST, LONGEST)
+        self._losses([(x - share * step).tolist() for share in LENGTHS])
+        return self._loss < 0.95 * before
+
+    def _wander(self, seed: int) -> str:
+        """Runs CMA-ES around the best candidate, with axes of equal rise; returns the reason for its end."""
+        second, _ = self._curvature()
+        second += 2 * RISE * numpy.eye(len(second))  # limits each axis to one spread
+        axes = sqrt(2 * RISE) * numpy.linalg.cholesky(numpy.linalg.inv(second))
+        middle, strategy = numpy.array(self._best), _strategy(len(second), seed)
+        mark, since = self._loss, 0
+        while self._evaluations < self._most:
+            asked = strategy.ask()
+            strategy.tell(asked, self._losses([(middle + axes @ z).tolist() for z in asked]))
+            since += 1
+            if self._loss < mark * (1 - WORTHWHILE):
+                mark, since = self._loss, 0
+            if since >= PATIENCE or strategy.stop():
+                self._losses([(middle + axes @ strategy.result.xfavorite).tolist()])
+                return "nothing improved any more"
+        return "all evaluations were done"
+
+
+def slopes(problem: Problem, x: Vector, spread: Spread, step: float = STEP) -> tuple[Array, Array]:
+    """Returns the errors (m,) at a candidate, and their derivatives (n, m) by its numbers.
+
+    Costs two evaluations for each constant, plus one. A longer `step` averages over roughness.
+    """
+    moves = step / numpy.array([constant.spread for constant in problem.constants])
+    moved = [(numpy.array(x) + sign * row).tolist() for row in numpy.diag(moves) for sign in (1, -1)]
+    seen = numpy.array([numpy.ravel(errors) for errors in spread(problem.errors, [*moved, list(x)])])
+    return seen[-1], (seen[0:-1:2] - seen[1:-1:2]) / (2 * moves[:, numpy.newaxis])
+
+
+def certainties(problem: Problem, x: Sequence[float], spread: Spread) -> list[Certainty]:
+    """Returns the certainty of all constants in their order, then of the sum of base and weights.
+
+    Errors are taken as linear in the constants near the best candidate. Bayesian linear regression gives the
+    standard deviation of each constant. The noise is the remaining error, the prior is `BEFORE` spreads.
+    """
+    errors, rows = slopes(problem, x, spread, LONG_STEP)
+    noise = max(NOISE, float(numpy.sqrt(numpy.mean(errors * errors))))
+    covariance = numpy.linalg.inv(rows @ rows.T / noise**2 + numpy.eye(len(x)) / BEFORE**2)
+    values = problem.candidate(x)
+    start = dict(zip((it.name for it in problem.constants), problem.values, strict=True))
+    told = [
+        Certainty(it.name, start[it.name], values[it.name], it.spread * sqrt(covariance[place, place]))
+        for place, it in enumerate(problem.constants)
+    ]
+    if not {"base", "weights"} <= set(start):
+        return told
+    # Recordings separate the two only with steps of very different sizes.
+    whole = values["base"] + values["weights"]
+    shares = numpy.array(
+        [it.spread * values[it.name] / whole * (it.name in ("base", "weights")) for it in problem.constants]
+    )
+    off = sqrt(shares @ covariance @ shares)
+    return [*told, Certainty("base + weights", start["base"] + start["weights"], whole, off)]
+
+
+def _strategy(size: int, seed: int):  # type: ignore[no-untyped-def]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the package warns about missing optional packages
+        cma = import_module("cma")
+        options = {"seed": seed + 1, "verbose": -9, "verb_log": 0}  # seed 0 would be a random seed
+        return cma.CMAEvolutionStrategy([0.0] * size, SIGMA, options)
+
+
+def _ignore_interrupts() -> None:
+    """Leaves Ctrl-C to the parent process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,499 @@
+"""`python -m app simulate`: simulates a load on engines, on virtual time."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from app.lab.fidelity.processes import cores, each
+from app.lab.fidelity.simulation import (
+    Outcome,
+    Plan,
+    StepCosts,
+    Told,
+    check_engine,
+    check_load,
+    longest_tokens,
+    simulate,
+    usual_costs,
+)
+from app.lab.fidelity.summary import (
+    MOST,
+    Objective,
+    Point,
+    Summary,
+    Sweep,
+    best,
+    curve,
+    draw_run,
+    draw_sweep,
+    read_objectives,
+    read_sweep,
+    summarize,
+    table,
+    write_requests,
+)
+from app.lab.load.policies import POLICIES, RANDOM
+from app.lab.load.report import check_target, progress_of, whole_file
+from app.lab.load.synthetic import (
+    ARRIVALS,
+    BURSTINESS,
+    BURSTY,
+    POISSON,
+    RAMP,
+    Recipe,
+    draw_load,
+    lengths,
+    read_lengths,
+)
+from app.lab.load.trace import MOST_TOKENS, Load, read_trace
+from config import ConfigError, UsageError
+from config.datasheet import profile_of
+from config.devices import DEVICES
+from config.flags import (
+    Parser,
+    add_section,
+    as_argument,
+    as_command,
+    duration_of,
+    kind_of,
+    number_of,
+    whole_number,
+)
+from config.installation import COMMAND, check_installed
+from config.profile import DEFAULT_PROFILE, EngineLimits, Profile
+from config.settings import Settings, Table, table_of
+from config.validation import check
+from config.validation import read as read_setting
+
+if TYPE_CHECKING:
+    from app.lab.fidelity.film import Film
+
+ABOUT = """\
+Simulate a load on an engine, or on a fleet of them, on virtual time: the steps that timing steps plays live
+(docs/fidelity.md). The load is a trace, or it is drawn. A DURATION is 60us, 250ms or 1.5s. LENGTHS are N,
+N:lognormal, N:lognormal:SIGMA, N:uniform (half to three halves of N), LOW-HIGH or sharegpt.
+"""
+MOST_SECONDS = 10_000_000.0
+ENGINE = ("max-num-seqs", "max-num-batched-tokens", "num-gpu-blocks-override", "block-size", "max-model-len")
+THRESHOLD = "long-prefill-token-threshold"
+SWITCHES = ("enable-chunked-prefill", "enable-prefix-caching", "async-scheduling")
+Group = argparse._ArgumentGroup
+PLAIN = table_of(Settings)
+STDOUT = Path("-")
+Plugged = Callable[[Settings, Profile], tuple[str, StepCosts] | None]
+"""Returns name and step costs of the plugin in the settings that supplies them for a profile, if any."""
+INPUT_TOKENS, OUTPUT_TOKENS = "1000:lognormal", "128:lognormal"
+"""Default lengths, which vary, as equal lengths would favor policies that ignore load."""
+DRAWN = ("rate", "arrivals", "burstiness", "ramp_from", "input_tokens", "output_tokens", "seconds") + (
+    *("num_requests", "prefix_groups", "prefix_tokens"),
+)
+"""Flags of a synthetic load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Options of the command; either `trace` or `recipe` is None."""
+
+    profile_name: str
+    plan: Plan
+    trace: Path | None
+    recipe: Recipe | None
+    sweep: Sweep | None
+    objectives: tuple[Objective, ...]
+    processes: int
+    json: Path | None
+    requests: Path | None
+    plot: Path | None
+    html: Path | None = None
+
+
+def read(argv: Sequence[str], plugged: Plugged) -> Options:
+    """Returns the options. Raises ConfigError, in one line, for wrong values and for conflicts."""
+    kind = kind_of(argv, {})
+    given = parser(table_of(kind)).parse_args(list(argv))
+    profile = profile_of(given.profile, given.device, given.tensor_parallel_size, given.model_config)
+    limits = _engine(profile.engine, given)
+    check_engine(limits, f"profile {given.profile} with the flags")
+    swept = "" if given.sweep is None else given.sweep.name
+    if given.turnaround is not None and given.in_flight is None and swept != "in-flight":
+        raise UsageError("--turnaround goes with --in-flight")
+    name, costs = _costs(given, kind, profile, plugged)
+    options = Options(
+        profile_name=name,
+        plan=Plan(
+            profile=msgspec.structs.replace(profile, engine=limits),
+            step_costs=costs,
+            pods=given.pods,
+            policy=given.policy,
+            in_flight=given.in_flight,
+            turnaround_s=given.turnaround or 0.0,
+            seed=given.seed,
+        ),
+        trace=given.trace,
+        recipe=_recipe(given, swept == "rate"),
+        sweep=given.sweep,
+        objectives=given.slo or (),
+        processes=given.processes,
+        json=given.json,
+        requests=given.requests,
+        plot=given.plot,
+        html=given.html,
+    )
+    _check_files(options)
+    return options
+
+
+def _costs(
+    given: argparse.Namespace, kind: type[Settings], profile: Profile, plugged: Plugged
+) -> tuple[str, StepCosts]:
+    """Returns the name of the simulated engine, and the costs of its steps by profile or plugin."""
+    if not kind.PLUGINS:
+        return given.profile, usual_costs
+    table = table_of(kind)
+    groups = plugin_groups(table)
+    texts = {row: getattr(given, row.name) for row in table.rows if row.group in groups}
+    sources = {row.name: f"flag --{row.name}" for row in texts}
+    values = {row.name: read_setting(row, text, sources[row.name]) for row, text in texts.items() if text}
+    settings = kind().changed(values)
+    check(settings, sources)
+    found = plugged(settings, profile)
+    return (
+        (given.profile, usual_costs) if found is None else (f"{given.profile}, steps by {found[0]}", found[1])
+    )
+
+
+def _engine(at: EngineLimits, given: argparse.Namespace) -> EngineLimits:
+    """Returns the limits of the profile, with the flags' values in place of theirs."""
+    changes: dict[str, int] = {}
+    for name in (*ENGINE, *SWITCHES, THRESHOLD):
+        field = name.replace("-", "_")
+        if (value := getattr(given, field)) is not None:
+            changes[field.removesuffix("_override")] = value
+    return msgspec.structs.replace(at, **changes)
+
+
+def _recipe(given: argparse.Namespace, rate_is_swept: bool) -> Recipe | None:
+    named = [name for name in DRAWN if getattr(given, name) is not None]
+    if given.trace is not None:
+        if named or rate_is_swept:
+            other = "--sweep rate" if rate_is_swept else "--" + named[0].replace("_", "-")
+            raise UsageError(f"{other} is of a load that is drawn, and --trace is a whole load")
+        return None
+    _check_drawn(given, rate_is_swept)
+    return Recipe(
+        input_tokens=given.input_tokens or read_lengths(INPUT_TOKENS, "input"),
+        output_tokens=given.output_tokens or read_lengths(OUTPUT_TOKENS, "output"),
+        rate=given.sweep.values[0] if rate_is_swept else given.rate,
+        arrivals=given.arrivals or POISSON,
+        burstiness=given.burstiness or BURSTINESS,
+        ramp_from=given.ramp_from or 0.0,
+        seconds=given.seconds,
+        requests=given.num_requests,
+        prefix_groups=given.prefix_groups or 0,
+        prefix_tokens=given.prefix_tokens or 0,
+        seed=given.seed,
+    )
+
+
+def _check_drawn(given: argparse.Namespace, rate_is_swept: bool) -> None:
+    has_rate = given.rate is not None or rate_is_swept
+    for wrong, rule in (
+        (
+            not has_rate and given.num_requests is None,
+            "a load is missing: give --trace FILE, or --rate with --seconds, or --num-requests",
+        ),
+        (rate_is_swept and given.rate is not None, "--rate must not be given with --sweep rate"),
+        (
+            not has_rate and (given.seconds is not None or given.arrivals is not None),
+            "--seconds and --arrivals go with --rate",
+        ),
+        (
+            has_rate and given.seconds is None and given.num_requests is None,
+            "a load that has a rate alone never ends: give --seconds or --num-requests",
+        ),
+        (
+            given.arrivals == RAMP and given.seconds is None,
+            "--arrivals ramp needs --seconds: by then it has come to its rate",
+        ),
+        (
+            given.burstiness is not None and given.arrivals != BURSTY,
+            "--burstiness goes with --arrivals bursty",
+        ),
+        (given.ramp_from is not None and given.arrivals != RAMP, "--ramp-from goes with --arrivals ramp"),
+        (
+            (given.prefix_groups is None) != (given.prefix_tokens is None),
+            "--prefix-groups and --prefix-tokens go together",
+        ),
+    ):
+        if wrong:
+            raise UsageError(rule)
+
+
+def _check_files(options: Options) -> None:
+    """Raises ConfigError for files that cannot be written, before the simulation."""
+    for name, path in (("requests", options.requests), ("html", options.html)):
+        if options.sweep is not None and path is not None:
+            raise UsageError(f"--{name} is of one run, not of --sweep")
+    named = [options.requests, options.plot, options.html, None if options.json == STDOUT else options.json]
+    targets = [path for path in named if path is not None]
+    for path in targets:
+        check_target(path)
+        if targets.count(path) > 1 or path == options.trace:
+            raise UsageError(f"{path} is named twice")
+
+
+def parser(table: Table = PLAIN) -> argparse.ArgumentParser:
+    """Makes the parser; flags without a default in help are None if absent. `table` has plugins' settings."""
+    flags = Parser(prog=f"{COMMAND} simulate", description=ABOUT, allow_abbrev=False)
+    told = f"what steps cost, and the engine's limits [{DEFAULT_PROFILE}]"
+    flags.add_argument("--profile", default=DEFAULT_PROFILE, metavar="NAME|FILE|auto", help=told)
+    _add_data_sheet(flags.add_argument_group("What profile auto is made of"))
+    _add_load(flags.add_argument_group("A load from a file"))
+    _add_drawn(flags.add_argument_group("A load that is drawn"))
+    _add_client(flags.add_argument_group("Client and fleet"))
+    _add_engine(flags.add_argument_group("Limits of the engine, vLLM's: the profile says what is not given"))
+    _add_results(flags.add_argument_group("Results"))
+    for name in plugin_groups(table):
+        try:
+            add_section(flags, table, name)
+        except argparse.ArgumentError as error:
+            raise ConfigError(f"plugin {name}: {error}; simulate has a flag of that name") from None
+    return flags
+
+
+def plugin_groups(table: Table) -> list[str]:
+    """Returns the sections of the settings that belong to plugins."""
+    return ["plugins", *(name for name in table.sections if name not in PLAIN.sections)]
+
+
+def _add_data_sheet(group: Group) -> None:
+    group.add_argument("--device", help=f"one of {', '.join(DEVICES)}")
+    group.add_argument("--model-config", metavar="PATH", help="the model's config.json, or its folder")
+    group.add_argument(
+        "--tensor-parallel-size", type=whole_number(1, 1024), default=1, metavar="N", help="devices [1]"
+    )
+
+
+def _add_load(group: Group) -> None:
+    group.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE.csv[.gz]",
+        help="columns arrival_s, input_tokens, output_tokens; where prompts share a beginning, also "
+        "prefix_group and prefix_tokens; others are ignored",
+    )
+
+
+def _add_drawn(group: Group) -> None:
+    add, whole = group.add_argument, whole_number(1, MOST_TOKENS)
+    rate = partial(number_of, 0, MOST["rate"])
+    add("--rate", type=rate(), help="requests a second; without it they are there from the start")
+    add("--arrivals", choices=ARRIVALS, help="how they come [poisson]")
+    shape = "of bursty gaps: 1 is as poisson, less is burstier [0.25]"
+    add("--burstiness", type=number_of(0, 1000), metavar="SHAPE", help=shape)
+    add("--ramp-from", type=rate(zero=True), metavar="RATE", help="with which a ramp to --rate begins [0]")
+    add("--input-tokens", type=lengths("input"), metavar="LENGTHS", help="of prompts [1000:lognormal]")
+    add("--output-tokens", type=lengths("output"), metavar="LENGTHS", help="of answers [128:lognormal]")
+    add("--seconds", type=number_of(0, MOST_SECONDS), help="how long requests come")
+    add("--num-requests", type=whole, metavar="N", help="how many come at the most")
+    add("--prefix-groups", type=whole, metavar="N", help="groups whose prompts begin alike [none]")
+    add("--prefix-tokens", type=whole, metavar="N", help="with which they do, before the input tokens")
+    seed = "of load, routing and speculation [1]"
+    add("--seed", type=whole_number(0, 1 << 31), default=1, metavar="N", help=seed)
+
+
+def _add_client(group: Group) -> None:
+    add = group.add_argument
+    places = "requests under way at the most; the next ones wait for a place [no limit]"
+    add("--in-flight", type=whole_number(1, MOST["in-flight"]), metavar="N", help=places)
+    pause = "from the end of a request until another one takes its place [0]"
+    add("--turnaround", type=duration_of(3600), metavar="DURATION", help=pause)
+    add("--pods", type=whole_number(1, MOST["pods"]), default=1, metavar="N", help="engines [1]")
+    add("--policy", choices=POLICIES, default=RANDOM, help=f"which of them gets a request [{RANDOM}]")
+
+
+def _add_engine(group: Group) -> None:
+    for name in ENGINE:
+        least = 2 if "blocks" in name else 1
+        group.add_argument(f"--{name}", type=whole_number(least, MOST_TOKENS), metavar="N")
+    group.add_argument(f"--{THRESHOLD}", type=whole_number(0, MOST_TOKENS), metavar="N")
+    for name in SWITCHES:
+        group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction)
+
+
+def _add_results(group: Group) -> None:
+    add = group.add_argument
+    add("--json", type=Path, metavar="FILE", help="the figures; - is stdout, without the table then")
+    add("--requests", type=Path, metavar="FILE.csv", help="moments of each request: send, first, last")
+    picture = "latency, batch and cache over time; of a sweep its curve"
+    add("--plot", type=Path, metavar="FILE.png", help=picture)
+    add("--html", type=Path, metavar="FILE.html", help="the run as a page to look through, moment by moment")
+    sweep = f"a run for each value of one of {', '.join(MOST)}"
+    add("--sweep", type=as_argument(read_sweep), metavar="NAME=FROM:TO:STEP", help=sweep)
+    goals = "such as ttft_p99=500ms,itl_p99=50ms"
+    add("--slo", type=as_argument(read_objectives), metavar="LIMITS", help=goals)
+    count = whole_number(1, 1024)
+    add("--processes", type=count, default=cores(), metavar="N", help="of sweeps and fleets [one a core]")
+
+
+Write = Callable[[Path], object]
+
+
+@as_command()
+def run(argv: Sequence[str], plugged: Plugged = lambda settings, profile: None) -> int:
+    """Returns the exit status. `plugged` returns step costs from plugins; by default none."""
+    try:
+        options = read(argv, plugged)
+        if options.plot is not None:
+            check_installed("fleet", "--plot")
+        # Millions of objects without reference cycles: collections would find nothing.
+        gc.disable()
+        if options.sweep is None:
+            _run_once(options)
+        else:
+            _run_sweep(options, options.sweep)
+    except BrokenPipeError:  # for the caller: standard output is closed
+        raise
+    except OSError as error:
+        print(f"error: {error.filename or 'simulate'}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    finally:
+        gc.enable()
+    return 0
+
+
+def _run_once(options: Options) -> None:
+    name, unit = ("drawn", "requests") if options.trace is None else ("read", "bytes")
+    with progress_of(sys.stderr, name, _size(options), unit) as progress:
+        load = _load(options, progress)
+    film = None if options.html is None else _film(options, load)
+    with progress_of(sys.stderr, "simulated", len(load), "requests") as progress:
+        watch = None if film is None else film.watch
+        outcome = simulate(load, options.plan, options.processes, progress, watch)
+        summary = summarize(load, options.plan, outcome, options.profile_name)
+    files: dict[Path, Write] = {}
+    if options.requests is not None:
+        files[options.requests] = lambda path: write_requests(path, load, outcome)
+    if options.html is not None and film is not None:
+        files[options.html] = lambda path: _write_film(path, film, outcome)
+    if options.plot is not None:
+        title = f"{options.profile_name}: {_told(options, load)}"
+        files[options.plot] = lambda path: draw_run(load, options.plan, outcome, title, path)
+    verdicts = [f"{it}: {'met' if it.met(summary) else 'not met'}" for it in options.objectives]
+    _give(
+        options, msgspec.json.encode(summary), "\n".join([_head(options), table(summary), *verdicts]), files
+    )
+
+
+def _film(options: Options, load: Load) -> Film:
+    from app.lab.fidelity.film import Film  # and the console
+
+    return Film(load, options.plan, f"{options.profile_name}: {_told(options, load)}")
+
+
+def _write_film(path: Path, film: Film, outcome: Outcome) -> None:
+    from app.console.page import report_of
+
+    path.write_text(report_of(film.picture(), film.frames(outcome)), "utf-8")
+
+
+def _run_sweep(options: Options, sweep: Sweep) -> None:
+    jobs = [_at(options, sweep.name, value) for value in sweep.values]
+    summaries: dict[int, Summary] = {}
+    with progress_of(sys.stderr, f"swept {sweep.name}", len(jobs), "points") as progress:
+        for number, summary in each(_point, jobs, options.processes, lambda: progress(len(summaries))):
+            summaries[number] = summary
+    points = [
+        Point(value=value, meets_slo=_meets(options, summaries[number]), summary=summaries[number])
+        for number, value in enumerate(sweep.values)
+    ]
+    word, value = best(sweep.name, points)
+    document = {"sweep": sweep.name, word: value, "points": points}
+    files: dict[Path, Write] = {}
+    if options.plot is not None:
+        files[options.plot] = lambda path: draw_sweep(sweep.name, points, options.profile_name, path)
+    text = curve(sweep.name, points, options.objectives)
+    _give(options, msgspec.json.encode(document), f"{_head(options)}\n{text}", files)
+
+
+def _at(options: Options, name: str, value: float) -> Options:
+    if name == "rate":
+        assert options.recipe is not None
+        return replace(options, recipe=replace(options.recipe, rate=value))
+    count = int(value)
+    plan = options.plan
+    plan = replace(plan, pods=count) if name == "pods" else replace(plan, in_flight=count)
+    return replace(options, plan=plan)
+
+
+def _point(options: Options) -> Summary:
+    gc.disable()
+    load = _load(options, lambda done: None)
+    outcome = simulate(load, options.plan, 1, lambda done: None)
+    return summarize(load, options.plan, outcome, options.profile_name)
+
+
+def _meets(options: Options, summary: Summary) -> bool | None:
+    if not options.objectives:
+        return None
+    return all(objective.met(summary) for objective in options.objectives)
+
+
+def _size(options: Options) -> int:
+    """Returns the size of the load, for progress: expected requests, or bytes of a trace."""
+    if options.recipe is not None:
+        return round(options.recipe.expected)
+    assert options.trace is not None
+    return options.trace.stat().st_size if options.trace.is_file() else 0
+
+
+def _load(options: Options, told: Told) -> Load:
+    engine = options.plan.profile.engine
+    if options.recipe is not None:
+        load = draw_load(options.recipe, longest_tokens(engine), told)
+    else:
+        assert options.trace is not None
+        load = read_trace(options.trace, told)
+    check_load(load, engine)
+    return load
+
+
+def _head(options: Options) -> str:
+    """Returns the heading of a table: profile, load and fleet."""
+    swept = "" if options.sweep is None else options.sweep.name
+    plan, recipe = options.plan, options.recipe
+    load = f"trace {options.trace}" if recipe is None else f"drawn load, {recipe}, seed {recipe.seed}"
+    if recipe is not None and swept == "rate":
+        load = load.replace(f" at {recipe.rate:g}/s", "", 1)
+    if plan.in_flight is not None and swept != "in-flight":
+        load += f", {plan.in_flight} in flight at most"
+    one = plan.pods == 1 and swept != "pods"
+    fleet = "" if one else f"; {'' if swept == 'pods' else f'{plan.pods} '}pods, {plan.policy}"
+    return f"{options.profile_name}: {load}{fleet}"
+
+
+def _told(options: Options, load: Load) -> str:
+    origin = options.trace.name if options.trace is not None else "drawn"
+    fleet = f", {options.plan.pods} pods, {options.plan.policy}" if options.plan.pods > 1 else ""
+    return f"{len(load):,} requests, {origin}{fleet}"
+
+
+def _give(options: Options, document: bytes, text: str, files: dict[Path, Write]) -> None:
+    """Writes all files, or none; then prints the table, or the document for `--json -`."""
+    document = msgspec.json.format(document) + b"\n"
+    if options.json is not None and options.json != STDOUT:
+        files[options.json] = lambda path: path.write_bytes(document)
+    with ExitStack() as parts:
+        for path, write in files.items():
+            write(parts.enter_context(whole_file(path)))
+    print(document.decode() if options.json == STDOUT else text, end="" if options.json == STDOUT else "\n")

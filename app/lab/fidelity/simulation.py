@@ -1,0 +1,289 @@
+"""Simulates loads on one engine or on a fleet of engines, on virtual time."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from random import Random
+
+from msgspec import Struct
+
+from app.engine.core.step_cost import CostModel, StepCost
+from app.lab.fidelity.pod import GroupedRequest, Pod, Timeline, Watch, shared_keys
+from app.lab.fidelity.processes import each
+from app.lab.load.policies import BLIND, RANDOM, RandomChoice, RoundRobin, make_policy
+from app.lab.load.trace import Load
+from config import ConfigError
+from config.profile import EngineLimits, Profile
+
+OFTEN = 1024
+"""Requests between two progress calls."""
+SLICE_S = 1.0
+"""Virtual seconds between two progress calls after all requests are sent."""
+
+Told = Callable[[int], None]
+"""Receives the number of finished requests."""
+
+
+StepCosts = Callable[[Profile], CostModel]
+"""Makes the cost model of one engine."""
+
+
+def usual_costs(profile: Profile) -> CostModel:
+    return StepCost(profile.cost)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Options of a simulation besides the load."""
+
+    profile: Profile
+    pods: int = 1
+    policy: str = RANDOM
+    in_flight: int | None = None
+    """Most requests of the client at a time, over all pods; None is no limit."""
+    turnaround_s: float = 0.0
+    """Seconds from the last token of a request until the next request takes its place."""
+    seed: int = 1
+    step_costs: StepCosts = usual_costs
+
+    @property
+    def routing(self) -> Random:
+        return Random(f"{self.seed}/{self.policy}")
+
+    @property
+    def apart(self) -> bool:
+        """True when the pods of a fleet are independent, so that each can be simulated alone."""
+        return self.pods > 1 and self.policy in BLIND and self.in_flight is None
+
+
+class Outcome:
+    """Results of a load: columns in order of its requests, and sums."""
+
+    def __init__(self, load: Load) -> None:
+        blank = array("d", bytes(8 * len(load)))
+        self.send_s: array[float] = array("d", blank)
+        self.first_s: array[float] = array("d", blank)
+        self.last_s: array[float] = blank
+        self.pod: array[int] = array("i", bytes(4 * len(load)))
+        self.steps = 0
+        self.preemptions = 0
+        self.cached_tokens = 0
+        self.timeline = Timeline(load.arrival_s[0] if load else 0.0)
+
+    def put(self, numbers: array[int], pod: int, part: Outcome) -> None:
+        for mine, its in (
+            (self.send_s, part.send_s),
+            (self.first_s, part.first_s),
+            (self.last_s, part.last_s),
+        ):
+            for number, moment in zip(numbers, its, strict=True):
+                mine[number] = moment
+        for number in numbers:
+            self.pod[number] = pod
+        self.steps += part.steps
+        self.preemptions += part.preemptions
+        self.cached_tokens += part.cached_tokens
+        self.timeline.join(part.timeline)
+
+
+class Simulation:
+    """All pods on one virtual time. Requests are sent in order, each to the pod that the policy chooses.
+
+    A heap has the next work of each pod, so that idle pods cost nothing.
+    """
+
+    def __init__(
+        self, load: Load, plan: Plan, told: Told, first_pod: int = 0, watch: Watch | None = None
+    ) -> None:
+        """`first_pod` is the number of the first simulated pod in the whole fleet."""
+        self._load = load
+        self._plan = plan
+        self._told = told
+        self.outcome = out = Outcome(load)
+        self.pods = [
+            Pod(
+                plan.profile,
+                plan.step_costs(plan.profile),
+                bool(load.group),
+                f"{plan.seed}/{number}",
+                out.timeline,
+                self._ended,
+                watch,
+            )
+            for number in range(first_pod, first_pod + plan.pods)
+        ]
+        self._policy = make_policy(plan.policy, self._cached, plan.routing)
+        self._numbers = range(plan.pods)
+        self._due: list[tuple[float, int]] = []
+        """Heap of times and pods with work; an entry that differs from the pod's `due_s` is outdated."""
+        self._places = None if plan.in_flight is None else [-math.inf] * plan.in_flight
+        """Heap of times at which the client's places are free, as far as known; None without a limit."""
+        self._counts = [0] * plan.pods
+        """Requests in flight by pod."""
+        self._endings: list[tuple[float, int]] = []
+        """Heap of the known ends of requests: times and pods."""
+        self._done = 0
+
+    def run(self) -> Outcome:
+        for number in range(len(self._load)):
+            request = self._request(number)
+            request.send_s = send_s = self._send_s(request.arrival_s)
+            self._settle(send_s)
+            self._send(request)
+            if not number % OFTEN:
+                self._told(self._done)
+        while self._due:
+            self._settle(self._due[0][0] + SLICE_S)
+            self._told(self._done)
+        out = self.outcome
+        out.steps = sum(pod.steps for pod in self.pods)
+        out.preemptions = sum(pod.scheduler.preemptions for pod in self.pods)
+        out.cached_tokens = sum(pod.cached_tokens for pod in self.pods)
+        return out
+
+    def _request(self, number: int) -> GroupedRequest:
+        load = self._load
+        request = GroupedRequest(
+            number, load.arrival_s[number], load.input_tokens[number], load.output_tokens[number]
+        )
+        if load.group:
+            request.group, request.prefix_tokens = load.group[number], load.prefix_tokens[number]
+        return request
+
+    def _cached(self, request: GroupedRequest) -> dict[int, float]:
+        """Returns the cached blocks of a request's shared prefix by pod, like an indexer without delay."""
+        keys = shared_keys(request, self._plan.profile.engine.block_size)
+        return {number: pod.cached_blocks(keys) for number, pod in enumerate(self.pods)} if keys else {}
+
+    def _send_s(self, arrival_s: float) -> float:
+        """Returns the time of sending: `arrival_s`, or later if the client has no free place then."""
+        places = self._places
+        if places is None:
+            return arrival_s
+        while not places or (places[0] > arrival_s and self._due and self._due[0][0] < places[0]):
+            due_s, number = heappop(self._due)  # this step may end a request before the known ends
+            self._advance(number, due_s, due_s)
+        return max(arrival_s, heappop(places))
+
+    def _settle(self, until_s: float) -> None:
+        due, just_before_s = self._due, math.nextafter(until_s, -math.inf)
+        while due and due[0][0] < until_s:
+            due_s, number = heappop(due)
+            self._advance(number, due_s, just_before_s)
+
+    def _advance(self, number: int, due_s: float, until_s: float) -> None:
+        pod = self.pods[number]
+        if pod.due_s == due_s:
+            pod.due_s = next_s = pod.advance(until_s)
+            if next_s is not None:
+                heappush(self._due, (next_s, number))
+
+    def _send(self, request: GroupedRequest) -> None:
+        endings, counts = self._endings, self._counts
+        while endings and endings[0][0] <= request.send_s:
+            counts[heappop(endings)[1]] -= 1
+        number = self._policy.choose(request, self._numbers, counts)
+        counts[number] += 1
+        self.outcome.pod[request.number] = number
+        pod = self.pods[number]
+        pod.send(request, request.send_s)
+        due_s = pod.next_s()
+        if due_s is not None and due_s != pod.due_s:
+            pod.due_s = due_s
+            heappush(self._due, (due_s, number))
+
+    def _ended(self, request: GroupedRequest) -> None:
+        out, number = self.outcome, request.number
+        out.send_s[number], out.first_s[number] = request.send_s, request.first_s
+        out.last_s[number] = last_s = request.last_s
+        heappush(self._endings, (last_s, out.pod[number]))
+        if self._places is not None:
+            heappush(self._places, last_s + self._plan.turnaround_s)
+        self._done += 1
+
+
+class _PodJob(Struct, frozen=True):
+    load: Load
+    plan: Plan
+    pod: int
+    begin_s: float
+
+
+def simulate(load: Load, plan: Plan, processes: int, told: Told, watch: Watch | None = None) -> Outcome:
+    """Simulates `load`. `told` receives the number of finished requests, `watch` each step."""
+    if watch is not None or not plan.apart:
+        return Simulation(load, plan, told, watch=watch).run()
+    numbers = _by_pod(load, plan)
+    begin_s, done = load.arrival_s[0], [0]
+    jobs = []
+    for pod, its in enumerate(numbers):
+        jobs.append(_PodJob(load.part(its), plan, pod, begin_s))
+        told(0)
+    outcome = Outcome(load)
+    for pod, part in each(_simulate_pod, jobs, processes, lambda: told(sum(done))):
+        outcome.put(numbers[pod], pod, part)
+        done.append(len(numbers[pod]))
+        told(sum(done))
+    return outcome
+
+
+def _by_pod(load: Load, plan: Plan) -> list[array[int]]:
+    policy = RandomChoice(plan.routing) if plan.policy == RANDOM else RoundRobin()
+    numbers: list[array[int]] = [array("i") for _ in range(plan.pods)]
+    nobody = [0] * plan.pods
+    for number in range(len(load)):
+        numbers[policy.choose(None, range(plan.pods), nobody)].append(number)
+    return numbers
+
+
+def _simulate_pod(job: _PodJob) -> Outcome:
+    alone = replace(job.plan, pods=1)
+    simulation = Simulation(job.load, alone, lambda done: None, job.pod)
+    simulation.outcome.timeline.begin_s = job.begin_s
+    return simulation.run()
+
+
+def check_engine(at: EngineLimits, origin: str) -> None:
+    """Raises ConfigError, which begins with `origin`, for limits with which an engine cannot work."""
+    if at.max_num_batched_tokens < at.max_num_seqs:
+        raise ConfigError(
+            f"{origin}: max-num-batched-tokens {at.max_num_batched_tokens} must not be less than "
+            f"max-num-seqs {at.max_num_seqs}, or some sequences would never get a token"
+        )
+    if at.max_model_len is None:
+        return
+    blocks = -(-at.max_model_len // at.block_size) + 1
+    if at.num_gpu_blocks < blocks:
+        raise ConfigError(
+            f"{origin}: {at.num_gpu_blocks} blocks of {at.block_size} tokens must hold a prompt of "
+            f"max-model-len {at.max_model_len}, and the null block: {blocks} do"
+        )
+    if not at.enable_chunked_prefill and at.max_num_batched_tokens < at.max_model_len:
+        raise ConfigError(
+            f"{origin}: without chunked prefill max-num-batched-tokens {at.max_num_batched_tokens} must not "
+            f"be less than max-model-len {at.max_model_len}"
+        )
+
+
+def longest_tokens(at: EngineLimits) -> int:
+    """Returns the most tokens of a request, prompt and answer together."""
+    longest = (at.num_gpu_blocks - 1) * at.block_size
+    if not at.enable_chunked_prefill:
+        longest = min(longest, at.max_num_batched_tokens)
+    return longest if at.max_model_len is None else min(longest, at.max_model_len)
+
+
+def check_load(load: Load, at: EngineLimits) -> None:
+    """Raises ConfigError for the first request that the engine could never finish."""
+    longest = longest_tokens(at)
+    for number, (tokens_in, tokens_out) in enumerate(zip(load.input_tokens, load.output_tokens, strict=True)):
+        if tokens_in + tokens_out > longest:
+            rule = "max-model-len" if longest == at.max_model_len else "what cache and budget hold"
+            raise ConfigError(
+                f"{load.row(number)}: input_tokens {tokens_in} and output_tokens {tokens_out} together must "
+                f"not exceed {rule}, {longest} tokens"
+            )

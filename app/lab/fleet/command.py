@@ -1,0 +1,323 @@
+"""`python -m app fleet`: measures the effect of prefix-aware routing on TTFT, on one machine."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import NoReturn, TextIO
+
+import gevent
+import msgspec
+
+from app.engine.simulated.corpus import Corpus, sample_sentences
+from app.lab.fleet import report
+from app.lab.fleet.fleet import REPLY_TOKENS, Fleet, check_flags, make_plan, running_fleet
+from app.lab.fleet.processes import HOST, FleetError
+from app.lab.fleet.proxy import Proxy, server_of
+from app.lab.fleet.report import Summary, summarize
+from app.lab.fleet.routing import COMPARED, NO_MORE, PolicyMaker, policy_of
+from app.lab.load.client import LoadClient
+from app.lab.load.policies import POLICIES
+from app.lab.load.report import check_target, progress_of
+from app.lab.load.workload import Compose, Workload, arrivals, make_workload
+from app.text import Tokenizer, TokenizerError
+from config import ConfigError, Settings, UsageError
+from config.flags import Parser, number_of, whole_number
+from config.installation import COMMAND, check_installed, install, missing
+from config.loader import load
+
+ABOUT = """\
+Start pods, an indexer and a proxy on this machine, play a workload of shared prefixes, and show the time to
+the first token with each way of routing (docs/fleet.md). Settings of the server are flags here, too: the pods
+and the indexer get them.
+"""
+MOST_PODS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of the command. `concurrency` (requests at once) or `rate` (requests a second) is None."""
+
+    pods: int
+    requests: int
+    groups: int
+    prefix_tokens: int
+    concurrency: int | None
+    rate: float | None
+    policies: tuple[str, ...]
+    """Names of policies; empty is the default choice of `with_policies`."""
+    seed: int
+    png: Path | None
+    json: Path | None
+    serve: bool
+
+
+def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
+    """Returns the options and the remaining flags. Raises ConfigError, in one line, for wrong values."""
+    given, flags = _parser().parse_beside_settings(argv)
+    if given.png is not None and not given.no_png:
+        check_installed("fleet", "--png")
+    for path in (given.png, given.json):
+        check_target(path)
+    options = Options(
+        pods=given.pods,
+        requests=given.requests,
+        groups=given.groups,
+        prefix_tokens=given.prefix_tokens,
+        concurrency=None if given.rate else given.concurrency,
+        rate=given.rate,
+        policies=tuple(dict.fromkeys(given.policies or ())),
+        seed=given.seed,
+        png=None if given.no_png else given.png or Path("fleet.png"),
+        json=given.json,
+        serve=given.serve,
+    )
+    return options, flags
+
+
+def with_policies(options: Options, more: Iterable[str]) -> Options:
+    """Fills in the default policies where none is given. Raises UsageError for an unknown one."""
+    known = (*POLICIES, *more)
+    for name in options.policies:
+        if name not in known:
+            told = ", ".join(map(repr, known))
+            raise UsageError(f"argument --policies: invalid choice: {name!r} (choose from {told})")
+    return replace(options, policies=options.policies or (*COMPARED, *more))
+
+
+def _parser() -> Parser:
+    flags = Parser(prog=f"{COMMAND} fleet", description=ABOUT, allow_abbrev=False)
+    whole = whole_number(1)
+    flags.add_argument("--pods", type=whole_number(1, MOST_PODS), default=4, help="servers to start [4]")
+    flags.add_argument("--requests", type=whole, default=200, help="requests to send under each policy [200]")
+    flags.add_argument("--groups", type=whole, default=10, help="system prompts that they share [10]")
+    flags.add_argument("--prefix-tokens", type=whole, default=2000, help="length of a system prompt [2000]")
+    load = flags.add_mutually_exclusive_group()
+    load.add_argument("--concurrency", type=whole, default=12, help="requests that run at once [12]")
+    load.add_argument(
+        "--rate", type=number_of(0, 1e6), help="requests a second instead, however many then run at once"
+    )
+    flags.add_argument(
+        "--policies",
+        nargs="+",
+        help=f"ways of routing: {', '.join(POLICIES)}, and those of plugins [all but least-requests]",
+        metavar="POLICY",
+    )
+    flags.add_argument(
+        "--seed", type=whole_number(0, 2**31), default=1, help="of workload, routing and pods [1]"
+    )
+    picture = flags.add_mutually_exclusive_group()
+    picture.add_argument("--png", type=Path, help="picture to draw [fleet.png, with matplotlib]")
+    picture.add_argument("--no-png", action="store_true", help="draw none")
+    flags.add_argument("--json", type=Path, help="file for the figures, every TTFT among them")
+    flags.add_argument("--serve", action="store_true", help="play nothing: serve until Ctrl-C, tell the URLs")
+    return flags
+
+
+CHECK_EVERY_S = 1.0
+
+
+Plugged = Callable[[Settings], Mapping[str, PolicyMaker]]
+"""Returns the policies of the plugins in the settings, by name."""
+
+
+def run(
+    argv: Sequence[str],
+    tokenizer_of: Callable[[Settings], Tokenizer],
+    plugged: Plugged = lambda settings: NO_MORE,
+) -> int:
+    """Returns the exit status. `tokenizer_of` makes the tokenizer that a pod would use."""
+    progress = Progress(sys.stderr)
+    options = None
+    try:
+        options, flags = read(argv)
+        check_flags(flags)
+        settings = load(flags, {}, warn=lambda text: progress.note(f"warning: {text}"))
+        more = plugged(settings)
+        options = with_policies(options, more)
+        with _ended_by_signals():
+            _run(options, settings, flags, _composer(tokenizer_of(settings)), progress, more)
+    except (ConfigError, FleetError, TokenizerError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return getattr(error, "status", 1)
+    except BrokenPipeError:  # for the caller: standard output is closed
+        raise
+    except OSError as error:
+        print(f"error: {error.filename or 'fleet'}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        if options is not None and options.serve:
+            return 0
+        print("error: interrupted", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(
+    options: Options,
+    settings: Settings,
+    flags: Sequence[str],
+    compose: Compose,
+    progress: Progress,
+    more: Mapping[str, PolicyMaker],
+) -> None:
+    workload = make_workload(options.requests, options.groups, options.prefix_tokens, options.seed, compose)
+    plan = make_plan(settings, flags, workload, options.pods, options.seed)
+    with ExitStack() as ends:
+        with progress.phase("starting indexer and pods", options.pods + 1) as step:
+            fleet = ends.enter_context(running_fleet(plan, options.pods, time.monotonic, gevent.sleep, step))
+        if options.serve:
+            _serve(fleet, options, more)
+        summaries = demonstrate(fleet, workload, options, time.perf_counter, progress, more)
+    _show(summaries, options, workload)
+
+
+def _serve(fleet: Fleet, options: Options, more: Mapping[str, PolicyMaker]) -> NoReturn:
+    """Serves a proxy for every policy until a signal raises KeyboardInterrupt.
+
+    Raises FleetError when a process ends.
+    """
+    with ExitStack() as ends:
+        addresses = [
+            (policy, ends.enter_context(proxied(fleet, policy, options.seed, more))[0])
+            for policy in options.policies
+        ]
+        print("\n".join(_urls(addresses, fleet)), flush=True)
+        while True:
+            gevent.sleep(CHECK_EVERY_S)
+            fleet.processes.check()
+
+
+def demonstrate(
+    fleet: Fleet,
+    workload: Workload,
+    options: Options,
+    now: Callable[[], float],
+    progress: Progress,
+    more: Mapping[str, PolicyMaker] = NO_MORE,
+) -> list[Summary]:
+    """Runs each policy with empty caches, and returns the figures. Raises FleetError when a process ends."""
+    summaries = []
+    for name in options.policies:
+        fleet.forget()
+        with progress.phase(name, len(workload.requests)) as step:
+            summaries.append(_run_policy(fleet, workload, options, name, now, step, more))
+        fleet.processes.check()
+    return summaries
+
+
+@contextmanager
+def proxied(
+    fleet: Fleet, policy: str, seed: int, more: Mapping[str, PolicyMaker] = NO_MORE
+) -> Iterator[tuple[str, Proxy]]:
+    """Yields the address (host:port) of a proxy that routes by `policy`, and the proxy."""
+    proxy = Proxy(fleet.pods, policy_of(policy, fleet.indexer.scores, Random(f"{seed}/{policy}"), more))
+    server = server_of(proxy)
+    server.start()
+    try:
+        yield f"{HOST}:{server.server_port}", proxy
+    finally:
+        server.stop(timeout=1)
+
+
+def _run_policy(
+    fleet: Fleet,
+    workload: Workload,
+    options: Options,
+    policy: str,
+    now: Callable[[], float],
+    step: Callable[[], None],
+    more: Mapping[str, PolicyMaker],
+) -> Summary:
+    gaps_s = arrivals(options.rate, Random(f"{options.seed}/arrivals")) if options.rate else None
+    with proxied(fleet, policy, options.seed, more) as (address, proxy):
+        client = LoadClient(address, fleet.model, REPLY_TOKENS, now)
+        begun_s = now()
+        samples = client.run(workload, options.concurrency, gaps_s, lambda sample: step())
+        return summarize(policy, samples, now() - begun_s, fleet.pods, proxy.policy.fallbacks)
+
+
+def _urls(addresses: Sequence[tuple[str, str]], fleet: Fleet) -> list[str]:
+    """Returns the URLs of the fleet, a line each; `addresses` are pairs of policy and proxy address."""
+    lines = [f"proxy, {policy}: http://{address}" for policy, address in addresses]
+    lines += [f"pod {number}: http://{pod}" for number, pod in enumerate(fleet.pods)]
+    return [*lines, f"indexer: http://{fleet.indexer.address}"]
+
+
+def _show(summaries: Sequence[Summary], options: Options, workload: Workload) -> None:
+    print(report.table(summaries))
+    for line in report.notes(summaries):
+        print(line)
+    if options.json is not None:
+        _write_json(summaries, options, options.json)
+    if options.png is None:
+        return
+    if missing("fleet"):
+        print(f"no picture: {install('fleet')}")
+        return
+    load_text = f"{options.rate:g} requests/s" if options.rate else f"{options.concurrency} at once"
+    title = f"{options.pods} pods, {len(workload.requests)} requests, {load_text}, "
+    report.draw(
+        summaries, title + f"{options.groups} prefixes of {options.prefix_tokens} tokens", options.png
+    )
+    print(f"picture: {options.png}")
+
+
+def _write_json(summaries: Sequence[Summary], options: Options, path: Path) -> None:
+    names = ("pods", "requests", "groups", "prefix_tokens", "concurrency", "rate", "seed")
+    asked = {name: getattr(options, name) for name in names}
+    document = {"options": asked, "policies": summaries}
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+
+
+def _composer(tokenizer: Tokenizer) -> Compose:
+    book = Corpus(tokenizer, sample_sentences())
+
+    def compose(tokens: int, rng: Random) -> str:
+        return "".join(book.compose(tokens, rng)[1])
+
+    return compose
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Ends the block by KeyboardInterrupt, raised in this greenlet, on SIGINT, SIGTERM and SIGHUP."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    this = gevent.getcurrent()
+    watchers = [gevent.signal_handler(number, gevent.kill, this, KeyboardInterrupt) for number in numbers]
+    try:
+        yield
+    finally:
+        for watcher, number, handler in zip(watchers, numbers, before, strict=True):
+            watcher.cancel()
+            signal.signal(number, handler)
+
+
+class Progress:
+    """Reports phases on `stream`: a progress line on a terminal, a line for each phase elsewhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    @contextmanager
+    def phase(self, name: str, steps: int) -> Iterator[Callable[[], None]]:
+        """Begins a phase; yields a callback to call after each of its `steps`."""
+        if not self._stream.isatty():
+            self.note(f"{name} ...")
+            yield lambda: None
+            return
+        done = count(1)
+        with progress_of(self._stream, name, steps, "steps") as progress:
+            yield lambda: progress(next(done))
+
+    def note(self, text: str) -> None:
+        """Prints a line that stays."""
+        print(text, file=self._stream, flush=True)

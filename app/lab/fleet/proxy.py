@@ -1,0 +1,128 @@
+"""A WSGI application that forwards each request to the pod that a policy chooses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from http.client import HTTPException, HTTPResponse
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+from gevent.pywsgi import WSGIServer
+
+from app.lab.fleet.processes import HOST
+from app.lab.fleet.routing import GENERATING, Incoming, Policy
+from app.serving.http.client import ROUTED_TO, Connection
+from app.serving.http.relay import (
+    CLIENT,
+    HOP_BY_HOP,
+    READ_TIMEOUT_S,
+    ClientHandler,
+    Relay,
+    refuse,
+    reply,
+    request_headers,
+    watched,
+)
+
+Choose = Callable[[Incoming, Sequence[str], Mapping[str, int]], str]
+
+
+class Proxy:
+    """Forwards POST /v1/completions and /v1/chat/completions, and GET /v1/models to the least loaded pod.
+
+    GET /health and GET /routing return the counters of the proxy. Pods that refuse a connection are skipped;
+    without a reachable pod the response has status 502.
+    """
+
+    def __init__(self, pods: Sequence[str], policy: Policy) -> None:
+        """`pods` are addresses, host:port."""
+        self.pods = tuple(pods)
+        self.policy = policy
+        self.in_flight = Counter(dict.fromkeys(pods, 0))
+        self.routed = Counter(dict.fromkeys(pods, 0))
+        self.unreachable: Counter[str] = Counter()
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Handles a WSGI request. The client's socket in `environ` shows that a client has disconnected."""
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        incoming = Incoming(path, environ["wsgi.input"].read())
+        if method == "POST" and path in GENERATING:
+            return self._forward(incoming, environ, start_response, self.policy.choose)
+        if method == "GET" and path == "/v1/models":
+            return self._forward(incoming, environ, start_response, _least_loaded)
+        if method == "GET" and path in ("/health", "/routing"):
+            return reply(start_response, "200 OK", self.statistics())
+        return refuse(start_response, "404 Not Found", f"{method} {path} is not forwarded")
+
+    def statistics(self) -> dict[str, object]:
+        return {
+            "routed": dict(self.routed),
+            "in_flight": dict(self.in_flight),
+            "unreachable": dict(self.unreachable),
+            "fallbacks": self.policy.fallbacks,
+        }
+
+    def _forward(
+        self, incoming: Incoming, environ: WSGIEnvironment, start_response: StartResponse, choose: Choose
+    ) -> Iterable[bytes]:
+        left = list(self.pods)
+        while left:
+            pod = choose(incoming, left, self.in_flight)
+            connection = Connection(pod, READ_TIMEOUT_S)
+            self.in_flight[pod] += 1
+            try:
+                connection.connect()
+            except OSError:
+                self.in_flight[pod] -= 1
+                self.unreachable[pod] += 1
+                left.remove(pod)
+                continue
+            return self._relayed(pod, connection, incoming, environ, start_response)
+        return refuse(start_response, "502 Bad Gateway", "no pod can be reached")
+
+    def _relayed(
+        self,
+        pod: str,
+        connection: Connection,
+        incoming: Incoming,
+        environ: WSGIEnvironment,
+        start_response: StartResponse,
+    ) -> Iterable[bytes]:
+        """Returns the pod's response, which counts as in flight until it is closed."""
+        self.routed[pod] += 1
+        relay = Relay(connection, watched(environ.get(CLIENT), connection.cut), lambda: self._release(pod))
+        try:
+            method, body = environ["REQUEST_METHOD"], incoming.body or None
+            connection.request(method, _target(environ), body, request_headers(environ))
+            response = connection.getresponse()
+        except (OSError, HTTPException) as error:
+            relay.close()
+            return refuse(start_response, "502 Bad Gateway", f"{pod} gave no answer: {error!r}", pod)
+        except BaseException:
+            relay.close()
+            raise
+        start_response(f"{response.status} {response.reason}", _response_headers(response, pod))
+        return relay.of(response)
+
+    def _release(self, pod: str) -> None:
+        self.in_flight[pod] -= 1
+
+
+def server_of(application: WSGIApplication, port: int = 0) -> WSGIServer:
+    """Returns a loopback server, not yet started and without a log; port 0 is any free port."""
+    return WSGIServer((HOST, port), application, handler_class=ClientHandler, log=None, error_log=None)
+
+
+def _least_loaded(incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
+    return min(pods, key=in_flight.__getitem__)
+
+
+def _target(environ: WSGIEnvironment) -> str:
+    query = environ.get("QUERY_STRING")
+    path: str = environ["PATH_INFO"]
+    return f"{path}?{query}" if query else path
+
+
+def _response_headers(response: HTTPResponse, pod: str) -> list[tuple[str, str]]:
+    headers = [(name, value) for name, value in response.getheaders() if name.lower() not in HOP_BY_HOP]
+    return [*headers, (ROUTED_TO, pod)]

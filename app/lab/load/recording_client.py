@@ -1,0 +1,241 @@
+"""A measuring client: sends requests at their times and records the arrival of each piece.
+
+Each request is a greenlet that only stores bytes. All bytes found by one poll of the event loop get the
+poll's time. Responses are parsed when the loop is idle. A burst of many streams, such as one step of an
+engine, therefore delays no recorded time.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+import gevent
+from gevent.pool import Pool
+from gevent.socket import wait
+from msgspec import Struct
+from urllib3.util.wait import wait_for_read
+
+from app.serving.http.client import COMPLETIONS, JSON, Connection, StreamError, Target, one_line, read_stream
+
+END = b"0\r\n\r\n"
+"""End of a chunked body."""
+HEAD_END = b"\r\n\r\n"
+RECEIVE_BYTES = 1 << 18
+REUSE_S = 2.0
+"""Longest idle time in seconds of a reused connection; servers close idle ones after a few seconds."""
+AHEAD = 64
+"""Requests that are composed before they are due."""
+PATIENCE_S = 300.0
+"""Longest pause of a response in seconds."""
+CONNECT_S = 10.0
+
+Pieces = list[tuple[float, bytes]]
+"""Received bytes and their times in seconds."""
+
+
+class RecordError(Exception):
+    """A failure of the server, in one line."""
+
+
+class Wanted(Struct):
+    arrival_s: float
+    body: bytes
+    output_tokens: int
+
+
+class Measured(Struct):
+    """Result of a request; seconds since the start."""
+
+    number: int
+    arrival_s: float
+    send_s: float
+    first_s: float
+    last_s: float
+    input_tokens: int
+    output_tokens: int
+
+
+class Load(Protocol):
+    """Requests in order of arrival."""
+
+    def __len__(self) -> int: ...
+
+    def wanted(self, number: int) -> Wanted: ...
+
+
+class RecordingClient:
+    """Sends a load to a server, at most `in_flight` requests at a time."""
+
+    def __init__(
+        self,
+        target: Target,
+        headers: dict[str, str],
+        in_flight: int | None,
+        now: Callable[[], float],
+        tell: Callable[[int], None],
+    ) -> None:
+        """`now` returns seconds, `tell` receives the number of sent requests."""
+        self._target = target
+        given = {"Host": target.address, **JSON, **headers}
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in given.items())
+        self._running = Pool(in_flight)
+        self._now = now
+        self._tell = tell
+        self._start_s = self._woken_s = 0.0
+        self._idle: deque[tuple[float, Connection]] = deque()
+        """Idle connections, the most recently used last."""
+        self._measured: list[Measured] = []
+
+    def run(self, load: Load) -> list[Measured]:
+        """Returns the results in order of arrival. Raises RecordError at the first failure."""
+        self._start_s = self._now()
+        caller = gevent.getcurrent()
+        try:
+            with self._looking():
+                for number, wanted in enumerate(self._due(load)):
+                    self._running.spawn(self._measure, number, wanted, caller)
+                    self._tell(number + 1)
+                self._running.join()
+        finally:
+            self._running.kill()
+            for _, connection in self._idle:
+                connection.close()
+        return sorted(self._measured, key=lambda it: it.number)
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        """Records the time of each poll of the event loop."""
+        loop = gevent.get_hub().loop
+        look = loop.check(ref=False, priority=loop.MAXPRI)
+
+        def looked() -> None:
+            self._woken_s = self._passed_s()
+
+        look.start(looked)
+        try:
+            yield
+        finally:
+            look.stop()
+            look.close()
+
+    def _passed_s(self) -> float:
+        return self._now() - self._start_s
+
+    def _due(self, load: Load) -> Iterator[Wanted]:
+        """Yields each request when it is due; composes the next ones while waiting."""
+        ready: deque[Wanted] = deque()
+        for number in range(len(load)):
+            wanted = ready.popleft() if ready else load.wanted(number)
+            while (left_s := wanted.arrival_s - self._passed_s()) > 0:
+                following = number + 1 + len(ready)
+                if len(ready) < AHEAD and following < len(load):
+                    ready.append(load.wanted(following))
+                    left_s = 0.0
+                gevent.sleep(left_s)
+            yield wanted
+
+    def _measure(self, number: int, wanted: Wanted, caller: gevent.Greenlet) -> None:
+        named = f"request {number + 1}"
+        try:
+            send_s, pieces = self._exchange(wanted)
+            gevent.idle()
+            self._measured.append(_measured(named, number, wanted, send_s, pieces))
+        except RecordError as error:
+            gevent.kill(caller, error)
+        except OSError as error:
+            gevent.kill(caller, RecordError(f"{named}: {error.strerror or error}"))
+
+    def _exchange(self, wanted: Wanted) -> tuple[float, Pieces]:
+        """Returns the time of sending, and the pieces of the response."""
+        connection = self._connection()
+        try:
+            head = f"POST {self._target.prefix}{COMPLETIONS} HTTP/1.1\r\n{self._headers}"
+            request = f"{head}Content-Length: {len(wanted.body)}\r\n\r\n".encode() + wanted.body
+            send_s = self._passed_s()
+            with suppress(BrokenPipeError, ConnectionResetError):  # the response so far has the reason
+                connection.sock.sendall(request)
+            pieces, is_whole = self._received(connection.sock)
+        except BaseException:
+            connection.close()
+            raise
+        if is_whole:
+            self._idle.append((self._now(), connection))
+        else:
+            connection.close()
+        return send_s, pieces
+
+    def _received(self, sock: socket.socket) -> tuple[Pieces, bool]:
+        """Returns the pieces, and whether the response is whole rather than cut by the connection's end."""
+        pieces: Pieces = []
+        tail, size, received = b"", None, 0
+        readable = gevent.get_hub().loop.io(sock.fileno(), 1)
+        try:
+            while True:
+                wait(readable, PATIENCE_S)
+                at_s = self._woken_s
+                data = sock.recv(RECEIVE_BYTES)
+                if not data:
+                    return pieces, False
+                pieces.append((at_s, data))
+                received += len(data)
+                tail = (tail + data)[-len(END) :]
+                if size is None:
+                    size = _size(b"".join(piece for _, piece in pieces))
+                if received >= size if size else tail == END:
+                    return pieces, True
+        finally:
+            readable.close()
+
+    def _connection(self) -> Connection:
+        while self._idle:
+            idle_s, connection = self._idle.pop()
+            if self._now() - idle_s < REUSE_S and not wait_for_read(connection.sock, 0):
+                return connection
+            connection.close()
+        connection = Connection(self._target.address, CONNECT_S)
+        try:
+            connection.connect()
+        except OSError as error:
+            raise RecordError(f"cannot connect: {error.strerror or error}") from None
+        return connection
+
+
+def _size(begun: bytes) -> int | None:
+    """Returns the size in bytes of a response from its beginning; 0 if chunked, None before the head ends."""
+    head, found, _ = begun.partition(HEAD_END)
+    if not found:
+        return None
+    _, found, rest = head.lower().partition(b"\r\ncontent-length:")
+    digits = rest.partition(b"\r\n")[0].strip()
+    return len(head) + len(HEAD_END) + int(digits) if found and digits.isdigit() else 0
+
+
+def _measured(named: str, number: int, wanted: Wanted, send_s: float, pieces: Pieces) -> Measured:
+    """Reads a response. Raises RecordError for an error or a wrong number of output tokens."""
+    head, _, body = b"".join(data for _, data in pieces).partition(HEAD_END)
+    status = head.partition(b"\r\n")[0]
+    if b" 200 " not in status + b" ":
+        raise RecordError(f"{named}: {one_line(status) or 'no answer'}: {one_line(body)}")
+    try:
+        seen = read_stream(_lines(pieces))
+    except StreamError as error:
+        raise RecordError(f"{named}: {error}") from None
+    tokens_in, tokens_out = seen.usage.prompt_tokens, seen.usage.completion_tokens
+    if tokens_out != wanted.output_tokens:
+        raise RecordError(
+            f"{named}: has {tokens_out} output tokens, not the {wanted.output_tokens} asked for"
+            " with ignore_eos and min_tokens"
+        )
+    return Measured(number, wanted.arrival_s, send_s, seen.first_s, seen.last_s, tokens_in, tokens_out)
+
+
+def _lines(pieces: Pieces) -> Iterator[tuple[float, bytes]]:
+    """Yields the lines of a response, with the times of their last bytes."""
+    rest = b""
+    for at_s, data in pieces:
+        *lines, rest = (rest + data).split(b"\n")
+        yield from ((at_s, line) for line in lines)

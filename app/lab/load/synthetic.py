@@ -1,0 +1,217 @@
+"""Synthetic loads: random arrivals and lengths of prompts and answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count, repeat, takewhile
+from random import Random
+
+from app.lab.load.trace import MOST_TOKENS, TELL_EVERY, Load
+from config import ConfigError
+from config.flags import as_argument
+
+POISSON, BURSTY, RAMP, CONSTANT = "poisson", "bursty", "ramp", "constant"
+ARRIVALS = (POISSON, BURSTY, RAMP, CONSTANT)
+BURSTINESS = 0.25
+MOST_REQUESTS = 100_000_000
+LOGNORMAL_SIGMA = 0.5
+SHAREGPT = {"input": (220.0, 1.3), "output": (200.0, 1.0)}
+"""Mean and sigma of lognormal lengths close to ShareGPT's, as serving benchmarks sample them."""
+SHAREGPT_RANGE = (4, 1024)
+FORMS = "N, N:lognormal, N:lognormal:SIGMA, N:uniform, LOW-HIGH or sharegpt"
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Uniform lengths from `low` to `high`, inclusive."""
+
+    low: int
+    high: int
+
+    def __str__(self) -> str:
+        return f"{self.low}" if self.low == self.high else f"{self.low}-{self.high}"
+
+    def draw(self, rng: Random) -> int:
+        return self.low if self.low == self.high else rng.randint(self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Lognormal:
+    """Lognormal lengths with this mean; `sigma` is the deviation of their logarithms. Cut to a range."""
+
+    mean: float
+    sigma: float
+    low: int = 1
+    high: int = MOST_TOKENS
+
+    def __str__(self) -> str:
+        return f"{self.mean:g}:lognormal:{self.sigma:g}"
+
+    def draw(self, rng: Random) -> int:
+        tokens = rng.lognormvariate(math.log(self.mean) - self.sigma**2 / 2, self.sigma)
+        return round(min(max(tokens, self.low), self.high))
+
+
+Lengths = Between | Lognormal
+"""Distribution of the tokens of prompts or answers."""
+
+
+def read_lengths(text: str, which: str) -> Lengths:
+    """Reads the lengths of "input" or "output". Raises ValueError for another form than `FORMS`."""
+    if text == "sharegpt":
+        return Lognormal(*SHAREGPT[which], *SHAREGPT_RANGE)
+    first, _, kind = text.partition(":")
+    low, dash, high = first.partition("-")
+    if dash and not kind:
+        bounds = Between(_tokens(low), _tokens(high))
+        if bounds.low > bounds.high:
+            raise ValueError(f"{low} must not exceed {high}")
+        return bounds
+    tokens = _tokens(first)
+    form, _, sigma = kind.partition(":")
+    if form == "lognormal":
+        return Lognormal(float(tokens), _sigma(sigma) if sigma else LOGNORMAL_SIGMA)
+    if kind == "uniform":
+        return Between(max(1, tokens // 2), tokens + tokens // 2)
+    if kind:
+        raise ValueError(f"must be {FORMS}")
+    return Between(tokens, tokens)
+
+
+def lengths(which: str) -> Callable[[str], Lengths]:
+    """Returns the reader of the argument LENGTHS for "input" or "output"."""
+    return as_argument(lambda text: read_lengths(text, which))
+
+
+def _tokens(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:20]) <= MOST_TOKENS:
+        raise ValueError(f"must be {FORMS}, with whole numbers of tokens from 1 to {MOST_TOKENS}")
+    return int(text)
+
+
+def _sigma(text: str) -> float:
+    try:
+        sigma = float(text)
+    except ValueError:
+        sigma = math.nan
+    if not 0 < sigma <= 5:
+        raise ValueError("SIGMA must be a number above 0, of at most 5")
+    return sigma
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Parameters of a synthetic load. Equal recipes make equal loads."""
+
+    input_tokens: Lengths
+    output_tokens: Lengths
+    rate: float | None = None
+    """Mean requests a second; None: all arrive at once."""
+    arrivals: str = POISSON
+    burstiness: float = BURSTINESS
+    """Shape of the gamma distribution of gaps, for bursty arrivals; 1 is Poisson, less is burstier."""
+    ramp_from: float = 0.0
+    """Rate at the start of a ramp, which ends at `rate`."""
+    seconds: float | None = None
+    requests: int | None = None
+    """Limits of the load: the first one reached ends it. At least one is given.
+
+    Without a rate `requests` is needed, for a ramp `seconds`.
+    """
+    prefix_groups: int = 0
+    prefix_tokens: int = 0
+    """Number of groups, and tokens of its group at the start of every prompt, before its own tokens."""
+    seed: int = 1
+
+    def __str__(self) -> str:
+        pace = "all at once" if self.rate is None else f"{self.arrivals} at {self.rate:g}/s"
+        shared = f", after {self.prefix_tokens} of {self.prefix_groups} groups" if self.prefix_groups else ""
+        return f"{pace}, prompts of {self.input_tokens} tokens{shared}, answers of {self.output_tokens}"
+
+    @property
+    def expected(self) -> float:
+        by_rate = math.inf if self.rate is None or self.seconds is None else self.mean_rate * self.seconds
+        return min(by_rate, math.inf if self.requests is None else self.requests)
+
+    @property
+    def mean_rate(self) -> float:
+        """Mean requests a second over the whole load."""
+        rate = self.rate or 0.0
+        return (self.ramp_from + rate) / 2 if self.arrivals == RAMP else rate
+
+
+def draw_load(recipe: Recipe, longest: int, told: Callable[[int], None] = lambda requests: None) -> Load:
+    """Returns the load of `recipe`. Lognormal lengths are cut so that a request has at most `longest` tokens.
+
+    `told` receives the number of requests now and then. Raises ConfigError for no requests, or too many.
+    """
+    load = Load("the load")
+    arrivals, lengths = Random(f"{recipe.seed}/arrivals"), Random(f"{recipe.seed}/lengths")
+    groups = Random(f"{recipe.seed}/groups")
+    for at_s in _moments(recipe, arrivals):
+        tokens_out = recipe.output_tokens.draw(lengths)
+        own = recipe.input_tokens.draw(lengths)
+        if isinstance(recipe.output_tokens, Lognormal):
+            tokens_out = max(1, min(tokens_out, longest - recipe.prefix_tokens - 1))
+        if isinstance(recipe.input_tokens, Lognormal):
+            own = max(1, min(own, longest - recipe.prefix_tokens - tokens_out))
+        load.arrival_s.append(at_s)
+        load.input_tokens.append(recipe.prefix_tokens + own)
+        load.output_tokens.append(tokens_out)
+        if recipe.prefix_groups:
+            load.group.append(groups.randrange(recipe.prefix_groups))
+            load.prefix_tokens.append(recipe.prefix_tokens)
+        if not len(load) % TELL_EVERY:
+            told(len(load))
+    if not load:
+        raise ConfigError(f"a load of {recipe.rate:g} requests/s has no request in {recipe.seconds:g} s")
+    return load
+
+
+def _moments(recipe: Recipe, rng: Random) -> Iterator[float]:
+    """Returns the arrival times in seconds, up to the end of the load."""
+    most = recipe.requests
+    if recipe.rate is None:
+        return repeat(0.0, most or 0)
+    if recipe.expected > MOST_REQUESTS:
+        raise ConfigError(f"the load would have more than {MOST_REQUESTS:,} requests")
+    moments = _endless(recipe, recipe.rate, rng)
+    if recipe.seconds is not None:
+        end_s = recipe.seconds
+        moments = takewhile(lambda at_s: at_s < end_s, moments)
+    return moments if most is None else (at_s for _, at_s in zip(range(most), moments, strict=False))
+
+
+def _endless(recipe: Recipe, rate: float, rng: Random) -> Iterator[float]:
+    if recipe.arrivals == CONSTANT:
+        return (number / rate for number in count())
+    if recipe.arrivals == RAMP:
+        assert recipe.seconds is not None
+        return _ramp(recipe.ramp_from, rate, recipe.seconds, rng)
+    shape = recipe.burstiness if recipe.arrivals == BURSTY else 1.0
+    return _summed(rate, shape, rng)
+
+
+def _summed(rate: float, shape: float, rng: Random) -> Iterator[float]:
+    at_s = 0.0
+    while True:
+        at_s += rng.expovariate(rate) if shape == 1.0 else rng.gammavariate(shape, 1 / (shape * rate))
+        yield at_s
+
+
+def _ramp(low: float, high: float, seconds: float, rng: Random) -> Iterator[float]:
+    """Yields a Poisson process with a rate that goes linearly from `low` to `high`.
+
+    Each arrival of a unit-rate process is moved to the time with that expected number of requests.
+    """
+    growth = (high - low) / seconds
+    for expected in _summed(1.0, 1.0, rng):
+        if not growth:
+            yield expected / low
+            continue
+        inside = low * low + 2 * growth * expected
+        if inside < 0:  # a falling ramp has reached rate 0
+            return
+        yield (math.sqrt(inside) - low) / growth

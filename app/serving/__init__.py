@@ -1,0 +1,1 @@
+"""HTTP: gunicorn's worker, Flask, middleware, faults, scripts, recordings, and vLLM's API."""

@@ -1,0 +1,184 @@
+"""Routes below /admin that change a server: settings of all its ranks, scripts, draining."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from app.engine.core.client import EngineClient
+from app.engine.core.lifecycle import Operations
+from app.serving.http.body import BodyLimits
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import ApiError, bad_request, malformed, unavailable
+from app.serving.http.response import Response, json_response
+from app.serving.http.route import Route, get, post
+from config import ConfigError
+from config.fake_metrics import FakeMetricsError, merged
+from config.live import LiveSettings
+
+if TYPE_CHECKING:
+    from urllib3 import PoolManager
+
+    from app.serving.scripts.book import ScriptBook
+
+FAKES = "fake-metrics"
+"""The only setting that may be given in parts."""
+CHECK = "/admin/config?check=true"
+TIMEOUT_S = 5.0
+PASSED_ON = ("authorization", "x-admin-key", "content-type")
+"""Headers that are passed on to other ranks."""
+
+
+def routes(
+    live: LiveSettings, lifecycle: Operations, service: EngineClient, body: BodyLimits, siblings: PeerRanks
+) -> list[Route]:
+    """Returns the routes. A request with `?ranks=all` concerns all ranks, and is answered by rank."""
+
+    def for_all(
+        context: RequestContext, own: Callable[[], Any], data: bytes = b"", check: str = ""
+    ) -> Response:
+        """Returns our own answer or, for all ranks, every rank's.
+
+        With `check`, all ranks must agree first.
+        """
+        if check and concerns_all(context):
+            siblings.ask(context.method, check, context.headers, data)
+        return json_response(siblings.answers(context, own(), data))
+
+    def config(context: RequestContext) -> Response:
+        """All settings by name; secrets masked."""
+        return for_all(context, lambda: live.current.dump())
+
+    def live_names(context: RequestContext) -> Response:
+        """The settings that may change, with their meaning."""
+        return json_response({row.name: row.help for row in live.current.table.rows if row.live})
+
+    def change(context: RequestContext) -> Response:
+        """Changes some settings, all or none; the answer has all settings. `?check=true` changes nothing."""
+        data = body.read(context)
+        values = _object(data)
+        try:
+            if FAKES in values:
+                values[FAKES] = merged(live.current.metrics.fake_metrics, values[FAKES])
+            changed = live.changed(values)
+        except (ConfigError, FakeMetricsError) as error:
+            raise bad_request(f"{error}.") from None
+        if context.argument("check") == "true":
+            return json_response(changed.dump())
+        return for_all(context, lambda: live.change(values).dump(), data, CHECK)
+
+    def drain(context: RequestContext) -> Response:
+        """Stops admitting requests and reports not ready; running requests continue."""
+        lifecycle.drain()
+        told = {"status": "draining", "running": service.running, "waiting": service.waiting}
+        return for_all(context, lambda: told)
+
+    return [
+        get("/admin/config", config),
+        get("/admin/config/live", live_names),
+        post("/admin/config", change),
+        post("/admin/drain", drain),
+    ]
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        values = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed(f"body: {error}", "body") from None
+    if not isinstance(values, dict):
+        raise malformed("body: expected an object", "body")
+    return values
+
+
+def fake_metrics_routes(body: BodyLimits, live: LiveSettings) -> list[Route]:
+    """POST /fake_metrics (simulator.md 2.1); POST /admin/config changes them, too."""
+
+    def change(context: RequestContext) -> Response:
+        """Changes some keys of the fake metrics: 204, or 400 and no change for any wrong key."""
+        update = body.read(context)
+        try:
+            live.change({FAKES: merged(live.current.metrics.fake_metrics, update)})
+        except ValueError as error:
+            raise bad_request(str(error), FAKES) from None
+        return Response(b"", 204)
+
+    return [
+        post("/fake_metrics", change),
+    ]
+
+
+def concerns_all(context: RequestContext) -> bool:
+    return context.argument("ranks") == "all"
+
+
+class PeerRanks:
+    """The other ranks of this server; requests that concern all ranks reach them over the loopback.
+
+    `others` are rank and base URL of each.
+    """
+
+    def __init__(self, own: int, others: Sequence[tuple[int, str]]) -> None:
+        self.own = own
+        self._others = others
+        self._pool = _pool() if others else None
+
+    def answers(self, context: RequestContext, own: Any, body: bytes = b"") -> Any:
+        """Returns `own`, our answer to a request; with `?ranks=all` every rank's answer, by rank.
+
+        Raises ApiError like `ask`.
+        """
+        if not concerns_all(context):
+            return own
+        others = self.ask(context.method, context.path, context.headers, body)
+        return dict(sorted({str(self.own): own, **others}.items()))
+
+    def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> dict[str, Any]:
+        """Returns the JSON answers of the other ranks, by rank.
+
+        ApiError with the status and message of the first rank that refuses; 503 for one that does not answer.
+        """
+        kept = {name: headers[name] for name in PASSED_ON if name in headers}
+        return {str(rank): self._ask(rank, method, url + path, kept, body) for rank, url in self._others}
+
+    def _ask(self, rank: int, method: str, url: str, headers: Mapping[str, str], body: bytes) -> Any:
+        from urllib3.exceptions import HTTPError
+
+        assert self._pool is not None
+        try:
+            answer = self._pool.request(method, url, headers=headers, body=body)
+            told = answer.json()
+        except (HTTPError, ValueError) as error:
+            raise unavailable(f"Rank {rank} does not answer: {error}") from None
+        if answer.status == 200:
+            return told
+        wrong = told.get("error") if isinstance(told, dict) else None
+        message = wrong.get("message") if isinstance(wrong, dict) else f"status {answer.status}"
+        kind = wrong.get("type", "Error") if isinstance(wrong, dict) else "Error"
+        raise ApiError(answer.status, kind, f"Rank {rank}: {message}")
+
+
+def _pool() -> PoolManager:
+    from urllib3 import PoolManager  # a slow import, and most servers have one rank
+
+    return PoolManager(timeout=TIMEOUT_S, retries=False, cert_reqs="CERT_NONE")
+
+
+def script_routes(book: ScriptBook, siblings: PeerRanks) -> list[Route]:
+    """Returns routes to read and restart the report of `book`; `?ranks=all` is for all ranks."""
+
+    def script(context: RequestContext) -> Response:
+        """Number of answers of each rule of each script."""
+        return json_response(siblings.answers(context, book.report()))
+
+    def begin_anew(context: RequestContext) -> Response:
+        """Restarts the counts of all rules, for the next test."""
+        book.restart()
+        return json_response(siblings.answers(context, book.report()))
+
+    return [
+        get("/admin/script", script),
+        Route(methods=("DELETE",), path="/admin/script", handle=begin_anew),
+    ]

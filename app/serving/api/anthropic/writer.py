@@ -1,0 +1,356 @@
+"""Messages and errors of the Anthropic family (vllm-api.md section 7).
+
+A message is one JSON body, or named server-sent events. It is a list of content blocks. Tokens of one part
+belong to one block: a block begins where another part does, and blocks are numbered in that order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+import msgspec
+from cachetools import LRUCache
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from app.engine.core.outputs import EngineOutput, Part, Started, Tokens
+from app.serving.api.errors import as_api_error, forget_frames
+from app.serving.api.identity import ResponseMeta
+from app.serving.api.pieces import GAP, HOLE
+from app.serving.api.writer import ResponseWriter, Segment
+from app.serving.http.errors import ApiError, bad_request
+from app.serving.http.response import Response, json_response
+from app.serving.protocol import anthropic as wire
+from app.serving.protocol.anthropic import (
+    Block,
+    ErrorDetail,
+    ErrorResponse,
+    MessageParam,
+    MessageResponse,
+    MessagesRequest,
+    ThreadContinue,
+    ToolParam,
+)
+from app.serving.protocol.common import ECTransferParams, KVTransferParams, encode
+
+T = TypeVar("T")
+
+TOOL_USE_ID = "chatcmpl-tool-"
+"""Prefix of vLLM's own ids, for the chat behind a message."""
+STOP_REASONS = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "cache_threshold": "max_tokens",
+    "content_filter": "refusal",
+}
+"""Stop reasons by ending; an ending without one, such as an abort, is null."""
+
+
+class MessageResponseOptions(Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    prompt_details: bool = False
+    """Usage counts cached tokens separately."""
+    transfer: KVTransferParams | None = None
+    """`kv_transfer_params` of the answer."""
+    encoded_media: ECTransferParams | None = None
+    """`ec_transfer_params` of the answer."""
+
+
+class MessageWriter(ResponseWriter):
+    """Writes the answer to one request; `new_id` draws ids of tool uses and signatures of thoughts."""
+
+    def __init__(
+        self, meta: ResponseMeta, options: MessageResponseOptions, new_id: Callable[[], str]
+    ) -> None:
+        super().__init__(1)
+        self._meta = meta
+        self._options = options
+        self._new_id = new_id
+        self._segment: Segment | None = None
+        """The open block of a stream."""
+        self._index = -1
+        self._begin = self._end = b""
+        """Bytes around a piece of the open block's text."""
+
+    def _tokens(self, output: Tokens) -> bytes:
+        segment = self._segment
+        if segment is not None and output.part is segment.part and len(output.texts) == 1:
+            # Nearly every output of a paced stream comes here.
+            self.choices[0].count(output)
+            text = output.texts[0]
+            return b"%b%b%b" % (self._begin, encode(text), self._end) if text else b""
+        return b"".join(self._events(output))
+
+    def _failure(self, error: Exception) -> bytes:
+        return error_event(error)
+
+    def closing(self) -> bytes:
+        if self.has_failed:
+            return b""
+        end = _event("message_delta", delta=self._stop(), usage=self._usage())
+        return b"".join((self._close(), end, _event("message_stop")))
+
+    def _start(self, output: Started) -> bytes:
+        """Counts all tokens of the prompt as input; the last usage has the cached ones."""
+        self.begin(output)
+        message = wire.MessageResponse(
+            id=self._meta.id,
+            content=(),
+            model=self._meta.model,
+            stop_reason=None,
+            stop_sequence=None,
+            usage=wire.MessageUsage(self.usage.told(self._options.prompt_tokens, 0)[0], 0),
+        )
+        return _event("message_start", message=message)
+
+    def _events(self, output: Tokens) -> Iterator[bytes]:
+        segment = self.choices[0].shown(output, self._own_id)
+        if segment is None:
+            return
+        if segment is not self._segment:
+            yield self._close()
+            yield self._open(segment)
+        for text in output.texts:
+            if text:
+                yield b"%b%b%b" % (self._begin, encode(text), self._end)
+
+    def _own_id(self, part: Part | None) -> str:
+        if part is None:
+            return ""
+        return self._new_id() if part.kind == "reasoning" else part.id or TOOL_USE_ID + self._new_id()
+
+    def _open(self, segment: Segment) -> bytes:
+        self._segment = segment
+        self._index += 1
+        self._begin, self._end = self._delta(*DELTAS[segment.kind], HOLE).split(GAP)
+        return _event("content_block_start", content_block=_opening(segment), index=self._index)
+
+    def _delta(self, kind: str, key: str, value: str | Raw) -> bytes:
+        return _event("content_block_delta", delta={"type": kind, key: value}, index=self._index)
+
+    def _close(self) -> bytes:
+        """Returns the end of the open block, if there is one."""
+        segment = self._segment
+        if segment is None:
+            return b""
+        stop = _event("content_block_stop", index=self._index)
+        if segment.kind != "reasoning":
+            return stop
+        return self._delta("signature_delta", "signature", segment.id) + stop
+
+    def take(self, output: EngineOutput) -> None:
+        if type(output) is not Tokens:
+            super().take(output)
+            return
+        if self.choices[0].cut_off(output, self._own_id):
+            return
+        segment = self.choices[0].shown(output, self._own_id)
+        if segment is not None:
+            segment.texts += output.texts
+
+    def whole(self) -> wire.MessageResponse:
+        options = self._options
+        blocks = [_whole(segment) for segment in self.choices[0].segments]
+        stop = self._stop()
+        return wire.MessageResponse(
+            id=self._meta.id,
+            content=blocks or [wire.TextBlock("")],
+            model=self._meta.model,
+            stop_reason=_or_unset(stop.stop_reason),
+            stop_sequence=_or_unset(stop.stop_sequence),
+            usage=self._usage(),
+            kv_transfer_params=_or_unset(options.transfer),
+            ec_transfer_params=_or_unset(options.encoded_media),
+        )
+
+    def _stop(self) -> wire.StopDelta:
+        finish = self.choices[0].finish
+        if finish.reason == "stop":
+            if isinstance(finish.stop_reason, str):
+                return wire.StopDelta("stop_sequence", finish.stop_reason)
+            if self.choices[0].called:
+                return wire.StopDelta("tool_use", None)
+        return wire.StopDelta(STOP_REASONS.get(finish.reason), None)
+
+    def _usage(self) -> wire.MessageUsage:
+        prompt_tokens, tokens = self.usage.told(self._options.prompt_tokens, self.choices[0].tokens)
+        if not self._options.prompt_details:
+            return wire.MessageUsage(prompt_tokens, tokens)
+        read, created = self.told_cached, self.told_created
+        return wire.MessageUsage(max(0, prompt_tokens - read - created), tokens, created, read)
+
+
+def _or_unset(value: T | None) -> T | UnsetType:
+    return UNSET if value is None else value
+
+
+def _opening(segment: Segment) -> wire.ContentBlock:
+    if segment.part is None:
+        return wire.TextBlock("")
+    if segment.part.kind == "reasoning":
+        return wire.ThinkingBlock("")
+    return wire.ToolUseBlock(segment.id, segment.part.name, {})
+
+
+def _whole(segment: Segment) -> wire.ContentBlock:
+    if segment.part is None:
+        return wire.TextBlock("".join(segment.texts))
+    if segment.part.kind == "reasoning":
+        return wire.ThinkingBlock("".join(segment.texts), segment.id)
+    return wire.ToolUseBlock(segment.id, segment.part.name, _input(segment.text))
+
+
+def _input(arguments: str) -> dict[str, object]:
+    try:
+        parsed = msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _event(name: str, **fields: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode({"type": name, **fields}))
+
+
+DELTAS = {
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
+"""Type and key of a delta, by kind of block."""
+
+
+SCHEMA = "Bad Request"
+"""Error type of a schema violation, refused in OpenAI's shape before this family begins."""
+
+
+class ThreadNotFound(ApiError):
+    """No conversation has this id; `details` make Anthropic's SDK send the whole conversation again."""
+
+    details = {"error_code": "thread_not_found"}
+
+    def __init__(self, message_id: str) -> None:
+        super().__init__(404, "NotFoundError", f"There is no thread of the message {message_id[:80]!r} here.")
+
+
+def error_body(error: ApiError) -> bytes:
+    """The compact JSON body: ``{"type":"error","error":{"type","message"}}``, with vLLM's own type words."""
+    # A message may quote a lone surrogate of the client.
+    message = error.message.encode("utf-8", "replace").decode()
+    details = error.details if isinstance(error, ThreadNotFound) else UNSET
+    return encode(ErrorResponse(ErrorDetail(error.type, message, details)))
+
+
+def error_event(error: Exception) -> bytes:
+    return b"event: error\ndata: " + error_body(_known(error)) + b"\n\n"
+
+
+def message_error(error: Exception) -> Response:
+    """Returns the response for `error` in this family; the schema's errors keep OpenAI's shape."""
+    known = _known(error)
+    forget_frames(error)
+    body = known.body() if known.type == SCHEMA else error_body(known)
+    return json_response(body, known.status, known.headers)
+
+
+def _known(error: Exception) -> ApiError:
+    if isinstance(error, RecursionError):  # a tool's input, one level short of the parser's limit
+        return bad_request("The request is nested too deeply.")
+    return as_api_error(error)
+
+
+MOST_BYTES = 64 << 20
+LEAST_BYTES = 1 << 12
+"""Least bytes that a conversation counts."""
+
+
+class Thread(Struct, frozen=True):
+    """A conversation with its last reply, system prompt and tools; `size` covers requests and replies."""
+
+    messages: Sequence[MessageParam]
+    system: str | list[Block] | None
+    tools: list[ToolParam] | None
+    size: int
+
+
+class ThreadStore:
+    """Keeps conversations by the id of their last reply; forgets the least recently used one first."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self.limit_bytes = most_bytes
+        self._kept: LRUCache[str, Thread] = LRUCache(
+            most_bytes, lambda kept: min(max(kept.size, LEAST_BYTES), most_bytes)
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that all conversations count."""
+        return int(self._kept.currsize)
+
+    def resume(self, asked: MessagesRequest) -> int:
+        """Puts the conversation so far before the turns of `asked`, and returns its bytes.
+
+        System and tools come from its beginning. ApiError 404 for an unknown or forgotten conversation.
+        """
+        if not isinstance(asked.thread, ThreadContinue):
+            return 0
+        before = self._kept.get(asked.thread.previous_message_id)
+        if before is None:
+            raise ThreadNotFound(asked.thread.previous_message_id)
+        asked.messages = [*before.messages, *asked.messages]
+        asked.system, asked.tools = before.system, before.tools
+        return before.size
+
+    def keep(self, message_id: str, asked: MessagesRequest, size: int, reply: Sequence[Block]) -> None:
+        turns = [*asked.messages, MessageParam(role="assistant", content=list(reply))]
+        self._kept[message_id] = Thread(turns, asked.system, asked.tools, size)
+
+
+class ThreadWriter(MessageWriter):
+    """Writes a message; when it is complete, `keep` receives its blocks and the length of their texts."""
+
+    def __init__(
+        self,
+        meta: ResponseMeta,
+        options: MessageResponseOptions,
+        new_id: Callable[[], str],
+        keep: Callable[[Sequence[Block], int], None],
+    ) -> None:
+        super().__init__(meta, options, new_id)
+        self._keep_blocks = keep
+
+    def chunk(self, output: EngineOutput) -> bytes:
+        events = super().chunk(output)
+        segment = self._segment
+        if type(output) is Tokens and segment is not None and segment.part == output.part:
+            segment.texts += output.texts
+        return events
+
+    def closing(self) -> bytes:
+        if not self.has_failed:
+            self._keep_reply()
+        return super().closing()
+
+    def whole(self) -> MessageResponse:
+        self._keep_reply()
+        return super().whole()
+
+    def _keep_reply(self) -> None:
+        segments = self.choices[0].segments
+        self._keep_blocks(
+            [_block(segment) for segment in segments], sum(len(each.text.encode()) for each in segments)
+        )
+
+
+def _block(segment: Segment) -> Block:
+    if segment.kind == "reasoning":
+        return Block(type="thinking", thinking=segment.text, signature=segment.id)
+    if segment.part is None:
+        return Block(type="text", text=segment.text)
+    arguments: object = None
+    with suppress(ValueError):
+        arguments = json.loads(segment.text)
+    known = arguments if isinstance(arguments, dict) else {}
+    return Block(type="tool_use", id=segment.id, name=segment.part.name, input=known)

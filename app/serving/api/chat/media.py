@@ -1,0 +1,136 @@
+"""Images, sounds and films in messages, as a render describes them (simulator.md 6.4)."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypedDict
+
+from app.base.clock.pause import pause_if_possible
+from app.serving.protocol.common import ECTransferParams, EncodedItem
+from app.serving.protocol.messages import Message
+from app.text.conversation import MODALITIES
+
+FIELDS = {
+    "image_url": ("image", "url"),
+    "input_audio": ("audio", "data"),
+    "audio_url": ("audio", "url"),
+    "video_url": ("video", "url"),
+}
+"""Type of a part -> its modality, and the field that identifies the item."""
+SHORT = {"image": "img", "audio": "audio", "video": "video"}
+"""Modality -> prefix of its hashes."""
+AT_ONCE = 1 << 15
+"""Bytes hashed between two pauses: about 3 ms."""
+
+
+class Placeholder(TypedDict):
+    """Tokens of a prompt that stand for one item."""
+
+    offset: int
+    length: int
+
+
+class Features(TypedDict):
+    """Media of a render, by modality: a hash, the tokens and some data of each item."""
+
+    mm_hashes: dict[str, list[str]]
+    mm_placeholders: dict[str, list[Placeholder]]
+    kwargs_data: dict[str, list[str]]
+
+
+def features(messages: Sequence[Mapping[str, object]], prompt_ids: Sequence[int]) -> Features | None:
+    """Returns hashes, placeholders and data of all media, by modality; None without media.
+
+    The placeholders share the prompt's tokens evenly, in order.
+    """
+    found = list(items(messages))
+    if not found:
+        return None
+    hashes: dict[str, list[str]] = {}
+    spans: dict[str, list[Placeholder]] = {}
+    data: dict[str, list[str]] = {}
+    total = len(prompt_ids)
+    span = max(total // len(found), 1)
+    for number, (modality, identifier) in enumerate(found):
+        place = len(hashes.setdefault(modality, []))
+        name = f"sim_{SHORT[modality]}_{place}_{fnv1a32(identifier):x}"
+        offset = max(min(number * span, total - 1), 0)
+        hashes[modality].append(name)
+        data.setdefault(modality, []).append(base64.b64encode(name.encode()).decode())
+        length = max(min(span, total - offset), 1)
+        spans.setdefault(modality, []).append({"offset": offset, "length": length})
+    return {"mm_hashes": hashes, "mm_placeholders": spans, "kwargs_data": data}
+
+
+def media_tokens(
+    messages: Sequence[Message], modalities: Iterable[str], count: Callable[[Sequence[Message]], int]
+) -> dict[str, int]:
+    """Returns the prompt tokens that the items of each modality add.
+
+    `count` returns the number of tokens of messages.
+    """
+    whole = count(messages)
+    return {each: max(0, whole - count(_without(messages, each))) for each in modalities}
+
+
+def _without(messages: Sequence[Message], modality: str) -> list[Message]:
+    kept: list[Message] = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            content = [part for part in content if _modality(part) != modality]
+        kept.append({**message, "content": content})
+    return kept
+
+
+def _modality(part: object) -> str | None:
+    return MODALITIES.get(str(part.get("type"))) if isinstance(part, Mapping) else None
+
+
+def placeholders(media: Features | None) -> tuple[tuple[str, int, int], ...]:
+    if media is None:
+        return ()
+    return tuple(
+        (name, place["offset"], place["length"])
+        for modality, names in media["mm_hashes"].items()
+        for name, place in zip(names, media["mm_placeholders"][modality], strict=True)
+    )
+
+
+def items(messages: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, str]]:
+    """Yields modality and identifier of every item that is not empty, in order."""
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if isinstance(kind, str) and kind in FIELDS:
+                modality, key = FIELDS[kind]
+                value = part.get(kind)
+                identifier = value.get(key) if isinstance(value, Mapping) else value
+                if isinstance(identifier, str) and identifier:
+                    yield modality, identifier
+
+
+def fnv1a32(text: str) -> int:
+    """FNV-1a, 32 bits, of the UTF-8 bytes of `text`, which may be all of an image."""
+    value = 0x811C9DC5
+    for at, byte in enumerate(text.encode()):
+        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+        if at % AT_ONCE == 0:
+            pause_if_possible()
+    return value
+
+
+ENCODED = EncodedItem(
+    peer_host="DUMMY",
+    peer_port=1234,
+    size_bytes=2359296,
+    nixl_agent_metadata_b64="TklYTF9NRVRBREFUQV9QTEFDRUhPTERFUg==",
+)
+"""Address of an encoded item; no item can be fetched there (simulator.md section 18)."""
+
+
+def encoded(hashes: Mapping[str, Sequence[str]] | None) -> ECTransferParams | None:
+    names = [name for found in (hashes or {}).values() if isinstance(found, list) for name in found]
+    return {name: ENCODED for name in names if isinstance(name, str)} or None

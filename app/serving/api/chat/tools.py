@@ -1,0 +1,169 @@
+"""Tool calls that a chat allows, and the constraint on its reply."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import cast
+
+from app.base.clock.pause import Slices
+from app.engine.core.request import Constraint, JsonSchema, Tool, ToolCalls
+from app.engine.forms.schema import SchemaError, Schemas
+from app.engine.forms.schema.derivation import Grammar
+from app.engine.forms.schema.refusals import check_strict, untaken
+from app.serving.http.errors import bad_request
+from app.serving.protocol.chat import ChatCompletionRequest
+from app.serving.protocol.coercion import JsonObject
+from app.serving.protocol.options import NamedToolChoice, StructuredOutputs
+from app.serving.protocol.options import Tool as ToolParam
+from app.serving.protocol.responses_chat import ResponsesChat
+from app.serving.protocol.validation import GenerationRequest, check_depth
+from config.settings import ToolSettings
+
+NO_PARAMETERS: JsonObject = {"type": "object", "properties": {}}
+ANY_OBJECT: JsonObject = {
+    "type": "object",
+    "properties": {
+        "answer": {"type": "string"},
+        "confidence": {"type": "number", "minimum": 0, "maximum": 1},
+    },
+    "required": ["answer"],
+}
+"""Schema for `json_object`, which requires no more than an object."""
+NO_CHOICE = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+"""Message from which clients learn that tool choice is unavailable."""
+MOST_TOOLS = 120
+"""Tools whose schemas are compiled between two pauses: about 4 ms."""
+SLICE = 12_000
+"""Values of a schema or a grammar between two pauses: about 4 ms."""
+
+
+def check_tool_choice(request: ChatCompletionRequest, settings: ToolSettings) -> None:
+    """Raises ApiError 400 for a tool choice that the server cannot serve, by vLLM's rules.
+
+    Without `enable-auto-tool-choice` there is no parser of tool calls, and no tool can be chosen. A server
+    that names its parser rejects `allowed_tools`, as vLLM does.
+    """
+    choice = request.tool_choice
+    if not request.tools or choice in (None, "none"):
+        return
+    is_open = settings.enable_auto_tool_choice
+    allowed = isinstance(choice, NamedToolChoice) and choice.type == "allowed_tools"
+    if allowed and (settings.tool_call_parser or not is_open):
+        raise bad_request("tool_choice needs a function object", "tool_choice.function")
+    if is_open:
+        return
+    if choice == "auto":
+        raise bad_request(NO_CHOICE)
+    what = f'"{choice}"' if isinstance(choice, str) else "a function"
+    raise bad_request(f"tool_choice={what} requires --tool-call-parser to be set")
+
+
+def tool_calls_of(
+    request: ChatCompletionRequest, settings: ToolSettings, schemas: Schemas, computes: bool = False
+) -> ToolCalls | None:
+    """Returns the calls that a chat allows, or None. ApiError 400 for a tool with an invalid schema.
+
+    A null `tool_choice` is `auto`. `computes`: a real engine keeps to every schema.
+    """
+    choice, params = request.tool_choice, request.tools
+    if not params or choice == "none" or not settings.enable_auto_tool_choice:
+        return None
+    if not computes and isinstance(request, ResponsesChat) and request.after_results:
+        return None
+    lenient = settings.skip_tool_validation
+    if settings.tool_call_parser and not computes:  # vLLM's parsers check only strict tools
+        lenient = True
+        _check_tools([tool for tool in params if tool.function.strict], False, schemas)
+    elif not lenient:
+        _check_tools(params, settings.strict_tool_schemas, schemas)
+    least, named = int(choice == "required"), False
+    if isinstance(choice, NamedToolChoice):
+        names, allowed = frozenset(choice.names()), choice.allowed_tools
+        params = [tool for tool in params if tool.function.name in names]
+        named = allowed is None or choice.type == "function"
+        least = int(allowed is None or named or allowed.mode == "required")
+    if named and len(params) > 1:
+        raise bad_request("a named tool_choice needs exactly one tool of that name")
+    tools = tuple(_tool(tool) for tool in params)
+    most = 1 if named or request.parallel_tool_calls is False else len(tools)
+    return ToolCalls(tools=tools, least=least, most=most, named=named, lenient=lenient)
+
+
+def _check_tools(params: Sequence[ToolParam], narrow: bool, schemas: Schemas) -> None:
+    """Raises ApiError 400. `narrow`: only keywords of the reference simulator are valid."""
+    slices = Slices(MOST_TOOLS)
+    for tool in params:
+        slices.spend()
+        function = tool.function
+        try:
+            schemas.compile(function.parameters or NO_PARAMETERS)
+            if narrow:
+                check_strict(function.parameters)
+        except SchemaError as error:
+            message = f"The parameters of tool {function.name!r} cannot be used: {error}."
+            raise bad_request(message, None if function.strict else "tools") from None
+
+
+def _tool(param: ToolParam) -> Tool:
+    return Tool(param.function.name, param.function.parameters or NO_PARAMETERS)
+
+
+def tag_of(wanted: StructuredOutputs | None, request: GenerationRequest, schemas: Schemas) -> Grammar | None:
+    """Returns the request's structural tag. ApiError 400 for an invalid tag, at once as in vLLM."""
+    if wanted is None or wanted.structural_tag is None:
+        return None
+    field = "structured_outputs" if request.structured_outputs is not None else "response_format"
+    schemas.load()
+    from app.engine.forms.grammar.compiling import compile_structural_tag
+
+    try:
+        return compile_structural_tag(wanted.structural_tag, schemas)
+    except SchemaError as error:
+        raise bad_request(f"Invalid structural tag specification: {error}", field) from None
+
+
+def constraint_of(wanted: StructuredOutputs | None, schemas: Schemas) -> Constraint | None:
+    """Returns the constraint on the reply's text, a structural tag aside; None for free text.
+
+    ApiError 400 for an invalid schema or grammar, or for one that vLLM's structured outputs do not take.
+    """
+    if wanted is None:
+        return None
+    if wanted.json is not None:
+        return Constraint(schema=_schema_of(wanted.json, schemas))
+    if wanted.json_object:
+        return Constraint(schema=ANY_OBJECT)
+    if wanted.regex is not None:
+        return Constraint(regex=wanted.regex)
+    if wanted.grammar is not None:
+        return Constraint(grammar=_grammar_of(wanted.grammar, schemas))
+    return Constraint(choices=tuple(wanted.choice)) if wanted.choice else None
+
+
+def _grammar_of(text: str, schemas: Schemas) -> Grammar:
+    schemas.load()
+    from app.engine.forms.grammar.compiling import compile_grammar
+
+    try:
+        return compile_grammar(text)
+    except SchemaError as error:
+        raise bad_request(f"Invalid grammar specification: {error}") from None
+
+
+def _schema_of(given: str | JsonObject, schemas: Schemas) -> JsonSchema:
+    schema: object = given
+    try:
+        if isinstance(given, str):
+            schema = json.loads(given)
+    except (ValueError, RecursionError):
+        raise bad_request("structured_outputs.json is no JSON") from None
+    if isinstance(given, str):
+        check_depth(schema)
+    try:
+        schemas.compile(schema)
+    except SchemaError as error:
+        raise bad_request(f"The schema of the reply cannot be used: {error}.") from None
+    if (keyword := untaken(schema)) is not None:
+        raise bad_request(f"The schema of the reply cannot be used: {keyword} is not implemented.")
+    return cast(JsonSchema, schema)

@@ -1,0 +1,331 @@
+"""Chat completions as vLLM writes them: one JSON body, or server-sent events (vllm-api.md 3.3, 3.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+
+from msgspec import UNSET, UnsetType
+
+from app.engine.core.outputs import EngineOutput, Part, Started, Tokens
+from app.serving.api.identity import ResponseMeta, ResponseOptions
+from app.serving.api.logprobs import ChatLogprobs, prompt_entries, rendered
+from app.serving.api.pieces import HOLE, SLICE, blocks
+from app.serving.api.writer import (
+    ChoiceState,
+    PlainChoice,
+    ResponseWriter,
+    Segment,
+    chunk_event,
+    chunk_events,
+    chunk_head,
+    last_event,
+    places,
+)
+from app.serving.http.response import DONE
+from app.serving.protocol.chat import (
+    ChatChoice,
+    ChatCompletion,
+    ChatMessage,
+    ChunkChoice,
+    Content,
+    Delta,
+    FunctionCall,
+    ImageBlock,
+    ImageURL,
+    TextBlock,
+    ToolCall,
+)
+from app.serving.protocol.common import (
+    ChunkTail,
+    CompletionTokensDetails,
+    ECTransferParams,
+    KVTransferParams,
+    LogprobContent,
+    PromptTokensDetails,
+    Usage,
+)
+
+CHUNK = "chat.completion.chunk"
+
+
+def no_ids() -> str:
+    """Draws no ids, for answers without tool calls."""
+    return ""
+
+
+class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
+    prompt_ids: Sequence[int]
+    role: str = "assistant"
+    echo: str | None = None
+    top_logprobs: int | None = None
+    """Alternatives shown; None without log probabilities."""
+    beams: bool = False
+    """The choices are beams. Only the ids of their tokens are known: log probabilities have no bytes."""
+    prompt_text: str | None = None
+    named_tool: bool = False
+    """A named tool had to be called: the reply then ends with `stop`."""
+    forced_tool: bool = False
+    """A tool had to be called: beside its calls, the reply's text is empty instead of null."""
+    new_call_id: Callable[[], str] = no_ids
+    """Draws the id of a tool call."""
+    parsed: Callable[[bool, bool, int], None] | None = None
+    """Counts runs of the parser of tool calls, if any: in a stream, found a call, number of runs."""
+    parses: bool = False
+    """Thoughts or calls are parsed out of the text: an end that shows nothing has no text at all."""
+    reasons: bool = False
+    """The model thinks: usage counts its thoughts, and without a text the content is null."""
+    empty_thoughts: bool = False
+    """A token of thoughts that adds no text has its own chunk."""
+    show_reasoning: bool = True
+    """`include_reasoning`; hidden thoughts also hide tokens and log probabilities."""
+    blocks: bool = False
+    """The reply has an image, so its text comes as content blocks, too."""
+    transfer: KVTransferParams | None = None
+    """`kv_transfer_params` of the answer."""
+    encoded_media: ECTransferParams | None = None
+    """`ec_transfer_params` of the answer."""
+    media_tokens: Mapping[str, int] | None = None
+    """Prompt tokens of each modality."""
+
+    @property
+    def hides(self) -> bool:
+        return self.parses and not self.show_reasoning
+
+    @property
+    def plain(self) -> bool:
+        special = self.token_ids or self.continuous_usage or self.blocks or self.parsed is not None
+        return self.top_logprobs is None and not special
+
+
+PLAIN_TEXT = PlainChoice(ChunkChoice(HOLE, Delta(content=HOLE), token_ids=None))
+PLAIN_THOUGHT = PlainChoice(ChunkChoice(HOLE, Delta(reasoning=HOLE), token_ids=None))
+
+
+class ChatWriter(ResponseWriter):
+    keeps_alive = True
+    _logprobs: ChatLogprobs | None = None
+    _plain = False
+    _head = b""
+    _texts: Sequence[bytes] = ()
+    _thoughts: Sequence[bytes] = ()
+    """Beginning of each choice's plain chunks, up to the text."""
+
+    def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
+        super().__init__(options.n)
+        self._meta = meta
+        self._options = options
+        if options.top_logprobs is not None and not options.hides:
+            self._logprobs = ChatLogprobs(options.top_logprobs, options.token_id_names, options.beams)
+
+    def _start(self, output: Started) -> bytes:
+        return b"".join(self._begin(output))
+
+    def chunks(self, output: EngineOutput) -> Iterator[bytes]:
+        return blocks(self._begin(output)) if type(output) is Started else super().chunks(output)
+
+    def is_large(self, output: EngineOutput) -> bool:
+        if type(output) is not Started:
+            return False
+        options = self._options
+        values = len(options.prompt_text or "") + options.n * len(options.echo or "")
+        return values + (len(options.prompt_ids) if options.token_ids else 0) > SLICE
+
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        return (self._texts[index], PLAIN_TEXT.end) if self._texts else None
+
+    def closing(self) -> bytes:
+        options = self._options
+        if not options.include_usage or self.has_failed:
+            return DONE
+        details: PromptTokensDetails | UnsetType = UNSET
+        if options.prompt_details:
+            details = PromptTokensDetails(self.told_cached, self.told_created, options.media_tokens or UNSET)
+        usage = self._usage(self.choices, details, UNSET)
+        timing = (self.timing(UNSET) or UNSET) if options.metrics else UNSET
+        return last_event(self._head, ChunkTail(usage, self._meta.signature, metrics=timing)) + DONE
+
+    def _begin(self, output: Started) -> Iterable[bytes]:
+        """Returns the role chunks of all choices together, when the first choice begins."""
+        if self._head:
+            return ()
+        options = self._options
+        self.begin(output)
+        self._head = head = chunk_head(self._meta, CHUNK)
+        self._plain = options.plain
+        if self._plain:
+            self._texts = PLAIN_TEXT.begins(head, options.n)
+        usage = self._usage((), UNSET, None) if options.continuous_usage else UNSET
+        ids = options.prompt_ids if options.token_ids else None
+        tail = ChunkTail(usage, UNSET, ids, options.prompt_text)
+        opening = chunk_events(head, Delta(options.role, ""), options.n, tail)
+        if not options.echo:
+            return opening
+        echo = chunk_events(head, Delta(content=options.echo), options.n, ChunkTail(usage))
+        return chain(opening, echo)
+
+    def _tokens(self, output: Tokens) -> bytes:
+        """Returns one chunk for each token, as vLLM's clients count chunks."""
+        choice, options, part = self.choices[output.index], self._options, output.part
+        if options.parsed is not None:
+            options.parsed(True, part is not None and part.kind == "call", max(1, len(output.ids)))
+        if not self._plain or (part is not None and part.kind != "reasoning"):
+            return b"".join([self._special(choice, output, i) for i in places(output)])
+        if output.finish is None:
+            return self._plain_chunks(choice, output, len(output.texts))
+        last = len(output.texts) - 1
+        if last < 1:
+            return self._special(choice, output, 0)
+        return self._plain_chunks(choice, output, last) + self._special(choice, output, last)
+
+    def _plain_chunks(self, choice: ChoiceState, output: Tokens, number: int) -> bytes:
+        choice.tokens += len(output.ids[:number])
+        texts = output.texts[:number]
+        if output.part is None:
+            return PLAIN_TEXT.events(self._texts[output.index], texts)
+        choice.reasoning_tokens += len(output.ids[:number])
+        if not self._thoughts:
+            self._thoughts = PLAIN_THOUGHT.begins(self._head, self._options.n)
+        if not self._options.show_reasoning:
+            return b""
+        shown = texts if self._options.empty_thoughts else [text for text in texts if text]
+        return PLAIN_THOUGHT.events(self._thoughts[output.index], shown)
+
+    def _special(self, choice: ChoiceState, output: Tokens, i: int) -> bytes:
+        """Returns the chunk of token `i`, with all requested fields; empty when it shows nothing."""
+        options, part = self._options, output.part
+        last = i + 1 >= len(output.texts)
+        of = slice(i, None if last else i + 1)  # a whole beam is one text of many tokens
+        text, ids = output.texts[i] if output.texts else "", output.ids[of]
+        finish = output.finish if last else None
+        choice.tokens += len(ids)
+        if part is not None and part.kind == "reasoning":
+            choice.reasoning_tokens += len(ids)
+        delta = self._delta(choice, part, text)
+        if delta is None:
+            has_more = options.token_ids or options.top_logprobs is not None
+            if finish is None and (options.hides or not has_more):
+                return b""
+            delta = Delta()
+        elif finish is not None and part is None and not text and options.parses:
+            delta = Delta()
+        shown = ChunkChoice(output.index, delta, token_ids=None)
+        if options.token_ids and not options.hides:
+            shown.token_ids = ids
+        if self._logprobs is not None and output.logprobs is not None:
+            shown.logprobs = LogprobContent(self._logprobs.entries(output.logprobs[of]))
+        if finish is not None:
+            choice.finish, choice.ended_s = finish, output.at_s
+            shown.finish_reason, shown.stop_reason = self._finish_reason(choice), finish.stop_reason
+        elif not options.continuous_usage:
+            return chunk_event(self._head, shown)
+        usage = self._usage((choice,), UNSET, None) if options.continuous_usage else UNSET
+        unsigned = finish is None or options.include_usage
+        return chunk_event(self._head, shown, ChunkTail(usage, UNSET if unsigned else self._meta.signature))
+
+    def _delta(self, choice: ChoiceState, part: Part | None, text: str) -> Delta | None:
+        """Returns a token's addition to the message; None for markup or a hidden thought."""
+        if part is None:
+            return Delta(content=[TextBlock(text)] if self._options.blocks else text)
+        if part.kind == "reasoning":
+            shows = self._options.show_reasoning and (text or self._options.empty_thoughts)
+            return Delta(reasoning=text) if shows else None
+        if part.kind == "image":
+            return Delta(content=[ImageBlock(ImageURL(text))])
+        calls: list[ToolCall] = []
+        if part.name and choice.current(part) is None:
+            begun = choice.begin(part, part.id or self._options.new_call_id())
+            calls.append(ToolCall(begun.id, "function", part.number, FunctionCall(part.name)))
+        if text:
+            calls.append(ToolCall(index=part.number, function=FunctionCall(arguments=text)))
+        return Delta(content=None, tool_calls=calls) if calls else None
+
+    def _finish_reason(self, choice: ChoiceState) -> str:
+        """Returns `tool_calls` for a reply that called tools by choice and was not cut short."""
+        reason = choice.finish.reason
+        if reason == "stop" and choice.called and not self._options.named_tool:
+            return "tool_calls"
+        return reason
+
+    def _usage(
+        self,
+        choices: Sequence[ChoiceState],
+        prompt_details: PromptTokensDetails | None | UnsetType,
+        no_thoughts: None | UnsetType,
+    ) -> Usage:
+        """`no_thoughts` is the value for a model without thoughts."""
+        usage = self._usage_of(len(self._options.prompt_ids), choices)
+        usage.prompt_tokens_details, usage.completion_tokens_details = prompt_details, no_thoughts
+        if self._options.reasons:
+            thoughts = sum(choice.reasoning_tokens for choice in choices)
+            usage.completion_tokens_details = CompletionTokensDetails(thoughts)
+        return usage
+
+    def whole(self) -> ChatCompletion:
+        meta, options = self._meta, self._options
+        if options.parsed is not None:
+            for choice in self.choices:
+                options.parsed(False, choice.called, 1)
+        details = None
+        if options.prompt_details:
+            details = PromptTokensDetails(self.told_cached, self.told_created, options.media_tokens)
+        return ChatCompletion(
+            id=meta.id,
+            created=meta.created,
+            model=meta.model,
+            choices=self.each_choice(self._choice),
+            system_fingerprint=meta.fingerprint,
+            usage=self._usage(self.choices, details, None),
+            prompt_logprobs=prompt_entries(self.prompt_logprobs, self._holes),
+            prompt_token_ids=options.prompt_ids if options.token_ids else None,
+            prompt_text=options.prompt_text,
+            kv_transfer_params=options.transfer,
+            ec_transfer_params=options.encoded_media,
+            metrics=self.timing() if options.metrics else None,
+        )
+
+    def _choice(self, index: int, choice: ChoiceState) -> ChatChoice:
+        message = self._message(choice)
+        logprobs = ids = None
+        if self._logprobs is not None:
+            logprobs = LogprobContent(rendered(choice.logprobs, self._logprobs.entries, self._holes))
+        if self._options.token_ids and not self._options.hides:
+            ids = choice.ids
+        return ChatChoice(
+            index, message, logprobs, self._finish_reason(choice), choice.finish.stop_reason, ids
+        )
+
+    def _message(self, choice: ChoiceState) -> ChatMessage:
+        options, texts = self._options, choice.texts
+        if options.echo is not None:
+            texts = [options.echo, *texts]
+        if not choice.segments and not options.reasons:
+            return ChatMessage(options.role, "".join(texts))
+        message = ChatMessage(options.role, self._content(choice, texts))
+        if choice.called:
+            calls = [segment for segment in choice.segments if segment.kind == "call"]
+            message.tool_calls = [self._tool_call(call) for call in calls]
+        thoughts = choice.texts_of("reasoning")
+        if options.show_reasoning and any(thoughts):
+            message.reasoning = "".join(thoughts)
+        return message
+
+    def _content(self, choice: ChoiceState, texts: Sequence[str]) -> Content | None:
+        said = any(texts)
+        if images := choice.texts_of("image"):
+            text = [TextBlock("".join(texts))] if said else []
+            return [*text, ImageBlock(ImageURL("".join(images)))]
+        options = self._options
+        if (
+            not said
+            and options.echo is None
+            and not options.forced_tool
+            and (choice.called or options.reasons)
+        ):
+            return None
+        return "".join(texts)
+
+    def _tool_call(self, call: Segment) -> ToolCall:
+        part = call.part or Part("call")
+        function = FunctionCall(part.name, "".join(call.texts))
+        return ToolCall(part.id or self._options.new_call_id(), "function", function=function)

@@ -1,0 +1,293 @@
+"""POST /v1/completions: one JSON body or server-sent events (vllm-api.md 3.2 to 3.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+from msgspec import UNSET, Struct, UnsetType
+
+from app.engine.core.outputs import EngineOutput, Started, Tokens
+from app.serving.api.builder import Prompt
+from app.serving.api.frontend import Frontend
+from app.serving.api.identity import ResponseMeta, ResponseOptions, address_of
+from app.serving.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name, width
+from app.serving.api.pieces import HOLE, SLICE, Holes
+from app.serving.api.writer import (
+    ChoiceState,
+    PlainChoice,
+    ResponseWriter,
+    chunk_event,
+    chunk_head,
+    last_event,
+    places,
+)
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import bad_request
+from app.serving.http.response import DONE, Response
+from app.serving.http.route import PlainHandler, Route, post
+from app.serving.protocol import common as wire
+from app.serving.protocol.common import NO_TAIL, ChunkTail, KVTransferParams, PromptTokensDetails, Usage
+from app.serving.protocol.completions import (
+    Completion,
+    CompletionChoice,
+    CompletionChunkChoice,
+    CompletionRequest,
+    TokenIds,
+)
+from app.serving.protocol.validation import ValidatedRequest
+
+COMPLETION = "text_completion"
+
+
+class EchoedPrompt(Struct, frozen=True):
+    """A prompt as an answer may repeat it; `token_texts` only for log probabilities."""
+
+    ids: Sequence[int]
+    text: str = ""
+    token_texts: Sequence[str] = ()
+
+
+class CompletionResponseOptions(ResponseOptions, frozen=True, kw_only=True):
+    """Options of a completion's answer. Choice i belongs to prompt i // n."""
+
+    prompts: Sequence[EchoedPrompt]
+    echo: bool = False
+    prompt_only: bool = False
+    """`echo` with `max_tokens` 0: the prompt is the whole text."""
+    logprobs: bool = False
+    transfer: KVTransferParams | None = None
+    """`kv_transfer_params` of the answer."""
+
+    @property
+    def plain(self) -> bool:
+        return not (self.logprobs or self.token_ids or self.continuous_usage or self.echo)
+
+
+PLAIN_TEXT = PlainChoice(CompletionChunkChoice(HOLE, HOLE))
+
+
+class CompletionWriter(ResponseWriter):
+    keeps_alive = True
+
+    def __init__(self, meta: ResponseMeta, options: CompletionResponseOptions) -> None:
+        super().__init__(len(options.prompts) * options.n)
+        self._meta = meta
+        self._options = options
+        self._plain = options.plain
+        self._prompt_entries: list[SomeEntries | None] = [None] * len(options.prompts)
+        self._logprobs: dict[int, CompletionLogprobs] = {}
+        """Log probabilities of each choice that a stream has begun to show."""
+        self._texts: list[bytes] = []
+        """Beginning of each choice's plain chunks, up to the text."""
+
+    @cached_property
+    def _head(self) -> bytes:
+        return chunk_head(self._meta, COMPLETION)
+
+    def _tokens(self, output: Tokens) -> bytes:
+        if not self._plain:
+            return b"".join(self._special(output))
+        if output.finish is None:
+            return self._plain_chunks(output, len(output.texts))
+        number = max(0, len(output.texts) - 1)
+        return self._plain_chunks(output, number) + b"".join(self._special(output, number))
+
+    def _start(self, output: Started) -> bytes:
+        self._prompt_entries[output.index // self._options.n] = output.prompt_logprobs
+        return super()._start(output)
+
+    def is_large(self, output: EngineOutput) -> bool:
+        options, index = self._options, output.index
+        if type(output) is not Tokens or index in self._logprobs or not (options.echo or options.token_ids):
+            return False
+        entries = self._prompt_entries[index // options.n] if options.echo and options.logprobs else None
+        return len(options.prompts[index // options.n].ids) * width(entries) > SLICE
+
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        return (self._texts[index], PLAIN_TEXT.end) if self._texts else None
+
+    def closing(self) -> bytes:
+        options = self._options
+        if not options.include_usage or self.has_failed:
+            return DONE
+        details: PromptTokensDetails | UnsetType = UNSET
+        if options.prompt_details and options.prompts:
+            details = PromptTokensDetails(self.told_cached)
+        usage = self._usage(options.prompts, self.choices)
+        usage.prompt_tokens_details = details
+        timing = (self.timing(UNSET) or UNSET) if options.metrics else UNSET
+        return last_event(self._head, ChunkTail(usage, self._meta.signature, metrics=timing)) + DONE
+
+    def take(self, output: EngineOutput) -> None:
+        super().take(output)
+        if type(output) is Started:
+            self._prompt_entries[output.index // self._options.n] = output.prompt_logprobs
+
+    def _plain_chunks(self, output: Tokens, number: int) -> bytes:
+        if not self._texts:
+            self._texts = PLAIN_TEXT.begins(self._head, len(self.choices))
+        self.choices[output.index].tokens += len(output.ids[:number])
+        return PLAIN_TEXT.events(self._texts[output.index], output.texts[:number])
+
+    def _special(self, output: Tokens, first: int = 0) -> Iterator[bytes]:
+        for i in places(output)[first:]:
+            choice, tail = self._special_choice(output, i)
+            yield chunk_event(self._head, choice, tail)
+
+    def _special_choice(self, output: Tokens, i: int) -> tuple[CompletionChunkChoice, ChunkTail]:
+        options, index, ids = self._options, output.index, output.ids[i : i + 1]
+        finish = output.finish if i + 1 >= len(output.texts) else None
+        choice, prompt = self.choices[index], options.prompts[index // options.n]
+        choice.tokens += len(ids)
+        first = index not in self._logprobs
+        if first:
+            self._logprobs[index] = CompletionLogprobs(options.token_id_names)
+        echoes = first and options.echo
+        text = "".join(self._texts_of(prompt, output.texts[i : i + 1], echoes))
+        shown = CompletionChunkChoice(index, text)
+        if options.logprobs:
+            spans = () if output.logprobs is None else (output.logprobs[i : i + 1],)
+            shown.logprobs = self._lists(self._logprobs[index], index, spans, echoes)
+        if first and (options.token_ids or options.echo):
+            shown.prompt_token_ids = prompt.ids
+        if options.token_ids:
+            shown.token_ids = ids
+        if finish is not None:
+            choice.ended_s = output.at_s
+            shown.finish_reason, shown.stop_reason = finish.reason, finish.stop_reason
+        elif not options.continuous_usage:
+            return shown, NO_TAIL
+        usage = self._usage((prompt,), (choice,)) if options.continuous_usage else UNSET
+        unsigned = finish is None or options.include_usage
+        return shown, ChunkTail(usage, UNSET if unsigned else self._meta.signature)
+
+    def _texts_of(self, prompt: EchoedPrompt, texts: Sequence[str], echoes: bool) -> Sequence[str]:
+        """Returns the parts of a choice's text. With token ids, vLLM leaves out the prompt's text."""
+        if not echoes:
+            return texts
+        echoed = "" if self._options.token_ids else prompt.text
+        return (echoed,) if self._options.prompt_only else (echoed, *texts)
+
+    def _lists(
+        self,
+        logprobs: CompletionLogprobs,
+        index: int,
+        spans: Sequence[SomeEntries],
+        echoes: bool,
+        holes: Holes | None = None,
+    ) -> wire.CompletionLogprobs:
+        if not echoes:
+            return logprobs.lists(spans, (), holes)
+        options, number = self._options, index // self._options.n
+        prompt, of_prompt = options.prompts[number], self._prompt_entries[number] or ()
+        names = prompt.token_texts
+        if options.token_id_names:
+            names = [token_name(token_id, "", True) for token_id in prompt.ids]
+        return logprobs.lists([of_prompt, *(() if options.prompt_only else spans)], names, holes)
+
+    def _usage(self, prompts: Sequence[EchoedPrompt], choices: Sequence[ChoiceState]) -> Usage:
+        return self._usage_of(sum([len(prompt.ids) for prompt in prompts]), choices)
+
+    def whole(self) -> Completion:
+        meta, options = self._meta, self._options
+        usage = self._usage(options.prompts, self.choices)
+        usage.prompt_tokens_details = usage.completion_tokens_details = None
+        if options.prompt_details and options.prompts:
+            usage.prompt_tokens_details = PromptTokensDetails(self.told_cached, None, None)
+        return Completion(
+            id=meta.id,
+            created=meta.created,
+            model=meta.model,
+            choices=self.each_choice(self._choice),
+            system_fingerprint=meta.fingerprint,
+            usage=usage,
+            kv_transfer_params=options.transfer,
+            metrics=self.timing() if options.metrics else None,
+        )
+
+    def _choice(self, index: int, choice: ChoiceState) -> CompletionChoice:
+        options = self._options
+        prompt = options.prompts[index // options.n]
+        text = "".join(self._texts_of(prompt, choice.texts, options.echo))
+        logprobs = None
+        if options.logprobs:
+            own = CompletionLogprobs(options.token_id_names)
+            logprobs = self._lists(own, index, choice.logprobs, options.echo, self._holes)
+        return CompletionChoice(
+            index,
+            text,
+            logprobs,
+            choice.finish.reason,
+            choice.finish.stop_reason,
+            choice.ids if options.token_ids else None,
+            prompt_entries(self._prompt_entries[index // options.n], self._holes),
+            prompt.ids if options.token_ids else None,
+        )
+
+
+MOST_STREAMED = 20_000
+"""Most log probabilities of a prompt that a stream repeats in its first event: about 10 ms of work."""
+
+
+def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]:
+    """Returns the route of text completions; `plain` handles plain ones on the fast path."""
+
+    def completions(context: RequestContext) -> Response:
+        """The continuations of one or several prompts, whole or as a stream."""
+        asked = frontend.decode(context, CompletionRequest)
+        if asked.stream and asked.use_beam_search:
+            raise bad_request("Beam search cannot be streamed.")
+        accepted = frontend.admit(asked, context)
+        if asked.suffix is not None:
+            raise bad_request("This model cannot fill in before a suffix.", "suffix")
+        if asked.prompt_embeds:
+            raise bad_request("Prompts as embeddings are not enabled.", "prompt_embeds")
+        prompts = [completion_prompt(frontend, asked, prompt) for prompt in asked.prompts()]
+        _check_repeated(accepted, prompts)
+        head = frontend.identity.head("cmpl", context, asked.request_id, accepted.model)
+        shape = CompletionResponseOptions(
+            **frontend.options(accepted),
+            prompts=[_echoed(frontend, asked, prompt) for prompt in prompts],
+            echo=bool(asked.echo),
+            prompt_only=asked.max_tokens == 0,
+            logprobs=asked.logprobs is not None,
+            transfer=address_of(asked, frontend.identity, head, len(prompts[0].ids)) if prompts else None,
+        )
+        return frontend.submit(accepted, head, prompts, CompletionWriter(head, shape), context)
+
+    return [
+        post("/v1/completions", completions, plain=plain),
+    ]
+
+
+def _check_repeated(asked: ValidatedRequest[CompletionRequest], prompts: Sequence[Prompt]) -> None:
+    """Raises ApiError 400 for a stream that repeats more log probabilities of a prompt than fit an event."""
+    request, longest = asked.request, max((len(prompt.ids) for prompt in prompts), default=0)
+    if not (request.stream and request.echo and request.logprobs is not None):
+        return
+    entries = longest * asked.entries_per_prompt_token
+    if entries > MOST_STREAMED:
+        raise bad_request(
+            f"echo and logprobs would tell {entries} log probabilities of a prompt at once, "
+            f"more than {MOST_STREAMED} for a stream.",
+            "echo",
+        )
+
+
+def completion_prompt(frontend: Frontend, asked: CompletionRequest, prompt: str | TokenIds) -> Prompt:
+    """Returns a prompt as tokens; a prompt of ids echoes as its decimal ids (simulator.md 5.2)."""
+    if isinstance(prompt, str):
+        frontend.check_text(prompt)
+        ids = frontend.fit(asked, frontend.tokenizer.encode(prompt, asked.add_special_tokens))
+        return Prompt(ids, prompt, (("user", prompt),) if frontend.keeps_turns else ())
+    return Prompt(frontend.fit(asked, prompt), ",".join(map(str, prompt)))
+
+
+def _echoed(frontend: Frontend, asked: CompletionRequest, prompt: Prompt) -> EchoedPrompt:
+    """Returns the prompt for repetition: text only with `echo`, tokens only with log probabilities, too."""
+    if asked.echo:
+        frontend.slices.spend(len(prompt.ids))
+    text = frontend.tokenizer.decode(prompt.ids) if asked.echo else ""
+    texts = frontend.tokenizer.token_texts(prompt.ids) if asked.echo and asked.logprobs is not None else ()
+    return EchoedPrompt(prompt.ids, text, texts)

@@ -1,0 +1,99 @@
+"""Errors as clients of vLLM know them: maps every exception to status and body."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
+from app.engine.core import errors as engine
+from app.engine.core.errors import EngineError
+from app.engine.lora.adapters import AdapterError, AdapterNotFound
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import (
+    ApiError,
+    bad_request,
+    internal,
+    not_found,
+    retryable,
+    too_many,
+    unavailable,
+)
+from app.serving.http.response import CLIENT_GONE, Response, json_response
+from app.text.base import TokenizerInputError, TokenizerServiceError
+
+log = logging.getLogger(__name__)
+
+ENGINE_ERRORS: Mapping[type[EngineError], Callable[[str], ApiError]] = MappingProxyType(
+    {
+        engine.Draining: unavailable,
+        engine.TooManyRequests: unavailable,
+        engine.QueueFull: too_many,
+        engine.KVCacheFull: retryable,
+        engine.PromptExceedsCache: bad_request,
+        engine.Aborted: unavailable,
+        engine.EngineDead: internal,
+        engine.EngineFailed: internal,
+        engine.CommandFailed: internal,
+        engine.RequestRefused: bad_request,
+        engine.SchemaUnsatisfiable: bad_request,
+        engine.CallerLeft: partial(ApiError, CLIENT_GONE, "ClientClosedRequest"),
+        engine.PauseNotComplete: internal,
+        engine.MemoryNotResident: internal,
+    }
+)
+"""Client error for each error of the engine."""
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """Converts `error` for the client. An unexpected error is logged, not shown."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EngineError) and (known := ENGINE_ERRORS.get(type(error))) is not None:
+        return known(str(error))
+    if isinstance(error, AdapterNotFound):
+        return not_found(str(error))
+    if isinstance(error, AdapterError):
+        return ApiError(400, "InvalidUserInput", str(error))
+    if isinstance(error, TokenizerInputError):
+        return bad_request(str(error), error.param)
+    if isinstance(error, TokenizerServiceError):
+        log.error("the tokenizer service failed: %s", error)
+        return internal(str(error))
+    log.error("a request failed unexpectedly", exc_info=error)
+    return internal("The server failed to handle the request.")
+
+
+def as_stream_error(error: Exception) -> ApiError:
+    """Converts `error`, which ended a generation that had begun, for the client."""
+    if isinstance(error, ApiError | EngineError):
+        return as_api_error(error)
+    return internal("The generation failed.")
+
+
+def error_response(error: Exception) -> Response:
+    known = as_api_error(error)
+    forget_frames(error)
+    return json_response(known.body(), known.status, known.headers)
+
+
+def respond_to_error(error: Exception, context: RequestContext) -> Response:
+    """Returns the error response in the form of the route's family."""
+    route = context.route
+    on_error = error_response if route is None or route.on_error is None else route.on_error
+    response = on_error(error)
+    if context.method == "HEAD":
+        response.without_body()
+    return response
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Drops the frames that `error` came through.
+
+    A frame that knows its error, for example by a request that holds it, is cyclic garbage. A server that
+    fails on purpose makes much garbage.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__

@@ -1,0 +1,212 @@
+"""Shared path of the generating API families: from a decoded body to the engine and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from app.base.clock.pause import Slices
+from app.engine.core.request import Constraint
+from app.serving.api.builder import SEND_IMAGE, Prompt, RequestBuilder, check_rank, truth
+from app.serving.api.chat.media import encoded
+from app.serving.api.chat.tools import constraint_of, tag_of
+from app.serving.api.identity import Identity, ResponseMeta, ResponseOptions
+from app.serving.api.models import ServedModels
+from app.serving.api.pieces import check_answer_size
+from app.serving.api.responder import Responder
+from app.serving.api.writer import ResponseWriter, UsageOverrides
+from app.serving.faults.injector import FaultInjector
+from app.serving.http.body import BodyLimits
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import ApiError
+from app.serving.http.response import Response
+from app.serving.protocol.common import ECTransferParams
+from app.serving.protocol.decoding import Request, decode
+from app.serving.protocol.validation import (
+    GenerationRequest,
+    ModelLimits,
+    ValidatedRequest,
+    check_prompt_text,
+    fit_prompt,
+)
+from app.text import Tokenizer
+from config.sections.api import ApiSettings, json_object
+
+if TYPE_CHECKING:
+    from app.serving.api.script import ScriptResolver  # imports templates, too, which few servers need
+
+SLICE = 12_000
+"""Values processed between two pauses: about 4 ms."""
+CHARS = 2
+"""Characters of a text to tokenize that count as one processed value."""
+
+T = TypeVar("T", bound=Request)
+R = TypeVar("R", bound=GenerationRequest)
+
+
+def remote_cached_tokens(request: GenerationRequest) -> int | None:
+    """Returns the prompt tokens that the prefill side had cached, if the request names them.
+
+    The answer repeats this number.
+    """
+    transfer = request.kv_transfer_params or {}
+    cached = transfer.get("remote_prefill_cached_tokens") if transfer.get("do_remote_prefill") else None
+    return cached if isinstance(cached, int) else None
+
+
+class ChatRules(Struct, frozen=True):
+    """Rules of a server for rendering conversations."""
+
+    trusts_templates: bool = False
+    """Requests may bring their own chat templates."""
+    template_kwargs: Mapping[str, object] = {}
+    """Arguments of the template that a request may override."""
+    hides_unused_tools: bool = False
+    """Leaves tools that must not be called out of the prompt."""
+
+    @classmethod
+    def of(cls, api: ApiSettings) -> ChatRules:
+        kwargs = json_object(api.default_chat_template_kwargs or "{}")
+        return cls(api.trust_request_chat_template, kwargs, api.exclude_tools_when_tool_choice_none)
+
+
+@dataclass(frozen=True, slots=True)
+class Frontend:
+    """Admits requests, submits them to the engine, and has answers written."""
+
+    body: BodyLimits
+    models: ServedModels
+    tokenizer: Tokenizer
+    identity: Identity
+    responder: Responder
+    builder: RequestBuilder
+    faults: FaultInjector
+    limits: ModelLimits
+    force_usage: bool
+    prompt_details: bool
+    token_id_names: bool = False
+    """Log probabilities name tokens `token_id:N`, unless the request decides."""
+    request_metrics: bool = False
+    """Answers carry the times of their request."""
+    response_role: str = "assistant"
+    chat_rules: ChatRules = ChatRules()
+    rank: int = 0
+    encoder_only: bool = False
+    omni: bool = False
+    plain_prompt_tokens: int = 1 << 30
+    """Longest prompt, in tokens, that the engine takes without a pause."""
+    keeps_turns: bool = False
+    """Prompts carry the texts of their messages, which datasets look up."""
+    scripts: ScriptResolver | None = None
+    """Decides replies by scripts; None without scripts."""
+    asks_plugins: bool = False
+    """Plugins decide about replies, and need more than a plain request carries."""
+    slices: Slices = field(default_factory=partial(Slices, SLICE))
+    """Counts texts of all requests that become tokens, and pauses now and then."""
+
+    def decode(self, context: RequestContext, kind: type[T]) -> T:
+        """Returns the request in the body. ApiError 400, 408 or 413."""
+        body = self.body.read(context)
+        return decode(body, context.content_type, kind)
+
+    def admit(self, request: R, context: RequestContext) -> ValidatedRequest[R]:
+        """Validates the request as far as possible before its prompts are tokens.
+
+        ApiError for an injected fault, or when model, queue or lengths forbid the request.
+        """
+        self.faults.inject(context, request.model)
+        model = self.models.resolve(request.model)
+        self.responder.engine.check_accepting(request.n or 1)
+        return ValidatedRequest(request, model, self.limits)
+
+    def check_text(self, text: str) -> None:
+        """Raises ApiError 400 for a text that cannot fit the context, before any work on it.
+
+        Pauses now and then, as tokenization comes next.
+        """
+        self.slices.spend(1 + len(text) // CHARS)
+        if len(text) > self.limits.max_model_len and self.tokenizer.longest_token is not None:
+            check_prompt_text(text, self.limits.max_model_len, self.tokenizer.longest_token)
+
+    def fit(self, request: GenerationRequest, ids: Sequence[int]) -> Sequence[int]:
+        """Returns the part of a prompt that the request keeps. ApiError 400 when it exceeds the context."""
+        return fit_prompt(request, ids, self.limits.max_model_len)
+
+    def wants_image(self, context: RequestContext) -> bool:
+        """True when an image should follow the reply: requested by header, or drawn (simulator.md 2.2)."""
+        return self.omni and self.builder.wants_image(truth(context, SEND_IMAGE))
+
+    def encoded_media(self, hashes: Mapping[str, Sequence[str]] | None) -> ECTransferParams | None:
+        """Returns `ec_transfer_params` of an encoder's answer; None for other models."""
+        return encoded(hashes) if self.encoder_only else None
+
+    def options(self, asked: ValidatedRequest[GenerationRequest]) -> dict[str, Any]:
+        """Returns the fields of `ResponseOptions` for this request."""
+        request = asked.request
+        options = request.stream_options
+        usage = options is not None and bool(options.include_usage)
+        names = request.return_tokens_as_token_ids
+        everywhere = usage and options is not None and bool(options.continuous_usage_stats)
+        return asdict(
+            ResponseOptions(
+                n=asked.n,
+                include_usage=usage or self.force_usage,
+                continuous_usage=everywhere or self.force_usage,
+                token_ids=bool(request.return_token_ids),
+                token_id_names=self.token_id_names if names is None else names,
+                prompt_details=self.prompt_details and not request.use_beam_search,
+                metrics=self.request_metrics,
+            )
+        )
+
+    def submit(
+        self,
+        asked: ValidatedRequest[GenerationRequest],
+        meta: ResponseMeta,
+        prompts: Sequence[Prompt],
+        writer: ResponseWriter,
+        context: RequestContext,
+        image: bool = False,
+        responder: Responder | None = None,
+    ) -> Response:
+        """Submits the request and returns the response.
+
+        A stream carries the engine's refusals after its 200.
+        """
+        responder = responder or self.responder
+        stream, cached = bool(asked.request.stream), remote_cached_tokens(asked.request)
+        if cached is not None:
+            writer.usage = UsageOverrides(cached_tokens=cached)
+        asked.check_sampling([len(prompt.ids) for prompt in prompts])
+        form, schemas = asked.structured_outputs, self.builder.schemas
+        tag = tag_of(form, asked.request, schemas)
+        try:
+            check_rank(context, self.rank)
+            asked.check_engine([prompt.ids for prompt in prompts])
+            constraint = constraint_of(form, schemas) if tag is None else Constraint(grammar=tag)
+        except ApiError as error:
+            if stream:
+                return responder.broken(error, writer)
+            raise
+        together = len(prompts) * asked.n
+        # Without a limit replies are short, unless their end is ignored.
+        if not stream and (asked.requested is not None or asked.request.ignore_eos):
+            tokens, prompt_tokens = (
+                asked.n * sum(asked.max_tokens),
+                sum(len(prompt.ids) for prompt in prompts),
+            )
+            entries = tokens * asked.entries_per_token
+            check_answer_size(
+                together, tokens, entries + asked.n * prompt_tokens * asked.entries_per_prompt_token
+            )
+        # Checked before a hostile request makes too many engine requests.
+        responder.engine.check_admission(together)
+        requests = self.builder.build(asked, meta, prompts, context, constraint, image)
+        if self.scripts is not None:
+            requests = self.scripts.direct(asked.request, prompts, requests, writer, context)
+        return responder.respond(requests, writer, stream, context)

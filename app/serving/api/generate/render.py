@@ -1,0 +1,339 @@
+"""The four /render routes: a request of each family as a generate request, as vLLM dumps it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from app.engine.core.request import ToolCalls
+from app.engine.forms.schema import Schemas
+from app.serving.api.anthropic.routes import message_chats
+from app.serving.api.builder import Prompt
+from app.serving.api.chat.prompt import chat_options, chat_prompt
+from app.serving.api.chat.tools import check_tool_choice, tool_calls_of
+from app.serving.api.completions import completion_prompt
+from app.serving.api.frontend import Frontend
+from app.serving.api.responses.routes import response_prompt
+from app.serving.api.sampling import text_form
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import ApiError, bad_request
+from app.serving.http.response import Response, json_response
+from app.serving.http.route import Route, post
+from app.serving.protocol.anthropic import MessagesRequest
+from app.serving.protocol.chat import ChatCompletionRequest
+from app.serving.protocol.coercion import JsonObject
+from app.serving.protocol.completions import CompletionRequest
+from app.serving.protocol.options import StreamOptions, StructuredOutputs
+from app.serving.protocol.responses import ResponsesRequest
+from app.serving.protocol.responses_chat import chat_request as chat_of_response
+from app.serving.protocol.validation import GenerationRequest, ValidatedRequest, fit_prompt
+from config.settings import ToolSettings
+
+THINKING, THOUGHT = "<think>", "</think>"
+
+
+def routes(frontend: Frontend) -> list[Route]:
+    chat_of_message = message_chats(frontend)
+
+    def render_chat(context: RequestContext) -> Response:
+        """The tokens and sampling parameters for a chat."""
+        return _rendered_chat(frontend, context, frontend.decode(context, ChatCompletionRequest))
+
+    def render_message(context: RequestContext) -> Response:
+        """The tokens and sampling parameters for a message."""
+        chat = chat_of_message(frontend.decode(context, MessagesRequest))
+        if chat.stream:
+            chat.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=True)
+        return _rendered_chat(frontend, context, chat)
+
+    def render_completion(context: RequestContext) -> Response:
+        """The tokens and sampling parameters for a text completion: one object per prompt."""
+        asked = frontend.decode(context, CompletionRequest)
+        accepted = _admit(frontend, asked)
+        prompts = [completion_prompt(frontend, asked, prompt) for prompt in asked.prompts()]
+        accepted.check_sampling([len(prompt.ids) for prompt in prompts])
+        request_id = frontend.identity.head("cmpl", context, asked.request_id, "").id
+        texts = [text if isinstance(text, str) else None for text in asked.prompts()]
+        rendered = []
+        for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+            own_id = request_id if len(prompts) == 1 else f"{request_id}-{number}"
+            more: JsonObject = {"request_id": own_id}
+            if asked.return_token_offsets and text is not None:
+                more["token_offsets"] = _offsets(frontend, asked, text, prompt.ids)
+            rendered.append(_generate_request(frontend, accepted, prompt, number, more))
+        return json_response(rendered)
+
+    def render_response(context: RequestContext) -> Response:
+        """The tokens and sampling parameters for a response that does not follow on another one."""
+        asked = frontend.decode(context, ResponsesRequest)
+        chat = chat_of_response(asked)
+        accepted = _admit(frontend, chat)
+        if asked.previous_response_id is not None:
+            name = "previous_response_id"
+            raise ApiError(400, "invalid_request_error", f"{name} cannot be rendered: nothing is kept.", name)
+        prompt = response_prompt(frontend, asked, chat)
+        accepted.check_sampling([len(prompt.ids)])
+        more: JsonObject = {
+            "request_id": asked.request_id or f"resp_{frontend.identity.fresh_id()}",
+            "reasoning_parser_kwargs": _parser_kwargs(frontend, chat),
+            "stream_options": None,
+            "kv_transfer_params": asked.kv_transfer_params,
+            "ec_transfer_params": asked.ec_transfer_params,
+        }
+        return json_response(_generate_request(frontend, accepted, prompt, 0, more, {}))
+
+    return [
+        post("/v1/chat/completions/render", render_chat),
+        post("/v1/messages/render", render_message),
+        post("/v1/completions/render", render_completion),
+        post("/v1/responses/render", render_response),
+    ]
+
+
+def _admit(frontend: Frontend, asked: GenerationRequest) -> ValidatedRequest[GenerationRequest]:
+    model = frontend.models.resolve(asked.model)
+    if asked.use_beam_search:
+        raise bad_request("Beam search cannot be rendered.")
+    return ValidatedRequest(asked, model, frontend.limits)
+
+
+def _rendered_chat(frontend: Frontend, context: RequestContext, chat: ChatCompletionRequest) -> Response:
+    accepted = _admit(frontend, chat)
+    check_tool_choice(chat, frontend.builder.settings.tools)
+    prompt = chat_prompt(frontend, chat, chat.messages)
+    accepted.check_sampling([len(prompt.ids)])
+    more: JsonObject = {
+        "request_id": frontend.identity.head("chatcmpl", context, chat.request_id, "").id,
+        "reasoning_ended": _reasoning_ended(frontend, chat, prompt.ids),
+        "reasoning_parser_kwargs": _parser_kwargs(frontend, chat),
+    }
+    if chat.return_token_offsets and prompt.features is None:
+        options = chat_options(chat, frontend.chat_rules)
+        text = frontend.tokenizer.render_chat(chat.messages, options)
+        more["token_offsets"] = _offsets(frontend, chat, text, prompt.ids)
+    return json_response(_generate_request(frontend, accepted, prompt, 0, more))
+
+
+def _generate_request(
+    frontend: Frontend,
+    accepted: ValidatedRequest[GenerationRequest],
+    prompt: Prompt,
+    number: int,
+    more: JsonObject,
+    no_extra_args: JsonObject | None = None,
+) -> JsonObject:
+    """Returns the body for ``/inference/v1/generate``, with `more`; `no_extra_args` replaces missing ones."""
+    asked, builder = accepted.request, frontend.builder
+    if not prompt.ids:
+        raise bad_request("The prompt has no tokens.")
+    form = form_of(accepted, builder.settings.tools, builder.schemas)
+    params = sampling_params(
+        accepted, accepted.max_tokens[number], form, extra_args_of(asked) or no_extra_args
+    )
+    whole: dict[str, Any] = {
+        "request_id": "",
+        "token_ids": prompt.ids,
+        "token_offsets": None,
+        "features": _features(asked, prompt),
+        "content_parts": None,
+        "sampling_params": params,
+        "model": asked.model,
+        "reasoning_ended": None,
+        "reasoning_parser_kwargs": None,
+        "return_token_ids": None,
+        "output_mode": "tokens",
+        "stream": bool(asked.stream),
+        "stream_options": asked.stream_options if asked.stream else None,
+        "cache_salt": asked.cache_salt,
+        "priority": asked.priority,
+        "kv_transfer_params": None,
+        "ec_transfer_params": None,
+    }
+    return whole | more
+
+
+def _features(asked: GenerationRequest, prompt: Prompt) -> JsonObject | None:
+    if prompt.features is None:
+        return None
+    kept: JsonObject = {**prompt.features}
+    return kept | {"kwargs_data": None} if asked.mm_payload == "none" else kept
+
+
+def _offsets(
+    frontend: Frontend, asked: GenerationRequest, text: str, ids: Sequence[int]
+) -> Sequence[object] | None:
+    """Position of each token of the prompt in `text`; None where the tokenizer has no positions."""
+    places = frontend.tokenizer.offsets(text, asked.add_special_tokens)
+    if places is None:
+        return None
+    kept: Sequence[Any] = fit_prompt(asked, places, max(len(places), frontend.limits.max_model_len))  # type: ignore[arg-type]
+    return kept if len(kept) == len(ids) else None
+
+
+def _reasoning_ended(frontend: Frontend, chat: ChatCompletionRequest, ids: Sequence[int]) -> bool | None:
+    """True when the first token is part of the reply, by the prompt's text; None without thoughts."""
+    if not chat.include_reasoning:
+        return True
+    if not frontend.limits.reasons:
+        return None
+    text = frontend.tokenizer.decode(ids, False)
+    return text.rfind(THOUGHT) > text.rfind(THINKING)
+
+
+def _parser_kwargs(frontend: Frontend, chat: ChatCompletionRequest) -> JsonObject | None:
+    if not frontend.limits.reasons:
+        return None
+    given: JsonObject = {
+        "add_generation_prompt": chat.add_generation_prompt,
+        "continue_final_message": chat.continue_final_message,
+        "documents": chat.documents,
+        "reasoning_effort": chat.reasoning_effort,
+    }
+    used = {name: value for name, value in given.items() if value is not None}
+    defaults = frontend.chat_rules.template_kwargs or {}
+    return {"chat_template_kwargs": {**defaults, **(chat.chat_template_kwargs or {}), **used}}
+
+
+MAX_TOKENS = 16
+"""vLLM's default; left out even when a client sets it."""
+DELTA, FINAL_ONLY = 1, 2
+"""Kinds of output: of a stream, of a whole answer."""
+BIAS = 100.0
+LEAST_TEMPERATURE = 0.01
+"""Least temperature of sampling that is not greedy."""
+
+
+def sampling_params(
+    asked: ValidatedRequest[GenerationRequest],
+    max_tokens: int,
+    form: StructuredOutputs | None,
+    extra_args: JsonObject | None,
+) -> JsonObject:
+    """Returns all sampling parameters in vLLM's order. `form` constrains the reply."""
+    request, ids = asked.request, asked.request.logprob_token_ids or None
+    tools = isinstance(request, ChatCompletionRequest) and request.tools and request.tool_choice != "none"
+    return {
+        **_but({"n": (asked.n, 1)}),
+        "presence_penalty": request.presence_penalty or 0.0,
+        "frequency_penalty": request.frequency_penalty or 0.0,
+        "repetition_penalty": 1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        **_distribution(asked),
+        **_but({"seed": (asked.seed, None)}),
+        "stop": list(asked.stop),
+        "stop_token_ids": list(dict.fromkeys(request.stop_token_ids or ())),
+        **_but(
+            {
+                "ignore_eos": (request.ignore_eos, False),
+                "max_tokens": (max_tokens, MAX_TOKENS),
+                "min_tokens": (request.min_tokens, 0),
+                "logprobs": (asked.logprobs, None),
+                "prompt_logprobs": (asked.prompt_logprobs, None),
+                "logprob_token_ids": (ids, None),
+                "skip_special_tokens": (request.skip_special_tokens and not tools, True),
+                "spaces_between_special_tokens": (request.spaces_between_special_tokens, True),
+                "include_stop_str_in_output": (request.include_stop_str_in_output, False),
+            }
+        ),
+        "output_kind": DELTA if request.stream else FINAL_ONLY,
+        **_but({"stream_interval": (request.stream_interval, None)}),
+        "skip_clone": True,
+        **_but(
+            {
+                "output_text_buffer_length": (_held_back(asked), 0),
+                "structured_outputs": (form and _form(form), None),
+                "logit_bias": (request.logit_bias and _clamped(request.logit_bias), None),
+                "allowed_token_ids": (request.allowed_token_ids, None),
+                "extra_args": (extra_args, None),
+            }
+        ),
+        "bad_words": list(dict.fromkeys(request.bad_words)),
+        "skip_reading_prefix_cache": asked.prompt_logprobs is not None,
+        **_but(
+            {
+                "thinking_token_budget": (request.thinking_token_budget, None),
+                "repetition_detection": (request.repetition_detection, None),
+                "routed_experts_prompt_start": (request.routed_experts_prompt_start, 0),
+            }
+        ),
+    }
+
+
+def _but(given: dict[str, tuple[object, object]]) -> JsonObject:
+    return {name: value for name, (value, default) in given.items() if value != default}
+
+
+def _distribution(asked: ValidatedRequest[GenerationRequest]) -> JsonObject:
+    request = asked.request
+    temperature = 1.0 if request.temperature is None else request.temperature
+    temperature = max(temperature, LEAST_TEMPERATURE) if temperature else 0.0
+    greedy = not temperature
+    return {
+        "temperature": temperature,
+        **_but({"watermarking": (request.watermarking, None)}),
+        "top_p": 1.0 if greedy or request.top_p is None else request.top_p,
+        **_but({"top_k": (0 if greedy else request.top_k or 0, 0)}),
+        "min_p": 0.0 if greedy else request.min_p or 0.0,
+    }
+
+
+def _held_back(asked: ValidatedRequest[GenerationRequest]) -> int:
+    if not asked.stop or asked.request.include_stop_str_in_output:
+        return 0
+    return max(map(len, asked.stop)) - 1
+
+
+def _clamped(bias: dict[str, float]) -> dict[str, float]:
+    return {str(int(token)): min(BIAS, max(-BIAS, value)) for token, value in bias.items()}
+
+
+def _form(form: StructuredOutputs) -> JsonObject:
+    fields: JsonObject = msgspec.to_builtins(form)
+    return {**fields, "_backend": None, "_backend_was_auto": False}
+
+
+def form_of(
+    asked: ValidatedRequest[GenerationRequest], settings: ToolSettings, schemas: Schemas
+) -> StructuredOutputs | None:
+    """Returns the constraint on the reply; required tool calls have their own. ApiError 400 as for a chat."""
+    request = asked.request
+    calls = None
+    if isinstance(request, ChatCompletionRequest):
+        calls = tool_calls_of(request, settings, schemas)
+    if calls is None or not isinstance(request, ChatCompletionRequest):
+        return asked.structured_outputs
+    if settings.tool_call_parser not in ("", "hermes"):
+        form = text_form(None, calls)
+        return asked.structured_outputs if form is None else StructuredOutputs(json=form.json_schema)
+    strict = {tool.function.name for tool in request.tools or () if tool.function.strict}
+    if not calls.least and not strict:
+        return asked.structured_outputs
+    single = calls.named or request.parallel_tool_calls is False
+    return StructuredOutputs(structural_tag=_hermes(calls, strict, single))
+
+
+def _hermes(calls: ToolCalls, strict: set[str], single: bool) -> str:
+    """Returns a structural tag for calls in Hermes form; only strict tools keep to their schemas."""
+    tags = [_tag(tool.name, tool.schema if tool.name in strict else True, gap)
+            for tool in calls.tools for gap in ("\n", "")]  # fmt: skip
+    form: dict[str, Any] = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": tags}
+    if calls.least:
+        form = {"type": "tags_with_separator", "tags": tags, "separator": ""}
+    form |= {"at_least_one": calls.least > 0, "stop_after_first": single}
+    return msgspec.json.encode({"type": "structural_tag", "format": form}).decode()
+
+
+def _tag(name: str, schema: object, gap: str) -> JsonObject:
+    return {
+        "type": "tag",
+        "begin": f'<tool_call>{gap}{{"name": "{name}", "arguments": ',
+        "content": {"type": "json_schema", "json_schema": schema},
+        "end": f"}}{gap}</tool_call>",
+    }
+
+
+def extra_args_of(request: GenerationRequest) -> JsonObject:
+    names = ("kv_transfer_params", "ec_transfer_params")
+    transfers = {name: given for name in names if (given := getattr(request, name))}
+    return {**(request.vllm_xargs or {}), **transfers}

@@ -1,0 +1,146 @@
+"""Answers of `/inference/v1/generate` as vLLM writes them: token ids, on request with their text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec import UNSET, UnsetType
+
+from app.engine.core.outputs import EngineOutput, Tokens
+from app.serving.api.identity import ResponseMeta, ResponseOptions
+from app.serving.api.logprobs import ALL, ChatLogprobs, Entries, prompt_entries, rendered, token_id_entries
+from app.serving.api.writer import ChoiceState, ResponseWriter, places
+from app.serving.http.response import DONE, event_of
+from app.serving.protocol.common import (
+    ChatLogprob,
+    ECTransferParams,
+    KVTransferParams,
+    LogprobContent,
+    PromptTokensDetails,
+    TokenIdLogprob,
+    Usage,
+)
+from app.serving.protocol.generate import GenerateChoice, GenerateChunk, GenerateResponse, WeightVersion
+
+
+class GenerateResponseOptions(ResponseOptions, frozen=True, kw_only=True):
+    prompt_ids: Sequence[int]
+    text: bool = False
+    logprobs: bool = False
+    transfer: KVTransferParams | None = None
+    encoded_media: ECTransferParams | None = None
+    weights: Callable[[], str]
+    """Returns the present version of the weights."""
+
+
+class GenerateWriter(ResponseWriter):
+    def __init__(self, meta: ResponseMeta, options: GenerateResponseOptions) -> None:
+        super().__init__(options.n)
+        self._meta = meta
+        self._options = options
+        self._mode = "text" if options.text else "tokens"
+        self._entries: Callable[[Entries], Sequence[ChatLogprob | TokenIdLogprob]]
+        self._entries = (
+            ChatLogprobs(ALL, options.token_id_names).entries if options.text else token_id_entries
+        )
+        self._begun = False
+        self._versions: list[list[WeightVersion]] = [[] for _ in self.choices]
+
+    def _tokens(self, output: Tokens) -> bytes:
+        self._note_weights(output)
+        return b"".join([self._token(output, i) for i in places(output)])
+
+    def closing(self) -> bytes:
+        if not self._options.include_usage or self.has_failed:
+            return DONE
+        last = GenerateChunk(
+            request_id=self._meta.id,
+            usage=self._usage(self.choices, self._details(), UNSET),
+            output_mode=self._mode,
+            choices=(),
+        )
+        return event_of(last) + DONE
+
+    def _token(self, output: Tokens, i: int) -> bytes:
+        """Returns one event per token; an end without a token has one, too."""
+        options, choice, ids = self._options, self.choices[output.index], output.ids[i : i + 1]
+        finish = output.finish if i + 1 >= len(output.texts) else None
+        choice.tokens += len(ids)
+        first, self._begun = not self._begun, True
+        shown = GenerateChoice(output.index, None, None, ids)
+        if finish is not None:
+            shown.finish_reason, shown.stop_reason = finish.reason, finish.stop_reason
+            shown.weight_versions = self._versions[output.index]
+        if options.text:
+            shown.text = "".join(output.texts[i : i + 1])
+        if options.logprobs:
+            shown.logprobs = LogprobContent(self._entries((output.logprobs or ())[i : i + 1]))
+        chunk = GenerateChunk(
+            request_id=self._meta.id,
+            usage=self._usage((choice,), None) if options.continuous_usage else None,
+            prompt_token_ids=options.prompt_ids if first and options.token_ids else UNSET,
+            output_mode=self._mode,
+            choices=(shown,),
+        )
+        return event_of(chunk)
+
+    def take(self, output: EngineOutput) -> None:
+        if type(output) is Tokens:
+            self._note_weights(output)
+        super().take(output)
+
+    def _note_weights(self, output: Tokens) -> None:
+        spans, start, version = (
+            self._versions[output.index],
+            self.choices[output.index].tokens,
+            self._options.weights(),
+        )
+        if not spans or spans[-1].version != version:
+            spans.append(WeightVersion(version, start, start))
+        spans[-1].end = start + len(output.ids)
+
+    def _details(self) -> PromptTokensDetails | UnsetType:
+        return PromptTokensDetails(self.told_cached) if self._options.prompt_details else UNSET
+
+    def _usage(
+        self,
+        choices: Sequence[ChoiceState],
+        details: PromptTokensDetails | None | UnsetType,
+        more: None | UnsetType = None,
+    ) -> Usage:
+        usage = self._usage_of(len(self._options.prompt_ids), choices)
+        usage.prompt_tokens_details, usage.completion_tokens_details = details, more
+        return usage
+
+    def whole(self) -> GenerateResponse:
+        meta, options = self._meta, self._options
+        details = PromptTokensDetails(self.told_cached, None, None) if options.prompt_details else None
+        return GenerateResponse(
+            request_id=meta.id,
+            model=meta.model,
+            created=meta.created,
+            usage=self._usage(self.choices, details),
+            prompt_logprobs=prompt_entries(self.prompt_logprobs, self._holes),
+            prompt_token_ids=options.prompt_ids if options.token_ids else None,
+            kv_transfer_params=options.transfer,
+            ec_transfer_params=options.encoded_media,
+            output_mode=self._mode,
+            choices=self.each_choice(self._choice),
+        )
+
+    def _choice(self, index: int, choice: ChoiceState) -> GenerateChoice:
+        options, finish = self._options, choice.finish
+        ids = choice.ids
+        text = "".join(choice.texts) if options.text else UNSET
+        logprobs = None
+        if options.logprobs:
+            logprobs = LogprobContent(rendered(choice.logprobs, self._entries, self._holes))
+        return GenerateChoice(
+            index,
+            finish.reason,
+            finish.stop_reason,
+            ids,
+            weight_versions=self._versions[index],
+            text=text,
+            logprobs=logprobs,
+        )

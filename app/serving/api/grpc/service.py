@@ -1,0 +1,232 @@
+"""All methods of a server over gRPC; the methods without streams: facts for gateways, and Embed."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import chain
+
+from gevent.event import Event
+
+from app.engine.core.client import EngineClient
+from app.engine.core.lifecycle import Operations
+from app.engine.kvcache.event_sender import EventSender
+from app.engine.vectors.model import PoolingModel
+from app.serving.api.frontend import Frontend
+from app.serving.api.grpc.generate import generate_method
+from app.serving.api.grpc.messages import SERVICE, answer, common, engine, read
+from app.serving.api.grpc.streams import (
+    HEALTH,
+    REFLECTIONS,
+    events_method,
+    health_methods,
+    reflection_methods,
+    tokenizer_method,
+    unimplemented,
+)
+from app.serving.api.identity import ResponseMeta
+from app.serving.api.pooling.routes import EMBEDDINGS, served_routes
+from app.serving.api.pooling.runner import PoolingRunner
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import ApiError, bad_request
+from app.serving.http.rpc import RpcMethod, RpcResponse, RpcService
+from app.serving.protocol.pooling import EmbeddingRequest
+from app.serving.protocol.validation import check_prompt_length
+from app.text import Tokenizer
+from config.settings import ModelSettings, Settings
+
+SERVER_TYPE = "vllm-grpc"
+LOOK_AGAIN_S = 0.01
+LONGEST_WAIT_S = 60.0
+"""Longest wait, in seconds, until a server is idle and its cache can be flushed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """The server as gateways see it. `usage` is the share of the KV cache in use, from 0 to 1."""
+
+    settings: Callable[[], Settings]
+    engine: EngineClient
+    lifecycle: Operations
+    tokenizer: Tokenizer
+    rank: int
+    usage: Callable[[], float]
+    started_s: float
+    """Start of the server, in seconds of the monotonic clock."""
+
+    def methods(self) -> list[RpcMethod]:
+        """Returns all methods except Generate, Embed and long streams."""
+        handlers = {
+            "HealthCheck": self.health_check,
+            "Abort": self.abort,
+            "GetModelInfo": self.model_info,
+            "GetServerInfo": self.server_info,
+            "GetLoads": self.loads,
+            "FlushCache": self.flush_cache,
+            "StartProfile": self.profile,
+            "StopProfile": self.profile,
+        }
+        return [RpcMethod(f"/{SERVICE}/{name}", handle) for name, handle in handlers.items()]
+
+    def health_check(self, context: RequestContext) -> RpcResponse:
+        read(context, engine.HealthCheckRequest)
+        healthy = self.engine.healthy
+        message = "Health" if healthy else "Engine is not alive"
+        return answer(engine.HealthCheckResponse(healthy=healthy, message=message))
+
+    def abort(self, context: RequestContext) -> RpcResponse:
+        """Ends requests by their ids, with the reason `abort`. Unknown ids are ignored."""
+        ids = read(context, engine.AbortRequest).request_ids
+        if ids:
+            self.engine.interrupt(frozenset(ids))
+        return answer(engine.AbortResponse())
+
+    def model_info(self, context: RequestContext) -> RpcResponse:
+        read(context, engine.GetModelInfoRequest)
+        settings = self.settings()
+        model, tokenizer = settings.model, self.tokenizer
+        return answer(
+            engine.GetModelInfoResponse(
+                model_path=model.model,
+                is_generation=model.task == "generate",
+                max_context_length=model.max_model_len,
+                vocab_size=tokenizer.vocab_size or 0,
+                served_model_name=model.served_names[0],
+                tokenizer_path=settings.tokenizer.tokenizer or model.model,
+                eos_token_ids=sorted(tokenizer.eos_token_ids),
+                max_req_input_len=model.max_model_len,
+            )
+        )
+
+    def server_info(self, context: RequestContext) -> RpcResponse:
+        """The server, as a router needs to know it. There is no connector, and no processor of media."""
+        read(context, engine.GetServerInfoRequest)
+        settings = self.settings()
+        return answer(
+            engine.GetServerInfoResponse(
+                active_requests=self.engine.running + self.engine.waiting,
+                is_paused=self.lifecycle.paused,
+                uptime_seconds=time.monotonic() - self.started_s,
+                server_type=SERVER_TYPE,
+                data_parallel_size=settings.server.data_parallel_size,
+                kv_cache_dtype="auto",
+                block_size=settings.kvcache.block_size,
+                pairing_protocol=os.environ.get("SMG_PAIRING_PROTOCOL", ""),
+                max_num_seqs=settings.scheduling.max_num_seqs,
+                engine_reasoning_parser=settings.reply.reasoning_parser,
+                constrained_decoding_start="first_token",
+            )
+        )
+
+    def loads(self, context: RequestContext) -> RpcResponse:
+        """Running and waiting requests of this rank.
+
+        ApiError 400 for another rank. `include` has only `core`.
+        """
+        asked, settings = read(context, engine.GetLoadsRequest), self.settings()
+        if asked.HasField("dp_rank") and asked.dp_rank != self.rank:
+            text = f"dp_rank is {asked.dp_rank}, but this port serves rank {self.rank} only."
+            raise ApiError(400, "BadRequestError", text, "dp_rank")
+        running, waiting = self.engine.running, self.engine.waiting
+        capacity = settings.kvcache.kv_cache_size * settings.kvcache.block_size
+        usage = self.usage()
+        load = engine.SchedulerLoad(
+            dp_rank=self.rank,
+            num_running_reqs=running,
+            num_waiting_reqs=waiting,
+            num_total_reqs=running + waiting,
+            num_used_tokens=round(usage * capacity),
+            max_total_num_tokens=min(capacity, 2**31 - 1),
+            token_usage=usage,
+            utilization=min(1.0, running / settings.scheduling.max_num_seqs),
+            max_running_requests=settings.scheduling.max_num_seqs,
+        )
+        return answer(
+            engine.GetLoadsResponse(
+                timestamp=datetime.now(UTC).isoformat(),
+                version=settings.model.vllm_version,
+                dp_rank_count=1,
+                loads=[load],
+            )
+        )
+
+    def flush_cache(self, context: RequestContext) -> RpcResponse:
+        """Empties the cache once nothing runs. Waits up to `timeout_s`, at most `LONGEST_WAIT_S`."""
+        wait_s = read(context, common.FlushCacheRequest).timeout_s
+        until_s = time.monotonic() + min(max(0.0, wait_s), LONGEST_WAIT_S)
+        never = Event()
+        while self.engine.running and time.monotonic() < until_s:
+            never.wait(LOOK_AGAIN_S)
+        if self.engine.running:
+            message = f"{self.engine.running} requests are running: the cache is kept."
+            return answer(common.FlushCacheResponse(success=False, message=message))
+        done = self.lifecycle.reset_prefix_cache()
+        return answer(
+            common.FlushCacheResponse(success=done, message="" if done else "Requests are running.")
+        )
+
+    def profile(self, context: RequestContext) -> RpcResponse:
+        """Begins or ends a profile of nothing."""
+        read(context, common.StartProfileRequest)
+        profiling = self.settings().server.profiling
+        message = "" if profiling else "The server was started without profiling."
+        return answer(common.ProfileResponse(success=profiling, message=message))
+
+
+def embed_method(frontend: Frontend, settings: ModelSettings) -> RpcMethod:
+    path = f"/{SERVICE}/Embed"
+    if EMBEDDINGS not in served_routes(settings):
+        return unimplemented(path, "This model does not embed: that needs --task embed.")
+    runner = PoolingRunner(frontend)
+    model = PoolingModel(settings.default_embedding_dimensions, 1, frontend.tokenizer, runner.pace)
+
+    def embed(context: RequestContext) -> RpcResponse:
+        """The vector that POST /v1/embeddings gives for the same tokens."""
+        message = read(context, engine.EmbedRequest, frontend.limits.max_model_len)
+        given = message.tokenized.input_ids
+        if not given:
+            raise bad_request("tokenized input is needed", "tokenized")
+        check_prompt_length(len(given), frontend.limits.max_model_len)
+        request = EmbeddingRequest(input=list(given), request_id=message.request_id)
+        name = runner.admit(request)
+        inputs = runner.inputs(request)
+        request_id = message.request_id or frontend.identity.fresh_id()
+        meta = ResponseMeta(request_id, frontend.identity.now_s(), name, "")
+        job = runner.run(context, request, inputs, meta, "embedding")
+        scripted = job.scripted.vector(0)
+        vector = model.vector(frontend.tokenizer.decode(inputs[0]) if scripted is None else scripted, None)
+        found = engine.EmbedResponse(prompt_tokens=job.prompt_tokens, embedding_dim=len(vector))
+        found.embedding.extend(vector)
+        return answer(found)
+
+    return RpcMethod(path, embed)
+
+
+MEBIBYTE = 1 << 20
+MOST_MESSAGE_MIB = 16
+"""Largest message in MiB, whatever the limit of HTTP bodies: parsing cannot be sliced."""
+
+
+def rpc_service(
+    frontend: Frontend, facts: ServerFacts, is_ready: Callable[[], bool], publisher: EventSender | None
+) -> RpcService:
+    """Returns all methods; calls that the served model cannot answer are UNIMPLEMENTED."""
+    settings = facts.settings()
+    generates = settings.model.task == "generate"
+    own: Sequence[RpcMethod] = [
+        generate_method(frontend)
+        if generates
+        else unimplemented(f"/{SERVICE}/Generate", "This model pools; it does not generate."),
+        embed_method(frontend, settings.model),
+        events_method(publisher),
+        tokenizer_method(settings),
+    ]
+    methods = chain(
+        own, facts.methods(), health_methods(is_ready), reflection_methods([SERVICE, HEALTH, *REFLECTIONS])
+    )
+    most = min(MOST_MESSAGE_MIB, math.ceil(settings.server.max_request_body_size_mb)) * MEBIBYTE
+    return RpcService({method.path: method for method in methods}, most)

@@ -1,0 +1,401 @@
+"""Streams beside Generate: KV events, the tokenizer's files, a watched health; and reflection."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gevent
+from gevent.lock import BoundedSemaphore
+from google.protobuf import descriptor_pool
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from app.base.clock.pause import call_off_hub
+from app.engine.kvcache.event_sender import EventSender
+from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
+from app.engine.kvcache.hashing import low64
+from app.serving.api.grpc.messages import SERVICE, answer, common, framed_message, read
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import ApiError, not_found
+from app.serving.http.response import StreamingBody
+from app.serving.http.rpc import RpcCode, RpcMethod, RpcOutcome, RpcResponse
+from app.serving.http.stream import StreamTransport
+from config.settings import Settings
+
+health: Any = health_pb2
+reflected: Any = reflection_pb2
+HEALTH = "grpc.health.v1.Health"
+REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+"""The same messages under two names: newer clients try the first, and then the other."""
+LOOK_S = 0.2
+"""Seconds between two checks of a watched health."""
+MOST_WATCHERS = 256
+MOST_SUBSCRIBERS = 32
+"""Most subscribers at a time: each costs a message per batch."""
+MOST_WAITING_BYTES = 16 << 20
+"""Most bytes of batches that a subscriber may lag behind; then its stream ends."""
+NO_EVENTS = "There are no KV events: the server has no prefix cache of its own, or --enable-kvcache is off."
+FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
+"""Files of a tokenizer in its folder, which may also hold an index of weights."""
+CHUNK_BYTES = 1 << 16
+MOST_BYTES = 64 << 20
+"""Most bytes of all files of a tokenizer together."""
+Files = tuple[tuple[Path, int, int], ...]
+"""Each file with its size in bytes and its last change in nanoseconds."""
+
+
+def unimplemented(path: str, text: str) -> RpcMethod:
+    """Returns a method that is declared, but does nothing here."""
+
+    def handle(context: RequestContext) -> RpcResponse:
+        return RpcResponse(b"", None, RpcOutcome(RpcCode.UNIMPLEMENTED, text), 501)
+
+    return RpcMethod(path, handle)
+
+
+class StreamLimit:
+    """Room for `most` streams of one kind at a time."""
+
+    def __init__(self, most: int, kind: str) -> None:
+        self._most, self._kind, self._taken = most, kind, 0
+
+    def check(self) -> None:
+        """Raises ApiError 429 when all places are taken."""
+        if self._taken >= self._most:
+            raise ApiError(429, "RateLimitError", f"There are {self._most} {self._kind} already.")
+
+    def take(self, response: RpcResponse) -> RpcResponse:
+        """Counts a response until it is closed."""
+        self._taken += 1
+        response.on_close(self._free)
+        return response
+
+    def _free(self) -> None:
+        self._taken -= 1
+
+
+def events_method(publisher: EventSender | None) -> RpcMethod:
+    """SubscribeKvEvents; UNIMPLEMENTED without a publisher."""
+    path = f"/{SERVICE}/SubscribeKvEvents"
+    if publisher is None:
+        return unimplemented(path, NO_EVENTS)
+    subscribers = StreamLimit(MOST_SUBSCRIBERS, "subscribers")
+
+    def subscribe(context: RequestContext) -> RpcResponse:
+        """Every batch from now on, numbered as on the ZMQ socket. Older batches are not kept here."""
+        request = read(context, common.SubscribeKvEventsRequest)
+        subscribers.check()
+        following = publisher.next_sequence
+        if request.start_sequence_number not in (0, following):
+            text = f"Batch {request.start_sequence_number} is not kept; the next one is {following}."
+            raise ApiError(412, "PreconditionFailed", text, "start_sequence_number")
+        outcome = RpcOutcome()
+        return subscribers.take(RpcResponse(EventBatches(publisher, outcome), None, outcome))
+
+    return RpcMethod(path, subscribe)
+
+
+class EventBatches(StreamingBody):
+    """Streams the batches of `publisher` from the moment when the client takes them."""
+
+    __slots__ = ("_is_too_slow", "_outcome", "_publisher", "_transport", "_waiting", "_waiting_bytes")
+    endless = True
+
+    def __init__(self, publisher: EventSender, outcome: RpcOutcome) -> None:
+        super().__init__()
+        self._publisher, self._outcome = publisher, outcome
+        self._transport: StreamTransport | None = None
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._is_too_slow = False
+
+    def attach(self, transport: StreamTransport) -> None:
+        self._transport = transport
+        transport.start(self)
+        self._publisher.listen(self._take)
+
+    def _take(self, topic: str, sequence: int, batch: EventBatch) -> None:
+        transport = self._transport
+        if transport is None or self._is_too_slow:
+            return
+        data = framed_message(batch_message(sequence, batch))
+        if not transport.lags:
+            transport.write(data)
+            return
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+        if self._waiting_bytes > MOST_WAITING_BYTES:
+            self._is_too_slow = True
+            self._waiting.clear()
+            self._outcome.fail(ApiError(429, "RateLimitError", "The subscriber is too slow."))
+
+    def next_slice(self) -> tuple[bytes, bool, bool]:
+        """Returns the batch that has waited longest; see `StreamSource`."""
+        if self._is_too_slow:
+            return b"", False, True
+        data = self._waiting.popleft() if self._waiting else b""
+        self._waiting_bytes -= len(data)
+        self.bytes_sent += len(data)
+        return data, bool(self._waiting), False
+
+    def leave(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport = None
+            self._publisher.forget(self._take)
+
+
+def batch_message(sequence: int, batch: EventBatch) -> Any:
+    """Returns a `KvEventBatch`; hashes are the low 64 bits, signed."""
+    told = common.KvEventBatch(sequence_number=sequence, timestamp=batch.ts, dp_rank=batch.data_parallel_rank)
+    for number, event in enumerate(batch.events):
+        told.events.append(_event(number, event))
+    return told
+
+
+def _event(number: int, event: KVEvent) -> Any:
+    told = common.KvCacheEvent(event_id=number)
+    match event:
+        case BlockStored():
+            _stored(told.stored, event)
+        case BlockRemoved():
+            removed = told.removed
+            removed.block_hashes.extend(_signed(event.block_hashes))
+            _place(removed, event.medium, event.group_idx)
+        case _:
+            told.cleared.SetInParent()
+    return told
+
+
+def _stored(told: Any, event: BlockStored) -> None:
+    size = event.block_size
+    for number, name in enumerate(_signed(event.block_hashes)):
+        tokens = event.token_ids[number * size : (number + 1) * size]
+        block = told.blocks.add(block_hash=name, token_ids=tokens, block_size=size, lora_id=event.lora_id)
+        keys = event.extra_keys[number] if event.extra_keys else None
+        for key in keys or ():
+            _add_key(block, key)
+    if event.parent_block_hash is not None:
+        told.parent_block_hash = _signed([event.parent_block_hash])[0]
+    _place(told, event.medium, event.group_idx)
+    if event.kv_cache_spec_kind is not None:
+        told.kv_cache_spec_kind = event.kv_cache_spec_kind
+    if event.lora_name is not None:
+        told.lora_name = event.lora_name
+
+
+def _add_key(block: Any, key: object) -> None:
+    made = block.extra_keys.add()
+    if isinstance(key, str):
+        made.text = key
+    elif isinstance(key, bytes):
+        made.blob = key
+    elif isinstance(key, int):
+        made.number = key
+    elif isinstance(key, Sequence) and len(key) == 2:
+        made.multimodal.identifier, made.multimodal.offset = key
+
+
+def _place(told: Any, medium: str | None, group: int | None) -> None:
+    if medium is not None:
+        told.medium, told.tier = medium, common.KV_CACHE_TIER_DEVICE
+    if group is not None:
+        told.group_idx = group
+
+
+def _signed(names: Sequence[int | bytes]) -> list[int]:
+    numbers = (name if isinstance(name, int) else low64(name) for name in names)
+    return [number - (1 << 64) if number >= 1 << 63 else number for number in numbers]
+
+
+def tokenizer_method(settings: Settings) -> RpcMethod:
+    """GetTokenizer, for a gateway that tokenizes itself. As in vLLM it needs a local folder."""
+    name = settings.tokenizer.tokenizer or settings.model.model
+    made: dict[Files, tuple[bytes, str]] = {}
+    one_at_a_time = BoundedSemaphore(1)
+
+    def get_tokenizer(context: RequestContext) -> RpcResponse:
+        """The archive in chunks; the last has the SHA-256. One archive serves all clients."""
+        read(context, common.GetTokenizerRequest)
+        folder = Path(name)
+        if not folder.is_dir():
+            text = "The server's tokenizer is no local folder: --tokenizer names one."
+            raise ApiError(412, "PreconditionFailed", text)
+        with one_at_a_time:
+            files = call_off_hub(listed, folder)
+            if files not in made:
+                made.clear()
+                made[files] = call_off_hub(zipped, files)
+            return RpcResponse(Archive(*made[files]))
+
+    return RpcMethod(f"/{SERVICE}/GetTokenizer", get_tokenizer)
+
+
+def listed(folder: Path) -> Files:
+    """Returns the tokenizer's files, in the order of their names.
+
+    ApiError 412 for none, or too large ones.
+    """
+    paths = sorted({path for pattern in FILES for path in folder.glob(pattern)})
+    paths = [path for path in paths if path.is_file() and not path.name.endswith(".index.json")]
+    found = [(path, path.stat()) for path in paths]
+    if not found or sum(stat.st_size for _, stat in found) > MOST_BYTES:
+        raise ApiError(412, "PreconditionFailed", "The server's tokenizer has no files, or too large ones.")
+    return tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in found)
+
+
+def zipped(files: Files) -> tuple[bytes, str]:
+    """Returns an archive of `files`, and its SHA-256 in hexadecimal."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as into:
+        for path, _, _ in files:
+            entry = zipfile.ZipInfo(path.name)  # without a date: the same files give the same archive
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            into.writestr(entry, path.read_bytes())
+    data = archive.getvalue()
+    return data, hashlib.sha256(data).hexdigest()
+
+
+class Archive(StreamingBody):
+    """Streams bytes in as many messages as needed."""
+
+    __slots__ = ("_at", "_data", "_digest")
+
+    def __init__(self, data: bytes, digest: str) -> None:
+        super().__init__()
+        self._data, self._digest, self._at = data, digest, 0
+
+    def attach(self, transport: StreamTransport) -> None:
+        transport.start(self)
+        transport.lag()
+
+    def next_slice(self) -> tuple[bytes, bool, bool]:
+        part = self._data[self._at : self._at + CHUNK_BYTES]
+        self._at += len(part)
+        last = self._at >= len(self._data)
+        data = framed_message(common.GetTokenizerChunk(data=part, sha256=self._digest if last else ""))
+        self.bytes_sent += len(data)
+        return data, not last, last
+
+    def leave(self) -> None:
+        self._data = b""
+
+
+def health_methods(is_ready: Callable[[], bool]) -> list[RpcMethod]:
+    """Check and Watch, of the server as a whole ("") and of the engine's service."""
+    watchers = StreamLimit(MOST_WATCHERS, "watchers")
+
+    def status(service: str) -> int:
+        if service not in ("", SERVICE):
+            return int(health.HealthCheckResponse.SERVICE_UNKNOWN)
+        serving, not_serving = health.HealthCheckResponse.SERVING, health.HealthCheckResponse.NOT_SERVING
+        return int(serving if is_ready() else not_serving)
+
+    def check(context: RequestContext) -> RpcResponse:
+        found = status(read(context, health.HealthCheckRequest).service)
+        if found == health.HealthCheckResponse.SERVICE_UNKNOWN:
+            raise not_found("No such service is known here.")
+        return answer(health.HealthCheckResponse(status=found))
+
+    def watch(context: RequestContext) -> RpcResponse:
+        """The health now, and at every change."""
+        service = read(context, health.HealthCheckRequest).service
+        watchers.check()
+        return watchers.take(RpcResponse(WatchedHealth(lambda: status(service))))
+
+    return [RpcMethod(f"/{HEALTH}/Check", check), RpcMethod(f"/{HEALTH}/Watch", watch)]
+
+
+class WatchedHealth(StreamingBody):
+    """Writes `status` at every change, until the client leaves."""
+
+    __slots__ = ("_greenlet", "_status", "_transport")
+    endless = True
+
+    def __init__(self, status: Callable[[], int]) -> None:
+        super().__init__()
+        self._status = status
+        self._transport: StreamTransport | None = None
+        self._greenlet: gevent.Greenlet | None = None
+
+    def attach(self, transport: StreamTransport) -> None:
+        self._transport = transport
+        self._greenlet = gevent.spawn(self._watch, transport)
+
+    def _watch(self, transport: StreamTransport) -> None:
+        told = None
+        while transport.is_open:
+            if (status := self._status()) != told and not transport.lags:
+                told = status
+                transport.write(framed_message(health.HealthCheckResponse(status=status)))
+            gevent.sleep(LOOK_S)
+
+    def close(self) -> None:
+        if self._greenlet is not None:
+            self._greenlet.kill(block=False)
+
+
+def reflection_methods(services: Sequence[str]) -> list[RpcMethod]:
+    """Reflection, for `grpcurl`: the names of `services`, and the files that declare them."""
+    pool: Any = descriptor_pool.Default()
+
+    def answered(context: RequestContext) -> RpcResponse:
+        """Answers one question of a call that may have many."""
+        asked = read(context, reflected.ServerReflectionRequest)
+        told = reflected.ServerReflectionResponse(valid_host=asked.host, original_request=asked)
+        kind = asked.WhichOneof("message_request")
+        if kind == "list_services":
+            told.list_services_response.service.extend(
+                [reflected.ServiceResponse(name=name) for name in services]
+            )
+        elif kind in FINDERS:
+            try:
+                file = FINDERS[kind](pool, asked)
+                told.file_descriptor_response.file_descriptor_proto.extend(_with_imports(file))
+            except KeyError:
+                told.error_response.error_code = int(RpcCode.NOT_FOUND)
+                told.error_response.error_message = "This is not known here."
+        else:
+            told.error_response.error_code = int(RpcCode.UNIMPLEMENTED)
+            told.error_response.error_message = "Extensions are not used here."
+        return answer(told)
+
+    paths = [f"/{service}/ServerReflectionInfo" for service in REFLECTIONS]
+    return [RpcMethod(path, answered, each=True) for path in paths]
+
+
+def _containing(pool: Any, symbol: str) -> Any:
+    """Returns the file that declares a symbol, which may be a method. KeyError without one."""
+    try:
+        return pool.FindFileContainingSymbol(symbol)
+    except KeyError:
+        service, _, method = symbol.rpartition(".")
+        found = pool.FindServiceByName(service)
+        found.methods_by_name[method]
+        return found.file
+
+
+FINDERS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "file_by_filename": lambda pool, asked: pool.FindFileByName(asked.file_by_filename),
+    "file_containing_symbol": lambda pool, asked: _containing(pool, asked.file_containing_symbol),
+}
+
+
+def _with_imports(file: Any) -> list[bytes]:
+    """Returns a file and all its imports, each once."""
+    found: dict[str, bytes] = {}
+    waiting = [file]
+    while waiting:
+        one = waiting.pop()
+        if one.name not in found:
+            found[one.name] = one.serialized_pb
+            waiting += one.dependencies
+    return list(found.values())

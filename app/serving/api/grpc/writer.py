@@ -1,0 +1,239 @@
+"""Answers of Generate as vLLM writes them: a message for each token, and one for the end of a choice.
+
+The message of a plain token is assembled by hand, from parts that are the same for a whole choice: protobuf
+takes several times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from app.engine.core.outputs import EngineOutput, Finish, Started, TokenLogprob, Tokens
+from app.serving.api.errors import as_stream_error
+from app.serving.api.grpc.messages import engine, varint
+from app.serving.api.logprobs import SomeEntries, width
+from app.serving.api.pieces import SLICE
+from app.serving.api.pieces import slices as sliced
+from app.serving.api.writer import ChoiceState, ResponseWriter
+from app.serving.http.rpc import RpcOutcome, framed
+from app.serving.protocol.common import KVTransferParams
+
+ALL = -1
+LONGEST_VARINT = 5
+"""Most bytes of a token id."""
+
+
+PlainParts: TypeAlias = tuple[Sequence[bytes], bytes, ChoiceState]
+
+
+class GenerateWriter(ResponseWriter):
+    """Writes the answer to one call. A choice that breaks makes `outcome` an error.
+
+    `logprobs` and `prompt_logprobs` are numbers of alternatives; None for no probabilities.
+    """
+
+    def __init__(
+        self,
+        choices: int,
+        prompt_tokens: int,
+        stream: bool,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        prompt_ids: Sequence[int] = (),
+        transfer: KVTransferParams | None = None,
+    ) -> None:
+        super().__init__(choices)
+        self.outcome = RpcOutcome()
+        self.damage: Callable[[bytes], bytes] | None = None
+        """Alters messages for a fault."""
+        self._prompt_tokens, self._stream = prompt_tokens, stream
+        self._logprobs, self._prompt_logprobs = logprobs, prompt_logprobs
+        self._prompt_ids, self._transfer = prompt_ids, transfer
+        self._input: Any = None
+        """Log probabilities of the prompt, once rendered."""
+        self._plain: dict[int, PlainParts] = {}
+        self._begun: set[int] = set()
+        """Choices that have sent the prompt's log probabilities."""
+        self._kept = (
+            [engine.OutputLogProbs() for _ in self.choices] if not stream and logprobs is not None else []
+        )
+
+    def chunk(self, output: EngineOutput) -> bytes:
+        if type(output) is Tokens:
+            data = self._stream_of(output) if self._stream else self._whole_of(output)
+            return data if self.damage is None else self.damage(data)
+        if type(output) is Started:
+            self.take(output)
+            return b""
+        self.has_failed = True
+        self.outcome.fail(as_stream_error(output.error))  # type: ignore[union-attr]
+        return b""
+
+    def is_large(self, output: EngineOutput) -> bool:
+        if type(output) is not Tokens:
+            return False
+        entries = self.prompt_logprobs
+        if entries is not None and self._input is None:
+            return len(entries) * width(entries) > SLICE
+        return len(output.ids) * width(output.logprobs) > SLICE
+
+    def chunks(self, output: EngineOutput) -> Iterator[bytes]:
+        if type(output) is Tokens and self.prompt_logprobs is not None and self._input is None:
+            yield from self._write_input(self.prompt_logprobs)
+        yield from super().chunks(output)
+
+    def closing(self) -> bytes:
+        """Returns nothing: the transport sends the status."""
+        return b""
+
+    def whole(self) -> msgspec.Struct:
+        """Fails: an answer consists of messages only."""
+        raise NotImplementedError
+
+    # A stream.
+
+    def plain_heads(self, index: int) -> PlainParts | None:
+        """Returns heads of a plain token's message by the id's size in bytes, its tail, and the choice.
+
+        None where messages of tokens have more fields.
+        """
+        if not self._stream or self._logprobs is not None or self.prompt_logprobs is not None:
+            return None
+        prompt_tokens, _ = self.usage.told(self._prompt_tokens, 0)
+        tail = b"\x10" + varint(prompt_tokens) + b"\x18\x01"
+        if self.told_cached:
+            tail += b"\x20" + varint(self.told_cached)
+        if index:
+            tail += b"\x38" + varint(index)
+        heads = [_plain_head(size, len(tail)) for size in range(LONGEST_VARINT + 1)]
+        return heads, tail, self.choices[index]
+
+    def _stream_of(self, output: Tokens) -> bytes:
+        choice, index, finish = self.choices[output.index], output.index, output.finish
+        choice.tokens += len(output.ids)
+        plain = self._plain.get(index) or self.plain_heads(index)
+        if plain is not None:
+            self._plain[index] = plain
+            heads, tail, _ = plain
+            messages = [heads[len(number)] + number + tail for number in map(varint, output.ids)]
+        else:
+            entries = output.logprobs or ()
+            each = enumerate(output.ids)
+            messages = [self._chunk(index, [one], entries[at : at + 1]) for at, one in each]
+        if finish is not None:
+            last = _output((output.logprobs or ())[-1:], self._top)
+            messages.append(self._complete(index, finish, output.ids[-1:], last))
+        return b"".join(messages)
+
+    def _chunk(self, index: int, ids: Sequence[int], entries: Sequence[TokenLogprob]) -> bytes:
+        prompt_tokens, _ = self.usage.told(self._prompt_tokens, 0)
+        said = engine.GenerateStreamChunk(
+            token_ids=ids,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=len(ids),
+            cached_tokens=self.told_cached,
+            output_logprobs=_output(entries, self._top),
+            input_logprobs=None if index in self._begun else self._input_logprobs(),
+            index=index,
+        )
+        self._begun.add(index)
+        return framed(engine.GenerateResponse(chunk=said).SerializeToString())
+
+    # Whole.
+
+    def _whole_of(self, output: Tokens) -> bytes:
+        """Returns nothing until a choice is over."""
+        choice = self.choices[output.index]
+        choice.count(output)
+        choice.ids += output.ids
+        kept = None
+        if self._kept:
+            kept = self._kept[output.index]
+            _add(kept, output.logprobs or (), self._top)
+        if output.finish is None:
+            return b""
+        return self._complete(output.index, output.finish, choice.ids, kept)
+
+    def _complete(self, index: int, finish: Finish, ids: Sequence[int], logprobs: Any) -> bytes:
+        """Returns the end of a choice. In a stream it repeats only the last token, as in vLLM."""
+        told, transfer = self.usage.told(self._prompt_tokens, len(ids)), self._transfer
+        said = engine.GenerateComplete(
+            output_ids=ids,
+            finish_reason=finish.reason,
+            prompt_tokens=told[0],
+            completion_tokens=told[1],
+            cached_tokens=self.told_cached,
+            output_logprobs=logprobs,
+            input_logprobs=self._input_logprobs(),
+            index=index,
+        )
+        if isinstance(finish.stop_reason, int):
+            said.matched_token_id = finish.stop_reason
+        elif finish.stop_reason is not None:
+            said.matched_stop_str = finish.stop_reason
+        if transfer is not None:
+            said.kv_transfer_params_json = msgspec.json.encode(transfer).decode()
+            said.kv_transfer_params.remote_host = transfer.remote_host
+            said.kv_transfer_params.remote_port = transfer.remote_port
+        return framed(engine.GenerateResponse(complete=said).SerializeToString())
+
+    # Log probabilities.
+
+    @property
+    def _top(self) -> int:
+        """Number of alternatives sent per token."""
+        return self._logprobs or 0
+
+    def _input_logprobs(self) -> Any:
+        if self.prompt_logprobs is not None and self._input is None:
+            for _ in self._write_input(self.prompt_logprobs):
+                pass
+        return self._input
+
+    def _write_input(self, entries: SomeEntries) -> Iterator[bytes]:
+        """Renders the probabilities of the prompt; each empty piece is a pause."""
+        found, at = engine.InputLogProbs(), 0
+        for part in sliced(entries, max(1, SLICE // width(entries))):
+            for entry in part:
+                probability = found.token_logprobs.add()
+                if entry is not None:
+                    probability.value = entry.logprob
+                found.token_ids.append(self._prompt_ids[at])
+                if self._prompt_logprobs:
+                    _add_top(found.top_logprobs.add(), entry, self._prompt_logprobs)
+                at += 1
+            yield b""
+        self._input = found
+
+
+def _plain_head(size: int, tail: int) -> bytes:
+    """Returns a token's message up to its id of `size` bytes, with the message's own length."""
+    chunk = b"\x0a" + varint(size)
+    inner = b"\x0a" + varint(len(chunk) + size + tail) + chunk
+    return b"\0" + (len(inner) + size + tail).to_bytes(4, "big") + inner
+
+
+def _output(entries: Sequence[TokenLogprob], top: int) -> Any:
+    if not entries:
+        return None
+    found = engine.OutputLogProbs()
+    _add(found, entries, top)
+    return found
+
+
+def _add(to: Any, entries: Sequence[TokenLogprob], top: int) -> None:
+    for entry in entries:
+        to.token_logprobs.append(entry.logprob)
+        to.token_ids.append(entry.token_id)
+        if top:
+            _add_top(to.top_logprobs.add(), entry, top)
+
+
+def _add_top(to: Any, entry: TokenLogprob | None, top: int) -> None:
+    if entry is not None:
+        shown = entry.top if top == ALL else entry.top[:top]
+        to.token_ids.extend([token_id for token_id, _, _ in shown])
+        to.values.extend([logprob for _, _, logprob in shown])

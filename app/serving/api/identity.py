@@ -1,0 +1,145 @@
+"""Identity of requests and answers: ids, names in answers, and the address of a prefill's cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from random import Random
+from zlib import crc32
+
+from msgspec import UNSET, Struct, UnsetType
+
+from app.serving.http.context import RequestContext
+from app.serving.protocol.common import KVTransferParams
+from app.serving.protocol.validation import GenerationRequest
+from config.settings import ModelSettings, ServerSettings, Settings
+
+SIDE_CHANNEL_PORT = 5600
+"""Port of a real server's transfer connector."""
+
+
+class ResponseMeta(Struct, frozen=True):
+    """Identity of one answer. `created` is Unix seconds."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str | None
+    joint: str = ""
+    """Separator between `id` and a prompt's number, where each prompt has its own id in the engine."""
+
+    @property
+    def signature(self) -> str | UnsetType:
+        """`system_fingerprint` of a chunk, unset without one."""
+        return UNSET if self.fingerprint is None else self.fingerprint
+
+    def engine_id(self, prompt: int) -> str:
+        """Returns a prompt's id in the engine, which also aborts the prompt."""
+        return f"{self.id}{self.joint}{prompt}" if self.joint else self.id
+
+
+JOINTS = {"cmpl": "-"}
+"""`joint` by prefix of the id: even the only prompt of a text completion has a number."""
+
+
+class ResponseOptions(Struct, frozen=True, kw_only=True):
+    """Options of an answer that all API families share."""
+
+    n: int
+    include_usage: bool = False
+    """A stream ends with its usage."""
+    continuous_usage: bool = False
+    """Every chunk carries the usage so far."""
+    token_ids: bool = False
+    """`return_token_ids`"""
+    token_id_names: bool = False
+    """`return_tokens_as_token_ids`: log probabilities name tokens `token_id:N`."""
+    prompt_details: bool = False
+    """`enable-prompt-tokens-details` of the server"""
+    metrics: bool = False
+    """`enable-per-request-metrics` of the server"""
+
+
+class Identity:
+    """Makes the heads of answers. `rng` draws ids, `now` is Unix seconds.
+
+    `engine_id`, `host` and `port` are the address of this server's cache for other servers.
+    """
+
+    def __init__(
+        self,
+        model: ModelSettings,
+        host: str,
+        rng: Random,
+        now: Callable[[], float] = time.time,
+        port: int = SIDE_CHANNEL_PORT,
+        fingerprint: str | None = None,
+        block_size: int = 16,
+        transfers: bool = True,
+    ) -> None:
+        """Without `transfers` this server has no connector, and its cache stays local."""
+        self.engine_id = f"{rng.getrandbits(128):032x}"
+        self.host, self.port = host, port
+        self.block_size, self.transfers = block_size, transfers
+        self.devices = model.tensor_parallel_size
+        self._rng = rng
+        self._now = now
+        self._fingerprint = fingerprint
+
+    def head(self, prefix: str, context: RequestContext, own_id: str, model: str) -> ResponseMeta:
+        """Returns the head of an answer; its id is the header's, else the body's (`own_id`), else random."""
+        request_id = context.headers.get("x-request-id")
+        if request_id is None:
+            request_id = own_id or self.fresh_id()
+        own = f"{prefix}-{request_id}"
+        return ResponseMeta(own, self.now_s(), model, self._fingerprint, JOINTS.get(prefix, ""))
+
+    def now_s(self) -> int:
+        return int(self._now())
+
+    def fresh_id(self) -> str:
+        """16 random hex digits, for the id of an answer."""
+        return f"{self._rng.getrandbits(64):016x}"
+
+
+def system_fingerprint(settings: Settings) -> str | None:
+    """Returns the `system_fingerprint` of answers, by `fingerprint-mode`."""
+    mode, model = settings.api.fingerprint_mode, settings.model
+    if mode in ("none", "custom"):
+        return settings.api.fingerprint_value if mode == "custom" else None
+    sizes = {"tp": model.tensor_parallel_size, "dp": settings.server.data_parallel_size}
+    groups = [f"{name}{size}" for name, size in sizes.items() if mode == "full" and size > 1]
+    made_of = f"{model.model} {model.max_model_len}".encode()
+    return "-".join(["vllm", model.vllm_version, *groups, f"{crc32(made_of):08x}"])
+
+
+def pod_headers(server: ServerSettings) -> dict[str, str]:
+    """Returns headers that name the answering pod to a gateway (simulator.md 2.2)."""
+    headers = {}
+    if server.pod_name:
+        headers["x-inference-pod"] = server.pod_name
+        headers["x-inference-port"] = str(server.port)
+    if server.pod_namespace:
+        headers["x-inference-namespace"] = server.pod_namespace
+    return headers
+
+
+def address_of(
+    asked: GenerationRequest, identity: Identity, meta: ResponseMeta, prompt_tokens: int
+) -> KVTransferParams | None:
+    """Returns the cache's address for the decode side; None unless `asked` wants its decode elsewhere.
+
+    vLLM's NixlConnector returns the same after a reply of one token, whose keys and values are not computed.
+    """
+    wanted = asked.kv_transfer_params
+    if not identity.transfers or not wanted or not wanted.get("do_remote_decode"):
+        return None
+    return KVTransferParams(
+        remote_engine_id=identity.engine_id,
+        remote_block_ids=(tuple(range(1, -(-prompt_tokens // identity.block_size) + 1)),),
+        remote_request_id=f"{meta.engine_id(0)}-{identity.fresh_id()[:8]}",
+        remote_host=identity.host,
+        remote_port=identity.port,
+        tp_size=identity.devices,
+        remote_num_tokens=prompt_tokens,
+    )

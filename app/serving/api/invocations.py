@@ -1,0 +1,64 @@
+"""POST /invocations: SageMaker's single route, which passes a body to the first family that it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from app.serving.http.body import BodyLimits
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import bad_request
+from app.serving.http.response import Response
+from app.serving.http.route import Handler, Route, post
+from app.serving.protocol.chat import ChatCompletionRequest
+from app.serving.protocol.completions import CompletionRequest
+from app.serving.protocol.decoding import Request, check_content_type, first_fit, read_json
+from app.serving.protocol.pooling import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+
+FAMILIES: Mapping[str, type[Request]] = {
+    "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/embeddings": EmbeddingRequest,
+    "/classify": ClassificationRequest,
+    "/rerank": RerankRequest,
+    "/score": ScoreRequest,
+    "/pooling": PoolingRequest,
+}
+"""Type of body by path, in vLLM's order of trial; only served paths count."""
+ADAPTER = "x-amzn-sagemaker-adapter-identifier"
+"""Header that names the model instead of the body."""
+
+
+def routes(body: BodyLimits, served: Callable[[], Iterable[Route]]) -> list[Route]:
+    """Returns POST /invocations; `served` returns all routes of the server."""
+    handlers: dict[type[Request], Handler] = {}
+
+    def invocations(context: RequestContext) -> Response:
+        """Answers as the route of the body's family does."""
+        check_content_type(context.content_type)
+        values = read_json(body.read(context))
+        if not handlers:
+            by_path = {route.path: route.handle for route in served()}
+            handlers.update((kind, by_path[path]) for path, kind in FAMILIES.items() if path in by_path)
+        if not isinstance(values, dict):
+            raise _no_family(handlers)
+        if adapter := context.headers.get(ADAPTER):
+            values["model"] = adapter
+            context.body = msgspec.json.encode(values)
+        kind = first_fit(values, list(handlers))
+        if kind is None:
+            raise _no_family(handlers)
+        return handlers[kind](context)
+
+    return [post("/invocations", invocations)]
+
+
+def _no_family(kinds: Iterable[type[Request]]) -> Exception:
+    return bad_request(f"The body fits none of {', '.join(kind.__name__ for kind in kinds)}.")

@@ -1,0 +1,169 @@
+"""Routes of the index of KV blocks: its state, and scores of the pods for a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import msgspec
+
+from app.engine.kvcache.prompt import Placeholder
+from app.kvindex.backend import BackendUnavailable
+from app.kvindex.scorer import PodScore
+from app.kvindex.service import KvIndex, Stats
+from app.kvindex.tokenizers import TokenizationBusy, TokenizationTimeout, UnknownModelError
+from app.serving.api.chat.prompt import chat_options
+from app.serving.api.frontend import ChatRules
+from app.serving.http.body import BodyLimits
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import not_found, timed_out, unavailable
+from app.serving.http.response import Response, json_response
+from app.serving.http.route import Route, get, post
+from app.serving.protocol.decoding import decode
+from app.serving.protocol.tokenize import ScoreChatRequest, ScoreTextRequest, ScoreTokensRequest
+from app.text import TokenizerLoadError
+
+
+def routes(index: KvIndex, backend: str) -> list[Route]:
+
+    def kv_index(context: RequestContext) -> Response:
+        """The state of the index; sizes and pods are null while its backend does not answer."""
+        head = {"backend": backend, "block_size": index.block_size, "listens_at": index.address}
+        return json_response(head | _told(index.stats()))
+
+    return [
+        get("/kv/index", kv_index),
+    ]
+
+
+def _told(stats: Stats) -> dict[str, Any]:
+    return {
+        "size": msgspec.to_builtins(stats.size),
+        "pods": stats.pods,
+        "streams": [
+            {
+                "pod": stream.pod,
+                "model": stream.model,
+                "rank": stream.rank,
+                "last_sequence": stream.sequence,
+                "lag_seconds": stream.lag_s,
+            }
+            for stream in stats.streams
+        ],
+        "sources": stats.targets,
+        "queued": stats.queued,
+        "skipped": {"messages": stats.skipped_messages, "events": stats.skipped_events},
+    }
+
+
+ChatWriter = Literal["scores", "templated"]
+Asked = ScoreTextRequest | ScoreChatRequest | ScoreTokensRequest
+
+
+def score_routes(
+    index: KvIndex,
+    body: BodyLimits,
+    aliases: Mapping[str, str],
+    model: str,
+    chat_answer: ChatWriter,
+    rules: ChatRules,
+) -> list[Route]:
+    """Returns the routes. `aliases` map other names to base models; `model` is the default."""
+
+    def base(asked: Asked) -> str:
+        return aliases.get(asked.model or model, asked.model or model)
+
+    def speaker(asked: Asked) -> str:
+        """Returns the model whose tokenizer reads the prompt; for an adapter its base model."""
+        name = base(asked)
+        return name if name == model else index.base_model(name)
+
+    def scores(
+        asked: Asked, tokens: Sequence[int], media: Sequence[Placeholder] = ()
+    ) -> list[PodScore] | None:
+        """Returns the scores, the best first; None for a prompt without a full block."""
+        if len(tokens) < index.block_size:
+            return None
+        return index.score_tokens(
+            base(asked), tokens, pods=asked.pods or (), lora=asked.lora, salt=asked.cache_salt, media=media
+        )
+
+    def score_completions(context: RequestContext) -> Response:
+        """The score of every pod that has the beginning of a text."""
+        asked = decode(body.read(context), context.content_type, ScoreTextRequest)
+        with told():
+            tokens = index.tokenization.encode(speaker(asked), asked.prompt, asked.add_special_tokens)
+            return json_response(by_pod(scores(asked, tokens)))
+
+    def score_chat_completions(context: RequestContext) -> Response:
+        """The score of every pod that has the beginning of a conversation."""
+        asked = decode(body.read(context), context.content_type, ScoreChatRequest)
+        options = chat_options(asked, rules)
+        with told():
+            if chat_answer == "scores":
+                tokens = index.tokenization.encode_chat(speaker(asked), asked.messages, options)
+                return json_response(by_pod(scores(asked, tokens)))
+            text = index.tokenization.render_chat(speaker(asked), asked.messages, options)
+            tokens = index.tokenization.encode(speaker(asked), text, asked.add_special_tokens)
+            return json_response({"podScores": by_pod(scores(asked, tokens)), "templated_messages": text})
+
+    def score_tokens(context: RequestContext) -> Response:
+        """The score of every pod for a prompt of token ids, in full."""
+        asked = decode(body.read(context), context.content_type, ScoreTokensRequest)
+        media = [Placeholder(span.identifier, span.offset, span.length) for span in asked.media or ()]
+        with told():
+            found = scores(asked, asked.tokens, media) or ()
+        cards = {score.pod: _card(score) for score in best_ranks(found)}
+        return json_response({"blocks": len(asked.tokens) // index.block_size, "scores": cards})
+
+    return [
+        post("/score_completions", score_completions),
+        post("/score_chat_completions", score_chat_completions),
+        post("/score_tokens", score_tokens),
+    ]
+
+
+def best_ranks(scores: Sequence[PodScore]) -> list[PodScore]:
+    """Returns each pod's best data parallel rank, the best pod first."""
+    best: dict[str, PodScore] = {}
+    for score in scores:
+        best.setdefault(score.pod, score)
+    return list(best.values())
+
+
+def by_pod(scores: Sequence[PodScore] | None) -> dict[str, float] | None:
+    """Returns the score by pod, as llm-d's manager does; null without a full block."""
+    return None if scores is None else {score.pod: _short(score.score) for score in best_ranks(scores)}
+
+
+def _short(score: float) -> float:
+    """Returns the same number, as an integer if it is whole."""
+    return int(score) if score.is_integer() else score
+
+
+def _card(score: PodScore) -> dict[str, Any]:
+    return {
+        "score": _short(score.score),
+        "matched": score.matched,
+        "match_ratio": score.match_ratio,
+        "tiers": score.tiers,
+        "rank": score.rank,
+    }
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Turns errors of the index into ApiError."""
+    try:
+        yield
+    except UnknownModelError as error:
+        raise not_found(str(error), "model") from None
+    except TokenizerLoadError as error:
+        raise unavailable(str(error)) from None
+    except TokenizationTimeout as error:
+        raise timed_out(str(error)) from None
+    except TokenizationBusy as error:
+        raise unavailable(str(error)) from None
+    except BackendUnavailable as error:
+        raise unavailable(f"The index cannot be asked now: {error}.") from None

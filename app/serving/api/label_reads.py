@@ -1,0 +1,341 @@
+"""POST /generative_scoring and /v1/systemone: probabilities of labels as the first token of a reply.
+
+The engine generates one token behind every prompt. A hash of the prompt determines the probabilities.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import string
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from app.engine.core.outputs import EngineOutput
+from app.serving.api.builder import Prompt
+from app.serving.api.frontend import Frontend
+from app.serving.api.identity import ResponseMeta
+from app.serving.api.writer import ResponseWriter
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import bad_request, not_implemented
+from app.serving.http.response import Response
+from app.serving.http.route import Route, post
+from app.serving.protocol.coercion import JsonObject
+from app.serving.protocol.common import Usage
+from app.serving.protocol.completions import CompletionRequest, TokenIds
+from app.serving.protocol.label_reads import (
+    DecisionRequest,
+    Decisions,
+    DecisionUsage,
+    Diagnostics,
+    GenerativeScoringRequest,
+    ItemScore,
+    ScoreList,
+)
+from app.serving.protocol.validation import ValidatedRequest
+from app.text import ChatOptions
+from config.settings import ModelSettings
+
+LOGIT_RANGE = 8.0
+"""Logits of labels are between -4 and 4."""
+LEAST_MASS = 0.5
+"""Least probability of all labels together, in the whole vocabulary."""
+MOST_QUESTIONS = 64
+FIELDS = frozenset(("type", "instructions", "criteria"))
+LABELS: Mapping[str, Sequence[str]] = {
+    "choice": string.ascii_uppercase,
+    "noul": ("yes", "no"),
+    "score": string.digits,
+}
+"""Labels by type of question, as in vLLM; `noul` is a question of yes or no."""
+REPLY_WITH = {"choice": "the letter of an option", "noul": "yes or no", "score": "the number of a level"}
+PROBE = [{"role": "user", "content": "x"}]
+UNTHINKING: Mapping[str, object] = {"enable_thinking": False}
+ARCHITECTURES = frozenset(
+    ("Qwen3ForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
+)
+"""Architectures for which vLLM supports decisions."""
+
+
+def label_logprobs(prompt: TokenIds, labels: Sequence[int]) -> list[float]:
+    """Log probability of each label as the next token: pseudorandom, the same for the same prompt."""
+    state = blake2b(array("I", prompt).tobytes(), digest_size=4)
+
+    def drawn(salt: int) -> float:
+        own = state.copy()
+        own.update(b" %d" % salt)
+        return int.from_bytes(own.digest(), "big") / 2**32
+
+    weights = {label: math.exp(LOGIT_RANGE * (drawn(label) - 0.5)) for label in labels}
+    mass = LEAST_MASS + (1 - LEAST_MASS) * drawn(-1)
+    whole = math.fsum(weights.values()) / mass
+    return [math.log(weights[label] / whole) for label in labels]
+
+
+def label_softmax(logprobs: Sequence[float]) -> list[float]:
+    """Probabilities among the labels alone."""
+    weights = [math.exp(logprob) for logprob in logprobs]
+    whole = math.fsum(weights)
+    return [weight / whole for weight in weights]
+
+
+class LabelWriter(ResponseWriter):
+    """Answers with the result of `answer`, which receives the number of generated tokens; never streams."""
+
+    def __init__(self, prompts: int, answer: Callable[[int], Struct]) -> None:
+        super().__init__(prompts)
+        self._answer = answer
+
+    def chunk(self, output: EngineOutput) -> bytes:
+        raise NotImplementedError
+
+    def closing(self) -> bytes:
+        raise NotImplementedError
+
+    def whole(self) -> Struct:
+        return self._answer(sum(choice.tokens for choice in self.choices))
+
+
+def _read_labels(
+    frontend: Frontend,
+    accepted: ValidatedRequest[CompletionRequest],
+    meta: ResponseMeta,
+    prompts: Sequence[TokenIds],
+    answer: Callable[[int], Struct],
+    context: RequestContext,
+) -> Response:
+    """Generates one token behind each prompt, then answers."""
+    writer = LabelWriter(len(prompts), answer)
+    return frontend.submit(accepted, meta, [Prompt(ids, "") for ids in prompts], writer, context)
+
+
+def routes(frontend: Frontend) -> list[Route]:
+
+    def generative_scoring(context: RequestContext) -> Response:
+        """The probability of the first label behind each item."""
+        request = frontend.decode(context, GenerativeScoringRequest)
+        accepted = frontend.admit(request.as_completion(request.label_token_ids), context)
+        _check(frontend, request)
+        prompts = _prompts(frontend, request)
+        meta = frontend.identity.head("generative-scoring", context, request.request_id, accepted.model)
+
+        def answer(tokens: int) -> ScoreList:
+            count, scores = sum(map(len, prompts)), enumerate(map(score, prompts))
+            data = [ItemScore(index=index, score=score) for index, score in scores]
+            usage = Usage(count, count + tokens, tokens, None, None)
+            return ScoreList(id=meta.id, created=meta.created, model=meta.model, data=data, usage=usage)
+
+        def score(prompt: TokenIds) -> float:
+            logprobs = label_logprobs(prompt, request.label_token_ids)
+            return label_softmax(logprobs)[0] if request.apply_softmax else math.exp(logprobs[0])
+
+        return _read_labels(frontend, accepted, meta, prompts, answer, context)
+
+    return [post("/generative_scoring", generative_scoring)]
+
+
+def _check(frontend: Frontend, request: GenerativeScoringRequest) -> None:
+    """Checks the request's own rules in vLLM's order. ApiError 400."""
+    limits, labels = frontend.limits, request.label_token_ids
+    for label in labels:
+        if not 0 <= label < limits.vocab_size:
+            raise bad_request(f"label_token_id {label} is not in the vocabulary of {limits.vocab_size}")
+    if not labels:
+        raise bad_request("label_token_ids must contain at least one token id")
+    if not request.items:
+        raise bad_request("items must contain at least one item")
+    limits.check_logprobs("logprobs", len(labels))
+
+
+def _prompts(frontend: Frontend, request: GenerativeScoringRequest) -> list[TokenIds]:
+    """Joins query and item of each prompt, cut so that one token fits behind."""
+    encode, most = frontend.tokenizer.encode, frontend.limits.max_model_len - 1
+    query, made = request.query, []
+    if isinstance(query, str):
+        query = encode(query, request.add_special_tokens)
+    for item in request.items:
+        ids = encode(item, False) if isinstance(item, str) else item
+        made.append((ids + query if request.item_first else query + ids)[:most])
+        frontend.slices.spend(len(made[-1]))
+    return made
+
+
+class Question(NamedTuple):
+    """A valid question. `options` are names and descriptions; each has a label."""
+
+    id: str
+    type: str
+    instructions: str
+    options: Sequence[tuple[str, str | None]]
+
+    @property
+    def labels(self) -> Sequence[str]:
+        return LABELS[self.type][: len(self.options)]
+
+    @property
+    def text(self) -> str:
+        """The question as the model reads it; an option without a description shows its name."""
+        lines = [f"Question: {self.instructions}"] * bool(self.instructions)
+        for label, (name, description) in zip(self.labels, self.options, strict=True):
+            lines.append(
+                ": ".join([label, *[name] * (name != label), *[description or ""] * bool(description)])
+            )
+        return "\n".join([*lines, f"Reply with {REPLY_WITH[self.type]} alone."])
+
+    def answer(self, logprobs: Sequence[float]) -> tuple[JsonObject, Diagnostics]:
+        chances, mass = label_softmax(logprobs), math.fsum(map(math.exp, logprobs))
+        names, best = [name for name, _ in self.options], max(chances)
+        answer: JsonObject = {"type": self.type}
+        if self.type == "choice":
+            answer["choice"] = names[chances.index(best)]
+        elif self.type == "noul":
+            answer["noul"] = chances[0]
+        else:
+            answer["score"] = sum(level * chance for level, chance in enumerate(chances))
+            answer["legend"] = dict(zip(self.labels, names, strict=True))
+            names = list(self.labels)
+        answer["probabilities"] = dict(zip(names, chances, strict=True))
+        return answer | {"confidence": best * mass}, Diagnostics(mass, best * mass > 1 - mass)
+
+
+def _options(kind: str, criteria: object) -> Sequence[tuple[str, str | None]] | None:
+    """Returns name and description of each option; None for criteria that do not fit the type."""
+    if kind == "choice":
+        given = criteria if isinstance(criteria, dict) else {}
+    elif kind == "noul":
+        told = {} if criteria is None else criteria
+        if not isinstance(told, dict) or not told.keys() <= {"true", "false"}:
+            return None
+        given = {"yes": told.get("true"), "no": told.get("false")}
+    elif isinstance(criteria, list) and len(criteria) >= 2:
+        return [(str(level), None) for level in criteria]
+    else:
+        return None
+    return [(name, None if text is None else str(text)) for name, text in given.items()] or None
+
+
+class LabelTokens(NamedTuple):
+    """The token of each label, and the end of a prompt behind which labels encode to these tokens."""
+
+    ids: Mapping[str, int]
+    tail: TokenIds
+
+
+def decision_routes(frontend: Frontend, settings: ModelSettings) -> list[Route]:
+    decides = settings.task == "generate" and _may_decide(Path(settings.model))
+
+    @cache
+    def known() -> LabelTokens | None:
+        return label_tokens(frontend) if decides else None
+
+    def systemone(context: RequestContext) -> Response:
+        """An answer with its probabilities for each question."""
+        request = frontend.decode(context, DecisionRequest)
+        if (tokens := known()) is None:
+            raise not_implemented("The model does not support structured decisions.")
+        return _decide(frontend, tokens, request, context)
+
+    return [post("/v1/systemone", systemone)]
+
+
+def _may_decide(folder: Path) -> bool:
+    """True unless the model's config.json exists and names an unsupported architecture."""
+    try:
+        named = json.loads((folder / "config.json").read_bytes()).get("architectures")
+    except (OSError, ValueError, AttributeError):
+        return True
+    return not isinstance(named, list) or not ARCHITECTURES.isdisjoint(named)
+
+
+def label_tokens(frontend: Frontend) -> LabelTokens | None:
+    """Returns None unless each label is one distinct token at the beginning of a reply."""
+    tokenizer = frontend.tokenizer
+    if tokenizer.added_ids is None:
+        return None
+    tail = tokenizer.encode_chat(PROBE, ChatOptions(chat_template_kwargs=UNTHINKING))
+    last = max((place for place, each in enumerate(tail) if each in tokenizer.added_ids), default=-1)
+    tail = tail[last + 1 :]
+    text = tokenizer.decode(tail, False)
+    ids: dict[str, int] = {}
+    for label in (label for labels in LABELS.values() for label in labels):
+        *before, own = tokenizer.encode(text + label)
+        if before != tail or own in ids.values():
+            return None
+        ids[label] = own
+    return LabelTokens(ids, tail)
+
+
+def _decide(
+    frontend: Frontend, tokens: LabelTokens, request: DecisionRequest, context: RequestContext
+) -> Response:
+    accepted = frontend.admit(request.as_completion(list(tokens.ids.values())), context)
+    if not request.questions:
+        raise bad_request("questions: at least one is needed")
+    if len(request.questions) > MOST_QUESTIONS:
+        raise bad_request(f"questions: at most {MOST_QUESTIONS} are possible")
+    questions = [_question(name, given) for name, given in request.questions.items()]
+    for name in ("images", "audio", "videos"):
+        if getattr(request, name):
+            raise bad_request(f"This model does not take {name}.")
+    prompts = [_prompt(frontend, request, question, tokens.tail) for question in questions]
+    meta = frontend.identity.head("decision", context, request.request_id, accepted.model)
+
+    def answer(generated: int) -> Decisions:
+        found = {
+            question.id: question.answer(label_logprobs(ids, [tokens.ids[each] for each in question.labels]))
+            for question, ids in zip(questions, prompts, strict=True)
+        }
+        return Decisions(
+            id=meta.id,
+            created=meta.created,
+            model=meta.model,
+            answers={name: answer for name, (answer, _) in found.items()},
+            usage=DecisionUsage(sum(map(len, prompts)), generated),
+            diagnostics={name: diagnostics for name, (_, diagnostics) in found.items()},
+        )
+
+    return _read_labels(frontend, accepted, meta, prompts, answer, context)
+
+
+def _question(name: str, given: JsonObject) -> Question:
+    """Validates a question by vLLM's rules in its order. ApiError 400."""
+    kind, instructions = str(given["type"]), given.get("instructions", "")
+    if unknown := sorted(given.keys() - FIELDS):
+        raise bad_request(f"question {name!r}: unknown fields {unknown}")
+    if not name:
+        raise bad_request("a question needs an id that is not empty")
+    if kind not in LABELS:
+        raise bad_request(f"unknown question type {kind!r}; there are {', '.join(sorted(LABELS))}")
+    options, most = _options(kind, given.get("criteria")), len(LABELS[kind])
+    if options is None:
+        raise bad_request(f"question {name!r}: these criteria do not go with type {kind}")
+    if len({option for option, _ in options}) < len(options):
+        raise bad_request(f"question {name!r}: two options have one name")
+    if len(options) > most:
+        raise bad_request(f"question {name!r}: at most {most} options are possible")
+    return Question(name, kind, "" if instructions is None else str(instructions), options)
+
+
+def _prompt(frontend: Frontend, request: DecisionRequest, question: Question, tail: TokenIds) -> TokenIds:
+    """Returns state and question as a chat prompt.
+
+    ApiError 400 where a reply would not begin with a label.
+    """
+    options = {**UNTHINKING, **(request.chat_template_kwargs or {})}
+    if options["enable_thinking"]:
+        raise bad_request("a label is the first token of a reply: thinking must be off")
+    state = request.state if isinstance(request.state, str) else json.dumps(request.state, ensure_ascii=False)
+    frontend.check_text(state)
+    messages: list[dict[str, object]] = [{"role": "user", "content": f"{state}\n\n{question.text}"}]
+    if request.instructions:
+        messages.insert(0, {"role": "system", "content": request.instructions})
+    ids = frontend.tokenizer.encode_chat(messages, ChatOptions(chat_template_kwargs=options))
+    if ids[len(ids) - len(tail) :] != tail:
+        raise bad_request("this prompt ends in another way than those whose labels are known")
+    return ids

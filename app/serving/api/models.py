@@ -1,0 +1,155 @@
+"""Served models: GET /v1/models, loading of adapters, and the model that a request names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from app.engine.lora.adapters import LoRARegistry
+from app.serving.api.identity import Identity
+from app.serving.http.body import BodyLimits
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import ApiError, malformed, not_found
+from app.serving.http.response import Response, json_response
+from app.serving.http.route import Route, get, post
+from app.serving.protocol.admin import LoadAdapterRequest, RegisterAdapterRequest, UnloadAdapterRequest
+from app.serving.protocol.coercion import Misfit, convert
+from app.serving.protocol.decoding import decode, read_json
+from app.serving.protocol.rules import check_unicode
+
+
+class ServedModels:
+    """Served names of the base model, and its adapters; answers show the first name."""
+
+    def __init__(self, names: Sequence[str], root: str, max_model_len: int, adapters: LoRARegistry) -> None:
+        self.names = names
+        self.root = root
+        self.max_model_len = max_model_len
+        self.adapters = adapters
+
+    def resolve(self, asked: str | None, param: str | None = "model") -> str:
+        """Returns the model's name for an answer; a request may name none.
+
+        ApiError 404, with `param`, for an unknown name.
+        """
+        if not asked or asked in self.names:
+            return self.names[0]
+        if asked in self.adapters:
+            return asked
+        known = ", ".join([*self.names, *(adapter.name for adapter in self.adapters)])
+        raise not_found(f"No model `{asked}` is served here; served: {known}.", param)
+
+    def rows(self) -> Iterator[tuple[str, str, str | None, int | None]]:
+        """Yields name, root, parent and context length of every listed model."""
+        for name in self.names:
+            yield name, self.root, None, self.max_model_len
+        for adapter in self.adapters:
+            yield adapter.name, adapter.path, self.names[0], None
+
+
+def routes(models: ServedModels, identity: Identity) -> list[Route]:
+
+    def list_models(context: RequestContext) -> Response:
+        """Lists every served name and adapter: as model cards, or in the form of Anthropic's SDK."""
+        if "anthropic-version" in context.headers:
+            return json_response(_anthropic_list(identity.now_s(), models))
+        return json_response({"object": "list", "data": [_card(identity, *row) for row in models.rows()]})
+
+    return [
+        get("/v1/models", list_models),
+    ]
+
+
+def _card(
+    identity: Identity, name: str, root: str, parent: str | None, max_model_len: int | None
+) -> dict[str, Any]:
+    created = identity.now_s()
+    permission = {
+        "id": f"modelperm-{identity.fresh_id()}",
+        "object": "model_permission",
+        "created": created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "vllm",
+        "root": root,
+        "parent": parent,
+        "max_model_len": max_model_len,
+        "permission": [permission],
+    }
+
+
+def _anthropic_list(now_s: int, models: ServedModels) -> dict[str, Any]:
+    created_at = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    data = [
+        {
+            "type": "model",
+            "id": name,
+            "display_name": name,
+            "created_at": created_at,
+            "lifecycle": "active",
+            "max_input_tokens": models.max_model_len,
+            "max_tokens": models.max_model_len,
+        }
+        for name, *_ in models.rows()
+    ]
+    return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
+
+
+def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:
+    """POST /v1/load_lora_adapter and /v1/unload_lora_adapter, and SageMaker's equivalents."""
+
+    def load(asked: LoadAdapterRequest) -> None:
+        asked.check_values()
+        if asked.lora_name in models.names:
+            message = f"The name {asked.lora_name!r} is the base model's."
+            raise ApiError(400, "InvalidUserInput", message)
+        models.adapters.load(asked.lora_name, asked.lora_path, asked.load_inplace)
+
+    def load_lora_adapter(context: RequestContext) -> Response:
+        """Serves an adapter from now on, under its name. At most its rank is read from its path."""
+        asked = decode(body.read(context), context.content_type, LoadAdapterRequest)
+        load(asked)
+        return Response(f"Success: adapter {asked.lora_name!r} is loaded.".encode())
+
+    def register_adapter(context: RequestContext) -> Response:
+        """Serves an adapter from now on."""
+        value = read_json(body.read(context))
+        check_unicode(value)
+        try:
+            asked = convert(RegisterAdapterRequest, value)
+        except Misfit as misfit:
+            raise malformed(f"{'.'.join(map(str, misfit.path))}: expected {misfit.expected}") from None
+        load(LoadAdapterRequest(lora_name=asked.name, lora_path=asked.src))
+        return Response(f"Adapter {asked.name} is registered.".encode())
+
+    def unregister_adapter(context: RequestContext) -> Response:
+        """Stops serving an adapter; its running requests continue."""
+        models.adapters.unload(context.params["adapter_name"])
+        return Response(f"Adapter {context.params['adapter_name']} is unregistered.".encode())
+
+    def unload(context: RequestContext) -> Response:
+        """Stops serving an adapter; its running requests continue."""
+        asked = decode(body.read(context), context.content_type, UnloadAdapterRequest)
+        asked.check_values()
+        models.adapters.unload(asked.lora_name)
+        return Response(f"Success: adapter {asked.lora_name!r} is unloaded.".encode())
+
+    return [
+        post("/v1/load_lora_adapter", load_lora_adapter),
+        post("/v1/unload_lora_adapter", unload),
+        post("/adapters", register_adapter),
+        Route(methods=("DELETE",), path="/adapters/{adapter_name}", handle=unregister_adapter),
+    ]

@@ -1,0 +1,135 @@
+"""Plain requests on the fast path: from a recognised body to the engine and the answer."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from app.engine.core.request import EngineRequest
+from app.serving.api.chat.writer import ChatResponseOptions, ChatWriter
+from app.serving.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
+from app.serving.api.frontend import Frontend
+from app.serving.api.identity import ResponseMeta
+from app.serving.api.writer import ResponseWriter
+from app.serving.http.context import RequestContext
+from app.serving.http.response import PendingResponse, Response
+from app.serving.protocol.plain import PlainChat, PlainCompletion, PlainReader, PlainRequest, Recognised
+from app.serving.protocol.validation import GREEDY_BELOW
+from app.text.memo import KnownChats, KnownPrompts, KnownTexts
+from config.settings import Settings
+
+SPECIAL_HEADERS = frozenset(
+    (
+        *("x-fault", "x-return-error", "x-send-image", "x-vllm-priority"),
+        *("x-data-parallel-rank", "x-cache-threshold-finish-reason", "endpoint-load-metrics-format"),
+    )
+)
+"""Headers of features that a plain request cannot use."""
+
+P = TypeVar("P", bound=PlainRequest)
+
+
+class PlainHandler(Generic[P]):
+    """Answers the plain requests of one family: see `app.serving.http.route.PlainHandler`."""
+
+    special_headers = SPECIAL_HEADERS
+    id_prefix = ""
+
+    def __init__(self, frontend: Frontend, kind: type[P], known: KnownPrompts) -> None:
+        """`kind` is the type of the family's plain requests; `known` has the tokens of their prompts."""
+        self.known = known
+        self._frontend = frontend
+        self._reader = PlainReader(kind, known.ids, frontend.limits, frontend.plain_prompt_tokens)
+        self._model = frontend.models.names[0]
+        self._least_hit_rate = 0.0
+        self.recognise = self._reader.recognise
+
+    def on_settings(self, settings: Settings) -> None:
+        """Decides if any request can be plain now. Subscribe it after the fault injector."""
+        frontend = self._frontend
+        special = (
+            settings.reply.mode == "echo"
+            or settings.replay.replay != ""
+            or frontend.limits.reasons
+            or frontend.chat_rules.template_kwargs
+            or frontend.omni
+            or frontend.encoder_only
+            or frontend.keeps_turns
+            or frontend.scripts is not None
+            or frontend.asks_plugins
+            or frontend.tokenizer.vocab_size is None  # a remote tokenizer, which takes waiting
+            or not frontend.faults.is_quiet
+        )
+        self._reader.names = frozenset() if special else frozenset((None, "", *frontend.models.names))
+        self._least_hit_rate = settings.kvcache.global_cache_hit_threshold
+
+    def _includes_usage(self, request: P) -> bool:
+        options = request.stream_options
+        return self._frontend.force_usage or (options is not None and options.include_usage)
+
+    def writer(self, recognised: Recognised[P], head: ResponseMeta) -> ResponseWriter:
+        raise NotImplementedError
+
+    def answer(self, context: RequestContext, recognised: Recognised[P]) -> Response | PendingResponse:
+        frontend, request = self._frontend, recognised.request
+        context.is_generation = True
+        head = frontend.identity.head(self.id_prefix, context, "", self._model)
+        temperature, real = request.temperature, frontend.builder.real
+        wanted = EngineRequest(
+            request_id=head.engine_id(0),
+            index=0,
+            model=self._model,
+            prompt_ids=recognised.prompt_ids,
+            echo_text="",
+            max_tokens=recognised.max_tokens,
+            limited=recognised.limited,
+            arrival_s=context.arrival_s,
+            min_tokens=request.min_tokens,
+            ignore_eos=request.ignore_eos,
+            seed=None if request.seed == -1 else request.seed,
+            greedy=temperature is not None and temperature < GREEDY_BELOW,
+            sampling=None if real is None else real.defaults.of_plain(request),
+            least_hit_rate=self._least_hit_rate,
+            observers=context.observers,
+        )
+        writer = self.writer(recognised, head)
+        return frontend.responder.respond_soon((wanted,), writer, bool(request.stream), context)
+
+
+class PlainChats(PlainHandler[PlainChat]):
+    id_prefix = "chatcmpl"
+
+    def __init__(self, frontend: Frontend) -> None:
+        super().__init__(frontend, PlainChat, KnownChats(frontend.tokenizer))
+
+    def writer(self, recognised: Recognised[PlainChat], head: ResponseMeta) -> ChatWriter:
+        frontend = self._frontend
+        shape = ChatResponseOptions(
+            n=1,
+            include_usage=self._includes_usage(recognised.request),
+            continuous_usage=frontend.force_usage,
+            prompt_details=frontend.prompt_details,
+            metrics=frontend.request_metrics,
+            prompt_ids=recognised.prompt_ids,
+            role=frontend.response_role,
+            parses=frontend.limits.parses,
+        )
+        return ChatWriter(head, shape)
+
+
+class PlainCompletions(PlainHandler[PlainCompletion]):
+    id_prefix = "cmpl"
+
+    def __init__(self, frontend: Frontend) -> None:
+        super().__init__(frontend, PlainCompletion, KnownTexts(frontend.tokenizer))
+
+    def writer(self, recognised: Recognised[PlainCompletion], head: ResponseMeta) -> CompletionWriter:
+        frontend = self._frontend
+        shape = CompletionResponseOptions(
+            n=1,
+            include_usage=self._includes_usage(recognised.request),
+            continuous_usage=frontend.force_usage,
+            prompt_details=frontend.prompt_details,
+            metrics=frontend.request_metrics,
+            prompts=(EchoedPrompt(recognised.prompt_ids),),
+        )
+        return CompletionWriter(head, shape)

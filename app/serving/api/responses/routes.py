@@ -1,0 +1,183 @@
+"""POST /v1/responses, and routes to read, follow and cancel a response (vllm-api.md section 6)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+
+from app.serving.api.builder import Prompt
+from app.serving.api.chat.prompt import chat_prompt
+from app.serving.api.errors import error_response
+from app.serving.api.frontend import Frontend
+from app.serving.api.identity import ResponseMeta, address_of
+from app.serving.api.responses.store import (
+    Background,
+    BackgroundRun,
+    EventLog,
+    KeptResponse,
+    ResponseStore,
+    followed,
+    invalid,
+)
+from app.serving.api.responses.writer import ResponsesOptions, ResponsesWriter, new_response
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import ApiError, bad_request
+from app.serving.http.response import Response, json_response
+from app.serving.http.route import Route, get, post
+from app.serving.protocol.chat import ChatCompletionRequest
+from app.serving.protocol.decoding import decode_query
+from app.serving.protocol.response_tools import called_tools
+from app.serving.protocol.responses import ResponseObject, ResponsesRequest
+from app.serving.protocol.responses_chat import ResponsesChat, chat_request, echo_text, go_on
+from app.serving.protocol.validation import ValidatedRequest, resolve_max_tokens
+
+
+class Retrieval(msgspec.Struct, kw_only=True):
+    """The query of GET /v1/responses/{id}."""
+
+    starting_after: int | None = None
+    """Number of the last event that the client has."""
+    stream: bool | None = False
+
+
+def routes(frontend: Frontend, store: ResponseStore) -> list[Route]:
+
+    def create_response(context: RequestContext) -> Response:
+        """The answer to some input: whole, as a stream, or in the background."""
+        asked = frontend.decode(context, ResponsesRequest)
+        chat = chat_request(asked)
+        accepted = _admit(frontend, chat, context)
+        head = _head(frontend, asked, accepted.model, context)
+        _follow_on(asked, chat, store)
+        prompt = response_prompt(frontend, asked, chat)
+        shape = _shape(frontend, asked, chat, prompt, head)
+        if asked.background:
+            return _in_background(frontend, accepted, prompt, head, shape, store, context)
+        ended = partial(_keep, store, chat) if asked.store and store.keeps else None
+        answer = ResponsesWriter(shape, frontend.identity.fresh_id, ended)
+        return frontend.submit(accepted, head, [prompt], answer, context)
+
+    def retrieve_response(context: RequestContext) -> Response:
+        """A kept response as it is now; or, with `?stream=true`, its events."""
+        kept, query = store.get(context.params["response_id"]), decode_query(context.query(), Retrieval)
+        if not query.stream:
+            return json_response(kept.response)
+        if kept.log is None:
+            raise bad_request("no events are kept of this response", "response_id")
+        start = 0 if query.starting_after is None else max(0, query.starting_after + 1)
+        return followed(kept.log, start, context, frontend.responder.headers)
+
+    def cancel_response(context: RequestContext) -> Response:
+        """Ends a response that is being generated in the background."""
+        kept = store.get(context.params["response_id"])
+        kept.cancel()
+        return json_response(kept.response)
+
+    return [
+        post("/v1/responses", create_response, error_of_responses),
+        get("/v1/responses/{response_id}", retrieve_response),
+        post("/v1/responses/{response_id}/cancel", cancel_response, error_of_responses),
+    ]
+
+
+def error_of_responses(error: Exception) -> Response:
+    """Returns the response for `error`; 400 for tools nested one level short of the parser's limit."""
+    if isinstance(error, RecursionError):
+        return error_response(bad_request("The request is nested too deeply."))
+    return error_response(error)
+
+
+def _admit(
+    frontend: Frontend, chat: ChatCompletionRequest, context: RequestContext
+) -> ValidatedRequest[ChatCompletionRequest]:
+    """Calls `Frontend.admit`, with this family's name for the limit of tokens in errors."""
+    try:
+        return frontend.admit(chat, context)
+    except ApiError as error:
+        if error.param != "max_completion_tokens":
+            raise
+        name = "max_output_tokens"
+        raise ApiError(error.status, error.type, error.message.replace(error.param, name), name) from None
+
+
+def _head(frontend: Frontend, asked: ResponsesRequest, model: str, context: RequestContext) -> ResponseMeta:
+    """Returns the head of an answer; its id is the body's, else from the header, else fresh."""
+    head = frontend.identity.head("resp", context, "", model)
+    own_id = asked.request_id or head.id.replace("-", "_", 1)
+    return msgspec.structs.replace(head, id=own_id, joint="_")
+
+
+def _follow_on(asked: ResponsesRequest, chat: ResponsesChat, store: ResponseStore) -> None:
+    """Puts the conversation so far before the input. ApiError for an unknown response, or without a store."""
+    if asked.background and not store.keeps:
+        raise invalid(
+            "background needs kept responses, and enable-responses-store is off on this server.",
+            "background",
+        )
+    if asked.previous_response_id is None:
+        return
+    if asked.previous_input_messages:
+        raise invalid(
+            "previous_input_messages and previous_response_id exclude each other.", "previous_response_id"
+        )
+    before = store.get(asked.previous_response_id)
+    go_on(chat, before.messages, before.items())
+
+
+def response_prompt(frontend: Frontend, asked: ResponsesRequest, chat: ChatCompletionRequest) -> Prompt:
+    """Returns the conversation as tokens; truncation "auto" keeps as many last tokens as leave room."""
+    if asked.truncation == "auto":
+        room = frontend.limits.max_model_len - max(asked.max_output_tokens or 1, 1)
+        chat.truncate_prompt_tokens, chat.truncation_side = max(room, 1), "left"
+    prompt = chat_prompt(frontend, chat, chat.messages)
+    return msgspec.structs.replace(prompt, echo_text=echo_text(asked.input), turns=())
+
+
+def _shape(
+    frontend: Frontend,
+    asked: ResponsesRequest,
+    chat: ChatCompletionRequest,
+    prompt: Prompt,
+    head: ResponseMeta,
+) -> ResponsesOptions:
+    ids, media = prompt.ids, prompt.features
+    most_tokens = resolve_max_tokens(asked.max_output_tokens, len(ids), frontend.limits)
+    hides = frontend.limits.parses and not asked.include_reasoning
+    return ResponsesOptions(
+        response=new_response(asked, head, most_tokens),
+        prompt_ids=ids,
+        top_logprobs=None if hides else asked.logprobs,
+        token_id_names=frontend.token_id_names,
+        metrics=frontend.request_metrics,
+        shows_reasoning=asked.include_reasoning,
+        calls=called_tools(asked.tools),
+        parses=frontend.limits.parses,
+        transfer=address_of(chat, frontend.identity, head, len(ids)),
+        encoded_media=frontend.encoded_media(media and media["mm_hashes"]),
+        prompt_text=frontend.tokenizer.decode(ids, False) if asked.enable_response_messages else None,
+    )
+
+
+def _in_background(
+    frontend: Frontend,
+    accepted: ValidatedRequest[ChatCompletionRequest],
+    prompt: Prompt,
+    head: ResponseMeta,
+    shape: ResponsesOptions,
+    store: ResponseStore,
+    context: RequestContext,
+) -> Response:
+    """Begins the response. A refusal by the engine sets the status, even for a stream."""
+    chat = accepted.request
+    queued = msgspec.structs.replace(shape.response, status="queued")
+    log = EventLog() if chat.stream else None
+    run = BackgroundRun(KeptResponse(queued, chat.messages, log), store)
+    chat.stream = False
+    answer = ResponsesWriter(shape, frontend.identity.fresh_id, run.end)
+    background = Background.of(frontend.responder, run)
+    return frontend.submit(accepted, head, [prompt], answer, context, responder=background)
+
+
+def _keep(store: ResponseStore, chat: ChatCompletionRequest, response: ResponseObject) -> None:
+    store.keep(KeptResponse(response, chat.messages))

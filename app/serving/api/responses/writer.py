@@ -1,0 +1,491 @@
+"""Responses as vLLM writes them: one JSON body, or numbered server-sent events (vllm-api.md section 6).
+
+Items are messages, thoughts and function calls. Tokens of one part make one item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from msgspec import UNSET, Raw, Struct
+from msgspec.structs import replace
+
+from app.engine.core.outputs import EngineOutput, Failed, Part, Started, TokenLogprob, Tokens
+from app.serving.api.errors import as_stream_error
+from app.serving.api.identity import ResponseMeta
+from app.serving.api.logprobs import Entries, ItemLogprobs, rendered
+from app.serving.api.pieces import GAP, HOLE
+from app.serving.api.writer import ResponseWriter, Segment
+from app.serving.http.errors import bad_request
+from app.serving.protocol.common import ECTransferParams, ItemLogprob, KVTransferParams, encode
+from app.serving.protocol.response_tools import CalledTool, custom_input
+from app.serving.protocol.responses import (
+    CustomCallItem,
+    FunctionCallItem,
+    IncompleteDetails,
+    InputTokensDetails,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    OutputTokensDetails,
+    RawMessage,
+    ReasoningItem,
+    ReasoningText,
+    ResponseError,
+    ResponseObject,
+    ResponsesRequest,
+    ResponseUsage,
+    TextConfig,
+)
+
+Logprobs = Sequence[ItemLogprob] | Raw | None
+ID_PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
+
+
+Calls = Mapping[str, CalledTool]
+"""Tools as the answer names them, by the function name that the model knows."""
+
+
+def item_of(
+    segment: Segment,
+    status: str | None,
+    text: str | Raw | None,
+    logprobs: Logprobs = None,
+    calls: Calls = MappingProxyType({}),
+) -> OutputItem:
+    own_id = ID_PREFIXES[segment.kind] + segment.id
+    if segment.part is None:
+        content = () if text is None else (OutputText(text=text, logprobs=logprobs),)
+        return MessageItem(id=own_id, content=content, status=status)
+    if segment.kind == "reasoning":
+        thought = None if text is None else (ReasoningText(text=text),)
+        return ReasoningItem(id=own_id, content=thought, status=status)
+    called = calls.get(segment.part.name, CalledTool(segment.part.name))
+    call_id = segment.part.id or f"chatcmpl-tool-{segment.id}"
+    if called.is_custom:
+        payload = "" if text is None else Raw(encode(custom_input(segment.text)))
+        return CustomCallItem(call_id=call_id, payload=payload, name=called.name, id="ctc_" + segment.id)
+    return FunctionCallItem(
+        arguments="" if text is None else text,
+        call_id=call_id,
+        name=called.name,
+        id=own_id,
+        namespace=called.namespace,
+        status=status,
+    )
+
+
+class EventWriter:
+    """Writes the events of one response, in order; `logprobs` renders log probabilities, None for none.
+
+    Everything is rendered when it comes, so the end only joins pieces.
+    """
+
+    __slots__ = (
+        "_begin",
+        "_calls",
+        "_end",
+        "_entries",
+        "_index",
+        "_is_custom",
+        "_item_id",
+        "_logprobs",
+        "_middle",
+        "_number",
+        "_plain_middle",
+        "_segment",
+        "_silent",
+        "items",
+    )
+
+    def __init__(self, logprobs: ItemLogprobs | None, calls: Calls) -> None:
+        self._calls = calls
+        self._logprobs = logprobs
+        self._number = 0
+        self._index = -1
+        self._item_id, self._is_custom = "", False
+        self._segment: Segment | None = None
+        self._silent: list[TokenLogprob] = []
+        """Log probabilities of tokens that show nothing, until a token shows something."""
+        self._entries: list[bytes] = []
+        """Log probabilities of the item, rendered for the final response."""
+        self._begin = self._plain_middle = self._end = b""
+        self._middle: tuple[bytes, bytes] = (b"", b"")
+        """Bytes around text, log probabilities and number in the event of a piece of text."""
+        self.items: list[Raw] = []
+        """Finished items, rendered for the final response."""
+
+    def of_response(self, kind: str, response: ResponseObject) -> bytes:
+        return _event(kind, {"response": response, "sequence_number": self._next()})
+
+    def tokens(self, segment: Segment, output: Tokens) -> Iterator[bytes]:
+        """Yields the events of tokens in `segment`, and of its beginning if it is another one."""
+        if segment is not self._segment:
+            yield from self.closing()
+            yield from self._opening(segment)
+        if self._logprobs is not None and segment.part is None and output.logprobs is not None:
+            yield from self._with_logprobs(self._logprobs, output.texts, output.logprobs)
+            return
+        for text in output.texts if not self._is_custom else ():
+            if text:
+                yield self.delta(text)
+
+    def delta(self, text: str) -> bytes:
+        return b"%b%b%b%d%b" % (self._begin, encode(text), self._plain_middle, self._next(), self._end)
+
+    def closing(self) -> Iterator[bytes]:
+        segment, self._segment = self._segment, None
+        if segment is None:
+            return
+        if self._logprobs is not None and self._silent:
+            yield self._delta_with(self._logprobs, "", ())
+        text = Raw(encode(segment.text))
+        logprobs = Raw(b"[%b]" % b",".join(self._entries)) if self._entries else None
+        self._entries = []
+        if self._is_custom:
+            yield from self._custom_input(segment)
+        else:
+            yield self._done(segment, text)
+        if segment.kind != "call":
+            yield self._item_event(
+                "content_part.done", part=_content(segment, text, logprobs), content_index=0
+            )
+        said = text if segment.part is not None or any(segment.texts) else None
+        item = item_of(segment, "completed", said, logprobs, self._calls)
+        yield self._output_item("done", item)
+        self.items.append(Raw(encode(item)))
+
+    def _opening(self, segment: Segment) -> Iterator[bytes]:
+        self._segment = segment
+        self._index += 1
+        item = item_of(segment, "in_progress", None, calls=self._calls)
+        self._item_id, self._is_custom = item.id, isinstance(item, CustomCallItem)
+        self._prepare(segment)
+        yield self._output_item("added", item)
+        if segment.kind != "call":
+            yield self._part("added", _content(segment, "", ()))
+
+    def _prepare(self, segment: Segment) -> None:
+        """Renders the constant parts of the item's events of text."""
+        fields = _of_content(segment) | self._place() | {"delta": HOLE, "sequence_number": HOLE}
+        if segment.part is None:
+            fields["logprobs"] = HOLE
+        begin, *middle, end = _event(f"{TEXTS[segment.kind]}.delta", fields).split(GAP)
+        before, after = middle if len(middle) == 2 else (middle[0], b"")
+        self._begin, self._middle, self._end = begin, (before, after), end
+        self._plain_middle = before + b"[]" + after if len(middle) == 2 else before
+
+    def _done(self, segment: Segment, text: Raw) -> bytes:
+        fields = _of_content(segment)
+        if segment.kind == "call":
+            assert segment.part is not None
+            fields |= {"arguments": text, "name": self._calls.get(segment.part.name, segment.part).name}
+        else:
+            fields["text"] = text
+        if segment.part is None:
+            fields["logprobs"] = ()
+        return self._item_event(f"{TEXTS[segment.kind]}.done", **fields)
+
+    def _custom_input(self, segment: Segment) -> Iterator[bytes]:
+        """Yields the events of a custom tool's input at the end, when its JSON is complete."""
+        payload = custom_input(segment.text)
+        if payload:
+            yield self._item_event("custom_tool_call_input.delta", delta=payload)
+        yield self._item_event("custom_tool_call_input.done", input=payload)
+
+    def _part(self, kind: str, part: OutputText | ReasoningText) -> bytes:
+        return self._item_event(f"content_part.{kind}", part=part, content_index=0)
+
+    def _place(self) -> dict[str, object]:
+        return {"item_id": self._item_id, "output_index": self._index}
+
+    def _item_event(self, kind: str, **fields: object) -> bytes:
+        return _event(kind, fields | self._place() | {"sequence_number": self._next()})
+
+    def _output_item(self, kind: str, item: OutputItem) -> bytes:
+        fields = {"item": item, "output_index": self._index, "sequence_number": self._next()}
+        return _event(f"output_item.{kind}", fields)
+
+    def _next(self) -> int:
+        number = self._number
+        self._number = number + 1
+        return number
+
+    def _with_logprobs(
+        self, logprobs: ItemLogprobs, texts: Sequence[str], entries: Entries
+    ) -> Iterator[bytes]:
+        for text, entry in zip(texts, entries, strict=True):
+            self._entries.append(encode(logprobs.entries((entry,)))[1:-1])
+            if text:
+                yield self._delta_with(logprobs, text, (entry,))
+            else:
+                self._silent.append(entry)
+
+    def _delta_with(self, logprobs: ItemLogprobs, text: str, entries: Entries) -> bytes:
+        """Returns the event of a text, with `entries` and the entries that were held back."""
+        shown, self._silent = [*self._silent, *entries], []
+        before, after = self._middle
+        middle = b"%b%b%b" % (before, encode(logprobs.event_entries(shown)), after)
+        return b"%b%b%b%d%b" % (self._begin, encode(text), middle, self._next(), self._end)
+
+
+TEXTS = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
+"""Names of an item's text in events, by kind of item."""
+
+
+def _content(segment: Segment, text: str | Raw, logprobs: Logprobs) -> OutputText | ReasoningText:
+    return OutputText(text=text, logprobs=logprobs) if segment.part is None else ReasoningText(text=text)
+
+
+def _of_content(segment: Segment) -> dict[str, object]:
+    """Returns the index of the content in the item, for events of texts and thoughts."""
+    return {} if segment.kind == "call" else {"content_index": 0}
+
+
+def _event(kind: str, fields: Mapping[str, object]) -> bytes:
+    """Returns the event `response.<kind>`; its keys are in alphabetical order, as in vLLM."""
+    name = f"response.{kind}"
+    event = encode(dict(sorted([*fields.items(), ("type", name)])))
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), event)
+
+
+ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+"""Error codes of a response by status; other statuses are `server_error`."""
+STATUS = {"length": "incomplete", "abort": "cancelled", "content_filter": "incomplete"}
+"""Status of a response by the kind of its end; after any other end it is completed."""
+INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""Reason of an incomplete response, by the kind of its end."""
+
+
+class ResponsesOptions(Struct, frozen=True, kw_only=True):
+    response: ResponseObject
+    """The response in progress, from `new_response`."""
+    prompt_ids: Sequence[int]
+    top_logprobs: int | None = None
+    """Alternatives of each token of a message; None without log probabilities."""
+    token_id_names: bool = False
+    """Log probabilities name tokens `token_id:N`."""
+    shows_reasoning: bool = True
+    calls: Calls = MappingProxyType({})
+    parses: bool = False
+    """Thoughts or calls are parsed out of the text: a reply that shows nothing has no message."""
+    transfer: KVTransferParams | None = None
+    """`kv_transfer_params` of the answer."""
+    encoded_media: ECTransferParams | None = None
+    """`ec_transfer_params` of the answer."""
+    metrics: bool = False
+    """`enable-per-request-metrics` of the server"""
+    prompt_text: str | None = None
+    """The answer repeats prompt and reply as texts and token ids (`enable_response_messages`)."""
+
+
+class ResponsesWriter(ResponseWriter):
+    """Writes the answer to one request; `new_id` draws the ids of items.
+
+    `ended`, if there is one, receives the final response, unless the answer is whole and fails.
+    """
+
+    def __init__(
+        self,
+        options: ResponsesOptions,
+        new_id: Callable[[], str],
+        ended: Callable[[ResponseObject], None] | None = None,
+    ) -> None:
+        super().__init__(1)
+        self._options = options
+        self._new_id = new_id
+        self._ended = ended
+        self._logprobs = None
+        if options.top_logprobs is not None:
+            self._logprobs = ItemLogprobs(options.top_logprobs, options.token_id_names)
+        self._events = EventWriter(self._logprobs, options.calls)
+        self._message: Segment | None = None
+        """The open message, while only its texts have to be written."""
+        self._plain = options.top_logprobs is None and options.prompt_text is None
+        self._opened = False
+
+    def chunk(self, output: EngineOutput) -> bytes:
+        message = self._message
+        if (
+            message is None
+            or type(output) is not Tokens
+            or output.part is not None
+            or output.finish is not None
+        ):
+            return b"".join(self.events(output))
+        if len(output.texts) != 1 or not output.texts[0]:
+            return b"".join(self.events(output))
+        # Nearly every output of a paced stream comes here.
+        self.choices[0].tokens += 1
+        message.texts += output.texts
+        return self._events.delta(output.texts[0])
+
+    def closing(self) -> bytes:
+        return b"".join(self.last_events())
+
+    def opening(self) -> list[bytes]:
+        """Returns the first events of a stream; none when they have been written."""
+        if self._opened:
+            return []
+        self._opened = True
+        response = self._options.response
+        return [self._events.of_response(kind, response) for kind in ("created", "in_progress")]
+
+    def events(self, output: EngineOutput) -> list[bytes]:
+        """Returns the server-sent events of `output`, one by one."""
+        if type(output) is Tokens:
+            segment = self._take(output)
+            if segment is None:
+                return []
+            self._message = segment if self._plain and segment.part is None else None
+            return [*self._events.tokens(segment, output)]
+        if type(output) is Started:
+            self.begin(output)
+            return self.opening()
+        assert type(output) is Failed
+        self.has_failed = True
+        response = replace(self._options.response, status="failed", error=_error(output.error))
+        self._end(response)
+        return [*self.opening(), self._events.of_response("failed", response)]
+
+    def last_events(self) -> list[bytes]:
+        if self.has_failed:
+            return []
+        last = [*self._events.closing()]
+        response = self._last_state(self._events.items)
+        self._end(response)
+        return [*last, self._events.of_response("completed", response)]
+
+    def take(self, output: EngineOutput) -> None:
+        if type(output) is not Tokens:
+            super().take(output)
+            return
+        if self.choices[0].cut_off(output, self._own_id):
+            return
+        segment = self._take(output)
+        if segment is not None and segment.part is None and output.logprobs is not None:
+            segment.logprobs.append(output.logprobs)
+
+    def _take(self, output: Tokens) -> Segment | None:
+        """Adds the tokens; returns their item, or None when they show nothing."""
+        choice, options, part = self.choices[0], self._options, output.part
+        if options.prompt_text is not None:
+            choice.ids += output.ids
+        if part is not None and part.kind == "reasoning" and not options.shows_reasoning:
+            choice.count(output)
+            return None
+        segment = choice.shown(output, self._own_id)
+        if segment is not None:
+            segment.texts += output.texts
+        return segment
+
+    def _own_id(self, part: Part | None) -> str:
+        return self._new_id()
+
+    def whole(self) -> ResponseObject:
+        choice, options = self.choices[0], self._options
+        if not choice.segments and not options.parses:
+            choice.begin(None, self._new_id())
+        items = [_item(segment, self._logprobs, options.calls) for segment in choice.segments]
+        response = self._last_state(items)
+        self._end(response)
+        return response
+
+    def _end(self, response: ResponseObject) -> None:
+        if self._ended is not None:
+            self._ended(response)
+
+    def _last_state(self, items: Sequence[OutputItem] | Sequence[Raw]) -> ResponseObject:
+        choice, options = self.choices[0], self._options
+        reason = choice.finish.reason
+        status = STATUS.get(reason, "completed")
+        prompt_tokens, tokens = self.usage.told(len(options.prompt_ids), choice.tokens)
+        usage = ResponseUsage(
+            prompt_tokens,
+            InputTokensDetails(self.told_cached, self.told_created),
+            tokens,
+            OutputTokensDetails(choice.reasoning_tokens),
+            prompt_tokens + tokens,
+        )
+        response = replace(
+            options.response,
+            incomplete_details=IncompleteDetails(INCOMPLETE[reason]) if status == "incomplete" else None,
+            output=items,
+            status=status,
+            usage=usage,
+            metrics=(self.timing() or UNSET) if options.metrics else UNSET,
+            kv_transfer_params=options.transfer,
+            ec_transfer_params=options.encoded_media,
+        )
+        if options.prompt_text is not None:
+            said = "".join(segment.text for segment in choice.segments)
+            response.input_messages = [RawMessage(options.prompt_text, options.prompt_ids)]
+            response.output_messages = [RawMessage(said, choice.ids)]
+        return response
+
+
+def _item(segment: Segment, logprobs: ItemLogprobs | None, calls: Calls) -> OutputItem:
+    """Returns the item as in a whole response, where thoughts have no status."""
+    status = None if segment.kind == "reasoning" else "completed"
+    if segment.part is None and not any(segment.texts):
+        return item_of(segment, status, None)
+    text = "".join(segment.texts)
+    if logprobs is None or segment.part is not None:
+        return item_of(segment, status, text, calls=calls)
+    return item_of(segment, status, text, rendered(segment.logprobs, logprobs.entries))
+
+
+def _error(error: Exception) -> ResponseError:
+    known = as_stream_error(error)
+    # A message may quote a lone surrogate of the client.
+    message = known.message.encode("utf-8", "replace").decode()
+    return ResponseError(ERROR_CODES.get(known.status, "server_error"), message)
+
+
+def new_response(asked: ResponsesRequest, meta: ResponseMeta, most_tokens: int) -> ResponseObject:
+    """Returns the response to `asked`, in progress and without output; `most_tokens` is its limit.
+
+    RecursionError when tools are nested too deeply. ApiError for nulls that a response cannot repeat.
+    """
+    if asked.background is None or asked.truncation is None:
+        raise bad_request("The response cannot repeat a null: leave background and truncation out.")
+    return ResponseObject(
+        id=meta.id,
+        created_at=meta.created,
+        instructions=asked.instructions,
+        metadata=asked.metadata,
+        model=meta.model,
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        temperature=_default(asked.temperature, 1.0),
+        tool_choice=_rendered(asked.tool_choice),
+        tools=_rendered(asked.tools),
+        top_p=_default(asked.top_p, 1.0),
+        background=asked.background,
+        max_output_tokens=most_tokens,
+        max_tool_calls=asked.max_tool_calls,
+        previous_response_id=asked.previous_response_id,
+        reasoning=asked.reasoning,
+        service_tier=asked.service_tier,
+        text=_rendered(_text(asked.text)),
+        top_logprobs=asked.logprobs,
+        truncation=asked.truncation,
+        user=asked.user,
+        presence_penalty=_default(asked.presence_penalty, 0.0),
+        frequency_penalty=_default(asked.frequency_penalty, 0.0),
+    )
+
+
+def _rendered(value: object) -> Raw:
+    """Renders a value that may be nested deeply, once; a stream repeats it three times."""
+    return Raw(encode(value))
+
+
+def _default(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _text(config: TextConfig | None) -> dict[str, object] | None:
+    if config is None:
+        return None
+    return {"format": config.format and config.format.told(), "verbosity": config.verbosity}

@@ -1,0 +1,152 @@
+"""Options of a computing model: sampling, thoughts, and constraints on its text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from app.engine.core.request import Tool, ToolCalls
+from app.engine.core.wire import Sampling, TextForm, Thoughts
+from app.serving.http.errors import bad_request
+from app.serving.protocol.options import StructuredOutputs
+from app.serving.protocol.plain import PlainRequest
+from app.serving.protocol.validation import GenerationRequest
+
+ANY_OBJECT = '{"type": "object"}'
+MOST_LOOKED_AT: Final = 32_768
+"""Tokens at the end of a prompt that are searched for the last tag of thoughts."""
+
+
+class ThoughtTokens(Struct, frozen=True):
+    """The two tokens around a model's thoughts; `decode` returns the text of tokens."""
+
+    begin_id: int
+    end_id: int
+    decode: Callable[[Sequence[int]], str]
+
+    def after(self, prompt_ids: Sequence[int]) -> Thoughts | None:
+        """Returns the possible thoughts behind a prompt; None where the prompt ends with closed thoughts.
+
+        The template may have begun thoughts; else the model may begin them.
+        """
+        tail = list(prompt_ids[-MOST_LOOKED_AT:])
+        tags = (self.begin_id, self.end_id)
+        place = next((i for i in range(len(tail) - 1, -1, -1) if tail[i] in tags), None)
+        if place is not None and tail[place] == self.begin_id:
+            return Thoughts(end_id=self.end_id)
+        if place is not None and not self.decode(tail[place + 1 :]).strip():
+            return None
+        return Thoughts(end_id=self.end_id, begin_id=self.begin_id)
+
+
+def text_form(wanted: StructuredOutputs | None, calls: ToolCalls | None) -> TextForm | None:
+    """Returns the constraint on the text. Required tool calls are JSON, as in vLLM.
+
+    A named tool's call is its arguments alone; other calls are a list.
+    """
+    if calls is not None and calls.least:
+        schema = calls.tools[0].schema if calls.named else _calls_schema(calls)
+        return TextForm(json_schema=_json(schema))
+    if wanted is None:
+        return None
+    if wanted.json is not None:
+        return TextForm(json_schema=wanted.json if isinstance(wanted.json, str) else _json(wanted.json))
+    if wanted.json_object:
+        return TextForm(json_schema=ANY_OBJECT)
+    if wanted.choice:
+        return TextForm(choices=tuple(wanted.choice))
+    return TextForm(regex=wanted.regex, grammar=wanted.grammar, structural_tag=wanted.structural_tag)
+
+
+def _calls_schema(calls: ToolCalls) -> dict[str, object]:
+    schema: dict[str, object] = {
+        "type": "array",
+        "minItems": calls.least,
+        "items": {"anyOf": [_call_schema(tool) for tool in calls.tools]},
+    }
+    return schema | ({"maxItems": 1} if calls.most == 1 else {})
+
+
+def _call_schema(tool: Tool) -> dict[str, object]:
+    return {
+        "type": "object",
+        "properties": {"name": {"type": "string", "enum": [tool.name]}, "parameters": tool.schema},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+def _json(schema: object) -> str:
+    return msgspec.json.encode(schema).decode()
+
+
+class SamplingDefaults(Struct, frozen=True, kw_only=True):
+    """Values of omitted sampling parameters; vLLM takes them from the model's generation_config.json."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1)] = 0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
+    max_new_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Most tokens of any reply, whatever the request's limit."""
+
+    def of(self, request: GenerationRequest) -> Sampling:
+        allowed, bias = request.allowed_token_ids, request.logit_bias
+        return Sampling(
+            temperature=_or(request.temperature, self.temperature),
+            top_p=_or(request.top_p, self.top_p),
+            top_k=max(0, self.top_k if request.top_k is None else request.top_k),
+            min_p=_or(request.min_p, self.min_p),
+            repetition_penalty=_or(request.repetition_penalty, self.repetition_penalty),
+            presence_penalty=_or(request.presence_penalty, 0.0),
+            frequency_penalty=_or(request.frequency_penalty, 0.0),
+            logit_bias={int(token): value for token, value in bias.items()} if bias else {},
+            allowed_token_ids=None if allowed is None else tuple(allowed),
+            bad_words=tuple(request.bad_words),
+            skip_special_tokens=request.skip_special_tokens,
+        )
+
+    def of_plain(self, request: PlainRequest) -> Sampling:
+        return Sampling(
+            temperature=_or(request.temperature, self.temperature),
+            top_p=_or(request.top_p, self.top_p),
+            top_k=max(0, self.top_k),
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=_or(request.presence_penalty, 0.0),
+            frequency_penalty=_or(request.frequency_penalty, 0.0),
+        )
+
+
+class RealModel(Struct, frozen=True, kw_only=True):
+    """Facts about a computing model that the API needs."""
+
+    defaults: SamplingDefaults = SamplingDefaults()
+    thoughts: ThoughtTokens | None = None
+    """Set when the model can think before a constrained text."""
+
+
+def check_real(request: GenerationRequest, has_media: bool) -> None:
+    """Raises ApiError 400 for features that only a simulation or vLLM's own engine supports."""
+    if has_media:
+        raise bad_request(f"{request.model or 'The model'} is not a multimodal model: it reads text alone.")
+    transfer = request.kv_transfer_params or {}
+    asked = {
+        "use_beam_search": request.use_beam_search,
+        "kv_transfer_params": transfer.get("do_remote_prefill") or transfer.get("do_remote_decode"),
+        "cache_hit_threshold": request.cache_hit_threshold,
+        "repetition_detection": request.repetition_detection,
+        "thinking_token_budget": request.thinking_token_budget,
+        "logprob_token_ids": request.logprob_token_ids,
+    }
+    for name, value in asked.items():
+        if value:
+            raise bad_request(f"The engine of this server does not support {name}.", name)
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

@@ -1,0 +1,195 @@
+"""Passes requests of any family to scripts, and applies their decisions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from msgspec.structs import replace
+
+from app.base.clock.pause import Pace, Slices
+from app.engine.core.request import EngineRequest
+from app.serving.api.builder import Prompt
+from app.serving.api.writer import ResponseWriter, UsageOverrides
+from app.serving.faults.injector import BYTES_PER_TOKEN, FaultInjector
+from app.serving.http.context import RequestContext, client_name
+from app.serving.http.errors import ApiError
+from app.serving.protocol.chat import BatchChatRequest, ChatCompletionRequest
+from app.serving.protocol.completions import CompletionRequest
+from app.serving.protocol.messages import Message as WireMessage
+from app.serving.protocol.messages import content_text
+from app.serving.protocol.validation import GenerationRequest
+from app.serving.scripts.book import Decision, ScriptBook
+from app.serving.scripts.matching import KNOWN, Message, Request
+from app.serving.scripts.rules import ScriptFailure
+from app.text import Tokenizer
+
+FAMILIES = {
+    "/v1/chat/completions": "chat",
+    "/v1/chat/completions/batch": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/inference/v1/generate": "generate",
+    "/vllm.grpc.engine.VllmEngine/Generate": "generate",
+    "/vllm.grpc.engine.VllmEngine/Embed": "embeddings",
+    "/v1/embeddings": "embeddings",
+    "/v2/embed": "embeddings",
+    "/pooling": "pooling",
+    "/classify": "classify",
+    "/score": "score",
+    "/v1/score": "score",
+    "/rerank": "rerank",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
+}
+PROMPT_STEPS = 10
+"""Steps of work per prompt, in addition to each rule's own."""
+NO_RETRY = {"x-should-retry": "false"}
+"""Header of a 500, which SDKs of OpenAI and Anthropic would otherwise retry."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptResolver:
+    """Applies the decisions of scripts to each prompt of a request."""
+
+    book: ScriptBook
+    tokenizer: Tokenizer
+    faults: FaultInjector
+
+    def direct(
+        self,
+        asked: GenerationRequest,
+        prompts: Sequence[Prompt],
+        requests: Sequence[EngineRequest],
+        writer: ResponseWriter,
+        context: RequestContext,
+    ) -> list[EngineRequest]:
+        """Returns `requests` with the decisions of scripts; all choices of a prompt have the same reply.
+
+        ApiError for a fault that is an error, and where a rule cannot answer. May pause.
+        """
+        if not requests:
+            return []
+        directed: list[EngineRequest] = []
+        slices = Slices()
+        for number, conversation in enumerate(self._conversations(asked, prompts)):
+            slices.spend(PROMPT_STEPS + self.book.rules)
+            first = requests[number * requests[0].n]
+            seen = request_of(context, asked.model or first.model, conversation, tools_of(asked))
+            decision = self.decide(seen, own_stream(first, seen))
+            own = requests[number * first.n : (number + 1) * first.n]
+            directed += own if decision is None else self._directed(decision, asked, own, writer, context)
+        return directed
+
+    def pooled(
+        self, inputs: Iterable[Sequence[Message]], wants: str, model: str, context: RequestContext
+    ) -> list[Decision | None]:
+        """Returns the decision of scripts for each input of a pooling request; None where no rule applies.
+
+        Raises ApiError like `direct`.
+        """
+        said: list[Decision | None] = []
+        slices = Slices()
+        for messages in inputs:
+            slices.spend(PROMPT_STEPS + self.book.rules)
+            decision = self.decide(request_of(context, model, messages, {}, wants))
+            if decision is not None and decision.fault is not None:
+                self.faults.apply(context, decision.fault)
+            said.append(decision)
+        return said
+
+    def decide(self, request: Request, own: Random | None = None) -> Decision | None:
+        """Calls `ScriptBook.decide`. ApiError 500, not to be retried, where the rule cannot answer."""
+        try:
+            return self.book.decide(request, own)
+        except ScriptFailure as error:
+            raise ApiError(500, "InternalServerError", f"{error}.", headers=NO_RETRY) from None
+
+    def _directed(
+        self,
+        decision: Decision,
+        asked: GenerationRequest,
+        requests: Sequence[EngineRequest],
+        writer: ResponseWriter,
+        context: RequestContext,
+    ) -> Iterator[EngineRequest]:
+        fault, answer = decision.fault, decision.answer
+        if fault is not None:
+            self.faults.apply(context, fault)
+        if answer is not None and answer.usage is not None:
+            told = answer.usage
+            writer.usage = UsageOverrides(told.prompt_tokens, told.completion_tokens, told.cached_tokens)
+        reply = None
+        if answer is not None:
+            reply = replace(answer.reply, in_parts=isinstance(asked, ChatCompletionRequest))
+        delays = () if fault is None else fault.delays
+        for request in requests:
+            yield replace(request, script=reply, delays=(*request.delays, *delays))
+
+    def _conversations(
+        self, asked: GenerationRequest, prompts: Sequence[Prompt]
+    ) -> Iterator[Sequence[Message]]:
+        """Yields the messages of each prompt; a prompt without messages is one of the user."""
+        if isinstance(asked, BatchChatRequest):
+            yield from map(messages_of, asked.messages)
+        elif isinstance(asked, ChatCompletionRequest):
+            yield messages_of(asked.messages)
+        elif isinstance(asked, CompletionRequest):
+            for given, prompt in zip(asked.prompts(), prompts, strict=False):
+                text = given if isinstance(given, str) else self.tokenizer.decode(prompt.ids)
+                yield (Message("user", text),)
+
+
+def request_of(
+    context: RequestContext,
+    model: str,
+    messages: Sequence[Message],
+    tools: Mapping[str, object],
+    wants: str = "",
+) -> Request:
+    path = context.path if context.route is None else context.route.path
+    return Request(
+        FAMILIES.get(path, ""),
+        model,
+        messages,
+        tools,
+        lambda name: context.headers.get(name.lower()),
+        partial(client_name, context),
+        path,
+        (context.content_length or 0) / BYTES_PER_TOKEN,
+        wants,
+        Pace(time.monotonic),
+    )
+
+
+def messages_of(messages: Sequence[WireMessage]) -> list[Message]:
+    """Role and text of each message; a tool's result has the name of the called tool."""
+    called: dict[str, str] = {}
+    found: list[Message] = []
+    for message in messages:
+        role, calls = str(message.get("role")), message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            if isinstance(function, dict):
+                called[str(call.get("id"))] = str(function.get("name"))
+        tool = called.get(str(message.get("tool_call_id")), "") if role == "tool" else ""
+        found.append(Message(role, content_text(message.get("content")), tool))
+    return found
+
+
+def tools_of(asked: GenerationRequest) -> Mapping[str, object]:
+    """Name and argument schema of each tool that the request lets the model call."""
+    if not isinstance(asked, ChatCompletionRequest) or asked.tool_choice == "none":
+        return {}
+    return {tool.function.name: tool.function.parameters or {} for tool in asked.tools or ()}
+
+
+def own_stream(request: EngineRequest, seen: Request) -> Random | None:
+    """Stream of random numbers for a request that should repeat; None for any other."""
+    if request.seed is None and not request.greedy:
+        return None
+    return Random(f"{request.seed} {seen.last[:KNOWN]}")

@@ -1,0 +1,51 @@
+"""POST /tokenize, POST /detokenize and GET /tokenizer_info (vllm-api.md section 5)."""
+
+from __future__ import annotations
+
+from app.serving.api.chat.prompt import chat_options
+from app.serving.api.frontend import Frontend
+from app.serving.http.context import RequestContext
+from app.serving.http.response import Response, json_response
+from app.serving.http.route import Route, get, post
+from app.serving.protocol.decoding import decode, decode_first
+from app.serving.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest, TokenizeChatRequest
+from app.text.huggingface import LocalTokenizer
+
+
+def routes(frontend: Frontend, with_info: bool) -> list[Route]:
+    body, models, tokenizer = frontend.body, frontend.models, frontend.tokenizer
+
+    def tokenize(context: RequestContext) -> Response:
+        """The token ids of a text or of a conversation."""
+        asked = decode_first(body.read(context), context.content_type, TOKENIZE_REQUESTS)
+        models.resolve(asked.model)
+        if isinstance(asked, TokenizeChatRequest):
+            ids = tokenizer.encode_chat(asked.messages, chat_options(asked, frontend.chat_rules))
+        else:
+            ids = tokenizer.encode(asked.prompt, asked.add_special_tokens)
+        return json_response(
+            {
+                "count": len(ids),
+                "max_model_len": models.max_model_len,
+                "tokens": ids,
+                "token_strs": tokenizer.token_strings(ids) if asked.return_token_strs else None,
+            }
+        )
+
+    def detokenize(context: RequestContext) -> Response:
+        """The text of token ids."""
+        asked = decode(body.read(context), context.content_type, DetokenizeRequest)
+        models.resolve(asked.model)
+        return json_response({"prompt": tokenizer.decode(asked.tokens, False)})
+
+    def tokenizer_info(context: RequestContext) -> Response:
+        """The configuration of the tokenizer; of a remote one only its class."""
+        if isinstance(tokenizer, LocalTokenizer):
+            return json_response(tokenizer.info())
+        return json_response({"tokenizer_class": type(tokenizer).__name__})
+
+    return [
+        post("/tokenize", tokenize),
+        post("/detokenize", detokenize),
+        *([get("/tokenizer_info", tokenizer_info)] if with_info else []),
+    ]

@@ -1,0 +1,369 @@
+"""Writing of answers, once for all families: state of choices, events of streams."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from msgspec import Raw, Struct, UnsetType
+
+from app.base.clock.pause import Slices
+from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, Started, TokenLogprob, Tokens
+from app.serving.api.errors import as_stream_error
+from app.serving.api.identity import ResponseMeta
+from app.serving.api.logprobs import SomeEntries, width
+from app.serving.api.pieces import BLOCK_BYTES, HOLE, SLICE, Holes, filled, template
+from app.serving.http.response import error_event
+from app.serving.protocol.chat import ChunkChoice, Delta
+from app.serving.protocol.common import NO_TAIL, ChunkHead, ChunkTail, PerRequestMetrics, Usage, encode
+
+UNFINISHED = Finish("abort")
+"""End of a choice that has none yet."""
+
+
+class Segment(Struct):
+    """Consecutive tokens of one part of the reply; `part` None is the reply's own text."""
+
+    part: Part | None
+    id: str = ""
+    """Id for the client, where the segment has one."""
+    texts: list[str] = []
+    logprobs: list[Sequence[TokenLogprob]] = []
+    """Log probabilities as they came; may be computed only on access."""
+
+    @property
+    def kind(self) -> str:
+        return "text" if self.part is None else self.part.kind
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+class ChoiceState(Struct):
+    """State of one choice: its counts and, where an answer needs it, its content.
+
+    Answers that separate a reply into parts use `take`: `texts` is the reply's own text, and `segments` are
+    thoughts, calls and images. Answers that keep a reply's order use `shown`: `segments` are the whole reply.
+    """
+
+    tokens: int = 0
+    reasoning_tokens: int = 0
+    finish: Finish = UNFINISHED
+    ended_s: float = 0.0
+    """Moment when the last token was due."""
+    called: bool = False
+    """A tool was called."""
+    texts: list[str] = []
+    ids: list[int] = []
+    logprobs: list[Sequence[TokenLogprob]] = []
+    """Log probabilities of all tokens, as they came."""
+    segments: list[Segment] = []
+
+    def count(self, output: Tokens) -> None:
+        """Counts the tokens, and keeps their end."""
+        self.tokens += len(output.ids)
+        if output.finish is not None:
+            self.finish, self.ended_s = output.finish, output.at_s
+        if output.part is not None and output.part.kind == "reasoning":
+            self.reasoning_tokens += len(output.ids)
+
+    def take(self, output: Tokens) -> None:
+        """Counts the tokens and keeps their content."""
+        self.count(output)
+        self.ids += output.ids
+        if output.logprobs is not None:
+            self.logprobs.append(output.logprobs)
+        part = output.part
+        if part is None:
+            self.texts += output.texts
+        elif part.raw:
+            self.texts = [part.raw]
+            self._keep("reasoning", "image")
+        elif part.name or part.kind != "call":
+            segment = self.current(part) or self.begin(part)
+            segment.texts += output.texts
+
+    def shown(self, output: Tokens, new_id: Callable[[Part | None], str]) -> Segment | None:
+        """Counts the tokens; returns their segment, or None when they show nothing.
+
+        A new segment, with a new id, begins where another part shows something. A call begins with its name.
+        No item or block can hold an image.
+        """
+        self.count(output)
+        part = output.part
+        segment = self.current(part)
+        if segment is None:
+            if part is not None and part.kind == "image":
+                return None
+            begins = output.logprobs is not None if part is None else part.name != ""
+            if not begins and not any(output.texts):
+                return None
+            segment = self.begin(part, new_id(part))
+        return segment
+
+    def cut_off(self, output: Tokens, new_id: Callable[[Part | None], str]) -> bool:
+        """True for tokens of a call that was cut off: in a whole answer their reply is a text."""
+        part = output.part
+        if part is None or not part.raw:
+            return False
+        self.count(output)
+        segment = self.current(None)
+        if segment is None or segment.texts != [part.raw]:
+            self._keep("reasoning")
+            self.begin(None, new_id(None)).texts.append(part.raw)
+        return True
+
+    def _keep(self, *kinds: str) -> None:
+        """Drops other segments: with its last call cut off, a reply is text in a whole answer."""
+        self.called = False
+        self.segments = [segment for segment in self.segments if segment.kind in kinds]
+
+    def current(self, part: Part | None) -> Segment | None:
+        """Returns the segment that tokens of `part` continue; None when they begin another one."""
+        segment = self.segments[-1] if self.segments else None
+        return segment if segment is not None and segment.part == part else None
+
+    def begin(self, part: Part | None, own_id: str = "") -> Segment:
+        segment = Segment(part, own_id)
+        self.segments.append(segment)
+        if part is not None and part.kind == "call":
+            self.called = True
+        return segment
+
+    def texts_of(self, kind: str) -> list[str]:
+        return [text for segment in self.segments if segment.kind == kind for text in segment.texts]
+
+
+def places(output: Tokens) -> range:
+    """Positions of tokens in the lists of `output`; an end without a token has one, too."""
+    return range(max(len(output.texts), output.finish is not None))
+
+
+def split(output: Tokens, size: int) -> Iterator[Tokens]:
+    """Splits `output` into parts of up to `size` tokens; the last part has the end."""
+    total = len(output.texts)
+    if total <= size:
+        yield output
+        return
+    for start in range(0, total, size):
+        part = slice(start, start + size)
+        yield Tokens(
+            output.index,
+            output.texts[part],
+            output.ids[part],
+            output.at_s,
+            None if output.logprobs is None else output.logprobs[part],
+            output.finish if start + size >= total else None,
+            output.part,
+        )
+
+
+T = TypeVar("T", bound=Struct)
+
+
+class UsageOverrides(Struct, frozen=True):
+    """Token counts that replace the real ones in an answer's usage; None keeps the real count."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+    def told(self, prompt_tokens: int, tokens: int) -> tuple[int, int]:
+        prompt, completion = self.prompt_tokens, self.completion_tokens
+        return (
+            prompt_tokens if prompt is None else prompt,
+            tokens if completion is None else completion,
+        )
+
+
+class ResponseWriter(ABC):
+    """Writes one answer to one request, as a stream or whole. No other code knows a family's wire format.
+
+    A stream: `chunk`, or `chunks` of large outputs, for every output; then `closing`.
+    A whole answer: `take` for every output as it comes; then `body`.
+    """
+
+    started: Started | None = None
+    """Start of the first choice in a stream, else of the last."""
+    cached_tokens = 0
+    prompt_logprobs: SomeEntries | None = None
+    has_failed = False
+    usage = UsageOverrides()
+    _holes: Holes
+    keeps_alive = False
+    """Idle streams get comments (`sse-keep-alive-interval`)."""
+
+    def __init__(self, choices: int) -> None:
+        self.choices = [ChoiceState()] if choices == 1 else [ChoiceState() for _ in range(choices)]
+
+    def chunk(self, output: EngineOutput) -> bytes:
+        """Returns the server-sent events of `output`; empty when it shows nothing."""
+        if type(output) is Tokens:
+            return self._tokens(output)
+        if type(output) is Started:
+            return self._start(output)
+        assert type(output) is Failed
+        self.has_failed = True
+        return self._failure(output.error)
+
+    def _tokens(self, output: Tokens) -> bytes:
+        raise NotImplementedError
+
+    def _start(self, output: Started) -> bytes:
+        self.begin(output)
+        return b""
+
+    def _failure(self, error: Exception) -> bytes:
+        return error_event(as_stream_error(error))
+
+    def _usage_of(self, prompt_tokens: int, choices: Sequence[ChoiceState]) -> Usage:
+        """Returns the usage of prompts and `choices`, with overrides."""
+        tokens = choices[0].tokens if len(choices) == 1 else sum([choice.tokens for choice in choices])
+        prompt_tokens, tokens = self.usage.told(prompt_tokens, tokens)
+        return Usage(prompt_tokens, prompt_tokens + tokens, tokens)
+
+    def chunks(self, output: EngineOutput) -> Iterator[bytes]:
+        """Yields `chunk` in pieces of whole events that take less than 5 ms each."""
+        if type(output) is not Tokens:
+            yield self.chunk(output)
+            return
+        for part in split(output, max(1, SLICE // width(output.logprobs))):
+            yield self.chunk(part)
+
+    def is_large(self, output: EngineOutput) -> bool:
+        """True when the events of `output` may take longer than 5 ms: take them from `chunks`."""
+        return False
+
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        """Returns the bytes before and behind the JSON text in the event of a plain token.
+
+        None when events of tokens are more complex, or before the first event.
+        """
+        return None
+
+    @property
+    def told_cached(self) -> int:
+        told = self.usage.cached_tokens
+        return self.cached_tokens if told is None else told
+
+    def timing(self, missing: None | UnsetType = None) -> PerRequestMetrics | None:
+        """Returns the times of the only choice, with `missing` for unknown ones; None for several choices."""
+        if len(self.choices) != 1:
+            return None
+        [choice], started = self.choices, self.started
+        if started is None or not choice.ended_s:
+            return PerRequestMetrics(*[missing] * 6)
+        decode_s, later = max(0.0, choice.ended_s - started.at_s), choice.tokens - 1
+        run_s = started.prefill_s + decode_s
+        return PerRequestMetrics(
+            started.prefill_s * 1000,
+            decode_s * 1000,
+            started.queue_s * 1000,
+            decode_s / later * 1000 if later > 0 else missing,
+            choice.tokens / run_s if run_s > 0 else missing,
+            missing,
+        )
+
+    @property
+    def told_created(self) -> int:
+        """Prompt tokens that are newly cached, beside `told_cached`."""
+        created = 0 if self.started is None else self.started.created_tokens
+        return max(0, self.cached_tokens + created - self.told_cached)
+
+    def begin(self, output: Started) -> None:
+        """Keeps the first choice's start, which has the prompt's facts for a stream."""
+        if self.started is None:
+            self.started, self.cached_tokens = output, output.cached_tokens
+
+    @abstractmethod
+    def closing(self) -> bytes:
+        """Returns the end of the stream, after the last choice."""
+
+    def take(self, output: EngineOutput) -> None:
+        """Takes an output for a whole answer. Raises the error of a `Failed` one."""
+        if type(output) is Tokens:
+            self.choices[output.index].take(output)
+        elif type(output) is Started:
+            self.started, self.cached_tokens = output, output.cached_tokens
+            self.prompt_logprobs = output.prompt_logprobs
+        elif type(output) is Failed:
+            raise output.error
+
+    def body(self) -> bytes:
+        """Returns the whole JSON answer, once all outputs are taken."""
+        return b"".join(self.pieces())
+
+    def pieces(self) -> list[bytes]:
+        """Returns `body` in pieces; pauses for other requests where the answer is long."""
+        self._holes = []
+        return filled(self.whole(), self._holes)
+
+    @abstractmethod
+    def whole(self) -> Struct:
+        """Returns the answer as a struct, whose long lists are in `_holes`."""
+
+    def each_choice(self, make: Callable[[int, ChoiceState], T]) -> Sequence[T] | Raw:
+        """Returns the result of `make` for each choice and its number; large ones are written one by one."""
+        choices = self.choices
+        if len(choices) == 1:
+            return (make(0, choices[0]),)
+        if len(choices) + sum([choice.tokens for choice in choices]) <= SLICE:
+            return [make(index, choice) for index, choice in enumerate(choices)]
+        before, pieces, turns = self._holes, list[bytes](), Slices(BLOCK_BYTES)
+        self._holes = []
+        for index, choice in enumerate(choices):
+            written = filled(make(index, choice), self._holes)
+            pieces += [b"," if pieces else b"[", *written]
+            turns.spend(len(written[0]))
+        self._holes = [*before, [*pieces, b"]"]]
+        return HOLE
+
+
+class PlainChoice:
+    """The choice of a plain chunk: constant but for its number and its text."""
+
+    __slots__ = ("_before_index", "_before_text", "end")
+
+    def __init__(self, choice: Struct) -> None:
+        """`choice` has holes for number and text."""
+        self._before_index, self._before_text, end = template(choice)
+        self.end = end + b"]}\n\n"
+        """Bytes behind the text in the event."""
+
+    def begins(self, head: bytes, choices: int) -> list[bytes]:
+        first = head + self._before_index
+        return [b"%b%d%b" % (first, index, self._before_text) for index in range(choices)]
+
+    def events(self, begin: bytes, texts: Sequence[str]) -> bytes:
+        return begin + (self.end + begin).join(map(encode, texts)) + self.end if texts else b""
+
+
+def chunk_head(meta: ResponseMeta, kind: str) -> bytes:
+    """Returns the event of a chunk up to its first choice; `kind` is its `object`."""
+    head = encode(ChunkHead(meta.id, kind, meta.created, meta.model))
+    return b'data: %b,"choices":[' % head[:-1]
+
+
+def chunk_event(head: bytes, choice: Struct | Raw, tail: ChunkTail = NO_TAIL) -> bytes:
+    return b"%b%b%b" % (head, encode(choice), _end(tail))
+
+
+def chunk_events(head: bytes, delta: Delta, choices: int, tail: ChunkTail) -> Iterable[bytes]:
+    """Returns the same event for each choice of a chat."""
+    if choices == 1:
+        return (chunk_event(head, ChunkChoice(0, delta), tail),)
+    before, after = template(ChunkChoice(HOLE, delta))
+    before, after = head + before, after + _end(tail)
+    return (b"%b%d%b" % (before, index, after) for index in range(choices))
+
+
+def last_event(head: bytes, tail: ChunkTail) -> bytes:
+    return head + _end(tail)
+
+
+def _end(tail: ChunkTail) -> bytes:
+    if tail is NO_TAIL or (rest := encode(tail)) == b"{}":
+        return b"]}\n\n"
+    return b"],%b\n\n" % rest[1:]

@@ -1,0 +1,304 @@
+"""The Flask application: one blueprint per family of routes, with middleware around all routes.
+
+Flask serves requests that the fast path does not take, and all requests under other servers. A program that
+embeds the application may add views, functions and extensions. Replaced parts of Flask, with the reasons:
+
+* HEAD is not added to GET: vLLM refuses HEAD (`ExactRule`);
+* rules without variable parts are looked up by path and method: Werkzeug's search takes ten times as long,
+  and leaves cyclic garbage after each request (`DirectAdapter`);
+* routes return `app.serving.http.response.Response`: Werkzeug would copy and complete its own response at
+  each call (`make_response`, `process_response`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from random import Random
+from typing import TYPE_CHECKING, Any, Protocol
+
+import gevent
+from flask import Blueprint, Flask
+from flask.globals import request_ctx
+from flask.wrappers import Response as FlaskResponse
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
+from werkzeug.routing import Map, MapAdapter, Rule
+
+from app.serving.api.admin.reports import Caches
+from app.serving.api.errors import forget_frames, respond_to_error
+from app.serving.flask.other_server import OtherServer
+from app.serving.http.context import CONTEXT, RequestContext, context_of, current_request
+from app.serving.http.response import Response, StreamingBody, json_response
+from app.serving.http.route import Route
+from app.serving.http.rpc import RpcService
+from app.serving.middleware.stack import MiddlewareStack
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+    from flask import Request
+    from flask.testing import FlaskClient
+
+METRICS = "/metrics"
+TEST_CLIENT = "understudy.test_client"
+"""Key in the environ of a test client."""
+_VARIABLE = re.compile(r"\{(\w+)\}")
+_CONVERTER = re.compile(r"<(?:[^<>:]+:)?([^<>]+)>")
+StaticRules = dict[tuple[str, str], Rule]
+
+
+class BackgroundService(Protocol):
+    """A service with sockets or greenlets."""
+
+    def start(self) -> None:
+        """Opens sockets and starts greenlets, in the worker."""
+
+    def close(self) -> None:
+        """Finishes pending work, within about a second, then closes sockets and greenlets."""
+
+
+class StartedLater:
+    """Calls `work` in a greenlet after the worker's start; no request waits for `work`."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+
+    def start(self) -> None:
+        gevent.spawn(self._work)
+
+    def close(self) -> None:
+        """Does nothing: the greenlet ends by itself."""
+
+
+class Drains(Protocol):
+    """The engine, or another part that serves requests until drained."""
+
+    def drain(self) -> None:
+        """Admits no more requests; running requests go on."""
+
+
+class ExactRule(Rule):
+    """A rule with exactly the given methods: Werkzeug adds HEAD to GET."""
+
+    def __init__(self, string: str, methods: Iterable[str] | None = None, **options: Any) -> None:
+        super().__init__(string, methods=methods, **options)
+        if self.methods is not None and methods is not None:
+            self.methods = {method.upper() for method in methods}
+
+
+class DirectAdapter(MapAdapter):
+    """Looks static rules up in `rules`; all other paths, and errors, go through Werkzeug's search."""
+
+    def __init__(self, routes: Map, rules: StaticRules, scheme: str, path: str, method: str) -> None:
+        super().__init__(routes, "localhost", "/", "", scheme, path, method)
+        self._rules = rules
+
+    def match(self, *args: Any, return_rule: bool = False, **options: Any) -> Any:
+        rule = self._rules.get((self.path_info, self.default_method)) if return_rule and not args else None
+        if rule is not None:
+            return rule, {}
+        if self.path_info.startswith("//"):  # Werkzeug would merge the two slashes
+            raise NotFound
+        return super().match(*args, return_rule=return_rule, **options)  # type: ignore[call-overload]
+
+
+class Understudy(Flask):
+    """Routes, middleware, and services that run as long as the worker.
+
+    Clients may put `prefix` before every path: a proxy's path for this server.
+    """
+
+    url_rule_class: type[Rule] = ExactRule
+
+    def __init__(
+        self, engine: Drains, middleware: MiddlewareStack, ids: Random | None = None, prefix: str = ""
+    ) -> None:
+        super().__init__("app", static_folder=None)
+        self.url_map.merge_slashes = False
+        self.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
+        self.register_error_handler(HTTPException, self._http_error)
+        self.register_error_handler(Exception, self._error)
+        self.before_request(self._begin_request)
+        self._engine = engine
+        self.middleware = middleware
+        self._ids = ids or Random()
+        self.prefix = prefix
+        self.rpc: RpcService | None = None
+        """gRPC methods, if the server has any."""
+        self._routes: dict[str, Route] = {}
+        """Routes by endpoint."""
+        self.services: list[BackgroundService] = []
+        """Started and closed with the worker."""
+        self.until_drained: list[Callable[[], None]] = []
+        """Called at SIGTERM to end work that has no end."""
+        self.caches: list[Caches] = []
+        """Caches in the answer to GET /admin/memory."""
+        self._other_server = OtherServer(self)
+        self._has_begun = False
+
+    # Routes.
+
+    @property
+    def routes(self) -> Iterator[Route]:
+        return iter(self._routes.values())
+
+    def add_routes(self, name: str, routes: Iterable[Route]) -> None:
+        """Serves `routes` as a blueprint of this name."""
+        blueprint = Blueprint(name, __name__)
+        for number, route in enumerate(routes):
+            endpoint = f"route_{number}"
+            self._routes[f"{name}.{endpoint}"] = route
+            path = _VARIABLE.sub(r"<\1>", route.path)
+            blueprint.add_url_rule(path, endpoint, _view(route), methods=list(route.methods))
+        self.register_blueprint(blueprint)
+
+    @cached_property
+    def _static_rules(self) -> StaticRules:
+        rules = [rule for rule in self.url_map.iter_rules() if not rule.arguments]
+        return {(rule.rule, method): rule for rule in rules for method in rule.methods or ()}
+
+    def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
+        """Returns an adapter for path and method alone: no route depends on more."""
+        if request is None:
+            return super().create_url_adapter(None)
+        context = current_context(request)
+        context.new_id = self.new_request_id
+        if self.prefix and context.path.startswith(f"{self.prefix}/"):
+            context.path = context.path.removeprefix(self.prefix)
+        # vLLM mounts an application at /metrics that ignores the rest of the path.
+        path = METRICS if context.path.startswith(METRICS) else context.path
+        return DirectAdapter(self.url_map, self._static_rules, context.scheme, path, context.method)
+
+    # Requests.
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        is_ours = CONTEXT in environ or TEST_CLIENT in environ
+        return (self.wsgi_app if is_ours else self._other_server.serve)(environ, start_response)
+
+    def test_client(self, use_cookies: bool = True, **options: Any) -> FlaskClient:
+        """Returns Flask's test client; its requests start no services."""
+        client = super().test_client(use_cookies, **options)
+        client.environ_base[TEST_CLIENT] = "1"
+        return client
+
+    def new_request_id(self) -> str:
+        """Returns 32 random hex digits, for a request without an X-Request-Id."""
+        return f"{self._ids.getrandbits(128):032x}"
+
+    def _begin_request(self) -> Response | None:
+        """Sets the context's route, then runs the middleware."""
+        context, request = current_context(), request_ctx.request
+        current_request.set(context)
+        if (rule := request.url_rule) is not None:
+            context.route = self._routes.get(rule.endpoint)
+            context.label = context.route.path if context.route else label_of(rule)
+            context.params = request.view_args or {}
+        return self.middleware.begin_general(context)
+
+    def make_response(self, rv: Any) -> Any:
+        """Passes a `Response` unchanged, and converts all other return values as Flask does."""
+        return rv if isinstance(rv, Response) else super().make_response(rv)
+
+    def process_response(self, response: Any) -> Any:
+        """Runs functions of extensions, then the middleware."""
+        if self.after_request_funcs or request_ctx._after_request_functions or self.secret_key:
+            response = super().process_response(_of_flask(response))
+        if not isinstance(response, Response):
+            response = _of_ours(response)
+        self.middleware.end(current_context(), response)
+        return response
+
+    def _error(self, error: Exception) -> Response:
+        return respond_to_error(error, current_context())
+
+    def _http_error(self, error: HTTPException) -> Response:
+        """Answers a request without a route, with FastAPI's body, as vLLM does."""
+        forget_frames(error)
+        context = current_context()
+        if isinstance(error, NotFound) and (moved := _without_slash(context)):
+            return Response(b"", 307, {"Location": moved})
+        if isinstance(error, MethodNotAllowed) and context.path == "/":
+            error = NotFound()  # vLLM has no path /: GET / exists only here
+        response = json_response({"detail": error.name}, error.code or 500)
+        if isinstance(error, MethodNotAllowed) and error.valid_methods:
+            response.headers["Allow"] = ", ".join(sorted(error.valid_methods))
+        if context.method == "HEAD":
+            response.without_body()
+        return response
+
+    # From the first request to the last.
+
+    def begin(self) -> None:
+        """Starts the services, once: before the worker accepts, or at the first request of another server."""
+        if not self._has_begun:
+            self._has_begun = True
+            for service in self.services:
+                service.start()
+
+    def drain(self) -> None:
+        """Admits no more requests (SIGTERM); running requests go on."""
+        for end in self.until_drained:
+            end()
+        self._engine.drain()
+
+    def end(self) -> None:
+        """Closes the services after the worker's last request."""
+        for service in reversed(self.services):
+            service.close()
+
+
+def label_of(rule: Rule) -> str:
+    """Returns the path of `rule` with its variable parts in braces, as vLLM labels routes."""
+    return _CONVERTER.sub(r"{\1}", rule.rule)
+
+
+def current_context(request: Request | None = None) -> RequestContext:
+    """Returns the context of `request` (default: Flask's current one); builds it for a test's request."""
+    environ = (request or request_ctx.request).environ
+    context: RequestContext | None = environ.get(CONTEXT)
+    if context is None:
+        context = environ[CONTEXT] = context_of(environ)
+    return context
+
+
+def _view(route: Route) -> Callable[..., Response]:
+    def view(**params: str) -> Response:
+        return route.handle(current_context())
+
+    return view
+
+
+def _of_flask(response: Any) -> FlaskResponse:
+    """Returns a Flask response with the same body, for extensions."""
+    if not isinstance(response, Response):
+        return response  # type: ignore[no-any-return]
+    made = FlaskResponse(response.body, response.status, list(response.headers.items()))
+    made.call_on_close(response.close)
+    return made
+
+
+def _of_ours(response: FlaskResponse) -> Response:
+    """Returns a `Response` with the same content; a streamed body stays streamed."""
+    body: bytes | Iterable[bytes] = response.get_data() if response.is_sequence else response.iter_encoded()
+    if isinstance(response.response, StreamingBody):
+        body = response.response
+    made = Response(body, response.status_code, dict(response.headers))
+    made.on_close(response.close)
+    return made
+
+
+def _without_slash(context: RequestContext) -> str | None:
+    """Returns the URL without trailing slashes; None when that path has no route."""
+    request, adapter = request_ctx.request, request_ctx.url_adapter
+    path = request.path.rstrip("/")
+    if not path or path == request.path or adapter is None:
+        return None
+    try:
+        rule, _ = adapter.match(path, method=request.method, return_rule=True)
+        context.label = f"{label_of(rule)}/"
+    except MethodNotAllowed:
+        pass
+    except HTTPException:
+        return None
+    query = request.query_string.decode("latin-1")
+    return request.host_url.rstrip("/") + path + (f"?{query}" if query else "")

@@ -1,0 +1,101 @@
+"""The application of an indexer: only the routes of the index, probes, metrics and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from app.base.clock.clock import LiveClock
+from app.base.metrics.exposition import Exposition, Families
+from app.engine.kvcache.publisher import Publisher
+from app.kvindex.service import Listening, aliases, fed, fed_encoded, index_of
+from app.serving.api.admin import reports
+from app.serving.api.frontend import ChatRules
+from app.serving.api.kv import index as kv_index
+from app.serving.api.openapi import routes as openapi
+from app.serving.api.responder import ServerLoad
+from app.serving.flask.application import Understudy
+from app.serving.http.body import BodyLimits
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import unavailable
+from app.serving.middleware.api_keys import ApiKeys
+from app.serving.middleware.cors import Cors
+from app.serving.middleware.http_log import HttpLog
+from app.serving.middleware.http_metrics import HttpMetrics
+from app.serving.middleware.stack import Middleware, MiddlewareStack
+from app.text import Tokenizer
+from config import Settings
+from config.live import LiveSettings
+
+
+class TellsBlocks(Protocol):
+    """An engine in a separate process."""
+
+    def listen(self, listener: Callable[[str, int, bytes], None]) -> None:
+        """Calls `listener` with the topic, sequence number and batch of KV events."""
+
+
+class NoEngine(Middleware):
+    """Drains an indexer without an engine: refuses new POST requests, and readiness fails."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self.healthy = True
+
+    def drain(self) -> None:
+        self.draining = True
+
+    def begin(self, context: RequestContext) -> None:
+        if self.draining and context.method == "POST":
+            raise unavailable("The indexer is shutting down.")
+
+
+def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
+    """Builds an application with an index and its scores. Raises ConfigError as `index_of` does."""
+    live, clock, http, engine = LiveSettings(settings), LiveClock(), HttpMetrics(), NoEngine()
+    http_log, keys = HttpLog(), ApiKeys()
+    for one in (http_log, keys):
+        live.subscribe(one.on_settings)
+    middleware = MiddlewareStack([http, http_log, Cors(settings.access), keys, engine])
+    live.subscribe(middleware.on_settings)
+    app = Understudy(engine, middleware)
+    families = add_index(app, live, tokenizer)
+    app.caches.append(lambda: tokenizer.caches)
+    ready = reports.readiness(engine, clock, settings.server.startup_duration)
+    app.add_routes("memory", reports.memory_routes(app.caches))
+    app.add_routes(
+        "health", reports.health_routes(lambda: True, ready, ServerLoad(False), settings.model.vllm_version)
+    )
+    app.add_routes("metrics", reports.metrics_routes(Exposition([families], http)))
+    app.add_routes("root", openapi.root_routes(lambda: app.routes, {"plays": "an index of KV blocks"}))
+    if not settings.api.disable_fastapi_docs:
+        app.add_routes("openapi", openapi.document_routes(lambda: app.routes, "", settings.model.model))
+    return app
+
+
+def add_index(
+    app: Understudy,
+    live: LiveSettings,
+    tokenizer: Tokenizer,
+    publisher: Publisher | None = None,
+    engine: TellsBlocks | None = None,
+) -> Families:
+    """Adds an index and its routes to `app`; returns the index's metric families.
+
+    The `publisher` or `engine` of this server, if given, feeds the index, too.
+    """
+    settings: Settings = live.current
+    at, model, server = settings.kvindex, settings.model.model, settings.server
+    index = index_of(settings, tokenizer)
+    if publisher is not None:
+        publisher.listen(fed(index, model))
+    if engine is not None:
+        engine.listen(fed_encoded(index, model))
+    app.services.append(Listening(index))
+    app.caches.append(lambda: index.caches)
+    body = BodyLimits.of(server)
+    rules = ChatRules.of(settings.api)
+    scores = kv_index.score_routes(index, body, aliases(settings), model, at.kv_index_chat_answer, rules)
+    app.add_routes("pod_scores", scores)
+    app.add_routes("kv_index", kv_index.routes(index, at.kv_index_backend))
+    return index.metrics_text

@@ -1,0 +1,334 @@
+"""Serves the application under other WSGI servers: gunicorn's workers, uWSGI, waitress, mod_wsgi, Flask's.
+
+These servers differ in how they expose a client's socket, and in how they end an answer that breaks off.
+Most servers end such an answer as if complete, or log a traceback. `BreakableBody` gives each server its own
+signal.
+
+A server with many threads gets an event loop in a separate native thread (`LoopThread`). The application
+belongs to that loop, because its engine and timer wheel have no locks. A thread of gunicorn's `gthread`
+worker, uWSGI, waitress or mod_wsgi passes its request to the loop, which serves all requests in greenlets.
+The thread does the work that would block the loop: reading the body, and sending each piece of the answer. A
+slow client therefore delays no other client, and at most one piece of an answer is made ahead. Only the
+thread calls the server's functions: uWSGI identifies a request by its thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from contextvars import Context, copy_context
+from functools import partial
+from importlib import import_module
+from queue import SimpleQueue
+from threading import Lock, Thread, main_thread
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+
+import gevent
+from gevent import monkey
+from gevent.event import AsyncResult
+from werkzeug.wsgi import get_input_stream
+
+from app.base.clock.pause import SWITCH_S, share_loop
+from app.serving.http.connection import BrokenOffError, Connection, reset_when_closed
+from app.serving.http.context import CONTEXT, Readable, RequestContext, context_of, ends_with_connection
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+A_DAY_S = 86_400.0
+
+
+class Loop(Protocol):
+    """The part of gevent's loop that is used."""
+
+    def run_callback_threadsafe(self, function: Callable[..., object], /, *args: object) -> object:
+        """Any thread: schedules a call of `function` in the loop."""
+
+
+class Application(Protocol):
+    """A WSGI application that belongs to one loop."""
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse, /) -> Iterable[bytes]:
+        """Serves a request; the environ has its `RequestContext`."""
+
+    def begin(self) -> None:
+        """Called before the first request."""
+
+    def end(self) -> None:
+        """Called after the last request."""
+
+
+def brings_thread(environ: WSGIEnvironment) -> bool:
+    """True if requests come in several native threads."""
+    return bool(environ.get("wsgi.multithread")) and not monkey.is_module_patched("threading")
+
+
+class LoopThread:
+    """Serves `app` to any number of threads.
+
+    The loop and `app` start with the first request, after every fork, and end with the process.
+    """
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+        self._starting = Lock()
+        self._loop: Loop | None = None
+
+    def serve(
+        self,
+        environ: WSGIEnvironment,
+        start_response: StartResponse,
+        context: RequestContext,
+        sock: socket.socket | None,
+    ) -> Iterable[bytes]:
+        """Thread: serves one request from the client at `sock`. The caller closes the body (WSGI)."""
+        with self._starting:
+            request = ThreadRequest(self._loop or self._started())
+        context.source = environ["wsgi.input"] = RequestBody(environ["wsgi.input"], request, sock)
+        variables = copy_context()
+        head: list[Any] = []
+
+        def begin(*given: Any) -> Any:
+            head.extend(given)
+
+        body = request.call(variables.run, self._app, environ, begin)
+        start_response(*head)
+        return body if isinstance(body, list) else AnswerPieces(body, request, variables)
+
+    def _started(self) -> Loop:
+        sys.setswitchinterval(SWITCH_S)
+        made: SimpleQueue[Loop] = SimpleQueue()
+        Thread(target=_run, args=(made,), name="event loop", daemon=True).start()
+        self._loop = loop = made.get()
+        Thread(target=self._end_with_process, args=(ThreadRequest(loop),), name="end of event loop").start()
+        ThreadRequest(loop).call(self._app.begin)
+        return loop
+
+    def _end_with_process(self, request: ThreadRequest) -> None:
+        """Native thread: ends the application after the main thread.
+
+        The interpreter waits for this thread. In `atexit`, application code could not start threads (3.12).
+        """
+        main_thread().join()
+        request.call(self._app.end)
+
+
+def _run(made: SimpleQueue[Loop]) -> None:
+    """Native thread: runs the loop; the endless sleep keeps it running."""
+    share_loop()
+    made.put(gevent.get_hub().loop)
+    while True:
+        gevent.sleep(A_DAY_S)
+
+
+class ThreadRequest:
+    """A server's thread with one request: calls into the loop, and calls from the loop into the thread."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        """Calls for the waiting thread; None ends its wait."""
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Thread: runs `function` in a greenlet of the loop; returns or raises its outcome."""
+        outcome: Future[T] = Future()
+        work = partial(function, *args, **kwargs)
+        self._loop.run_callback_threadsafe(gevent.spawn, self._attempt, outcome, work)
+        while (errand := self._errands.get()) is not None:
+            errand()
+        return outcome.result()
+
+    def _attempt(self, outcome: Future[T], work: Callable[[], T]) -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+        finally:
+            self._errands.put(None)
+
+    def send(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Greenlet: runs `function` in the waiting thread; returns or raises its outcome."""
+        done = AsyncResult()
+        tell = self._loop.run_callback_threadsafe
+
+        def errand() -> None:
+            try:
+                tell(done.set, function(*args, **kwargs))
+            except BaseException as error:
+                tell(done.set_exception, error)
+
+        self._errands.put(errand)
+        result: T = done.get()
+        return result
+
+
+class RequestBody:
+    """A request's body; the request's thread reads it from `source`."""
+
+    def __init__(self, source: Readable, request: ThreadRequest, sock: socket.socket | None) -> None:
+        self._source = source
+        self._request = request
+        self._sock = sock
+        self.reader = getattr(source, "reader", None)
+        """gunicorn's reader, whose buffer shows the bytes read already."""
+
+    def read(self, size: int) -> bytes:
+        """Greenlet: see `Readable`."""
+        try:
+            return self._request.send(self._source.read, size)
+        except gevent.Timeout:
+            # The answer needs the thread, which might read for ever.
+            if self._sock is not None:
+                with suppress(OSError):
+                    # TLS's own shutdown would drop the encryption and send the answer in clear text.
+                    # With this one, the answer over TLS is lost.
+                    socket.socket.shutdown(self._sock, socket.SHUT_RD)
+            raise
+
+
+class AnswerPieces:
+    """An answer's body; the request's thread takes one piece after another.
+
+    `variables`: the request's context variables. No object in them refers back, to avoid cyclic garbage.
+    """
+
+    def __init__(self, body: Iterable[bytes], request: ThreadRequest, variables: Context) -> None:
+        self._body = body
+        self._pieces = iter(body)
+        self._request = request
+        self._run = variables.run
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        piece = self._request.call(self._run, self._piece)
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def _piece(self) -> bytes | None:
+        return next(self._pieces, None)
+
+    def close(self) -> None:
+        if (close := getattr(self._body, "close", None)) is not None:
+            self._request.call(self._run, close)
+
+
+GUNICORN, UWSGI, WAITRESS, MOD_WSGI, WERKZEUG = (
+    "gunicorn.socket",
+    "uwsgi.version",
+    "waitress.client_disconnected",
+    "mod_wsgi.version",
+    "werkzeug.socket",
+)
+"""A key in the environ that only this server sets."""
+SEVERAL = (
+    "several processes serve, and each is a server of its own, with its own places, queue and metrics: "
+    "start one process, with threads or greenlets"
+)
+log = logging.getLogger(__name__)
+
+
+class OtherServer:
+    """Serves `app` under a server without hooks for this application."""
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+        self._loop_thread = LoopThread(app)
+        self._has_warned = False
+
+    def serve(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Serves a WSGI request; adds its context to `environ`."""
+        if WERKZEUG in environ:  # Werkzeug's server provides an input without an end
+            environ["wsgi.input"] = get_input_stream(environ)
+        context = environ[CONTEXT] = context_of(environ)
+        sock = client_socket(environ)
+        if sock is not None and context.connection is None and context.scheme == "http":
+            kind = ShownConnection if WAITRESS in environ else Connection
+            resets = UWSGI in environ or ends_with_connection(environ)
+            context.connection = kind(sock, plain=False, resets=resets)
+        self._warn_of_processes(environ)
+        if brings_thread(environ):
+            body = self._loop_thread.serve(environ, start_response, context, sock)
+        else:
+            self._app.begin()
+            body = self._app(environ, start_response)
+        return body if GUNICORN in environ else BreakableBody(body, environ, sock)
+
+    def _warn_of_processes(self, environ: WSGIEnvironment) -> None:
+        """Logs a warning once. gunicorn's workers have been counted at its start."""
+        if environ.get("wsgi.multiprocess") and GUNICORN not in environ and not self._has_warned:
+            self._has_warned = True
+            log.warning(SEVERAL)
+
+
+def client_socket(environ: WSGIEnvironment) -> socket.socket | None:
+    """Returns the client's socket if the server exposes it. uWSGI's is a duplicate that the caller closes."""
+    sock: socket.socket | None = environ.get(GUNICORN)
+    if WAITRESS in environ:
+        sock = environ[WAITRESS].__self__.socket
+    elif UWSGI in environ:
+        sock = socket.socket(fileno=os.dup(import_module("uwsgi").connection_fd()))
+    return sock
+
+
+class ShownConnection(Connection):
+    """A client's socket under waitress, used only to watch for the client's end."""
+
+    def shut(self) -> None:
+        """Does nothing: `BreakableBody` ends the answer, and waitress sends its held bytes first."""
+
+
+class BreakableBody:
+    """An answer's body that signals a break to the server.
+
+    The server's thread or greenlet iterates and closes this body.
+    """
+
+    def __init__(self, body: Iterable[bytes], environ: WSGIEnvironment, sock: socket.socket | None) -> None:
+        self._body = body
+        self._pieces = iter(body)
+        self._sock = sock if UWSGI in environ else None
+        self._end = quiet_end(environ)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            return next(self._pieces)
+        except StopIteration:
+            raise
+        except Exception as error:
+            if self._sock is not None:  # uWSGI sends no chunks: only a reset shows the client the break
+                reset_when_closed(self._sock)
+            if not isinstance(error, BrokenOffError) or self._end is None:
+                raise
+        raise self._end
+
+    def close(self) -> None:
+        try:
+            if (close := getattr(self._body, "close", None)) is not None:
+                close()
+        finally:
+            if self._sock is not None:
+                self._sock.close()
+
+
+def quiet_end(environ: WSGIEnvironment) -> BaseException | None:
+    """Returns the exception that ends an answer without a traceback; None where BrokenOffError does."""
+    if UWSGI in environ:
+        return StopIteration()
+    if WAITRESS in environ:
+        end: BaseException = import_module("waitress.channel").ClientDisconnected()
+        return end
+    return SystemExit("broken off on purpose") if MOD_WSGI in environ else None

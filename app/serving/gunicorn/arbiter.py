@@ -1,0 +1,296 @@
+"""gunicorn's arbiter with one worker per rank, and with reloads that neither cut a stream nor end the server.
+
+Differences from the stock arbiter, which
+
+* lets every worker serve all ports; here a rank has a separate port, and keeps the port after a crash;
+* ends, or loses its workers, when a reload finds a configuration that cannot be served;
+* ignores signals while it waits for the old workers to end, and kills slow ones;
+* closes the old workers' listeners before the new workers have started;
+* cannot start a successor (SIGUSR2) after a start by `python -m`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from gunicorn.arbiter import Arbiter
+from gunicorn.util import parse_address
+
+from app.serving.gunicorn import handover, ranks
+from app.serving.gunicorn.certificates import CertificateError, ServerCertificate, check_pair
+from app.serving.gunicorn.handover import hand_over
+from config import ConfigError, Settings
+from config.durations import format_duration
+from config.loader import load
+from config.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from app.engine.core.wire import EngineProcessOptions
+    from app.serving.gunicorn.engine_process import EngineProcess
+    from app.serving.gunicorn.self_signed import SelfSigned
+
+ONE_EACH = (
+    "each worker is a server of its own, with its own places, queue and metrics; several behind one port "
+    "would answer in turns, as strangers. data-parallel-size makes more ranks, each on a port of its own"
+)
+
+Prepare = Callable[[Settings], None]
+"""Fetches and checks files that the settings name; raises when they cannot be used."""
+EngineOptions = Callable[[Settings], "EngineProcessOptions"]
+"""Returns the options of a real engine's process; raises when the engine could not run."""
+Create = Callable[[Settings], object]
+"""Builds the application; raises, SystemExit too, when the settings cannot be served."""
+
+
+class RankArbiter(Arbiter):  # type: ignore[misc]
+    """The class that `take_charge` gives a stock arbiter. `settings`: the settings in force."""
+
+    WORKERS: dict[int, Any]
+    _last_logged_active_worker_count: int | None
+    settings: Settings
+    prepare: Prepare
+    create: Create
+    engine_options: EngineOptions
+    engine: EngineProcess | None = None
+    """None without a real model."""
+    certificate: ServerCertificate | None = None
+    """Inherited by each forked worker."""
+    self_signed: SelfSigned | None = None
+
+    def manage_workers(self) -> None:
+        """Keeps one worker per rank; after a reload, ends old workers whose successors serve."""
+        current = [worker for worker in self.WORKERS.values() if not handover.is_replaced(worker)]
+        for _ in range(self.num_workers - len(current)):
+            self.spawn_worker()
+        ready = {worker.place for worker in current if handover.is_serving(worker)}
+        for pid, worker in list(self.WORKERS.items()):
+            if worker.place in ready and handover.is_replaced(worker):
+                self.kill_worker(pid, signal.SIGTERM)
+        self._measure()
+        self._look_at_certificate()
+        if self.engine is not None:
+            self.engine.look()
+
+    def handle_hup(self) -> None:
+        """Reloads, unless the new settings cannot be served."""
+        try:
+            settings = self._asked()
+        except (Exception, SystemExit) as error:
+            reason = " ".join(str(error).split()).removeprefix("error: ")
+            self.log.error("reload refused, everything stays as it is: %s", reason)
+            return
+        hand_over(settings, os.environ)
+        self.settings = settings
+        if self.engine is not None:
+            self.engine.timeout_s = settings.engine.engine_timeout
+        # `-c python:NAME`: gunicorn imports the module again, and would get the old settings.
+        sys.modules.pop(self.cfg.config.removeprefix("python:"), None)
+        super().handle_hup()
+
+    def handle_ttin(self) -> None:
+        self.log.error("workers: must be %d, one for each rank: %s", self.num_workers, ONE_EACH)
+
+    def handle_ttou(self) -> None:
+        self.handle_ttin()
+
+    def _measure(self) -> None:
+        """Logs the metrics that the stock arbiter sends to a statsd server."""
+        if self._last_logged_active_worker_count != len(self.WORKERS):
+            self._last_logged_active_worker_count = count = len(self.WORKERS)
+            self.log.debug("%d workers", count, extra=_metric("gunicorn.workers", count, "gauge"))
+        if self.cfg.enable_backlog_metric:
+            backlog = sum(listener.get_backlog() or 0 for listener in self.LISTENERS)
+            extra = _metric("gunicorn.backlog", backlog, "histogram")
+            self.log.debug("socket backlog: %d", backlog, extra=extra)
+
+    def setup(self, app: Any) -> None:
+        """Applies the configuration that a reload has read."""
+        super().setup(app)
+        self.have_one_each()
+        # `_asked` has just checked the certificate. If it is broken now, the old one stays in use.
+        with suppress(CertificateError, OSError):
+            self.secure()
+
+    def reload(self) -> None:
+        """Starts successors; hides the current workers, which the stock arbiter would wait for."""
+        replaced, self.WORKERS = self.WORKERS, {}
+        for worker in replaced.values():
+            handover.note(worker, handover.REPLACED)
+        try:
+            super().reload()
+        finally:
+            self.WORKERS.update(replaced)
+
+    def stop(self, graceful: bool = True) -> None:
+        """Ends all workers, replaced ones included, within `graceful_timeout`."""
+        for worker in self.WORKERS.values():
+            handover.note(worker, handover.ENDING)
+        super().stop(graceful)
+        if self.engine is not None:
+            self.engine.end()
+
+    def secure(self) -> None:
+        """Loads the certificate of the settings or gunicorn's options. Raises CertificateError."""
+        tls = self.settings.tls
+        pair = (tls.ssl_certfile, tls.ssl_keyfile)
+        if tls.self_signed_certs:
+            pair = self._own_pair()
+            self.log.info("self-signed certificate: %s", pair[0])
+        if pair[0]:
+            self.cfg.set("certfile", pair[0])
+            self.cfg.set("keyfile", pair[1])
+        self.certificate = ServerCertificate(self.cfg) if self.cfg.is_ssl else None
+
+    def have_one_each(self) -> None:
+        """Sets the number of workers to the number of ranks, overriding gunicorn's options."""
+        self.num_workers = size = ranks.count(self.settings.server)
+        self.cfg.set("workers", size)
+
+    def _asked(self) -> Settings:
+        """Reads the settings anew. Raises any exception, or SystemExit, when they cannot be served."""
+        asked = ranks.bound(load((), os.environ, warn=self.log.warning), self.cfg.address)
+        if ranks.addresses(asked.server) != ranks.addresses(self.settings.server):
+            raise ConfigError("host, ports and the number of ranks cannot change while the server runs")
+        if self.cfg.preload_app and asked.dump(masked=False) != self.settings.dump(masked=False):
+            raise ConfigError("with preload_app, settings cannot change while the server runs")
+        if asked.tls.ssl_certfile:
+            check_pair(asked.tls.ssl_certfile, asked.tls.ssl_keyfile)
+        asked = self._same_engine(asked)
+        self.prepare(asked)
+        self.create(asked)
+        return asked
+
+    def start_engine(self) -> None:
+        """Starts a real engine and loads its model; `settings` then have the sizes that the engine found.
+
+        Raises ConfigError when the model cannot be loaded.
+        """
+        if not self.settings.engine.is_real:
+            return
+        from app.serving.gunicorn.engine_process import EngineProcess  # imports msgpack
+
+        self.engine = EngineProcess(
+            self.engine_options(self.settings), self.log, self.settings.engine.engine_timeout
+        )
+        self.engine.begin(os.environ)
+        self.settings = self.engine.completed(self.settings)
+        hand_over(self.settings, os.environ)
+
+    def _same_engine(self, asked: Settings) -> Settings:
+        """Returns `asked` with the running engine's sizes. ConfigError when `asked` needs another engine."""
+        if asked.engine.is_real != self.settings.engine.is_real:
+            raise ConfigError("setting engine: cannot change while the server runs")
+        if self.engine is None:
+            return asked
+        if self.engine_options(asked) != self.engine.options:
+            raise ConfigError("model and limits of engine llm cannot change while the server runs")
+        return self.engine.completed(asked)
+
+    def _own_pair(self) -> tuple[str, str]:
+        from app.serving.gunicorn.self_signed import (
+            SelfSigned,  # imports a large library that is seldom needed
+        )
+
+        self.self_signed = self.self_signed or SelfSigned()
+        return self.self_signed.pair(self.settings)
+
+    def _look_at_certificate(self) -> None:
+        if self.certificate is None:
+            return
+        try:
+            if self.certificate.refresh():
+                self.log.info("new connections get the new certificate")
+        except CertificateError as error:
+            self.log.error("%s; the certificate of before stays", error)
+
+
+def take_charge(
+    server: Any, settings: Settings, prepare: Prepare, create: Create, engine_options: EngineOptions
+) -> None:
+    """Turns a starting stock arbiter into a `RankArbiter`: gunicorn has no setting for the arbiter's class.
+
+    `prepare` is called once at the start, before the ranks need the same files, and before every reload.
+    `create` tries out the settings of a reload. `engine_options` returns the options of a real engine.
+    Raises ConfigError, CertificateError, OSError or an error of `prepare` when the settings cannot be served.
+    """
+    settings = ranks.bound(settings, server.cfg.address)
+    hand_over(settings, os.environ)
+    check_free(server)
+    _check(server.cfg, settings.server)
+    if settings.engine.is_real:
+        engine_options(settings)  # raises for missing requirements, before slow work
+    prepare(settings)
+    server.__class__ = RankArbiter
+    # The command that SIGUSR2 starts. After `python -m gunicorn`, gunicorn's own guess names a file of its
+    # package; its folder then precedes the standard library, and its `http` hides Python's.
+    server.START_CTX["args"] = [sys.executable, *sys.orig_argv[1:]]
+    server.settings = settings
+    size = ranks.count(settings.server)
+    if server.cfg.workers != size:
+        serving = "one worker serves" if size == 1 else f"{size} workers serve, one for each rank"
+        server.log.warning("workers=%d: %s: %s", server.cfg.workers, serving, ONE_EACH)
+    server.have_one_each()
+    server.prepare, server.create, server.engine_options = prepare, create, engine_options
+    server.secure()
+    server.start_engine()
+
+
+def _metric(name: str, value: int, kind: str) -> dict[str, object]:
+    return {"metric": name, "value": value, "mtype": kind}
+
+
+def _check(cfg: Any, server: ServerSettings) -> None:
+    """Raises ConfigError when gunicorn's own options do not fit the ranks and their addresses."""
+    if ranks.count(server) > 1 and cfg.preload_app:
+        raise ConfigError("preload_app: must be off with several ranks: each has an application of its own")
+    addresses = ranks.addresses(server)
+    if len(addresses) > 1 and cfg.address != [parse_address(one) for one in addresses]:
+        raise ConfigError(
+            "bind: must be left to the settings host, port and grpc-port when there are several"
+        )
+
+
+def check_free(server: Any) -> None:
+    """Raises ConfigError for an address in use: gunicorn itself would retry for five seconds."""
+    if server.master_pid or server.systemd or server.cfg.reuse_port:
+        return
+    for address in server.cfg.address:
+        if isinstance(address, tuple):
+            with socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind(address)
+                except OSError as error:
+                    reason = error.strerror or error
+                    raise ConfigError(f"cannot listen at {address[0]}:{address[1]}: {reason}") from None
+
+
+def say_model(log: Any, settings: Settings) -> None:
+    """Logs the model and its timing; at level debug, all settings, too."""
+    names = ", ".join(settings.model.served_names)
+    log.info("model: %s; timing: %s", names, _timing(settings))
+    log.debug("settings: %s", json.dumps(settings.dump()))
+
+
+def say_console(log: Any, settings: Settings) -> None:
+    """Logs the URL of each rank's console."""
+    path = settings.server.root_path.rstrip("/") + "/console"
+    urls = ", ".join(url + path for _, url in ranks.siblings(settings))
+    log.info("console: %s", urls if settings.api.console else "none; --console serves one")
+
+
+def _timing(settings: Settings) -> str:
+    if settings.engine.is_real:
+        return "a real engine's"
+    if settings.steps.shared:
+        return f"steps of profile {settings.steps.profile}"
+    latency = settings.latency
+    first, next = format_duration(latency.time_to_first_token), format_duration(latency.inter_token_latency)
+    return f"first token after {first}, each next after {next}"

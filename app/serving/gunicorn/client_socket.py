@@ -1,0 +1,264 @@
+"""Replacements for gunicorn's work on a client's socket: accepting, answering and closing.
+
+* `ClientServer` accepts without a greenlet per connection. When the process has no file descriptor left,
+  clients wait in the backlog, and one line is logged.
+* `FairSocket` gives gunicorn's parser small parts, with a fair turn after each.
+* `JoinedResponse` sends the head and body of a whole answer in one system call.
+* `check_head` enforces rules of RFC 9112 that gunicorn's parser omits; the fast path keeps the same rules.
+* `discard_body` and `linger` handle the unread rest of a request's body. gunicorn would read a rest of any
+  length before the next request, a kilobyte at a time. Here a short rest is read; after a long rest the
+  connection lingers and closes, and a client that still sends can read the answer (RFC 9112 9.6).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from email.utils import formatdate
+from functools import lru_cache
+from socket import SHUT_WR
+from typing import Any
+
+import gevent
+from gevent.server import StreamServer
+from gevent.socket import socket
+from gunicorn import SERVER
+from gunicorn.http.body import ChunkedReader, LengthReader
+from gunicorn.http.errors import InvalidHeader
+from gunicorn.http.wsgi import Response
+
+from app.serving.gunicorn.fair_turns import FairTurns, Share
+
+PARSED_BYTES = 8192
+"""Most bytes per read while gunicorn searches for the end of a head or chunk."""
+PART_BYTES = 4096
+"""Bytes per parsed part: one-byte chunks in a part this long take 4 ms."""
+LOOK_AGAIN_S = 0.05
+"""Seconds until accepting is tried again after the limit of open connections was reached."""
+SENT_BYTES = 1 << 16
+"""Bytes per send; the write timeout applies to each send."""
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+TELL_AGAIN_S = 60.0
+"""Seconds between two log lines about missing file descriptors or memory for connections."""
+log = logging.getLogger(__name__)
+
+
+class ClientServer(StreamServer):  # type: ignore[misc]
+    """Hands each new connection to `accept` in the hub. While `is_full`, clients wait in the backlog."""
+
+    def __init__(
+        self, listener: Any, accept: Callable[[Any, Any], None], is_full: Callable[[], bool]
+    ) -> None:
+        super().__init__(listener, handle=accept, spawn=None)
+        self._is_full = is_full
+        self._silent_until_s = 0.0
+
+    def full(self) -> bool:
+        is_full = self._is_full()
+        if is_full:
+            self._accept_later()
+        return is_full
+
+    def do_read(self) -> Any:
+        """Returns the next connection; None without one, or without resources for one."""
+        try:
+            return super().do_read()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self.stop_accepting()
+            self._accept_later()
+            self._tell(error)
+            return None
+
+    def _tell(self, error: OSError) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._silent_until_s:
+            self._silent_until_s = now_s + TELL_AGAIN_S
+            log.error("clients wait, no more connections can be accepted: %s", error.strerror)
+
+    def _accept_later(self) -> None:
+        if self.started:
+            timer = self.loop.timer(LOOK_AGAIN_S)
+            timer.start(self._accept_again, timer)
+
+    def _accept_again(self, timer: Any) -> None:
+        timer.close()
+        if self.started:
+            self.start_accepting()
+
+    def do_handle(self, *args: Any) -> None:
+        """Leaves closing the connection to `accept`."""
+        self.handle(*args)
+
+
+class FairSocket:
+    """A client's socket for gunicorn's parser; `data`, read earlier, comes first.
+
+    Bytes come in small parts, and other connections may run after each part.
+    """
+
+    __slots__ = ("_client", "_data", "_share", "_turns", "gettimeout", "settimeout")
+
+    def __init__(self, client: Any, data: bytes, turns: FairTurns, share: Share) -> None:
+        self._client, self._data, self._turns, self._share = client, data, turns, share
+        self.gettimeout, self.settimeout = client.gettimeout, client.settimeout
+
+    def recv(self, size: int) -> bytes:
+        """Returns at most `size` bytes; raises OSError as the socket does."""
+        if size <= PARSED_BYTES:  # gunicorn parses a head or chunk of unknown length
+            size = PART_BYTES
+        if self._data:
+            data, self._data = self._data[:size], self._data[size:]
+        else:
+            data = self._client.recv(size)
+        self._turns.wait(self._share)
+        return data
+
+    def take_rest(self) -> bytes:
+        """Returns the part of `data` that was not received yet."""
+        rest, self._data = self._data, b""
+        return rest
+
+
+class JoinedResponse(Response):  # type: ignore[misc]
+    """Delays the head until the first bytes of a body of known length; other answers send it at once.
+
+    Code that writes a chunked body past the server may write the last chunk, too, and then calls `ended`.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.headers_sent: bool = False
+        self.write_timeout_s: float | None = None
+        """Longest time for which a client may take no bytes, in seconds; None: no limit."""
+        self._head = b""
+        self._ended = False
+
+    def send_headers(self) -> None:
+        if self.headers_sent:
+            return
+        self.headers_sent = True
+        lines = [*self.default_headers(), *(f"{name}: {value}\r\n" for name, value in self.headers), "\r\n"]
+        head = "".join(lines).encode("latin-1")
+        if self.response_length:
+            self._head = head
+        else:
+            self._send(head)
+
+    def default_headers(self) -> list[str]:
+        major, minor = self.req.version
+        closes = self.should_close()
+        return [default_head(self.status, int(time.time()), closes, self.chunked, f"HTTP/{major}.{minor}")]
+
+    def _emit_body(self, data: bytes) -> None:
+        if self._head:
+            data, self._head = self._head + data, b""
+        if self.chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        self._send(data)
+
+    def _send(self, data: bytes) -> None:
+        """Sends all of `data`, first by the native socket: gevent would query buffer sizes before sending.
+
+        Raises OSError when the client takes no bytes for too long.
+        """
+        sent = 0
+        if type(self.sock) is socket:
+            with suppress(BlockingIOError):
+                sent = self.sock._sock.send(data)
+        for start in range(sent, len(data), SENT_BYTES):
+            with gevent.Timeout(self.write_timeout_s, OSError(errno.EPIPE, "the client takes no bytes")):
+                self.sock.sendall(memoryview(data)[start : start + SENT_BYTES])
+
+    def ended(self) -> None:
+        """Notes that the last chunk has been written past the server."""
+        self._ended = True
+
+    def close(self) -> None:
+        if not self._ended:
+            super().close()
+        if self._head:
+            self._send(self._head)
+            self._head = b""
+
+
+@lru_cache(maxsize=16)
+def default_head(status: str, second: int, closes: bool, chunked: bool, version: str = "HTTP/1.1") -> str:
+    """Returns gunicorn's status line and headers before the application's headers, at a Unix second."""
+    connection = "close" if closes else "keep-alive"
+    lines = (
+        f"{version} {status}\r\nServer: {SERVER}\r\nDate: {http_date(second)}\r\nConnection: {connection}\r\n"
+    )
+    return lines + "Transfer-Encoding: chunked\r\n" if chunked else lines
+
+
+@lru_cache(maxsize=2)
+def http_date(second: int) -> str:
+    """Formats a Unix second for the Date header (RFC 9110 section 5.6.7)."""
+    return formatdate(second, usegmt=True)
+
+
+HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]+)(:\d*)?", re.ASCII)
+"""A valid Host (RFC 9112 section 3.2): a name or address, which is required, and perhaps a port."""
+
+
+def closes(connection: Iterable[str]) -> bool:
+    """True if a member of the Connection fields is "close" (RFC 9110 7.6.1)."""
+    return any(member.strip(" \t").lower() == "close" for value in connection for member in value.split(","))
+
+
+def has_bare_line_feed(data: bytes) -> bool:
+    """True if a line of a head, complete or not, ends without a carriage return (RFC 9112 section 2.2)."""
+    return data.count(b"\n") != data.count(b"\r\n")
+
+
+def check_head(req: Any) -> None:
+    """Checks a request of gunicorn's parser, and applies its `Connection: close`.
+
+    InvalidHeader (status 400): Host is invalid, or missing in HTTP/1.1.
+    """
+    host = next((value for name, value in req.headers if name == "HOST"), None)
+    if (req.version >= (1, 1)) if host is None else not HOST.fullmatch(host):
+        raise InvalidHeader("HOST", req=req)
+    if closes(value for name, value in req.headers if name == "CONNECTION"):
+        req.force_close()
+
+
+LITTLE_BYTES = 1 << 17
+LITTLE_S = 0.5
+"""Most bytes of an unread body, and seconds, that are spent to keep a connection open."""
+LINGER_BYTES = 1 << 20
+LINGER_S = 1.0
+"""Most bytes, and seconds, that are read and discarded before a connection is closed."""
+
+
+def has_much_unread(req: Any) -> bool:
+    """True if the unread body of gunicorn's `req` is chunked, or above LITTLE_BYTES."""
+    body = getattr(req, "body", None)
+    if body is None:
+        return False
+    reader = body.reader
+    if isinstance(reader, LengthReader):
+        return bool(reader.length > LITTLE_BYTES)
+    return isinstance(reader, ChunkedReader) and reader.parser is not None
+
+
+def discard_body(parser: Any) -> bool:
+    """Reads a short rest of a body; False when the rest is too long, or does not come in time."""
+    if has_much_unread(parser.mesg):
+        return False
+    return bool(parser.finish_body(time.monotonic() + LITTLE_S, LITTLE_BYTES + 1))
+
+
+def linger(client: Any) -> None:
+    """Greenlet: shuts the sending side down, then briefly reads and discards the client's bytes."""
+    thrown_away = 0
+    with suppress(OSError), gevent.Timeout(LINGER_S, False):
+        client.shutdown(SHUT_WR)
+        while thrown_away < LINGER_BYTES and (data := client.recv(LITTLE_BYTES)):
+            thrown_away += len(data)

@@ -1,0 +1,137 @@
+"""Request heads of the fast path, parsed once and cached by their bytes, and response heads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+import httptools
+from msgspec import Struct
+
+from app.serving.gunicorn.client_socket import HOST, default_head, has_bare_line_feed
+from app.serving.http.response import STATUS_LINES, Response
+from app.serving.http.route import Route
+
+MOST_HEAD_BYTES = 8192
+MOST_FIELDS = 64
+MOST_DIGITS = 9
+HEAD_OVERHEAD_BYTES = 2048
+"""Estimated memory of a cached head besides its bytes: the dictionary and its strings."""
+LIMIT_BYTES = 1 << 20
+GENERAL = frozenset(
+    ("transfer-encoding", "expect", "upgrade", "connection", "content-encoding", "te", "trailer")
+)
+"""Headers for the general path. Exceptions: `Connection: keep-alive`, and `close` of a GET request."""
+CONNECTION = {"keep-alive": False, "close": True}
+
+
+class RequestHead(Struct, frozen=True):
+    """Head of an HTTP/1.1 request for `route`, with a body of `content_length` bytes.
+
+    `headers` has lower-case names. `closes`: the client wants no further answer on this connection.
+    """
+
+    route: Route
+    method: str
+    headers: Mapping[str, str]
+    content_length: int
+    closes: bool = False
+
+
+class RequestHeads:
+    """Parses heads of requests for the plain `routes`, and caches them.
+
+    The cache holds up to `limit_bytes` in all; the oldest head is dropped first.
+    """
+
+    def __init__(self, routes: Iterable[Route], limit_bytes: int = LIMIT_BYTES) -> None:
+        self._routes = {
+            (route.methods[0].encode(), route.path.encode()): route
+            for route in routes
+            if route.plain is not None
+        }
+        self._known: dict[bytes, RequestHead] = {}
+        self.size_bytes = 0
+        self.limit_bytes = limit_bytes
+        self._most_bytes, self._most_fields = MOST_HEAD_BYTES, MOST_FIELDS
+
+    def keep_to(self, field_bytes: int, fields: int) -> None:
+        """Leaves heads that exceed gunicorn's limits to the general path; 0: no limit."""
+        self._most_bytes = min(MOST_HEAD_BYTES, field_bytes or MOST_HEAD_BYTES)
+        self._most_fields = min(MOST_FIELDS, fields or MOST_FIELDS)
+
+    def read(self, data: bytes) -> RequestHead | None:
+        """Returns the head in `data`, which includes the empty line; None: for the general path."""
+        known = self._known.get(data)
+        if known is not None:
+            return known
+        head = self._parse(data)
+        if head is not None:
+            self._remember(data, head)
+        return head
+
+    def _parse(self, data: bytes) -> RequestHead | None:
+        method, _, rest = data[: data.find(b"\r\n")].partition(b" ")
+        route = self._routes.get((method, rest.removesuffix(b" HTTP/1.1")))
+        if route is None or route.plain is None or len(data) > self._most_bytes or has_bare_line_feed(data):
+            return None
+        fields = _Fields()
+        parser = httptools.HttpRequestParser(fields)
+        try:
+            parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            return None
+        if parser.get_http_version() != "1.1":
+            return None
+        headers = fields.plain(self._most_fields)
+        if headers is None or not HOST.fullmatch(headers.get("host", "")):
+            return None
+        if not route.plain.special_headers.isdisjoint(headers):
+            return None
+        closes = CONNECTION[headers.get("connection", "keep-alive").lower()]
+        if route.methods[0] == "GET":
+            return RequestHead(route, "GET", headers, 0, closes)
+        length = headers.get("content-length", "")
+        if closes or headers.get("content-type") != "application/json":
+            return None
+        if not length.isdecimal() or len(length) > MOST_DIGITS:
+            return None
+        return RequestHead(route, "POST", headers, int(length))
+
+    def _remember(self, data: bytes, head: RequestHead) -> None:
+        self._known[data] = head
+        self.size_bytes += len(data) + HEAD_OVERHEAD_BYTES
+        while self.size_bytes > self.limit_bytes:
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            self.size_bytes -= len(oldest) + HEAD_OVERHEAD_BYTES
+
+
+class _Fields:
+    def __init__(self) -> None:
+        self._fields: list[tuple[bytes, bytes]] = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields.append((name, value))
+
+    def plain(self, most: int) -> dict[str, str] | None:
+        """Returns the headers; None when one is repeated, or needs the general path."""
+        if len(self._fields) > most:
+            return None
+        headers: dict[str, str] = {}
+        for raw_name, raw_value in self._fields:
+            name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+            if name in headers or "_" in name:
+                return None
+            if name in GENERAL and not (name == "connection" and value.lower() in CONNECTION):
+                return None
+            headers[name] = value.strip(" \t")
+        return headers
+
+
+def response_head(response: Response, closes: bool = False) -> bytes:
+    """Returns status line and headers as gunicorn sends them; `closes`: no further answer follows."""
+    status = STATUS_LINES.get(response.status) or response.status_line
+    chunked = response.streamed or type(response.body) is not bytes
+    head = default_head(status, int(time.time()), closes, chunked)
+    return (head + response.header_lines()).encode("latin-1")

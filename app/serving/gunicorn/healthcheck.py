@@ -1,0 +1,72 @@
+"""`python -m app.serving.gunicorn.healthcheck`: exit status 0 when every rank is healthy, else 1.
+
+Port, ranks and TLS come from the environment and the YAML file, as for a server's start. With `--running`
+(the container's health check), they come from the environment of the server that runs from this folder, which
+includes its flags.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.request import urlopen
+
+from app.serving.gunicorn.ranks import siblings
+from config import ConfigError
+from config.loader import load
+
+PATIENCE_S = 2.0
+RUNNING = "--running"
+ROOT = Path(__file__).resolve().parents[3]
+APPLICATION = b"wsgi:app"
+"""Argument in the command line of every Understudy server."""
+
+
+def is_healthy(url: str) -> bool:
+    """True if GET /health answers 200. The certificate is not verified: the server is local."""
+    unverified = ssl._create_unverified_context() if url.startswith("https:") else None
+    try:
+        with urlopen(f"{url}/health", timeout=PATIENCE_S, context=unverified) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
+
+
+def environment_of_server(processes: Path = Path("/proc")) -> dict[str, str] | None:
+    """Returns the environment of the oldest server from this folder; None without one."""
+    for number in sorted(int(entry.name) for entry in processes.iterdir() if entry.name.isdigit()):
+        process = processes / str(number)
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if APPLICATION in words and (process / "cwd").resolve() == ROOT:
+                return _variables((process / "environ").read_bytes())
+        except OSError:  # the process has ended, or belongs to another user
+            continue
+    return None
+
+
+def _variables(block: bytes) -> dict[str, str]:
+    parts = (os.fsdecode(part).partition("=") for part in block.split(b"\0") if part)
+    return {name: text for name, _, text in parts}
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+    """Returns the exit status."""
+    if RUNNING in argv:
+        environ = environment_of_server() or environ
+    try:
+        settings = load((), environ, warn=lambda text: None)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    sick = [url for _, url in siblings(settings) if not is_healthy(url)]
+    if sick:
+        print(f"not healthy: {', '.join(sick)}", file=sys.stderr)
+    return 1 if sick else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

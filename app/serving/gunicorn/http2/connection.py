@@ -1,0 +1,304 @@
+"""An HTTP/2 connection served from the hub: reads frames, creates calls, sends answers."""
+
+from __future__ import annotations
+
+import time
+from socket import MSG_PEEK
+
+import gevent
+from h2.errors import ErrorCodes
+from h2.events import (
+    DataReceived,
+    Event,
+    RemoteSettingsChanged,
+    RequestReceived,
+    StreamReset,
+    TrailersReceived,
+    WindowUpdated,
+)
+
+from app.base.clock.clock import Watcher
+from app.serving.gunicorn.fast.path import FastPath
+from app.serving.gunicorn.http2.call import EachCall, RpcCall
+from app.serving.gunicorn.http2.heads import UNSUPPORTED, read_headers
+from app.serving.gunicorn.http2.transport import (
+    FRAME_HEAD,
+    HEAD_BYTES,
+    MOST_CALLS,
+    MOST_FRAME_BYTES,
+    MOST_HEADER_BYTES,
+    SLICE_S,
+    CallTransport,
+    ConnectionFailed,
+)
+from app.serving.http.connection import READ, GeventSocket
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""First bytes of a client with prior knowledge of HTTP/2 (RFC 9113, section 3.4)."""
+HEADERS, SETTINGS, GOAWAY, CONTINUATION = 0x1, 0x4, 0x7, 0x9
+ACK, END_HEADERS = 0x1, 0x4
+STREAM_BITS = 2**31 - 1
+MOST_RESETS = 2000
+"""Most stream resets in a burst."""
+RESETS_FORGIVEN = 100
+"""Resets deducted at each check of a connection, every fifth of a second."""
+MOST_SETTINGS = 64
+"""Most settings kept for a client, unknown ones included."""
+PER_HEADER = 100
+"""Estimated memory of a header besides its name and value, in bytes."""
+
+
+class Http2Connection(CallTransport[RpcCall]):
+    """One client's HTTP/2 connection with prior knowledge, taken over from a `FastConnection`."""
+
+    def __init__(self, path: FastPath, client: GeventSocket, address: tuple[str, int]) -> None:
+        rpc = path.rpc
+        assert rpc is not None  # only a server with gRPC upgrades
+        super().__init__(path, client, address, rpc)
+        path.open[self] = None
+        self._methods = rpc.methods
+        self._in = b""
+        self._settled = self._is_behind = False
+        self._block_bytes = 0
+        """Bytes of an unfinished header block, with the heads of its frames."""
+        self._resets = 0
+        self.is_new = True
+        self._reader: Watcher = gevent.get_hub().loop.io(self.connection.fileno(), READ)
+
+    def begin(self, data: bytes) -> None:
+        """Takes over; `data`, all bytes so far, is read in this connection's turn."""
+        self._in = data
+        self.send_pending()
+        self._wait()
+
+    # Frames from the client.
+
+    def _readable(self) -> None:
+        if self.path.turns.has_time():
+            self._receive()
+        else:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Continues reading in this connection's turn."""
+        self._is_behind = True
+        self._reader.stop()
+        self.soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self.is_open:
+            self._is_behind = False
+            self._reader.start(self._readable)
+            if self._in:
+                self._read()
+            if self.is_open and not self._is_behind:
+                self._receive()
+
+    def _receive(self) -> None:
+        received = self.path.received
+        try:
+            data = received[: self.client._sock.recv_into(received)].tobytes()
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._in = self._in + data if self._in else data
+            self.guarded(self._read)
+        else:
+            self.close()
+
+    def _read(self) -> None:
+        """Handles received frames one by one, for at most SLICE_S."""
+        data, at, until_s = self._in, 0, time.monotonic() + SLICE_S
+        if not self._settled:
+            if not self._settle(data):
+                return
+            at = len(PREFACE)
+        while self.is_open and len(data) - at >= HEAD_BYTES:
+            high, low, kind, flags, stream = FRAME_HEAD.unpack_from(data, at)
+            size = high << 16 | low
+            _check(kind, flags, size)
+            end = at + HEAD_BYTES + size
+            if end > len(data):
+                break
+            frame, at = data[at:end], end
+            if kind != GOAWAY or stream & STREAM_BITS or size < 8 or self._block_bytes:
+                self._take(kind, flags, frame)
+            if time.monotonic() > until_s and self.is_open:
+                self._wait()
+                break
+        self._in = data[at:]
+
+    def _settle(self, data: bytes) -> bool:
+        """Checks the preface and the first frame's head; False while they are incomplete."""
+        if not data.startswith(PREFACE[: len(data)]):
+            raise ConnectionFailed(ErrorCodes.PROTOCOL_ERROR, "no preface of HTTP/2")
+        if len(data) < len(PREFACE) + HEAD_BYTES:
+            return False
+        _, _, kind, flags, _ = FRAME_HEAD.unpack_from(data, len(PREFACE))
+        if kind != SETTINGS or flags & ACK:
+            raise ConnectionFailed(ErrorCodes.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+        self.h2.receive_data(PREFACE)
+        self._settled = True
+        return True
+
+    def _take(self, kind: int, flags: int, frame: bytes) -> None:
+        """Passes a frame to h2, and handles the resulting events."""
+        if kind in (HEADERS, CONTINUATION):
+            self._block_bytes += len(frame)
+            if self._block_bytes > MOST_HEADER_BYTES + HEAD_BYTES:
+                raise ConnectionFailed(ErrorCodes.ENHANCE_YOUR_CALM, "a header block is too long")
+            if flags & END_HEADERS:
+                self._block_bytes = 0
+        for event in self.h2.receive_data(frame):
+            self._do(event)
+        self.send_pending()
+
+    def _do(self, event: Event) -> None:
+        if isinstance(event, DataReceived):
+            self._take_data(event)
+        elif isinstance(event, RequestReceived):
+            self._begin_call(event)
+        elif isinstance(event, TrailersReceived):
+            self._end_request(event)
+        elif isinstance(event, WindowUpdated):
+            self._widen(event.stream_id)
+        elif isinstance(event, RemoteSettingsChanged):
+            if len(self.h2.remote_settings) > MOST_SETTINGS:
+                raise ConnectionFailed(ErrorCodes.ENHANCE_YOUR_CALM, "too many settings")
+            self.soon(self._feed)
+        elif isinstance(event, StreamReset):
+            self._forget_stream(event.stream_id)
+
+    def _take_data(self, event: DataReceived) -> None:
+        self.h2.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id)
+        call = self.calls.get(event.stream_id)
+        if call is not None:
+            call.take(event.data, event.stream_ended is not None)
+
+    def _begin_call(self, event: RequestReceived) -> None:
+        stream, is_end = event.stream_id, event.stream_ended is not None
+        self.is_new = False
+        found = read_headers(event.headers)
+        if found is None:
+            self.reset(stream, ErrorCodes.PROTOCOL_ERROR)
+            return
+        size = sum(len(name) + len(value) + PER_HEADER for name, value in found.items())
+        has_room = self.buffered + size <= self.most_buffered_bytes and len(self.calls) < MOST_CALLS
+        if self._is_leaving or not has_room:
+            self.reset(stream, ErrorCodes.REFUSED_STREAM)
+            return
+        if found[":method"] != "POST" or not found.get("content-type", "").startswith("application/grpc"):
+            self.send_headers(stream, UNSUPPORTED, ends=True)
+            if not is_end:
+                self.reset(stream, ErrorCodes.NO_ERROR)
+            return
+        method = self._methods.get(found[":path"])
+        made = EachCall if method is not None and method.each else RpcCall
+        call = self.calls[stream] = made(self, self.h2.streams[stream], method, found, size)
+        if is_end:
+            call.take(b"", True)
+
+    def _end_request(self, event: TrailersReceived) -> None:
+        call = self.calls.get(event.stream_id)
+        if call is None:
+            return
+        if read_headers(event.headers, is_trailer=True) is None:
+            self.reset(call.id, ErrorCodes.PROTOCOL_ERROR)
+            call.gone()
+        else:
+            call.take(b"", True)
+
+    def _forget_stream(self, stream: int) -> None:
+        self._resets += 1
+        if (call := self.calls.get(stream)) is not None:
+            call.gone()
+        if self._resets > MOST_RESETS:
+            raise ConnectionFailed(ErrorCodes.ENHANCE_YOUR_CALM, "too many calls are given up")
+
+    def _widen(self, stream: int) -> None:
+        """Resumes stalled calls after a window has grown: a stream's, or for `stream` 0 the connection's."""
+        if not stream:
+            if self.stalled:
+                self.soon(self._feed)
+        elif (call := self.calls.get(stream)) is not None and call.stalled:
+            self.soon(call.go_on)
+
+    def _feed(self) -> None:
+        """Lets stalled calls send as much as there is room for, the longest waiting first."""
+        for call in list(self.stalled):
+            call.go_on()
+
+    def catch_up(self) -> None:
+        """Wakes every call: the socket takes bytes again."""
+        super().catch_up()
+        if self.is_open:
+            self.soon(self._wake)
+
+    def _wake(self) -> None:
+        for call in list(self.calls.values()):
+            call.lag()
+
+    # Called by the worker (`ClientConnection`).
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.calls)
+
+    @property
+    def has_unread(self) -> bool:
+        try:
+            return self._is_behind or bool(self.client._sock.recv(1, MSG_PEEK))
+        except OSError:
+            return False
+
+    def look(self, now_s: float) -> None:
+        """Ends an idle connection, and calls whose client neither sends nor reads in time."""
+        if not self.busy and now_s - self.since_s > self.path.idle_s:
+            self.close()
+            return
+        self._resets = max(0, self._resets - RESETS_FORGIVEN)
+        for call in list(self.stalled):
+            if now_s - call.since_s < self.path.write_timeout_s:
+                break
+            self.soon(call.cut_off)
+        late_s = now_s - self.path.read_timeout_s
+        for late in self.calls.values():
+            if not late.has_request and late.since_s < late_s:
+                self.soon(late.give_up)
+
+    def leave(self) -> None:
+        """Refuses new calls by GOAWAY; running calls go on, endless ones end."""
+        if not self._is_leaving:
+            self._is_leaving = True
+            self.guarded(self.say_goodbye, ErrorCodes.NO_ERROR)
+            for call in list(self.calls.values()):
+                if call.is_endless:
+                    self.soon(call.leave)
+            self.work()
+
+    def close(self) -> None:
+        """Sends the bytes that the socket takes at once, and closes it; answers of running calls are lost."""
+        if self not in self.path.open:
+            return
+        del self.path.open[self]
+        self.leave()
+        self.flush()
+        self.is_open = False
+        self.catch_up()
+        self._parts.clear()
+        self.client.close()
+        self._reader.stop()
+        self._reader.close()
+        for call in list(self.calls.values()):
+            self.soon(call.gone)
+        self.work()
+
+
+def _check(kind: int, flags: int, size: int) -> None:
+    """Raises ConnectionFailed for a frame that h2 would wait for, or refuse with the wrong error."""
+    if size > MOST_FRAME_BYTES:
+        raise ConnectionFailed(ErrorCodes.FRAME_SIZE_ERROR, "a frame is too long")
+    if kind == SETTINGS and flags & ACK and size:
+        raise ConnectionFailed(ErrorCodes.FRAME_SIZE_ERROR, "an acknowledgement has a payload")

@@ -1,0 +1,176 @@
+"""Log lines: text or JSON, in UTC, with the request's id on every line."""
+
+import logging
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+from gunicorn.glogging import Logger
+from gunicorn.instrument.statsd import Statsd
+from pythonjsonlogger.json import JsonFormatter
+
+from app.serving.http.context import CONTEXT, RequestContext, current_request, environ_of
+from app.serving.http.response import Response
+from config.sections.observability import TRACE
+from config.settings import LogSettings
+
+USUAL = ("Starting gunicorn", "Using worker", "Booting worker")
+"""Beginnings of gunicorn's lines that are the same at every start; logged as debug."""
+NO_REQUEST = "-"
+logging.addLevelName(TRACE, "TRACE")
+
+TEXT = "%(asctime)s %(levelname)s [%(process)d] [%(request_id)s] %(name)s: %(message)s"
+JSON = "%(asctime)s %(levelname)s %(process)d %(request_id)s %(name)s %(message)s"
+JSON_NAMES = {"asctime": "time", "levelname": "level", "process": "pid", "name": "logger"}
+
+
+def current_request_id() -> str:
+    context = current_request.get()
+    return NO_REQUEST if context is None else context.request_id
+
+
+class RequestId(logging.Filter):
+    """Adds the current request's id to a record without one."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not hasattr(record, "request_id"):
+            record.request_id = current_request_id()
+        return True
+
+
+class AccessFields(logging.Filter):
+    """Converts the atoms of gunicorn's access log to fields of the record and a short message.
+
+    Fields: client, method, path (as sent, without the query), status, bytes, duration (seconds), request_id.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, Mapping):
+            fields = _access_fields(record.args)
+            record.__dict__.update(fields)
+            record.msg = "{method} {path} {status} {bytes} bytes {duration:.3f} s".format(**fields)
+            record.args = None
+        return True
+
+
+def _access_fields(atoms: Mapping[str, object]) -> dict[str, Any]:
+    path = str(atoms.get("{raw_uri}e") or atoms.get("U") or "-").partition("?")[0]
+    context = atoms.get(f"{{{CONTEXT}}}e")
+    identifier = context.request_id if isinstance(context, RequestContext) else ""
+    return {
+        "client": atoms.get("h"),
+        "method": atoms.get("m"),
+        "path": path if path.isprintable() else path.encode("unicode_escape").decode(),
+        "status": _whole(atoms.get("s")),
+        "bytes": _whole(atoms.get("B")),
+        "duration": _whole(atoms.get("D")) / 1_000_000,
+        "request_id": identifier or current_request_id(),
+    }
+
+
+def _whole(atom: object) -> int:
+    return int(str(atom or 0))
+
+
+class _UtcTime(logging.Formatter):
+    """ISO 8601 in UTC with milliseconds."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC)
+        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class TextLines(_UtcTime):
+    """Lines for people."""
+
+
+class JsonLines(_UtcTime, JsonFormatter):
+    """One JSON object per line; fields given as `extra` become keys."""
+
+
+class ServerLogger(Statsd):  # type: ignore[misc]
+    """gunicorn's logger, with this server's lines where gunicorn's own flags set no log.
+
+    `own`: the settings given to `logger_class`.
+    """
+
+    own = LogSettings()
+
+    def __init__(self, cfg: Any) -> None:
+        if cfg.statsd_host is not None:
+            super().__init__(cfg)
+        else:
+            Logger.__init__(self, cfg)
+            self.prefix, self.dogstatsd_tags, self.sock = "", "", None
+
+    def setup(self, cfg: Any) -> None:
+        """Configures logging at the start and at a reload. --log-config and its variants override `own`."""
+        super().setup(cfg)
+        # A line for a full disk is lost; its traceback would show headers of requests on stderr.
+        logging.raiseExceptions = False
+        self.writes_own_lines = False
+        if cfg.logconfig_dict or cfg.logconfig_json or cfg.logconfig:
+            return
+        own: LogSettings = getattr(cfg.logger_class, "own", self.own)
+        root, level = logging.getLogger(), cfg.loglevel.upper()
+        root.handlers[:] = [handler for handler in root.handlers if not hasattr(handler, "_gunicorn")]
+        if cfg.errorlog is not None:
+            handler = self._get_gunicorn_handler(self.error_log)
+            _have_lines(handler, own, RequestId())
+            root.addHandler(handler)
+        for logger in (root, logging.getLogger("app")):
+            logger.setLevel(level)
+        logging.getLogger("hpack").setLevel(logging.INFO)  # else --log-level debug would show clients' keys
+        if own.access_log and cfg.accesslog is None:
+            self._set_handler(self.access_log, "-", None, sys.stdout)
+            _have_lines(self._get_gunicorn_handler(self.access_log), own, AccessFields(), RequestId())
+            self.writes_own_lines = not cfg.syslog and self.cfg.statsd_host is None
+
+    is_start = True
+    """True until the first worker of each rank has started."""
+
+    def info(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Logs lines of USUAL as debug during the start."""
+        write = super().debug if self.is_start and msg.startswith(USUAL) else super().info
+        write(msg, *args, **kwargs)
+
+    @property
+    def access_log_enabled(self) -> bool:
+        log = self.access_log
+        return self.cfg.statsd_host is not None or (log.hasHandlers() and log.isEnabledFor(logging.INFO))
+
+
+def logger_class(settings: LogSettings) -> type[ServerLogger]:
+    """Returns a logger class for gunicorn's setting `logger_class`; gunicorn makes the instance."""
+    return type("ServerLogger", (ServerLogger,), {"own": settings})
+
+
+def log_exchange(
+    log: Logger, context: RequestContext, response: Response, bytes_sent: int, seconds: float
+) -> None:
+    """Writes the access line of an exchange without gunicorn's response."""
+    if getattr(log, "writes_own_lines", False):
+        atoms = {
+            "h": context.client,
+            "m": context.method,
+            "{raw_uri}e": context.target,
+            "s": str(response.status),
+            "B": bytes_sent,
+            "D": int(seconds * 1_000_000),
+            f"{{{CONTEXT}}}e": context,
+        }
+        log.access_log.info("", atoms)
+        return
+    answer = SimpleNamespace(status=response.status_line, sent=bytes_sent, headers=response.headers)
+    log.access(answer, context.headers, environ_of(context), timedelta(seconds=seconds))
+
+
+def _have_lines(handler: logging.Handler, settings: LogSettings, *filters: logging.Filter) -> None:
+    if settings.log_format == "json":
+        handler.setFormatter(JsonLines(JSON, rename_fields=JSON_NAMES))
+    else:
+        handler.setFormatter(TextLines(TEXT))
+    for each in filters:
+        handler.addFilter(each)

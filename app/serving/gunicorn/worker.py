@@ -1,0 +1,399 @@
+"""gunicorn's gevent worker, with a fast path, a timely end and a fair turn for every connection.
+
+Changes, with their reasons (figures in docs/benchmarks.md):
+
+* plain requests for generation are answered from the hub (`app.serving.gunicorn.fast`); all others by
+  gunicorn's parser and Flask, in a greenlet per answer;
+* the stock worker waits for idle keep-alive connections until killed, and its exit hooks never run;
+* the stock worker serves one busy connection without end, while other connections starve;
+* the stock worker sends the head and body of an answer in two system calls;
+* the stock worker reads an unneeded body to its end, at any length;
+* a full garbage collection of a loaded process takes tens of milliseconds, and delays every stream.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gc
+import resource
+import ssl
+import sys
+import time
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from math import inf
+from typing import Any
+
+import gevent
+from gevent.event import Event
+from gevent.pool import Pool
+from gunicorn import http, util
+from gunicorn.arbiter import Arbiter
+from gunicorn.http import wsgi
+from gunicorn.workers.ggevent import GeventWorker
+
+from app.base.clock.pause import pause_with
+from app.serving.gunicorn import handover
+from app.serving.gunicorn.certificates import CertificateError, ServerCertificate
+from app.serving.gunicorn.client_socket import (
+    ClientServer,
+    FairSocket,
+    JoinedResponse,
+    check_head,
+    discard_body,
+    has_much_unread,
+    linger,
+)
+from app.serving.gunicorn.connections import Connections, GreenletConnection
+from app.serving.gunicorn.fair_turns import FairTurns, Share
+from app.serving.gunicorn.fast.connection import FastConnection
+from app.serving.gunicorn.fast.path import FastPath
+from app.serving.http.context import CONTEXT, context_of
+from app.serving.http.response import ClosingBody, StreamingBody
+
+TICK_S = 1.0
+"""Seconds between two heartbeats for the arbiter."""
+SWEEP_S = 0.2
+"""Seconds between two checks of idle connections."""
+CUT_S = 1.0
+"""Time left for exit hooks when running requests are cut, in seconds; at most half the graceful timeout."""
+PARTING_S = 0.2
+"""Seconds for greenlets to end by themselves after the deadline, and again to be killed."""
+COLLECT_AFTER = (1_000_000, 10, 10)
+"""Thresholds of the garbage collector, above the objects of 10,000 streams; requests leave no cycles.
+
+Other garbage is collected while no request runs. Objects from the start are never collected (`gc.freeze`).
+"""
+YOUNG = 1
+"""Oldest generation that an idle worker collects."""
+M_MMAP_THRESHOLD, MAPPED_BYTES = -3, 1 << 17
+"""Size, in bytes, above which freed memory blocks return to the system (glibc's `mallopt`).
+
+glibc starts with the same threshold, but raises it with each such freed block, up to 32 MiB. After a prompt
+of 2 MB, the memory of several tokenizer threads then stayed allocated: about 40 MiB (measured).
+"""
+OWN_FILES = 256
+"""File descriptors kept free of clients' connections: for libraries, datasets, ZMQ and outgoing requests."""
+FIRST_REQUEST_S = 0.3
+"""Seconds that a draining worker waits for the first request of a connection."""
+GENERAL_S = 0.001
+"""Estimated processor time of a request through Flask, in seconds."""
+HANDSHAKE_S = 10.0
+"""Longest TLS handshake, in seconds."""
+GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
+
+
+class Worker(GeventWorker):  # type: ignore[misc]
+    """One rank. Set as `worker_class` in gunicorn.conf.py; the application also runs without it."""
+
+    alive: bool
+    worker_connections: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.certificate: ServerCertificate | None = None
+        self.fast_path = True
+        """Enables answers to plain requests without Flask."""
+        self.write_timeout_s = inf
+        """Longest time for which a client may take no bytes of an answer, in seconds."""
+        self.head_timeout_s = inf
+        """Longest time for a request's head where connections are not kept alive, in seconds."""
+        self._fast: FastPath | None = None
+        self._turns: FairTurns
+        self._greenlets = Pool(self.worker_connections)
+        self._stopping = Event()
+        self._connections = Connections()
+
+    def init_process(self) -> None:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        if most != resource.RLIM_INFINITY and self.worker_connections > (
+            room := most - min(OWN_FILES, most // 2)
+        ):
+            self.log.warning("%d open files allow %d connections at a time", most, room)
+            self.worker_connections = room
+        super().init_process()
+
+    def load_wsgi(self) -> None:
+        """Loads the application. Unusable settings end the arbiter, too, instead of a retry."""
+        try:
+            super().load_wsgi()
+        except SystemExit as reason:
+            self.log.error("%s", reason.code)
+            sys.exit(Arbiter.WORKER_BOOT_ERROR)
+        if getattr(self.wsgi, "rpc", None) is not None:
+            import app.serving.gunicorn.http2.connection  # noqa: F401  # a later import would delay all clients
+
+    def run(self) -> None:
+        """Serves until SIGTERM, then lets running requests end within `graceful_timeout`."""
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*COLLECT_AFTER)
+        _give_memory_back()
+        # gunicorn reads its settings a dozen times per request, each by a slow search.
+        self.cfg.__dict__.update({name: setting.get() for name, setting in self.cfg.settings.items()})
+        if self.certificate is None and self.cfg.is_ssl:  # under a stock arbiter
+            self.certificate = ServerCertificate(self.cfg)
+        self._turns = FairTurns()
+        pause_with(self._turns.pause)
+        with_middleware = hasattr(self.wsgi, "middleware")
+        if self.fast_path and self.certificate is None and self.cfg.keepalive and with_middleware:
+            path = self._fast = FastPath(
+                *(self.wsgi, self.log, self._turns, self._connections, self.cfg.keepalive),
+                *(self._serve_general, self.write_timeout_s, self.head_timeout_s),
+            )
+            path.heads.keep_to(self.cfg.limit_request_field_size, self.cfg.limit_request_fields)
+            self.wsgi.caches.append(lambda: {"request heads": path.heads})
+        servers = [self._listen(listener) for listener in self.sockets]
+        # The note is checked, too: a signal is lost before a new worker has installed its handlers.
+        while self.alive and not handover.is_ending(self):
+            self.notify()
+            _forget_names()
+            if self.certificate is not None:
+                with suppress(CertificateError):  # the arbiter logs this error
+                    self.certificate.refresh()
+            if not self._runs:
+                gc.collect(YOUNG)
+            self._sweep_until(time.monotonic() + TICK_S)
+        self.alive = False
+        if self._fast is not None:
+            self._fast.is_open = False
+        self._drain(servers)
+
+    def _sweep_until(self, end_s: float) -> None:
+        while not self._stopping.is_set() and (now_s := time.monotonic()) < end_s:
+            self._connections.look(now_s)
+            self._stopping.wait(min(SWEEP_S, end_s - now_s))
+
+    def _listen(self, listener: Any) -> ClientServer:
+        listener.setblocking(1)
+        # The address is read now: a replaced worker closes the listener before its last answers.
+        server = ClientServer(listener, partial(self._accept, listener.getsockname()), self._is_full)
+        server.start()
+        return server
+
+    def _is_full(self) -> bool:
+        return len(self._connections.open) >= self.worker_connections
+
+    def _accept(self, bound: Any, client: Any, addr: Any) -> None:
+        """Hub: serves a new connection; with the fast path, idle connections need no greenlet."""
+        if self._fast is not None and isinstance(addr, tuple):
+            FastConnection(self._fast, client, addr, bound)
+        else:
+            self._greenlets.spawn(self.handle, bound, client, addr)
+
+    @property
+    def _runs(self) -> bool:
+        return self._connections.count_busy() > 0
+
+    def _drain(self, servers: list[ClientServer]) -> None:
+        """Waits until no request runs. New requests go to the successor or, without one, are refused.
+
+        Connections accepted before the successor's start are served; probes of an ending server get 503.
+        With a successor, running requests have no deadline until the whole server ends.
+        """
+        deadline = inf
+        if handover.is_replaced(self) and not handover.is_ending(self):
+            for server in servers:
+                server.close()
+        else:
+            deadline = self._cut_at()
+            if hasattr(self.wsgi, "drain"):
+                self.wsgi.drain()
+        while self._is_awaited() and time.monotonic() < deadline:
+            self.notify()
+            self._connections.close_idle(time.monotonic(), FIRST_REQUEST_S)
+            if deadline == inf and handover.is_ending(self):
+                deadline = self._cut_at()
+            gevent.sleep(0.05)
+        self._connections.close_idle(time.monotonic(), FIRST_REQUEST_S)
+        for server in servers:
+            server.close()
+        if self._runs:
+            running = self._connections.count_busy()
+            self.log.warning("Worker %s cuts %d requests: the graceful timeout is over", self.pid, running)
+        self._greenlets.join(timeout=PARTING_S)
+        self._greenlets.kill(timeout=PARTING_S)
+        self._connections.close_all()
+
+    def _cut_at(self) -> float:
+        """Returns when a graceful end that begins now cuts requests (monotonic seconds)."""
+        patience_s: float = self.cfg.graceful_timeout
+        return time.monotonic() + patience_s - min(CUT_S, patience_s / 2)
+
+    def _is_awaited(self) -> bool:
+        """True while a request runs, is unread, or may come on a new connection."""
+        return self._runs or self._connections.is_expecting(time.monotonic(), FIRST_REQUEST_S)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        super().handle_exit(sig, frame)
+        self._stopping.set()
+
+    def handle(self, bound: Any, client: Any, addr: Any) -> None:
+        """Greenlet: serves all requests of one connection outside the fast path, or with TLS.
+
+        `bound`: the local address of the connection.
+        """
+        if self.certificate is not None:
+            try:
+                client = self.certificate.wrap(client)
+            except OSError:  # the client has gone already
+                client.close()
+                return
+        served = GreenletConnection(client)
+        self._connections.open[served] = None
+        try:
+            if self.certificate is None or self._agree(client, addr):
+                self._serve(bound, client, addr, b"", Share(), served)
+        finally:
+            del self._connections.open[served]
+            util.close(client)
+
+    def _serve_general(self, connection: FastConnection, data: bytes) -> None:
+        """Hub: starts a greenlet that answers one request of a fast-path connection.
+
+        The request's arrival time is now, before its wait for a turn.
+        """
+        self._greenlets.spawn(self._answer_one, connection, data, time.monotonic())
+
+    def _answer_one(self, connection: FastConnection, data: bytes, arrived_s: float) -> None:
+        client = connection.client
+        rest = None
+        try:
+            connection.share.cost_s = max(connection.share.cost_s, GENERAL_S)
+            self._turns.wait(connection.share)
+            rest = self._serve(
+                connection.bound, client, connection.address, data, connection.share, arrived_s=arrived_s
+            )
+        finally:
+            if rest is None or not self.alive:
+                connection.close()
+            else:
+                connection.take_back(rest)
+
+    def _serve(
+        self,
+        bound: Any,
+        client: Any,
+        addr: Any,
+        data: bytes,
+        share: Share,
+        served: GreenletConnection | None = None,
+        arrived_s: float | None = None,
+    ) -> bytes | None:
+        """Serves the requests of one connection, starting with the bytes `data`; returns None to close it.
+
+        Without `served`, serves one request, which arrived at `arrived_s`; returns further bytes.
+        """
+        req = None
+        try:
+            source = FairSocket(client, data, self._turns, share)
+            parser = http.get_parser(self.cfg, source, addr)
+            while True:
+                req = None
+                with gevent.Timeout(self.cfg.keepalive or self.head_timeout_s, False):
+                    req = next(parser)
+                if not req:
+                    return None
+                check_head(req)
+                if served is not None:
+                    served.begin()
+                try:
+                    self.handle_request(bound, req, client, addr, arrived_s)
+                finally:
+                    if served is not None:
+                        served.end()
+                self._turns.wait(share)  # a client that always has a request ready would block the loop
+                if not discard_body(parser):
+                    linger(client)
+                    return None
+                if served is None:
+                    rest: bytes = parser.unreader.take_buffered() + source.take_rest()
+                    return rest
+        except (http.errors.NoMoreData, StopIteration) as error:
+            self.log.debug("Closing connection. %s", error)
+            if req is not None and has_much_unread(req):
+                linger(client)
+        except ssl.SSLError as error:
+            if error.args[0] != ssl.SSL_ERROR_EOF:
+                self.handle_error(req, client, addr, error)
+        except OSError as error:
+            if error.errno not in GONE:
+                self.log.exception("Socket error processing request.")
+        except BaseException as error:
+            self.handle_error(req, client, addr, error)
+            linger(client)
+        return None
+
+    def _agree(self, client: Any, addr: Any) -> bool:
+        """Does the TLS handshake; False when it fails."""
+        try:
+            with gevent.Timeout(HANDSHAKE_S, TimeoutError("it takes too long")):
+                client.do_handshake()
+        except OSError as error:
+            self.log.debug("TLS handshake with %s: %s", addr, error)
+            return False
+        return True
+
+    def handle_request(
+        self, listener_name: Any, req: Any, sock: Any, addr: Any, arrived_s: float | None = None
+    ) -> None:
+        """Serves one request, arrived at `arrived_s` (default now). StopIteration: close the connection."""
+        arrived = time.monotonic() if arrived_s is None else arrived_s
+        try:
+            response, environ = wsgi.create(
+                req, sock, addr, listener_name, self.cfg, response_class=JoinedResponse
+            )
+            response.write_timeout_s = None if self.write_timeout_s == inf else self.write_timeout_s
+            environ["wsgi.multithread"] = True
+            environ[CONTEXT] = context_of(environ, arrived, response.ended)
+            if not self.alive or not self.cfg.keepalive:
+                response.force_close()
+            self._respond(req, response, environ, arrived)
+        except gevent.GreenletExit:
+            raise StopIteration from None
+        if not self.alive or response.should_close():
+            raise StopIteration
+
+    def _respond(self, req: Any, response: JoinedResponse, environ: dict[str, Any], arrived: float) -> None:
+        body = self.wsgi(environ, response.start_response)
+        if has_much_unread(req):
+            response.force_close()
+        try:
+            for item in body:
+                response.write(item)
+            response.close()
+        except Exception as error:
+            if not response.headers_sent or isinstance(error, OSError):
+                raise
+            # Part of the answer has been sent: only closing can signal the error.
+            self.log.exception("an answer broke off")
+            raise StopIteration from None
+        finally:
+            if self.log.access_log_enabled:
+                stream = body.response.body if isinstance(body, ClosingBody) else None
+                if isinstance(stream, StreamingBody):  # its bytes may have left past the server
+                    response.sent = stream.bytes_sent
+                self.log.access(response, req, environ, timedelta(seconds=time.monotonic() - arrived))
+            if hasattr(body, "close"):
+                body.close()
+
+
+def _give_memory_back() -> None:
+    """Applies MAPPED_BYTES."""
+    with suppress(AttributeError):  # a C library without mallopt
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
+
+
+def _forget_names() -> None:
+    """Clears the interpreter's attribute cache of up to 4,096 names, to free memory.
+
+    gevent looks up a watcher's `stop` by a new string each time, and the cache keeps these strings alive. One
+    string within a MiB that held a long body keeps the whole MiB allocated (20 of 27, measured).
+    """
+    if sys.version_info >= (3, 13):
+        sys._clear_internal_caches()
+    else:
+        sys._clear_type_cache()

@@ -1,0 +1,103 @@
+"""Reading a request's body, within a size and a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import gevent
+from gunicorn.http.errors import ParseException
+
+from app.base.clock.pause import pause
+from app.serving.http.context import Readable, RequestContext
+from app.serving.http.errors import ApiError, malformed, too_large
+from config.settings import ServerSettings
+
+MOST_VALUES = 400_000
+"""Default of `max-json-values`: decoding this many takes 50 to 150 ms and cannot be interrupted."""
+STEP = 1 << 18
+"""Bytes per read; other greenlets run between two reads."""
+CHUNKED_STEP = 1 << 10
+"""Bytes per read of a chunked body: each byte may be one chunk, which Python parses."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """`most_bytes` of body with `most_values` of JSON, delivered within `timeout_s`."""
+
+    most_bytes: int
+    timeout_s: float
+    most_values: int = MOST_VALUES
+
+    @classmethod
+    def of(cls, server: ServerSettings) -> BodyLimits:
+        """Returns the limits in the settings."""
+        return cls(server.max_request_body_size_mb << 20, server.read_timeout, server.max_json_values)
+
+    def read(self, context: RequestContext) -> bytes:
+        """Returns the whole body.
+
+        ApiError 413: too large, or too many values; 408: no whole body in time; 400: the body is cut short.
+        """
+        if context.body is not None:
+            return context.body
+        context.body = body = self._whole(context)
+        return body
+
+    def _whole(self, context: RequestContext) -> bytes:
+        declared = context.headers.get("content-length") or "0"
+        if declared.isdecimal() and int(declared) > self.most_bytes:
+            raise self._too_large()
+        body = self._receive(context)
+        if declared.isdecimal() and len(body) < int(declared):
+            raise malformed(f"body: {len(body)} of {declared} bytes arrived", "body")
+        if len(body) > self.most_bytes:
+            raise self._too_large()
+        self._check_values(body)
+        return body
+
+    def _check_values(self, body: bytes) -> None:
+        """Raises ApiError 413 above the limit of commas and opening brackets; strings count, too."""
+        if len(body) <= self.most_values:
+            return
+        values = body.count(b",") + body.count(b"[") + body.count(b"{")
+        if values > self.most_values:
+            raise too_large(f"The request body has more than {self.most_values} values (--max-json-values).")
+
+    def _receive(self, context: RequestContext) -> bytes:
+        """Returns at most one byte more than allowed; `context.body_read` keeps the bytes that arrived."""
+        source = context.source
+        if source is None:
+            return b""
+        step = STEP if "content-length" in context.headers else CHUNKED_STEP
+        parts: list[bytes] = []
+        received, ended = 0, False
+        try:
+            with gevent.Timeout(self.timeout_s, False):
+                while not ended and received <= self.most_bytes:
+                    wanted = min(max(step, _held(source)), self.most_bytes + 1 - received)
+                    parts.append(source.read(wanted))
+                    received += len(parts[-1])
+                    ended = len(parts[-1]) < wanted
+                    if not ended:
+                        pause()
+        except (OSError, ParseException) as error:
+            raise malformed(f"body: it broke off: {error}", "body") from error
+        finally:
+            context.body_read = b"".join(parts)
+        if not ended and received <= self.most_bytes:
+            raise ApiError(
+                408, "Request Timeout", f"The request body did not arrive within {self.timeout_s:g} s."
+            )
+        return context.body_read
+
+    def _too_large(self) -> ApiError:
+        return too_large(f"The request body is larger than {self.most_bytes >> 20} MiB.")
+
+
+def _held(source: Readable) -> int:
+    """Returns the number of bytes that gunicorn has read and parsed already.
+
+    gunicorn copies its buffer at each read: in small reads, a chunk of 1 MiB is copied hundreds of times.
+    """
+    buffer = getattr(getattr(source, "reader", None), "buf", None)
+    return 0 if buffer is None else buffer.tell()

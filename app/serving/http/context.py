@@ -1,0 +1,248 @@
+"""One HTTP request, as middleware, routes and error handlers see it.
+
+A `RequestContext` is made once per request, by the fast path or from a WSGI environ. Modules attach state to
+it by type (`keep`, `kept`) instead of string keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import parse_qs
+
+from app.serving.http.connection import Connection
+
+if TYPE_CHECKING:
+    from app.serving.http.response import Response
+
+T = TypeVar("T")
+SequenceObserver = Callable[..., Callable[..., None] | None]
+Ending = Callable[["RequestContext", "Response"], None]
+
+
+def _no_id() -> str:
+    return "-"
+
+
+class Readable(Protocol):
+    """Source of a request's body."""
+
+    def read(self, size: int, /) -> bytes:
+        """Returns `size` bytes, fewer only at the body's end. OSError or ValueError: the body broke off."""
+
+
+class MatchedRoute(Protocol):
+    """The part of `app.serving.http.route.Route` that a context shows."""
+
+    @property
+    def path(self) -> str:
+        """The path with its variable parts in braces."""
+
+    @property
+    def on_error(self) -> Callable[[Exception], Response] | None:
+        """Builds the response for an error; None where the general error format applies."""
+
+
+class RequestContext:
+    """Method, path, headers, client, body and connection of one request.
+
+    `headers` has lower-case names. `target` is the path and query as sent; `path` is decoded. `arrival_s` is
+    in monotonic seconds. `body` is the whole body once `app.serving.http.body` has read it; `body_read` is
+    the part that has arrived.
+    """
+
+    bound_to = ""
+    """Address that the server listens on (WSGI's SERVER_NAME); empty on the fast path."""
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        target: str,
+        headers: Mapping[str, str],
+        client: str,
+        arrival_s: float,
+        *,
+        body: bytes | None = None,
+        source: Readable | None = None,
+        connection: Connection | None = None,
+        http_version: str = "HTTP/1.1",
+        scheme: str = "http",
+        host: str = "",
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.target = target
+        self.headers = headers
+        self.client = client
+        self.arrival_s = arrival_s
+        self.body = body
+        self.body_read = body or b""
+        self.source = source
+        self.connection = connection
+        self.http_version = http_version
+        self.scheme = scheme
+        self.host = host
+        self.new_id: Callable[[], str] = _no_id
+        """Draws an id for a request without one."""
+        self._request_id = ""
+        self.route: MatchedRoute | None = None
+        """None when no route serves the request."""
+        self.label = ""
+        """Path of the route in metrics; empty when no route takes the path and method."""
+        self.params: Mapping[str, str] = {}
+        """The variable parts of the path."""
+        self.way = "flask"
+        """Serving path: flask, fast or probe."""
+        self.is_generation = False
+        """The request asks for generation, and was decoded."""
+        self.observers: Sequence[SequenceObserver] = ()
+        """Called for each sequence that the engine makes for the request (`app.engine.core.request`)."""
+        self.endings: Sequence[Ending] = ()
+        """Called with the response by the middleware; set when the request begins."""
+        self._kept: dict[type, object] | None = None
+
+    def keep(self, item: object) -> None:
+        if self._kept is None:
+            self._kept = {}
+        self._kept[type(item)] = item
+
+    def kept(self, kind: type[T]) -> T | None:
+        found = None if self._kept is None else self._kept.get(kind)
+        return found if isinstance(found, kind) else None
+
+    @property
+    def request_id(self) -> str:
+        """The client's X-Request-Id, or a new id that the first access draws."""
+        if not self._request_id:
+            self._request_id = self.headers.get("x-request-id") or self.new_id()
+        return self._request_id
+
+    @property
+    def content_type(self) -> str | None:
+        return self.headers.get("content-type")
+
+    @property
+    def content_length(self) -> int | None:
+        """Declared size of the body in bytes; None without a valid declaration."""
+        declared = self.headers.get("content-length", "")
+        return int(declared) if declared.isdecimal() and len(declared) < 19 else None
+
+    @cached_property
+    def _query(self) -> Mapping[str, Sequence[str]]:
+        query = self.target.partition("?")[2].partition("#")[0]
+        return parse_qs(query, keep_blank_values=True)
+
+    def argument(self, name: str, default: str = "") -> str:
+        """The first value of `name` in the query."""
+        values = self._query.get(name)
+        return values[0] if values else default
+
+    def arguments(self, name: str) -> Sequence[str]:
+        """All values of `name` in the query."""
+        return self._query.get(name, ())
+
+    def query(self) -> dict[str, str]:
+        """Returns the last value of each name in the query."""
+        return {name: values[-1] for name, values in self._query.items()}
+
+
+current_request: ContextVar[RequestContext | None] = ContextVar("current_request", default=None)
+"""The request that this greenlet serves."""
+
+
+def bearer(headers: Mapping[str, str]) -> bytes | None:
+    """Returns the key of a Bearer Authorization header, as sent; None without one."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.encode("latin-1", "replace") if scheme.lower() == "bearer" else None
+
+
+def client_name(context: RequestContext) -> str:
+    """Returns a short hash of the API key, or else the client's address."""
+    headers = context.headers
+    key = bearer(headers) or headers.get("x-api-key", "").encode("latin-1", "replace")
+    if key:
+        return "key:" + hashlib.sha256(key).hexdigest()[:12]
+    return f"address:{context.client or 'unknown'}"
+
+
+# From a WSGI environ.
+
+CONTEXT = "understudy.context"
+"""Key of the context in a WSGI environ; set by this server's worker, or else by the application."""
+Environ = Mapping[str, Any]
+_BARE = {"CONTENT_TYPE": "content-type", "CONTENT_LENGTH": "content-length"}
+
+
+def headers_of(environ: Environ) -> dict[str, str]:
+    """The headers in a WSGI environ, by lower-case names, in their order.
+
+    Copied, because an environ that holds a context that holds the environ is cyclic garbage.
+    """
+    headers = {}
+    for key, value in environ.items():
+        if key.startswith("HTTP_"):
+            headers[_name(key)] = value
+        elif key in _BARE and value:
+            headers[_BARE[key]] = value
+    return headers
+
+
+@lru_cache(maxsize=256)
+def _name(key: str) -> str:
+    return key[5:].replace("_", "-").lower()
+
+
+def ends_with_connection(environ: Environ) -> bool:
+    """True for HTTP/1.0: an answer of unknown length ends with the connection."""
+    return bool(environ.get("SERVER_PROTOCOL") == "HTTP/1.0")
+
+
+def environ_of(context: RequestContext) -> dict[str, object]:
+    """Builds the environ that an access log reads, for a request without one."""
+    path, _, query = context.target.partition("?")
+    named = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in context.headers.items()}
+    return {
+        **named,
+        "REMOTE_ADDR": context.client,
+        "REQUEST_METHOD": context.method,
+        "RAW_URI": context.target,
+        "PATH_INFO": path,
+        "QUERY_STRING": query,
+        "SERVER_PROTOCOL": context.http_version,
+        CONTEXT: context,
+    }
+
+
+def context_of(
+    environ: Environ, arrival_s: float | None = None, ended: Callable[[], None] | None = None
+) -> RequestContext:
+    """Builds the context of a request that arrived at `arrival_s` (monotonic seconds, default now).
+
+    `ended`: see `Connection`. Without a gevent socket (test clients), the context has no connection.
+    """
+    scheme = environ["wsgi.url_scheme"]
+    path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
+    sock: Any = environ.get("gunicorn.socket")
+    query = environ.get("QUERY_STRING", "")
+    context = RequestContext(
+        environ["REQUEST_METHOD"],
+        path,
+        environ.get("RAW_URI") or (f"{path}?{query}" if query else path),
+        headers_of(environ),
+        environ.get("REMOTE_ADDR") or "",
+        time.monotonic() if arrival_s is None else arrival_s,
+        source=environ["wsgi.input"],
+        connection=Connection(sock, ended, scheme == "http", ends_with_connection(environ))
+        if hasattr(sock, "_sock")
+        else None,
+        http_version=environ.get("SERVER_PROTOCOL", "HTTP/1.1"),
+        scheme=scheme,
+        host=environ.get("HTTP_HOST", ""),
+    )
+    context.bound_to = environ.get("SERVER_NAME", "")
+    return context

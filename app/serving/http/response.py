@@ -1,0 +1,246 @@
+"""An HTTP response, sent by Flask under any worker or by the fast path.
+
+A `Response` is a WSGI callable, and Flask returns it unchanged. Its headers are complete from the start:
+Werkzeug's response copies and completes them at each call, at a tenth of the cost of a short chat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from app.serving.http.errors import ApiError
+from app.serving.http.stream import StreamTransport
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+JSON = "application/json"
+TEXT = "text/plain; charset=utf-8"
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+UNBUFFERED = "X-Accel-Buffering"
+"""With "no", nginx and proxies that know this header pass each event on at once."""
+DONE = b"data: [DONE]\n\n"
+"""Last event of a stream in vLLM."""
+_PHRASES = {each.value: each.phrase for each in HTTPStatus} | {
+    203: "Non Authoritative Information",
+    207: "Multi Status",
+    306: "Switch Proxy",
+    413: "Request Entity Too Large",
+    414: "Request URI Too Long",
+    416: "Requested Range Not Satisfiable",
+    422: "Unprocessable Entity",
+    449: "Retry With",
+    511: "Network Authentication Failed",
+}
+"""Reason phrases in Werkzeug's wording: Python's change with its version."""
+STATUS_LINES = {status: f"{status} {phrase.upper()}" for status, phrase in _PHRASES.items()}
+"""Code and reason phrase."""
+CLIENT_GONE = 499
+"""Status of an answer whose client has left; only in logs and metrics."""
+
+
+class StreamingBody:
+    """A body sent in pieces: iterated or attached, once, and always closed."""
+
+    __slots__ = ("bytes_sent", "gone")
+    endless = False
+    """The body goes on until the server ends."""
+    was_damaged = False
+    """A fault was applied to the body on purpose."""
+
+    def __init__(self) -> None:
+        self.bytes_sent = 0
+        """Bytes of content handed to the server or the socket; a client that left may have got fewer."""
+        self.gone = False
+        """True if the client left before the end."""
+
+    @property
+    def is_cut_off(self) -> bool:
+        """True if the end is missing on purpose."""
+        return False
+
+    def __iter__(self) -> Iterator[bytes]:
+        raise NotImplementedError
+
+    def attach(self, transport: StreamTransport) -> None:
+        """Writes the pieces to `transport` from the hub, as they come."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Called when the server needs no more of the body."""
+
+
+class CountedBody:
+    """A body that counts the bytes of its pieces; `close` closes the pieces."""
+
+    __slots__ = ("_next", "_pieces", "bytes_sent", "gone")
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = pieces
+        self._next = iter(pieces).__next__
+        self.bytes_sent = 0
+        self.gone = False
+
+    def __iter__(self) -> CountedBody:
+        return self
+
+    def __next__(self) -> bytes:
+        piece = self._next()
+        self.bytes_sent += len(piece)
+        return piece
+
+    def close(self) -> None:
+        if (close := getattr(self._pieces, "close", None)) is not None:
+            close()
+
+
+class Response:
+    """Status, headers and body. A body of bytes gets a `Content-Length`, unless `streamed`.
+
+    `body` is bytes, or an iterable of bytes that are sent as they come. `streamed`: the bytes are a stream
+    whose pieces were all due at once, and leave as one chunk. `headers` keep their order; their names must
+    differ in more than case.
+    """
+
+    __slots__ = ("callbacks", "body", "headers", "status", "streamed")
+
+    def __init__(
+        self,
+        body: bytes | Iterable[bytes] = b"",
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+        content_type: str | None = None,
+        streamed: bool = False,
+    ) -> None:
+        self.status = status
+        self.streamed = streamed
+        self.headers = dict(headers) if headers else {}
+        if content_type is not None:
+            self.headers["Content-Type"] = content_type
+        if content_type is EVENT_STREAM:
+            self.headers[UNBUFFERED] = "no"
+        if not streamed and isinstance(body, bytes):
+            self.headers["Content-Length"] = str(len(body))
+        self.body = body
+        self.callbacks: list[Callable[[], None]] | None = None
+        """Called by `close`. A response of bytes without callbacks need not be closed."""
+
+    @property
+    def status_line(self) -> str:
+        return STATUS_LINES.get(self.status) or f"{self.status} UNKNOWN"
+
+    def header_items(self) -> list[tuple[str, str]]:
+        return list(self.headers.items())
+
+    def replace_body(self, body: bytes) -> None:
+        self.body = body
+        self.headers["Content-Length"] = str(len(body))
+
+    def header_lines(self) -> str:
+        """Returns the headers as HTTP/1.1 lines, with the empty line after them."""
+        lines = ""
+        for name, value in self.headers.items():
+            lines += f"{name}: {value}\r\n"
+        return lines + "\r\n"
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` once, when the answer has been sent or the client has left."""
+        if self.callbacks is None:
+            self.callbacks = []
+        self.callbacks.append(callback)
+
+    def close(self) -> None:
+        """Closes the body, then runs every callback, even after one has failed."""
+        callbacks, self.callbacks = self.callbacks, None
+        with ExitStack() as last_first:
+            for callback in reversed(callbacks or ()):
+                last_first.callback(callback)
+            if not isinstance(self.body, bytes) and (close := getattr(self.body, "close", None)) is not None:
+                close()
+
+    def without_body(self) -> None:
+        """Drops the body for a HEAD request; Content-Length still counts the dropped body."""
+        self.body = b""
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        start_response(self.status_line, self.header_items())
+        if isinstance(self.body, bytes):
+            if self.callbacks is None:
+                return [self.body]
+            return ClosingBody([self.body], self)
+        return ClosingBody(self.body, self)
+
+
+class ClosingBody:
+    """A WSGI body whose `close` closes the response."""
+
+    __slots__ = ("_next", "response")
+
+    def __init__(self, body: Iterable[bytes], response: Response) -> None:
+        self._next = iter(body).__next__
+        self.response = response
+
+    def __iter__(self) -> ClosingBody:
+        return self
+
+    def __next__(self) -> bytes:
+        return self._next()
+
+    def close(self) -> None:
+        self.response.close()
+
+
+class PendingResponse:
+    """A future response, which no greenlet waits for.
+
+    `on_abort` is called when the client leaves before the response is there.
+    """
+
+    __slots__ = ("_on_abort", "_then", "outcome")
+
+    def __init__(self, on_abort: Callable[[], None]) -> None:
+        self._on_abort: Callable[[], None] | None = on_abort
+        self.outcome: Response | Exception | None = None
+        self._then: Callable[[Response | Exception], None] | None = None
+
+    def then(self, callback: Callable[[Response | Exception], None]) -> None:
+        """Calls `callback` once with the response or error: now if there is one, else in `resolve`."""
+        if self.outcome is not None:
+            callback(self.outcome)
+        else:
+            self._then = callback
+
+    def resolve(self, outcome: Response | Exception) -> None:
+        """Passes the response, or the error in its place, to the callback."""
+        self.outcome = outcome
+        self._on_abort = None
+        callback, self._then = self._then, None
+        if callback is not None:
+            callback(outcome)
+
+    def abort(self) -> None:
+        """Calls `on_abort` and drops the callback: the client has gone. Does nothing after `resolve`."""
+        on_abort, self._on_abort, self._then = self._on_abort, None, None
+        if on_abort is not None:
+            on_abort()
+
+
+def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Returns a JSON response; `body` is encoded unless already bytes."""
+    data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    return Response(data, status, headers, JSON)
+
+
+def event_of(item: object) -> bytes:
+    """Returns one server-sent event (WHATWG HTML 9.2) with `item` as JSON."""
+    return b"data: " + msgspec.json.encode(item) + b"\n\n"
+
+
+def error_event(error: ApiError) -> bytes:
+    """Returns the event for an error after the stream's start."""
+    return b"data: " + error.body() + b"\n\n"

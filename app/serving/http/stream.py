@@ -1,0 +1,259 @@
+"""Streams bytes to clients' sockets from the hub, without waking a greenlet.
+
+Bytes of one turn of the timer wheel leave together (`WriteBatcher`). When a client does not read, its
+socket's buffer fills, and its `SendBuffer` lags until the socket has room. A lagging stream takes one slice
+at a time from its source until it has caught up. Other streams do not wait, and at most one slice is held.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import gevent
+
+from app.base.clock.clock import Watcher
+from app.serving.http.connection import Connection
+
+WRITE = 2
+LAST_CHUNK = b"0\r\n\r\n"
+log = logging.getLogger(__name__)
+
+
+class WriteBatcher:
+    """Collects writes of many streams or answers while they are rendered, then sends them one after another.
+
+    Alternating between rendering and sending (kernel code) evicts each other's code and data from the
+    processor's caches. A fast client also falls asleep between two chunks, and every send has to wake it.
+    Two passes cost a seventh less per chunk, and a fifth to a quarter less per short answer.
+
+    `put` queues a `send`; all queued sends run in order soon after the turn, or at once when `most` wait. A
+    batcher belongs to the hub of the thread that first uses it.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self._waiting: list[Callable[[], None]] = []
+        self._run_soon: Any = None
+
+    def put(self, send: Callable[[], None]) -> None:
+        """Calls `send()` before the hub checks sockets and timers again."""
+        if not self._waiting:
+            if self._run_soon is None:
+                self._run_soon = gevent.get_hub().loop.run_callback
+            self._run_soon(self._flush)
+        self._waiting.append(send)
+        if len(self._waiting) == self._most:
+            self._flush()
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for send in waiting:
+            try:
+                send()
+            except Exception:  # one failure must not stop the other sends
+                log.exception("a write failed")
+
+
+class SendBuffer:
+    """Bytes for one client: sent at once as far as the socket has room, the rest later.
+
+    A client that takes no bytes for `write_timeout_s` is cut off. While the buffer `lags`, bytes wait;
+    `held_bytes` counts the bytes put since it began to lag.
+    """
+
+    __slots__ = (
+        *("_batcher", "_parts", "_queued", "_send_now", "_timer", "_watcher", "_write_timeout_s"),
+        *("connection", "held_bytes", "is_open", "lags"),
+    )
+
+    def __init__(self, connection: Connection, batcher: WriteBatcher, write_timeout_s: float) -> None:
+        self.connection = connection
+        self._send_now = connection.send_now
+        self._batcher = batcher
+        self._write_timeout_s = write_timeout_s
+        self._parts: list[bytes] = []
+        self._queued = False
+        self._watcher: Watcher | None = None
+        self._timer: Any = None
+        self.held_bytes = 0
+        self.is_open = True
+        self.lags = False
+
+    def put(self, data: bytes) -> None:
+        """Sends `data` soon, together with all other bytes of this turn."""
+        self._parts.append(data)
+        if self.lags:
+            self.held_bytes += len(data)
+        elif not self._queued:
+            self._queued = True
+            self._batcher.put(self.flush)
+
+    def flush(self) -> None:
+        """Hub: writes to the socket as much as it takes."""
+        self._queued = False
+        if self.lags or not self.is_open:
+            return
+        if self._parts:
+            if not self._send():
+                return
+            if self._parts:
+                self.lag()
+                return
+        self.all_sent()
+
+    def _send(self) -> bool:
+        """Sends what the socket has room for, and keeps the rest; False when the client has gone."""
+        parts = self._parts
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        try:
+            sent = self._send_now(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.client_gone()
+            return False
+        if sent < len(data):
+            parts.append(data[sent:])
+        if sent and self._timer is not None:
+            self._timer.again(self._time_out)
+        return True
+
+    def lag(self) -> None:
+        """Starts waiting for room in the socket."""
+        self.lags, self.held_bytes = True, 0
+        loop, limit_s = gevent.get_hub().loop, self._write_timeout_s
+        self._watcher = loop.io(self.connection.fileno(), WRITE)
+        self._watcher.start(self._writable)
+        self._timer = loop.timer(limit_s, limit_s)
+        self._timer.start(self._time_out)
+
+    def _writable(self) -> None:
+        """Hub: sends into a socket with room. The buffer lags until `refill` has no more."""
+        if self._parts or self.refill():
+            if self._parts:
+                self._send()
+        elif self.is_open:
+            self.catch_up()
+            self.all_sent()
+
+    def catch_up(self) -> None:
+        """Stops waiting for the socket: all bytes are sent, or the client has gone."""
+        self.lags = False
+        for watcher in (self._watcher, self._timer):
+            if watcher is not None:
+                watcher.stop()
+                watcher.close()
+        self._watcher = self._timer = None
+
+    def _time_out(self) -> None:
+        self.connection.shut()
+        self.client_gone()
+
+    def refill(self) -> bool:
+        """Puts more bytes while the buffer lags; False when there are none."""
+        return False
+
+    def all_sent(self) -> None:
+        """Called when the socket has taken all bytes."""
+
+    def client_gone(self) -> None:
+        """Called when the client has gone, or takes no more bytes."""
+        raise NotImplementedError
+
+
+class StreamSource(Protocol):
+    """Source of a body's pieces."""
+
+    def next_slice(self) -> tuple[bytes, bool, bool]:
+        """Returns the next bytes, whether more wait, and whether the body ends with these bytes."""
+
+    def leave(self) -> None:
+        """Called when the client has gone, or takes no more bytes."""
+
+
+class StreamTransport(SendBuffer):
+    """Writes one body in HTTP/1.1 chunks (RFC 9112 section 7.1); `head` leaves with the first chunk.
+
+    `finished` is called when all has been sent, `abandoned` when the client leaves earlier. With `ends_body`
+    the transport also writes the last chunk. While the transport lags, pieces wait in the source.
+    """
+
+    __slots__ = ("_abandoned", "_ends_body", "_finished", "_last", "_source")
+
+    def __init__(
+        self,
+        connection: Connection,
+        batcher: WriteBatcher,
+        write_timeout_s: float,
+        finished: Callable[[], None],
+        ends_body: bool,
+        head: bytes = b"",
+        abandoned: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(connection, batcher, write_timeout_s)
+        self._finished = finished
+        self._ends_body = ends_body
+        self._abandoned = abandoned
+        if head:
+            self._parts.append(head)
+        self._source: StreamSource | None = None
+        self._last = False
+
+    def start(self, source: StreamSource) -> None:
+        self._source = source
+
+    def write(self, data: bytes, last: bool = False) -> None:
+        """Sends a piece soon, together with all other bytes of this turn. `last` ends the body."""
+        self._last |= last
+        chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        if last and self._ends_body:
+            chunk += LAST_CHUNK
+        if chunk or last:
+            self.put(chunk)
+
+    send_soon = SendBuffer.put
+    """Like `write`, for a chunk with its frame."""
+
+    def break_off(self) -> None:
+        """Ends the connection, on purpose."""
+        self.connection.shut()
+        self.client_gone()
+
+    def refill(self) -> bool:
+        """Writes the next slice of the source."""
+        if self._last or self._source is None:
+            return False
+        try:
+            data, more, last = self._source.next_slice()
+        except Exception:  # rendering failed after the head was sent: only closing is left
+            log.exception("an answer broke off")
+            self.break_off()
+            return False
+        self.write(data, last)
+        return bool(data) or more or last
+
+    def all_sent(self) -> None:
+        """Finishes if the last piece has been sent."""
+        if self._last:
+            self.close()
+            self._finished()
+
+    def client_gone(self) -> None:
+        """Closes the transport, then calls `source.leave` and `abandoned`."""
+        if self.is_open:
+            source = self._source
+            self.close()
+            if source is not None:
+                source.leave()
+            if self._abandoned is not None:
+                self._abandoned()
+
+    def close(self) -> None:
+        """Stops sending, and drops the source, which refers to this object."""
+        self.is_open = False
+        self._source = None
+        self._parts.clear()
+        self.catch_up()

@@ -1,0 +1,58 @@
+"""`log-http`: logs each request with its whole answer as one line of JSON; secrets are masked."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+from app.serving.http.context import RequestContext
+from app.serving.http.response import Response
+from app.serving.middleware.masking import mask_headers, mask_query, mask_text
+from app.serving.middleware.stack import Middleware
+from config.settings import Settings
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 512 << 10
+"""Most bytes of a body that are logged; the rest is cut off."""
+
+
+class HttpLog(Middleware):
+    active = False
+    most_plain_bytes = 1 << 13
+
+    def on_settings(self, settings: Settings) -> None:
+        self.active = settings.log.log_http
+
+    def end(self, context: RequestContext, response: Response) -> None:
+        """Writes the line. An unread part of the request's body is missing."""
+        if log.isEnabledFor(logging.INFO):
+            log.info("%s", json.dumps({**_request(context), **_response(response)}))
+
+
+def _request(context: RequestContext) -> dict[str, object]:
+    body = context.body_read
+    return {
+        "method": context.method,
+        "path": mask_query(context.target),
+        "client": context.client,
+        "headers": mask_headers((name.title(), value) for name, value in context.headers.items()),
+        "body": _text(body[:MOST_BYTES], len(body)),
+    }
+
+
+def _response(response: Response) -> dict[str, object]:
+    body = response.body
+    whole = b"".join(body) if isinstance(body, list | tuple) else body
+    return {
+        "status": response.status,
+        "response_headers": mask_headers(response.header_items()),
+        "response": _text(whole[:MOST_BYTES], len(whole))
+        if isinstance(whole, bytes) and not response.streamed
+        else "(stream)",
+    }
+
+
+def _text(kept: bytes, length: int) -> str:
+    text = mask_text(kept.decode(errors="replace"))
+    return text if len(kept) == length else f"{text}... ({length} bytes)"

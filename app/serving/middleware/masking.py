@@ -1,0 +1,174 @@
+"""Masks secrets in logs and recordings: headers, parameters, JSON fields and bearer keys.
+
+A body may be invalid JSON, and may be cut at its end. Every pattern is linear in the length of its text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from urllib.parse import unquote
+
+import msgspec
+
+from app.base.clock.pause import Slices
+
+MASK = "***"
+SLICE = 12_000
+"""Fields and brackets between two pauses: about 4 ms."""
+LOOK = 8
+"""Cost of a string with an escape, in fields."""
+DEEPEST = 4
+"""Most levels of JSON inside JSON strings (such as arguments of tool calls) that are searched."""
+WORDS = (
+    *("key", "keys", "apikey", "apikeys", "token", "secret", "secrets", "password", "passwd", "passphrase"),
+    *("authorization", "cookie", "cookies", "credential", "credentials", "signature"),
+)
+_SECRET = re.compile(rf"(?:.*[^a-z])?(?:{'|'.join(WORDS)})", re.S)
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_QUERY = re.compile(r"([?&;])([^=&;]*)=([^&;]*)")
+
+_WORD_ENDS = "".join(sorted({word[-1] for word in WORDS}))
+_BEHIND_WORD = f"(?i:(?<=[{_WORD_ENDS}])(?:{'|'.join(f'(?<={word})' for word in WORDS)}))"
+_SUSPECT = re.compile(
+    rf'(?<!\\)"(?P<text>[^"\\]*+(?:{_BEHIND_WORD}(?="\s*+:)|(?:\\.[^"\\]*+)++))"?(?P<colon>\s*+:\s*+)?',
+    re.S,
+)
+"""A name that may be a secret's, or a string with an escape, which may hide a secret."""
+_LOOSE = re.compile(
+    rf'"(?P<name>[^"\\]*+{_BEHIND_WORD})\\*+"\s*+:\s*+\\*+"(?!{re.escape(MASK)}")(?P<value>[^"]*+)'
+)
+"""A field in invalid JSON; each quotation mark may have a backslash before it."""
+_PART = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.S)
+_CLOSING = {"[": "]", "{": "}"}
+_MAY_HIDE = re.compile('"|[bB]earer|BEARER')
+_SCHEMA = re.compile(
+    r'\{\s*+(?:\}|"(?:\$\w++|anyOf|oneOf|allOf|enum|const|title|description|default|format|items|properties)"'
+    r'|"type"\s*+:\s*+(?:\[|"(?:string|number|integer|boolean|array|object|null)"))'
+)
+"""Start of a field's JSON Schema, which is not a secret."""
+_LOGPROB = re.compile(r'"?\s*+,\s*+"(?:logprob|bytes)"')
+"""Text after the `token` of a log probability; that token is not a secret."""
+_BEARER_KEY = re.compile(r"(?<!\w)[bB][eE][aA][rR][eE][rR]\s++([\w.~+/=-]++)")
+
+Replacement = tuple[int, int, str]
+"""Start and end of a replaced range, and the new text."""
+
+
+def is_secret(name: str) -> bool:
+    """Returns True for a header, field or parameter with a secret value.
+
+    The last word of the name decides, by `WORDS`: `api_key`, `X-Api-Key` and `hfToken` are secret,
+    `max_tokens` and `token_ids` are not.
+    """
+    return _SECRET.fullmatch(_CAMEL.sub("-", name).lower()) is not None
+
+
+def mask_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    return {name: MASK if is_secret(name) else value for name, value in headers}
+
+
+def mask_query(path: str) -> str:
+    """Masks the values of secret parameters in a path with query."""
+    return _QUERY.sub(_mask_parameter, path)
+
+
+def _mask_parameter(found: re.Match[str]) -> str:
+    before, name, value = found.groups()
+    return f"{before}{name}={MASK if is_secret(unquote(name)) else value}"
+
+
+def mask_text(text: str, slices: Slices | None = None, depth: int = DEEPEST) -> str:
+    """Masks the secrets of `text`. Numbers and the schemas of fields stay."""
+    return _masked(text, [], slices or Slices(SLICE), depth)[0]
+
+
+def mask_pieces(pieces: Sequence[str]) -> list[str]:
+    """Masks a text in parts. The mask of a secret is in the part where the secret begins."""
+    masked, ends = _masked("".join(pieces), list(accumulate(map(len, pieces))), Slices(SLICE), DEEPEST)
+    return [masked[start:end] for start, end in pairwise([0, *ends])]
+
+
+def _masked(text: str, cuts: list[int], slices: Slices, depth: int) -> tuple[str, list[int]]:
+    """Masks `text`; returns the new text and the new positions of `cuts` (ascending)."""
+    masked, cuts = _replaced(text, _fields(text, depth, slices), cuts)
+    masked, cuts = _replaced(masked, _bearer_keys(masked, slices), cuts)
+    return (masked, cuts) if _is_json(text) else _replaced(masked, _loose_fields(masked, slices), cuts)
+
+
+def _replaced(text: str, replacements: Iterable[Replacement], cuts: list[int]) -> tuple[str, list[int]]:
+    pieces: list[str] = []
+    moved: list[int] = []
+    done = shift = 0
+    for start, end, instead in replacements:
+        pieces += text[done:start], instead
+        while len(moved) < len(cuts) and (cut := cuts[len(moved)]) < end:
+            moved.append(cut + shift if cut <= start else start + shift + len(instead))
+        done, shift = end, shift + len(instead) - (end - start)
+    moved += [cut + shift for cut in cuts[len(moved) :]]
+    return "".join([*pieces, text[done:]]), moved
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return False
+    return True
+
+
+def _fields(text: str, depth: int, slices: Slices) -> Iterator[Replacement]:
+    """Yields replacements of fields with a secret name, and of strings that hide such fields."""
+    at = 0
+    while (found := _SUSPECT.search(text, at)) is not None:
+        slices.spend(LOOK if "\\" in found["text"] else 1)
+        string, at = _unescaped(found["text"]), found.end()
+        if found["colon"] is None:
+            if depth and _MAY_HIDE.search(string):
+                masked = mask_text(string, slices, depth - 1)
+                if masked != string:
+                    yield found.start(), at, json.dumps(masked, ensure_ascii=False)
+        elif is_secret(string):
+            start, at = at, _end_of_value(text, at, slices)
+            if at > start and not (string == "token" and _LOGPROB.match(text, at)):
+                yield start, at, f'"{MASK}"'
+
+
+def _unescaped(text: str) -> str:
+    """Decodes the content of a JSON string; removes the backslashes of invalid escapes."""
+    try:
+        return str(json.loads(f'"{text}"', strict=False)) if "\\" in text else text
+    except ValueError:
+        return text.replace("\\", "")
+
+
+def _end_of_value(text: str, start: int, slices: Slices) -> int:
+    """Returns the end of the value at `start`; `start` for a value that stays readable."""
+    if not text.startswith(('"', "[", "{"), start) or _SCHEMA.match(text, start):
+        return start
+    awaited: list[str] = []
+    for part in _PART.finditer(text, start):
+        slices.spend()
+        sign = part[0]
+        if sign in _CLOSING:
+            awaited.append(_CLOSING[sign])
+        elif awaited and sign == awaited[-1]:  # an unmatched bracket masks too much, never too little
+            awaited.pop()
+        if not awaited:
+            return part.end()
+    return len(text)
+
+
+def _bearer_keys(text: str, slices: Slices) -> Iterator[Replacement]:
+    for found in _BEARER_KEY.finditer(text):
+        slices.spend()
+        yield (*found.span(1), MASK)
+
+
+def _loose_fields(text: str, slices: Slices) -> Iterator[Replacement]:
+    for found in _LOOSE.finditer(text):
+        slices.spend()
+        if is_secret(found["name"]) and not (found["name"] == "token" and _LOGPROB.match(text, found.end())):
+            yield (*found.span("value"), MASK)

@@ -1,0 +1,157 @@
+"""Limits of requests and tokens per minute, per API key, like those of gateways and providers.
+
+A request without a key counts for its address. Headers and error follow OpenAI (docs/access.md).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+
+from cachetools import LRUCache
+
+from app.base.clock.clock import Clock
+from app.base.clock.token_bucket import ROUNDING_S, TokenBucket
+from app.engine.core.request import EngineRequest, Outcome, Watch
+from app.serving.http.context import RequestContext, bearer
+from app.serving.http.errors import too_many
+from app.serving.http.response import Response
+from app.serving.middleware.stack import Middleware
+from config.durations import format_duration
+from config.settings import Settings
+
+LIMITED = frozenset(
+    (
+        *("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/embeddings"),
+        *("/v2/embed", "/generative_scoring", "/v1/systemone", "/v1/messages", "/v1/responses"),
+        *("/inference/v1/generate", "/invocations"),
+        *("/vllm.grpc.engine.VllmEngine/Generate", "/vllm.grpc.engine.VllmEngine/Embed"),
+    )
+)
+"""Paths whose POST requests count."""
+MOST_CALLERS, CALLER_BYTES = 10_000, 1000
+"""Most remembered clients, by last use; memory of a client's hash and buckets in bytes, measured."""
+MINUTE_S = 60.0
+ROUNDING_TOKENS = 1e-6
+"""Tolerance in tokens; larger than any rounding error of the sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token buckets of one client; None is no limit."""
+
+    requests: TokenBucket | None
+    tokens: TokenBucket | None
+
+    def headers(self, now_s: float) -> dict[str, str]:
+        """Returns the limits, the remainders and the times until the buckets are full."""
+        told = {}
+        for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):
+            if bucket is not None:
+                told[f"x-ratelimit-limit-{name}"] = str(int(bucket.per_minute))
+                told[f"x-ratelimit-remaining-{name}"] = str(int(bucket.remaining(now_s) + ROUNDING_TOKENS))
+                told[f"x-ratelimit-reset-{name}"] = format_duration(round(bucket.full_in(now_s), 3))
+        return told
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedRequest:
+    """Client, buckets and arrival of a request that counts; kept in its context."""
+
+    caller: bytes
+    usage: Usage
+    asked_s: float
+
+
+class RateLimits(Middleware):
+    """Limits clients by their use. Belongs to one greenlet hub; times come from `clock`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._limits: tuple[int | None, int | None] = (None, None)
+        self._usage: LRUCache[bytes, Usage] = LRUCache(MOST_CALLERS)
+        self.limit_bytes = MOST_CALLERS * CALLER_BYTES
+        self.active = False
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._usage) * CALLER_BYTES
+
+    def __len__(self) -> int:
+        return len(self._usage)
+
+    def on_settings(self, settings: Settings) -> None:
+        """Applies the limits; changed limits start with full buckets."""
+        limits = settings.access.requests_per_minute, settings.access.tokens_per_minute
+        if limits != self._limits:
+            self._limits = limits
+            self._usage.clear()
+        self.active = limits != (None, None)
+
+    def begin(self, context: RequestContext) -> None:
+        """Counts the request. ApiError 429 when its client has reached a limit."""
+        if context.method != "POST" or context.path not in LIMITED:
+            return
+        caller = caller_of(context)
+        usage, now_s = self._of(caller), self._clock.now()
+        context.keep(LimitedRequest(caller, usage, now_s))
+        context.observers = (*context.observers, partial(self._observe, caller))
+        wait_s = _debt_s(usage.tokens, now_s)
+        if wait_s > ROUNDING_S:
+            raise _exceeded(self._limits[1], "tokens", wait_s)
+        wait_s = usage.requests.take(1, now_s) if usage.requests is not None else 0.0
+        if wait_s > 0:
+            raise _exceeded(self._limits[0], "requests", wait_s)
+
+    def end(self, context: RequestContext, response: Response) -> None:
+        limited = context.kept(LimitedRequest)
+        if limited is not None:
+            response.headers.update(limited.usage.headers(limited.asked_s))
+
+    def charge(self, caller: bytes | None, tokens: int) -> None:
+        """Subtracts used tokens from the bucket of `caller`; None is a client without limits.
+
+        The bucket may become negative: further requests are refused until it holds a token again.
+        """
+        bucket = None if caller is None else self._of(caller).tokens
+        if bucket is not None:
+            bucket.spend(tokens, self._clock.now())
+
+    def _observe(self, caller: bytes, request: EngineRequest) -> Watch:
+        """Charges a sequence: the prompt once, each choice at its end."""
+        if request.index % request.n == 0:
+            self.charge(caller, len(request.prompt_ids))
+        return partial(self._ended, caller)
+
+    def _ended(self, caller: bytes, outcome: Outcome) -> None:
+        self.charge(caller, outcome.tokens)
+
+    def _of(self, caller: bytes) -> Usage:
+        usage = self._usage.get(caller)
+        if usage is None:
+            now_s = self._clock.now()
+            buckets = (TokenBucket(most, now_s=now_s) if most else None for most in self._limits)
+            usage = self._usage[caller] = Usage(*buckets)
+        return usage
+
+
+def caller_of(context: RequestContext) -> bytes:
+    """Returns a hash of the bearer key or, without one, the address."""
+    key = bearer(context.headers)
+    return sha256(key).digest() if key is not None else context.client.encode()
+
+
+def _debt_s(bucket: TokenBucket | None, now_s: float) -> float:
+    """Returns the seconds until `bucket` holds a token; at most 0, but for rounding, if one is there."""
+    if bucket is None:
+        return 0.0
+    return bucket.full_in(now_s) - (bucket.burst - 1) * MINUTE_S / bucket.per_minute
+
+
+def _exceeded(limit: int | None, what: str, wait_s: float) -> Exception:
+    retry_after_s = math.ceil(wait_s - ROUNDING_S)
+    return too_many(
+        f"The limit of {limit} {what} per minute is used up; retry in {retry_after_s} s.", retry_after_s
+    )

@@ -1,0 +1,101 @@
+"""The middleware around every request, in one list for Flask and the fast path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from app.engine.kvcache.memo import Bounded
+from app.serving.http.context import Ending, RequestContext
+from app.serving.http.response import Response
+from config.settings import Settings
+
+Begin = Callable[[RequestContext], Response | None]
+MOST_PLAIN_BYTES = 1 << 16
+"""Longest body on the fast path, in bytes."""
+
+
+class Middleware:
+    """Hooks before a request is routed, and on its response.
+
+    A subclass overrides `begin`, `end` or both. Requests that begin while `active` is false skip both.
+    """
+
+    active = True
+    concerns_plain = True
+    """True if `begin` concerns requests on the fast path."""
+    most_plain_bytes = MOST_PLAIN_BYTES
+    """Longest body on the fast path, in bytes. Flask serves longer ones, where long work is sliced."""
+    caches: Mapping[str, Bounded] = MappingProxyType({})
+
+    def begin(self, context: RequestContext) -> Response | None:
+        """Returns a response instead of the route's; None to go on."""
+
+    def end(self, context: RequestContext, response: Response) -> None:
+        """Changes the response before it is sent, also when an earlier middleware answered or refused."""
+
+
+class MiddlewareStack:
+    """Runs `begin` in the order of the list, `end` in reverse. Finds the active middleware when settings
+    change.
+
+    A request ends with the `end` hooks that were active at its beginning.
+    """
+
+    def __init__(self, middleware: Sequence[Middleware]) -> None:
+        self._middleware = tuple(middleware)
+        self._begin: tuple[Begin, ...] = ()
+        self._begin_general: tuple[Begin, ...] = ()
+        self._end: tuple[Ending, ...] = ()
+        self.most_plain_bytes = MOST_PLAIN_BYTES
+        self.refresh()
+
+    @property
+    def caches(self) -> Mapping[str, Bounded]:
+        return {name: cache for one in self._middleware for name, cache in one.caches.items()}
+
+    def on_settings(self, settings: Settings) -> None:
+        """Subscribe the stack after its middleware, so that `active` is up to date."""
+        self.refresh()
+
+    def refresh(self) -> None:
+        active = [one for one in self._middleware if one.active]
+        begins = [one for one in active if type(one).begin is not Middleware.begin]
+        self._begin = tuple(one.begin for one in begins if one.concerns_plain)
+        self._begin_general = tuple(one.begin for one in begins if not one.concerns_plain)
+        self._end = tuple(one.end for one in reversed(active) if type(one).end is not Middleware.end)
+        self.most_plain_bytes = min([MOST_PLAIN_BYTES, *(one.most_plain_bytes for one in active)])
+
+    def begin(self, context: RequestContext) -> Response | None:
+        """Returns the first response of a middleware; None to go on to the route."""
+        context.endings = self._end
+        for begin in self._begin:
+            if (response := begin(context)) is not None:
+                return response
+        return None
+
+    def begin_general(self, context: RequestContext) -> Response | None:
+        """Runs `begin`, then the middleware that do not concern plain requests. For requests that Flask
+        serves.
+        """
+        response = self.begin(context)
+        for begin in self._begin_general:
+            if response is None:
+                response = begin(context)
+        return response
+
+    def end(self, context: RequestContext, response: Response) -> None:
+        for end in context.endings:
+            end(context, response)
+
+
+class RequestIds(Middleware):
+    """Adds an X-Request-Id header with the id of each request, if ids are `answered`."""
+
+    def __init__(self, answered: bool) -> None:
+        self.active = answered
+
+    def end(self, context: RequestContext, response: Response) -> None:
+        response.headers["X-Request-Id"] = (
+            "" if context.headers.get("x-request-id") == "" else context.request_id
+        )

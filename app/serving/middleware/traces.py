@@ -1,0 +1,242 @@
+"""Traces requests, from arrival to the end of their answers.
+
+A request has a span, and each of its sequences child spans `queued`, `prefill` and `decode`. The child spans
+are made at the end of a sequence, from the times of its outcome: tokens cost nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from types import MappingProxyType
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from app.base.clock.clock import Clock
+from app.engine.core.request import EngineRequest, Outcome, Watch
+from app.engine.kvcache.memo import Bounded
+from app.serving.http.context import RequestContext
+from app.serving.http.response import Response
+from app.serving.middleware.http_metrics import METHODS
+from app.serving.middleware.stack import Middleware
+
+# Names of span attributes: from vLLM, from OpenTelemetry's HTTP conventions, and one of Understudy's.
+REQUEST_ID = "gen_ai.request.id"
+REQUEST_MODEL = "gen_ai.request.model"
+RESPONSE_MODEL = "gen_ai.response.model"
+REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
+REQUEST_N = "gen_ai.request.n"
+NUM_SEQUENCES = "gen_ai.usage.num_sequences"
+PROMPT_TOKENS = "gen_ai.usage.prompt_tokens"
+COMPLETION_TOKENS = "gen_ai.usage.completion_tokens"
+CACHED_TOKENS = "gen_ai.usage.cached_tokens"
+FINISH_REASONS = "gen_ai.response.finish_reasons"
+
+TIME_IN_QUEUE = "gen_ai.latency.time_in_queue"
+TIME_TO_FIRST_TOKEN = "gen_ai.latency.time_to_first_token"
+TIME_IN_PREFILL = "gen_ai.latency.time_in_model_prefill"
+TIME_IN_DECODE = "gen_ai.latency.time_in_model_decode"
+TIME_IN_INFERENCE = "gen_ai.latency.time_in_model_inference"
+E2E = "gen_ai.latency.e2e"
+
+HTTP_METHOD = "http.request.method"
+HTTP_ROUTE = "http.route"
+HTTP_STATUS = "http.response.status_code"
+URL_PATH = "url.path"
+
+PARENT = ("traceparent", "tracestate")
+"""Headers with the client's span (W3C trace context)."""
+CHOICE = "understudy.choice"
+"""Index of a sequence among the choices of its request, from 0."""
+
+UNTRACED = frozenset(("/health", "/health/ready", "/load", "/metrics", "/ping", "/ready", "/version"))
+"""Paths that probes and scrapers request many times a minute."""
+OTHER = "_OTHER"
+"""Name of an unknown method in OpenTelemetry's conventions."""
+
+NAME = "llm_request"
+"""Name of a generation request's span, from vLLM."""
+QUEUED, PREFILL, DECODE = PHASES = ("queued", "prefill", "decode")
+BROKEN = ("abort", "error")
+"""Finish reasons that mark a span as an error."""
+NANOSECONDS = 1_000_000_000
+READINGS, TOGETHER_S = 4, 2e-5
+"""Most readings of the two clocks, and longest time between readings in seconds: longer means a context
+switch.
+"""
+
+
+class Traces(Middleware):
+    """Traces requests and their sequences. The first request calls `make_tracer`, so the worker does.
+
+    `clock` stamps arrivals, `unix_ns` returns the Unix time in nanoseconds.
+    `caches` hold spans that wait for a collector.
+    """
+
+    def __init__(
+        self,
+        make_tracer: Callable[[], Tracer],
+        clock: Clock,
+        unix_ns: Callable[[], int] = time.time_ns,
+        caches: Mapping[str, Bounded] = MappingProxyType({}),
+    ) -> None:
+        self.caches = caches
+        self._make_tracer = make_tracer
+        self._clock = clock
+        self._unix_ns = unix_ns
+        self._propagator = TraceContextTextMapPropagator()
+
+    @cached_property
+    def _tracer(self) -> Tracer:
+        return self._make_tracer()
+
+    def begin(self, context: RequestContext) -> None:
+        if context.path in UNTRACED:
+            return
+        method = context.method if context.method in METHODS else OTHER
+        route = context.route
+        name = f"{method} {route.path}" if route else method
+        attributes = {HTTP_METHOD: method, URL_PATH: context.path}
+        if route:
+            attributes[HTTP_ROUTE] = route.path
+        given = {key: context.headers[key] for key in PARENT if key in context.headers}
+        parent = self._propagator.extract(given, Context())
+        trace = RequestTrace(self._tracer, name, attributes, parent, context.arrival_s, self._zero_ns())
+        if trace.span.is_recording():
+            context.keep(trace)
+            context.observers = (*context.observers, trace.watch)
+
+    def _zero_ns(self) -> int:
+        """Returns the Unix time of the clock's zero, from readings of both clocks in quick succession."""
+        for _ in range(READINGS):
+            before_s, unix_ns, after_s = self._clock.now(), self._unix_ns(), self._clock.now()
+            if after_s - before_s < TOGETHER_S:
+                break
+        return unix_ns - int((before_s + after_s) / 2 * NANOSECONDS)
+
+    def end(self, context: RequestContext, response: Response) -> None:
+        trace = context.kept(RequestTrace)
+        if trace is not None:
+            trace.span.set_attribute(HTTP_STATUS, response.status)
+            if response.status >= 500:
+                trace.span.set_status(Status(StatusCode.ERROR))
+            response.on_close(lambda: trace.end(self._clock.now()))
+
+
+class RequestTrace:
+    """The trace of a request that arrived at `arrival_s`, as a child of `parent` if another process began
+    it.
+
+    `name` and `told` are name and attributes of its span. `unix_ns` is the Unix time of the clock's zero.
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        name: str,
+        told: Mapping[str, AttributeValue],
+        parent: Context,
+        arrival_s: float,
+        unix_ns: int,
+    ) -> None:
+        self._tracer = tracer
+        self._unix_ns = unix_ns
+        start_ns = self._ns(arrival_s)
+        self.span: Span = tracer.start_span(name, parent, SpanKind.SERVER, told, start_time=start_ns)
+        self._below = set_span_in_context(self.span, Context())
+        self._tokens = {PROMPT_TOKENS: 0, CACHED_TOKENS: 0, COMPLETION_TOKENS: 0}
+        self._latency: dict[str, float] = {}
+        self._reasons: list[str] = []
+        self._open = 0
+        """Number of running sequences."""
+        self._answered_s: float | None = None
+
+    def watch(self, generation: EngineRequest) -> Watch:
+        """Returns the callback for the outcome of a sequence of this request."""
+        if generation.index == 0:
+            self.span.update_name(NAME)
+            self.span.set_attributes(
+                {
+                    REQUEST_ID: generation.request_id,
+                    REQUEST_MODEL: generation.model,
+                    RESPONSE_MODEL: generation.model,
+                    REQUEST_MAX_TOKENS: generation.max_tokens,
+                    REQUEST_N: generation.n,
+                    NUM_SEQUENCES: generation.together,
+                }
+            )
+        self._open += 1
+        return partial(self._ended, generation)
+
+    def end(self, now_s: float) -> None:
+        self._answered_s = now_s
+        if not self._open:
+            self._end_span(now_s)
+
+    def _end_span(self, now_s: float) -> None:
+        if self._reasons:
+            self.span.set_attributes({**self._tokens, **self._latency, FINISH_REASONS: tuple(self._reasons)})
+        for reason in set(self._reasons).intersection(BROKEN):
+            self.span.set_status(Status(StatusCode.ERROR, reason))
+        self.span.end(self._ns(now_s))
+
+    def _ended(self, generation: EngineRequest, outcome: Outcome) -> None:
+        """Adds the outcome of a sequence to the request's span, and makes the spans of its phases."""
+        self._reasons.append(outcome.reason)
+        self._tokens[COMPLETION_TOKENS] += outcome.tokens
+        if generation.index % generation.n == 0:  # choices share their prompt
+            self._tokens[PROMPT_TOKENS] += len(generation.prompt_ids)
+            self._tokens[CACHED_TOKENS] += outcome.cached_tokens
+        for name, seconds in latencies(generation.arrival_s, outcome).items():
+            worst = min if name == TIME_TO_FIRST_TOKEN else max
+            self._latency[name] = worst(seconds, self._latency.get(name, seconds))
+        passed = phases(generation.arrival_s, outcome)
+        for phase, (begin_s, end_s) in passed.items():
+            told = {CHOICE: generation.index, **_told(phase, generation, outcome)}
+            span = self._tracer.start_span(phase, self._below, attributes=told, start_time=self._ns(begin_s))
+            if outcome.reason in BROKEN and phase == list(passed)[-1]:
+                span.set_status(Status(StatusCode.ERROR, outcome.reason))
+            span.end(self._ns(end_s))
+        self._open -= 1
+        if not self._open and self._answered_s is not None:
+            self._end_span(self._answered_s)
+
+    def _ns(self, moment_s: float) -> int:
+        return self._unix_ns + int(moment_s * NANOSECONDS)
+
+
+def phases(arrival_s: float, outcome: Outcome) -> dict[str, tuple[float, float]]:
+    """Returns begin and end, in monotonic seconds, of each phase that a sequence reached."""
+    reached = (arrival_s, outcome.scheduled_s, outcome.first_token_s)
+    begun = [moment_s for moment_s in reached if moment_s is not None]
+    over_s = None if outcome.reason in BROKEN else outcome.last_token_s
+    ends = [*begun[1:], outcome.ended_s if over_s is None else over_s]
+    return {
+        phase: (begin_s, max(begin_s, end_s))
+        for phase, begin_s, end_s in zip(PHASES, begun, ends, strict=False)
+    }
+
+
+def latencies(arrival_s: float, outcome: Outcome) -> dict[str, float]:
+    """Returns vLLM's latencies of a sequence in seconds; phases that it did not reach are missing."""
+    scheduled_s, first_s, last_s = outcome.scheduled_s, outcome.first_token_s, outcome.last_token_s
+    told = {E2E: outcome.ended_s - arrival_s}
+    told[TIME_IN_QUEUE] = (outcome.ended_s if scheduled_s is None else scheduled_s) - arrival_s
+    if scheduled_s is not None and first_s is not None and last_s is not None:
+        told[TIME_TO_FIRST_TOKEN] = first_s - arrival_s
+        told[TIME_IN_PREFILL] = first_s - scheduled_s
+        told[TIME_IN_DECODE] = last_s - first_s
+        told[TIME_IN_INFERENCE] = last_s - scheduled_s
+    return told
+
+
+def _told(phase: str, generation: EngineRequest, outcome: Outcome) -> dict[str, AttributeValue]:
+    if phase == PREFILL:
+        return {PROMPT_TOKENS: len(generation.prompt_ids), CACHED_TOKENS: outcome.cached_tokens}
+    if phase == DECODE:
+        return {COMPLETION_TOKENS: outcome.tokens, FINISH_REASONS: (outcome.reason,)}
+    return {}

@@ -1,0 +1,539 @@
+"""``POST /v1/messages`` and ``/count_tokens``: bodies, their chats, and answers (vllm-api.md section 7).
+
+Answers have their keys in vLLM's order; UNSET fields are omitted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
+
+from app.serving.http.errors import bad_request, malformed
+from app.serving.protocol.chat import ChatCompletionRequest
+from app.serving.protocol.coercion import JsonObject, Misfit, convert_value
+from app.serving.protocol.common import ECTransferParams, KVTransferParams
+from app.serving.protocol.decoding import Request
+from app.serving.protocol.messages import Message
+from app.serving.protocol.options import (
+    MAX_STOP_STRINGS,
+    CacheSalt,
+    Effort,
+    ExtraArg,
+    FunctionDefinition,
+    Int64,
+    JsonSchema,
+    NamedFunction,
+    NamedToolChoice,
+    ResponseFormat,
+    Tool,
+    ToolChoice,
+)
+
+Name = Annotated[str, Meta(min_length=1)]
+
+
+TOOL_CHANGES = ("tool_addition", "tool_removal")
+"""Types of blocks that change the tools; allowed only in system turns."""
+
+
+class ToolParam(Struct, kw_only=True):
+    """A tool for the model; the type of its schema defaults to object."""
+
+    name: str
+    description: str | None = None
+    input_schema: JsonObject
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.input_schema.setdefault("type", "object")
+
+
+class ToolReference(Struct, tag_field="type", tag="tool_reference"):
+    """A tool that the request declares."""
+
+    name: str
+
+
+class ToolDefinition(Struct, tag_field="type", tag="tool_definition"):
+    """A tool that a turn declares."""
+
+    definition: ToolParam
+
+
+class Block(Struct, kw_only=True):
+    """One content block; its type decides which fields are used, and all others are ignored."""
+
+    type: Literal[
+        "text",
+        "image",
+        "tool_use",
+        "tool_result",
+        "tool_reference",
+        "thinking",
+        "redacted_thinking",
+        "tool_addition",
+        "tool_removal",
+    ]
+    text: str | None = None
+    source: JsonObject | None = None
+    """An image's URL, or its bytes in base64."""
+    id: str | None = None
+    tool_use_id: str | None = None
+    name: str | None = None
+    input: JsonObject | None = None
+    content: str | list[JsonObject] | None = None
+    """A tool's result."""
+    is_error: bool | None = None
+    tool_name: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None
+    tool: ToolReference | ToolDefinition | None = None
+    """The tool in a change of the tools."""
+
+    def __post_init__(self) -> None:
+        if self.type not in TOOL_CHANGES:
+            return
+        if self.tool is None:
+            raise Misfit(f"a tool in a block of type {self.type}")
+        if self.type == "tool_removal" and isinstance(self.tool, ToolDefinition):
+            raise Misfit("the reference of a tool that is removed")
+
+
+def check_content(content: str | list[Block] | None) -> None:
+    for block in content if isinstance(content, list) else ():
+        if block.type in TOOL_CHANGES:
+            raise Misfit(f'blocks of type {block.type} in messages of role "system" only')
+
+
+def convert_system(value: object) -> object:
+    system = convert_value(str | list[Block] | None, value)
+    check_content(system)
+    return system
+
+
+class MessageParam(Struct, kw_only=True):
+    """One turn of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+    def __post_init__(self) -> None:
+        if self.role != "system":
+            check_content(self.content)
+
+
+class ToolChoiceParam(Struct, kw_only=True):
+    """The use of tools: the model's choice (auto), at least one (any), the named one (tool), or none."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "tool" and not self.name:
+            raise Misfit("the name of a tool")
+
+
+class OutputFormat(Struct, kw_only=True):
+    """JSON of a schema; ``schema`` on the wire is `json_schema` here."""
+
+    json_schema: JsonObject | None = msgspec.field(default=None, name="schema")
+    type: Literal["json_schema"] = "json_schema"
+
+
+class OutputConfig(Struct, kw_only=True):
+    """Effort and output format of the reply."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+Display = Literal["summarized", "omitted", "updates"]
+
+
+class ThinkingEnabled(Struct, tag_field="type", tag="enabled"):
+    """Thinking for at most `budget_tokens` tokens; `display` has no effect."""
+
+    budget_tokens: Annotated[int, Meta(ge=1024)]
+    display: Display | None = None
+
+
+class ThinkingDisabled(Struct, tag_field="type", tag="disabled"):
+    """No thinking, or the least that the chat template can request."""
+
+
+class ThinkingAdaptive(Struct, tag_field="type", tag="adaptive"):
+    """Thinking without a budget."""
+
+    display: Display | None = None
+
+
+Thinking = ThinkingEnabled | ThinkingDisabled | ThinkingAdaptive
+
+
+class ThreadCreate(Struct, tag_field="type", tag="create"):
+    """Requests that the server stores the conversation."""
+
+
+class ThreadContinue(Struct, tag_field="type", tag="continue"):
+    """Continues the stored conversation after the reply with this id."""
+
+    previous_message_id: str
+
+
+class MessagesRequest(Request, kw_only=True):
+    """The body of ``POST /v1/messages``; `max_tokens` covers thoughts and reply together."""
+
+    model: Name
+    messages: list[MessageParam]
+    max_tokens: Annotated[int, Meta(ge=1)]
+    metadata: JsonObject | None = None
+    output_config: OutputConfig | None = None
+    thinking: Thinking | None = None
+    stop_sequences: Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stream: bool | None = False
+    system: str | list[Block] | None = None
+    temperature: float | None = None
+    tool_choice: ToolChoiceParam | None = None
+    tools: list[ToolParam] | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    mm_payload: Literal["tensors", "none"] = "tensors"
+    return_mm_kwargs: bool | None = None
+    cache_salt: CacheSalt | None = None
+    watermarking: bool | None = None
+    kv_transfer_params: JsonObject | None = None
+    ec_transfer_params: JsonObject | None = None
+    vllm_xargs: dict[str, ExtraArg] | None = None
+    chat_template_kwargs: JsonObject | None = None
+    priority: Int64 = 0
+    """Not in vLLM's Messages schema; as in the other generating endpoints."""
+    thread: ThreadCreate | ThreadContinue | None = None
+    """Not in vLLM, which sees only the new turns: creates or continues a stored conversation."""
+
+    lax: ClassVar[Mapping[str, Hashable]] = {"system": convert_system}
+
+    def check(self) -> None:
+        check_content(self.system)
+        self.check_converted()
+
+    def check_converted(self) -> None:
+        is_prefill = (self.kv_transfer_params or {}).get("do_remote_decode")
+        if is_prefill or not isinstance(self.thinking, ThinkingEnabled):
+            return
+        if self.thinking.budget_tokens >= self.max_tokens:
+            raise malformed("body: thinking.budget_tokens must be less than max_tokens", "body")
+
+
+class CountTokensRequest(Request, kw_only=True):
+    """The body of ``POST /v1/messages/count_tokens``: a conversation whose tokens are counted."""
+
+    model: Name
+    messages: list[MessageParam]
+    output_config: OutputConfig | None = None
+    system: str | list[Block] | None = None
+    thinking: Thinking | None = None
+    tool_choice: ToolChoiceParam | None = None
+    tools: list[ToolParam] | None = None
+    chat_template_kwargs: JsonObject | None = None
+
+    lax: ClassVar[Mapping[str, Hashable]] = {"system": convert_system}
+
+    def check(self) -> None:
+        check_content(self.system)
+
+
+BILLING_HEADER = "x-anthropic-billing-header"
+"""Start of system texts that are dropped: they change with each request, and would spoil the prefix cache."""
+
+
+Asked = MessagesRequest | CountTokensRequest
+
+
+def chat_request(
+    asked: Asked, merges_system: Callable[[], bool], disabled_effort: Callable[[], Effort]
+) -> ChatCompletionRequest:
+    """Converts `asked` to a chat request. ApiError 400 when tools or salt break the rules of a chat.
+
+    `merges_system`: the chat template requires all system turns first. `disabled_effort`: the template's
+    effort without thinking. Each is called only when needed.
+    """
+    inline = any(message.role == "system" for message in asked.messages)
+    chat = ChatCompletionRequest(
+        model=asked.model,
+        messages=_messages(asked.system, asked.messages, inline and merges_system()),
+        chat_template_kwargs=asked.chat_template_kwargs,
+    )
+    _take_tools(chat, asked)
+    if isinstance(asked, MessagesRequest):
+        _take_sampling(chat, asked)
+        _take_transfer(chat, asked)
+    _take_output(chat, asked, disabled_effort)
+    chat.check_rules()
+    return chat
+
+
+def _take_tools(chat: ChatCompletionRequest, asked: Asked) -> None:
+    choice = asked.tool_choice
+    if choice is not None:
+        chat.parallel_tool_calls = not choice.disable_parallel_tool_use
+    chat.tools = [_tool(tool) for tool in _tools_now(asked)] or None
+    chat.tool_choice = _tool_choice(choice)
+    if chat.tools is None:
+        chat.tool_choice = "none"
+
+
+def _tools_now(asked: Asked) -> Sequence[ToolParam]:
+    contents = [turn.content for turn in asked.messages if isinstance(turn.content, list)]
+    changes = [block for content in contents for block in content if block.type in TOOL_CHANGES]
+    if not changes:
+        return asked.tools or ()
+    tools, removed = {tool.name: tool for tool in asked.tools or ()}, set[str]()
+    for block in changes:
+        change = block.tool
+        assert change is not None
+        if isinstance(change, ToolDefinition):
+            name = change.definition.name
+            tools[name] = change.definition
+        elif (name := change.name) not in tools:
+            raise bad_request(f"{block.type} names the tool {name!r}, which is not declared in tools")
+        elif block.type == "tool_addition":
+            tools[name] = replace(tools[name], defer_loading=None)
+        (removed.add if block.type == "tool_removal" else removed.discard)(name)
+    return [tool for name, tool in tools.items() if name not in removed]
+
+
+def _tool(tool: ToolParam) -> Tool:
+    function = FunctionDefinition(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.input_schema,
+        strict=tool.strict,
+        defer_loading=tool.defer_loading,
+    )
+    return Tool(function=function)
+
+
+def _tool_choice(choice: ToolChoiceParam | None) -> ToolChoice:
+    if choice is None or choice.type == "auto":
+        return "auto"
+    if choice.type == "tool":
+        return NamedToolChoice(function=NamedFunction(name=choice.name or ""))
+    return "required" if choice.type == "any" else "none"
+
+
+def _take_sampling(chat: ChatCompletionRequest, asked: MessagesRequest) -> None:
+    chat.max_tokens = chat.max_completion_tokens = asked.max_tokens
+    chat.stop = asked.stop_sequences
+    chat.stream = asked.stream
+    chat.temperature, chat.top_p, chat.top_k = asked.temperature, asked.top_p, asked.top_k
+
+
+def _take_output(chat: ChatCompletionRequest, asked: Asked, disabled_effort: Callable[[], Effort]) -> None:
+    """Sets the chat's response format, effort and thinking budget."""
+    if asked.output_config is not None:
+        form, chat.reasoning_effort = asked.output_config.format, asked.output_config.effort
+        if form is not None and form.json_schema:
+            schema = JsonSchema(name=form.type, json_schema=form.json_schema)
+            chat.response_format = ResponseFormat(type=form.type, json_schema=schema)
+    if isinstance(asked.thinking, ThinkingDisabled):
+        chat.reasoning_effort = disabled_effort()
+    elif isinstance(asked.thinking, ThinkingEnabled):
+        chat.thinking_token_budget = asked.thinking.budget_tokens
+
+
+def _take_transfer(chat: ChatCompletionRequest, asked: MessagesRequest) -> None:
+    chat.cache_salt = asked.cache_salt
+    chat.kv_transfer_params = asked.kv_transfer_params
+    chat.ec_transfer_params = asked.ec_transfer_params
+    chat.vllm_xargs = asked.vllm_xargs
+    chat.priority = asked.priority
+
+
+def _messages(
+    system: str | Sequence[Block] | None, messages: Sequence[MessageParam], merges: bool
+) -> list[Message]:
+    """Returns the conversation; `merges` joins all system turns at the front.
+
+    System turns otherwise keep their places: a turn moved to the front would change the whole prompt.
+    """
+    texts = [system if isinstance(system, str) else _system_text(system or ())]
+    if merges:
+        turns = (message for message in messages if message.role == "system")
+        texts += [_system_text(message.content) for message in turns]
+    prompt = "".join(texts)
+    chat: list[Message] = [{"role": "system", "content": prompt}] if prompt else []
+    for message in messages:
+        if message.role != "system" or not merges:
+            chat += _turns(message)
+    return chat
+
+
+def _system_text(content: str | Iterable[Block]) -> str:
+    texts = [content] if isinstance(content, str) else _texts(content)
+    return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
+
+
+def _texts(blocks: Iterable[Block]) -> list[str]:
+    return [block.text for block in blocks if block.type == "text" and block.text]
+
+
+def _turns(message: MessageParam) -> Iterator[Message]:
+    """Yields the chat messages of one turn: results of tools come before the user's text."""
+    if message.role == "system":
+        if text := _system_text(message.content):
+            yield {"role": "system", "content": text}
+        return
+    if isinstance(message.content, str):
+        yield {"role": message.role, "content": message.content}
+        return
+    if message.role == "user":
+        for block in message.content:
+            if block.type == "tool_result":
+                yield from _tool_results(block)
+    said = _said(message.role, message.content)
+    if message.role == "assistant" or "content" in said:
+        yield said
+
+
+def _said(role: str, blocks: Sequence[Block]) -> Message:
+    """Returns the message of a turn without results of tools; no `content` key when there is none."""
+    parts: list[JsonObject] = []
+    thoughts: list[str] = []
+    calls: list[JsonObject] = []
+    for block in blocks:
+        if (part := _part(role, block)) is not None:
+            parts.append(part)
+        elif block.type == "thinking" and block.thinking is not None:
+            thoughts.append(block.thinking)
+        elif block.type == "tool_use":
+            calls.append(_call(block))
+    said: Message = {"role": role}
+    if thoughts:
+        said["reasoning"] = "".join(thoughts)
+    if calls:
+        said["tool_calls"] = calls
+    if parts:
+        alone = len(parts) == 1 and parts[0]["type"] == "text"
+        said["content"] = parts[0]["text"] if alone else parts
+    return said
+
+
+def _part(role: str, block: Block) -> JsonObject | None:
+    if block.type == "text" and block.text:
+        return {"type": "text", "text": block.text}
+    if block.type == "image" and block.source:
+        return _image(block.source)
+    if block.type == "tool_result" and role == "assistant":
+        return {"type": "text", "text": f"Tool result: {block.content or ''}"}
+    return None
+
+
+def _image(source: JsonObject) -> JsonObject:
+    if source.get("type") == "url":
+        url = source.get("url", "")
+    else:
+        url = f"data:{source.get('media_type', 'image/jpeg')};base64,{source.get('data', '')}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _call(block: Block) -> JsonObject:
+    function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
+    return {"id": block.id or "", "type": "function", "function": function}
+
+
+def _tool_results(block: Block) -> Iterator[Message]:
+    """Yields a tool message with the result, a user message with images, a tool message with references."""
+    texts, images = [block.content] if isinstance(block.content, str) else [], list[JsonObject]()
+    references: list[JsonObject] = []
+    for item in block.content if isinstance(block.content, list) else ():
+        source, name = item.get("source"), item.get("tool_name") or item.get("name")
+        if item.get("type") == "text":
+            texts.append(str(item.get("text", "")))
+        elif item.get("type") == "image" and isinstance(source, dict):
+            images.append(_image(source))
+        elif item.get("type") == "tool_reference" and isinstance(name, str):
+            references.append({"type": "tool_reference", "name": name})
+    answer: Message = {"role": "tool", "tool_call_id": block.tool_use_id or ""}
+    yield {**answer, "content": "\n".join(texts)}
+    if images:
+        yield {"role": "user", "content": images}
+    if references:
+        yield {**answer, "content": references}
+
+
+class TextBlock(Struct, tag_field="type", tag="text"):
+    """Text of the reply."""
+
+    text: str
+
+
+class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
+    """Text of the model's reasoning."""
+
+    thinking: str
+    signature: str | UnsetType = UNSET
+    """UNSET at the start of a block in a stream."""
+
+
+class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
+    """A call of a tool; `input` is an object."""
+
+    id: str
+    name: str
+    input: Mapping[str, object]
+
+
+ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class MessageUsage(Struct):
+    """Token counts; `input_tokens` excludes the cache's tokens when the server reports them."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int | UnsetType = UNSET
+    cache_read_input_tokens: int | UnsetType = UNSET
+
+
+class MessageResponse(Struct, kw_only=True):
+    """A whole message, or the message in a stream's first event."""
+
+    id: str
+    type: str = "message"
+    role: str = "assistant"
+    content: Sequence[ContentBlock]
+    model: str
+    stop_reason: str | None | UnsetType = UNSET
+    stop_sequence: str | None | UnsetType = UNSET
+    usage: MessageUsage
+    kv_transfer_params: KVTransferParams | UnsetType = UNSET
+    ec_transfer_params: ECTransferParams | UnsetType = UNSET
+
+
+class StopDelta(Struct):
+    """Reason for a message's end, and the matched stop sequence."""
+
+    stop_reason: str | None
+    stop_sequence: str | None
+
+
+class ErrorDetail(Struct):
+    """Type and message of an error."""
+
+    type: str
+    message: str
+    details: dict[str, str] | UnsetType = UNSET
+
+
+class ErrorResponse(Struct, tag_field="type", tag="error"):
+    """An error, as a body or an event."""
+
+    error: ErrorDetail

@@ -1,0 +1,369 @@
+"""``POST /v1/chat/completions`` and its batch: the bodies and their answers (vllm-api.md 3.1, 3.3, 3.4).
+
+Answers have their keys in vLLM's order; UNSET fields are omitted. `Raw` is encoded JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import ClassVar, Literal
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from app.serving.http.errors import bad_request
+from app.serving.protocol import rules
+from app.serving.protocol.coercion import JsonObject, Misfit
+from app.serving.protocol.common import (
+    ECTransferParams,
+    KVTransferParams,
+    LogprobContent,
+    PerRequestMetrics,
+    PromptLogprobs,
+    Usage,
+)
+from app.serving.protocol.decoding import RawRequest
+from app.serving.protocol.messages import (
+    Message,
+    are_plain,
+    check_tool_calls,
+    convert_messages,
+    normalize_messages,
+)
+from app.serving.protocol.options import (
+    Effort,
+    GenerationFields,
+    Tool,
+    ToolChoice,
+)
+from app.serving.protocol.rules import part
+
+Conversations = list[list[Message]]
+
+
+class ChatCompletionRequest(GenerationFields, kw_only=True):
+    """The body of ``POST /v1/chat/completions``, with every field of vLLM.
+
+    None is the server's default where no other default is given; null `top_logprobs` become 0.
+    """
+
+    messages: list[Message]
+    logprobs: bool | None = False
+    top_logprobs: int | None = 0
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = 1
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | UnsetType = UNSET
+    """Never UNSET after decoding: the default is ``auto`` with tools, else ``none``."""
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool = True
+    parallel_tool_calls: bool | None = True
+
+    echo: bool = False
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    documents: list[dict[str, str]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: JsonObject | None = None
+    media_io_kwargs: dict[str, JsonObject] | None = None
+    mm_processor_kwargs: JsonObject | None = None
+    return_prompt_text: bool | None = None
+
+    lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_messages, "tool_choice": ToolChoice}
+    absent: ClassVar[Mapping[str, object]] = {"messages": [], "tool_choice": "none"}
+    order: ClassVar[str] = (
+        "messages model frequency_penalty logit_bias logprobs top_logprobs max_tokens "
+        "max_completion_tokens n presence_penalty response_format seed stop stream stream_options "
+        "temperature top_p tools tool_choice reasoning_effort thinking_token_budget include_reasoning "
+        "parallel_tool_calls user use_beam_search top_k min_p repetition_penalty watermarking "
+        "length_penalty stop_token_ids include_stop_str_in_output ignore_eos min_tokens "
+        "skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens truncation_side "
+        "prompt_logprobs logprob_token_ids allowed_token_ids bad_words echo add_generation_prompt "
+        "continue_final_message add_special_tokens documents chat_template chat_template_kwargs "
+        "media_io_kwargs mm_processor_kwargs structured_outputs priority request_id session_id "
+        "return_tokens_as_token_ids return_token_ids routed_experts_prompt_start return_token_offsets "
+        "return_prompt_text mm_payload return_mm_kwargs cache_salt cache_hit_threshold "
+        "kv_transfer_params ec_transfer_params vllm_xargs repetition_detection stream_interval"
+    )
+
+    def __post_init__(self) -> None:
+        if self.tool_choice is UNSET:
+            self.tool_choice = "auto" if self.tools else "none"
+        if self.top_logprobs is None:
+            self.top_logprobs = 0
+        super().__post_init__()
+
+    def check(self) -> None:
+        if not are_plain(self.messages):
+            normalize_messages(self.messages)
+            convert_messages(self.messages)
+            check_tool_calls(self.messages)
+        if self.continue_final_message:
+            raise Misfit("add_generation_prompt to be absent or false")
+        self.check_rules()
+
+    def check_rules(self: ChatCompletionRequest | RawRequest) -> None:
+        if not isinstance(self.messages, list | dict | str):
+            raise bad_request("messages must be a list")
+        rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
+        _check_tools(self.tools, self.tool_choice)
+        _check_structured_outputs(self.structured_outputs, self.tool_choice)
+        _check_logprobs(self)
+        rules.check_stream_options(self.stream_options, self.stream)
+        rules.check_response_format(self.response_format)
+        if isinstance(self, RawRequest):
+            normalize_messages(self.messages)
+        rules.check_cache_salt(self.cache_salt)
+        rules.check_thinking_budget(self.thinking_token_budget)
+
+    def check_converted(self) -> None:
+        check_tool_calls(self.messages)
+
+
+def _check_tools(tools: object, choice: object) -> None:
+    if tools == []:
+        raise bad_request("tools must not be empty: leave it out or name a tool", "tools")
+    if choice is None or choice == "none":
+        return
+    if tools is None:
+        raise bad_request("tool_choice needs tools", "tool_choice")
+    if choice in ("auto", "required"):
+        return
+    if isinstance(choice, str | int | float | list):
+        raise bad_request("tool_choice is none, auto, required or an object that names a tool", "tool_choice")
+    if part(choice, "type") == "allowed_tools":
+        _check_allowed_tools(part(choice, "allowed_tools"), tools)
+    else:
+        _check_named_tool(part(choice, "function"), tools)
+
+
+def _check_allowed_tools(allowed: object, tools: object) -> None:
+    listed = part(allowed, "tools")
+    if not isinstance(listed, list) or not listed:
+        raise bad_request("tool_choice.allowed_tools needs tools", "tool_choice.allowed_tools")
+    if not set(_names(listed)) <= set(_names(tools)):
+        raise bad_request("tool_choice allows a tool that is not among tools", "tool_choice")
+
+
+def _check_named_tool(function: object, tools: object) -> None:
+    if function is None or isinstance(function, str | int | float | list):
+        raise bad_request("tool_choice needs a function object", "tool_choice.function")
+    name = part(function, "name")
+    if not isinstance(name, str) or not name:
+        raise bad_request("tool_choice.function needs a name", "tool_choice.function.name")
+    functions = list(_functions(tools))
+    if not isinstance(tools, list) or any(isinstance(function, str | int | float) for function in functions):
+        raise bad_request("tools must be a list of objects")
+    if name not in _names(tools):
+        raise bad_request("tool_choice names a tool that is not among tools", "tool_choice")
+
+
+def _names(tools: object) -> Iterator[str | None]:
+    """Yields the name of each tool; None for a name that the schema refuses."""
+    for function in _functions(tools):
+        name = part(function, "name")
+        yield name if isinstance(name, str) else None
+
+
+def _functions(tools: object) -> Iterator[object]:
+    for tool in tools if isinstance(tools, list) else ():
+        yield part(tool, "function") if isinstance(tool, dict | Tool) else 0
+
+
+def _check_structured_outputs(wanted: object, tool_choice: object) -> None:
+    if wanted is None:
+        return
+    given = rules.count_constraints(wanted, None)
+    if given and tool_choice not in ("none", "auto", "required"):
+        raise bad_request("structured_outputs and a named tool exclude each other")
+    rules.check_structural_tag(wanted)
+
+
+def _check_logprobs(request: ChatCompletionRequest | RawRequest) -> None:
+    if request.logprob_token_ids and request.use_beam_search:
+        raise bad_request("logprob_token_ids do not go with beam search", "logprob_token_ids")
+    if request.logprob_token_ids and not request.logprobs:
+        raise bad_request("logprob_token_ids need logprobs=true", "logprob_token_ids")
+    top = request.top_logprobs
+    rules.check_number("prompt_logprobs", request.prompt_logprobs)
+    rules.check_number("top_logprobs", top)
+    rules.check_prompt_logprobs(request.prompt_logprobs, request.stream)
+    if top is None:
+        return
+    if top < 0 and top != -1:
+        raise bad_request("top_logprobs must be 0 or more, or -1", "top_logprobs")
+    if (top == -1 or top > 0) and not request.logprobs:
+        raise bad_request("top_logprobs need logprobs=true", "top_logprobs")
+
+
+def convert_conversations(value: object) -> Conversations:
+    """Checks normalized conversations, and returns them. Raises `Misfit`."""
+    if not isinstance(value, list) or not value:
+        raise Misfit("a list of conversations")
+    for index, conversation in enumerate(value):
+        try:
+            if not convert_messages(conversation):
+                raise Misfit("a message at least")
+        except Misfit as misfit:
+            raise misfit.under(index) from None
+    return value
+
+
+BATCH_LATE = frozenset(
+    (
+        *("response_format", "tools", "stream", "stream_options", "reasoning_effort", "parallel_tool_calls"),
+        *("min_tokens", "stop_token_ids", "ignore_eos", "allowed_token_ids", "bad_words", "prompt_logprobs"),
+        *("truncate_prompt_tokens", "truncation_side", "documents", "vllm_xargs", "kv_transfer_params"),
+        *("ec_transfer_params", "repetition_detection", "stream_interval", "skip_special_tokens"),
+        *("add_special_tokens", "return_prompt_text", "session_id", "mm_payload", "return_mm_kwargs"),
+    )
+)
+
+
+class BatchChatRequest(ChatCompletionRequest, kw_only=True):
+    """The body of ``POST /v1/chat/completions/batch``: `messages` is a list of conversations.
+
+    Each conversation gets one choice. Tools and `stream` are accepted without effect. vLLM checks the fields
+    in `BATCH_LATE` only after it has made a chat of each conversation.
+    """
+
+    messages: Conversations  # type: ignore[assignment]
+    tool_choice: Literal["none"] | None = "none"
+    best_of: int | None = None
+    early_stopping: bool = False
+    guided_decoding_backend: str | None = None
+
+    lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_conversations}
+
+    def check(self) -> None:
+        for conversation in self.messages:
+            normalize_messages(conversation)
+        convert_conversations(self.messages)
+        self.check_rules()
+        self.check_converted()
+
+    def check_rules(self: BatchChatRequest | RawRequest) -> None:
+        if self.use_beam_search:
+            raise bad_request("A batch does not go with beam search.", "use_beam_search")
+        _check_logprobs(self)
+        if part(self.kv_transfer_params, "prompt_token_ids") is not None:
+            param = "kv_transfer_params.prompt_token_ids"
+            raise bad_request("One prompt of token ids cannot serve several conversations.", param)
+        if self.n not in (None, 1):
+            raise bad_request("Every conversation of a batch has one choice: n must be 1.", "n")
+        _check_tools(self.tools, "none")
+        rules.check_stream_options(self.stream_options, self.stream)
+        raw = isinstance(self, RawRequest) and isinstance(self.messages, list)
+        for conversation in self.messages if raw else ():
+            normalize_messages(conversation)
+        rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
+        rules.check_response_format(self.response_format)
+        rules.check_cache_salt(self.cache_salt)
+        rules.check_thinking_budget(self.thinking_token_budget)
+
+    def check_converted(self) -> None:
+        self.tools, self.stream = None, False
+        for conversation in self.messages:
+            check_tool_calls(conversation)
+
+
+class TextBlock(Struct, tag_field="type", tag="text"):
+    """Text as a content block."""
+
+    text: str | Raw
+
+
+class ImageURL(Struct):
+    """Address of an image, or a data URL."""
+
+    url: str
+
+
+class ImageBlock(Struct, tag_field="type", tag="image_url"):
+    """An image as a content block."""
+
+    image_url: ImageURL
+
+
+Content = str | Raw | Sequence[TextBlock | ImageBlock]
+
+
+class FunctionCall(Struct):
+    """Name and arguments of a called function; `arguments` is JSON as text, in chunks only a part."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | Raw | UnsetType = UNSET
+
+
+class ToolCall(Struct):
+    """One tool call. `index`, the number of the call in its choice, is for chunks only."""
+
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    index: int | UnsetType = UNSET
+    function: FunctionCall | UnsetType = UNSET
+
+
+class ChatMessage(Struct):
+    """The message of a whole choice."""
+
+    role: str
+    content: Content | None
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Sequence[ToolCall] | UnsetType = UNSET
+    reasoning: str | Raw | None = None
+
+
+class ChatChoice(Struct):
+    """One choice of a whole answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: LogprobContent | None
+    finish_reason: str
+    stop_reason: str | int | None
+    token_ids: Sequence[int] | Raw | None
+    routed_experts: None = None
+
+
+class ChatCompletion(Struct, kw_only=True):
+    """A whole answer. `created` is Unix seconds."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: Sequence[ChatChoice] | Raw
+    service_tier: None = None
+    system_fingerprint: str | None
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | Raw | None = None
+    prompt_token_ids: Sequence[int] | Raw | None = None
+    prompt_text: str | None = None
+    kv_transfer_params: KVTransferParams | None = None
+    ec_transfer_params: ECTransferParams | None = None
+    metrics: PerRequestMetrics | None = None
+
+
+class Delta(Struct):
+    """The part of a message in one chunk."""
+
+    role: str | UnsetType = UNSET
+    content: Content | None | UnsetType = UNSET
+    reasoning: str | Raw | UnsetType = UNSET
+    tool_calls: Sequence[ToolCall] | UnsetType = UNSET
+
+
+class ChunkChoice(Struct):
+    """The choice in one event of a stream."""
+
+    index: int | Raw
+    delta: Delta
+    logprobs: LogprobContent | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None | UnsetType = UNSET
+    token_ids: Sequence[int] | None | UnsetType = UNSET

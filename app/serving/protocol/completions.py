@@ -1,0 +1,166 @@
+"""``POST /v1/completions``: the body and its answers (vllm-api.md 3.2 to 3.4).
+
+Answers have their keys in vLLM's order; UNSET fields are omitted. `Raw` is encoded JSON; long JSON is encoded
+in parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import ClassVar, cast
+
+from msgspec import Raw, Struct
+
+from app.serving.http.errors import bad_request
+from app.serving.protocol import rules
+from app.serving.protocol.coercion import Misfit
+from app.serving.protocol.common import (
+    CompletionLogprobs,
+    KVTransferParams,
+    PerRequestMetrics,
+    PromptLogprobs,
+    Usage,
+)
+from app.serving.protocol.decoding import RawRequest
+from app.serving.protocol.options import (
+    GenerationFields,
+    Natural,
+)
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 1024
+
+TokenIds = list[int]
+Prompts = str | list[str] | TokenIds | list[TokenIds]
+
+
+class CompletionRequest(GenerationFields, kw_only=True):
+    """The body of ``POST /v1/completions``, with every field of vLLM."""
+
+    prompt: str | list[str | Natural | list[Natural]] | None = None
+    """A text, texts, token ids or lists of token ids, never mixed."""
+    echo: bool | None = False
+    logprobs: int | None = None
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
+    """Never None after decoding: null becomes the default."""
+    n: int = 1
+    suffix: str | None = None
+
+    prompt_embeds: str | list[str] | None = None
+    """Base64, not decoded."""
+    add_special_tokens: bool = True
+
+    lax: ClassVar[Mapping[str, Hashable]] = {
+        "prompt": list[Natural] | list[list[Natural]] | str | list[str] | None,
+    }
+
+    order: ClassVar[str] = (
+        "model prompt echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop "
+        "stream stream_options suffix temperature top_p user use_beam_search top_k min_p "
+        "repetition_penalty watermarking length_penalty stop_token_ids include_stop_str_in_output "
+        "ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens "
+        "truncation_side allowed_token_ids prompt_logprobs logprob_token_ids bad_words prompt_embeds "
+        "add_special_tokens response_format structured_outputs priority request_id session_id "
+        "return_tokens_as_token_ids return_token_ids routed_experts_prompt_start return_token_offsets "
+        "mm_payload return_mm_kwargs cache_salt cache_hit_threshold kv_transfer_params "
+        "ec_transfer_params vllm_xargs repetition_detection thinking_token_budget stream_interval"
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is None:
+            self.max_tokens = DEFAULT_MAX_TOKENS
+        super().__post_init__()
+
+    def prompts(self) -> list[str] | list[TokenIds]:
+        prompt = self.prompt
+        if isinstance(prompt, str) or prompt and isinstance(prompt[0], int):
+            return cast("list[str] | list[TokenIds]", [prompt])
+        return cast("list[str] | list[TokenIds]", prompt or [])
+
+    def check(self) -> None:
+        if isinstance(self.prompt, list) and len(set(map(type, self.prompt))) > 1:
+            raise Misfit("prompts of one kind", "prompt")
+        self.check_rules()
+
+    def check_rules(self: CompletionRequest | RawRequest) -> None:
+        _check_prompt_count(self.prompt, self.prompt_embeds)
+        if self.prompt in (None, "", []) and self.prompt_embeds in (None, []):
+            raise bad_request("a prompt that is not empty is needed", None if self.prompt == [] else "prompt")
+        rules.check_stream_options(self.stream_options, self.stream)
+        _check_logprobs(self)
+        if self.structured_outputs is not None:
+            rules.count_constraints(self.structured_outputs, "structured_outputs")
+            rules.check_structural_tag(self.structured_outputs)
+        rules.check_response_format(self.response_format)
+        rules.check_cache_salt(self.cache_salt)
+        rules.check_thinking_budget(self.thinking_token_budget)
+
+
+def _check_prompt_count(prompt: object, embeds: object) -> None:
+    if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not set(map(type, prompt)) <= {int, bool}:
+        raise bad_request(f"at most {MAX_PROMPTS} prompts fit into one request, got {len(prompt)}", "prompt")
+    if isinstance(embeds, list) and len(embeds) > MAX_PROMPTS:
+        raise bad_request(
+            f"at most {MAX_PROMPTS} prompt_embeds fit into one request, got {len(embeds)}", "prompt_embeds"
+        )
+
+
+def _check_logprobs(request: CompletionRequest | RawRequest) -> None:
+    ids, logprobs = request.logprob_token_ids, request.logprobs
+    if ids and request.use_beam_search:
+        raise bad_request("logprob_token_ids do not go with beam search", "logprob_token_ids")
+    if request.use_beam_search and request.echo and logprobs is not None:
+        raise bad_request("echo with logprobs does not go with beam search", "echo")
+    if ids and request.echo and request.max_tokens == 0:
+        raise bad_request(
+            "logprob_token_ids need tokens, echo with max_tokens=0 makes none", "logprob_token_ids"
+        )
+    if ids and logprobs is None:
+        raise bad_request("logprob_token_ids need logprobs", "logprob_token_ids")
+    rules.check_number("prompt_logprobs", request.prompt_logprobs)
+    rules.check_number("logprobs", logprobs)
+    rules.check_prompt_logprobs(request.prompt_logprobs, request.stream)
+    if logprobs is not None and logprobs < 0 and logprobs != -1:
+        raise bad_request("logprobs must be 0 or more, or -1", "logprobs")
+
+
+class CompletionChoice(Struct):
+    """One choice of a whole answer."""
+
+    index: int
+    text: str | Raw
+    logprobs: CompletionLogprobs | None
+    finish_reason: str
+    stop_reason: str | int | None
+    token_ids: Sequence[int] | Raw | None
+    prompt_logprobs: PromptLogprobs | Raw | None
+    prompt_token_ids: Sequence[int] | Raw | None
+    routed_experts: None = None
+
+
+class Completion(Struct, kw_only=True):
+    """A whole answer. `created` is Unix seconds."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: Sequence[CompletionChoice] | Raw
+    service_tier: None = None
+    system_fingerprint: str | None
+    usage: Usage
+    kv_transfer_params: KVTransferParams | None = None
+    ec_transfer_params: None = None
+    metrics: PerRequestMetrics | None = None
+
+
+class CompletionChunkChoice(Struct):
+    """The choice in one event of a stream."""
+
+    index: int | Raw
+    text: str | Raw
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    prompt_token_ids: Sequence[int] | Raw | None = None
+    token_ids: Sequence[int] | None = None

@@ -1,0 +1,245 @@
+"""Decodes a body to a request struct, or raises vLLM's error for the body.
+
+Fast path: one strict msgspec decode and the request's rules. A refused body is decoded again with lax
+conversion (`app.serving.protocol.coercion`), which reports errors in vLLM's order: not JSON; the request's
+rules, on raw values; the schema. A body is decoded in one go: `app.serving.http.body` limits its values.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from email.message import Message
+from functools import cache
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from app.base.clock.pause import pause_if_possible
+from app.serving.http.errors import ApiError, malformed
+from app.serving.protocol.coercion import JsonObject, Misfit, convert, param_of
+from app.serving.protocol.rules import check_unicode
+
+LONG = 1 << 17
+"""Size of a body, in bytes, above which other requests get a turn between the phases of decoding."""
+
+T = TypeVar("T", bound="Request")
+U = TypeVar("U", bound="Request")
+S = TypeVar("S", bound=Struct)
+
+
+class Request(Struct, kw_only=True):
+    """A request body. A subclass lists its fields in vLLM's order: the first misfit is reported.
+
+    `lax` maps field names to inputs of the lax conversion that the annotation cannot express. `absent` maps
+    missing fields to the values that rules see, if not None.
+    """
+
+    lax: ClassVar[Mapping[str, Hashable]] = {}
+    absent: ClassVar[Mapping[str, object]] = {}
+    order: ClassVar[str] = ""
+    """vLLM's order of the fields, if not the order of declaration."""
+    branch: ClassVar[tuple[str, ...]] = ()
+    """Prefix of error paths where vLLM tries several kinds of body."""
+
+    @classmethod
+    def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
+        """Returns the path that vLLM reports for a misfit of `values` at `path`."""
+        return (*cls.branch, *path)
+
+    def check(self) -> None:
+        """Applies all rules to a strictly decoded request.
+
+        Raises `ApiError`, or `Misfit` where the error depends on the raw body.
+        """
+        self.check_rules()
+
+    def check_rules(self: Request | RawRequest) -> None:
+        """Applies vLLM's rules that come before the schema, to fields of any type. Raises `ApiError`."""
+
+    def check_converted(self) -> None:
+        """Applies vLLM's rules that come after the schema. Raises `ApiError`."""
+
+
+class RawRequest:
+    """Parsed JSON with a request's attributes: raw values; missing ones are from `absent`, else None."""
+
+    def __init__(self, values: Mapping[str, object], absent: Mapping[str, object]) -> None:
+        self._values = values
+        self._absent = absent
+
+    def __getattr__(self, name: str) -> Any:
+        values = self._values
+        return values[name] if name in values else self._absent.get(name)
+
+
+class UnparsableBody(ApiError):
+    """Error 400 for a body that is not Unicode or is nested too deeply.
+
+    The answer is ``{"detail": ...}`` with the text of vLLM's web framework, which clients compare.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(400, "Bad Request", "There was an error parsing the body")
+
+    def body(self) -> bytes:
+        return msgspec.json.encode({"detail": self.message})
+
+
+def decode(body: bytes, content_type: str | None, kind: type[T]) -> T:
+    """Returns the request in `body`. Unknown fields are accepted, and the last of duplicate keys wins.
+
+    Raises `ApiError` (always status 400).
+    """
+    if is_json(content_type) and (request := _strictly(body, kind)) is not None:
+        return request
+    converted = _convert_first(_parse(body, content_type), (kind,), body)
+    assert isinstance(converted, kind)
+    return converted
+
+
+def decode_query(query: Mapping[str, str], kind: type[S]) -> S:
+    try:
+        return convert(kind, query)
+    except Misfit as misfit:
+        where = f"query.{misfit.path[0]}"
+        raise malformed(f"{where}: expected {misfit.expected}", where) from None
+
+
+def decode_first(body: bytes, content_type: str | None, kinds: tuple[type[T], type[U]]) -> T | U:
+    """Returns the request in `body` as the first of `kinds` that fits; an error is the last kind's.
+
+    Raises `ApiError` (always status 400).
+    """
+    for kind in kinds if is_json(content_type) else ():
+        if (request := _strictly(body, kind)) is not None:
+            return request
+    converted = _convert_first(_parse(body, content_type), kinds, body)
+    assert isinstance(converted, kinds)
+    return converted
+
+
+def decode_embedded(body: bytes, content_type: str | None, kind: type[T]) -> T:
+    """Returns the request in `body`, for a route that vLLM declares field by field.
+
+    Null fields are dropped; without a body or JSON's content type, all are. Raises `ApiError` (status 400).
+    """
+    values = _parse_json(body) if body and _resembles_json(content_type) else None
+    if values is not None and not isinstance(values, dict):
+        first = kind.__struct_fields__[0]
+        raise malformed(f"body.{first}: expected an object around it", f"body.{first}")
+    given = {name: value for name, value in (values or {}).items() if value is not None}
+    request = _convert_first(given, (kind,), body)
+    assert isinstance(request, kind)
+    return request
+
+
+def read_json(body: bytes) -> object:
+    """Parses the JSON of a route without a schema. ApiError 400, without a `param`."""
+    try:
+        return _parse_json(body)
+    except ApiError as error:
+        raise malformed(error.message) from None
+
+
+def first_fit(values: JsonObject, kinds: Sequence[type[Request]]) -> type[Request] | None:
+    """Returns the first of `kinds` that fits `values`; else None. ApiError from a rule of a tried kind."""
+    for kind in kinds:
+        kind.check_rules(RawRequest(values, kind.absent))
+        try:
+            convert(kind, values)
+        except Misfit:
+            continue
+        return kind
+    return None
+
+
+def check_content_type(content_type: str | None) -> None:
+    if not is_json(content_type):
+        raise malformed("the content type must be application/json")
+
+
+def _strictly(body: bytes, kind: type[T]) -> T | None:
+    """Returns the request in `body`; None when the body needs lax conversion."""
+    try:
+        request = _decoder(kind).decode(body)
+        _rest(body)
+        request.check()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Misfit, ApiError):
+        return None
+    assert isinstance(request, kind)
+    return request
+
+
+def _rest(body: bytes) -> None:
+    """Gives other requests a turn when `body` is long."""
+    if len(body) > LONG:
+        pause_if_possible()
+
+
+@cache
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    return msgspec.json.Decoder(kind)
+
+
+def is_json(content_type: str | None) -> bool:
+    if content_type == "application/json":
+        return True
+    return content_type is not None and content_type.lower().partition(";")[0] == "application/json"
+
+
+def _resembles_json(content_type: str | None) -> bool:
+    """True for any JSON type, also ``application/x+json``: bad JSON is reported before a wrong type."""
+    message = Message()
+    message["content-type"] = content_type or ""
+    subtype = message.get_content_subtype()
+    says_json = subtype == "json" or subtype.endswith("+json")
+    return says_json and message.get_content_maintype() == "application"
+
+
+def _parse(body: bytes, content_type: str | None) -> JsonObject:
+    values = _parse_json(body) if body and _resembles_json(content_type) else None
+    check_content_type(content_type)
+    if values is None:
+        raise malformed("body: a JSON object is needed", "body")
+    if not isinstance(values, dict):
+        raise malformed("body: expected an object", "body")
+    return values
+
+
+def _parse_json(body: bytes) -> object:
+    try:
+        parsed: object = json.loads(body)
+        return parsed
+    except json.JSONDecodeError as error:
+        at = _place(error)
+        raise malformed(f"body: not JSON at character {at}: {error.msg}", f"body.{at}") from None
+    except (ValueError, RecursionError):
+        raise UnparsableBody from None
+
+
+def _place(error: json.JSONDecodeError) -> int:
+    """Returns the error's position in vLLM's Python: after a trailing comma; from 3.13 on, at the comma."""
+    if not error.msg.startswith("Illegal trailing comma"):
+        return error.pos
+    return len(error.doc) - len(error.doc[error.pos + 1 :].lstrip(" \t\n\r"))
+
+
+def _convert_first(values: JsonObject, kinds: Sequence[type[Request]], body: bytes) -> Request:
+    """Returns the request in `values`, parsed from `body`; other requests get turns if `body` is long."""
+    for kind in kinds:
+        kind.check_rules(RawRequest(values, kind.absent))
+    for kind in kinds:
+        _rest(body)
+        try:
+            request = convert(kind, values)
+        except Misfit as misfit:
+            path, expected = kind.place(values, misfit.path), misfit.expected
+        else:
+            _rest(body)
+            check_unicode(values)
+            request.check_converted()
+            return request
+    where = param_of(path)
+    raise malformed(f"{where}: expected {expected}", where)

@@ -1,0 +1,181 @@
+"""The messages of a chat: vLLM's checks, and the error paths of refused messages.
+
+A message stays the client's dict, because chat templates may read any key. Accepted messages are one of
+OpenAI's six kinds, or have any other role with text or parts. A message of no kind is reported as a wrong
+developer message, the first kind that vLLM tries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from app.serving.http.errors import bad_request, malformed
+from app.serving.protocol.coercion import JsonObject, Misfit, param_of
+
+Message = JsonObject
+
+_FIRST_KIND = "ChatCompletionDeveloperMessageParam"
+_TOOL_CALL = "ChatCompletionMessageFunctionToolCallParam"
+_PLAIN_KEYS = frozenset(("role", "content"))
+
+
+def are_plain(messages: Sequence[object]) -> bool:
+    """True if each message has only a role and a text, and needs no further check."""
+    return all(map(_is_plain, messages))
+
+
+def _is_plain(message: object) -> bool:
+    if not isinstance(message, dict):
+        return False
+    return message.keys() == _PLAIN_KEYS and type(message["role"]) is type(message["content"]) is str
+
+
+def convert_messages(value: object) -> list[Message]:
+    if not isinstance(value, list):
+        raise Misfit("a list of messages")
+    for index, message in enumerate(value):
+        try:
+            _check_message(message)
+        except Misfit as misfit:
+            raise misfit.under(index) from None
+    return value
+
+
+def normalize_messages(messages: object) -> None:
+    """Renames ``reasoning_content`` to ``reasoning``, and makes tool calls a list; in place."""
+    for message in messages if isinstance(messages, list) else ():
+        if not isinstance(message, dict):
+            continue
+        calls = message.get("tool_calls")
+        if calls is not None and not isinstance(calls, list):
+            if not isinstance(calls, str | dict):
+                raise bad_request("tool_calls of a message must be a list")
+            message["tool_calls"] = list(calls)
+        reasoning = message.pop("reasoning_content", None)
+        if reasoning is not None and message.get("reasoning") is None:
+            message["reasoning"] = reasoning
+
+
+def check_tool_calls(messages: Sequence[Message]) -> None:
+    """Raises `ApiError` unless an assistant's calls have an id, a type and a function or custom tool."""
+    for message in messages:
+        calls = message.get("tool_calls") if message.get("role") == "assistant" else None
+        for index, call in enumerate(calls if isinstance(calls, list) else ()):
+            if not _is_custom_call(call) and (path := _wrong_function_call(call)):
+                where = param_of((index, *path))
+                raise malformed(f"{where}: a tool call of a message is incomplete", where)
+
+
+def _check_message(message: object) -> None:
+    if not isinstance(message, dict):
+        raise Misfit("a message object", _FIRST_KIND)
+    if _is_plain(message) or _is_known_kind(message) or _is_custom_kind(message):
+        return
+    if not _is_content(message.get("content")):
+        raise Misfit("a text or a list of parts", _FIRST_KIND, "content")
+    if message.get("role") != "developer":
+        raise Misfit("the name of a role", _FIRST_KIND, "role")
+    raise Misfit("a string", _FIRST_KIND, "name")
+
+
+def _is_content(content: object) -> bool:
+    # Parts are checked when the conversation is rendered; here any iterable passes.
+    return isinstance(content, str | list | dict)
+
+
+def _is_known_kind(message: Message) -> bool:
+    role, content = message.get("role"), message.get("content")
+    if role == "tool":
+        return _is_content(content) and isinstance(message.get("tool_call_id"), str)
+    if role == "function":
+        has_content = "content" in message and (content is None or isinstance(content, str))
+        return has_content and isinstance(message.get("name"), str)
+    if not isinstance(message.get("name", ""), str):
+        return False
+    if role == "assistant":
+        return (
+            (content is None or _is_content(content))
+            and isinstance(message.get("refusal"), str | None)
+            and _has_strings(message.get("audio"), "id")
+            and _has_strings(message.get("function_call"), "arguments", "name")
+            and isinstance(message.get("tool_calls", []), list)
+        )
+    return role in ("developer", "system", "user") and _is_content(content)
+
+
+def _is_custom_kind(message: Message) -> bool:
+    content = message.get("content", "")
+    calls, tools = message.get("tool_calls"), message.get("tools")
+    return (
+        isinstance(message.get("role"), str)
+        and (isinstance(content, str) or isinstance(content, list) and all(map(_is_part, content)))
+        and isinstance(message.get("name", ""), str)
+        and all(isinstance(message.get(key), str | None) for key in ("tool_call_id", "reasoning", "task"))
+        and (calls is None or isinstance(calls, list) and all(map(_is_function_call, calls)))
+        and (tools is None or isinstance(tools, list) and all(map(_is_tool, tools)))
+    )
+
+
+def _is_part(part: object) -> bool:
+    return isinstance(part, str | dict)
+
+
+def _has_strings(value: object, *keys: str) -> bool:
+    """True for None, or an object with a string under each of `keys`."""
+    return value is None or isinstance(value, dict) and all(isinstance(value.get(key), str) for key in keys)
+
+
+def _is_tool(tool: object) -> bool:
+    return (
+        isinstance(tool, dict)
+        and tool.get("type") == "function"
+        and isinstance(tool.get("function"), dict)
+        and isinstance(tool["function"].get("name"), str)
+    )
+
+
+def _is_function_call(call: object) -> bool:
+    return not _wrong_function_call(call)
+
+
+def _is_custom_call(call: object) -> bool:
+    if not isinstance(call, dict) or call.get("type") != "custom" or not isinstance(call.get("id"), str):
+        return False
+    return isinstance(call.get("custom"), dict) and _has_strings(call["custom"], "input", "name")
+
+
+def _wrong_function_call(call: object) -> tuple[str, ...]:
+    """Returns the path to a function call's error, with the kind's name in front; empty without an error."""
+    if not isinstance(call, dict):
+        return (_TOOL_CALL,)
+    function = call.get("function")
+    if not isinstance(call.get("id"), str):
+        return (_TOOL_CALL, "id")
+    if not isinstance(function, dict):
+        return (_TOOL_CALL, "function")
+    for key in ("arguments", "name"):
+        if not isinstance(function.get(key), str):
+            return (_TOOL_CALL, "function", key)
+    return () if call.get("type") == "function" else (_TOOL_CALL, "type")
+
+
+def content_text(content: object) -> str:
+    """Joins text parts and images (as `image: URL`) by line breaks; other parts are skipped."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | dict):
+        return ""
+    texts = map(_part_text, content)
+    return "\n".join(text for text in texts if text is not None)
+
+
+def _part_text(part: object) -> str | None:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        return None
+    if part.get("type") == "image_url":
+        image = part.get("image_url")
+        return f"image: {image.get('url') if isinstance(image, dict) else image}"
+    text = part.get("text")
+    return text if isinstance(text, str) else None

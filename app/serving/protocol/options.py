@@ -1,0 +1,219 @@
+"""Fields, nested options, number ranges and tools that chats and text completions share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from app.serving.http.errors import bad_request
+from app.serving.protocol.coercion import JsonObject
+from app.serving.protocol.decoding import Request
+
+INT64_MIN = -(2**63)
+INT64_MAX = 2**63 - 1
+MAX_STOP_STRINGS = 4
+
+Int64 = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Truncation = Annotated[int, Meta(ge=-1, le=INT64_MAX)]
+StopStrings = str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=1024)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""Amount of a model's thinking."""
+ExtraArg = str | int | float | list[str | int | float]
+
+
+class StreamOptions(Struct, kw_only=True):
+    """Options for additional data in a stream."""
+
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class JsonSchema(Struct, kw_only=True):
+    """The ``json_schema`` of a response format; ``schema`` on the wire is `json_schema` here."""
+
+    name: str
+    description: str | None = None
+    json_schema: JsonObject | None = msgspec.field(default=None, name="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, kw_only=True):
+    """The required form of the answer; the last three fields are for ``structural_tag`` only."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchema | None = None
+    format: object = None
+    structures: object = None
+    triggers: object = None
+
+
+class StructuredOutputs(Struct, kw_only=True):
+    """vLLM's own output constraints: exactly one of the first five and `structural_tag`."""
+
+    json: str | JsonObject | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
+
+    def __post_init__(self) -> None:
+        constraints = (
+            self.json,
+            self.regex,
+            self.choice,
+            self.grammar,
+            self.json_object,
+            self.structural_tag,
+        )
+        given = sum(constraint is not None for constraint in constraints)
+        if given != 1:
+            raise bad_request(f"structured_outputs takes exactly one constraint, {given} are given")
+
+
+class RepetitionDetection(Struct, kw_only=True):
+    """Conditions for ending an answer that repeats itself; sizes in tokens, 0: off."""
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_pattern_size <= self.max_pattern_size:
+            raise bad_request("repetition_detection needs 0 <= min_pattern_size <= max_pattern_size")
+        if self.max_pattern_size > 0 and self.min_count < 2:
+            raise bad_request("repetition_detection.min_count must be at least 2")
+
+
+class FunctionDefinition(Struct, kw_only=True):
+    """A function and the JSON schema of its parameters."""
+
+    name: str
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+class Tool(Struct, kw_only=True):
+    """One entry of ``tools``."""
+
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+    defer_loading: bool | None = None
+
+
+class NamedFunction(Struct, kw_only=True):
+    """The name inside a `NamedToolChoice`."""
+
+    name: str
+
+
+class AllowedTools(Struct, kw_only=True):
+    """Allowed tools; with mode ``required``, one must be called."""
+
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[Tool] = []
+
+
+class NamedToolChoice(Struct, kw_only=True):
+    """``tool_choice`` as an object: a required function, or the allowed tools."""
+
+    function: NamedFunction | None = None
+    type: Literal["function", "allowed_tools"] = "function"
+    allowed_tools: AllowedTools | None = None
+
+    def names(self) -> list[str]:
+        if self.type == "allowed_tools" and self.allowed_tools is not None:
+            return [tool.function.name for tool in self.allowed_tools.tools]
+        return [self.function.name] if self.function is not None else []
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | None
+
+
+FLAT_TRANSFER = (
+    *("do_remote_decode", "do_remote_prefill", "remote_block_ids", "remote_engine_id"),
+    *("remote_host", "remote_port"),
+)
+"""Fields of `kv_transfer_params` that llm-d's simulator took at the top level, up to version 0.5."""
+
+
+class GenerationFields(Request, kw_only=True):
+    """Common fields of chats and text completions. None is the server's default.
+
+    The first six fields are not in vLLM: they set fields of `kv_transfer_params`, and may have any type.
+    """
+
+    do_remote_decode: object = None
+    do_remote_prefill: object = None
+    remote_block_ids: object = None
+    remote_engine_id: object = None
+    remote_host: object = None
+    remote_port: object = None
+
+    model: str | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+    response_format: ResponseFormat | None = None
+    seed: Int64 | None = None
+    stop: StopStrings = []
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    thinking_token_budget: int | None = None
+    user: str | None = None
+    use_beam_search: bool = False
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    watermarking: bool | None = None
+    length_penalty: float = 1.0
+    stop_token_ids: list[int] | None = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: Truncation | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = []
+    structured_outputs: StructuredOutputs | None = None
+    priority: Int64 = 0
+    request_id: str = ""
+    """Empty without one from the client: vLLM then draws a random id."""
+    session_id: str | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    routed_experts_prompt_start: Natural = 0
+    return_token_offsets: bool | None = False
+    mm_payload: Literal["tensors", "none"] = "tensors"
+    return_mm_kwargs: bool | None = None
+    cache_salt: CacheSalt | None = None
+    cache_hit_threshold: Share | None = None
+    """Not in vLLM: least share of the prompt that must be cached; below this share the reply is empty."""
+    kv_transfer_params: JsonObject | None = None
+    ec_transfer_params: JsonObject | None = None
+    vllm_xargs: dict[str, ExtraArg] | None = None
+    repetition_detection: RepetitionDetection | None = None
+    stream_interval: Annotated[int, Meta(ge=1)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.thinking_token_budget == -1:
+            self.thinking_token_budget = None
+        if self.do_remote_decode is not None or self.do_remote_prefill is not None:
+            flat = {name: value for name in FLAT_TRANSFER if (value := getattr(self, name)) is not None}
+            self.kv_transfer_params = flat | (self.kv_transfer_params or {})

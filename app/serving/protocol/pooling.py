@@ -1,0 +1,427 @@
+"""The pooling routes: embeddings, pooling, classify, score and rerank (vllm-api.md section 8).
+
+One struct has both forms of a request, texts and conversations. A value of neither form is reported as a
+wrong ``input``, as in vLLM.
+Answers have their keys in vLLM's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeGuard, cast
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+
+from app.serving.http.errors import bad_request
+from app.serving.protocol import rules
+from app.serving.protocol.coercion import JsonObject, Misfit, as_it_is, convert
+from app.serving.protocol.common import Usage
+from app.serving.protocol.decoding import RawRequest, Request
+from app.serving.protocol.messages import Message, are_plain, convert_messages
+from app.serving.protocol.options import CacheSalt, Int64, Natural
+
+MAX_INPUTS = 65_536
+"""Most texts, conversations or documents in one request."""
+MAX_DIMENSIONS = 65_536
+
+EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
+EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
+Endianness = Literal["native", "big", "little"]
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "plugin", "embed&token_classify"]
+REMOVED_TASKS = frozenset(("score", "encode"))
+
+BEFORE_INPUT = frozenset(("encoding_format", "embed_dtype", "endianness", "dimensions", "use_activation"))
+"""Fields that vLLM checks before `input`; in conversations, later misfits become a missing `input`."""
+
+TokenIds = list[int]
+Prompts = list[str] | list[TokenIds]
+Conversation = list[Message]
+Input = str | list[str | int | list[int | Message] | Message]
+
+
+class PoolingFields(Request, kw_only=True):
+    """The common fields of pooling requests."""
+
+    model: str | None = None
+    user: str | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    padding: Literal["max_length", "do_not_pad"] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    request_id: str = ""
+    """Empty without one from the client: vLLM then draws a random id."""
+    priority: Int64 = 0
+    mm_processor_kwargs: JsonObject | None = None
+    cache_salt: CacheSalt | None = None
+    use_activation: bool | None = None
+    """None: the model's default."""
+
+    def check_rules(self: PoolingFields | RawRequest) -> None:
+        rules.check_cache_salt(self.cache_salt)
+
+    def kept(self, ids: TokenIds, max_model_len: int) -> TokenIds:
+        """Returns the ids that `truncate_prompt_tokens` keeps: the first, or for side "left" the last."""
+        keep = self.truncate_prompt_tokens
+        if keep is None or keep >= len(ids):
+            return ids
+        keep = max_model_len if keep < 0 else keep
+        return ids[max(0, len(ids) - keep) :] if self.truncation_side == "left" else ids[:keep]
+
+
+class ClassificationRequest(PoolingFields, kw_only=True):
+    """Texts, token ids or conversations; after decoding, one of three properties has them."""
+
+    input: Input | UnsetType = UNSET
+    messages: list[Message | list[Message]] | UnsetType = UNSET
+    add_special_tokens: bool | UnsetType = UNSET
+    """Never UNSET after decoding: true for texts; false for conversations (the template adds them)."""
+    add_generation_prompt: bool = False
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: JsonObject | None = None
+    media_io_kwargs: dict[str, JsonObject] | None = None
+    normalize: object = UNSET
+    """Removed from vLLM; its presence is an error."""
+    task: object = None
+
+    lax: ClassVar[Mapping[str, Hashable]] = {"input": as_it_is, "messages": as_it_is}
+    absent: ClassVar[Mapping[str, object]] = {"normalize": UNSET}
+    batched: ClassVar[bool] = False
+    """Allows several conversations, also as `input`."""
+
+    @classmethod
+    def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
+        return path if "input" in values or path[0] in BEFORE_INPUT else ("input",)
+
+    def __post_init__(self) -> None:
+        chats = _conversations(self.messages, self.batched)
+        if chats is None and self.batched and self.input:
+            chats = _conversations(self.input, True)
+        if chats is None:
+            self.input, self.messages = cast(Input, _prompts(self.input)), UNSET
+        else:
+            self.input, self.messages = UNSET, cast("list[Message | list[Message]]", chats)
+        if self.add_special_tokens is UNSET:
+            self.add_special_tokens = chats is None
+
+    @property
+    def conversations(self) -> list[Conversation]:
+        """The conversations; none when the request has texts or token ids."""
+        return cast("list[Conversation]", self.messages or [])
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts; none when the request has something else."""
+        return cast("list[str]", self.input) if self.input and isinstance(self.input[0], str) else []
+
+    @property
+    def id_lists(self) -> list[TokenIds]:
+        """The lists of token ids; none when the request has something else."""
+        return cast("list[TokenIds]", self.input) if self.input and isinstance(self.input[0], list) else []
+
+    def check_rules(self: ClassificationRequest | RawRequest) -> None:
+        if self.normalize is not UNSET:
+            raise bad_request("normalize is no longer known: use_activation has taken its place", "normalize")
+        if isinstance(self.task, str) and self.task in REMOVED_TASKS:
+            raise bad_request(f"task {self.task!r} is no longer known", "task")
+        PoolingFields.check_rules(self)
+        rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
+
+
+class EncodedRequest(ClassificationRequest, kw_only=True):
+    """A request whose answer has vectors; the first three fields choose their encoding."""
+
+    encoding_format: EncodingFormat = "float"
+    embed_dtype: EmbedDtype = "float32"
+    """For base64 and bytes only."""
+    endianness: Endianness = "native"
+    """For base64 and bytes only."""
+    dimensions: int | None = None
+
+
+class EmbeddingRequest(EncodedRequest, kw_only=True):
+    """The body of ``POST /v1/embeddings``."""
+
+    batched: ClassVar[bool] = True
+
+
+class PoolingRequest(EncodedRequest, kw_only=True):
+    """The body of ``POST /pooling``."""
+
+    task: PoolingTask | None = None
+    data: object = UNSET
+    """Input of a vLLM plugin that parses inputs itself."""
+
+    def __post_init__(self) -> None:
+        try:
+            super().__post_init__()
+        except Misfit:
+            if self.data is UNSET:
+                raise
+            self.input, self.messages, self.task = UNSET, UNSET, "plugin"
+
+
+class _Ids(Struct):
+    """Token ids, for lax conversion."""
+
+    input: list[int] | list[list[int]]
+
+
+def _prompts(value: object) -> Prompts:
+    """Converts each of the four forms of `value` to a list. Raises `Misfit`."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise Misfit("a text, texts, token ids or lists of them", "input")
+    kinds = set(map(type, value))
+    if kinds not in ({str}, {int}) and not (kinds == {list} and _are_ids(value)):
+        value = convert(_Ids, {"input": value}).input
+    return cast(Prompts, [value] if value and isinstance(value[0], int) else value)
+
+
+def _are_ids(lists: Sequence[list[object]]) -> bool:
+    return all(set(map(type, ids)) <= {int} for ids in lists)
+
+
+def _conversations(value: object, batched: bool) -> list[Conversation] | None:
+    """Returns the conversations in `value`; None when vLLM would not accept `value` as conversations."""
+    if not isinstance(value, list):
+        return None
+    many = batched and bool(value) and all(map(_is_full_list, value))
+    chats: list[Conversation] = value if many else [value]
+    try:
+        for chat in chats:
+            if not are_plain(chat):
+                convert_messages(chat)
+    except Misfit:
+        return None
+    return chats
+
+
+def _is_full_list(value: object) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
+ScoreInput = str | JsonObject
+"""A text, or an object with multimodal parts under ``content``."""
+ScoreInputs = ScoreInput | list[ScoreInput]
+
+_PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+_PART_TYPES = ("text", "image_url", "image_embeds", "video_url")
+
+
+class ScoringRequest(PoolingFields, kw_only=True):
+    """The common fields of score and rerank; 0: no limit."""
+
+    max_tokens_per_query: int = 0
+    max_tokens_per_doc: int = 0
+    instruction: str | None = None
+    chat_template_kwargs: JsonObject | None = None
+
+
+class ScoreRequest(ScoringRequest, kw_only=True):
+    """The body of ``POST /score``; after decoding, `queries` and `documents` have the pair of any names."""
+
+    queries: ScoreInputs | UnsetType = UNSET
+    documents: ScoreInputs | UnsetType = UNSET
+    items: ScoreInputs | UnsetType = UNSET
+    data_1: ScoreInputs | UnsetType = UNSET
+    data_2: ScoreInputs | UnsetType = UNSET
+    text_1: ScoreInputs | UnsetType = UNSET
+    text_2: ScoreInputs | UnsetType = UNSET
+
+    lax: ClassVar[Mapping[str, Hashable]] = {name: as_it_is for pair in _PAIRS for name in pair}
+
+    def __post_init__(self) -> None:
+        for names in _PAIRS:
+            first, second = (getattr(self, name) for name in names)
+            if _are_inputs(first) and _are_inputs(second):
+                self.queries, self.documents = first, second
+                return
+        raise Misfit("a text or a list of texts", "documents" if _are_inputs(self.queries) else "queries")
+
+
+def _one_input(value: object) -> ScoreInput:
+    if _is_input(value):
+        return value
+    raise Misfit("a text")
+
+
+def _inputs(value: object) -> ScoreInputs:
+    if _are_inputs(value):
+        return value
+    raise Misfit("a text or a list of texts")
+
+
+def _are_inputs(value: object) -> TypeGuard[ScoreInputs]:
+    return all(map(_is_input, value)) if isinstance(value, list) else _is_input(value)
+
+
+def _is_input(value: object) -> TypeGuard[ScoreInput]:
+    if not isinstance(value, dict):
+        return isinstance(value, str)
+    content = value.get("content")
+    return isinstance(content, list) and all(map(_is_part, content))
+
+
+def _is_part(part: object) -> bool:
+    if not isinstance(part, dict):
+        return False
+    kind = part.get("type")
+    return kind in _PART_TYPES and isinstance(part.get(kind), str if kind == "text" else str | dict)
+
+
+class RerankRequest(ScoringRequest, kw_only=True):
+    """The body of ``POST /rerank``; `top_n` 0: all documents."""
+
+    query: ScoreInput
+    documents: ScoreInputs
+    top_n: Natural = 0
+
+    lax: ClassVar[Mapping[str, Hashable]] = {"query": _one_input, "documents": _inputs}
+
+    def check(self) -> None:
+        if not _is_input(self.query) or not _are_inputs(self.documents):
+            raise Misfit("texts")
+        self.check_rules()
+
+
+class ItemList(Struct, kw_only=True):
+    """A list of vectors, scores or classes. `created` is Unix seconds."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: Raw
+    usage: Usage
+
+
+EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
+
+
+class ImageUrl(Struct):
+    """The address of an image."""
+
+    url: str
+
+
+class ContentPart(Struct, kw_only=True):
+    """A text or an image."""
+
+    type: Literal["text", "image_url"]
+    text: str | None = None
+    image_url: ImageUrl | None = None
+
+    def __post_init__(self) -> None:
+        if getattr(self, self.type) is None:
+            raise Misfit(f"{self.type} beside its type")
+
+    def as_chat(self) -> dict[str, object]:
+        """Returns the part in the form of a chat message."""
+        image = self.image_url
+        value: object = self.text if image is None or self.type == "text" else {"url": image.url}
+        return {"type": self.type, self.type: value}
+
+
+class MixedInput(Struct):
+    """An input of several parts."""
+
+    content: list[ContentPart]
+
+
+class CohereEmbedRequest(Request, kw_only=True):
+    """The body of ``POST /v2/embed``."""
+
+    model: str | None = None
+    input_type: str | None = None
+    """Name of the model's instruction that precedes every input."""
+    texts: list[str] | None = None
+    images: list[str] | None = None
+    inputs: list[MixedInput] | None = None
+    output_dimension: int | None = None
+    embedding_types: list[EmbeddingType] | None = None
+    truncate: Literal["NONE", "START", "END"] = "END"
+    max_tokens: int | None = None
+    priority: Int64 = 0
+
+    def __post_init__(self) -> None:
+        given = [each for each in (self.texts, self.images, self.inputs) if each is not None]
+        if len(given) != 1 or not given[0]:
+            raise Misfit("exactly one of texts, images and inputs, and it must not be empty")
+
+    @property
+    def has_images(self) -> bool:
+        kinds = {part.type for each in self.inputs or () for part in each.content}
+        return self.images is not None or "image_url" in kinds
+
+    def as_embedding(self, instruction: str, has_template: bool) -> EmbeddingRequest:
+        """Converts to a body of ``POST /v1/embeddings``; without a template, `instruction` precedes texts.
+
+        ApiError 400 for `max_tokens` below -1.
+        """
+        keep = None if self.truncate == "NONE" else -1 if self.max_tokens is None else self.max_tokens
+        if keep is not None and keep < -1:
+            raise bad_request(f"max_tokens must be -1 or more, got {keep}")
+        if self.texts is None or instruction and has_template:
+            content: dict[str, Any] = {"messages": self._conversations(instruction)}
+        else:
+            content = {"input": [instruction + text for text in self.texts]}
+        return EmbeddingRequest(
+            model=self.model,
+            dimensions=self.output_dimension,
+            truncate_prompt_tokens=keep,
+            truncation_side="left" if self.truncate == "START" else None,
+            priority=self.priority,
+            **content,
+        )
+
+    def _conversations(self, instruction: str) -> list[list[dict[str, object]]]:
+        """Returns a conversation per text, image or mixed input; the instruction is the system message."""
+        contents: list[list[dict[str, object]]] = [
+            [{"type": "text", "text": text}] for text in self.texts or ()
+        ]
+        contents += [[{"type": "image_url", "image_url": {"url": url}}] for url in self.images or ()]
+        contents += [[part.as_chat() for part in each.content] for each in self.inputs or ()]
+        first: list[dict[str, object]] = []
+        if instruction:
+            first = [{"role": "system", "content": [{"type": "text", "text": instruction}]}]
+        return [[*first, {"role": "user", "content": content}] for content in contents]
+
+
+class EmbeddingsByType(Struct, kw_only=True):
+    """Every vector in each of the requested types."""
+
+    float_: Raw | UnsetType = field(default=UNSET, name="float")
+    binary: Sequence[list[int]] | UnsetType = UNSET
+    ubinary: Sequence[list[int]] | UnsetType = UNSET
+    base64: Sequence[str] | UnsetType = UNSET
+
+
+class ApiVersion(Struct):
+    """Version of Cohere's API."""
+
+    version: str = "2"
+
+
+class BilledUnits(Struct):
+    """Token counts; with an image, all tokens count as image tokens."""
+
+    input_tokens: int
+    image_tokens: int
+
+
+class CohereMeta(Struct):
+    """The cost of a request."""
+
+    api_version: ApiVersion
+    billed_units: BilledUnits
+
+
+class CohereEmbedResponse(Struct, kw_only=True):
+    """The answer of ``POST /v2/embed``."""
+
+    id: str
+    embeddings: EmbeddingsByType
+    texts: list[str] | UnsetType = UNSET
+    meta: CohereMeta
+    response_type: Literal["embeddings_by_type"] = "embeddings_by_type"

@@ -1,0 +1,109 @@
+"""Bodies of routes that tokenize prompts, or score pods for a prompt's tokens.
+
+``POST /tokenize``, with its two forms, and ``POST /detokenize``: see vllm-api.md section 5.
+``POST /score_completions``, ``/score_chat_completions`` and ``/score_tokens`` have the names of llm-d's
+kv-cache manager (kv-cache.md section 5.1), which lacks `pods`, `lora` and `cache_salt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Annotated, ClassVar
+
+from msgspec import Meta, Struct
+
+from app.serving.protocol import rules
+from app.serving.protocol.coercion import JsonObject, Misfit
+from app.serving.protocol.decoding import RawRequest, Request
+from app.serving.protocol.messages import Message, are_plain, convert_messages
+from app.serving.protocol.options import INT64_MAX, Tool
+
+TOKEN_MAX = 2**32 - 1
+
+
+class TokenizeChatRequest(Request, kw_only=True):
+    """The body of ``POST /tokenize`` with a conversation."""
+
+    model: str | None = None
+    messages: list[Message]
+    add_generation_prompt: bool = True
+    return_token_strs: bool | None = False
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: JsonObject | None = None
+    media_io_kwargs: dict[str, JsonObject] | None = None
+    mm_processor_kwargs: JsonObject | None = None
+    tools: list[Tool] | None = None
+
+    lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_messages}
+
+    def check(self) -> None:
+        if not are_plain(self.messages):
+            convert_messages(self.messages)
+        if self.continue_final_message:
+            raise Misfit("add_generation_prompt to be absent or false")
+
+    def check_rules(self: TokenizeChatRequest | RawRequest) -> None:
+        rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
+
+
+class TokenizePromptRequest(Request, kw_only=True):
+    """The body of ``POST /tokenize`` with a text."""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = False
+
+
+TokenizeRequest = TokenizeChatRequest | TokenizePromptRequest
+TOKENIZE_REQUESTS = (TokenizeChatRequest, TokenizePromptRequest)
+"""Both forms, in the order of `decode_first`: messages precede a prompt."""
+
+
+class DetokenizeRequest(Request, kw_only=True):
+    """The body of ``POST /detokenize``; ids beyond the vocabulary fit the schema."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Meta(ge=0, le=INT64_MAX)]]
+
+
+class ScoreTextRequest(Request, kw_only=True):
+    """The body of ``POST /score_completions``: scores the pods for a text."""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+    pods: list[str] | None = None
+    lora: str | None = None
+    cache_salt: str | None = None
+
+
+class ScoreChatRequest(TokenizeChatRequest, kw_only=True):
+    """The body of ``POST /score_chat_completions``; a generation prompt is added by default, as in vLLM."""
+
+    documents: list[JsonObject] | None = None
+    return_assistant_tokens_mask: bool | None = False
+    pods: list[str] | None = None
+    lora: str | None = None
+    cache_salt: str | None = None
+
+
+class MediaSpan(Struct, frozen=True):
+    """An image, audio or video in a prompt: its hash and the place of its tokens."""
+
+    identifier: str
+    offset: Annotated[int, Meta(ge=0)]
+    length: Annotated[int, Meta(ge=1)]
+
+
+class ScoreTokensRequest(Request, kw_only=True):
+    """The body of ``POST /score_tokens``: scores the pods for token ids."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Meta(ge=0, le=TOKEN_MAX)]]
+    pods: list[str] | None = None
+    lora: str | None = None
+    cache_salt: str | None = None
+    media: list[MediaSpan] | None = None

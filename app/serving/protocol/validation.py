@@ -1,0 +1,461 @@
+"""Validation of a request for generation by all rules, in vLLM's order (vllm-api.md section 4).
+
+Rules about sampling parameters run before the answer starts: their errors have a status even for a stream.
+Each rule runs once; `ValidatedRequest` keeps the values derived from the fields. All rules raise `ApiError`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Generic, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from app.serving.http.errors import bad_request
+from app.serving.protocol.chat import ChatCompletionRequest
+from app.serving.protocol.coercion import JsonObject
+from app.serving.protocol.completions import CompletionRequest
+from app.serving.protocol.options import INT64_MIN, ResponseFormat, StopStrings, StructuredOutputs
+
+GenerationRequest = ChatCompletionRequest | CompletionRequest
+
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_BAD_WORDS = 128
+MAX_SCHEMA_DEPTH = 64
+MAX_NAMED = 5
+"""Most invalid token ids in an error message."""
+MAX_CHOICES = 16384
+GREEDY_BELOW = 1e-5
+_UINT64_END = 2**64
+
+
+def maximum_context(max_model_len: int) -> str:
+    """Returns the phrase that clients, such as litellm, search for to detect a prompt that is too long."""
+    return f"This model's maximum context length is {max_model_len} tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """Limits of the served model: context and vocabulary in tokens, log probabilities per token (-1: all)."""
+
+    max_model_len: int
+    vocab_size: int
+    max_logprobs: int = 20
+    reasons: bool = False
+    """The model thinks before its reply."""
+    parses: bool = False
+    """Reasoning or tool calls are parsed from the model's output."""
+    max_new_tokens: int | None = None
+    """Most tokens of any reply, from the model's generation_config.json."""
+
+    def room_behind(self, prompt_tokens: int) -> int:
+        """Returns the most tokens of a reply after a prompt; 0 or less when the prompt fills the context."""
+        room = self.max_model_len - prompt_tokens
+        return room if self.max_new_tokens is None else min(room, self.max_new_tokens)
+
+    def logprobs(self, wanted: int | None) -> int:
+        """Returns log probabilities per token: the vocabulary's size for -1 (all), 0 for None."""
+        return self.vocab_size if wanted == -1 else wanted or 0
+
+    def check_logprobs(self, param: str, wanted: int | None) -> None:
+        count, most = self.logprobs(wanted), self.logprobs(self.max_logprobs)
+        if count > most:
+            raise bad_request(f"{count} {param} were asked for, at most {most} are possible", param)
+
+    def check_vocabulary(self, param: str, token_ids: Sequence[int]) -> None:
+        if wrong := self._unknown(token_ids):
+            raise bad_request(
+                f"{param}: {wrong} are not in the vocabulary of {self.vocab_size} tokens", param
+            )
+
+    def check_prompt(self, prompt_ids: Sequence[int]) -> None:
+        """Raises `ApiError` unless a prompt has tokens of this vocabulary, and room for one more."""
+        if not prompt_ids:
+            raise bad_request("the prompt has no tokens")
+        if len(prompt_ids) >= self.max_model_len:
+            raise bad_request(
+                f"{maximum_context(self.max_model_len)}: a prompt of {len(prompt_ids)} leaves no room."
+            )
+        if self._unknown(prompt_ids):
+            raise bad_request("a token id of the prompt is not in the vocabulary")
+
+    def _unknown(self, token_ids: Sequence[int]) -> list[int]:
+        if not token_ids or min(token_ids) >= 0 and max(token_ids) < self.vocab_size:
+            return []
+        return list(islice((each for each in token_ids if not 0 <= each < self.vocab_size), MAX_NAMED))
+
+
+def check_logprob_token_ids(ids: Sequence[int]) -> None:
+    if len(ids) > MAX_LOGPROB_TOKEN_IDS:
+        raise bad_request(
+            f"at most {MAX_LOGPROB_TOKEN_IDS} logprob_token_ids are possible, got {len(ids)}",
+            "logprob_token_ids",
+        )
+
+
+def check_bad_words(words: Sequence[str]) -> None:
+    if not all(map(str.strip, words)):
+        raise bad_request("each of bad_words needs at least one token", "bad_words")
+    if len(set(words)) > MAX_BAD_WORDS:
+        raise bad_request(f"at most {MAX_BAD_WORDS} bad_words are possible", "bad_words")
+
+
+def check_constraint(wanted: StructuredOutputs) -> None:
+    if wanted.choice == []:
+        raise bad_request("structured_outputs.choice must not be empty")
+    texts = {"grammar": wanted.grammar, "json": wanted.json, "structural_tag": wanted.structural_tag}
+    for name, text in texts.items():
+        if isinstance(text, str) and not text.strip():
+            raise bad_request(f"structured_outputs.{name} must not be empty")
+    check_depth(wanted.json)
+    if wanted.json_object is False:
+        raise bad_request("structured_outputs.json_object is true or absent")
+    if wanted.regex is not None and "\0" in wanted.regex:
+        raise bad_request("structured_outputs.regex must not contain NUL")
+
+
+def check_depth(schema: object) -> None:
+    """Raises `ApiError` for decoded JSON that is nested too deeply."""
+    if _is_deeper_than(MAX_SCHEMA_DEPTH, schema):
+        raise bad_request(f"a JSON schema nests at most {MAX_SCHEMA_DEPTH} levels")
+
+
+def _is_deeper_than(levels: int, value: object) -> bool:
+    layer = [value]
+    for _ in range(levels + 1):
+        below: list[object] = []
+        found = False
+        for item in layer:
+            if isinstance(item, dict):
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+            else:
+                continue
+            found = True
+        if not found:
+            return False
+        layer = below
+    return True
+
+
+def check_choices(n: int) -> None:
+    if n < 1:
+        raise bad_request(f"n must be at least 1, got {n}")
+    if n > MAX_CHOICES:
+        raise bad_request(f"n must be at most {MAX_CHOICES}, got {n}")
+
+
+def constrained_outputs(request: GenerationRequest) -> StructuredOutputs | None:
+    """Merges `structured_outputs` and `response_format`. Raises `ApiError` for a conflict."""
+    wanted, form = request.structured_outputs, request.response_format
+    if form is None or form.type == "text":
+        return wanted
+    fields = {name: getattr(wanted, name) for name in StructuredOutputs.__struct_fields__} if wanted else {}
+    if form.type == "json_object":
+        fields["json_object"] = True
+    elif form.type == "json_schema":
+        fields["json"] = form.json_schema.json_schema if form.json_schema else None
+    else:
+        fields["structural_tag"] = _structural_tag(form)
+    return StructuredOutputs(**fields)
+
+
+def _structural_tag(form: ResponseFormat) -> str:
+    """Returns the tag as JSON. ApiError 400 when nested too deeply."""
+    tag: JsonObject = {"format": form.format}
+    if form.format is None:
+        tag = {"structures": form.structures, "triggers": form.triggers}
+    try:
+        return msgspec.json.encode(tag).decode()
+    except RecursionError:
+        raise bad_request("response_format is nested too deeply", "response_format") from None
+
+
+def biased_ids(logit_bias: Mapping[str, float] | None) -> list[int]:
+    ids = []
+    for key in logit_bias or ():
+        try:
+            ids.append(int(key))
+        except ValueError:
+            raise bad_request(f"logit_bias takes token ids as keys, got {key[:40]!r}", "logit_bias") from None
+    return ids
+
+
+def check_extra_arguments(request: GenerationRequest) -> None:
+    """Raises `ApiError` for integers beyond 64 bits, at any depth of the extra arguments."""
+    pending: list[object] = [request.vllm_xargs, request.kv_transfer_params, request.ec_transfer_params]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, int) and not INT64_MIN <= value < _UINT64_END:
+            raise bad_request("integers of extra arguments must fit 64 bits", "extra_args")
+        if isinstance(value, dict):
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)
+
+
+def check_penalties(request: GenerationRequest) -> None:
+    presence, frequency = request.presence_penalty, request.frequency_penalty
+    if presence is not None and not -2 <= presence <= 2:
+        raise bad_request(f"presence_penalty must be in [-2, 2], got {presence}")
+    if frequency is not None and not -2 <= frequency <= 2:
+        raise bad_request(f"frequency_penalty must be in [-2, 2], got {frequency}")
+    repetition = request.repetition_penalty
+    if repetition is not None and not 0 < repetition < math.inf:
+        raise bad_request(f"repetition_penalty must be a finite number above 0, got {repetition}")
+
+
+def check_distribution(request: GenerationRequest) -> None:
+    if request.temperature is not None and not 0 <= request.temperature <= 2:
+        raise bad_request(f"temperature must be in [0, 2], got {request.temperature}", "temperature")
+    if request.top_p is not None and not 0 < request.top_p <= 1:
+        raise bad_request(f"top_p must be in (0, 1], got {request.top_p}", "top_p")
+    if request.top_k is not None and request.top_k < -1:
+        raise bad_request(f"top_k must be 0 (off) or at least 1, got {request.top_k}")
+    if request.min_p is not None and not 0 <= request.min_p <= 1:
+        raise bad_request(f"min_p must be in [0, 1], got {request.min_p}")
+
+
+def check_token_counts(request: GenerationRequest, max_tokens: int) -> None:
+    """Raises `ApiError` unless `max_tokens` is at least 1 and `min_tokens`; echo alone allows 0."""
+    if request.max_tokens == 0 and request.echo and isinstance(request, CompletionRequest):
+        max_tokens = 1
+    if max_tokens < 1:
+        raise bad_request(f"max_tokens must be at least 1, got {max_tokens}", "max_tokens")
+    if request.min_tokens < 0:
+        raise bad_request(f"min_tokens must be at least 0, got {request.min_tokens}")
+    if request.min_tokens > max_tokens:
+        raise bad_request(f"min_tokens={request.min_tokens} is more than max_tokens={max_tokens}")
+
+
+def check_words(stop: StopStrings, bad_words: Sequence[str]) -> None:
+    """Raises `ApiError` for an empty stop string or bad word."""
+    if stop == "" or isinstance(stop, list) and "" in stop:
+        raise bad_request("stop must not contain an empty string")
+    if "" in bad_words:
+        raise bad_request("bad_words must not contain an empty string")
+
+
+def check_greedy(n: int, temperature: float | None) -> None:
+    if n > 1 and temperature is not None and 0 <= temperature < GREEDY_BELOW:
+        raise bad_request(f"n must be 1 with greedy sampling, got {n}")
+
+
+R = TypeVar("R", bound=GenerationRequest, covariant=True)
+TokenIds = Sequence[int]
+NO_SEED = -1
+UNSEARCHED: dict[str, object] = {
+    **{"stop": [], "stop_token_ids": [], "bad_words": [], "min_tokens": 0, "routed_experts_prompt_start": 0},
+    **dict.fromkeys(
+        ("top_p", "top_k", "min_p", "seed", "logit_bias", "allowed_token_ids", "prompt_logprobs")
+    ),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty", "repetition_detection")),
+    **dict.fromkeys(("structured_outputs", "response_format", "thinking_token_budget", "vllm_xargs")),
+}
+"""Fields that a beam search ignores, with the values that disable them."""
+
+
+def requested_max_tokens(request: GenerationRequest) -> tuple[int | None, str]:
+    """Returns the request's token limit, None without one, and the field's name."""
+    if isinstance(request, ChatCompletionRequest) and request.max_completion_tokens is not None:
+        return request.max_completion_tokens, "max_completion_tokens"
+    return request.max_tokens, "max_tokens"
+
+
+def resolve_max_tokens(requested: int | None, prompt_tokens: int, limits: ModelLimits) -> int:
+    """Returns the most tokens to generate: `requested`, silently limited to the room after the prompt.
+
+    0 or less: the prompt fills the context, which `ValidatedRequest.check_sampling` refuses.
+    """
+    room = limits.room_behind(prompt_tokens)
+    return room if requested is None else min(room, requested)
+
+
+def check_prompt_text(text: str, max_model_len: int, max_chars_per_token: int) -> None:
+    """Raises `ApiError`, before tokenizing, for a text too long even if every token were the longest."""
+    if len(text) > max_model_len * max_chars_per_token:
+        raise bad_request(
+            f"{maximum_context(max_model_len)}, which a prompt of {len(text)} characters cannot fit.",
+            "input_text",
+        )
+
+
+def check_prompt_length(prompt_tokens: int, max_model_len: int) -> None:
+    if prompt_tokens > max_model_len:
+        raise bad_request(
+            f"{maximum_context(max_model_len)}, and the prompt alone has {prompt_tokens}.", "input_tokens"
+        )
+
+
+def fit_prompt(request: GenerationRequest, token_ids: TokenIds, max_model_len: int) -> TokenIds:
+    """Returns the part of a prompt that `truncate_prompt_tokens` keeps. ApiError above the context.
+
+    The kept part is the start, or the end for side "left". -1 keeps as much as the context holds, less one
+    token when the request limits the output.
+    """
+    kept, keep = token_ids, request.truncate_prompt_tokens
+    if keep is not None:
+        if keep < 0:
+            keep = max_model_len - 1 if requested_max_tokens(request)[0] else max_model_len
+        if keep < len(token_ids):
+            left = request.truncation_side == "left"
+            kept = token_ids[len(token_ids) - keep :] if left else token_ids[:keep]
+    check_prompt_length(len(kept), max_model_len)
+    return kept
+
+
+class ValidatedRequest(Generic[R]):
+    """A request for generation by `model`, with values derived from its fields.
+
+    The constructor's rules run before any work on the prompts. `check_sampling` follows when the prompts are
+    tokens, `check_engine` when the engine takes the request. All three raise `ApiError`.
+    """
+
+    __slots__ = (
+        *("_biased_ids", "_limits", "greedy", "logprobs", "max_tokens", "model", "n"),
+        *("prompt_logprobs", "request", "requested", "seed", "stop", "stop_token_ids", "structured_outputs"),
+    )
+
+    def __init__(self, request: R, model: str, limits: ModelLimits) -> None:
+        """Raises `ApiError` for choices, lengths or media options that are invalid for any prompt."""
+        if request.use_beam_search:
+            request = replace(request, **UNSEARCHED)
+        self.request = request
+        self.model = model
+        self.n = 1 if request.n is None else request.n
+        """Choices per prompt."""
+        self.requested, name = requested_max_tokens(request)
+        """The request's token limit; None without one."""
+        check_choices(self.n)
+        if isinstance(request, ChatCompletionRequest):
+            _check_media_options(request)
+        _check_length(name, self.requested, limits)
+        _check_length("truncate_prompt_tokens", request.truncate_prompt_tokens, limits)
+
+        stop, temperature = request.stop or (), request.temperature
+        self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        self.seed = None if request.seed == NO_SEED else request.seed
+        self.greedy = temperature is not None and temperature < GREEDY_BELOW
+        top = _top_logprobs(request)
+        self.logprobs = len(request.logprob_token_ids) if request.logprob_token_ids else top
+        """Alternatives per generated token (-1: all); None without log probabilities."""
+        self.prompt_logprobs = request.prompt_logprobs
+        """Alternatives per prompt token; echo alone requests as many as for generated tokens."""
+        if request.use_beam_search:
+            self.logprobs = None if top is None else min(limits.logprobs(top), 2 * self.n + 1)
+        elif request.echo and self.prompt_logprobs is None:
+            self.prompt_logprobs = request.top_logprobs if isinstance(request, ChatCompletionRequest) else top
+        self.max_tokens: Sequence[int] = ()
+        """Most tokens to generate for each prompt; set by `check_sampling`."""
+        self.structured_outputs: StructuredOutputs | None = None
+        """Constraints from all fields of the request; set by `check_sampling`."""
+        self.stop_token_ids: frozenset[int] = frozenset()
+        """Set by `check_engine`."""
+        self._biased_ids: Sequence[int] = ()
+        self._limits = limits
+
+    def check_sampling(self, prompt_tokens: Sequence[int]) -> None:
+        """Checks sampling parameters against each other, for prompts of these lengths."""
+        if not prompt_tokens:
+            return
+        request, limits = self.request, self._limits
+        most = [resolve_max_tokens(self.requested, tokens, limits) for tokens in prompt_tokens]
+        self.max_tokens = most if min(most) > 0 else [max(tokens, 1) for tokens in most]
+        self.structured_outputs = constrained_outputs(request)
+        if request.logit_bias:
+            self._biased_ids = biased_ids(request.logit_bias)
+        if request.use_beam_search:
+            return
+        if request.vllm_xargs or request.kv_transfer_params or request.ec_transfer_params:
+            check_extra_arguments(request)
+        check_penalties(request)
+        check_distribution(request)
+        check_token_counts(request, most[0])
+        check_words(request.stop, request.bad_words)
+        check_greedy(self.n, request.temperature)
+        for tokens in most[1:]:
+            check_token_counts(request, tokens)
+
+    def check_engine(self, prompts: Sequence[TokenIds]) -> None:
+        """Checks the request and its prompts against the model; a stream's error comes in the stream."""
+        if not prompts:
+            return
+        request, limits = self.request, self._limits
+        if request.use_beam_search:
+            limits.check_logprobs("logprobs", 2 * self.n)  # each step of the search needs this many
+            check_distribution(request)
+        else:
+            self._check_logprobs()
+            self._check_token_ids()
+        if self.structured_outputs is not None:
+            check_constraint(self.structured_outputs)
+        if request.thinking_token_budget is not None and not limits.reasons:
+            raise bad_request("thinking_token_budget needs a reasoning parser")
+        self._check_prompt(prompts[0])
+        if request.bad_words:
+            check_bad_words(request.bad_words)
+        for prompt_ids in prompts[1:]:
+            self._check_prompt(prompt_ids)
+
+    @property
+    def entries_per_prompt_token(self) -> int:
+        """Log probabilities in the answer per token of a prompt, alternatives included."""
+        return 0 if self.prompt_logprobs is None else 1 + self._limits.logprobs(self.prompt_logprobs)
+
+    @property
+    def entries_per_token(self) -> int:
+        """Log probabilities in the answer per generated token, alternatives included."""
+        return 0 if self.logprobs is None else 1 + self._limits.logprobs(self.logprobs)
+
+    def _check_logprobs(self) -> None:
+        limits, by_id = self._limits, self.request.logprob_token_ids
+        if self.logprobs and not by_id:
+            limits.check_logprobs("logprobs", self.logprobs)
+        if by_id:
+            check_logprob_token_ids(by_id)
+            limits.check_vocabulary("logprob_token_ids", by_id)
+        if self.prompt_logprobs:
+            limits.check_logprobs("prompt_logprobs", self.prompt_logprobs)
+
+    def _check_token_ids(self) -> None:
+        request, limits = self.request, self._limits
+        if self._biased_ids:
+            limits.check_vocabulary("logit_bias", self._biased_ids)
+        if request.stop_token_ids:
+            limits.check_vocabulary("stop_token_ids", request.stop_token_ids)
+            self.stop_token_ids = frozenset(request.stop_token_ids)
+        if request.allowed_token_ids is not None:
+            if not request.allowed_token_ids:
+                raise bad_request("allowed_token_ids must not be empty", "allowed_token_ids")
+            limits.check_vocabulary("allowed_token_ids", request.allowed_token_ids)
+
+    def _check_prompt(self, prompt_ids: TokenIds) -> None:
+        self._limits.check_prompt(prompt_ids)
+        if self.request.routed_experts_prompt_start > len(prompt_ids):
+            raise bad_request(
+                "routed_experts_prompt_start lies behind the prompt", "routed_experts_prompt_start"
+            )
+
+
+def _check_media_options(request: ChatCompletionRequest) -> None:
+    name = "mm_processor_kwargs" if request.mm_processor_kwargs else "media_io_kwargs"
+    if request.mm_processor_kwargs or request.media_io_kwargs:
+        raise bad_request(f"{name} is for models that take more than text.", name)
+
+
+def _check_length(param: str, tokens: int | None, limits: ModelLimits) -> None:
+    if tokens is not None and tokens > limits.max_model_len:
+        raise bad_request(
+            f"{param}={tokens} is more than the context of {limits.max_model_len} tokens", param
+        )
+
+
+def _top_logprobs(request: GenerationRequest) -> int | None:
+    if isinstance(request, CompletionRequest):
+        return request.logprobs
+    return request.top_logprobs if request.logprobs else None

@@ -1,0 +1,240 @@
+"""Replays a recording: sends the recorded bytes at the recorded times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gevent.event import Event as Bell
+from msgspec import Raw
+
+from app.base.clock.pause import Slices
+from app.base.clock.timer_wheel import TimerWheel
+from app.serving.faults.damage import break_off, damage
+from app.serving.faults.injector import FaultInjector, fault_of
+from app.serving.http.body import BodyLimits
+from app.serving.http.connection import Connection
+from app.serving.http.context import RequestContext
+from app.serving.http.errors import internal, not_found
+from app.serving.http.response import CLIENT_GONE, UNBUFFERED, Response, StreamingBody, json_response
+from app.serving.middleware.masking import MASK
+from app.serving.middleware.stack import Middleware
+from app.serving.recording.exchange import (
+    MOST_BODY_BYTES,
+    Answer,
+    RecordingError,
+    bytes_of,
+    read_chunk,
+    sendable,
+)
+from app.serving.recording.library import Recording
+from app.serving.recording.masks import masked_pieces
+from app.serving.recording.matching import RequestForm, form_of
+from config.settings import Settings
+
+PREFIXES = ("/v1/", "/v2/", "/inference/")
+"""Paths with counted misses; `replay-miss: not-found` answers 404 to them."""
+NEVER = ("/admin/", "/health", "/metrics", "/ready", "/ping")
+"""Paths that are never replayed."""
+OURS = frozenset(
+    (
+        *("connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"),
+        *("proxy-authenticate", "proxy-authorization", "date", "server"),
+    )
+)
+"""Headers that the server sets for its own connection and time; never replayed."""
+CHUNK_STEPS = 8
+"""Cost of writing a chunk, in steps of `Slices`."""
+
+
+class Replay(Middleware):
+    """Answers requests from `recording`. `wheel` and `now` (monotonic seconds) time the chunks."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        body: BodyLimits,
+        faults: FaultInjector,
+        wheel: TimerWheel,
+        now: Callable[[], float],
+    ) -> None:
+        self.recording = recording
+        self.equal = self.alike = self.missed = 0
+        """Requests answered by an equal one, by a similar one, and by none."""
+        self._body = body
+        self._faults = faults
+        self._wheel = wheel
+        self._now = now
+        self._speed = 1.0
+        self._refuses = False
+
+    def on_settings(self, settings: Settings) -> None:
+        self._speed = settings.replay.replay_speed
+        self._refuses = settings.replay.replay_miss == "not-found"
+
+    def report(self) -> dict[str, object]:
+        lines = sorted(self.recording.given.items())
+        return {
+            "recording": self.recording.path,
+            "exchanges": len(self.recording),
+            "equal": self.equal,
+            "nearest": self.alike,
+            "missed": self.missed,
+            "answers": [{"line": line, "times": times} for line, times in lines],
+        }
+
+    def begin(self, context: RequestContext) -> Response | None:
+        if context.way == "probe" or context.path.startswith(NEVER):
+            return None
+        recording, came_s = self.recording, self._now()
+        body = self._body.read(context)
+        # Processing time since arrival counts against the schedule; waiting for the request's body does not.
+        asked_s = context.arrival_s + self._now() - came_s
+        if len(body) > MOST_BODY_BYTES:  # recordings have no such requests
+            self._miss(context)
+            return None
+        form = self._form(context, body)
+        key = recording.find(form)
+        if key is None:
+            self._miss(context)
+            return None
+        if form.model is not None:
+            self._faults.inject(context, form.model)
+        self.equal += key == form.key
+        self.alike += key != form.key
+        try:
+            answer = recording.next_answer(key)
+        except RecordingError as error:
+            raise internal(str(error)) from None
+        pace = Pace(self._wheel, self._now, asked_s, self._speed, context.connection)
+        response = _response(answer, pace, context)
+        return damage(response, fault_of(context), context)
+
+    def _form(self, context: RequestContext, body: bytes) -> RequestForm:
+        _, mark, query = context.target.partition("?")
+        target = f"{context.path}{mark}{query}"  # without root-path
+        content_type = context.content_type or ""
+        return form_of(context.method, target, content_type, masked_pieces([body])[0], self.recording.alike)
+
+    def _miss(self, context: RequestContext) -> None:
+        if context.method == "POST" and context.path.startswith(PREFIXES):
+            self.missed += 1
+            if self._refuses:
+                raise not_found("The recording has no answer to this request.")
+
+
+def _response(answer: Answer[Raw], pace: Pace, context: RequestContext) -> Response:
+    """Builds the response; waits here for the due time of a response in a single part."""
+    headers = _headers(answer)
+    if len(answer.chunks) > 1 or answer.is_broken:
+        return Response(RecordedBody(answer, pace), answer.status, headers)
+    pace.watch(pace.end)
+    try:
+        if not pace.wait_for(answer.end_s):
+            return json_response(b"", CLIENT_GONE)
+    finally:
+        pace.close()
+    data = b"".join(bytes_of(read_chunk(chunk).data) for chunk in answer.chunks)
+    response = Response(data, answer.status, streamed=True)
+    if "Content-Length" in headers and context.method != "HEAD":
+        headers["Content-Length"] = str(len(data))
+    response.headers = headers
+    return response
+
+
+class Pace:
+    """Schedule of an answer: recorded seconds after `asked_s`, divided by `speed`.
+
+    Watches `connection` from the first wait until `close`.
+    """
+
+    def __init__(
+        self,
+        wheel: TimerWheel,
+        now: Callable[[], float],
+        asked_s: float,
+        speed: float,
+        connection: Connection | None,
+    ) -> None:
+        self._wheel, self._now = wheel, now
+        self._asked_s, self._speed = asked_s, speed
+        self.connection = connection
+        self._bell = Bell()
+        self._slices = Slices()
+        self._is_over = False
+
+    def watch(self, left: Callable[[], None]) -> None:
+        """Calls `left` when the client disconnects."""
+        if self.connection is not None:
+            self.connection.watch(left)
+
+    def end(self) -> None:
+        self._is_over = True
+        self._bell.set()
+
+    def wait_for(self, at_s: float) -> bool:
+        """Sleeps until the recorded time `at_s`; False when the client has left. Call in a greenlet."""
+        due_s = self._asked_s + at_s / self._speed
+        if due_s <= self._now():
+            self._slices.spend(CHUNK_STEPS)
+        elif not self._is_over:
+            self._bell.clear()
+            self._wheel.add(due_s, self)
+            self._bell.wait()
+        return not self._is_over
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.unwatch()
+        self.end()
+
+    def turn(self, now_s: float) -> None:
+        self._bell.set()
+
+    def fail(self, error: Exception) -> None:
+        self.end()
+
+
+class RecordedBody(StreamingBody):
+    """Yields the chunks of an answer at their times. Iterate once; always close."""
+
+    def __init__(self, answer: Answer[Raw], pace: Pace) -> None:
+        super().__init__()
+        self._answer = answer
+        self._pace = pace
+
+    def __iter__(self) -> Iterator[bytes]:
+        answer, wait_for = self._answer, self._pace.wait_for
+        self._pace.watch(self._leave)
+        if wait_for(answer.head_s):
+            yield b""  # status line and headers leave now
+        for raw in answer.chunks:
+            chunk = read_chunk(raw)
+            if not wait_for(chunk.at_s):
+                return
+            data = bytes_of(chunk.data)
+            self.bytes_sent += len(data)
+            yield data
+        if wait_for(answer.end_s) and answer.is_broken:
+            break_off(self._pace.connection)
+
+    def _leave(self) -> None:
+        self.gone = True
+        self._pace.end()
+
+    def close(self) -> None:
+        self._pace.close()
+
+
+def _headers(answer: Answer[Raw]) -> dict[str, str]:
+    """Returns the recorded headers without masked ones and the server's own; disables proxy buffering of
+    streams.
+    """
+    headers: dict[str, str] = {}
+    for name, value in sendable(answer.headers):
+        if name.lower() in OURS or value == MASK:
+            continue
+        name = name.title()
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    if headers.get("Content-Type", "").startswith("text/event-stream"):
+        headers.setdefault(UNBUFFERED, "no")
+    return headers

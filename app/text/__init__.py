@@ -1,0 +1,40 @@
+"""Tokenizers: text to token ids and back, conversations to prompts.
+
+`load_tokenizer` returns one of three kinds behind the `Tokenizer` interface: the embedded default, a
+`tokenizer.json` from a folder or the hub, or a remote vLLM render service.
+"""
+
+from app.text.base import (
+    PLAIN_CHAT,
+    BoundedCache,
+    ChatOptions,
+    ChatTemplateError,
+    Message,
+    TokenIdError,
+    Tokenizer,
+    TokenizerError,
+    TokenizerInputError,
+    TokenizerLoadError,
+    TokenizerServiceError,
+)
+from app.text.huggingface import LocalTokenizer
+from app.text.loading import default_tokenizer, load_tokenizer
+from app.text.memo import PromptMemo
+
+__all__ = [
+    "PLAIN_CHAT",
+    "BoundedCache",
+    "ChatOptions",
+    "ChatTemplateError",
+    "LocalTokenizer",
+    "Message",
+    "PromptMemo",
+    "TokenIdError",
+    "Tokenizer",
+    "TokenizerError",
+    "TokenizerInputError",
+    "TokenizerLoadError",
+    "TokenizerServiceError",
+    "default_tokenizer",
+    "load_tokenizer",
+]

@@ -1,0 +1,266 @@
+"""Chat templates: Jinja in a sandbox, with the environment of transformers, as their authors expect."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from threading import Lock
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from app.text.base import PLAIN_CHAT, ChatOptions, ChatTemplateError, Message, json_length
+from app.text.conversation import (
+    ContentFormat,
+    Conversation,
+    detect_content_format,
+    developer_as_system,
+    parse_messages,
+)
+from app.text.files import DEFAULT_TEMPLATE
+
+TEMPLATES_BYTES = 8 << 20
+"""Memory limit of compiled templates, as trusted requests may bring their own."""
+COMPILED_BYTES, CHARACTER_BYTES = 8_000, 6
+"""Most memory of a compiled template, and of each character of its source; measured."""
+LONG_JSON = 20_000
+"""Members and characters of a value from which its JSON is written in pieces."""
+JSON_PIECES = 10_000
+"""Pieces of JSON that are joined at once."""
+RESERVED = frozenset({"conversation", "messages", "tokenizer", "model_config"})
+"""Names that a request's `chat_template_kwargs` must not set."""
+IGNORED = ("chat_template", "tokenize")
+"""Names in `chat_template_kwargs` that have no effect."""
+DICT_ATTRIBUTES = frozenset(dir(dict))
+END_MARK = "END_OF_WHAT_TO_CONTINUE "
+"""Mark after the final message, to find and cut the text that the template adds behind the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledTemplate:
+    """A compiled template and its properties."""
+
+    template: jinja2.Template
+    variables: Mapping[str, object]
+    """Variables of every rendering."""
+    content_format: ContentFormat
+    knows_developer: bool
+    takes_media: bool
+    size_bytes: int
+
+    def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
+        """Returns the prompt text of a conversation.
+
+        Raises:
+            ChatTemplateError: for any failure; the message has the template's own reason.
+        """
+        if options.continue_final_message and options.add_generation_prompt:
+            raise ChatTemplateError("continue_final_message and add_generation_prompt exclude each other.")
+        conversation = parse_messages(messages, self.content_format, self.takes_media)
+        if not self.knows_developer:
+            conversation = developer_as_system(conversation)
+        variables = {**self.variables, **_variables(options)}
+        if not options.continue_final_message:
+            return self._rendered(conversation, variables)
+        final, marked = _mark_final_text(conversation)
+        return _cut_at_mark(self._rendered(marked, variables), final)
+
+    def _rendered(self, conversation: Conversation, variables: dict[str, object]) -> str:
+        # `Template.render` would walk over the chained globals of the environment each time.
+        template = self.template
+        variables["messages"] = conversation
+        context = template.environment.context_class(
+            template.environment, variables, template.name, template.blocks
+        )
+        try:
+            return "".join(template.root_render_func(context))
+        except Exception as error:  # a template is a program, and may fail in any way
+            raise ChatTemplateError(f"The chat template refused the conversation: {error}") from error
+
+
+class ChatTemplates:
+    """The chat templates of one tokenizer, compiled at their first use.
+
+    Args:
+        sources: template name -> Jinja source; `default` and perhaps `tool_use` and others.
+        special_tokens: variables of every template, such as `bos_token`.
+        now: local time for `strftime_now`.
+        takes_media: the model reads more than text.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        now: Callable[[], datetime] = datetime.now,
+        takes_media: bool = True,
+    ) -> None:
+        self._sources = sources
+        self._takes_media = takes_media
+        self.tells_time = any("strftime_now" in source for source in sources.values())
+        """True when a template reads the clock, so that equal conversations may give different prompts."""
+        self._special_tokens = special_tokens
+        self._environment = _environment(now)
+        self.limit_bytes = TEMPLATES_BYTES
+        self.size_bytes = 0
+        """Estimated memory of the compiled templates; the oldest ones are dropped above the limit."""
+        self._compiled: dict[str, CompiledTemplate] = {}
+        self._lock = Lock()
+
+    def render(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
+        return self.of(options).render(messages, options)
+
+    def of(self, options: ChatOptions) -> CompiledTemplate:
+        """Returns the template for a conversation with these options.
+
+        Raises:
+            ChatTemplateError: the template is missing or does not compile.
+        """
+        source = self._source(options)
+        compiled = self._compiled.get(source)
+        if compiled is None:
+            compiled = self._compile(source)
+            self._keep(source, compiled)
+        return compiled
+
+    def _keep(self, source: str, compiled: CompiledTemplate) -> None:
+        with self._lock:
+            if source in self._compiled or compiled.size_bytes > self.limit_bytes:
+                return
+            self._compiled[source] = compiled
+            self.size_bytes += compiled.size_bytes
+            while self.size_bytes > self.limit_bytes:
+                self.size_bytes -= self._compiled.pop(next(iter(self._compiled))).size_bytes
+
+    def _source(self, options: ChatOptions) -> str:
+        """Returns the request's template (source or name), else `tool_use` for tools, else `default`."""
+        if options.chat_template is not None:
+            return self._sources.get(options.chat_template, options.chat_template)
+        if options.tools is not None and "tool_use" in self._sources:
+            return self._sources["tool_use"]
+        try:
+            return self._sources[DEFAULT_TEMPLATE]
+        except KeyError:
+            raise ChatTemplateError("The tokenizer has no chat template, and the request none.") from None
+
+    def _compile(self, source: str) -> CompiledTemplate:
+        try:
+            content_format = detect_content_format(self._environment.parse(source))
+            template = self._environment.from_string(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise ChatTemplateError(f"The chat template does not compile: {error}") from error
+        variables = {**template.globals, "tools": None, "documents": None, **self._special_tokens}
+        knows_developer = re.search("""["']developer["']""", source) is not None
+        size_bytes = COMPILED_BYTES + CHARACTER_BYTES * len(source)
+        return CompiledTemplate(
+            template, variables, content_format, knows_developer, self._takes_media, size_bytes
+        )
+
+
+def _variables(options: ChatOptions) -> dict[str, object]:
+    """Returns the request's variables; fields take precedence over `chat_template_kwargs`."""
+    variables = dict(options.chat_template_kwargs or ())
+    if refused := variables and sorted(RESERVED & variables.keys()):
+        raise ChatTemplateError(f"chat_template_kwargs must not set {', '.join(refused)}.")
+    for name in IGNORED if variables else ():
+        variables.pop(name, None)
+    if options.tools is not None:
+        variables["tools"] = options.tools
+    if options.documents is not None:
+        variables["documents"] = list(options.documents)
+    variables["add_generation_prompt"] = options.add_generation_prompt
+    return variables
+
+
+def _mark_final_text(conversation: Conversation) -> tuple[str, Conversation]:
+    """Returns the text of the final message, and the conversation with `END_MARK` behind that text."""
+    message = copy(conversation[-1])
+    content = message["content"]
+    if isinstance(content, str):
+        message["content"] = content + END_MARK
+        return content, [*conversation[:-1], message]
+    for index, part in reversed([*enumerate(content)]):
+        if "text" in part:
+            marked = part | {"text": part["text"] + END_MARK}
+            message["content"] = [*content[:index], marked, *content[index + 1 :]]
+            return part["text"], [*conversation[:-1], message]
+    raise ChatTemplateError("continue_final_message needs a final message with text in it.")
+
+
+def _cut_at_mark(rendered: str, final: str) -> str:
+    mark = END_MARK.strip()
+    if mark not in rendered or final.strip() not in rendered:
+        raise ChatTemplateError("continue_final_message: the template does not show the final message.")
+    prompt = rendered[: rendered.rindex(mark)]
+    # A template that strips messages has removed the mark's blank, and would have removed the text's.
+    return prompt if rendered.startswith(END_MARK, len(prompt)) else prompt.rstrip()
+
+
+class GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}`: marks the assistant's text; has no effect here."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """Sandbox with fast look-up of dict members."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Returns the same as Jinja, which first tries the Python attribute, then the key."""
+        if type(obj) is dict and attribute not in DICT_ATTRIBUTES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+
+def _environment(now: Callable[[], datetime]) -> TemplateEnvironment:
+    environment = TemplateEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: now().strftime(form)
+    return environment
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Returns plain JSON for prompts, while Jinja's own filter escapes for HTML."""
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_as_list,
+    )
+    if json_length(value, LONG_JSON) < LONG_JSON:
+        return encoder.encode(value)
+    pieces = encoder.iterencode(value)  # takes ten times as long, but can be interrupted
+    return "".join(iter(lambda: "".join(islice(pieces, JSON_PIECES)), ""))
+
+
+def _as_list(value: object) -> list[object]:
+    """Converts sequences other than lists: many tools come as one."""
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)

@@ -1,0 +1,191 @@
+"""The files of a tokenizer in the layout of the Hugging Face hub: from a folder, or fetched from the hub."""
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.text.base import TokenizerLoadError
+
+DEFAULT_TEMPLATE = "default"
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+    "config.json",
+    "generation_config.json",
+)
+MEDIA_KEY = re.compile(r"vision|visual|image|audio|video|^img_")
+MEDIA_ARCHITECTURE = re.compile(r"ForConditionalGeneration$|Omni|Molmo")
+"""Keys in the `config.json` of a multimodal model, and names of its architecture."""
+TIMEOUT_S = 3.0
+"""Seconds for each query of the hub; a download has the library's own limit (`HF_HUB_DOWNLOAD_TIMEOUT`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFolder:
+    """Contents of the files beside `tokenizer.json`; optional ones have empty defaults."""
+
+    tokenizer_file: Path
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Role -> token (`eos_token` -> `</s>`), as variables of chat templates."""
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+    """Name -> Jinja source; a template without a name is `default`."""
+    eos_token_ids: tuple[int, ...] = ()
+    """Ids that end a generation, from `generation_config.json`, else from `config.json`."""
+    model_vocab_size: int = 0
+    """Rows of the model's embedding in `config.json`, which may exceed the tokenizer's vocabulary."""
+    takes_media: bool = True
+    """True when `config.json` names a model that reads images, sound or video, or is missing."""
+
+
+def read_folder(path: Path) -> TokenizerFolder:
+    """Reads a folder with `tokenizer.json`, or that file itself and its neighbours.
+
+    Raises:
+        TokenizerLoadError: the file is missing, or a JSON file cannot be read.
+    """
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise TokenizerLoadError(f"There is no tokenizer.json at {path}.")
+    folder = file.parent
+    config = _read_json(folder / "tokenizer_config.json")
+    model = _read_json(folder / "config.json")
+    return TokenizerFolder(
+        tokenizer_file=file,
+        special_tokens=_special_tokens(_read_json(folder / "special_tokens_map.json") | config),
+        chat_templates=_chat_templates(folder, config),
+        eos_token_ids=_eos_token_ids(_read_json(folder / "generation_config.json"), model),
+        model_vocab_size=_vocab_size(model),
+        takes_media=takes_media(model) is not False,
+    )
+
+
+def read_info(file: Path) -> dict[str, object]:
+    """Returns `tokenizer_config.json` beside `file`, with a `tokenizer_class` and with tokens as texts."""
+    config = _read_json(file.parent / "tokenizer_config.json")
+    hidden = ("vocab_file", "merges_file")
+    told = {name: _texts(value) for name, value in config.items() if name not in hidden}
+    return {"tokenizer_class": "PreTrainedTokenizerFast", **told}
+
+
+def _texts(value: object) -> object:
+    if isinstance(value, dict):
+        text = value.get("content")
+        return text if isinstance(text, str) else {name: _texts(each) for name, each in value.items()}
+    return [_texts(each) for each in value] if isinstance(value, list) else value
+
+
+def _read_json(file: Path) -> dict[str, object]:
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TokenizerLoadError(f"{file} is not readable JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise TokenizerLoadError(f"{file} should hold a JSON object.")
+    return content
+
+
+def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
+    """Returns the `*_token` entries; a token is a text, or an object with the text under `content`."""
+    tokens = {}
+    for key, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(text, str):
+            tokens[key] = text
+    return tokens
+
+
+def _chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
+    """Returns the templates; files take precedence over `tokenizer_config.json`, which may name several."""
+    templates: dict[str, str] = {}
+    for source in (_read_json(folder / "chat_template.json"), config):
+        entry = source.get("chat_template")
+        if isinstance(entry, str):
+            templates.setdefault(DEFAULT_TEMPLATE, entry)
+        elif isinstance(entry, list):
+            templates |= {named["name"]: named["template"] for named in entry}
+    for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[file.stem] = file.read_text(encoding="utf-8")
+    if (file := folder / "chat_template.jinja").is_file():
+        templates[DEFAULT_TEMPLATE] = file.read_text(encoding="utf-8")
+    return templates
+
+
+def _eos_token_ids(*configs: Mapping[str, object]) -> tuple[int, ...]:
+    for config in configs:
+        value = config.get("eos_token_id")
+        if isinstance(value, list):
+            return tuple(value)
+        if isinstance(value, int):
+            return (value,)
+    return ()
+
+
+def _vocab_size(model: Mapping[str, object]) -> int:
+    nested = model.get("text_config")
+    size = model.get("vocab_size") or (nested.get("vocab_size") if isinstance(nested, dict) else None)
+    return size if isinstance(size, int) else 0
+
+
+def model_config(name: str) -> dict[str, object]:
+    """Returns the `config.json` of a model in a local folder; empty if unreadable or missing."""
+    with suppress(TokenizerLoadError):
+        return _read_json(Path(name).expanduser() / "config.json")
+    return {}
+
+
+def takes_media(model: Mapping[str, object]) -> bool | None:
+    """Returns True for the `config.json` of a multimodal model; None for an empty one."""
+    if not model:
+        return None
+    architectures = model.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    return any(MEDIA_ARCHITECTURE.search(str(name)) for name in names) or any(
+        MEDIA_KEY.search(key) for key, value in model.items() if value is not None
+    )
+
+
+def is_matryoshka(model: Mapping[str, object]) -> bool:
+    """Returns True for the `config.json` of a model with vectors of any length, or an empty one."""
+    return not model or bool(model.get("matryoshka_dimensions") or model.get("is_matryoshka"))
+
+
+def fetch(name: str, token: str | None = None, cache: Path | None = None) -> Path:
+    """Returns the folder with the tokenizer files of the repository `name`, from the cache or the hub.
+
+    The library reads `HF_HUB_OFFLINE`, `HF_HOME` and `HF_ENDPOINT` at its import.
+
+    Raises:
+        TokenizerLoadError: not cached, and the hub is unreachable, refuses or has no `tokenizer.json`.
+    """
+    from huggingface_hub import snapshot_download  # slow to import
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    disable_progress_bars()
+    reason = "the repository has no tokenizer.json"
+    for local_only in (True, False):
+        try:
+            folder = Path(
+                snapshot_download(
+                    name,
+                    allow_patterns=list(FILES),
+                    cache_dir=cache,
+                    token=token,
+                    etag_timeout=TIMEOUT_S,
+                    local_files_only=local_only,
+                )
+            )
+        except Exception as error:  # of several libraries: not found, gated, no network, bad name
+            reason = str(error).strip().splitlines()[0]
+        else:
+            if (folder / "tokenizer.json").is_file():
+                return folder
+    raise TokenizerLoadError(f"{name} is neither in the local cache nor on the hub: {reason}")

@@ -1,0 +1,359 @@
+"""A tokenizer from a local `tokenizer.json`, on the `tokenizers` library.
+
+Short ASCII texts are encoded by a cache of the token ids of words. A byte-level BPE like GPT-2's cuts a text
+at added tokens, then into words by a pattern. Each word has the same ids in any text. The cache takes a third
+of the library's time. The library encodes all other texts, long ones in a native thread.
+"""
+
+import os
+import re
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import msgspec
+import tokenizers
+from tokenizers import decoders, models
+
+from app.base.clock.pause import call_off_hub
+from app.text.base import (
+    PLAIN_CHAT,
+    BoundedCache,
+    ChatOptions,
+    Message,
+    TokenIdError,
+    TokenizerLoadError,
+    json_length,
+    not_unicode,
+)
+from app.text.chat_template import ChatTemplates
+from app.text.detokenize import ByteLevelPieces, StreamPieces, TokenBytes, TokenTexts, check_id_range
+from app.text.files import DEFAULT_TEMPLATE, TokenizerFolder, read_folder, read_info
+from app.text.long_text import LongTextEncoder
+from app.text.memo import PromptMemo
+
+WORDS = re.compile(
+    r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
+).findall
+"""Words of ASCII texts by GPT-2's pattern, which `ByteLevel` uses."""
+LIMIT_BYTES = 1 << 20
+WORD_BYTES = 400
+"""Estimated memory of a remembered word, with its ids and its place."""
+LONGEST_WORD = 20
+"""Characters of the longest remembered word."""
+MOST_NEW = 4
+"""Most new words learned from a text; the library encodes a text with more."""
+
+
+class WordEncoder:
+    """Encodes by words, for a `backend` with `knows_words`."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self._backend = backend
+        added = {token.content: self._ids(token.content) for token in _added_tokens(backend)}
+        longest_first = sorted(added, key=len, reverse=True)
+        self._added = added
+        self._split = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})").split
+        self._known: dict[str, list[int]] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        return WORD_BYTES * len(self._known)
+
+    def encode(self, text: str) -> list[int] | None:
+        """Returns the ids of `text` without special tokens around; None to leave `text` to the library."""
+        if not text.isascii():
+            return None
+        known, ids, new = self._known, [], 0
+        for place, part in enumerate(self._split(text)):
+            if place % 2:
+                ids += self._added[part]
+                continue
+            for word in WORDS(part):
+                found = known.get(word)
+                if found is None:
+                    if new == MOST_NEW:
+                        return None
+                    new += 1
+                    found = self._learn(word)
+                ids += found
+        return ids
+
+    def _learn(self, word: str) -> list[int]:
+        """Returns the ids of a new word. Numbers and long words, rarely repeated, are not remembered."""
+        ids = self._ids(word)
+        if len(word) <= LONGEST_WORD and not word[-1].isdecimal():
+            if self.size_bytes + WORD_BYTES > self.limit_bytes:
+                self._known.clear()  # frequent words are soon learned again
+            self._known[word] = ids
+        return ids
+
+    def _ids(self, text: str) -> list[int]:
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        return ids
+
+
+def knows_words(backend: tokenizers.Tokenizer) -> bool:
+    """Returns True when the ids of any text are the ids of its words."""
+    model, pre_tokenizer = backend.model, backend.pre_tokenizer
+    if not isinstance(model, models.BPE) or model.dropout or backend.normalizer is not None:
+        return False
+    if pre_tokenizer is None or backend.encode_special_tokens:
+        return False
+    words = msgspec.json.decode(pre_tokenizer.__getstate__())
+    if words.get("type") != "ByteLevel" or words["add_prefix_space"] or not words["use_regex"]:
+        return False
+    return all(
+        token.content and not (token.lstrip or token.rstrip or token.single_word or token.normalized)
+        for token in _added_tokens(backend)
+    )
+
+
+def _added_tokens(backend: tokenizers.Tokenizer) -> list[tokenizers.AddedToken]:
+    return list(backend.get_added_tokens_decoder().values())
+
+
+LONG_TEXT = 2_000
+"""Characters above which a text is encoded in a native thread (about 0.5 ms of work)."""
+LONG_SEQUENCE = 8_000
+"""Tokens above which ids are decoded in a native thread (about 0.5 ms of work)."""
+LONG_LIST = 20_000
+"""Tokens above which a list with a value for each is made in a native thread (about 10 ms of work)."""
+LONG_CHAT = 20_000
+MANY_MESSAGES = 400
+"""Members and characters, or messages, of a long conversation, which a native thread renders uncached."""
+P = ParamSpec("P")
+T = TypeVar("T")
+Detokenizer = Callable[[Sequence[int]], list[str]]
+"""Token ids -> text that each token adds."""
+NOTHING_GIVEN = (None, None, None)
+CHATS_BYTES = 32 << 20
+"""Memory limit of the token ids of conversations."""
+IDS = "I"
+"""Type code of the arrays of remembered ids; lists, with an object per id, take ten times the memory."""
+WORD_START = "▁"
+"""Sign of a blank in SentencePiece vocabularies."""
+
+
+class LocalTokenizer:
+    """The `Tokenizer` of a folder or file; immutable, shared by all requests of a process."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        folder: TokenizerFolder,
+        name: str,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        # A file may have settings from training that cut or pad every text.
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._templates = ChatTemplates(folder.chat_templates, folder.special_tokens, now, folder.takes_media)
+        added = backend.get_added_tokens_decoder()
+        self.added_ids: frozenset[int] | None = frozenset(added)
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.name = name
+        self._file, self._chat_templates = folder.tokenizer_file, folder.chat_templates
+        self.vocab_size: int = max(self._last_id() + 1, folder.model_vocab_size)
+        eos_token = folder.special_tokens.get("eos_token")
+        eos = None if eos_token is None else backend.token_to_id(eos_token)
+        self.eos_token_id: int | None = next(iter(folder.eos_token_ids), None) if eos is None else eos
+        self.eos_token_ids = frozenset(folder.eos_token_ids) | ({eos} if eos is not None else frozenset())
+        self._byte_level = isinstance(backend.decoder, decoders.ByteLevel)
+        self._bytes = TokenBytes(backend)
+        self._texts = TokenTexts(self._bytes)
+        self._pieces, self._all_pieces = self._detokenizer(True), self._detokenizer(False)
+        self._encoder = LongTextEncoder(backend)
+        self._words = WordEncoder(backend) if knows_words(backend) else None
+        self._has_frame = backend.num_special_tokens_to_add(False) > 0
+        self._chats: PromptMemo[array[int]] = PromptMemo(CHATS_BYTES, array(IDS).itemsize)
+
+    @classmethod
+    def from_path(
+        cls,
+        path: Path,
+        name: str | None = None,
+        chat_template: str | None = None,
+        takes_media: bool | None = None,
+    ) -> "LocalTokenizer":
+        """Loads a folder with `tokenizer.json`, or such a file.
+
+        `chat_template` replaces the folder's templates, `takes_media` the value from `config.json`.
+
+        Raises:
+            TokenizerLoadError: the file is missing, or the library cannot read the file.
+        """
+        # The library would start a thread per core in every process, and wake one for each text.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        folder = read_folder(path)
+        if chat_template is not None:
+            folder = replace(folder, chat_templates={DEFAULT_TEMPLATE: chat_template})
+        if takes_media is not None:
+            folder = replace(folder, takes_media=takes_media)
+        try:
+            backend = tokenizers.Tokenizer.from_buffer(folder.tokenizer_file.read_bytes())
+        except Exception as error:  # the library raises bare Exception
+            raise TokenizerLoadError(f"{folder.tokenizer_file} is not a tokenizer: {error}.") from error
+        return cls(backend, folder, name or str(path))
+
+    def _last_id(self) -> int:
+        # The last id follows from the count unless the vocabulary has holes, which are rare and slow to find.
+        count = self._backend.get_vocab_size(with_added_tokens=True)
+        holes = self._backend.id_to_token(count - 1) is None or self._backend.id_to_token(count) is not None
+        return max(self._backend.get_vocab().values()) if holes else count - 1
+
+    @cached_property
+    def longest_token(self) -> int:
+        return max(map(len, self._backend.get_vocab()), default=1)
+
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """Tokenizer object of the library: shared, must not be changed."""
+        return self._backend
+
+    @property
+    def tells_time(self) -> bool:
+        return self._templates.tells_time
+
+    @property
+    def caches(self) -> Mapping[str, BoundedCache]:
+        words = {} if self._words is None else {"words": self._words}
+        return {
+            "conversations": self._chats,
+            "chat templates": self._templates,
+            "token bytes": self._bytes,
+            "token texts": self._texts,
+            **words,
+        }
+
+    def _detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
+        if self._byte_level:
+            return ByteLevelPieces(self._texts, self._special_ids if skip_special_tokens else frozenset())
+        return StreamPieces(self._backend, skip_special_tokens)
+
+    def info(self) -> dict[str, object]:
+        """Returns `tokenizer_config.json`, with the chat template in use."""
+        template = self._chat_templates.get(DEFAULT_TEMPLATE)
+        return read_info(self._file) | ({} if template is None else {"chat_template": template})
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        for worst in (min(ids), max(ids)) if ids else ():
+            if not 0 <= worst < self.vocab_size:
+                raise TokenIdError(f"Token id {worst} is outside the vocabulary of {self.vocab_size} tokens.")
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        if (
+            self._words is not None
+            and len(text) <= LONG_TEXT
+            and not (add_special_tokens and self._has_frame)
+            and (ids := self._words.encode(text)) is not None
+        ):
+            return ids
+        return self.encode_many([text], add_special_tokens)[0]
+
+    def encode_many(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
+        long = sum(map(len, texts)) > LONG_TEXT
+        return _beside_loop_if(long, self._encode_many, texts, add_special_tokens)
+
+    def _encode_many(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        try:
+            return self._encoder.encode_many(texts, add_special_tokens)
+        except TypeError as error:
+            raise not_unicode() from error
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        try:
+            if len(ids) <= LONG_SEQUENCE:
+                return self._backend.decode(ids, skip_special_tokens)
+            return call_off_hub(self._backend.decode_batch, [ids], skip_special_tokens)[0]
+        except OverflowError:
+            check_id_range(ids)
+            raise
+
+    def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
+        pieces = self._pieces if skip_special_tokens else self._all_pieces
+        return _beside_loop_if(len(ids) > LONG_LIST, pieces, ids)
+
+    def offsets(self, text: str, add_special_tokens: bool = False) -> list[tuple[int, int]] | None:
+        encode = self._backend.encode
+        return _beside_loop_if(len(text) > LONG_TEXT, encode, text, None, False, add_special_tokens).offsets
+
+    def join(self, tokens: Sequence[str]) -> str:
+        decoder = self._backend.decoder
+        return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        return _beside_loop_if(len(ids) > LONG_LIST, self._strings_of, ids)
+
+    def _strings_of(self, ids: Sequence[int]) -> list[str]:
+        check_id_range(ids)
+        return [self._backend.id_to_token(token_id) or "" for token_id in ids]
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        return _beside_loop_if(len(ids) > LONG_LIST, self._texts_of, ids)
+
+    def _texts_of(self, ids: Sequence[int]) -> list[str]:
+        """Returns texts with the blanks that a decoder drops from the start."""
+        if self._byte_level:
+            return [self._bytes[token_id].decode("utf-8", "replace") for token_id in ids]
+        texts = []
+        for token_id, token in zip(ids, self._strings_of(ids), strict=True):
+            blanks = len(token) - len(token.lstrip(WORD_START))
+            text = self._backend.decode([token_id], False)
+            texts.append(" " * blanks + text.lstrip(" ") if blanks else text)
+        return texts
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if self._byte_level:
+            return self._bytes[token_id]
+        token = self.token_strings([token_id])[0]
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):  # SentencePiece
+            return bytes.fromhex(token[3:5])
+        return self.token_texts([token_id])[0].encode()
+
+    def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
+        if _is_short(messages, options):
+            return self._templates.render(messages, options)
+        return call_off_hub(self._templates.of(options).render, messages, options)
+
+    def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
+        """Remembers short conversations, which probes and load tests repeat."""
+        if not _is_short(messages, options):
+            render = self._templates.of(options).render
+            return self.encode(call_off_hub(render, messages, options), options.add_special_tokens)
+        try:
+            key = msgspec.json.encode((messages, options))
+        except UnicodeEncodeError as error:
+            raise not_unicode() from error
+        known = self._chats.get(key)
+        if known is not None:
+            return known.tolist()
+        ids = self.encode(self._templates.render(messages, options), options.add_special_tokens)
+        if not self.tells_time:
+            self._chats.put(key, array(IDS, ids))
+        return ids
+
+
+def _beside_loop_if(long: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Calls `work`, in a native thread if `long`, while other greenlets run."""
+    return call_off_hub(work, *args, **kwargs) if long else work(*args, **kwargs)
+
+
+def _is_short(messages: Sequence[Message], options: ChatOptions) -> bool:
+    """Returns True for a conversation that takes little time to render."""
+    if len(messages) > MANY_MESSAGES:
+        return False
+    length = 0
+    for message in messages:
+        content = message.get("content")
+        plain = type(content) is str and len(message) == 2
+        length += len(content) if plain else json_length(message, LONG_CHAT)  # type: ignore[arg-type]
+    given = options.tools, options.documents, options.chat_template_kwargs
+    return length + (0 if given == NOTHING_GIVEN else json_length(given, LONG_CHAT)) < LONG_CHAT

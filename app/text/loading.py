@@ -1,0 +1,99 @@
+"""Loads the tokenizer of the settings."""
+
+import logging
+from pathlib import Path
+
+from app.text import files
+from app.text.base import Tokenizer, TokenizerLoadError
+from app.text.huggingface import LocalTokenizer
+
+EMBEDDED = Path(__file__).parent / "data"
+
+logger = logging.getLogger(__name__)
+
+
+def default_tokenizer(chat_template: str | None = None, takes_media: bool | None = None) -> LocalTokenizer:
+    """Returns the embedded tokenizer: a byte-level BPE, lossless for any Unicode text."""
+    return LocalTokenizer.from_path(EMBEDDED, "embedded", chat_template, takes_media)
+
+
+def load_tokenizer(
+    *,
+    model: str,
+    tokenizer: str | None = None,
+    explicit: bool = False,
+    force_dummy: bool = False,
+    render_url: str | None = None,
+    render_timeout_s: float = 5.0,
+    mm_render_timeout_s: float = 5.0,
+    hf_token: str | None = None,
+    cache_dir: str | None = None,
+    chat_template: str | None = None,
+    takes_media: bool | None = None,
+) -> Tokenizer:
+    """Returns the embedded tokenizer if forced, else a render service, else one of a folder, file or hub.
+
+    Args:
+        model: model name, the source when `tokenizer` is not given.
+        tokenizer: folder, file or `organisation/name` on the hub.
+        explicit: the user named `tokenizer`, so that no other may replace it.
+        render_url: base address of a vLLM render service.
+        render_timeout_s: seconds until a call to the service counts as failed.
+        mm_render_timeout_s: the same for messages with images.
+        hf_token: access token for the hub.
+        cache_dir: folder for files from the hub; the library's own when None.
+        chat_template: Jinja source, or a file with it, in place of the tokenizer's own; not for a service.
+        takes_media: the model is multimodal; None reads the model's `config.json`. Ignored for a service.
+
+    Raises:
+        TokenizerLoadError: an `explicit` tokenizer cannot be loaded.
+    """
+    chat_template = template_source(chat_template)
+    if takes_media is None:
+        takes_media = files.takes_media(files.model_config(model))
+    if force_dummy:
+        return default_tokenizer(chat_template, takes_media)
+    if render_url:
+        from app.text.render import RenderTokenizer
+
+        return RenderTokenizer(
+            render_url, model=model, timeout_s=render_timeout_s, mm_timeout_s=mm_render_timeout_s
+        )
+    source = tokenizer or model
+    try:
+        return _load(source, explicit, hf_token, cache_dir, chat_template, takes_media)
+    except TokenizerLoadError as error:
+        if explicit:
+            raise
+        logger.warning("no tokenizer for %s, using the embedded one: %s", source, error)
+        return default_tokenizer(chat_template, takes_media)
+
+
+def template_source(given: str | None) -> str | None:
+    """Returns the source of a template that is given as source or as a file."""
+    if given is None or "{" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerLoadError(f"The chat template {given} cannot be read: {error}.") from error
+
+
+def _load(
+    source: str,
+    explicit: bool,
+    hf_token: str | None,
+    cache_dir: str | None,
+    chat_template: str | None,
+    takes_media: bool | None,
+) -> LocalTokenizer:
+    path = Path(source).expanduser()
+    if path.exists():
+        return LocalTokenizer.from_path(path, source, chat_template, takes_media)
+    if source.startswith((".", "/", "~")):
+        raise TokenizerLoadError(f"There is nothing at {source}.")
+    if not explicit and "/" not in source:
+        return default_tokenizer(chat_template, takes_media)  # a model name such as `tiny` is no repository
+    cache = None if cache_dir is None else Path(cache_dir).expanduser()
+    folder = files.fetch(source, hf_token, cache)
+    return LocalTokenizer.from_path(folder, source, chat_template, takes_media)

@@ -1,0 +1,409 @@
+"""Builds the components of one server, and the parts that they share."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from app.base.clock.clock import LiveClock
+from app.base.clock.streams import Streams
+from app.base.clock.timer_wheel import TimerWheel
+from app.base.metrics.exposition import Families
+from app.base.metrics.fake import FakeFamilies
+from app.base.metrics.recorder import Recorder
+from app.engine.core.cache_manager import KVCacheManager
+from app.engine.core.client import EngineClient
+from app.engine.core.engine import Engine
+from app.engine.core.reply import Model
+from app.engine.dataset import Datasets, open_datasets
+from app.engine.forms.schema import Schemas
+from app.engine.kvcache.cache import KVCache
+from app.engine.kvcache.endpoints import PublisherSettings, of_rank
+from app.engine.kvcache.hashing import PART_BLOCKS, BlockHasher
+from app.engine.kvcache.memo import Bounded
+from app.engine.kvcache.prompt import Adapter
+from app.engine.kvcache.residency import Residency
+from app.engine.kvcache.stores import store_of
+from app.engine.lora.adapters import AdapterMemory, LoRARegistry, LoRASlots, adapters_of, rank_of
+from app.engine.simulated.corpus import Corpus, sample_sentences
+from app.engine.simulated.model import Silent, SimulatedModel
+from app.serving.api.admin.reports import Caches
+from app.serving.api.builder import RequestBuilder
+from app.serving.api.frontend import ChatRules, Frontend
+from app.serving.api.identity import Identity, pod_headers
+from app.serving.api.models import ServedModels
+from app.serving.api.responder import Responder, ServerLoad
+from app.serving.api.sampling import RealModel
+from app.serving.faults.injector import FaultInjector
+from app.serving.gunicorn import ranks
+from app.serving.http.body import BodyLimits
+from app.serving.http.stream import WriteBatcher
+from app.serving.protocol.validation import ModelLimits
+from app.text import Tokenizer
+from config import ConfigError, Settings
+from config.live import LiveSettings
+from config.settings import DatasetSettings, KVCacheSettings, ReplaySettings, ServerSettings
+
+if TYPE_CHECKING:
+    from app.engine.kvcache.publisher import Publisher
+    from app.plugins.registry import PluginRegistry
+    from app.serving.recording.replay import Replay
+    from app.serving.scripts.book import ScriptBook
+    from config.profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """Settings, clock, randomness, tokenizer, metrics and adapters of one rank, shared by its components."""
+
+    live: LiveSettings
+    rank: int
+    server: ServerSettings
+    """Server settings of this rank, with its own port."""
+    tokenizer: Tokenizer
+    streams: Streams
+    adapters: LoRARegistry
+    adapter_memory: AdapterMemory
+    datasets: Datasets
+    recorder: Recorder
+    clock: LiveClock = field(default_factory=LiveClock)
+    schemas: Schemas = field(default_factory=Schemas)
+
+    @classmethod
+    def of(cls, settings: Settings, tokenizer: Tokenizer, rank: int) -> Components:
+        """Builds the components. ConfigError for adapters that cannot be served."""
+        lora = settings.lora
+        adapters = adapters_of(lora, settings.model)
+        return cls(
+            live=LiveSettings(settings),
+            rank=rank,
+            server=ranks.served_by(settings.server, rank),
+            tokenizer=tokenizer,
+            streams=Streams(settings.reply.seed, rank),
+            adapters=adapters,
+            adapter_memory=AdapterMemory(adapters, lora.max_loras, lora.max_cpu_loras or lora.max_loras),
+            datasets=open_datasets(dataset_settings(settings), tokenizer),
+            recorder=_recorder(settings, rank),
+        )
+
+    @property
+    def settings(self) -> Settings:
+        return self.live.current
+
+
+def cache_config(kvcache: KVCacheSettings) -> dict[str, str]:
+    """Returns the labels of vllm:cache_config_info that the settings decide."""
+    return {
+        "block_size": str(kvcache.block_size),
+        "num_gpu_blocks": str(kvcache.kv_cache_size),
+        "enable_prefix_caching": str(kvcache.enable_kvcache),
+        "prefix_caching_hash_algo": kvcache.prefix_caching_hash_algo,
+    }
+
+
+def dataset_settings(settings: Settings) -> DatasetSettings:
+    """Returns the dataset settings; empty for an encoder, which generates no text."""
+    return DatasetSettings() if settings.model.mm_encoder_only else settings.dataset
+
+
+def _recorder(settings: Settings, rank: int) -> Recorder:
+    """Builds the recorder, with the family of adapters if the settings allow any."""
+    lora, model = settings.lora, settings.model
+    told = lora.enable_lora or lora.lora_modules or lora.allow_runtime_lora_updating
+    most = lora.max_loras if told else None
+    latency, connector = settings.latency, settings.kvcache.kv_connector
+    fetching = latency.kv_cache_transfer_latency or latency.kv_cache_transfer_time_per_token
+    return Recorder(
+        model.served_names[0],
+        model.max_model_len,
+        cache_config(settings.kvcache),
+        str(rank),
+        max_loras=most,
+        block_times=settings.kvcache.kv_cache_metrics,
+        older_names=settings.metrics.simulator_metrics,
+        transfers=bool(fetching or connector == "nixl"),
+        steps=settings.steps.shared or settings.engine.is_real,
+    )
+
+
+LOOPBACK = "127.0.0.1"
+"""Name of a server that does not know its own address."""
+UNKNOWN_VOCABULARY = 2**31
+"""Assumed vocabulary size of a remote tokenizer that does not return one."""
+
+
+def plugins_of(components: Components) -> PluginRegistry | None:
+    """Loads the plugins of this process; None without any. ConfigError for a plugin with wrong hooks."""
+    plugins = components.settings.PLUGINS
+    if not plugins:
+        return None
+    from app.plugins.registry import PluginRegistry  # imports pluggy
+
+    return PluginRegistry(plugins, lambda: components.settings, components.streams, components.clock.now)
+
+
+def service_of(
+    components: Components, cache: KVCacheManager | None, plugins: PluginRegistry | None
+) -> Engine:
+    """Builds the simulated engine and its model."""
+    settings = components.settings
+    profile = _profile(settings)
+    engine = Engine(
+        settings,
+        author_of(components, plugins),
+        components.recorder,
+        components.clock,
+        components.streams,
+        LoRASlots(settings.lora.max_loras, components.adapters.__contains__, components.adapter_memory),
+        cache,
+        profile,
+        None if plugins is None or profile is None else plugins.step_cost(profile),
+    )
+    components.live.subscribe(engine.on_settings)
+    return engine
+
+
+def _profile(settings: Settings) -> Profile | None:
+    """Returns the profile of shared engine steps; None where each request has its own latencies."""
+    if not settings.steps.shared:
+        return None
+    from config.datasheet import chosen_profile  # imports YAML
+
+    return chosen_profile(settings)
+
+
+def author_of(components: Components, plugins: PluginRegistry | None = None) -> Model:
+    """Builds the model that writes the replies."""
+    if components.settings.model.task != "generate":
+        return Silent()
+    model = SimulatedModel(
+        components.settings,
+        components.tokenizer,
+        Corpus(components.tokenizer, sample_sentences()),
+        components.datasets,
+        components.schemas,
+        components.streams("text"),
+        components.streams("calls"),
+    )
+    if plugins is not None:
+        model.ask_first(plugins.replies(model.worded), plugins.length())
+    components.live.subscribe(model.on_settings)
+    return model
+
+
+def book_of(components: Components) -> ScriptBook | None:
+    """Opens the scripts; None without any. ConfigError for an invalid script."""
+    settings = components.settings
+    if not settings.scripts.script or settings.model.mm_encoder_only:
+        return None
+    from app.serving.scripts.book import open_book  # imports YAML and Jinja
+
+    rng = components.streams("scripts")
+    return open_book(settings.scripts, components.schemas, rng, components.clock.now)
+
+
+def frontend_of(
+    components: Components,
+    service: EngineClient,
+    identity: Identity,
+    load: ServerLoad,
+    faults: FaultInjector,
+    book: ScriptBook | None = None,
+    real: RealModel | None = None,
+    asks_plugins: bool = False,
+) -> Frontend:
+    """Builds the pipeline of all generating API families; `real` describes a real engine's model."""
+    scripts = None
+    if book is not None:
+        from app.serving.api.script import ScriptResolver
+
+        scripts = ScriptResolver(book, components.tokenizer, faults)
+    settings, model, api = components.settings, components.settings.model, components.settings.api
+    server, tokenizer = components.server, components.tokenizer
+    builder = RequestBuilder(
+        settings, components.adapters, components.schemas, components.streams("images"), real
+    )
+    components.live.subscribe(builder.on_settings)
+    return Frontend(
+        body=BodyLimits.of(server),
+        models=ServedModels(model.served_names, model.model, model.max_model_len, components.adapters),
+        tokenizer=tokenizer,
+        identity=identity,
+        responder=Responder(
+            service,
+            load,
+            pod_headers(server),
+            WriteBatcher(),
+            server.write_timeout,
+            max(0.0, api.sse_keep_alive_interval),
+        ),
+        builder=builder,
+        faults=faults,
+        limits=ModelLimits(
+            max_model_len=model.max_model_len,
+            vocab_size=tokenizer.vocab_size or UNKNOWN_VOCABULARY,
+            max_logprobs=api.max_logprobs,
+            reasons=bool(settings.reply.reasoning_parser),
+            parses=bool(
+                settings.reply.reasoning_parser
+                or (settings.tools.tool_call_parser and settings.tools.enable_auto_tool_choice)
+            ),
+            max_new_tokens=None if real is None else real.defaults.max_new_tokens,
+        ),
+        force_usage=api.enable_force_include_usage,
+        prompt_details=api.enable_prompt_tokens_details,
+        token_id_names=api.return_tokens_as_token_ids,
+        request_metrics=api.enable_per_request_metrics,
+        response_role=api.response_role,
+        chat_rules=ChatRules.of(api),
+        rank=components.rank,
+        encoder_only=model.mm_encoder_only,
+        omni=model.omni,
+        plain_prompt_tokens=PART_BLOCKS * settings.kvcache.block_size,
+        keeps_turns=bool(components.datasets) or asks_plugins,
+        scripts=scripts,
+        asks_plugins=asks_plugins,
+    )
+
+
+def check_replay(settings: ReplaySettings) -> None:
+    """Raises ConfigError for a recording that cannot be read."""
+    if not settings.replay:
+        return
+    from app.serving.recording.exchange import RecordingError
+    from app.serving.recording.library import check
+
+    try:
+        check(settings.replay)
+    except RecordingError as error:
+        raise ConfigError(f"setting replay: {error}") from None
+
+
+def replay_of(components: Components, faults: FaultInjector) -> Replay | None:
+    """Builds the replay of a recording; None without one. ConfigError for a file that cannot be read."""
+    settings = components.settings.replay
+    if not settings.replay:
+        return None
+    from app.serving.recording.library import Recording
+    from app.serving.recording.replay import Replay
+
+    recording = Recording(settings.replay, settings.replay_match == "nearest")
+    clock = LiveClock()  # a clock has one alarm; the engine uses the components' clock
+    replay = Replay(recording, BodyLimits.of(components.server), faults, TimerWheel(clock), clock.now)
+    components.live.subscribe(replay.on_settings)
+    return replay
+
+
+def fakes_of(components: Components) -> FakeFamilies:
+    """Builds the fake metrics, which replace the true ones while the settings have any."""
+    model, lora = components.settings.model, components.settings.lora
+    fakes = FakeFamilies(
+        model.served_names[0],
+        model.max_model_len,
+        cache_config(components.settings.kvcache),
+        lora.max_loras,
+        str(components.rank),
+        clock=components.clock.now,
+    )
+    components.live.subscribe(fakes.on_settings)
+    return fakes
+
+
+def adapter_families(components: Components) -> list[Families]:
+    """Returns the families of adapter residency, if `lora-residency-metrics` is on."""
+    settings, adapters = components.settings, components.adapters
+    if not settings.lora.lora_residency_metrics:
+        return []
+    from app.engine.lora.metrics import LoraResidency
+
+    def rank(name: str) -> int:
+        return rank_of(adapters.path(name)) or settings.lora.max_lora_rank
+
+    server = {"model_name": settings.model.served_names[0], "engine": str(components.rank)}
+    return [LoraResidency(components.adapter_memory, rank, server, time.time).render]
+
+
+def publishing(settings: Settings, server: ServerSettings, rank: int) -> PublisherSettings:
+    """Returns the settings of `rank` for publishing KV events. ConfigError for an invalid endpoint."""
+    at = settings.kvcache
+    try:
+        for endpoint in filter(None, (at.zmq_endpoint, at.kv_events_replay_endpoint)):
+            of_rank(endpoint, rank)
+    except ValueError as error:
+        raise ConfigError(f"setting zmq-endpoint or kv-events-replay-endpoint: {error}") from None
+    topic = at.kv_events_topic.replace("{address}", server.pod_ip or LOOPBACK)
+    topic = topic.replace("{port}", str(server.port)).replace("{model}", settings.model.model)
+    return PublisherSettings(
+        endpoint=at.zmq_endpoint or None,
+        topic=topic,
+        rank=rank,
+        replay_endpoint=at.kv_events_replay_endpoint or None,
+        replay_batches=at.kv_events_replay_queue_size,
+        replay_layout=at.kv_events_replay_layout,
+        layout=at.events_layout,
+        batch_events=at.event_batch_size,
+        flush_s=at.event_flush_interval,
+    )
+
+
+def has_cache(settings: Settings) -> bool:
+    """True if a KV cache is simulated. An encoder has none, and a real engine has its own."""
+    played = not settings.model.mm_encoder_only and not settings.engine.is_real
+    return settings.kvcache.enable_kvcache and played
+
+
+def publisher_of(components: Components, told: PublisherSettings) -> Publisher | None:
+    """Builds the publisher of cache events; None without a cache or without a possible receiver."""
+    settings = components.settings
+    heard = told.endpoint or told.replay_endpoint or settings.kvindex.kv_index or settings.server.speaks_grpc
+    if not heard or not has_cache(settings):
+        return None
+    from app.engine.kvcache.publisher import Publisher  # imports ZMQ, which other servers do not need
+
+    return Publisher(told)
+
+
+def cache_of(components: Components, publisher: Publisher | None) -> KVCacheManager | None:
+    """Builds the KV cache of this rank; None without one."""
+    if not has_cache(components.settings):
+        return None
+    at = components.settings.kvcache
+    hasher = BlockHasher(
+        at.prefix_caching_hash_algo, at.block_size, at.hash_seed, components.streams("hashes")
+    )
+    observer = None
+    if at.kv_cache_metrics:
+        observer = Residency(
+            components.recorder,
+            at.kv_cache_metrics_sample,
+            components.streams("residency"),
+            components.clock.now,
+        )
+    cache = KVCache(at.kv_cache_size, hasher, events=publisher is not None, observer=observer)
+    if at.evict_unloaded_adapters_first:
+        components.adapters.watch(cache.load_adapter, cache.unload_adapter)
+    publish = None if publisher is None else publisher.put
+    store = store_of(at.kv_connector, at.block_size)
+    return KVCacheManager(cache, components.recorder, partial(_adapter, components.adapters), publish, store)
+
+
+def _adapter(adapters: LoRARegistry, name: str) -> Adapter:
+    return Adapter(name, adapters.path(name), adapters.number(name))
+
+
+def caches_of(
+    components: Components, cache: KVCacheManager | None, publisher: Publisher | None
+) -> list[Caches]:
+    """Returns the caches below the API."""
+    kept: dict[str, Bounded] = {"schemas": components.schemas}
+    if (series := components.recorder.adapter_series) is not None:
+        kept["adapter series"] = series
+    rooms: list[Caches] = [lambda: kept, lambda: components.tokenizer.caches]
+    if cache is not None:
+        stored = {} if cache.store is None else {"connector": cache.store.memo}
+        rooms.append(lambda: {**cache.cache.caches, **stored})
+    if publisher is not None:
+        rooms.append(lambda: publisher.caches)
+    return rooms

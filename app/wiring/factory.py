@@ -1,0 +1,372 @@
+"""Builds the application: makes each component once, and connects them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from app.base.clock.clock import Clock
+from app.base.metrics.exposition import Exposition, engine_families
+from app.engine.core.cache_manager import KVCacheManager
+from app.engine.core.engine import Engine
+from app.engine.core.lifecycle import Lifecycle, Operations
+from app.engine.core.weights import Weights
+from app.engine.dataset import DatasetError
+from app.engine.dataset import prepare as prepare_datasets
+from app.engine.lora.adapters import adapters_of
+from app.serving.api import completions, invocations, label_reads, models, tokens
+from app.serving.api.admin import config as admin
+from app.serving.api.admin import lifecycle as lifecycle_routes
+from app.serving.api.admin import reports
+from app.serving.api.admin.config import PeerRanks
+from app.serving.api.anthropic import routes as anthropic
+from app.serving.api.anthropic.writer import ThreadStore
+from app.serving.api.chat import route as chat
+from app.serving.api.generate import routes as generate
+from app.serving.api.identity import Identity, system_fingerprint
+from app.serving.api.kv import event_sources
+from app.serving.api.openapi import routes as openapi
+from app.serving.api.plain import PlainChats, PlainCompletions
+from app.serving.api.pooling import routes as pooling
+from app.serving.api.responder import ServerLoad
+from app.serving.api.responses import routes as responses
+from app.serving.api.responses.store import ResponseStore
+from app.serving.api.sampling import RealModel
+from app.serving.faults.audit import AuditTrail
+from app.serving.faults.injector import FaultInjector
+from app.serving.flask.application import StartedLater, Understudy
+from app.serving.gunicorn import ranks
+from app.serving.gunicorn.handover import handed_over
+from app.serving.http.response import json_response
+from app.serving.http.route import get
+from app.serving.middleware.api_keys import ApiKeys
+from app.serving.middleware.cors import Cors
+from app.serving.middleware.faults import FaultAudit
+from app.serving.middleware.foreign_pages import ForeignPages
+from app.serving.middleware.http_log import HttpLog
+from app.serving.middleware.http_metrics import HttpMetrics
+from app.serving.middleware.load_report import LoadReports
+from app.serving.middleware.rate_limits import RateLimits
+from app.serving.middleware.stack import Middleware, MiddlewareStack, RequestIds
+from app.text import Tokenizer, TokenizerError, load_tokenizer
+from app.wiring.assembly import (
+    Components,
+    adapter_families,
+    book_of,
+    cache_of,
+    caches_of,
+    check_replay,
+    dataset_settings,
+    fakes_of,
+    frontend_of,
+    plugins_of,
+    publisher_of,
+    publishing,
+    replay_of,
+    service_of,
+)
+from config import ConfigError, Settings
+from config.live import LiveSettings
+from config.loader import check_extras, load
+
+if TYPE_CHECKING:
+    from app.engine.core.client import EngineClient
+    from app.engine.core.remote import RemoteEngine
+    from app.engine.core.wire import EngineProcessOptions
+    from app.engine.kvcache.publisher import Publisher
+    from app.plugins.registry import PluginRegistry
+    from app.serving.api.frontend import Frontend
+    from app.serving.http.rpc import RpcService
+    from app.serving.scripts.book import ScriptBook
+
+
+def create_app(settings: Settings | None = None) -> Understudy:
+    """Builds the application from `settings`, or from the environment and its YAML file.
+
+    Starts nothing that a fork would lose. An invalid setting ends the process with one line and exit status
+    1.
+    """
+    try:
+        settings = settings or handed_over(os.environ) or load((), os.environ)
+        check_extras(settings)
+        prepare_datasets(dataset_settings(settings))
+        tokenizer = tokenizer_of(settings)
+        if settings.kvindex.role == "indexer":
+            from app.serving.flask.indexer import build_indexer  # imports database clients, which are slow
+
+            return build_indexer(settings, tokenizer)
+        return build(settings, tokenizer, ranks.rank_of(settings.server, os.environ))
+    except (ConfigError, TokenizerError, DatasetError) as error:
+        sys.exit(f"error: {error}")
+
+
+def engine_options(settings: Settings) -> EngineProcessOptions:
+    """Returns the options of a real engine's process. ConfigError when it cannot run here."""
+    from app.wiring.real_engine import engine_options as options_of
+
+    return options_of(settings)
+
+
+def tokenizer_of(settings: Settings) -> Tokenizer:
+    """Loads the tokenizer of the settings. TokenizerError when an explicit one cannot be loaded."""
+    at = settings.tokenizer
+    if settings.engine.is_real and at.tokenizer is None:
+        from app.wiring.real_engine import model_tokenizer
+
+        return model_tokenizer(settings)
+    return load_tokenizer(
+        model=settings.model.model,
+        tokenizer=at.tokenizer,
+        explicit=at.tokenizer is not None,
+        force_dummy=at.force_dummy_tokenizer,
+        render_url=at.render_url,
+        render_timeout_s=at.render_timeout,
+        mm_render_timeout_s=at.mm_render_timeout,
+        hf_token=at.hf_token,
+        cache_dir=at.tokenizers_cache_dir,
+        chat_template=at.chat_template,
+        takes_media=False if settings.engine.is_real else settings.model.multimodal,
+    )
+
+
+def prepare(settings: Settings) -> None:
+    """Downloads and checks the files of the settings, before workers start.
+
+    Raises TokenizerError for a named tokenizer, DatasetError for a dataset, ConfigError for a script or an
+    adapter, and for missing packages.
+    """
+    check_extras(settings)
+    named = settings.tokenizer
+    if named.tokenizer or named.render_url or named.chat_template or settings.engine.is_real:
+        tokenizer_of(settings).encode("Ready?")
+    adapters_of(settings.lora, settings.model)
+    prepare_datasets(dataset_settings(settings))
+    if settings.scripts.script:
+        from app.serving.scripts.book import check_scripts
+
+        check_scripts(settings.scripts)
+    check_replay(settings.replay)
+    if settings.PLUGINS:
+        build(settings, tokenizer_of(settings))  # validates the plugins' hooks once for all workers
+
+
+def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy:
+    """Builds and connects the components, and adds the routes. Raises the ConfigErrors of all components."""
+    components = Components.of(settings, tokenizer, rank)
+    live, clock, server = components.live, components.clock, components.server
+    publishes = publishing(settings, server, rank)
+    publisher = publisher_of(components, publishes)
+    cache = cache_of(components, publisher)
+    plugins = plugins_of(components)
+    engine, lifecycle, real = engine_of(components, cache, plugins)
+    channel = settings.kvcache
+    host = channel.kv_side_channel_host or server.pod_ip or socket.gethostname()
+    identity = Identity(
+        settings.model,
+        host,
+        components.streams("ids"),
+        port=channel.kv_side_channel_port,
+        fingerprint=system_fingerprint(settings),
+        block_size=channel.block_size,
+        transfers=channel.transfers,
+    )
+    load = ServerLoad(settings.api.enable_server_load_tracking)
+    failing = [] if plugins is None else plugins.faults()
+    injector = FaultInjector(components.streams("faults"), clock.now, failing)
+    live.subscribe(injector.on_settings)
+    book = book_of(components)
+    asked = plugins is not None and not settings.engine.is_real and plugins.implements("reply", "length")
+    frontend = frontend_of(components, engine, identity, load, injector, book, real, asked)
+    peers = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
+    http_metrics = HttpMetrics(clock.now)
+    replay = replay_of(components, injector)
+    audit = FaultAudit(injector, AuditTrail(), clock.now)
+    limits = RateLimits(clock)
+    console = None
+    if settings.api.console:
+        from app.console.application import Console  # other servers do not need it
+
+        console = Console(live, server, engine, lifecycle, clock, cache, publisher)
+    innermost: list[Middleware] = [] if plugins is None else plugins.middleware()
+    innermost += [LoadReports(components.recorder.figures)]
+    innermost += [audit, *([] if replay is None else [replay]), *([] if console is None else [console.watch])]
+    middleware = middleware_of(settings, live, clock, http_metrics, limits, innermost)
+    app = Understudy(engine, middleware, components.streams("request ids"), server.root_path.rstrip("/"))
+
+    app.caches.append(lambda: {"rate limits": limits, "fault scripts": injector, "client audit": audit.trail})
+    app.caches += [lambda: middleware.caches, *caches_of(components, cache, publisher)]
+    families = adapter_families(components)
+    if not settings.metrics.disable_log_stats:
+        families.insert(0, engine_families(components.recorder, fakes_of(components)))
+    families += [] if plugins is None else plugins.families()
+    app.services += [publisher] if publisher is not None else []
+    remote = None if isinstance(engine, Engine) else engine
+    app.services += [] if remote is None else [remote]
+    if book is not None:
+        add_scripts(app, book, peers)
+    if settings.kvindex.kv_index:
+        from app.serving.flask.indexer import add_index
+
+        families.append(add_index(app, live, tokenizer, publisher, remote))
+    model = settings.model
+    transfers = settings.server.weight_transfer and not settings.engine.is_real
+    weights = Weights(model.model, model.tensor_parallel_size, transfers)
+    if settings.model.task == "generate":
+        app.services.append(StartedLater(components.schemas.load))
+        plain_chats, plain_completions = PlainChats(frontend), PlainCompletions(frontend)
+        store, threads = ResponseStore(settings.api.enable_responses_store), ThreadStore()
+        app.caches.append(
+            lambda: {
+                "plain chats": plain_chats.known.memo,
+                "plain prompts": plain_completions.known.memo,
+                "responses": store,
+                "threads": threads,
+            }
+        )
+        live.subscribe(plain_chats.on_settings)
+        live.subscribe(plain_completions.on_settings)
+        app.add_routes("chat", chat.routes(frontend, plain_chats))
+        app.add_routes("completions", completions.routes(frontend, plain_completions))
+        app.add_routes("anthropic", anthropic.routes(frontend, threads))
+        app.add_routes("responses", responses.routes(frontend, store))
+        scale_out, aborts = settings.api.enable_scale_out, settings.server.server_dev_mode
+        app.add_routes("generate", generate.routes(frontend, scale_out, weights, aborts))
+        app.add_routes("generative_scoring", label_reads.routes(frontend))
+        app.add_routes("elastic", lifecycle_routes.elastic_routes(frontend.body, server.data_parallel_size))
+    if pooling_routes := pooling.routes(frontend, settings.model):
+        app.add_routes("pooling", pooling_routes)
+    app.add_routes("decisions", label_reads.decision_routes(frontend, settings.model))
+    app.add_routes("invocations", invocations.routes(frontend.body, lambda: app.routes))
+    app.add_routes("models", models.routes(frontend.models, identity))
+    app.add_routes("tokens", tokens.routes(frontend, settings.api.enable_tokenizer_info_endpoint))
+    ready = reports.readiness(engine, clock, settings.server.startup_duration)
+    if server.speaks_grpc:
+        app.rpc = rpc_of(components, frontend, engine, lifecycle, ready, publisher)
+    app.add_routes(
+        "health", reports.health_routes(lambda: engine.healthy, ready, load, settings.model.vllm_version)
+    )
+    app.add_routes("metrics", reports.metrics_routes(Exposition(families, http_metrics)))
+    if settings.engine.is_real:
+        app.add_routes("stats", reports.statistics_routes(components.recorder.figures))
+    app.add_routes("kv_events", event_sources.routes(publishes, publisher is not None, server.ranks))
+    first = f"http://{server.pod_ip or socket.gethostname()}:{settings.server.port}"
+    app.add_routes("bootstrap", event_sources.bootstrap_routes(first, server.data_parallel_size))
+    app.add_routes("admin", admin.routes(live, lifecycle, engine, frontend.body, peers))
+    app.add_routes("memory", reports.memory_routes(app.caches))
+    app.add_routes("verdict", reports.verdict_routes(audit.report, audit.restart))
+    if replay is not None:
+        app.add_routes("replay", [get("/admin/replay", lambda context: json_response(replay.report()))])
+    app.add_routes("fake_metrics", admin.fake_metrics_routes(frontend.body, live))
+    if settings.lora.allow_runtime_lora_updating:
+        app.add_routes("lora", models.adapter_routes(frontend.body, frontend.models))
+    if console is not None:
+        ranks_here, streams = list(server.ranks), components.streams
+        console.add_to(app, tokenizer, peers, ranks_here, frontend.body, streams)
+    if settings.server.server_dev_mode:
+        sleeps = settings.api.enable_sleep_mode
+        app.add_routes("lifecycle", lifecycle_routes.routes(lifecycle, sleeps, lambda: live.current.dump()))
+        app.add_routes(
+            "weights", lifecycle_routes.weight_routes(weights, frontend.body, server.data_parallel_size)
+        )
+    if settings.server.profiling:
+        app.add_routes("profiler", lifecycle_routes.profiler(frontend.body))
+    add_plugins(app, plugins)
+    plays = {"plays": f"vLLM {settings.model.vllm_version}", "models": settings.model.served_names}
+    app.add_routes("root", openapi.root_routes(lambda: app.routes, plays))
+    if not settings.api.disable_fastapi_docs:
+        app.add_routes(
+            "openapi",
+            openapi.document_routes(lambda: app.routes, app.prefix, settings.model.served_names[0]),
+        )
+    return app
+
+
+def rpc_of(
+    components: Components,
+    frontend: Frontend,
+    engine: EngineClient,
+    lifecycle: Operations,
+    is_ready: Callable[[], bool],
+    publisher: Publisher | None,
+) -> RpcService:
+    from app.serving.api.grpc.service import (  # imports protobuf, which others do not need
+        ServerFacts,
+        rpc_service,
+    )
+
+    facts = ServerFacts(
+        lambda: components.settings,
+        engine,
+        lifecycle,
+        components.tokenizer,
+        components.rank,
+        lambda: components.recorder.figures().cache_usage,
+        components.clock.now(),
+    )
+    return rpc_service(frontend, facts, is_ready, publisher)
+
+
+def engine_of(
+    components: Components, cache: KVCacheManager | None, plugins: PluginRegistry | None
+) -> tuple[Engine | RemoteEngine, Operations, RealModel | None]:
+    """Builds the engine and its lifecycle operations; for a real engine also the facts of its model."""
+    if not components.settings.engine.is_real:
+        simulated = service_of(components, cache, plugins)
+        return simulated, Lifecycle(simulated, components.recorder, cache), None
+    from app.engine.core.remote import RemoteLifecycle
+    from app.wiring.real_engine import real_model, remote_engine  # imports ZMQ
+
+    engine = remote_engine(components)
+    return engine, RemoteLifecycle(engine), real_model(components)
+
+
+def add_scripts(app: Understudy, book: ScriptBook, peers: PeerRanks) -> None:
+    """Adds the counters, the watch and the report of a server's scripts."""
+    from app.serving.api.admin.config import script_routes
+    from app.serving.scripts.book import ScriptWatch
+
+    app.caches.append(lambda: {"script counters": book.counters})
+    app.services.append(ScriptWatch(book))
+    app.add_routes("script", script_routes(book, peers))
+
+
+def add_plugins(app: Understudy, plugins: PluginRegistry | None) -> None:
+    """Adds the report on plugins, then their routes. ConfigError for a path that is taken."""
+    app.add_routes("plugins", reports.plugin_routes(None if plugins is None else plugins.report))
+    for name, routes in () if plugins is None else plugins.routes(lambda: app.routes):
+        app.add_routes(name, routes)
+
+
+def middleware_of(
+    settings: Settings,
+    live: LiveSettings,
+    clock: Clock,
+    http_metrics: HttpMetrics,
+    limits: RateLimits,
+    innermost: Sequence[Middleware],
+) -> MiddlewareStack:
+    """Builds all middleware, the outermost first."""
+    http_log, keys = HttpLog(), ApiKeys()
+    for one in (http_log, keys, limits):
+        live.subscribe(one.on_settings)
+    cors = Cors(settings.access)
+    request_ids = RequestIds(settings.api.enable_request_id_headers)
+    pages = ForeignPages(settings.access)
+    stack = [http_metrics, http_log, request_ids, *_traces(settings, clock), cors, keys, limits, *innermost]
+    middleware = MiddlewareStack([*stack, pages])
+    live.subscribe(middleware.on_settings)
+    return middleware
+
+
+def _traces(settings: Settings, clock: Clock) -> list[Middleware]:
+    if settings.tracing.otlp_traces_endpoint is None:
+        return []
+    from app.base.tracing.export import resource_of, sender_to, tracer_to
+    from app.serving.middleware.traces import Traces
+
+    sender, resource = sender_to(settings.tracing), resource_of(settings.tracing)
+    return [Traces(partial(tracer_to, sender, resource), clock, caches={"spans": sender})]

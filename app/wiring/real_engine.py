@@ -1,0 +1,157 @@
+"""Objects of a real engine (`engine: llm`) for the master and the workers.
+
+Imports no torch: only the engine's own process needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
+
+import msgspec
+
+from app.engine.core.remote import RemoteEngine
+from app.engine.core.wire import EngineProcessOptions
+from app.engine.parsing.readers import THINK_BEGIN, THINK_END, readers
+from app.llm.errors import LLMError
+from app.llm.model_files import find_model, load_tokenizer
+from app.serving.api.sampling import RealModel, SamplingDefaults, ThoughtTokens
+from app.serving.gunicorn import ranks
+from app.serving.gunicorn.engine_process import given_length
+from app.serving.gunicorn.handover import ENDPOINT
+from app.text import Tokenizer
+from app.text.loading import template_source
+from app.wiring.assembly import publishing
+from config import ConfigError, Settings
+from config.installation import COMMAND, check_installed
+
+if TYPE_CHECKING:
+    from app.wiring.assembly import Components
+
+Device = Literal["auto", "cuda", "mps", "cpu"]
+DTYPES: Mapping[str, Literal["auto", "float32", "bfloat16", "float16"]] = {
+    "auto": "auto",
+    "float32": "float32",
+    "float": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "half": "float16",
+}
+OWN_DEFAULTS, NO_DEFAULTS = "auto", "vllm"
+"""Values of the setting generation-config: the model's own defaults, or none."""
+T = TypeVar("T")
+NOT_STARTED = (
+    "setting engine: 'llm' is started by gunicorn.conf.py of Understudy, which this gunicorn does not read: "
+    f"start it in its folder, or with {COMMAND}"
+)
+
+
+def engine_options(settings: Settings) -> EngineProcessOptions:
+    """Returns the options of the engine's process. ConfigError when it cannot run here."""
+    check_installed("engine", "setting engine: 'llm'")
+    sampling_defaults(settings)  # raises before any work is done
+    cache, limits, name = settings.kvcache, settings.scheduling, settings.model.model
+    return EngineProcessOptions(
+        endpoint="",
+        model=os.path.abspath(name) if os.path.exists(name) else name,
+        device=cast(Device, settings.steps.device or "auto"),  # checked by `config.validation`
+        dtype=DTYPES[settings.engine.dtype],
+        num_blocks=cache.kv_cache_size,
+        block_size=cache.block_size,
+        max_model_len=given_length(settings),
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=settings.steps.max_num_batched_tokens,
+        # Each rank applies the limit to its latest count; the engine must accept what all ranks send at once.
+        max_queue_size=(limits.max_num_seqs + limits.max_waiting_queue_length) * ranks.count(settings.server),
+        enable_prefix_caching=cache.enable_kvcache,
+        prefix_caching_hash_algo=cache.prefix_caching_hash_algo,
+        hash_seed=cache.hash_seed,
+        seed=settings.reply.seed,
+        threads=settings.engine.engine_threads,
+        kv_events=publishing(settings, settings.server, 0) if cache.enable_kvcache else None,
+        log_level=settings.log.log_level.upper().replace("TRACE", "DEBUG"),
+    )
+
+
+def model_path(settings: Settings) -> Path:
+    """Returns the path of the model. ConfigError when it is not on this machine."""
+    try:
+        return find_model(settings.model.model)
+    except LLMError as error:
+        raise ConfigError(f"setting model: {error}") from None
+
+
+def model_tokenizer(settings: Settings) -> Tokenizer:
+    """Loads the tokenizer beside the weights, or from their file. ConfigError without one."""
+    path = model_path(settings)
+    try:
+        tokenizer = load_tokenizer(path, chat_template=template_source(settings.tokenizer.chat_template))
+    except LLMError as error:
+        raise ConfigError(f"setting model: {error}") from None
+    if tokenizer is None:
+        raise ConfigError(f"setting model: {path} has no tokenizer.json; name one with the setting tokenizer")
+    return tokenizer
+
+
+def remote_engine(components: Components) -> RemoteEngine:
+    """Builds the client of the engine that the arbiter has started. ConfigError without one."""
+    endpoint = os.environ.get(ENDPOINT)
+    if endpoint is None:
+        raise ConfigError(NOT_STARTED)
+    names = components.tokenizer.token_texts
+    reader_of = readers(components.settings.tools.tool_call_parser)
+    return RemoteEngine(
+        components.settings, endpoint, components.recorder, components.clock, names, reader_of
+    )
+
+
+def real_model(components: Components) -> RealModel:
+    """Returns the facts of the model that the API needs. Raises the ConfigErrors of `sampling_defaults`."""
+    return RealModel(
+        defaults=sampling_defaults(components.settings), thoughts=thought_tokens(components.tokenizer)
+    )
+
+
+def thought_tokens(tokenizer: Tokenizer) -> ThoughtTokens | None:
+    """Returns the tags of thoughts; None unless each is one token with visible text."""
+    ids = [tokenizer.encode(tag) for tag in (THINK_BEGIN, THINK_END)]
+    shown = [tokenizer.decode(of_tag) for of_tag in ids]
+    if [len(of_tag) for of_tag in ids] != [1, 1] or shown != [THINK_BEGIN, THINK_END]:
+        return None
+    return ThoughtTokens(ids[0][0], ids[1][0], tokenizer.decode)
+
+
+def sampling_defaults(settings: Settings) -> SamplingDefaults:
+    """Returns the defaults of a generation_config.json, as vLLM: the model's, another folder's, or none.
+
+    ConfigError for an unreadable file or an invalid value.
+    """
+    wanted, told = settings.engine.generation_config, {}
+    if wanted != NO_DEFAULTS:
+        folder = model_path(settings) if wanted == OWN_DEFAULTS else Path(wanted).expanduser()
+        file = folder / "generation_config.json"
+        if file.is_file():
+            told = _convert(_read(file), dict[str, object], f"setting generation-config: {file}")
+        elif wanted != OWN_DEFAULTS:
+            raise ConfigError(f"setting generation-config: there is no {file}")
+    told |= json.loads(settings.engine.override_generation_config or "{}")
+    known = {name: told[name] for name in SamplingDefaults.__struct_fields__ if told.get(name) is not None}
+    return _convert(known, SamplingDefaults, f"setting generation-config: {wanted!r}")
+
+
+def _read(file: Path) -> object:
+    """Reads JSON. ConfigError for an unreadable or invalid file."""
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"setting generation-config: {file} cannot be read: {error}") from None
+
+
+def _convert(told: object, kind: type[T], what: str) -> T:
+    try:
+        return msgspec.convert(told, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{what} cannot be used: {error}") from None
