@@ -58,7 +58,7 @@ ROOMS = {
 What fields of `protocol` mean only an answer tells.
 """
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".node-*", ".hypothesis", ".*_cache", "__pycache__")
-FAST, SLOW = ("--fast",), ("-m", "server or slow or redis")
+FAST, SLOW = ("-m", "not wire"), ("-m", "wire")
 """Options of pytest: which tests of a room run first, and which only when those are content."""
 FAILED, NO_TESTS, TOO_SLOW = 1, 5, -1
 """Exit statuses of pytest: a test has failed, it has selected none. The last stands for tests cut short."""

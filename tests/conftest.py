@@ -1,20 +1,19 @@
-"""What tests of several rooms share, and which of them are left out when (README.md)."""
+"""Fixtures and options of all rooms (README.md). A test in a folder named `wire` may start processes."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import Phase, settings
 
 from tests.needs import NEEDS, skipped_line
-from tests.processes import refuse_process, starts_process
+from tests.processes import WIRE, ProcessGuard, is_wire
 from tests.running_server import GENERAL_WAY, RunningServer, running_server
 
-LEFT_OUT = ("server", "slow", *(need.marker for need in NEEDS))
-"""The markers of tests that do not run under --fast."""
+GUARD = pytest.StashKey[ProcessGuard]()
 settings.register_profile(
     "mutants", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate)
 )  # the same examples every time, and the first that fails will do
@@ -29,9 +28,6 @@ def server() -> Iterator[RunningServer]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--fast", action="store_true", help="only tests that start no process, need nothing and take no time"
-    )
-    parser.addoption(
         "--general-way", action="store_true", help="servers do without the fast path, as under other workers"
     )
 
@@ -39,26 +35,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("general_way"):
         os.environ[GENERAL_WAY] = "yes"
-    config.addinivalue_line("markers", "server: starts a process, most often a server; found by itself")
-    config.addinivalue_line("markers", "slow: half a second and more, though it starts no process")
+    config.addinivalue_line("markers", "wire: may start processes, most often a server; by its folder")
     for need in NEEDS:
         config.addinivalue_line("markers", f"{need.marker}: needs {need.reason}")
-    if config.getoption("fast"):
-        sys.addaudithook(refuse_process)
+    guard = ProcessGuard()
+    sys.addaudithook(guard)
+    config.stash[GUARD] = guard
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if isinstance(item, pytest.Function) and starts_process(item):
-            item.add_marker("server")
+        if is_wire(item):
+            item.add_marker(WIRE)
         for need in NEEDS:
             if not need.is_here and item.get_closest_marker(need.marker):
                 item.add_marker(pytest.mark.skip(reason=need.reason))
-    if config.getoption("fast"):
-        left_out = [item for item in items if any(map(item.get_closest_marker, LEFT_OUT))]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Lets tests of the wire start processes, and no others."""
+    guard = item.config.stash[GUARD]
+    guard.refuses = item.get_closest_marker(WIRE) is None
+    try:
+        return (yield)
+    finally:
+        guard.refuses = False
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 MOST_LINES = 600
 
@@ -77,7 +75,6 @@ def test_a_system_imports_only_those_below_it() -> None:
     assert beyond == []
 
 
-@pytest.mark.slow
 def test_no_files_import_each_other_in_a_circle() -> None:
     """Whatever does, at whatever place, is one thing in two files."""
     graph = {module: set(imported(path)) - {module} for module, path in MODULES.items()}

@@ -1,1 +1,1 @@
-"""The engine: who runs when, and what a reply holds."""
+"""The engine: schedules requests, and generates replies."""

@@ -1,1 +1,1 @@
-"""What builds what."""
+"""Factories: build the app, its engine and its index."""

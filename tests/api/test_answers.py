@@ -90,7 +90,6 @@ def choices_of(chunks: Sequence[dict[str, Any]], index: int) -> list[dict[str, A
     return [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
 
 
-@pytest.mark.slow
 @given(replies=REPLIES, most=st.integers(1, 6), seed=st.integers(0, 9))
 @settings(max_examples=150, deadline=None)
 def test_a_streamed_chat_says_what_a_whole_one_says(replies: list[Reply], most: int, seed: int) -> None:
@@ -114,7 +113,6 @@ def test_a_streamed_chat_says_what_a_whole_one_says(replies: list[Reply], most: 
     assert body["usage"]["completion_tokens"] == sum(len(reply.texts) for reply in replies)
 
 
-@pytest.mark.slow
 @given(replies=REPLIES, most=st.integers(1, 6), seed=st.integers(0, 9), echo=st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_a_streamed_completion_says_what_a_whole_one_says(
@@ -138,7 +136,6 @@ def test_a_streamed_completion_says_what_a_whole_one_says(
     assert chunks[-1]["usage"]["completion_tokens"] == body["usage"]["completion_tokens"]
 
 
-@pytest.mark.slow
 @given(replies=REPLIES, most=st.integers(2, 8), seed=st.integers(0, 9), plain=st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_tokens_that_come_together_are_written_like_tokens_that_come_alone(

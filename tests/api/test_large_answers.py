@@ -111,7 +111,6 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", [None, THOUGHT], ids=["text", "thought"])
 @pytest.mark.parametrize(("make", "choices"), FAMILIES)
 def test_a_large_answer_is_written_in_parts_that_say_the_same(

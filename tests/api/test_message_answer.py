@@ -16,7 +16,7 @@ from app.serving.api.anthropic.writer import MessageResponseOptions, MessageWrit
 from app.serving.api.identity import ResponseMeta
 from app.serving.http.errors import ApiError, internal, retryable, too_many
 from tests.api.segments import IMAGE, THOUGHT, Segment, body_of, call, segments, told, whole
-from tests.conformance.wire import parsed
+from tests.conformance.calls import parsed
 
 META = ResponseMeta("chatcmpl-1", 1_700_000_000, "a model", "fp")
 
@@ -84,7 +84,6 @@ REASONS = st.sampled_from(["stop", "length"])
 FINISH = st.builds(Finish, REASONS, st.none() | st.just("END") | st.integers(0, 9))
 
 
-@pytest.mark.slow
 @given(segments=segments(), finish=FINISH, most=st.integers(1, 6), cached=st.integers(0, 16))
 @settings(max_examples=200, deadline=None)
 def test_a_streamed_message_says_what_a_whole_one_says(

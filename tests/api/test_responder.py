@@ -148,7 +148,6 @@ def test_the_client_of_a_whole_answer_that_has_left_is_told_nothing() -> None:
         assert paced.harness.is_idle() and paced.load.count == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("end", ["over", "left", "failed"])
 def test_a_promise_leaves_nothing_that_only_a_collector_frees(end: str) -> None:
     paced = Responding()

@@ -17,7 +17,7 @@ from app.serving.http.errors import ApiError, bad_request, internal, too_many
 from app.serving.protocol.response_tools import CalledTool
 from app.serving.protocol.responses import ResponseObject, ResponsesRequest
 from tests.api.segments import IMAGE, THOUGHT, Segment, body_of, call, segments, told, whole
-from tests.conformance.wire import parsed
+from tests.conformance.calls import parsed
 
 META = ResponseMeta("resp_1", 1_700_000_000, "a model", "fp")
 
@@ -88,7 +88,6 @@ def gathered(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 FINISH = st.builds(Finish, st.sampled_from(["stop", "length", "abort"]), st.none() | st.just("END"))
 
 
-@pytest.mark.slow
 @given(
     segments=segments(),
     finish=FINISH,
@@ -113,7 +112,6 @@ def test_a_streamed_response_says_what_a_whole_one_says(
     assert body["usage"]["output_tokens"] == sum(len(e.ids) for e in events if isinstance(e, Tokens))
 
 
-@pytest.mark.slow
 @given(segments=segments(), most=st.integers(1, 6), top=st.integers(0, 3))
 @settings(max_examples=100, deadline=None)
 def test_the_log_probabilities_of_a_stream_are_those_of_its_messages(

@@ -62,7 +62,6 @@ def test_an_event_of_which_nothing_is_told_does_not_end_the_body() -> None:
     assert served.ended() and unframed(served.socket.received) == b"a" + END
 
 
-@pytest.mark.slow
 @given(
     takes=st.lists(st.integers(0, 12), max_size=30),
     pauses=st.lists(st.booleans(), min_size=31, max_size=31),

@@ -128,7 +128,6 @@ def test_the_client_sends_when_a_request_is_due_and_has_a_place(
     assert pauses is None or engine.pauses == pytest.approx(pauses)
 
 
-@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     base=SECONDS,
@@ -230,7 +229,6 @@ def good() -> Rehearsal:
     return rehearsed()
 
 
-@pytest.mark.slow
 def test_an_engine_of_the_family_is_rehearsed_without_an_error(good: Rehearsal) -> None:
     assert good.within
     for it in good.comparisons:
@@ -246,7 +244,6 @@ def test_what_is_compared_is_not_what_was_fitted() -> None:
     assert [len(it) for it in others] == [10, 10, 10, 10]
 
 
-@pytest.mark.slow
 def test_an_engine_that_is_not_always_as_fast_is_still_told_within_the_bound() -> None:
     rehearsal = rehearsed(noise=0.05)
     assert rehearsal.within
@@ -308,7 +305,6 @@ def test_steps_are_the_same_only_if_all_of_them_are() -> None:
     assert not Comparison(3, played(1.0), played(1.0), played(1.0, steps=2)).same_steps
 
 
-@pytest.mark.slow
 def test_the_report_tells_the_figures_the_costs_and_a_verdict(good: Rehearsal) -> None:
     text = report.table(good)
     assert "2 in flight: 20 requests, " in text
@@ -323,7 +319,6 @@ def test_the_report_tells_the_figures_the_costs_and_a_verdict(good: Rehearsal) -
     assert "NOT within the bound with 7 in flight" in report.verdict(bad)
 
 
-@pytest.mark.slow
 def test_the_figures_as_json(good: Rehearsal) -> None:
     document = json.loads(report.as_json(good))
     assert document["within"] is True
@@ -336,7 +331,6 @@ def test_the_figures_as_json(good: Rehearsal) -> None:
     assert figure["error"] == pytest.approx(figure["simulated_s"] / figure["first_s"] - 1)
 
 
-@pytest.mark.slow
 def test_a_profile_and_a_picture_are_files(good: Rehearsal, tmp_path: Path) -> None:
     file = tmp_path / "profile.yaml"
     file.write_text(report.as_yaml(good))

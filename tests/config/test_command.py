@@ -1,7 +1,6 @@
 """`python -m app`: exit status, one line on stderr, and what gunicorn is started with."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,18 +13,6 @@ from config.loader import load
 
 ROOT = Path(__file__).parents[2]
 PARALLEL = "unknown flag --tensor-paralel-size; did you mean --tensor-parallel-size?"
-
-
-def run(*argv: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-    clean = {name: text for name, text in os.environ.items() if not name.startswith("SIM_")}
-    return subprocess.run(
-        [sys.executable, "-m", "app", *argv],
-        cwd=ROOT,
-        env=clean | environ,
-        capture_output=True,
-        text=True,
-        timeout=50,
-    )
 
 
 @pytest.mark.parametrize(
@@ -75,15 +62,6 @@ def test_words_that_say_nothing_end_with_status_2_and_one_line(
     assert capsys.readouterr() == ("", f"error: {told}\n")
 
 
-def test_a_wrong_variable_ends_with_status_1_and_one_line() -> None:
-    done = run(SIM_MAX_NUM_SEQS="none")
-    assert done.returncode == 1
-    assert done.stderr == (
-        "error: setting max-num-seqs: 'none' (environment variable SIM_MAX_NUM_SEQS) "
-        "must be a whole number (of at most 64 bits)\n"
-    )
-
-
 def test_the_help_tells_what_a_duration_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--help"]) == 0
     told = capsys.readouterr().out
@@ -113,69 +91,6 @@ def test_help_and_version_are_words_too(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit) as ended:
         command.main(["help", "simulate"])
     assert not ended.value.code and "python -m app simulate" in capsys.readouterr().out
-
-
-@pytest.mark.server
-@pytest.mark.parametrize(("name", "absent"), [("plugins", "pluggy"), ("generate", "torch, numpy")])
-def test_help_needs_no_library_of_its_command(name: str, absent: str) -> None:
-    line = f"import sys; sys.modules |= dict.fromkeys('{absent}'.split(', ')); from app.cli import main; "
-    code = f"{line}sys.exit(main(['{name}', '--help']))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"usage: python -m app {name}" in done.stdout
-
-
-@pytest.fixture(scope="module")
-def for_bash() -> str:
-    return run("completion", "bash").stdout
-
-
-@pytest.mark.server
-def test_a_shell_completes_commands_and_flags(for_bash: str, tmp_path: Path) -> None:
-    script = tmp_path / "completion"
-    script.write_text(for_bash)
-    for words, completed in (
-        (["simu"], "simulate"),
-        (["simulate", "--rat"], "--rate"),
-        (["--max-num-s"], "--max-num-seqs"),
-        (["--port", "3", "--max-num-s"], "--max-num-seqs"),
-        (["completion", "f"], "fish"),
-    ):
-        line = f"COMP_WORDS=(understudy {' '.join(words)}) COMP_CWORD={len(words)}"
-        code = f"source {script}; {line}; _understudy; echo ${{COMPREPLY[@]}}"
-        done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=50)
-        assert (done.stdout, done.stderr) == (f"{completed}\n", ""), words
-
-
-@pytest.mark.server
-def test_zsh_gets_the_script_of_bash_and_fish_one_of_its_own(for_bash: str) -> None:
-    zsh, fish = run("completion", "zsh").stdout, run("completion", "fish").stdout
-    assert "bashcompinit" in zsh and zsh.endswith(for_bash)
-    [line] = [line for line in fish.splitlines() if "subcommand_from simulate'" in line]
-    assert line.startswith("complete -c understudy -n") and " --rate " in line
-
-
-@pytest.mark.parametrize(
-    ("argv", "unbuffered"),
-    [
-        (["--help"], ""),
-        (["--help"], "1"),
-        (["serve", "--help"], ""),
-        (["dataset", "--help"], "1"),
-        (["record", "--proxy", "--help"], ""),
-        (["calibrate", "--help"], ""),
-    ],
-)
-def test_a_reader_that_goes_early_gets_no_traceback(argv: list[str], unbuffered: str) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    command_line = [sys.executable, "-m", "app", *argv]
-    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    done = subprocess.run(
-        command_line, cwd=ROOT, env=environ, stdout=writing, stderr=subprocess.PIPE, timeout=50
-    )
-    os.close(writing)
-    assert done.stderr == b""
 
 
 @pytest.fixture

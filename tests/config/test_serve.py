@@ -327,7 +327,6 @@ def test_sizes_are_those_of_the_units(number: int, unit: str) -> None:
     assert options()["max-num-batched-tokens"].read(f"{number}{unit}") == str(expected)
 
 
-@pytest.mark.slow
 @hypothesis.settings(deadline=None)
 @given(
     st.dictionaries(
@@ -345,7 +344,6 @@ def test_dotted_names_are_the_same_as_json(fields: dict[str, Any]) -> None:
     assert json.loads(str(read(["m", *words]).given["additional-config"])) == fields
 
 
-@pytest.mark.slow
 @given(
     st.lists(st.text(max_size=12) | st.sampled_from([*MEANINGS]).map(lambda name: f"--{name}"), max_size=6)
 )

@@ -296,7 +296,6 @@ def test_a_frame_has_no_more_than_so_many_new_bars(monkeypatch: pytest.MonkeyPat
     assert len(page.bars) == 25, "what still runs gets its bar later"
 
 
-@pytest.mark.slow
 def test_ten_thousand_requests_leave_no_more_than_is_allowed() -> None:
     it = Watched(slots=200, max_waiting=10_000, inter_token_latency=0.001)
     for number in range(10_000):

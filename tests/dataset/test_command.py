@@ -7,8 +7,6 @@ import io
 import json
 import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -225,12 +223,6 @@ def test_a_wrong_command_is_one_line(run: Run, source: Path, argv: list[str], to
     assert (done.returncode, done.stdout) == (status, "")
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert told.replace("{}", folder) in done.stderr
-
-
-def test_help_of_the_process_tells_the_flags() -> None:
-    command = [sys.executable, "-m", "app", "dataset", "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and "--input FILE.json" in done.stdout
 
 
 class Picky:

@@ -62,7 +62,6 @@ def _values(output: Any) -> list[Any]:
     return [type(output).__name__, *(getattr(output, name) for name in output.__struct_fields__)]
 
 
-@pytest.mark.slow
 @example(asked=[{}], mode="random", fails_at=0)
 @example(asked=[{}], mode="random", fails_at=1)
 @given(

@@ -171,7 +171,6 @@ def test_load_stretches_the_waits_of_those_who_run() -> None:
     assert crowded[1] - crowded[0] > 0.1
 
 
-@pytest.mark.slow
 @given(
     steps=st.lists(
         st.tuples(

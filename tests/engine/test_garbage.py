@@ -23,7 +23,6 @@ from app.serving.gunicorn.fast.path import FastPath
 from app.serving.gunicorn.logs import ServerLogger
 from config.loader import load
 
-pytestmark = pytest.mark.slow
 MESSAGES = [{"role": "user", "content": "hi"}]
 FUNCTION = {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": "array"}}}}
 CHAT, LOAD = "/v1/chat/completions", "/v1/load_lora_adapter"

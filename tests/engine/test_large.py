@@ -41,7 +41,6 @@ def test_the_replies_of_a_large_request_are_made_with_pauses() -> None:
     watcher.kill()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [

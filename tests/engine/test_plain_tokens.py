@@ -56,7 +56,6 @@ def heard(takes: bool, blocks: int | None, request: dict[str, Any], **fields: An
     return listener, "\n".join(line for line in text.splitlines() if not WALL_TIME.search(line))
 
 
-@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     gap_s=st.sampled_from([0.0, 0.0001, 0.003, 0.02]),

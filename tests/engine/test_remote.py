@@ -260,7 +260,6 @@ def test_what_nobody_takes_or_understands_ends_no_other(
     assert play.ends("good") == ["stop"]
 
 
-@pytest.mark.slow
 def test_an_engine_that_says_nothing_is_greeted_again_until_it_does(tmp_path: Path) -> None:
     def greetings(play: Worker) -> int:
         return len(play.peer.orders)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -132,7 +131,6 @@ class Pair:
         return (*counted, drafted, *([self.all.index(it) for it in them] for them in some))
 
 
-@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(

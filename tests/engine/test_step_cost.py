@@ -98,7 +98,6 @@ class Device:
         return mean
 
 
-@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.floats(0.0, 0.1), st.integers(1, 40), st.booleans()),

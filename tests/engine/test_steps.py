@@ -35,7 +35,6 @@ REQUESTS = st.lists(
 """Gap in seconds, tokens of the prompt, tokens of the reply."""
 
 
-@pytest.mark.slow
 @settings(deadline=None)
 @given(REQUESTS)
 def test_live_is_as_offline(requests: Sequence[tuple[float, int, int]]) -> None:
@@ -64,7 +63,6 @@ def test_live_is_as_offline(requests: Sequence[tuple[float, int, int]]) -> None:
     assert harness.is_idle()
 
 
-@pytest.mark.slow
 @settings(deadline=None)
 @given(REQUESTS)
 def test_what_is_said_does_not_depend_on_when(requests: Sequence[tuple[float, int, int]]) -> None:

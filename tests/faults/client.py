@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from http.client import HTTPResponse, IncompleteRead
 from typing import Any
 
-from tests.hostile.wire import PATIENCE_S, http_post
+from tests.hostile.raw_client import PATIENCE_S, http_post
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PATHS = (CHAT, TEXT)

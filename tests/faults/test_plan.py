@@ -126,7 +126,6 @@ def test_scripts_of_headers_are_remembered_up_to_a_limit_of_memory() -> None:
     assert plan.fault_for(asking(X_Fault="error;times=1;name=0")) is not None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [

@@ -215,7 +215,6 @@ def worst(client: str, clock: list[float]) -> ClientAudit:
     return audit
 
 
-@pytest.mark.slow
 def test_the_size_of_an_audit_is_no_less_than_what_it_really_takes() -> None:
     for make in (worst, lambda client, clock: ClientAudit(client, lambda: 0.0)):
         clock = [1e9]

@@ -62,7 +62,6 @@ def problem() -> Problem:
     return make_problem(start(), [run_of(load(3, 40, 800)), run_of(load(9, 60, 2000))], fixed)
 
 
-@pytest.mark.slow
 def test_constants_are_found_again_and_called_identified() -> None:
     told = []
     with mapped(1) as spread:
@@ -77,19 +76,10 @@ def test_constants_are_found_again_and_called_identified() -> None:
     assert {"weights", "per_token"} <= {it.name for it in known if it.identified}
 
 
-@pytest.mark.slow
 def test_the_same_seed_finds_the_same() -> None:
     with mapped(1) as spread:
         one, other = (Search(problem(), spread, 60, lambda progress: None).run(seed=5) for _ in range(2))
     assert one == other
-
-
-@pytest.mark.server
-def test_processes_find_what_one_does() -> None:
-    made = problem()
-    candidates = [[0.1, 0.0, 0.0], [0.0, -0.2, 0.3]]
-    with mapped(2) as spread:
-        assert spread(made.loss, candidates) == [made.loss(x) for x in candidates]
 
 
 def test_a_start_without_a_constant_has_a_small_one() -> None:
@@ -108,7 +98,6 @@ def test_constants_stay_in_their_ranges() -> None:
         msgspec.convert(msgspec.to_builtins(profile), Profile)
 
 
-@pytest.mark.slow
 def test_base_and_weights_are_known_as_a_sum_where_steps_are_alike() -> None:
     fixed = [it.name for it in CONSTANTS if it.name not in ("base", "weights")]
     made = make_problem(TRUE, [run_of(load(2, 400, 40))], fixed)
@@ -147,7 +136,6 @@ def recorded(folder: Path, name: str = "run.csv") -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_the_command_writes_a_profile_a_table_and_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +111,6 @@ def test_a_data_sheet_is_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "device must be given, too" in refusal(capsys, "--num-requests", "1", "--profile", "auto")
 
 
-@pytest.mark.slow
 def test_a_sweep_of_pods_finds_the_fewest(capsys: pytest.CaptureFixture[str]) -> None:
     load = ["--rate", "40", "--seconds", "10", "--output-tokens", "16", "--processes", "1"]
     argv = [*load, "--sweep", "pods=1:4:1", "--slo", "ttft_p99=500ms"]
@@ -126,7 +122,6 @@ def test_a_sweep_of_pods_finds_the_fewest(capsys: pytest.CaptureFixture[str]) ->
     )
 
 
-@pytest.mark.slow
 def test_with_the_default_lengths_least_requests_is_no_worse_than_random(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -135,7 +130,6 @@ def test_with_the_default_lengths_least_requests_is_no_worse_than_random(
     assert worst[0] < worst[1]
 
 
-@pytest.mark.slow
 def test_a_sweep_finds_the_highest_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture, document = tmp_path / "curve.png", tmp_path / "curve.json"
     load = ["--seconds", "20", "--output-tokens", "16", "--processes", "1"]
@@ -154,14 +148,6 @@ def test_a_sweep_finds_the_highest_rate(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.endswith("highest rate: none meets ttft_p50 <= 0.001 ms\n")
 
 
-@pytest.mark.server
-def test_processes_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    fleet = [*DRAWN, "--pods", "3", "--policy", "round-robin"]
-    swept = ["--seconds", "5", "--sweep", "rate=2:4:2"]
-    for argv in (fleet, swept):
-        assert figures(capsys, *argv, "--processes", "2") == figures(capsys, *argv, "--processes", "1")
-
-
 def test_groups_share_their_beginnings(capsys: pytest.CaptureFixture[str]) -> None:
     load = ["--rate", "20", "--seconds", "5", "--input-tokens", "50", "--prefix-groups", "2"]
     fleet = ["--pods", "4", "--policy"]
@@ -171,35 +157,10 @@ def test_groups_share_their_beginnings(capsys: pytest.CaptureFixture[str]) -> No
     assert aware["ttft_s"]["mean"] < random["ttft_s"]["mean"]
 
 
-@pytest.mark.slow
 def test_a_picture_shows_a_run(trace: Path, tmp_path: Path) -> None:
     picture = tmp_path / "run.png"
     assert run(["--trace", str(trace), "--plot", str(picture), "--pods", "2"]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_command_of_its_own(trace: Path) -> None:
-    command = [sys.executable, "-m", "app", "simulate", "--trace", str(trace), "--json", "-"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-    assert msgspec.json.decode(done.stdout)["requests"] == 20
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_interrupts_it_ends_all_of_it(tmp_path: Path, number: signal.Signals) -> None:
-    load = ["--rate", "5000", "--seconds", "100", "--pods", "400", "--processes", "2"]
-    command = [sys.executable, "-m", "app", "simulate", *load, f"--json={tmp_path / 'x.json'}"]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, process_group=0) as process:
-        assert process.stderr is not None
-        said = ""
-        while "simulated" not in said:
-            said = process.stderr.readline()
-        process.send_signal(number)
-        rest = process.stderr.read()  # ends when no process of it has the pipe any more
-    if number == signal.SIGINT:
-        assert rest.endswith("error: interrupted; nothing was written\n")
-        assert "Traceback" not in rest
-    assert process.returncode == (1 if number == signal.SIGINT else -number)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

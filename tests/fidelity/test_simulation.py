@@ -109,7 +109,6 @@ def test_a_fleet_of_one_is_as_the_client_of_one_engine(
     assert (outcome.steps, outcome.preemptions) == (loop.steps, scheduler.preemptions)
 
 
-@pytest.mark.slow
 @given(REQUESTS, st.sampled_from([0, 3]))
 def test_blocks_that_can_be_shared_and_are_not_change_nothing(
     requests: list[tuple[float, int, int]], threshold: int
@@ -136,7 +135,6 @@ def test_pod_by_pod_is_as_all_together(
     assert apart.timeline.blocks == pytest.approx(together.timeline.blocks)
 
 
-@pytest.mark.slow
 @given(
     REQUESTS,
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 70)), min_size=25, max_size=25),
@@ -227,7 +225,6 @@ def request_of(number: int, tokens_in: int, tokens_out: int, group: int, shared:
     return request
 
 
-@pytest.mark.slow
 @given(GROUPED, ACTIONS, st.sampled_from([0, 5]))
 def test_no_block_is_lost_or_taken_twice(
     requests: list[tuple[int, int, int, int]], actions: list[tuple[str, int]], threshold: int

@@ -26,7 +26,6 @@ TOLD = {
 
 
 @pytest.mark.shared
-@pytest.mark.slow
 @pytest.mark.skipif(not RUNS.is_dir(), reason="the recorded runs are not beside the recording")
 @pytest.mark.parametrize("name", TOLD)
 def test_a_recorded_run_is_simulated(name: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.hostile.wire import get, running, wait_until, waiting
+from tests.hostile.raw_client import get, running, wait_until, waiting
 from tests.running_server import RunningServer, running_server
 
 OBSERVED = ("--log-format", "json", "--access-log", "true", "--enable-server-load-tracking", "true")

@@ -6,16 +6,7 @@
 from __future__ import annotations
 
 import json
-import os
-from contextlib import closing
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-
-import pytest
-
-from tests.hostile.fuzzing import FuzzedRequest, Fuzzer
-from tests.hostile.stressed_server import stressed_indexer, stressed_server
-from tests.hostile.wire import PATIENCE_S, get
 
 WEATHER_SCRIPT = Path(__file__).parents[2] / "examples/scripts/weather.yaml"
 FAULTS = (
@@ -25,15 +16,6 @@ FAULTS = (
     {"action": "malformed-chunk", "every": 19},
     {"action": "stall", "seconds": 0.05, "every": 23},
 )
-SEED = 20261120
-TIMES = int(os.environ.get("FUZZ_TIMES", "1"))
-SHUTTING = ("/admin/drain", "/sleep", "/pause", "/admin/config")
-"""What keeps a server from serving what comes after it, or makes it slow."""
-OWN_500S = (
-    *("/release_kv_cache_memory", "/collective_rpc", "/scale_elastic_ep", "/init_weight_transfer_engine"),
-    *("/start_weight_update", "/start_draft_weight_update", "/update_weights", "/finish_weight_update"),
-)
-"""Where vLLM itself answers 500: no pause is complete, no method or size exists, no trainer is configured."""
 EVERYTHING = (
     *("--server-dev-mode", "--profiling", "--enable-scale-out", "--allow-runtime-lora-updating"),
     *("--enable-responses-store", "--force-dummy-tokenizer", "--max-model-len", "1024", "--max-loras", "4"),
@@ -59,57 +41,5 @@ ROUNDS = [*((name, 0) for name in SERVERS), ("generate", 1), ("generate", 2)]
 """The largest is in three parts, each of which takes its time on a slow machine."""
 
 
-@pytest.mark.parametrize(("name", "again"), ROUNDS)
-def test_no_request_gets_a_500(name: str, again: int) -> None:
-    number, flags = SERVERS[name]
-    with (stressed_indexer if name == "indexer" else stressed_server)(*flags) as server:
-        document = json.loads(get(server.port, "/openapi.json").body)
-        with closing(Client(server.port)) as client:
-            for request in Fuzzer(document, SEED + again, SHUTTING + OWN_500S).requests(number * TIMES):
-                client.ask(request)
-
-
-def test_the_operator_s_routes_give_no_500() -> None:
-    """What changes or stops a server, each followed by what undoes it."""
-    with stressed_server(*EVERYTHING) as server:
-        document = json.loads(get(server.port, "/openapi.json").body)
-        paths = {path: document["paths"][path] for path in SHUTTING if path != "/admin/config"}
-        with closing(Client(server.port)) as client:
-            for request in Fuzzer({**document, "paths": paths}, SEED).requests(100):
-                client.ask(request)
-                for path in ("/resume", "/wake_up"):
-                    client.ask(FuzzedRequest("POST", path, {}, b""))
-
-
 def test_there_are_five_thousand() -> None:
     assert sum(SERVERS[name][0] for name, _ in ROUNDS) == 5000
-
-
-class Client:
-    """A connection that is opened again when it was closed on purpose; AssertionError for a 500."""
-
-    def __init__(self, port: int) -> None:
-        self._connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def ask(self, request: FuzzedRequest) -> None:
-        status, body = self.answer(request)
-        assert status != 500 and b'"code":500' not in body, (request, body[:500])
-
-    def answer(self, request: FuzzedRequest) -> tuple[int, bytes]:
-        """Status and body; 0 for a disconnect that was asked for, or a head that no server takes."""
-        connection = self._connection
-        try:
-            connection.putrequest(request.method, request.path, skip_accept_encoding=True)
-            for name, value in request.headers.items():
-                connection.putheader(name, value)
-            if request.body is not None:
-                connection.putheader("Content-Length", str(len(request.body)))
-            connection.endheaders(request.body)
-            with closing(connection.getresponse()) as response:
-                return response.status, response.read()
-        except (HTTPException, ConnectionError):
-            connection.close()
-            return 0, b""

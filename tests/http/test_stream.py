@@ -247,7 +247,6 @@ def test_who_takes_no_bytes_is_cut_off() -> None:
         assert b"never" not in data and client.sock.recv(1) == b"", "its connection is over"
 
 
-@pytest.mark.slow
 def test_who_takes_each_slice_in_time_is_served_however_long_it_takes() -> None:
     with connected(write_timeout_s=10 * QUICK_S) as client:
         given = client.stall()
@@ -318,7 +317,6 @@ def test_what_is_closed_sends_no_more() -> None:
         assert (client.finished, client.source.left) == (0, 0), "who closes it knows"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stalls", [False, True])
 def test_nothing_that_only_a_collector_frees_is_left(stalls: bool) -> None:
     def serve() -> None:

@@ -189,7 +189,6 @@ def test_a_long_prompt_can_be_hashed_with_pauses() -> None:
     assert prompt.hashes == cache.prompt(tokens(0, 1000)).hashes
 
 
-@pytest.mark.slow
 def test_serving_leaves_no_garbage_that_only_the_collector_finds() -> None:
     cache = small_cache(20)
     serve(cache, tokens(0, 30), reply=tokens(100, 10))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -166,7 +165,7 @@ class Adapters(RuleBasedStateMachine):
             assert self.cache.free == self.cache.capacity
 
 
-TestCompared = pytest.mark.slow(Compared.TestCase)
+TestCompared = Compared.TestCase
 TestCompared.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
 TestAdapters = Adapters.TestCase
 TestAdapters.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

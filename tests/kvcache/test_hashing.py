@@ -184,7 +184,6 @@ def test_hashing_in_parts_gives_the_same_hashes(count: int) -> None:
     assert ours.chain.hashes(ours.none_hash, range(count)) == whole
 
 
-@pytest.mark.slow
 @given(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=30), max_size=30), st.integers(2, 8))
 def test_forgetting_hashes_changes_none(prompts: list[list[int]], entries: int) -> None:
     forgetful = BlockHasher("sha256_cbor", 2, "0", Random(0), entries * 500)
@@ -211,7 +210,6 @@ def test_the_memory_of_remembered_hashes_is_not_reckoned_too_low_nor_twice(
     assert taken <= ours.chain.memo.size_bytes - reckoned < 2 * taken
 
 
-@pytest.mark.slow
 def test_salts_are_remembered_within_bounds() -> None:
     hash_blocks = hash_function("sha256_cbor", 16)
     hash_blocks(b"", IDS, [("warm",)] * 2)
@@ -313,7 +311,6 @@ values = st.recursive(
 )
 
 
-@pytest.mark.slow
 @given(values)
 def test_values_are_encoded_canonically(value: Any) -> None:
     assert cbor.encode(value) == cbor2.dumps(value, canonical=True)

@@ -80,7 +80,6 @@ def test_an_image_is_met_by_engines_of_any_block_size() -> None:
 sizes = st.integers(1, 12)
 
 
-@pytest.mark.slow
 @given(st.data())
 def test_any_cut_of_a_prompt_into_events_gives_its_keys_and_removing_all_leaves_nothing(
     data: st.DataObject,
@@ -172,7 +171,6 @@ class Prompt:
         return Prompt(self.size, self.engine_size, *more)
 
 
-@pytest.mark.slow
 @given(st.data(), st.integers(1, 7), st.integers(1, 7))
 def test_events_are_cut_as_their_prompt_is(data: st.DataObject, size: int, engine_size: int) -> None:
     prompts = [Prompt(size, engine_size)]

@@ -120,7 +120,6 @@ def held_by_index(backend: Backend, keys: list[int]) -> dict[str, set[int]]:
     return held
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_after_a_day_the_index_is_the_union_of_the_caches(backend: Backend) -> None:
     rng = Random(24)

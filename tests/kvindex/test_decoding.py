@@ -231,7 +231,6 @@ values = st.recursive(
 )
 
 
-@pytest.mark.slow
 @given(st.lists(values, max_size=5))
 @example([b"\xa1\x80"])  # packed by itself, text that is none
 def test_good_events_survive_any_neighbours(others: list[Any]) -> None:

@@ -171,7 +171,6 @@ def check(backend: Backend, model: Model) -> None:
         assert known == [engine.owned.get(name) for name in ENGINE]
 
 
-@pytest.mark.slow
 @given(histories)
 @settings(
     max_examples=60,
@@ -209,7 +208,6 @@ def recount(backend: MemoryBackend) -> None:
     assert all(key in named[number] for key, masks in held.items() for mask in masks for number in bits(mask))
 
 
-@pytest.mark.slow
 @given(histories, st.sampled_from([3, 6, 1000]), st.sampled_from([1, 3, 2048]))
 def test_what_is_reckoned_is_what_is_held_also_where_blocks_make_room(
     history: Any, bound: int, a_slice: int

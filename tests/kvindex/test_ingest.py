@@ -243,7 +243,6 @@ events = st.one_of(
 )
 
 
-@pytest.mark.slow
 @settings(max_examples=500)
 @given(st.lists(st.lists(events, max_size=8), max_size=3))
 def test_together_they_leave_what_they_leave_one_by_one(batches: list[list[KVEvent]]) -> None:

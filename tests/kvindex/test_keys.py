@@ -130,7 +130,6 @@ ids = st.lists(st.integers(0, 2**32 - 1), max_size=40) | st.lists(
 texts = st.none() | st.lists(st.text(max_size=5), max_size=3).map(tuple)
 
 
-@pytest.mark.slow
 @given(ids, st.integers(1, 9), st.data())
 def test_generation_e_is_xxh64_of_numbers_and_texts(
     tokens: list[int], size: int, data: st.DataObject
@@ -147,7 +146,6 @@ def test_generation_e_is_xxh64_of_numbers_and_texts(
     assert request_keys("E", size, "seed").keys(77, tokens, features) == expected
 
 
-@pytest.mark.slow
 @given(ids, st.integers(1, 9), st.data())
 def test_generation_d_is_fnv_of_cbor(tokens: list[int], size: int, data: st.DataObject) -> None:
     blocks = len(tokens) // size
@@ -206,7 +204,6 @@ class Counting:
         return made
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("generation", GENERATIONS)
 @given(asked=st.lists(prompts, max_size=8))
 def test_the_keys_are_those_of_hashing(generation: Generation, asked: list[list[int]]) -> None:

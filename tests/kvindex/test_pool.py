@@ -125,7 +125,6 @@ def test_an_error_of_the_index_itself_costs_one_message(caplog: pytest.LogCaptur
 frames = st.lists(st.binary(max_size=40), max_size=5)
 
 
-@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.lists(frames, max_size=20), st.integers())
 def test_no_frames_do_harm(sent: list[list[bytes]], seed: int) -> None:
@@ -371,7 +370,6 @@ def test_of_too_many_pods_the_longest_silent_are_forgotten() -> None:
     assert "kvcache_events_pods_evicted_total 2.0" in index.metrics.render({}, {}, {})
 
 
-@pytest.mark.slow
 def test_thirty_eight_thousand_pods_leave_the_latest_ones() -> None:
     pods, (index, pool) = 38_000, make(most_messages=40_000)
     payload = encode(batch(stored([1, 2], PROMPT[:8]), ts=1000.0))

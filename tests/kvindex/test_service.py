@@ -138,7 +138,6 @@ def test_metrics_are_valid_and_name_every_loss(index: KvIndex, engine: FakeEngin
         assert ("kvcache_events_skipped_total", reason) in samples
 
 
-@pytest.mark.slow
 def test_an_address_that_is_taken_is_an_error_and_can_be_tried_again(index: KvIndex) -> None:
     taken = SubscriberSettings(bind=index.address, model="m")
     other = KvIndex(settings(subscriber=taken), load)
@@ -328,7 +327,6 @@ def test_what_our_own_publisher_publishes_is_taken(topic: str, pod: str) -> None
     index.close()
 
 
-@pytest.mark.slow
 def test_it_listens_as_soon_as_its_address_is_free(caplog: pytest.LogCaptureFixture) -> None:
     first = made(kv_index_bind="tcp://127.0.0.1:*")
     first.start()

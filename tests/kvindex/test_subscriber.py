@@ -170,7 +170,6 @@ def test_a_payload_of_100_megabytes_is_refused_by_name_and_the_next_is_read(plac
     assert place.index.losses.messages == {"too_large": 1}
 
 
-@pytest.mark.slow
 def test_a_subscriber_that_stops_reading_finds_the_gap_and_fills_it(place: Station) -> None:
     """What neither side has room for is lost on the way, and asked for again."""
     place.pool = type(place.pool)(place.index, place.replays, PoolSettings(most_messages=5))

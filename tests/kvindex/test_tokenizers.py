@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +41,6 @@ from app.text import (
 from app.text.base import PLAIN_CHAT, Message
 from app.text.files import TokenizerFolder
 from app.text.render import RenderTokenizer
-from tests.running_server import ROOT
 from tests.tokenization.kinds import llama_3
 
 TEXT = "Who are you, and what do you know about the sea? " * 60
@@ -365,52 +362,6 @@ def test_a_discovered_model_is_loaded_from_its_file(tmp_path: Path, loader: Load
     assert loader.calls == [str(tmp_path / "found/tokenizer.json")]
     with pytest.raises(UnknownModelError, match="`lost`"):
         models.get("lost")
-
-
-HANGING = """
-import sys, time
-from pathlib import Path
-from gevent import monkey
-if sys.argv[1] == "patched":
-    monkey.patch_all()
-import gevent
-from app.base.clock.pause import share_loop
-from app.text import TokenizerError, default_tokenizer
-from app.kvindex.tokenizers import Discovery, TokenizerLibrary
-
-share_loop()
-
-hang = monkey.get_original("threading", "Lock")()
-hang.acquire()
-def load(source):
-    if source == "hangs":
-        hang.acquire()  # a library that blocks its native thread, event loop or not
-    return default_tokenizer()
-
-sources = {"hangs": "hangs", "good": "good"}
-discovery = Discovery(Path("nowhere"), time.monotonic)
-library = TokenizerLibrary(load, sources=sources, discovery=discovery, timeout_s=0.3)
-def ask(model):
-    try:
-        return library.get(model).name
-    except TokenizerError as error:
-        return str(error)
-
-asked = [gevent.spawn(ask, name) for name in ("hangs", "hangs", "nobody", "good")]
-gevent.joinall(asked)
-for each in asked:
-    print(each.value)
-"""
-
-
-@pytest.mark.parametrize("how", ["patched", "plain"])
-def test_a_load_that_hangs_keeps_neither_requests_nor_the_event_loop_nor_the_process(how: str) -> None:
-    command = [sys.executable, "-c", HANGING, how]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
-    late = "The tokenizer of the model `hangs` was not loaded within 0.3 s."
-    lost = "There is no tokenizer for the model `nobody`."
-    assert done.stdout.splitlines() == [late, late, lost, "embedded"], done.stderr
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def put(directory: Path, *folders: str) -> None:

@@ -19,7 +19,7 @@ from app.engine.core.heartbeat import LONGEST_SILENCE_S
 from app.llm.llm import LLM
 from app.llm.sampling_params import SamplingParams
 from tests.conformance.recording import CASES, ENVIRONMENT, MORE_CASES, TOKENIZER, replay
-from tests.hostile.wire import Wire, get, post, running, wait_until
+from tests.hostile.raw_client import Wire, get, post, running, wait_until
 from tests.llm.tiny import Shape, edit_config, make_model
 from tests.running_server import ROOT, RunningServer, running_server
 

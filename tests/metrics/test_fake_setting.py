@@ -201,7 +201,6 @@ KEYS = st.sampled_from([field.encode_name for field in fields(FakeMetrics)])
 LIKELY = JSON | st.lists(st.integers(0, 9), max_size=5) | st.sampled_from(["ramp:0:1:1s", "squarewave:1:0:1"])
 
 
-@pytest.mark.slow
 @given(st.dictionaries(KEYS, LIKELY, max_size=6))
 def test_any_object_is_refused_in_one_sentence_or_can_be_scraped(keys: dict[str, Any]) -> None:
     try:

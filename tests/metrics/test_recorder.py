@@ -70,7 +70,6 @@ def tell(recorder: Recorder | DirectRecorder, event: tuple[str, tuple[Any, ...]]
         getattr(recorder, name)(*arguments)
 
 
-@pytest.mark.slow
 @given(st.lists(EVENTS, max_size=30), st.integers(0, 30), st.lists(EVENTS, max_size=5))
 @settings(max_examples=60, deadline=None)
 def test_rows_that_are_counted_later_give_the_text_of_events_that_are_counted_at_once(

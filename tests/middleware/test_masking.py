@@ -104,7 +104,6 @@ def test_arguments_of_a_tool_call_keep_what_is_no_secret() -> None:
     assert mask_text(body("hidden")) == body("***")
 
 
-@pytest.mark.slow
 @given(st.recursive(st.none() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_a_body_without_secret_names_stays_as_it_is(value: object) -> None:
     text = json.dumps({"messages": value})
@@ -143,7 +142,6 @@ PIECES = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("piece", [*PIECES, *('"\\n",', '"key":"a",', '"a', "a")])
 def test_masking_takes_time_linear_in_the_length(piece: str) -> None:
     def seconds(length: int) -> float:

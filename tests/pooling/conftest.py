@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.pooling.wire import FLAGS
+from tests.pooling.calls import FLAGS
 from tests.running_server import RunningServer, running_server
 
 

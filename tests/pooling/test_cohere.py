@@ -15,8 +15,6 @@ from flask.testing import FlaskClient
 from app.serving.api.pooling.routes import task_instructions
 from app.wiring.factory import create_app
 from config.loader import load
-from tests.conformance.wire import ok, post
-from tests.running_server import RunningServer
 
 PATH = "/v2/embed"
 BAD, RULE = "Bad Request", "BadRequestError"
@@ -103,7 +101,3 @@ def test_refusals(body: object, kind: str, param: str | None) -> None:
     error = told.get_json()["error"]
     assert (told.status_code, error["type"], error["param"]) == (400, kind, param)
     assert client_of().post(PATH, json={"texts": ["a"], "model": "other"}).status_code == 404
-
-
-def test_over_http(every: RunningServer) -> None:
-    assert len(ok(post(every, PATH, {"texts": ["hello"]}))["embeddings"]["float"][0]) == 16

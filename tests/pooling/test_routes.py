@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import requests
 
 from app.serving.api.pooling.routes import COHERE, ROUTES, served_routes
 from app.wiring.factory import create_app
 from config.settings import ModelSettings, Settings
-from tests.conformance.wire import CHAT, TEXT, post
-from tests.pooling.wire import BASE, CLASSIFY, EMBED, POOL
-from tests.running_server import RunningServer
+from tests.conformance.calls import CHAT, TEXT
+from tests.pooling.calls import BASE, CLASSIFY, EMBED, POOL
 
 PATHS = ROUTES["pooling"]
 
@@ -32,16 +30,6 @@ def test_a_task_has_the_routes_that_vllm_gives_it(
     told = {path: client.post(path, json={}) for path in (*PATHS, CHAT, TEXT)}
     assert {path for path, answer in told.items() if answer.status_code != 404} == expected
     assert all(told[path].json == {"detail": "Not Found"} for path in told.keys() - expected)
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_pooling_routes_are_asked_by_post(every: RunningServer, path: str) -> None:
-    got = requests.get(every.url + path, timeout=20)
-    assert (got.status_code, got.headers["Allow"]) == (405, "POST")
-
-
-def test_the_pod_is_named(every: RunningServer) -> None:
-    assert post(every, POOL, BASE[POOL]).headers["x-inference-pod"] == "pod-1"
 
 
 def test_a_model_that_generates_has_no_pooling_routes() -> None:

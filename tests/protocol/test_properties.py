@@ -31,7 +31,7 @@ def kinds_below(kind: type[Request]) -> Iterator[type[Request]]:
         yield from kinds_below(one)
 
 
-for module in pkgutil.iter_modules(app.protocol.__path__, "app.serving.protocol."):
+for module in pkgutil.iter_modules(app.serving.protocol.__path__, "app.serving.protocol."):
     importlib.import_module(module.name)
 EVERY_KIND = [kind for kind in dict.fromkeys(kinds_below(Request)) if kind.__struct_fields__]
 LIMITS = ModelLimits(max_model_len=2048, vocab_size=4096)
@@ -101,13 +101,11 @@ def test_any_bytes_give_a_request_or_an_api_error(body: bytes, content_type: str
     decode_everywhere(body, content_type)
 
 
-@pytest.mark.slow
 @given(anything)
 def test_any_json_gives_a_request_or_an_api_error(value: object) -> None:
     decode_everywhere(json.dumps(value).encode())
 
 
-@pytest.mark.slow
 @given(bodies)
 def test_any_values_in_known_fields_give_a_request_or_an_api_error(body: dict[str, object]) -> None:
     decode_everywhere(json.dumps(body).encode())
@@ -143,7 +141,6 @@ prompts = (
 )
 
 
-@pytest.mark.slow
 @given(st.fixed_dictionaries({"messages": messages}, optional=sampling))
 def test_a_valid_chat_arrives_as_it_was_sent(body: dict[str, Any]) -> None:
     request = decode(json.dumps(body).encode(), JSON, ChatCompletionRequest)

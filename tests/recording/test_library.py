@@ -61,7 +61,6 @@ def test_a_broken_line_in_the_midst_is_named(tmp_path: Path, line: bytes) -> Non
         check(str(tmp_path / "r"))
 
 
-@pytest.mark.slow
 def test_a_line_that_is_too_long_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     huge = line_of(exchange(b"x" * (MOST_LINE_BYTES + 1), (0, b"0")))
     path = tmp_path / "r"

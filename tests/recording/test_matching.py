@@ -83,7 +83,6 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.slow
 @settings(deadline=None)
 @given(st.dictionaries(st.text(), JSON, max_size=4), st.integers(0, 3))
 def test_however_a_body_is_written_its_hash_is_that_of_its_canonical_text(value: Any, indent: int) -> None:

@@ -184,7 +184,6 @@ def test_a_fault_damages_a_recorded_stream(tmp_path: Path) -> None:
     assert b"".join(piece for _, piece in pieces) == b"data: 1\n\n"
 
 
-@pytest.mark.slow
 def test_ten_thousand_chunks_that_are_due_leave_the_loop_alone(tmp_path: Path) -> None:
     clock = VirtualClock()
     recorded = exchange(chat("Hi"), *[(0.0, b"data: 1\n\n")] * 10_000)

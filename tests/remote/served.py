@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.hostile.wire import get, wait_until
+from tests.hostile.raw_client import get, wait_until
 from tests.running_server import ROOT, RunningServer, running_gunicorn
 
 CONFIGURATION = Path(__file__).with_name("gunicorn.conf.py")

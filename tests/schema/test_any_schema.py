@@ -5,7 +5,6 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
@@ -89,7 +88,6 @@ def _fewer(schema: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
 SCHEMAS = st.recursive(st.booleans() | keywords(st.booleans()), keywords, max_leaves=5)
 
 
-@pytest.mark.slow
 @given(schema=SCHEMAS, seed=st.integers(0, 99))
 @settings(max_examples=300, deadline=None)
 def test_a_value_satisfies_its_schema_or_there_is_a_schema_error(schema: Any, seed: int) -> None:
@@ -101,7 +99,6 @@ def test_a_value_satisfies_its_schema_or_there_is_a_schema_error(schema: Any, se
     assert valid(schema, value) or asserting.is_valid(value)
 
 
-@pytest.mark.slow
 @given(schema=st.recursive(VALUES, keywords, max_leaves=5))
 @settings(max_examples=300, deadline=None)
 def test_what_is_wrong_for_jsonschema_is_wrong_here(schema: Any) -> None:
@@ -116,7 +113,6 @@ def test_what_is_wrong_for_jsonschema_is_wrong_here(schema: Any) -> None:
         assert {"items", "exclusiveMinimum", "exclusiveMaximum"} & set(map(str, error.absolute_path))
 
 
-@pytest.mark.slow
 def test_nearly_all_of_many_tools_get_their_arguments() -> None:
     satisfied = 0
     for seed in range(TOOLS):

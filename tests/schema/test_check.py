@@ -157,7 +157,6 @@ SHAPES: dict[str, Callable[[int], Any]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_thousands_of_schemas_keep_within_the_limit_of_memory(shape: str) -> None:
     """The cache holds no more than it says."""

@@ -147,7 +147,6 @@ PIECES = st.recursive(
 )
 
 
-@pytest.mark.slow
 @given(pattern=PIECES, seed=st.integers(0, 99))
 @settings(max_examples=200, deadline=None)
 def test_any_pattern_gives_a_text_that_matches_or_a_schema_error(pattern: str, seed: int) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-import pytest
-
 from app.engine.forms.schema import Ranges
 from config.settings import ToolSettings
 from tests.schema.drawing import sample
@@ -42,7 +40,6 @@ def test_near_the_end_of_64_bits_an_integer_stays_within_them() -> None:
     assert max(draws({"type": "integer", "minimum": 2**63 - 3})) == 2**63 - 1
 
 
-@pytest.mark.slow
 def test_lengths_of_arrays_are_of_the_range_unless_the_schema_says() -> None:
     def lengths(**keywords: Any) -> set[int]:
         return {len(value) for value in draws({"type": "array", "items": {"type": "null"}, **keywords})}

@@ -43,7 +43,6 @@ EVIL = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", EVIL)
 def test_a_hostile_file_is_refused_soon_and_in_one_line(tmp_path: Path, name: str) -> None:
     text, reason = EVIL[name]
@@ -92,7 +91,6 @@ def test_a_schema_that_is_none_leaves_the_rules_of_before(books: Books) -> None:
     assert [rule["rule"] for rule in file["rules"]] == [1]
 
 
-@pytest.mark.slow
 def test_ten_thousand_requests_leave_nothing_behind(books: Books) -> None:
     """Counters of keys and conversations are bounded, and there is nothing else that grows."""
     counted = "{when: {nth: {count: 2, per: %s}}, then: {text: again}}"

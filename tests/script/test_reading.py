@@ -92,7 +92,6 @@ VALUES = st.recursive(
 RULES = st.fixed_dictionaries({"then": VALUES}, optional={"when": VALUES, "name": VALUES})
 
 
-@pytest.mark.slow
 @settings(deadline=None)
 @given(st.one_of(VALUES, st.fixed_dictionaries({"rules": st.lists(RULES, min_size=1, max_size=3)})))
 def test_no_document_does_more_than_work_or_be_refused_in_one_line(document: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -27,7 +26,6 @@ def test_what_every_kind_of_source_says_is_passed_on() -> None:
     assert passed_on(settings) == settings
 
 
-@pytest.mark.slow
 @given(
     pod=TEXT,
     names=st.lists(st.from_regex(r"[a-z0-9.-]{1,20}", fullmatch=True)),

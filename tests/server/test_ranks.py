@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -69,7 +68,6 @@ def workers(places: list[tuple[int, bool]]) -> Iterator[list[Any]]:
         yield made
 
 
-@pytest.mark.slow
 @given(size=st.integers(1, 8), data=st.data())
 def test_a_new_worker_takes_a_place_that_nobody_keeps(size: int, data: st.DataObject) -> None:
     places = data.draw(st.lists(st.tuples(st.integers(0, size - 1), st.booleans()), max_size=12))

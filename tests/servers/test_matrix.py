@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.hostile.wire import Wire, aborts, ask, get, http_post, metric, post, running, wait_until
+from tests.hostile.raw_client import Wire, aborts, ask, get, http_post, metric, post, running, wait_until
 from tests.running_server import ROOT, RunningServer
 from tests.servers.starts import KINDS, served
 

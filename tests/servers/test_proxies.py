@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.wire import aborts, ask, post, running, wait_until
+from tests.hostile.raw_client import aborts, ask, post, running, wait_until
 from tests.needs import APACHE, NGINX
 from tests.running_server import RunningServer, free_port, running_command, running_gunicorn
 from tests.servers.starts import as_somebody

@@ -170,7 +170,6 @@ def test_the_same_seed_makes_the_same_call() -> None:
     assert len({raw(played(calls, server_seed=seed)) for seed in range(8)}) > 1
 
 
-@pytest.mark.slow
 @given(most=st.integers(1, 60), seed=st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
 def test_a_structured_reply_is_valid_or_ends_for_its_length(most: int, seed: int) -> None:

@@ -23,7 +23,6 @@ def said(harness: Harness, **fields: Any) -> str:
     return harness.said(name)
 
 
-@pytest.mark.slow
 @given(ttft=st.floats(0, 2), itl=st.floats(0, 0.5), tokens=st.integers(1, 60), start=st.floats(0, 1e6))
 @settings(max_examples=60, deadline=None)
 def test_token_k_is_due_k_gaps_after_the_first_and_comes_less_than_two_slots_late(
@@ -98,7 +97,6 @@ def test_replies_do_not_depend_on_latencies_or_on_who_waits() -> None:
     assert [patient.said(name) for name in "abcdef"] == [quick.said(name) for name in "abcdef"]
 
 
-@pytest.mark.slow
 @given(most=st.integers(1, 300), least=st.integers(0, 300), seed=st.integers(0, 99), limited=st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_lengths_keep_between_the_limits_and_the_reason_tells_which(

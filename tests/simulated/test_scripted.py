@@ -48,7 +48,6 @@ def length(text: str) -> int:
     return len(embedded_tokenizer().encode(text))
 
 
-@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=60))
 def test_a_text_is_said_as_it_is_and_counts_as_its_tokens(text: str) -> None:

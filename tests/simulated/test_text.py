@@ -47,7 +47,6 @@ def counts_exactly(tokenizer: Tokenizer, book: Corpus, count: int, seed: int) ->
     assert tokenizer.decode(ids) == text
 
 
-@pytest.mark.slow
 @given(count=st.integers(0, 400), seed=st.integers(0, 2**64))
 @settings(max_examples=300, deadline=None)
 def test_a_reply_encoded_again_is_exactly_the_ids_that_were_counted(count: int, seed: int) -> None:

@@ -9,7 +9,6 @@ from flask.testing import FlaskClient
 
 from app.wiring.factory import create_app
 from config.loader import load
-from tests.surface.conftest import Client
 
 PATH = "/invocations"
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
@@ -71,10 +70,3 @@ def test_what_is_no_json(content_type: str) -> None:
 def test_a_header_names_the_model() -> None:
     headers = {"X-Amzn-SageMaker-Adapter-Identifier": "missing"}
     assert client_of("generate").post(PATH, json=CHAT, headers=headers).status_code == 404
-
-
-def test_over_http(client: Client) -> None:
-    with client.post(PATH, {**CHAT, "stream": True}, stream=True) as told:
-        assert told.headers["Content-Type"].startswith("text/event-stream")
-        assert told.text.endswith("data: [DONE]\n\n")
-    assert client.metric("http_requests_total", handler=PATH, status="2xx") == 1

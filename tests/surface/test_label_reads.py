@@ -12,7 +12,6 @@ from flask.testing import FlaskClient
 
 from app.wiring.factory import create_app
 from config.loader import load
-from tests.surface.conftest import Client
 
 SCORING, DECISIONS = "/generative_scoring", "/v1/systemone"
 SCORE = {"query": "is it a cat", "items": ["a cat", "a stone"], "label_token_ids": [5, 6]}
@@ -131,10 +130,3 @@ def test_models_that_decide_nothing(tmp_path: Path) -> None:
         told = client_of(*flags).post(DECISIONS, json=question(**NOUL))
         assert (told.status_code, told.get_json()["error"]["type"]) == (501, "NotImplementedError")
         assert client_of(*flags).post(DECISIONS, json={}).status_code == 400
-
-
-def test_over_http(client: Client) -> None:
-    before = client.metric("vllm:generation_tokens_total")
-    assert len(client.post(SCORING, SCORE).json()["data"]) == 2
-    assert client.post(DECISIONS, question(**NOUL)).json()["object"] == "structured_decision"
-    assert client.metric("vllm:generation_tokens_total") == before + 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -18,9 +17,7 @@ from app.serving.flask.application import Understudy
 from app.wiring.factory import create_app
 from config import VERSION
 from config.loader import load
-from tests.needs import CLIENTS_PYTHON
 from tests.running_server import ROOT
-from tests.surface.conftest import served
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "generate": (
@@ -46,13 +43,6 @@ SESSION = (
     "/shutdown_weight_transfer_engine",
 )
 """Answer 500, as vLLM does, outside of a session: tests/surface/test_weights.py."""
-FAILING = (*SESSION, "/collective_rpc", "/scale_elastic_ep", "/v1/systemone")
-"""Answer 500, as vLLM does, where bodies name a method or a size that there is not; 501 for other models."""
-UNTYPED = (
-    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/adapters", "/adapters/{adapter_name}"),
-    "/inference/v1/abort_requests",
-)
-"""Answer without a content type, as vLLM does: tests/surface/test_loras.py."""
 ENDING = ("/admin/drain", "/sleep", "/pause", "/release_kv_cache_memory")
 """After them a server answers nothing more of interest; the last is 500, as vLLM's, without a pause."""
 
@@ -89,7 +79,6 @@ def test_every_route_is_described(kind: str) -> None:
     assert {f"{method} {path}" for method, path, _ in operations(kind)} == served
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_document_is_whole(kind: str) -> None:
     whole = document(application(kind).test_client())
@@ -249,27 +238,3 @@ def test_the_root_says_what_this_is_and_where_to_look() -> None:
     indexer = application("indexer").test_client().get("/").get_json()
     assert indexer["plays"] == "an index of KV blocks"
     assert "POST /v1/chat/completions" not in indexer["routes"]
-
-
-@pytest.mark.clients
-@pytest.mark.timeout(200)
-@pytest.mark.parametrize("kind", KINDS)
-def test_schemathesis_finds_nothing(kind: str) -> None:
-    """Its own cases for every route: no 5xx, no status, type or body that is not described."""
-    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-    words = [word for path in ENDING + FAILING + UNTYPED for word in ("--exclude-path", path)]
-    if kind == "script":  # whose faults are errors on purpose
-        words = ["--include-path", "/admin/script"]
-    with served(*KINDS[kind]) as client:
-        done = subprocess.run(
-            [
-                str(CLIENTS_PYTHON.with_name("st")), "run", f"{client.server.url}/openapi.json",
-                "--checks", checks, "--phases", "examples,coverage,fuzzing", "--max-examples", "3",
-                "--seed", "1", "--continue-on-failure", "--no-color",
-                *words,
-            ],
-            capture_output=True,
-            text=True,
-            timeout=180,
-        )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-6000:]

@@ -10,7 +10,6 @@ from flask.testing import FlaskClient
 
 from app.wiring.factory import create_app
 from config.loader import load
-from tests.surface.conftest import Client
 
 DEV = (
     "--server-dev-mode",
@@ -151,9 +150,3 @@ def test_a_profile_is_of_a_session(body: dict[str, object], param: str | None) -
     told = client_of("--profiling", "--force-dummy-tokenizer").post("/start_profile", json=body)
     assert told.status_code == (200 if param == "none" else 400)
     assert param == "none" or told.get_json()["error"]["param"] == param
-
-
-def test_over_http(client: Client) -> None:
-    assert client.post("/update_weight_version", {"new_version": "http"}).json()["success"]
-    assert client.get("/weight_info").json() == {"weight_version": "http"}
-    client.post("/update_weight_version", {"new_version": "default"})

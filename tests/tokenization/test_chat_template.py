@@ -225,7 +225,6 @@ def outcome(template: jinja2.Template, member: object) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-@pytest.mark.slow
 @settings(deadline=None)
 @given(MEMBERS, NAMES, st.sampled_from(USES))
 def test_members_of_messages_are_what_jinja_s_own_sandbox_finds(

@@ -1,6 +1,5 @@
 """Incremental detokenization: the sum of the pieces is the text."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -21,7 +20,6 @@ def test_the_pieces_of_any_ids_are_their_text(ids: list[int], skip: bool) -> Non
     assert "".join(pieces) == TOKENIZER.decode(ids, skip)
 
 
-@pytest.mark.slow
 @given(st.text())
 def test_a_valid_text_streams_as_the_library_streams_it(text: str) -> None:
     backend = Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from random import Random
 
@@ -43,14 +41,6 @@ def test_what_a_sentence_says_re_encodes_to_its_ids_wherever_it_is_cut(embedded:
             for cut in range(1, len(ids) + 1):
                 text = embedded.decode(ids[:cut])
                 assert text.endswith("\ufffd") or embedded.encode(text) == ids[:cut]
-
-
-def test_training_again_gives_the_shipped_files(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "scripts/train_tokenizer.py"), "--output", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True)
-    shipped = ROOT / "app/text/data"
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        assert (tmp_path / name).read_bytes() == (shipped / name).read_bytes(), name
 
 
 def test_special_tokens_are_skipped_or_shown(embedded: LocalTokenizer) -> None:
@@ -151,45 +141,6 @@ def test_a_folder_that_is_no_tokenizer_is_refused(
 
 
 BARE = ChatOptions(add_generation_prompt=False)
-LONG_WORK = {
-    "a long text": 'tokenizer.encode("word " * 400_000)',
-    "a very long text": 'tokenizer.encode("word " * 1_000_000, add_special_tokens=True)',
-    "a text without words": 'tokenizer.encode("abcdefghij" * 200_000)',
-    "many texts": 'tokenizer.encode_many(["word " * 100] * 3_000)',
-    "many messages": 'tokenizer.encode_chat([{"role": "user", "content": "Hello"}] * 100_000)',
-    "many parts": 'tokenizer.encode_chat([{"role": "critic", "content": ["text"] * 100_000}])',
-    "many tools": 'tokenizer.encode_chat(HELLO, ChatOptions(tools=[{"function": {"name": "f"}}] * 30_000))',
-    "a large tool": "tokenizer.encode_chat(HELLO, ChatOptions(tools=[{str(n): [n] for n in range(50_000)}]))",
-    "a text of many messages": 'tokenizer.render_chat([{"role": "user", "content": "Hello"}] * 100_000)',
-    "many ids": "tokenizer.decode([500] * 1_000_000)",
-    "many pieces": "tokenizer.pieces([500] * 1_000_000)",
-    "many spellings": "tokenizer.token_strings([500] * 500_000)",
-    "many single texts": "tokenizer.token_texts([500] * 500_000)",
-}
-
-
-def test_other_greenlets_run_while_much_is_done() -> None:
-    program = """
-import sys
-from gevent import monkey; monkey.patch_all()
-import gevent
-from app.text import ChatOptions, default_tokenizer
-tokenizer, ticks, HELLO = default_tokenizer(), [], [{"role": "user", "content": "Hello"}]
-def tick():
-    while True:
-        ticks.append(1)
-        gevent.sleep(0.001)
-gevent.spawn(tick)
-for work in sys.argv[1:]:
-    gevent.sleep(0.002)
-    before = len(ticks)
-    eval(work)
-    print(len(ticks) - before)
-"""
-    command = [sys.executable, "-c", program, *LONG_WORK.values()]
-    done = subprocess.run(command, check=True, capture_output=True, cwd=ROOT, text=True)
-    ticks = dict(zip(LONG_WORK, map(int, done.stdout.split()), strict=True))
-    assert {name: count for name, count in ticks.items() if count < 8} == {}
 
 
 @pytest.mark.parametrize("skip", [False, True])

@@ -23,7 +23,6 @@ LETTERS = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("special", [False, True])
 @settings(max_examples=25, deadline=None)

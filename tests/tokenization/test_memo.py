@@ -48,7 +48,6 @@ def test_what_would_take_most_of_the_place_is_not_kept() -> None:
     assert (memo.get(b"a"), memo.get(b"b" * 5_000), memo.size_bytes) == (None, None, 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "id_bytes"), [(list, ID_BYTES), (partial(array, "I"), 4)])
 def test_the_size_is_what_the_memo_holds(kind: Callable[[list[int]], Sequence[int]], id_bytes: int) -> None:
     memo: PromptMemo[Sequence[int]] = PromptMemo(1 << 20, id_bytes)

@@ -57,7 +57,6 @@ TEXTS = st.lists(
 ).map("".join)
 
 
-@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(TEXTS)
 def test_ascii_texts_have_the_library_s_ids(text: str) -> None:
@@ -71,7 +70,6 @@ def test_ascii_texts_have_the_library_s_ids(text: str) -> None:
         assert encoder.size_bytes <= encoder.limit_bytes
 
 
-@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(TEXTS | st.text(max_size=30), st.booleans())
 def test_a_tokenizer_encodes_any_text_as_its_library_does(text: str, framed: bool) -> None:

@@ -81,7 +81,6 @@ def test_spans_leave_in_order_and_in_batches() -> None:
     assert sum(kept.batches, []) == made
 
 
-@pytest.mark.slow
 def test_spans_leave_without_being_asked_for() -> None:
     with running_collector() as collector:
         settings = TracingSettings(otlp_traces_endpoint=collector.url, otlp_service_name="mine")
@@ -159,7 +158,6 @@ def test_more_spans_than_can_wait_are_lost(caplog: pytest.LogCaptureFixture) -> 
     assert [line.partition(" ")[0] for line in lost(caplog)] == [str(len(made) - len(fitted))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "attributes_of",
     [
@@ -198,7 +196,6 @@ def test_the_reason_is_the_first_that_the_library_gave(caplog: pytest.LogCapture
     assert not caplog.records
 
 
-@pytest.mark.slow
 def test_a_dead_collector_is_named(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "2")
     port = free_port()

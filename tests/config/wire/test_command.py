@@ -1,0 +1,91 @@
+"""`python -m app`: exit status, one line on stderr, and what gunicorn is started with."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.config.test_command import ROOT
+
+
+def run(*argv: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+    clean = {name: text for name, text in os.environ.items() if not name.startswith("SIM_")}
+    return subprocess.run(
+        [sys.executable, "-m", "app", *argv],
+        cwd=ROOT,
+        env=clean | environ,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+
+
+def test_a_wrong_variable_ends_with_status_1_and_one_line() -> None:
+    done = run(SIM_MAX_NUM_SEQS="none")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: setting max-num-seqs: 'none' (environment variable SIM_MAX_NUM_SEQS) "
+        "must be a whole number (of at most 64 bits)\n"
+    )
+
+
+@pytest.mark.parametrize(("name", "absent"), [("plugins", "pluggy"), ("generate", "torch, numpy")])
+def test_help_needs_no_library_of_its_command(name: str, absent: str) -> None:
+    line = f"import sys; sys.modules |= dict.fromkeys('{absent}'.split(', ')); from app.cli import main; "
+    code = f"{line}sys.exit(main(['{name}', '--help']))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"usage: python -m app {name}" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def for_bash() -> str:
+    return run("completion", "bash").stdout
+
+
+def test_a_shell_completes_commands_and_flags(for_bash: str, tmp_path: Path) -> None:
+    script = tmp_path / "completion"
+    script.write_text(for_bash)
+    for words, completed in (
+        (["simu"], "simulate"),
+        (["simulate", "--rat"], "--rate"),
+        (["--max-num-s"], "--max-num-seqs"),
+        (["--port", "3", "--max-num-s"], "--max-num-seqs"),
+        (["completion", "f"], "fish"),
+    ):
+        line = f"COMP_WORDS=(understudy {' '.join(words)}) COMP_CWORD={len(words)}"
+        code = f"source {script}; {line}; _understudy; echo ${{COMPREPLY[@]}}"
+        done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=50)
+        assert (done.stdout, done.stderr) == (f"{completed}\n", ""), words
+
+
+def test_zsh_gets_the_script_of_bash_and_fish_one_of_its_own(for_bash: str) -> None:
+    zsh, fish = run("completion", "zsh").stdout, run("completion", "fish").stdout
+    assert "bashcompinit" in zsh and zsh.endswith(for_bash)
+    [line] = [line for line in fish.splitlines() if "subcommand_from simulate'" in line]
+    assert line.startswith("complete -c understudy -n") and " --rate " in line
+
+
+@pytest.mark.parametrize(
+    ("argv", "unbuffered"),
+    [
+        (["--help"], ""),
+        (["--help"], "1"),
+        (["serve", "--help"], ""),
+        (["dataset", "--help"], "1"),
+        (["record", "--proxy", "--help"], ""),
+        (["calibrate", "--help"], ""),
+    ],
+)
+def test_a_reader_that_goes_early_gets_no_traceback(argv: list[str], unbuffered: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command_line = [sys.executable, "-m", "app", *argv]
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        command_line, cwd=ROOT, env=environ, stdout=writing, stderr=subprocess.PIPE, timeout=50
+    )
+    os.close(writing)
+    assert done.stderr == b""

@@ -1,0 +1,127 @@
+"""Agents of three tools, whose calls a script decides, over Responses, chat and Messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.conformance.clients import told_by
+from tests.conformance.sdk import openai_client
+from tests.conformance.wire.test_anthropic_sdk import sdk
+from tests.running_server import ROOT, RunningServer, running_server
+
+SCRIPT = ROOT / "examples" / "scripts" / "dinner.yaml"
+QUESTION = "Dinner in the capital of Italy, please."
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("find_capital", {"country": "Italy"}),
+    ("get_weather", {"city": "Rome"}),
+    ("book_table", {"city": "Rome", "outside": True}),
+]
+RESULTS = {"find_capital": "Rome", "get_weather": "Rome: sun", "book_table": "20:00"}
+ANSWER = "Your table: 20:00."
+SCHEMA = {"type": "object", "additionalProperties": True}
+MOST_TURNS = 6
+Told = tuple[list[tuple[str, Any]], str]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server("--model=tiny", "--enable-responses-store", "--script", str(SCRIPT)) as server:
+        yield server
+
+
+def over_chat(server: RunningServer) -> Told:
+    tools: Any = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in RESULTS]
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    called: list[tuple[str, Any]] = []
+    with openai_client(server, strict=False) as client:
+        for _ in range(MOST_TURNS):
+            message = (
+                client.chat.completions.create(model="tiny", messages=messages, tools=tools)
+                .choices[0]
+                .message
+            )
+            messages.append(message.model_dump(exclude_none=True))
+            if not message.tool_calls:
+                return called, message.content or ""
+            for call in message.tool_calls:
+                assert call.type == "function"
+                called.append((call.function.name, json.loads(call.function.arguments)))
+                result = RESULTS[call.function.name]
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    raise AssertionError("the agent never ended")
+
+
+def over_responses(server: RunningServer, keeps: bool = False, **asked: Any) -> Told:
+    tools: Any = [{"type": "function", "name": name, "parameters": SCHEMA} for name in RESULTS]
+    items: list[Any] = [{"role": "user", "content": QUESTION}]
+    called: list[tuple[str, Any]] = []
+    with openai_client(server, strict=False) as client:
+        for _ in range(MOST_TURNS):
+            response = client.responses.create(model="tiny", input=items, tools=tools, **asked)
+            calls = [item for item in response.output if item.type == "function_call"]
+            if not calls:
+                return called, response.output_text
+            called += [(call.name, json.loads(call.arguments)) for call in calls]
+            results = [
+                {"type": "function_call_output", "call_id": call.call_id, "output": RESULTS[call.name]}
+                for call in calls
+            ]
+            if keeps:
+                items, asked["previous_response_id"] = results, response.id
+            else:
+                items += [item.model_dump(exclude_none=True) for item in response.output] + results
+    raise AssertionError("the agent never ended")
+
+
+def over_messages(server: RunningServer) -> Told:
+    tools: Any = [{"name": name, "input_schema": SCHEMA} for name in RESULTS]
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    called: list[tuple[str, Any]] = []
+    with sdk(server) as client:
+        for _ in range(MOST_TURNS):
+            message = client.messages.create(model="tiny", max_tokens=16_384, messages=messages, tools=tools)
+            messages.append({"role": "assistant", "content": message.content})
+            uses = [block for block in message.content if block.type == "tool_use"]
+            if not uses:
+                return called, "".join(block.text for block in message.content if block.type == "text")
+            called += [(use.name, use.input) for use in uses]
+            results = [
+                {"type": "tool_result", "tool_use_id": use.id, "content": RESULTS[use.name]} for use in uses
+            ]
+            messages.append({"role": "user", "content": results})
+    raise AssertionError("the agent never ended")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        over_chat,
+        over_messages,
+        over_responses,
+        lambda server: over_responses(server, keeps=True),
+        lambda server: over_responses(server, tool_choice="required"),
+    ],
+    ids=["chat", "messages", "responses", "kept responses", "required"],
+)
+def test_an_agent_calls_one_tool_after_the_other(
+    server: RunningServer, ask: Callable[[RunningServer], Told]
+) -> None:
+    assert ask(server) == (CALLS, ANSWER)
+
+
+def test_without_a_script_an_agent_over_responses_ends_after_its_first_result() -> None:
+    with running_server("--model=tiny") as server:
+        called, answer = over_responses(server)
+        assert len(called) == 1 and answer
+
+
+@pytest.mark.clients
+def test_agents_of_openai_agents_call_three_tools(server: RunningServer) -> None:
+    told = told_by("openai_agents_client.py", server)
+    assert len(told) == 4
+    for run in told.values():
+        assert run == {"calls": [[name, *arguments.values()] for name, arguments in CALLS], "answer": ANSWER}

@@ -1,0 +1,44 @@
+"""Every recorded exchange again: the same status, keys in the same order, kinds, words and token counts."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import requests
+
+from scripts.derive_facts import facts
+from tests.conformance.recording import TOKENIZER
+from tests.conformance.test_facts import FACTS
+from tests.running_server import RunningServer
+
+
+@pytest.mark.parametrize("known", FACTS, ids=[known["name"] for known in FACTS])
+def test_the_answer_looks_like_vllm_s(known: dict[str, Any], vllm: RunningServer) -> None:
+    assert told(facts({**known, **answer(vllm, known)})) == told(known)
+
+
+def answer(server: RunningServer, known: dict[str, Any]) -> dict[str, Any]:
+    """What `server` answers to the request of an exchange, as a recording has it."""
+    request = known["request"]
+    body = request if request is None or isinstance(request, str) else json.dumps(request)
+    got = requests.request(
+        known["method"], server.url + known["path"], data=body, headers=known["request_headers"], timeout=20
+    )
+    headers = {name.lower(): value for name, value in got.headers.items()}
+    return {"status": got.status_code, "headers": headers, "body": got.content.decode()}
+
+
+def told(known: dict[str, Any]) -> str:
+    """Facts as text, which has an order; numbers of tokens only with the recorded tokenizer."""
+    text = json.dumps(known, indent=1)
+    return text if TOKENIZER.exists() else re.sub(r'"tokens: .*"', '"tokens"', text)
+
+
+def test_a_request_id_of_the_client_comes_back(vllm: RunningServer) -> None:
+    (known,) = (known for known in FACTS if "X-Request-Id" in known["request_headers"])
+    got = answer(vllm, known)
+    assert got["headers"]["x-request-id"] == "my-req-1"
+    assert json.loads(got["body"])["id"] == "chatcmpl-my-req-1"

@@ -1,0 +1,99 @@
+"""Embeddings, pooling, classify, score and rerank have vLLM's shapes, and the openai SDK reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.conformance.calls import USAGE_KEYS, ok, post, token_ids
+from tests.conformance.sdk import openai_client
+from tests.pooling.calls import BASE, CLASSIFY, EMBED, POOL, RERANK, SCORE, vectors
+from tests.running_server import RunningServer, running_server
+
+LIST_KEYS = ["id", "object", "created", "model", "data", "usage"]
+
+
+@pytest.fixture(scope="module")
+def every() -> Iterator[RunningServer]:
+    """Serves all pooling routes."""
+    with running_server("--task=pooling", "--model=tiny") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def sdk(every: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai_client(every, strict=False) as lenient:
+        yield lenient
+
+
+@pytest.mark.parametrize(
+    ("path", "prefix", "keys"),
+    [
+        (EMBED, "embd", ["index", "object", "embedding"]),
+        (POOL, "pooling", ["index", "object", "data"]),
+        (CLASSIFY, "classify", ["index", "label", "probs", "num_classes"]),
+        (SCORE, "score", ["index", "object", "score"]),
+    ],
+)
+def test_a_list_has_vllms_keys_and_nulls_in_vllms_order(
+    every: RunningServer, path: str, prefix: str, keys: list[str]
+) -> None:
+    got = post(every, path, BASE[path])
+    answer = ok(got)
+    assert got.headers["Content-Type"] == "application/json"
+    assert list(answer) == LIST_KEYS
+    assert (answer["object"], answer["model"]) == ("list", "tiny")
+    assert answer["id"].startswith(prefix + "-")
+    assert [list(item) for item in answer["data"]] == [keys]
+    assert list(answer["usage"]) == USAGE_KEYS
+    tokens = answer["usage"]["prompt_tokens"]
+    assert list(answer["usage"].values()) == [tokens, tokens, 0, None, None]
+
+
+def test_a_rerank_has_vllms_keys_and_nulls_in_vllms_order(every: RunningServer) -> None:
+    answer = ok(post(every, RERANK, BASE[RERANK]))
+    assert list(answer) == ["id", "model", "usage", "results"]
+    assert list(answer["usage"]) == ["prompt_tokens", "total_tokens"]
+    (result,) = answer["results"]
+    assert list(result) == ["index", "document", "relevance_score"]
+    assert result["document"] == {"text": "world", "multi_modal": None}
+    assert answer["id"].startswith("score-")
+
+
+@pytest.mark.parametrize("path", BASE)
+def test_the_client_names_the_answer(every: RunningServer, path: str) -> None:
+    body = {**BASE[path], "request_id": "from-body"}
+    assert ok(post(every, path, body))["id"].partition("-")[2] == "from-body"
+    assert ok(post(every, path, body, **{"X-Request-Id": "mine"}))["id"].partition("-")[2] == "mine"
+
+
+def test_the_sdk_asks_for_base64_and_returns_the_numbers(every: RunningServer, sdk: openai.OpenAI) -> None:
+    answer = sdk.embeddings.create(model="tiny", input=["hello", "world"])
+    assert [item.embedding for item in answer.data] == vectors(every, ["hello", "world"])
+    assert [item.index for item in answer.data] == [0, 1]
+    assert answer.usage.prompt_tokens == sum(len(token_ids(every, text)) for text in ("hello", "world"))
+    for encoding in ({}, {"encoding_format": "float"}):
+        few = sdk.embeddings.create(model="tiny", input=[[1, 2, 3]], dimensions=5, **encoding)
+        assert [few.data[0].embedding] == vectors(every, [[1, 2, 3]], dimensions=5)
+
+
+def test_the_strict_sdk_takes_floats_and_refuses_any_base64_in_its_own_check(every: RunningServer) -> None:
+    """It looks for a list before it unpacks the text: base64 of no server passes, whoever it is."""
+    with openai_client(every, strict=True) as strict:
+        asked = {"model": "tiny", "input": "hello", "encoding_format": "float"}
+        for more in ({}, {"dimensions": 64}):
+            answer = strict.embeddings.create(**asked, **more)
+            assert [item.embedding for item in answer.data] == vectors(every, "hello", **more)
+        with pytest.raises(openai.APIResponseValidationError) as refused:
+            strict.embeddings.create(model="tiny", input="hello", encoding_format="base64")
+        assert "data.0.embedding" in str(refused.value.__cause__)
+
+
+def test_the_sdk_knows_our_errors(sdk: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        sdk.embeddings.create(model="nope", input="hello")
+    assert missing.value.param is None
+    with pytest.raises(openai.BadRequestError):
+        sdk.embeddings.create(model="tiny", input="")

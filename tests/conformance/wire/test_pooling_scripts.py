@@ -1,0 +1,125 @@
+"""Scripts about numbers: vectors, classes and scores of every route that has them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conformance.calls import ok, post
+from tests.running_server import QUICK_STEPS, RunningServer, running_server
+
+SCRIPT = r"""
+rules:
+- when:
+    api: [score, rerank]
+    message: [{role: user, contains: weather}, {role: document, regex: '(?P<city>\w+)$'}]
+  then: {score: '{{ 0.9 if match.city == "Rome" else 0.1 }}', usage: {prompt_tokens: 777}}
+- when: {message: slow}
+  then: {score: -3, delays: {first_token: 300ms}}
+- when: {message: {contains: good}}
+  then: {classes: {positive: 0.9, negative: 0.1}}
+- when: {message: {contains: third}}
+  then: {classes: [0.1, 0.2, 0.7]}
+- when: {message: refuse}
+  then: {fault: {action: error, status: 503}}
+- when: {message: late}
+  then: {fault: {action: slow-first-token, seconds: 0.3}}
+- when: {message: broken}
+  then: {fault: {action: truncated-json}}
+- when: {message: cat}
+  then: {embedding: [1, 0, -0.5]}
+- when: {message: kitten}
+  then: {embedding: cats and dogs}
+- then: {text: words are for others}
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    path = tmp_path_factory.mktemp("scripts") / "numbers.yaml"
+    path.write_text(SCRIPT)
+    flags = ("--model=tiny", "--task=pooling", "--default-embedding-dimensions=8", "--script", str(path))
+    with running_server(*flags, "--profile", str(QUICK_STEPS)) as server:
+        yield server
+
+
+def test_scores_are_those_of_the_script(server: RunningServer) -> None:
+    body = {"text_1": "weather?", "text_2": ["in Rome", "in Oslo"]}
+    for path in ("/score", "/v1/score"):
+        answer = ok(post(server, path, body))
+        assert [item["score"] for item in answer["data"]] == [0.9, 0.1]
+        assert answer["usage"]["prompt_tokens"] == 777
+    unknown = ok(post(server, "/score", {"text_1": "cooking?", "text_2": "in Rome"}))["data"][0]["score"]
+    assert unknown not in (0.9, 0.1), "the simulation scores what no rule fits"
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_documents_are_ranked_by_the_script(server: RunningServer, path: str) -> None:
+    body = {"query": "weather?", "documents": ["in Oslo", "in Rome", "in Bonn"], "top_n": 2}
+    results = ok(post(server, path, body))["results"]
+    assert [(each["index"], each["relevance_score"]) for each in results] == [(1, 0.9), (0, 0.1)]
+
+
+def test_classes_have_the_names_and_probabilities_of_the_script(server: RunningServer) -> None:
+    items = ok(post(server, "/classify", {"input": ["good", "the third", "cat"]}))["data"]
+    assert [item["label"] for item in items[:2]] == ["positive", "LABEL_2"]
+    assert [item["probs"] for item in items[:2]] == [[0.9, 0.1], [0.1, 0.2, 0.7]]
+    assert [item["num_classes"] for item in items] == [2, 3, 2]
+
+
+def test_pooling_gives_the_vectors_and_classes_of_the_script(server: RunningServer) -> None:
+    def pooled(given: Any, **asked: Any) -> list[Any]:
+        return [item["data"] for item in ok(post(server, "/pooling", {"input": given, **asked}))["data"]]
+
+    assert pooled(["cat"]) == [[1, 0, -0.5]]
+    (kitten,), (same,) = pooled("kitten"), pooled("cats and dogs")
+    assert len(kitten) == 8 and kitten == same
+    assert pooled("good", task="classify")[0] == pytest.approx([0.9, 0.1])
+    assert len(pooled("cat", task="token_embed")[0][0]) == 8, "of each token scripts have nothing to say"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/classify", {"input": "refuse"}),
+        ("/pooling", {"input": "refuse"}),
+        ("/score", {"text_1": "a", "text_2": "refuse"}),
+        ("/rerank", {"query": "a", "documents": ["refuse"]}),
+    ],
+)
+def test_faults_strike(server: RunningServer, path: str, body: dict[str, Any]) -> None:
+    assert post(server, path, body).status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "TEXT"}),
+        ("/classify", {"input": "TEXT"}),
+        ("/pooling", {"input": "TEXT"}),
+        ("/score", {"text_1": "a", "text_2": "TEXT"}),
+        ("/rerank", {"query": "a", "documents": ["TEXT"]}),
+    ],
+)
+def test_faults_delay_and_damage_in_every_route(
+    server: RunningServer, path: str, body: dict[str, Any]
+) -> None:
+    def asked(text: str) -> Any:
+        return post(server, path, json.loads(json.dumps(body).replace("TEXT", text)))
+
+    begun_s = time.monotonic()
+    assert ok(asked("late"))
+    assert time.monotonic() - begun_s >= 0.3
+    with pytest.raises(ValueError, match="Expecting|Unterminated"):
+        asked("broken").json()
+
+
+def test_delays_hold_numbers_back(server: RunningServer) -> None:
+    begun_s = time.monotonic()
+    (item,) = ok(post(server, "/score", {"text_1": "a", "text_2": "slow"}))["data"]
+    assert item["score"] == -3
+    assert time.monotonic() - begun_s >= 0.3

@@ -1,0 +1,226 @@
+"""Kept responses: read, continued, generated in the background, followed, cancelled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import requests
+
+from tests.conformance.calls import error_of, named_events, ok
+from tests.conformance.recording import ENVIRONMENT, FLAGS
+from tests.conformance.wire.test_responses import ASKED, FREELY, PATH, WEATHER, respond, send, stream, text_of
+from tests.hostile.raw_client import Wire, aborts, http_post, running, wait_until, waiting
+from tests.running_server import RunningServer, running_server
+
+HOUR = {"inter-token-latency": "1h"}
+NO_TIME = {"inter-token-latency": "0s"}
+
+
+@pytest.fixture(scope="module")
+def keeping() -> Iterator[RunningServer]:
+    """As the recorded server, but it keeps responses, and has one place to run and one to wait.
+
+    Seeded: a first token that is only part of a character has no text, and says nothing to who follows.
+    """
+    with running_server(
+        *FLAGS,
+        *("--seed", "7"),
+        *("--enable-responses-store", "--max-num-seqs", "1", "--max-waiting-queue-length", "1"),
+        env=ENVIRONMENT,
+    ) as server:
+        yield server
+
+
+@contextmanager
+def slowly(server: RunningServer) -> Iterator[None]:
+    """Replies that begin inside the block never end."""
+    ok(requests.post(f"{server.url}/admin/config", json=HOUR, timeout=20))
+    try:
+        yield
+    finally:
+        ok(requests.post(f"{server.url}/admin/config", json=NO_TIME, timeout=20))
+
+
+def get(server: RunningServer, response_id: str, **query: Any) -> requests.Response:
+    return requests.get(f"{server.url}{PATH}/{response_id}", params=query, timeout=20)
+
+
+def cancel(server: RunningServer, response_id: str) -> requests.Response:
+    return requests.post(f"{server.url}{PATH}/{response_id}/cancel", timeout=20)
+
+
+def status(server: RunningServer, response_id: str) -> str:
+    found: str = ok(get(server, response_id))["status"]
+    return found
+
+
+def begun(server: RunningServer, **asked: Any) -> str:
+    """The id of a response that is generated in the background."""
+    response = respond(server, background=True, **asked)
+    assert (response["status"], response["output"], response["usage"]) == ("queued", [], None)
+    assert response["background"] is True
+    response_id: str = response["id"]
+    return response_id
+
+
+def test_a_response_can_be_read_again(keeping: RunningServer) -> None:
+    for response in (respond(keeping), stream(keeping)[-1]["response"]):
+        assert ok(get(keeping, response["id"])) == response
+
+
+def test_a_response_that_is_not_to_be_kept_is_not(keeping: RunningServer) -> None:
+    for unwanted in (False, None):
+        response = respond(keeping, store=unwanted)
+        assert error_of(get(keeping, response["id"])) == (404, "invalid_request_error", "response_id")
+
+
+def test_a_conversation_goes_on(keeping: RunningServer) -> None:
+    first = respond(keeping, instructions="Be brief.")
+    second = respond(keeping, previous_response_id=first["id"], input="and?")
+    assert second["previous_response_id"] == first["id"]
+    third = respond(keeping, previous_response_id=second["id"], input="and then?", instructions="Be kind.")
+    spelled_out = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": text_of(first)},
+        {"role": "user", "content": "and?"},
+        {"role": "assistant", "content": text_of(second)},
+        {"role": "user", "content": "and then?"},
+    ]
+    same = respond(keeping, input=spelled_out, instructions="Be kind.")
+    assert third["usage"]["input_tokens"] == same["usage"]["input_tokens"]
+    assert ok(get(keeping, first["id"])) == first
+
+
+def test_a_call_is_answered_in_the_next_response(keeping: RunningServer) -> None:
+    first = respond(keeping, tools=[WEATHER], **FREELY)
+    (call,) = first["output"]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "Rain."}
+    asked = {"tools": [WEATHER], "previous_response_id": first["id"]}
+    second = respond(keeping, input=[result], **asked)
+    assert [item["type"] for item in second["output"]] == ["message"]
+    spelled_out = respond(keeping, tools=[WEATHER], input=[{"role": "user", "content": "hi"}, call, result])
+    assert second["usage"]["input_tokens"] == spelled_out["usage"]["input_tokens"]
+    later = respond(keeping, tools=[WEATHER], previous_response_id=second["id"])
+    assert [item["type"] for item in later["output"]] == ["message"]
+
+
+def test_in_the_background_the_state_is_answered_at_once(keeping: RunningServer) -> None:
+    response_id = begun(keeping, max_output_tokens=40)
+    wait_until(lambda: status(keeping, response_id) in ("completed", "incomplete"))
+    response = ok(get(keeping, response_id))
+    assert response["background"] is True
+    assert text_of(response)
+    assert respond(keeping, previous_response_id=response_id)["output"]
+
+
+def test_the_events_of_the_background_can_be_read_again(keeping: RunningServer) -> None:
+    events = stream(keeping, background=True, max_output_tokens=5)
+    response = events[-1]["response"]
+    assert ok(get(keeping, response["id"])) == response
+    again = named_events(get(keeping, response["id"], stream="true"))
+    assert again == events
+    assert named_events(get(keeping, response["id"], stream=1, starting_after=3)) == events[4:]
+    assert named_events(get(keeping, response["id"], stream=1, starting_after=10**30)) == []
+    assert named_events(get(keeping, response["id"], stream=1, starting_after=-7)) == events
+
+
+@pytest.mark.parametrize("query", [{"stream": "often"}, {"starting_after": "x"}])
+def test_a_query_that_makes_no_sense_is_a_bad_request(keeping: RunningServer, query: dict[str, str]) -> None:
+    (name,) = query
+    response = respond(keeping)
+    assert error_of(get(keeping, response["id"], **query)) == (400, "Bad Request", f"query.{name}")
+
+
+def test_events_are_kept_only_of_streams_in_the_background(keeping: RunningServer) -> None:
+    whole = begun(keeping)
+    streamed = stream(keeping)[-1]["response"]["id"]
+    for response_id in (whole, streamed):
+        got = get(keeping, response_id, stream="true")
+        assert error_of(got) == (400, "BadRequestError", "response_id")
+
+
+def test_what_runs_and_what_waits_in_the_background_can_be_cancelled(keeping: RunningServer) -> None:
+    before = aborts(keeping.port)
+    with slowly(keeping):
+        first = begun(keeping, max_output_tokens=9)
+        second = begun(keeping, max_output_tokens=9)
+        assert (status(keeping, first), status(keeping, second)) == ("in_progress", "queued")
+        assert (running(keeping.port), waiting(keeping.port)) == (1, 1)
+        full = send(keeping, background=True, request_id="resp_full")
+        assert error_of(full) == (429, "RateLimitError", None)
+        assert error_of(get(keeping, "resp_full"))[0] == 404
+        for response_id in (second, first):
+            response = ok(cancel(keeping, response_id))
+            assert (response["status"], response["output"]) == ("cancelled", [])
+            assert status(keeping, response_id) == "cancelled"
+        assert (running(keeping.port), waiting(keeping.port)) == (0, 0)
+        assert aborts(keeping.port) == before + 2
+        assert error_of(cancel(keeping, first)) == (400, "invalid_request_error", "response_id")
+    assert text_of(respond(keeping))
+
+
+def test_what_is_over_or_was_never_in_the_background_cannot_be_cancelled(keeping: RunningServer) -> None:
+    in_background = begun(keeping)
+    wait_until(lambda: status(keeping, in_background) == "incomplete")
+    for response_id in (in_background, respond(keeping)["id"]):
+        assert error_of(cancel(keeping, response_id)) == (400, "invalid_request_error", "response_id")
+    assert error_of(cancel(keeping, "resp_nowhere"))[0] == 404
+
+
+def followed(wire: Wire, server: RunningServer, **asked: Any) -> str:
+    """Begin a stream in the background, read its first event, and give the id that it tells."""
+    body = json.dumps({**ASKED, "background": True, "stream": True, "max_output_tokens": 9, **asked})
+    wire.send(http_post(PATH, body.encode()))
+    reply = wire.begin()
+    for line in reply:
+        if line.startswith(b"data: "):
+            response_id: str = json.loads(line[6:])["response"]["id"]
+            return response_id
+    raise AssertionError("no event came")
+
+
+def test_a_client_that_leaves_does_not_end_what_is_in_the_background(keeping: RunningServer) -> None:
+    with slowly(keeping):
+        with Wire(keeping.port) as wire:
+            response_id = followed(wire, keeping)
+            wire.reset()
+        assert running(keeping.port) == 1
+        assert status(keeping, response_id) == "in_progress"
+        assert ok(cancel(keeping, response_id))["status"] == "cancelled"
+        assert running(keeping.port) == 0
+
+
+def test_whoever_follows_is_let_go_when_it_is_cancelled(keeping: RunningServer) -> None:
+    with slowly(keeping), Wire(keeping.port) as wire, Wire(keeping.port) as other:
+        response_id = followed(wire, keeping)
+        path = f"GET {PATH}/{response_id}?stream=true&starting_after=1 HTTP/1.1\r\nHost: test\r\n\r\n"
+        with other.send(path.encode()).begin() as reply:
+            assert reply.readline() == b"event: response.output_item.added\n"
+            ok(cancel(keeping, response_id))
+            rest = reply.read()
+        assert b"response.completed" not in rest
+        assert rest.endswith(b"\n\n")
+
+
+def test_a_waiting_stream_in_the_background_tells_its_id_at_once(keeping: RunningServer) -> None:
+    with slowly(keeping), Wire(keeping.port) as wire:
+        first = begun(keeping, max_output_tokens=9)
+        second = followed(wire, keeping)
+        assert status(keeping, second) == "queued"
+        for response_id in (first, second):
+            ok(cancel(keeping, response_id))
+
+
+def test_a_client_that_leaves_ends_what_is_not_in_the_background(keeping: RunningServer) -> None:
+    before = aborts(keeping.port)
+    with slowly(keeping), Wire(keeping.port) as wire:
+        wire.send(http_post(PATH, json.dumps({**ASKED, "request_id": "resp_left"}).encode()))
+        wait_until(lambda: running(keeping.port) == 1)
+        wire.reset()
+        wait_until(lambda: aborts(keeping.port) == before + 1)
+    assert running(keeping.port) == 0
+    assert error_of(get(keeping, "resp_left"))[0] == 404

@@ -1,0 +1,128 @@
+"""Whole answers of vLLM 0.32.0 that no recorded exchange shows: keys in order, kinds, counts."""
+
+from __future__ import annotations
+
+from tests.conformance.calls import USAGE_KEYS, chat, text, token_ids
+from tests.running_server import RunningServer
+
+CHAT_KEYS = [
+    *("id", "object", "created", "model", "choices", "service_tier", "system_fingerprint", "usage"),
+    *("prompt_logprobs", "prompt_token_ids", "prompt_text", "kv_transfer_params", "ec_transfer_params"),
+    "metrics",
+]
+CHAT_CHOICE_KEYS = [
+    *("index", "message", "logprobs", "finish_reason", "stop_reason", "token_ids", "routed_experts"),
+]
+MESSAGE_KEYS = ["role", "content", "refusal", "annotations", "audio", "function_call", "reasoning"]
+TEXT_KEYS = [
+    *("id", "object", "created", "model", "choices", "service_tier", "system_fingerprint", "usage"),
+    *("kv_transfer_params", "ec_transfer_params", "metrics"),
+]
+TEXT_CHOICE_KEYS = [
+    *("index", "text", "logprobs", "finish_reason", "stop_reason", "token_ids", "prompt_logprobs"),
+    *("prompt_token_ids", "routed_experts"),
+]
+
+
+def test_a_chat_has_all_keys_in_vllm_s_order(vllm: RunningServer) -> None:
+    answer = chat(vllm, n=2)
+    assert list(answer) == CHAT_KEYS
+    assert [list(choice) for choice in answer["choices"]] == [CHAT_CHOICE_KEYS] * 2
+    assert list(answer["choices"][0]["message"]) == MESSAGE_KEYS
+    assert list(answer["usage"]) == USAGE_KEYS
+    details = {"cached_tokens": 0, "created_cache_tokens": 0, "multimodal_tokens": None}
+    assert answer["usage"]["prompt_tokens_details"] == details
+    assert answer["usage"]["completion_tokens"] == 4
+
+
+def test_a_completion_has_all_keys_in_vllm_s_order(vllm: RunningServer) -> None:
+    answer = text(vllm, n=2, prompt=["a", "b"])
+    assert list(answer) == TEXT_KEYS
+    assert [list(choice) for choice in answer["choices"]] == [TEXT_CHOICE_KEYS] * 4
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert list(answer["usage"]) == USAGE_KEYS
+    assert answer["usage"]["prompt_tokens"] == len(token_ids(vllm, "a")) + len(token_ids(vllm, "b"))
+
+
+def test_a_chat_echoes_the_last_message_only_in_its_own_role(vllm: RunningServer) -> None:
+    assert not chat(vllm, echo=True)["choices"][0]["message"]["content"].startswith("hi")
+    own = chat(vllm, echo=True, add_generation_prompt=False)["choices"][0]["message"]
+    assert own["role"] == "user"
+    assert own["content"].startswith("hi")
+
+
+def test_a_chat_echo_brings_log_probabilities_of_the_prompt(vllm: RunningServer) -> None:
+    answer = chat(vllm, echo=True)
+    first, *others = answer["prompt_logprobs"]
+    assert first is None
+    assert [len(entry) for entry in others] == [1] * (answer["usage"]["prompt_tokens"] - 1)
+
+
+def test_prompt_log_probabilities_are_keyed_by_token_id(vllm: RunningServer) -> None:
+    for entries in (
+        chat(vllm, prompt_logprobs=2)["prompt_logprobs"],
+        text(vllm, prompt_logprobs=2)["choices"][0]["prompt_logprobs"],
+    ):
+        assert entries[0] is None
+        for entry in entries[1:]:
+            assert 2 <= len(entry) <= 3
+            assert all(token_id.isdecimal() for token_id in entry)
+            assert {tuple(item) for item in entry.values()} == {("logprob", "rank", "decoded_token")}
+
+
+def test_a_completion_echoes_its_prompt(vllm: RunningServer) -> None:
+    assert text(vllm, echo=True)["choices"][0]["text"].startswith("hello")
+    only = text(vllm, echo=True, max_tokens=0)
+    assert only["choices"][0]["text"] == "hello"
+    assert only["choices"][0]["finish_reason"] == "length"
+    assert only["usage"]["completion_tokens"] == 1
+
+
+def test_an_echo_with_token_ids_returned_leaves_the_prompts_text_away(vllm: RunningServer) -> None:
+    choice = text(vllm, echo=True, return_token_ids=True)["choices"][0]
+    assert not choice["text"].startswith("hello")
+    assert choice["prompt_token_ids"] == token_ids(vllm)
+
+
+def test_an_echo_with_log_probabilities_begins_with_the_prompts(vllm: RunningServer) -> None:
+    choice = text(vllm, echo=True, logprobs=1)["choices"][0]
+    logprobs, prompt = choice["logprobs"], token_ids(vllm)
+    assert list(logprobs) == ["text_offset", "token_logprobs", "tokens", "top_logprobs"]
+    assert {len(values) for values in logprobs.values()} == {len(prompt) + 2}
+    assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
+    assert "".join(logprobs["tokens"][: len(prompt)]) == "hello"
+    assert len(choice["prompt_logprobs"]) == len(prompt)
+
+
+def test_token_ids_come_back_when_asked(vllm: RunningServer) -> None:
+    answer = chat(vllm, return_token_ids=True)
+    assert len(answer["prompt_token_ids"]) == answer["usage"]["prompt_tokens"]
+    assert len(answer["choices"][0]["token_ids"]) == 2
+    choice = text(vllm, return_token_ids=True)["choices"][0]
+    assert choice["prompt_token_ids"] == token_ids(vllm)
+    assert len(choice["token_ids"]) == 2
+
+
+def test_tokens_can_be_named_by_their_ids(vllm: RunningServer) -> None:
+    asked = {"return_tokens_as_token_ids": True, "return_token_ids": True, "seed": 7}
+    choice = chat(vllm, logprobs=True, top_logprobs=1, **asked)["choices"][0]
+    for entry, token_id in zip(choice["logprobs"]["content"], choice["token_ids"], strict=True):
+        assert list(entry) == ["token", "logprob", "bytes", "top_logprobs"]
+        assert entry["token"] == f"token_id:{token_id}"
+        assert entry["top_logprobs"][0]["bytes"] == list(entry["token"].encode())
+    content = choice["message"]["content"]
+    assert bytes(sum((entry["bytes"] for entry in choice["logprobs"]["content"]), [])).decode() == content
+    choice = text(vllm, logprobs=0, **asked)["choices"][0]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
+
+
+def test_the_prompts_text_comes_back_when_asked(vllm: RunningServer) -> None:
+    assert "hi" in chat(vllm, return_prompt_text=True)["prompt_text"]
+
+
+def test_a_completion_tells_as_many_log_probabilities_as_wanted(vllm: RunningServer) -> None:
+    for wanted in (0, 1, 3):
+        told = text(vllm, logprobs=wanted, max_tokens=4, ignore_eos=True)["choices"][0]["logprobs"]
+        for token, top in zip(told["tokens"], told["top_logprobs"], strict=True):
+            assert next(iter(top)) == token and len(top) <= max(wanted, 1)
+        assert max(map(len, told["top_logprobs"])) == max(wanted, 1)

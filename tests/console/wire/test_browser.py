@@ -1,0 +1,428 @@
+"""The page in a real Chromium, against a real server: it shows what is, it acts, and it does not grow."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import requests
+
+from app.lab.fidelity.simulate import run
+from tests.console.conftest import until
+from tests.running_server import RunningServer, running_server
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Page
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+FLAGS = (
+    "--console",
+    "--enable-scale-out",
+    "--admin-key",
+    "secret",
+    "--profile",
+    "qwen3-14b-h100",
+    "--kv-index",
+)
+FLAGS += ("--zmq-endpoint", "")
+SMALL = ("--max-num-seqs", "8", "--max-model-len", "2048", "--num-gpu-blocks-override", "400")
+KEY = {"X-Admin-Key": "secret"}
+HOSTILE = "<script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"'&amp; end"
+LONG = "a prompt that is long enough to have a block or two of its own, in the cache"
+MOMENT = """({
+    at: MODEL.at, running: MODEL.figures.running, blocks: [...MODEL.blocks].join(""),
+    tokens: [...MODEL.bars.values()].map(bar => bar.tokens),
+})"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server(*FLAGS, *SMALL) as running:
+        yield running
+
+
+class Seen:
+    """A page, and what it has complained of."""
+
+    def __init__(self, page: Page, server: RunningServer) -> None:
+        self.page, self.server = page, server
+        self.complaints: list[str] = []
+        page.on("console", self._told)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", lambda it: self.asked.add(it.url.split("/")[2]))
+        self.asked: set[str] = set()
+
+    def _told(self, it: ConsoleMessage) -> None:
+        if it.type in ("error", "warning"):
+            self.complaints.append(f"{it.text} {it.location['url']}")
+
+    def open(self, key: str = "secret") -> None:
+        """Until the first picture has come."""
+        self.page.add_init_script(f"sessionStorage.setItem('key', '{key}')")
+        self.page.goto(f"{self.server.url}/console")
+        self.is_now("serving")
+
+    def is_now(self, state: str) -> None:
+        until(lambda: self.page.inner_text("#state") == state, f"it is not {state}")
+
+    def press(self, button: str) -> None:
+        self.page.get_by_role("button", name=button).click()
+
+    def shows(self, words: str, place: str = "#tab-body") -> None:
+        until(lambda: words in self.page.inner_text(place), f"{words!r} is not shown")
+
+    def tile(self, name: str) -> str:
+        return str(self.page.locator(".tile", has_text=name).locator("strong").inner_text())
+
+    def tab(self, name: str) -> None:
+        self.page.click(f"#tab-{name}")
+
+    def show(self, request_id: str) -> None:
+        """All that is known of a request that has ended."""
+        bar = f"[...model.bars.values()].find(bar => bar.end !== null && bar.id.startsWith('{request_id}'))"
+        until(lambda: self.model(f"{bar} !== undefined"), f"{request_id} has not ended")
+        self.page.evaluate(f"views.detail.show({bar}.number, model)")
+
+    def model(self, expression: str) -> Any:
+        """What the page knows, as JavaScript sees it."""
+        return self.page.evaluate(expression)
+
+
+@pytest.fixture
+def seen(browser: Browser, server: RunningServer) -> Iterator[Seen]:
+    context = browser.new_context(viewport={"width": 1280, "height": 1000})
+    it = Seen(context.new_page(), server)
+    yield it
+    context.close()
+    assert it.complaints == []
+    assert it.asked <= {f"127.0.0.1:{server.port}"}, "nothing was asked of anybody else"
+
+
+def metric(server: RunningServer, name: str) -> float:
+    lines = requests.get(f"{server.url}/metrics", timeout=20).text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:{name}{{"))
+
+
+def complete(server: RunningServer, **body: Any) -> dict[str, Any]:
+    asked = {"prompt": "Hello there", "ignore_eos": True, **body}
+    answer = requests.post(f"{server.url}/v1/completions", json=asked, timeout=20)
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def settings(server: RunningServer) -> dict[str, Any]:
+    told: dict[str, Any] = requests.get(f"{server.url}/admin/config", headers=KEY, timeout=20).json()
+    return told
+
+
+def load(server: RunningServer, **plan: Any) -> None:
+    answer = requests.post(f"{server.url}/admin/console/load", json=plan, headers=KEY, timeout=20)
+    assert answer.status_code == 200, answer.text
+
+
+TOLD = {
+    "generated": "generation_tokens_total",
+    "prompt": "prompt_tokens_total",
+    "queries": "prefix_cache_queries_total",
+    "hits": "prefix_cache_hits_total",
+    "running": "num_requests_running",
+    "cache_usage": "kv_cache_usage_perc",
+}
+"""Figures of the page, and the metrics that they come from."""
+
+
+def quiet(server: RunningServer) -> None:
+    """Nothing runs any more."""
+    until(
+        lambda: metric(server, "num_requests_running") + metric(server, "num_requests_waiting") == 0,
+        "it never rests",
+    )
+
+
+def test_what_it_shows_is_what_the_metrics_say(seen: Seen, server: RunningServer) -> None:
+    seen.open()
+    load(server, rate=30, seconds=2, prompt_tokens=120, output_tokens=20, groups=2, shared=64)
+    until(
+        lambda: seen.model("model.load && !model.load.active && model.load.sent > 0"), "the load never ends"
+    )
+    quiet(server)
+
+    def other() -> list[str]:
+        figures = seen.model("model.figures")
+        return [name for name, family in TOLD.items() if figures[name] != metric(server, family)]
+
+    until(lambda: not other(), "other figures are shown than those of the metrics")
+    shown = seen.model("model.figures")
+    sent = seen.model("model.load.sent")
+    assert seen.model("[...model.bars.values()].filter(bar => bar.reason === 'length').length") >= sent
+    assert seen.model("model.ttft.reduce((a, b) => a + b)") == metric(
+        server, "time_to_first_token_seconds_count"
+    )
+    assert seen.model("model.itl.reduce((a, b) => a + b)") == metric(
+        server, "inter_token_latency_seconds_count"
+    )
+    assert seen.tile("Running") == "0"
+    assert seen.tile("Prefix hits") == f"{shown['hits'] / shown['queries'] * 100:.0f} %"
+    held = seen.model("[...model.blocks].filter(state => state > 1).length")
+    assert held == round(shown["cache_usage"] * 399)
+
+
+def test_the_key_is_asked_for(seen: Seen, server: RunningServer) -> None:
+    seen.page.goto(f"{server.url}/console")
+    seen.page.fill("#key-text", "secret")
+    seen.page.keyboard.press("Enter")
+    seen.is_now("serving")
+    assert len(seen.complaints) <= 1  # the browser tells of the 401 itself
+    seen.complaints = [line for line in seen.complaints if "401" not in line]
+
+
+def test_a_hostile_prompt_is_shown_as_it_is(seen: Seen, server: RunningServer) -> None:
+    seen.open()
+    answer = complete(server, prompt=HOSTILE, max_tokens=5, user="<b>me</b>")
+    seen.show(answer["id"])
+    until(lambda: "script" in seen.page.inner_text("#detail"), "the prompt is not shown")
+    assert HOSTILE in seen.page.inner_text("#detail pre >> nth=0")
+    assert seen.page.locator("#detail script, #detail img").count() == 0
+    assert seen.model("window.hacked") is None
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [HOSTILE + "\u202e gnissel \u2066", "\u0627\u0644\u0633\u0644\u0627\u0645 " * 100, "<b>" * 600],
+    ids=["overrides", "right to left", "tags"],
+)
+def test_a_hostile_id_and_prompt_do_not_turn_the_page(seen: Seen, server: RunningServer, prompt: str) -> None:
+    """Marks that turn the direction of writing are shown as what they are; all stands where it stood."""
+    seen.open()
+    body = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 2}, "request_id": prompt}
+    answer = requests.post(f"{server.url}/inference/v1/generate", json=body, timeout=20)
+    assert answer.status_code == 200, answer.text
+    answer = complete(server, prompt=prompt, max_tokens=5)
+    seen.show(answer["id"])
+    until(lambda: seen.page.locator("#detail pre").count(), "the prompt is not shown")
+    ids = seen.model("[...model.bars.values()].map(bar => bar.id)")
+    assert not any(mark in one for one in ids for mark in "\u202e\u2066") and max(map(len, ids)) <= 128
+    assert seen.model("document.documentElement.scrollWidth") <= 1280
+    assert seen.page.locator("#detail b, #detail script").count() == 0
+
+
+def test_a_request_is_followed_while_it_is_looked_at(seen: Seen, server: RunningServer) -> None:
+    seen.open()
+    load(server, rate=100, seconds=1, prompt_tokens=20, output_tokens=1500)
+    running = "[...model.bars.values()].find(bar => bar.end === null && bar.tokens > 2)"
+    until(lambda: seen.model(f"{running} !== undefined"), "nothing runs")
+    number = seen.model(f"{running}.number")
+    seen.page.evaluate(f"views.detail.show({number}, model)")
+    reply = "#detail section:has(h3:text-is('Reply')) pre"
+    until(lambda: seen.page.locator(reply).count(), "no reply is shown")
+    before = seen.page.inner_text(reply)
+    seen.page.evaluate("document.querySelector('#detail pre').focus()")
+    until(lambda: len(seen.page.inner_text(reply)) > len(before), "the reply stands still")
+    assert seen.page.inner_text(reply).startswith(before)
+    assert seen.model("document.activeElement.tagName") == "PRE", "who reads is not disturbed"
+    seen.page.keyboard.press("5")
+    seen.shows("a place")
+    assert "8 of 8 places are taken" in seen.page.inner_text("#tab-body")
+    requests.delete(f"{server.url}/admin/console/load", headers=KEY, timeout=20)
+    quiet(server)
+
+
+def test_scripts_are_told_rule_by_rule(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("rules: [{name: greet <b>, then: {text: hello}}, {name: never, then: pass}]")
+    with running_server("--console", "--script", str(path)) as server:
+        context = browser.new_context(viewport={"width": 1280, "height": 900})
+        it = Seen(context.new_page(), server)
+        it.open()
+        complete(server)
+        it.tab("scripts")
+        until(lambda: re.search(r"greet <b>\s+1\s", it.page.inner_text("#tab-body")), "no rule is told")
+        path.write_text("rules: [{then: {txt: a}}]")
+        it.shows("unknown key 'txt'")
+        it.press("Count from nothing")
+        until(lambda: re.search(r"greet <b>\s+0\s", it.page.inner_text("#tab-body")), "it counts on")
+        context.close()
+        assert it.complaints == []
+
+
+def test_knobs_and_buttons_act(seen: Seen, server: RunningServer) -> None:
+    seen.open()
+    seen.tab("knobs")
+    seen.page.fill("#knob-failure-injection-rate", "100")
+    seen.page.keyboard.press("Tab")
+    seen.shows("set")
+    assert settings(server)["failure-injection-rate"] == 100
+    seen.page.fill("#knob-failure-injection-rate", "101")
+    seen.page.keyboard.press("Tab")
+    seen.shows("must be between 0 and 100")
+    seen.complaints = [line for line in seen.complaints if "400" not in line]
+    seen.page.fill("#knob-failure-injection-rate", "0")
+    seen.page.keyboard.press("Tab")
+    until(lambda: settings(server)["failure-injection-rate"] == 0, "it is not set back")
+    seen.tab("control")
+    seen.press("Pause")
+    seen.is_now("paused")
+    seen.press("Resume")
+    seen.is_now("serving")
+    seen.press("Sleep")
+    seen.is_now("sleeping")
+    seen.press("Wake up")
+    seen.is_now("serving")
+    seen.press("Reset")
+    until(lambda: seen.model("[...model.blocks].every(state => state === 0)"), "blocks stay cached")
+
+
+def test_every_tab_shows_something(seen: Seen, server: RunningServer) -> None:
+    seen.open()
+    complete(server, prompt=LONG, max_tokens=30)
+    for name, word in (
+        ("load", "requests a second"), ("faults", "Errors by chance"), ("events", "stored"),
+        ("index", "copies"), ("clients", "client"), ("adapters", "adapter slots"), ("ranks", "serving"),
+        ("queue", "places are taken"),
+    ):  # fmt: skip
+        seen.tab(name)
+        seen.shows(word)
+    seen.tab("index")
+    seen.shows("copies")
+    seen.page.fill("#tab-body textarea", LONG)
+    seen.press("Score")
+    until(
+        lambda: re.search(r"127\.0\.0\.1:\d+\s+[1-9]", seen.page.inner_text("#tab-body [role=status]")),
+        "no score",
+    )
+
+
+def test_faults_are_set_and_cleared(seen: Seen, server: RunningServer) -> None:
+    seen.open()
+    seen.tab("faults")
+    seen.page.locator("#tab-body select").select_option("503 for every tenth request")
+    seen.page.get_by_role("button", name="Apply").first.click()
+    rules = [{"action": "error", "status": 503, "every": 10}]
+    until(lambda: settings(server)["fault-rules"] == rules, "the rule is not set")
+    seen.press("Clear")
+    until(lambda: settings(server)["fault-rules"] is None, "the rule stays")
+
+
+def test_it_is_used_by_keyboard(seen: Seen, server: RunningServer) -> None:
+    seen.open()
+    load(server, rate=20, seconds=1, output_tokens=10)
+    until(lambda: seen.model("model.bars.size > 5"), "no bars")
+    seen.page.focus("#requests")
+    seen.page.keyboard.press("ArrowDown")
+    seen.page.keyboard.press("ArrowDown")
+    assert "prompt tokens" in seen.page.inner_text("#chosen")
+    seen.page.keyboard.press("Enter")
+    assert seen.page.is_visible("#detail")
+    seen.page.keyboard.press("Escape")
+    assert seen.page.is_hidden("#detail")
+    # Of a request that had ended before the page was opened, no more is known than its bar shows.
+    seen.complaints = [line for line in seen.complaints if "404" not in line]
+    seen.page.keyboard.press("/")
+    seen.page.keyboard.type("cmpl")
+    assert seen.page.input_value("#filter") == "cmpl"
+    seen.page.fill("#filter", "")
+    seen.page.keyboard.press("Escape")
+    seen.page.keyboard.press("4")
+    assert seen.page.get_attribute("#tab-knobs", "aria-selected") == "true"
+    seen.page.keyboard.press("p")
+    seen.is_now("paused")
+    seen.page.keyboard.press("p")
+    seen.is_now("serving")
+    before = seen.page.get_attribute("html", "data-theme")
+    seen.page.keyboard.press("t")
+    assert seen.page.get_attribute("html", "data-theme") != before
+
+
+def test_a_moment_of_before_is_shown_as_it_was(seen: Seen, server: RunningServer) -> None:
+    seen.open()
+    load(server, rate=10, seconds=3, output_tokens=100, groups=2, shared=64)
+    until(lambda: seen.model("model.figures.running > 2"), "nothing runs")
+    then = seen.model(MOMENT.replace("MODEL", "model"))
+    until(lambda: seen.model(f"model.at > {then['at']} + 3000"), "time stands still")
+    seen.page.evaluate(f"stop({then['at']})")
+    seen.is_now("recorded")
+    again = seen.model(MOMENT.replace("MODEL", "shown()"))
+    assert again == then
+    assert seen.tile("Running") == f"{then['running']:.0f}"
+    seen.page.click("#live")
+    seen.is_now("serving")
+
+
+def test_a_recording_is_saved_and_opened_again(seen: Seen, server: RunningServer, tmp_path: Path) -> None:
+    seen.open()
+    load(server, rate=10, seconds=2, output_tokens=20)
+    until(lambda: seen.model("model.bars.size > 8"), "no bars")
+    with seen.page.expect_download() as download:
+        seen.page.click("#save")
+    file = tmp_path / "recording.jsonl"
+    download.value.save_as(file)
+    assert json.loads(file.read_text().splitlines()[0])["version"] == 1
+    last = seen.model("model.figures.generated")
+    seen.page.set_input_files("#file", str(file))
+    seen.is_now("a report")
+    assert 0 < seen.model("model.figures.generated") <= last
+    assert seen.model("model.bars.size") > 8
+    file.write_text('{"version": 99}')
+    seen.page.set_input_files("#file", str(file))
+    until(lambda: "not a recording" in seen.page.inner_text("#state"), "nothing says what is wrong")
+
+
+def test_a_simulation_is_looked_through(browser: Browser, tmp_path: Path) -> None:
+    file, complaints = tmp_path / "run.html", list[str]()
+    assert run(["--rate", "8", "--seconds", "30", "--html", str(file)]) == 0
+    page = browser.new_page()
+    page.on("console", lambda it: complaints.append(it.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(file.as_uri())
+    until(lambda: page.inner_text("#state") == "a report", "it shows nothing")
+    assert page.evaluate("model.over.length") == page.evaluate("model.bars.size") > 150
+    page.evaluate("stop(10000)")
+    until(lambda: page.evaluate("shown().figures.running") > 5, "nothing runs in the midst of it")
+    assert [tab.inner_text() for tab in page.locator("#tabs button").all()] == ["Queue", "Adapters", "Events"]
+    assert "places are taken" in page.inner_text("#tab-body")
+    page.close()
+    assert complaints == []
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_it_fits_its_window(browser: Browser, server: RunningServer, theme: Any, width: int) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=theme)
+    it = Seen(context.new_page(), server)
+    it.open()
+    assert it.page.get_attribute("html", "data-theme") == theme
+    assert it.model("document.documentElement.scrollWidth") <= width
+    context.close()
+    assert it.complaints == []
+
+
+def test_ten_thousand_requests_pass_without_growth(browser: Browser) -> None:
+    """What the page keeps of bars and elements, and the server of requests, stays within its limits."""
+    flags = ("--console", "--admin-key", "secret", "--max-num-seqs", "64", "--inter-token-latency", "1ms")
+    with running_server(*flags) as server:
+        context = browser.new_context(viewport={"width": 1280, "height": 900})
+        it = Seen(context.new_page(), server)
+        it.open()
+        sizes = []
+        for _ in range(4):
+            load(server, rate=500, seconds=5.2, prompt_tokens=20, output_tokens=2)
+            until(
+                lambda: it.model("model.load !== null && !model.load.active && model.load.sent > 2000"),
+                "never over",
+            )
+            it.page.evaluate("model.load = null")
+            sizes.append(it.model("[model.bars.size, document.querySelectorAll('*').length, recorder.bytes]"))
+        assert metric(server, "request_success_total") >= 9_900
+        bars, elements, _ = zip(*sizes, strict=True)
+        assert max(bars) <= 2500 + 64 + 1000
+        assert max(elements) - min(elements) < 60
+        memory = requests.get(f"{server.url}/admin/memory", headers=KEY, timeout=20).json()["caches"]
+        kept = memory["console requests"]
+        assert kept["size_bytes"] <= kept["limit_bytes"]
+        context.close()
+        assert it.complaints == []

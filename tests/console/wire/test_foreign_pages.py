@@ -1,0 +1,138 @@
+"""In a real Chromium: a page of somebody else steers nothing; the console works, by a proxy's name, too.
+
+What a browser sends by itself (Origin, Sec-Fetch-Site, Host, content types) is what this is about. The rules
+for it are tested in tests/middleware/test_foreign_pages.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from typing import TYPE_CHECKING
+
+import pytest
+import requests
+
+from tests.console.conftest import until
+from tests.running_server import RunningServer, running_server
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+ATTACK = """async (server) => {
+    const post = (path, body, type) => fetch(server + path, {
+        method: "POST", mode: "no-cors", body: type ? new Blob([body], {type}) : body,
+    }).then(() => true, () => false);
+    return Promise.all([
+        post("/pause?mode=keep"), post("/admin/console/pause?mode=keep"), post("/sleep?mode=keep"),
+        post("/admin/config", '{"api-key": ["stolen"], "time-to-first-token": "1h"}'),
+        post("/admin/config", '{"api-key": ["stolen"]}', "application/x-www-form-urlencoded"),
+        post("/fake_metrics", '{"running-requests": 7}'), post("/admin/drain"),
+    ]);
+}"""
+FORM = """(url) => {
+    const form = document.createElement("form"), field = document.createElement("input");
+    Object.assign(form, {method: "POST", action: url, enctype: "text/plain"});
+    Object.assign(field, {name: '{"api-key": ["stolen"], "x', value: '": 1}'});
+    form.append(field); document.body.append(form); form.submit();
+}"""
+
+
+class Page(BaseHTTPRequestHandler):
+    """An empty page."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<!doctype html><title>kittens</title><body>")
+
+    def log_message(self, *_: object) -> None:
+        """Nobody wants to know."""
+
+
+@contextmanager
+def page_of_others() -> Iterator[int]:
+    """The port of a web server that is not ours."""
+    server = HTTPServer(("127.0.0.1", 0), Page)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    flags = ("--console", "--server-dev-mode", "--allowed-hosts", "console.example")
+    with running_server(*flags) as running:
+        yield running
+
+
+def refused(server: RunningServer) -> int:
+    """Requests that were answered with 403, as the server counts them."""
+    lines = requests.get(f"{server.url}/metrics", timeout=20).text.splitlines()
+    family = "http_requests_total{"
+    return int(
+        sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(family) and '"4xx"' in line)
+    )
+
+
+def assert_untouched(server: RunningServer) -> None:
+    settings = requests.get(f"{server.url}/admin/config", timeout=20).json()
+    assert (settings["api-key"], settings["time-to-first-token"]) == ([], "0s")
+    assert requests.get(f"{server.url}/is_paused", timeout=20).json() == {"is_paused": False}
+    assert requests.get(f"{server.url}/health/ready", timeout=20).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["evil.example", "127.0.0.1", "localhost"])
+def test_a_page_of_another_origin_steers_nothing(browser: Browser, server: RunningServer, name: str) -> None:
+    """Also not one of another server on this machine, which is another origin of the same site."""
+    before = refused(server)
+    with page_of_others() as port:
+        page = browser.new_page()
+        page.goto(f"http://{name}:{port}/")
+        assert page.evaluate(ATTACK, server.url) == [True] * 7, "all of them came to the server"
+        assert refused(server) == before + 7
+        with page.expect_navigation():
+            page.evaluate(FORM, f"{server.url}/admin/config")
+        assert "another origin" in page.inner_text("body")
+        page.close()
+    assert_untouched(server)
+
+
+def test_a_name_that_leads_to_this_machine_is_not_its_own(browser: Browser, server: RunningServer) -> None:
+    """DNS rebinding: for the browser, page and server are of one origin then."""
+    page = browser.new_page()
+    home = f"http://evil.example:{server.port}"
+    assert (page.goto(f"{home}/v1/models") or pytest.fail()).status == 200
+    assert page.evaluate(ATTACK, home) == [True] * 7
+    told = page.evaluate("fetch('/admin/config').then(it => it.status)")
+    assert (told, page.evaluate("fetch('/console').then(it => it.status)")) == (403, 403)
+    page.close()
+    assert_untouched(server)
+
+
+@pytest.mark.parametrize(("name", "rate"), [("console.example", 1), ("localhost", 2), ("127.0.0.1", 3)])
+def test_the_console_works_by_its_names(
+    browser: Browser, server: RunningServer, name: str, rate: int
+) -> None:
+    page = browser.new_page()
+    page.goto(f"http://{name}:{server.port}/console")
+    until(lambda: page.inner_text("#state") == "serving", "no picture came")
+    page.click("#tab-control")
+    page.get_by_role("button", name="Pause").click()
+    until(lambda: page.inner_text("#state") == "paused", "it is not paused")
+    page.get_by_role("button", name="Resume").click()
+    until(lambda: page.inner_text("#state") == "serving", "it does not go on")
+    page.click("#tab-knobs")
+    page.fill("#knob-failure-injection-rate", str(rate))
+    page.keyboard.press("Tab")
+    until(lambda: "set" in page.inner_text("#tab-body"), "the knob does not answer")
+    page.close()

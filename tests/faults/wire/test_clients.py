@@ -1,0 +1,166 @@
+"""Clients before the verdict: one that behaves, and several that do not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+import requests
+
+from tests.conformance.sdk import openai_client
+from tests.faults.client import CHAT, TEXT, TOKENS, Asker, ask, question
+from tests.hostile.raw_client import wait_until
+from tests.running_server import RunningServer, running_server
+
+MESSAGES: Any = [{"role": "user", "content": "Say something."}]
+
+
+@pytest.fixture
+def sdk(faulty: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai_client(faulty, api_key="sdk", max_retries=2) as client:
+        yield client
+
+
+def verdict(server: RunningServer, over: bool = False) -> dict[str, Any]:
+    report = requests.get(server.url + "/admin/verdict", params={"over": over}, timeout=20)
+    report.raise_for_status()
+    told: dict[str, Any] = report.json()
+    return told
+
+
+def conduct(server: RunningServer, over: bool = False) -> dict[str, Any]:
+    (only,) = verdict(server, over)["clients"].values()
+    told: dict[str, Any] = only
+    return told
+
+
+def kinds(server: RunningServer, over: bool = False) -> set[str]:
+    return {finding["kind"] for finding in conduct(server, over)["findings"]}
+
+
+def chat(client: openai.OpenAI, fault: str, **asked: Any) -> Any:
+    return client.chat.completions.create(
+        model="understudy-tiny",
+        messages=MESSAGES,
+        max_tokens=TOKENS,
+        extra_headers={"X-Fault": fault},
+        **asked,
+    )
+
+
+def naive(server: RunningServer, fault: str, times: int) -> list[int]:
+    """Asks again and again, at once."""
+    with requests.Session() as session:
+        return [
+            session.post(
+                server.url + TEXT, json=question(TEXT, False), headers={"X-Fault": fault}, timeout=20
+            ).status_code
+            for _ in range(times)
+        ]
+
+
+def test_the_openai_sdk_waits_as_long_as_it_is_told(faulty: RunningServer, sdk: openai.OpenAI) -> None:
+    reply = chat(sdk, "error; status=429; retry_after=1; times=2")
+    assert reply.usage.completion_tokens == TOKENS
+    seen = conduct(faulty)
+    assert seen["errors"] == {"429": 2} and seen["faults"] == {"error": 2} and seen["requests"] == 3
+    assert seen["findings"] == [] and verdict(faulty, over=True)["clean"] is True
+
+
+def test_the_openai_sdk_comes_back_when_a_quota_allows_it(faulty: RunningServer, sdk: openai.OpenAI) -> None:
+    for _ in range(2):
+        assert chat(sdk, "rate-limit; rate=60; burst=1").choices
+    assert conduct(faulty)["errors"] == {"429": 1} and kinds(faulty) == set()
+
+
+def test_the_openai_sdk_tries_a_broken_connection_again(faulty: RunningServer, sdk: openai.OpenAI) -> None:
+    assert chat(sdk, "disconnect; times=1").choices
+    assert conduct(faulty)["faults"] == {"disconnect": 1} and kinds(faulty, over=True) == set()
+
+
+def test_the_openai_sdk_raises_what_a_program_has_to_handle(
+    faulty: RunningServer, sdk: openai.OpenAI
+) -> None:
+    hasty = sdk.with_options(max_retries=0)
+    with pytest.raises(openai.RateLimitError) as limited:
+        chat(hasty, "error; status=429; type=RateLimitError; message=enough")
+    assert limited.value.type == "RateLimitError" and "enough" in limited.value.message
+    with pytest.raises(openai.APIConnectionError):
+        chat(hasty, "disconnect")
+    with pytest.raises(json.JSONDecodeError):
+        list(chat(hasty, "malformed-chunk; chunk=2", stream=True))
+    with pytest.raises(openai.APIConnectionError):
+        chat(hasty, "disconnect; after=1")
+    with pytest.raises(openai.APITimeoutError):
+        chat(hasty.with_options(timeout=0.3), "slow-first-token; seconds=3600")
+
+
+def test_a_stream_that_lost_its_end_looks_whole_to_the_openai_sdk(
+    faulty: RunningServer, sdk: openai.OpenAI
+) -> None:
+    """Which is what the finding is for; the finish reason is all that a program could look at."""
+    chunks = list(chat(sdk, "truncate; after=3", stream=True))
+    assert len(chunks) == 3 and all(chunk.choices[0].finish_reason is None for chunk in chunks)
+    wait_until(lambda: conduct(faulty)["awaiting_retry"] == 1)
+    assert kinds(faulty) == set()
+    assert kinds(faulty, over=True) == {"truncated_stream_not_retried"}
+
+
+def test_a_client_that_never_waits_is_convicted(faulty: RunningServer) -> None:
+    assert naive(faulty, "error; status=429; retry_after=60", 6) == [429] * 6
+    findings = conduct(faulty)["findings"]
+    assert [finding["kind"] for finding in findings] == ["retry_after_ignored", "no_backoff", "retry_storm"]
+    assert [finding["count"] for finding in findings] == [5, 1, 1]
+    for finding in findings:
+        assert finding["first"] <= finding["last"] and finding["example_request_id"]
+        assert TEXT in finding["what"]
+    assert verdict(faulty)["clean"] is False
+
+
+def test_each_client_is_judged_by_itself_and_its_key_is_not_shown(faulty: RunningServer) -> None:
+    for key, times in (("good", 1), ("bad", 3)):
+        for _ in range(times):
+            ask(faulty.port, TEXT, False, "error; status=429; retry_after=60", Authorization=f"Bearer {key}")
+    ask(faulty.port, TEXT, False, "error; status=429", X_Api_Key="other")
+    ask(faulty.port, TEXT, False, "error; status=429")
+    clients = verdict(faulty)["clients"]
+    assert sorted(client["requests"] for client in clients.values()) == [1, 1, 1, 3]
+    assert sorted(bool(client["findings"]) for client in clients.values()) == [False, False, False, True]
+    assert sum(name.startswith("key:") for name in clients) == 3 and "address:127.0.0.1" in clients
+    assert not any(key in name for name in clients for key in ("good", "bad", "other"))
+
+
+def test_errors_that_nobody_ordered_count_too(faulty: RunningServer) -> None:
+    with Asker(faulty.port) as asker:
+        asker.send(TEXT, question(TEXT, False, model="nobody")).answer()
+        asker.send(TEXT, question(TEXT, False)).answer()
+    seen = conduct(faulty)
+    assert (seen["requests"], seen["errors"], seen["faults"]) == (2, {"404": 1}, {})
+
+
+def test_who_leaves_is_counted(faulty: RunningServer) -> None:
+    for stream in (True, False):
+        with Asker(faulty.port) as asker:
+            asker.send(CHAT, question(CHAT, stream), X_Fault="slow-first-token; seconds=3600")
+            if stream:
+                asker.sock.recv(1)
+    wait_until(lambda: conduct(faulty)["disconnects"] == 2)
+    assert kinds(faulty, over=True) == set()
+
+
+def test_a_new_test_begins_with_a_clean_verdict_and_scripts_that_count_from_one(
+    faulty: RunningServer,
+) -> None:
+    assert naive(faulty, "error; status=503; times=1", 2) == [503, 200]
+    fresh = requests.delete(faulty.url + "/admin/verdict", timeout=20).json()
+    assert fresh["clients"] == {} and fresh["clean"] is True
+    assert naive(faulty, "error; status=503; times=1", 2) == [503, 200]
+
+
+def test_who_ignores_the_limit_of_its_key_is_found_too() -> None:
+    with running_server("--requests-per-minute", "1") as server:
+        wait_until(lambda: naive(server, "", 1) == [429] and not verdict(server)["clean"])
+        assert kinds(server) == {"retry_after_ignored"}

@@ -1,0 +1,205 @@
+"""Every fault as a client sees it, byte by byte."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.faults.client import CHAT, PATHS, TEXT, TOKENS, Asker, ask, got, question
+from tests.hostile.raw_client import get, metric, running, wait_until, waiting
+from tests.running_server import RunningServer
+
+DONE = "data: [DONE]"
+every_path = pytest.mark.parametrize("path", PATHS)
+every_version = pytest.mark.parametrize("version", ["1.0", "1.1"])
+
+
+def is_json(chunk: str) -> bool:
+    try:
+        json.loads(chunk.removeprefix("data: "))
+    except ValueError:
+        return False
+    return True
+
+
+@every_path
+@every_version
+@pytest.mark.parametrize("after", [1, 2, 4])
+def test_a_stream_breaks_off_after_exactly_so_many_chunks(
+    faulty: RunningServer, path: str, version: str, after: int
+) -> None:
+    if version == "1.0":  # where nothing but a reset tells a break from the end
+        with pytest.raises(ConnectionResetError):
+            got(faulty.port, path, True, f"disconnect; after={after}", version)
+        return
+    answer = got(faulty.port, path, True, f"disconnect; after={after}", version)
+    assert answer.status == 200 and len(answer.chunks) == after
+    assert all(map(is_json, answer.chunks)) and answer.body.endswith(b"\n\n")
+    assert not answer.whole
+
+
+@every_path
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_connection_ends_before_the_status_line(faulty: RunningServer, path: str, stream: bool) -> None:
+    assert ask(faulty.port, path, stream, "disconnect") is None
+
+
+@every_path
+def test_a_whole_answer_breaks_off_in_the_middle(faulty: RunningServer, path: str) -> None:
+    answer = got(faulty.port, path, False, "disconnect; after=1")
+    assert answer.status == 200 and not answer.whole and not is_json(answer.body.decode())
+    assert 0 < len(answer.body) < int(answer.headers["content-length"])
+
+
+@every_path
+@every_version
+def test_a_stream_shorter_than_the_break_is_whole(faulty: RunningServer, path: str, version: str) -> None:
+    answer = got(faulty.port, path, True, "disconnect; after=100", version)
+    assert answer.whole and answer.chunks[-1] == DONE and len(answer.chunks) > TOKENS
+
+
+@every_path
+@every_version
+def test_a_stream_ends_early_as_if_that_were_all(faulty: RunningServer, path: str, version: str) -> None:
+    answer = got(faulty.port, path, True, "truncate; after=2", version)
+    assert answer.whole and len(answer.chunks) == 2 and all(map(is_json, answer.chunks))
+
+
+@every_path
+def test_a_stream_ends_in_the_middle_of_a_chunk(faulty: RunningServer, path: str) -> None:
+    answer = got(faulty.port, path, True, "truncated-json; chunk=3")
+    assert answer.whole and len(answer.chunks) == 2 and all(map(is_json, answer.chunks))
+    rest = answer.body.rpartition(b"\n\n")[2].decode()
+    assert rest.startswith("data: {") and not is_json(rest)
+
+
+@every_path
+@pytest.mark.parametrize("action", ["truncated-json", "truncate"])
+def test_a_whole_answer_is_cut_and_its_length_fits(faulty: RunningServer, path: str, action: str) -> None:
+    answer = got(faulty.port, path, False, action)
+    assert answer.status == 200 and answer.whole and answer.body.startswith(b"{")
+    assert not is_json(answer.body.decode()) and len(answer.body) == int(answer.headers["content-length"])
+
+
+@every_path
+def test_one_chunk_is_no_json_and_the_others_are_in_order(faulty: RunningServer, path: str) -> None:
+    answer = got(faulty.port, path, True, "malformed-chunk; chunk=3")
+    assert answer.whole and answer.chunks[-1] == DONE
+    broken = [number for number, chunk in enumerate(answer.chunks[:-1], 1) if not is_json(chunk)]
+    assert broken == [3] and answer.chunks[2].startswith("data: ")
+
+
+@every_path
+@every_version
+def test_only_the_last_event_is_missing(faulty: RunningServer, path: str, version: str) -> None:
+    usual = got(faulty.port, path, True, version=version)
+    answer = got(faulty.port, path, True, "missing-done", version)
+    assert usual.chunks[-1] == DONE and DONE not in answer.chunks
+    assert answer.whole and len(answer.chunks) == len(usual.chunks) - 1
+    assert json.loads(answer.chunks[-1].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+
+
+@every_path
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_is_empty(faulty: RunningServer, path: str, stream: bool) -> None:
+    answer = got(faulty.port, path, stream, "empty")
+    assert (answer.status, answer.body, answer.whole) == (200, b"", True)
+    assert answer.headers["content-type"].startswith("text/event-stream" if stream else "application/json")
+
+
+@every_path
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_gets_the_error_that_it_asks_for(faulty: RunningServer, path: str, stream: bool) -> None:
+    answer = got(faulty.port, path, stream, "error; status=503; retry_after=7; type=Busy; message=come later")
+    assert answer.status == 503 and answer.headers["retry-after"] == "7"
+    assert json.loads(answer.body) == {
+        "error": {"message": "come later", "type": "Busy", "param": None, "code": 503}
+    }
+    returned = got(faulty.port, path, stream, X_Return_Error="422")
+    error = json.loads(returned.body)["error"]
+    assert (returned.status, error["code"], error["type"]) == (422, 422, "UnprocessableEntityError")
+    assert got(faulty.port, path, stream, X_Return_Error="oops").status == 400
+    assert got(faulty.port, path, stream, "explode").status == 400
+
+
+def test_errors_on_purpose_come_after_decoding_and_before_the_model_check(faulty: RunningServer) -> None:
+    with Asker(faulty.port) as asker:
+        unknown = question(TEXT, False, model="nobody")
+        answer = asker.send(TEXT, unknown, X_Return_Error="502").answer()
+        assert answer and answer.status == 502
+        answer = asker.send(TEXT, {"prompt": 5}, X_Return_Error="502").answer()
+        assert answer and answer.status == 400
+        answer = asker.send(TEXT, unknown, X_Fault="disconnect").answer()
+        assert answer and answer.status == 404
+
+
+def test_only_requests_for_generation_go_wrong(faulty: RunningServer) -> None:
+    with Asker(faulty.port) as asker:
+        answer = asker.send("/tokenize", {"prompt": "hi"}, X_Fault="error", X_Return_Error="500").answer()
+        assert answer and answer.status == 200
+
+
+def test_the_connection_serves_the_next_request_where_it_was_not_broken(faulty: RunningServer) -> None:
+    with Asker(faulty.port) as asker:
+        for fault in (
+            "truncate; after=2",
+            "truncated-json",
+            "empty",
+            "missing-done",
+            "error; status=503",
+            "malformed-chunk",
+        ):
+            for stream in (True, False):
+                assert asker.send(CHAT, question(CHAT, stream), X_Fault=fault).answer()
+        last = asker.send(CHAT, question(CHAT, True)).answer()
+        assert last and last.chunks[-1] == DONE
+
+
+def test_the_connection_is_closed_where_it_was_broken(faulty: RunningServer) -> None:
+    for fault in ("disconnect", "disconnect; after=2"):
+        with Asker(faulty.port) as asker:
+            asker.send(CHAT, question(CHAT, True), X_Fault=fault).answer()
+            assert asker.is_closed()
+
+
+def test_a_quota_is_told_in_headers_and_refuses_what_is_too_much(faulty: RunningServer) -> None:
+    fault = "rate-limit; rate=0.5; burst=2; name=quota"
+    with Asker(faulty.port) as asker:
+        answers = [asker.send(TEXT, question(TEXT, False), X_Fault=fault).answer() for _ in range(3)]
+    told = [answer.headers for answer in answers if answer]
+    assert [answer.status for answer in answers if answer] == [200, 200, 429]
+    assert [headers["x-ratelimit-remaining-requests"] for headers in told] == ["1", "0", "0"]
+    assert {headers["x-ratelimit-limit-requests"] for headers in told} == {"2"}
+    assert 110 <= int(told[2]["retry-after"]) <= 120 and told[2]["x-ratelimit-reset-requests"].startswith(
+        "3m5"
+    )
+    assert json.loads(answers[2].body)["error"]["type"] == "RateLimitError"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize(
+    ("fault", "seen"), [("slow-first-token; seconds=3600", 0), ("stall; seconds=3600; after=3", 3)]
+)
+def test_who_waits_waits_alone_and_gives_its_place_back_when_it_leaves(
+    faulty: RunningServer, version: str, fault: str, seen: int
+) -> None:
+    with Asker(faulty.port) as asker:
+        asker.send(TEXT, question(TEXT, True), version, X_Fault=fault)
+        received = b""
+        while received.count(b"data: ") < seen or b"\r\n\r\n" not in received:
+            received += asker.sock.recv(65536)
+        wait_until(lambda: running(faulty.port) == 1)
+        for path in PATHS:
+            assert got(faulty.port, path, True).chunks[-1] == DONE
+        assert running(faulty.port) == 1 and received.count(b"data: ") == seen
+    wait_until(lambda: running(faulty.port) == 0)
+
+
+def test_nothing_waits_for_a_place_that_a_fault_took(faulty: RunningServer) -> None:
+    before = metric(faulty.port, "vllm:request_success_total")
+    for fault in ("disconnect", "disconnect; after=1", "truncate", "empty"):
+        ask(faulty.port, CHAT, True, fault)
+    wait_until(lambda: metric(faulty.port, "vllm:request_success_total") == before + 4)
+    assert running(faulty.port) == 0 and waiting(faulty.port) == 0
+    assert get(faulty.port, "/load").json()["server_load"] == 0

@@ -1,0 +1,52 @@
+"""`python -m app simulate`: its figures and files, and what it says of bad input."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.fidelity.test_command import DRAWN, HEADER, figures
+from tests.running_server import ROOT
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.csv"
+    path.write_text(HEADER + "".join(f"{number / 10},{100 + number},{5 + number}\n" for number in range(20)))
+    return path
+
+
+def test_processes_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = [*DRAWN, "--pods", "3", "--policy", "round-robin"]
+    swept = ["--seconds", "5", "--sweep", "rate=2:4:2"]
+    for argv in (fleet, swept):
+        assert figures(capsys, *argv, "--processes", "2") == figures(capsys, *argv, "--processes", "1")
+
+
+def test_a_command_of_its_own(trace: Path) -> None:
+    command = [sys.executable, "-m", "app", "simulate", "--trace", str(trace), "--json", "-"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    assert msgspec.json.decode(done.stdout)["requests"] == 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_interrupts_it_ends_all_of_it(tmp_path: Path, number: signal.Signals) -> None:
+    load = ["--rate", "5000", "--seconds", "100", "--pods", "400", "--processes", "2"]
+    command = [sys.executable, "-m", "app", "simulate", *load, f"--json={tmp_path / 'x.json'}"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, process_group=0) as process:
+        assert process.stderr is not None
+        said = ""
+        while "simulated" not in said:
+            said = process.stderr.readline()
+        process.send_signal(number)
+        rest = process.stderr.read()  # ends when no process of it has the pipe any more
+    if number == signal.SIGINT:
+        assert rest.endswith("error: interrupted; nothing was written\n")
+        assert "Traceback" not in rest
+    assert process.returncode == (1 if number == signal.SIGINT else -number)
+    assert list(tmp_path.iterdir()) == []

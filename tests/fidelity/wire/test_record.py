@@ -1,0 +1,49 @@
+"""What is recorded of a live server, and what is told when it cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.lab.fidelity import record
+from app.lab.fidelity.benchmark_files import read_recordings
+from tests.running_server import RunningServer
+
+
+def test_a_live_server_is_recorded(
+    server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run.csv.gz"
+    words = ["--target", server.url, "--rate", "60", "--seconds", "1", "--in-flight", "4", "--seed", "2"]
+    assert record.run([*words, "--input-tokens", "20-30", "--output-tokens", "5", "--out", str(out)]) == 0
+    [run] = read_recordings(str(out))
+    assert len(run.send_s) > 30 and set(run.output_tokens) == {5}
+    assert 20 <= min(run.input_tokens) < max(run.input_tokens) <= 30
+    moments = sorted([(at_s, 1) for at_s in run.send_s] + [(at_s, -1) for at_s in run.last_s])
+    under_way = [sum(step for _, step in moments[: place + 1]) for place in range(len(moments))]
+    assert max(under_way) <= 4
+    assert f"{out}: {len(run.send_s)} requests" in capsys.readouterr().out
+
+
+def test_a_trace_is_played_with_the_prefixes_of_its_groups(server: RunningServer, tmp_path: Path) -> None:
+    trace, out = tmp_path / "trace.csv", tmp_path / "run.csv"
+    trace.write_text(
+        "arrival_s,input_tokens,output_tokens,prefix_group,prefix_tokens\n0,40,3,a,32\n0.1,50,4,a,32\n"
+    )
+    assert record.run(["--target", server.url, "--trace", str(trace), "--out", str(out)]) == 0
+    [run] = read_recordings(str(out))
+    assert (run.input_tokens, run.output_tokens) == ([40, 50], [3, 4])
+    prompts = record.Prompts(record.read_trace(trace), "m", range(100), 1)
+    one, two = (json.loads(prompts.wanted(number).body)["prompt"] for number in range(2))
+    assert one[:32] == two[:32] and one[32:] != two[32:40] and (len(one), len(two)) == (40, 50)
+
+
+def test_a_model_that_is_not_served_is_told(
+    server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run.csv"
+    words = ["--target", server.url, "--rate", "5", "--seconds", "1", "--model", "other", "--out", str(out)]
+    assert record.run(words) == 1
+    assert "request 1: HTTP/1.1 404" in capsys.readouterr().err and not out.exists()

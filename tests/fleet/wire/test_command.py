@@ -1,0 +1,118 @@
+"""`python -m app fleet`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from app.lab.fleet import command
+from app.lab.fleet.fleet import Fleet
+from app.wiring.factory import tokenizer_of
+from tests.running_server import ROOT
+
+SMALL = ["--requests", "6", "--groups", "2", "--prefix-tokens", "64", "--no-png"]
+
+
+@contextmanager
+def begun(*argv: str) -> Iterator[subprocess.Popen[str]]:
+    """A fleet in a process of its own."""
+    whole = [sys.executable, "-m", "app", "fleet", *argv]
+    with subprocess.Popen(
+        whole, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def servers(fleet: subprocess.Popen[str]) -> list[int]:
+    """The processes that a fleet has started."""
+    return [int(pid) for pid in Path(f"/proc/{fleet.pid}/task/{fleet.pid}/children").read_text().split()]
+
+
+def are_gone(pids: Sequence[int]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["--pods", "0"], "argument --pods: '0' must be a whole number from 1 to 64"),
+        (["--requests", "x"], "argument --requests: 'x' must be a whole number from 1 on"),
+        (["--rate", "-1"], "argument --rate: '-1' must be a number above 0"),
+        (["--rate", "2", "--concurrency", "3"], "argument --concurrency: not allowed with argument --rate"),
+        (["--policies", "best"], "argument --policies: invalid choice: 'best'"),
+        (["--png", "/nowhere/at/all.png"], "/nowhere/at/all.png: there is no folder /nowhere/at"),
+        (["--port", "1"], "flag --port cannot be given: the fleet sets it itself"),
+        (["--podz", "1"], "unknown flag --podz; did you mean --pods?"),
+        (["--block-size", "0"], "flag --block-size"),
+        (["--tokenizer", "/nowhere"], "/nowhere"),
+        ([*SMALL, "--pods", "1", "--dataset-path", "/nowhere.sqlite3"], "no file /nowhere.sqlite3"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(
+    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usage = told.startswith(("argument", "unknown", "flag --port"))
+    assert command.run(argv, tokenizer_of) == (2 if usage else 1)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    last = printed.err.removeprefix("starting indexer and pods ...\n")
+    assert last.startswith("error: ") and told in last and last.count("\n") == 1
+
+
+def test_a_run_prints_the_table_and_writes_the_figures(
+    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def the_same_fleet(*arguments: object) -> Iterator[Fleet]:
+        yield fleet
+
+    monkeypatch.setattr(command, "running_fleet", the_same_fleet)
+    path = tmp_path / "figures.json"
+    flags = ["--pods", "2", "--policies", "round-robin", "prefix-aware", "--json", str(path), "--rate", "100"]
+    assert command.run([*SMALL, *flags], tokenizer_of) == 0
+    printed = capsys.readouterr()
+    rows = [line.split()[1] for line in printed.out.splitlines()[2:]]
+    phases = ["starting indexer and pods ...", "round-robin ...", "prefix-aware ..."]
+    assert rows == ["round-robin", "prefix-aware"] and printed.err.splitlines() == phases
+    figures = json.loads(path.read_text())
+    assert figures["options"]["rate"] == 100 and figures["options"]["concurrency"] is None
+    assert [at["requests"] - at["failed"] for at in figures["policies"]] == [6, 6]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_fleet_that_serves_ends_with_all_that_it_has_started() -> None:
+    with begun("--pods", "1", "--serve", "--policies", "random", "prefix-aware", *SMALL) as fleet:
+        assert fleet.stdout is not None and fleet.stderr is not None
+        lines = [fleet.stdout.readline() for _ in range(4)]
+        names = [line.partition(": http://")[0] for line in lines]
+        assert names == ["proxy, random", "proxy, prefix-aware", "pod 0", "indexer"]
+        started = servers(fleet)
+        assert len(started) == 2
+        os.kill(fleet.pid, signal.SIGINT)
+        assert fleet.wait(10) == 0
+        assert are_gone(started)
+        assert fleet.stderr.read() == "starting indexer and pods ...\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_an_interrupted_start_leaves_nothing_behind() -> None:
+    with begun("--pods", "1", *SMALL) as fleet:
+        assert fleet.stderr is not None
+        assert fleet.stderr.readline() == "starting indexer and pods ...\n"
+        while len(started := servers(fleet)) < 2:
+            pass
+        os.kill(fleet.pid, signal.SIGTERM)
+        assert fleet.wait(10) == 1
+        assert are_gone(started)
+        assert fleet.stderr.read() == "error: interrupted\n"

@@ -1,0 +1,241 @@
+"""Bodies that nobody should send."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from tests.hostile.raw_client import COMPLETIONS, Whole, Wire, ask, get, http_post, is_error, metric, post
+from tests.hostile.stressed_server import stressed_server
+from tests.running_server import RunningServer
+
+CHAT = "/v1/chat/completions"
+JSON = "Content-Type: application/json"
+CHUNKED = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with stressed_server("--max-request-body-size-mb", "1") as running:
+        yield running
+
+
+def sent(server: RunningServer, body: bytes, *headers: str, path: str = COMPLETIONS) -> Whole:
+    with Wire(server.port) as wire:
+        return wire.send(http_post(path, body, *headers)).answer()
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"", "body"),
+        (b"null", "body"),
+        (b"[]", "body"),
+        (b'"text"', "body"),
+        (b"12", "body"),
+        (b"{", "body.1"),
+        (b'{"prompt": "a"', "body.14"),
+        (b'{"prompt": "a"}}', "body.15"),
+        (b"{'prompt': 'a'}", "body.1"),
+        (b"\x00\x01\x02", "body.0"),
+        (b"=" * 1000, "body.0"),
+    ],
+)
+def test_what_is_no_json_object_is_refused_and_the_place_is_named(
+    server: RunningServer, path: str, body: bytes, param: str
+) -> None:
+    is_error(sent(server, body, path=path), 400, "Bad Request", param)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b"[" * 100_000 + b"]" * 100_000,
+        b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+        b'{"prompt": "a", "messages": [{"role": "user", "content": "a"}], "x": '
+        + b"[" * 100_000
+        + b"]" * 100_000
+        + b"}",
+        b'{"prompt": "\xff\xfe"}',
+        b"\x80abc",
+    ],
+)
+def test_what_cannot_even_be_tried_gets_the_framework_s_own_400(
+    server: RunningServer, path: str, body: bytes
+) -> None:
+    answer = sent(server, body, path=path)
+    assert answer.status == 400
+    assert set(answer.json()) == {"detail"}
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "json", None],
+)
+def test_another_content_type_is_refused(server: RunningServer, content_type: str | None) -> None:
+    header = "X-Nothing: at all" if content_type is None else f"Content-Type: {content_type}"
+    is_error(sent(server, json.dumps(ask()).encode(), header), 400, "Bad Request")
+
+
+def test_a_lone_surrogate_is_refused(server: RunningServer) -> None:
+    is_error(sent(server, b'{"prompt": "a\\ud800b"}'), 400, "BadRequestError")
+    is_error(sent(server, b'{"prompt": "a", "stop": ["\\ud800"]}'), 400, "BadRequestError")
+
+
+def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes(server: RunningServer) -> None:
+    for length in (2**20 + 1, 10**12, 10**30):
+        with Wire(server.port) as wire:
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: test\r\n{JSON}\r\nContent-Length: {length}\r\n\r\n"
+            is_error(wire.send(head.encode()).answer(), 413, "Request Entity Too Large")
+
+
+def test_a_body_that_turns_out_too_large_is_refused(server: RunningServer) -> None:
+    with Wire(server.port) as wire:
+        wire.send(CHUNKED + b"200000\r\n" + b"a" * 0x200000 + b"\r\n0\r\n\r\n")
+        is_error(wire.answer(), 413, "Request Entity Too Large")
+
+
+def test_a_body_that_never_ends_is_refused_when_it_is_too_large(server: RunningServer) -> None:
+    with Wire(server.port) as wire:
+
+        def flood() -> None:
+            try:
+                wire.send(CHUNKED)
+                for _ in range(64):
+                    wire.send(b"40000\r\n" + b"a" * 0x40000 + b"\r\n")
+            except OSError:
+                pass
+
+        flooding = threading.Thread(target=flood)
+        flooding.start()
+        is_error(wire.answer(), 413, "Request Entity Too Large")
+        with suppress(OSError):  # the server has closed the connection, or will in a moment
+            wire.sock.shutdown(socket.SHUT_RDWR)
+        flooding.join()
+
+
+def test_a_body_of_the_largest_size_is_read(server: RunningServer) -> None:
+    body = json.dumps({**ask(), "user": "x" * 1_000_000}).encode()
+    assert sent(server, body).status == 200
+
+
+def test_a_body_may_come_in_chunks(server: RunningServer) -> None:
+    with Wire(server.port) as wire:
+        body = json.dumps(ask()).encode()
+        pieces = [b"1\r\n%b\r\n" % body[i : i + 1] for i in range(len(body))]
+        assert wire.send(CHUNKED + b"".join(pieces) + b"0\r\n\r\n").answer().status == 200
+        assert wire.post(ask()).answer().status == 200
+
+
+def test_chunks_that_are_none_are_the_client_s_fault() -> None:
+    with stressed_server() as server:
+        for body in (b"zz\r\n{}\r\n0\r\n\r\n", b"2\r\n{}XX0\r\n\r\n", b"-1\r\n", b"\r\n", b"5;a=\r\r\n"):
+            with Wire(server.port) as wire:
+                assert wire.send(CHUNKED + body).answer().status == 400
+
+
+def test_a_reset_in_the_middle_of_a_body_is_no_error_of_the_server() -> None:
+    with stressed_server() as server:
+        for begun in (CHUNKED + b"ff\r\n{", http_post(COMPLETIONS, b'{"prompt": "a"}')[:-5]):
+            with Wire(server.port) as wire:
+                wire.send(begun)
+                get(server.port, "/health")
+                wire.reset()
+            assert post(server.port, ask()).status == 200
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"NONSENSE\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"POST /v1/completions HTTP/9.9\r\nHost: test\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: abc\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 5\r\n\r\n"),
+        b"GET /health HTTP/1.1\r\nHost: test\r\nBad Header\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: test\r\nX-Request-Id: a\nb: \xff\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_request_is_refused_and_the_connection_closed(
+    server: RunningServer, head: bytes
+) -> None:
+    with Wire(server.port) as wire:
+        assert wire.send(head).answer().status == 400
+        assert wire.seconds_until_closed(5) < 5
+
+
+def test_headers_without_end_are_refused(server: RunningServer) -> None:
+    with Wire(server.port) as wire:
+        wire.send(b"GET /health HTTP/1.1\r\nHost: test\r\nX: " + b"a" * 200_000 + b"\r\n\r\n")
+        assert wire.answer().status == 431
+
+
+def served(server: RunningServer) -> float:
+    return metric(server.port, "vllm:request_success_total")
+
+
+def test_a_body_cut_short_is_never_played(server: RunningServer) -> None:
+    before = served(server)
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: test\r\n{JSON}\r\nContent-Length: 1000\r\n\r\n".encode()
+    with Wire(server.port) as wire:
+        wire.send(head + b'{"prompt":')
+        wire.sock.shutdown(socket.SHUT_WR)
+        assert b" 200 " not in wire.sock.recv(64)
+    with Wire(server.port) as wire:
+        wire.send(head + b'{"prompt":')
+    assert post(server.port, ask()).status == 200
+    assert served(server) == before + 1
+
+
+def test_a_body_cut_short_is_not_played_even_where_it_is_complete_json(server: RunningServer) -> None:
+    with Wire(server.port) as wire:
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: test\r\n{JSON}\r\nContent-Length: 1000\r\n\r\n".encode()
+        wire.send(head + json.dumps(ask()).encode())
+        wire.sock.shutdown(socket.SHUT_WR)
+        assert b" 200 " not in wire.sock.recv(64)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "body"),
+    [
+        ("POST", "/", 404, {"detail": "Not Found"}),
+        ("BREW", "/v1/models", 405, {"detail": "Method Not Allowed"}),
+        ("GET", "/%2e%2e/%2e%2e/etc/passwd", 404, {"detail": "Not Found"}),
+        ("GET", "/v1/%ff%00%0d%0aX-Evil:1", 404, {"detail": "Not Found"}),
+    ],
+)
+def test_unknown_routes_and_methods(
+    server: RunningServer, method: str, path: str, status: int, body: object
+) -> None:
+    with Wire(server.port) as wire:
+        answer = wire.send(f"{method} {path} HTTP/1.1\r\nHost: test\r\n\r\n".encode()).answer()
+    assert (answer.status, answer.json()) == (status, body)
+
+
+def test_a_refused_body_does_not_spoil_the_next_request_of_its_connection(server: RunningServer) -> None:
+    with Wire(server.port) as wire:
+        for body in (b"", b"{", b"[" * 100_000, b"\xff"):
+            assert wire.send(http_post(COMPLETIONS, body)).answer().status == 400
+            assert wire.post(ask()).answer().status == 200
+
+
+def test_a_strange_request_id_breaks_neither_answer_nor_log(server: RunningServer) -> None:
+    for name in (b"\xe9", b'{"a": 1}', b"%(message)s %s %d", b"x" * 4000, b"\\u0000\\n"):
+        with Wire(server.port) as wire:
+            body = json.dumps(ask()).encode()
+            head = http_post(COMPLETIONS, body, JSON, "X-Request-Id: @")
+            assert wire.send(head.replace(b"@", name, 1)).answer().status == 200
+    assert get(server.port, "/health").status == 200

@@ -1,0 +1,173 @@
+"""Clients that go away: noticed at once, whatever stage their request has reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.hostile.raw_client import Wire, aborts, ask, get, http_post, metric, running, wait_until, waiting
+from tests.hostile.stressed_server import assert_idle, stressed_server
+from tests.running_server import RunningServer
+
+NOTICED_S = 5.0
+"""A tenth of what a reply takes here. The promise is 0.1 s; the rest is for a machine that is busy."""
+
+LEAVE: list[Callable[[Wire], None]] = [lambda wire: wire.sock.close(), Wire.reset]
+WAYS = pytest.mark.parametrize("leave", LEAVE, ids=["close", "reset"])
+STREAM = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    flags = ("--max-num-seqs", "1", "--time-to-first-token", "300ms", "--inter-token-latency", "50ms")
+    with stressed_server(*flags) as running_server:
+        yield running_server
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(server: RunningServer) -> Iterator[None]:
+    yield
+    assert_idle(server.port)
+
+
+@contextmanager
+def occupied(port: int) -> Iterator[Wire]:
+    """The only place is taken by somebody who talks for minutes; free again after the block."""
+    with Wire(port) as wire:
+        next(wire.post(ask(max_tokens=4000, stream=True)).events())
+        yield wire
+        wire.sock.close()
+    wait_until(lambda: running(port) == 0)
+
+
+@WAYS
+def test_before_its_request_is_complete(server: RunningServer, leave: Callable[[Wire], None]) -> None:
+    before = metric(server.port, "vllm:request_success_total")
+    request = http_post("/v1/completions", b'{"prompt": "a"}')
+    # A reset in the middle of a body is a matter of test_bodies.
+    stages = (0, 10, 40) if leave is LEAVE[1] else (0, 10, 40, len(request) - 5)
+    for sent in stages:
+        wire = Wire(server.port).send(request[:sent])
+        get(server.port, "/health")
+        leave(wire)
+    assert metric(server.port, "vllm:request_success_total") == before
+
+
+@WAYS
+@STREAM
+def test_while_it_waits_for_a_place(
+    server: RunningServer, leave: Callable[[Wire], None], stream: bool
+) -> None:
+    with occupied(server.port):
+        before = aborts(server.port)
+        wire = Wire(server.port).post(ask(stream=stream))
+        wait_until(lambda: waiting(server.port) == 1)
+        leave(wire)
+        assert wait_until(lambda: waiting(server.port) == 0) < NOTICED_S
+        assert aborts(server.port) == before + 1
+        assert running(server.port) == 1
+
+
+@WAYS
+@STREAM
+def test_before_its_first_token(server: RunningServer, leave: Callable[[Wire], None], stream: bool) -> None:
+    before = aborts(server.port), metric(server.port, "vllm:time_to_first_token_seconds_count")
+    wire = Wire(server.port).post(ask(max_tokens=1000, stream=stream))
+    wait_until(lambda: running(server.port) == 1)
+    leave(wire)
+    assert wait_until(lambda: running(server.port) == 0) < NOTICED_S
+    after = aborts(server.port), metric(server.port, "vllm:time_to_first_token_seconds_count")
+    assert after == (before[0] + 1, before[1])
+
+
+@WAYS
+def test_in_the_middle_of_its_stream(server: RunningServer, leave: Callable[[Wire], None]) -> None:
+    before = aborts(server.port)
+    wire = Wire(server.port)
+    next(wire.post(ask(max_tokens=1000, stream=True)).events())
+    leave(wire)
+    assert wait_until(lambda: running(server.port) == 0) < NOTICED_S
+    assert aborts(server.port) == before + 1
+
+
+def test_in_the_middle_of_a_whole_reply(server: RunningServer) -> None:
+    before = metric(server.port, "vllm:generation_tokens_total")
+    wire = Wire(server.port).post(ask(max_tokens=1000))
+    wait_until(lambda: metric(server.port, "vllm:generation_tokens_total") > before)
+    wire.sock.close()
+    assert wait_until(lambda: running(server.port) == 0) < NOTICED_S
+
+
+def test_after_it_has_stopped_reading(server: RunningServer) -> None:
+    with Wire(server.port, receive_buffer=2048) as wire:
+        wire.post(ask(max_tokens=1000, stream=True, logprobs=5))
+        wait_until(lambda: running(server.port) == 1)
+        before = metric(server.port, "vllm:generation_tokens_total")
+        wait_until(lambda: metric(server.port, "vllm:generation_tokens_total") > before + 10)
+        wire.sock.close()
+        assert wait_until(lambda: running(server.port) == 0) < NOTICED_S
+
+
+def test_with_some_choices_running_and_some_waiting(server: RunningServer) -> None:
+    before = aborts(server.port), metric(server.port, "vllm:prompt_tokens_total")
+    wire = Wire(server.port).post(ask(max_tokens=1000, n=5, stream=True, temperature=1))
+    wait_until(lambda: waiting(server.port) == 4)
+    wire.sock.close()
+    assert wait_until(lambda: waiting(server.port) == 0) < NOTICED_S
+    # None of those that waited got a turn on the way out.
+    assert (aborts(server.port), metric(server.port, "vllm:prompt_tokens_total")) == (
+        before[0] + 5,
+        before[1],
+    )
+
+
+def test_whoever_waits_behind_gets_the_place(server: RunningServer) -> None:
+    with Wire(server.port) as patient:
+        with occupied(server.port), Wire(server.port) as impatient:
+            impatient.post(ask())
+            wait_until(lambda: waiting(server.port) == 1)
+            patient.post(ask())
+            wait_until(lambda: waiting(server.port) == 2)
+            impatient.sock.close()
+            wait_until(lambda: waiting(server.port) == 1)
+        assert patient.answer().status == 200
+
+
+def test_after_the_end_of_a_reply_nothing_is_counted_as_aborted(server: RunningServer) -> None:
+    before = aborts(server.port)
+    for stream in (False, True):
+        with Wire(server.port) as wire:
+            wire.post(ask(stream=stream))
+            assert b" 200 OK" in wire.sock.recv(100)
+            while b"length" not in wire.sock.recv(65536):
+                pass
+        wait_until(lambda: running(server.port) == 0)
+    assert aborts(server.port) == before
+
+
+@pytest.mark.parametrize(
+    "more", [b"\r\n", b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n"], ids=["crlf", "pipelined"]
+)
+def test_a_request_sent_ahead_does_not_hide_that_the_client_has_gone(
+    server: RunningServer, more: bytes
+) -> None:
+    with occupied(server.port):
+        wire = Wire(server.port).post(ask(stream=True))
+        wait_until(lambda: waiting(server.port) == 1)
+        wire.send(more)
+        get(server.port, "/health")
+        wire.sock.close()
+        assert wait_until(lambda: waiting(server.port) == 0, limit_s=5) < NOTICED_S
+
+
+def test_a_pipelined_request_is_answered_after_the_stream(server: RunningServer) -> None:
+    with Wire(server.port) as wire:
+        wire.post(ask(max_tokens=4, stream=True)).post(ask(max_tokens=2))
+        received = b""
+        while received.count(b"HTTP/1.1 200 OK") < 2 or not received.endswith(b"}"):
+            received += wire.sock.recv(65536)
+    first, _, second = received.partition(b"0\r\n\r\n")
+    assert first.endswith(b"data: [DONE]\n\n\r\n")
+    assert second.startswith(b"HTTP/1.1 200 OK")

@@ -1,0 +1,151 @@
+"""How many run, how many wait, and who is turned away."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from tests.hostile.raw_client import (
+    COMPLETIONS,
+    Wire,
+    ask,
+    http_post,
+    is_error,
+    metric,
+    post,
+    running,
+    wait_until,
+    waiting,
+)
+from tests.hostile.stressed_server import stressed_server
+from tests.running_server import RunningServer
+
+STREAM = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+LONG = ask(max_tokens=4000, stream=True)
+
+
+def rejections(server: RunningServer) -> float:
+    return metric(server.port, "vllm:admission_rejections_total", reason="max_num_queued_reqs")
+
+
+@contextmanager
+def talking(port: int, clients: int, **fields: object) -> Iterator[None]:
+    """So many clients whose replies take minutes."""
+    with ExitStack() as stack:
+        before = running(port) + waiting(port)
+        for _ in range(clients):
+            stack.enter_context(Wire(port)).post({**LONG, **fields})
+        wait_until(lambda: running(port) + waiting(port) > before)
+        yield
+    wait_until(lambda: running(port) + waiting(port) == before)
+
+
+@pytest.fixture(scope="module")
+def one_place_one_seat() -> Iterator[RunningServer]:
+    flags = ("--max-num-seqs", "1", "--max-waiting-queue-length", "1", "--inter-token-latency", "20ms")
+    with stressed_server(*flags) as server:
+        yield server
+
+
+@STREAM
+def test_one_runs_one_waits_and_the_third_is_turned_away(
+    one_place_one_seat: RunningServer, stream: bool
+) -> None:
+    port = one_place_one_seat.port
+    with talking(port, 2):
+        wait_until(lambda: (running(port), waiting(port)) == (1, 1))
+        is_error(post(port, ask(stream=stream)), 429, "RateLimitError")
+        assert (running(port), waiting(port)) == (1, 1)
+    assert post(port, ask()).status == 200
+
+
+def test_a_request_is_admitted_whole_or_not_at_all(one_place_one_seat: RunningServer) -> None:
+    port = one_place_one_seat.port
+    before = metric(port, "vllm:request_success_total")
+    is_error(post(port, ask(n=3, temperature=1)), 429, "RateLimitError")
+    is_error(post(port, ask(prompt=["a", "b", "c"])), 429, "RateLimitError")
+    assert metric(port, "vllm:request_success_total") == before
+    assert len(post(port, ask(n=2, temperature=1)).json()["choices"]) == 2
+    assert len(post(port, ask(prompt=["a", "b"])).json()["choices"]) == 2
+
+
+def test_a_place_is_held_until_the_last_token(one_place_one_seat: RunningServer) -> None:
+    port = one_place_one_seat.port
+    with Wire(port) as first, Wire(port) as second:
+        events = first.post(ask(max_tokens=100, stream=True)).events()
+        next(events)
+        second.post(ask())
+        wait_until(lambda: waiting(port) == 1)
+        for _ in range(5):
+            next(events)
+            assert (running(port), waiting(port)) == (1, 1)
+        last = list(events)[-1]
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert second.answer().status == 200
+
+
+def test_who_waits_is_served_in_order_of_arrival() -> None:
+    names = [f"guest-{number}" for number in range(8)]
+    flags = ("--max-num-seqs", "1", "--inter-token-latency", "20ms")
+    with stressed_server(*flags) as server, ExitStack() as stack:
+        port = server.port
+        first = stack.enter_context(Wire(port)).post(LONG)
+        wait_until(lambda: running(port) == 1)
+        wires = []
+        for there, name in enumerate(names):
+            wires.append(stack.enter_context(Wire(port)).send(request_named(name)))
+            wait_until(lambda there=there: waiting(port) == there + 1)  # type: ignore[misc]
+        first.sock.close()
+        assert [wire.answer().status for wire in wires] == [200] * 8
+        # The access log has a line for each, in the order in which they ended.
+        wait_until(lambda: len(served(server)) == 8)
+        assert served(server) == names
+
+
+def request_named(name: str) -> bytes:
+    headers = ("Content-Type: application/json", f"X-Request-Id: {name}")
+    return http_post(COMPLETIONS, json.dumps(ask(max_tokens=5)).encode(), *headers)
+
+
+def served(server: RunningServer) -> list[str]:
+    return re.findall(r'"request_id": "(guest-\d)"', server.log())
+
+
+@STREAM
+def test_without_seats_the_second_is_turned_away(stream: bool) -> None:
+    flags = ("--max-num-seqs", "1", "--max-waiting-queue-length", "0", "--inter-token-latency", "20ms")
+    with stressed_server(*flags) as server:
+        with talking(server.port, 1):
+            is_error(post(server.port, ask(stream=stream)), 429, "RateLimitError")
+            assert waiting(server.port) == 0
+        assert post(server.port, ask(stream=stream)).status == 200
+
+
+def test_vllm_s_own_limit_counts_choices_and_answers_503() -> None:
+    flags = ("--max-num-seqs", "2", "--max-num-queued-reqs", "4", "--inter-token-latency", "20ms")
+    with stressed_server(*flags) as server:
+        port = server.port
+        is_error(post(port, ask(n=5, temperature=1)), 503, "Service Unavailable")
+        assert rejections(server) == 1
+        with talking(port, 1, n=3, temperature=1):
+            assert (running(port), waiting(port)) == (2, 1)
+            is_error(post(port, ask(n=2, temperature=1)), 503, "Service Unavailable")
+            is_error(post(port, ask(n=2, temperature=1, stream=True)), 503, "Service Unavailable")
+            assert rejections(server) == 3
+            with talking(port, 1):
+                is_error(post(port, ask()), 503, "Service Unavailable")
+                # A request that is refused for another reason is not counted.
+                assert post(port, {"prompt": 5}).status == 400
+                assert rejections(server) == 4
+        assert post(port, ask(n=4, temperature=1)).status == 200
+        assert rejections(server) == 4
+
+
+def test_a_limit_of_nothing_refuses_everything() -> None:
+    with stressed_server("--max-num-queued-reqs", "0") as server:
+        is_error(post(server.port, ask()), 503, "Service Unavailable")
+        assert rejections(server) == 1

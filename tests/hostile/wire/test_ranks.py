@@ -1,0 +1,311 @@
+"""Data parallel ranks, each a process with a port of its own; and reloads that nobody notices."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hostile.raw_client import Wire, ask, get, is_error, metric, post, running, wait_until
+from tests.hostile.stressed_server import workers_of
+from tests.hostile.wire.test_start import start_refused
+from tests.running_server import ROOT, RunningServer, running_gunicorn
+
+THREE = {"SIM_DATA_PARALLEL_SIZE": "3", "SIM_POD_NAME": "pod-a", "SIM_SEED": "7"}
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[RunningServer]:
+    """Three ranks that serve, whose number may be given as that of workers. Leave them as they were."""
+    with running_gunicorn("--workers", "3", env={**THREE, "WEB_CONCURRENCY": "3"}, ports=3) as server:
+        wait_until(lambda: all(is_healthy(port) for port in ports_of(server)))
+        yield server
+
+
+def ports_of(server: RunningServer, size: int = 3) -> list[int]:
+    return [server.port + rank for rank in range(size)]
+
+
+def is_healthy(port: int) -> bool:
+    return get(port, "/health").status == 200
+
+
+def served_models(port: int) -> list[str]:
+    return [model["id"] for model in get(port, "/v1/models").json()["data"]]
+
+
+def worker_behind(server: RunningServer, port: int) -> int:
+    """Process id of the only worker that has a listener for `port`."""
+    [pid] = [pid for pid in workers_of(server) if port in listened_ports(pid)]
+    return pid
+
+
+def listened_ports(pid: int) -> set[int]:
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    listening = {row[9]: int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"}
+    links = []
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            links.append(os.readlink(file))
+        except FileNotFoundError:
+            continue
+    return {port for inode, port in listening.items() if f"socket:[{inode}]" in links}
+
+
+def refusals(server: RunningServer) -> list[str]:
+    return [line for line in server.log().splitlines() if "ERROR" in line]
+
+
+def test_each_rank_answers_on_its_own_port_under_its_own_name(three: RunningServer) -> None:
+    for rank, port in enumerate(ports_of(three)):
+        answer = post(port, ask(max_tokens=3))
+        assert answer.status == 200
+        assert answer.headers["x-inference-port"] == str(port)
+        assert metric(port, "vllm:generation_tokens_total", engine=str(rank)) > 0
+        lines = get(port, "/metrics").body.decode().splitlines()
+        assert not [line for line in lines if "engine=" in line and f'engine="{rank}"' not in line]
+
+
+def test_ranks_count_for_themselves(three: RunningServer) -> None:
+    first, second, third = ports_of(three)
+    before = [metric(port, "vllm:request_success_total") for port in (first, second, third)]
+    for _ in range(3):
+        post(second, ask())
+    after = [metric(port, "vllm:request_success_total") for port in (first, second, third)]
+    assert [now - then for now, then in zip(after, before, strict=True)] == [0, 3, 0]
+
+
+def test_each_worker_has_one_listener(three: RunningServer) -> None:
+    assert len(workers_of(three)) == 3
+    assert len({worker_behind(three, port) for port in ports_of(three)}) == 3
+
+
+def first_texts() -> list[str]:
+    with running_gunicorn(env=THREE, ports=3) as server:
+        wait_until(lambda: all(is_healthy(port) for port in ports_of(server)))
+        return [post(port, ask(max_tokens=20)).json()["choices"][0]["text"] for port in ports_of(server)]
+
+
+def test_the_same_seed_and_rank_say_the_same_and_another_rank_says_something_else() -> None:
+    texts = first_texts()
+    assert texts == first_texts()
+    assert len(set(texts)) == 3
+
+
+def test_a_killed_rank_comes_back_on_its_port_while_the_others_go_on() -> None:
+    env = {**THREE, "SIM_INTER_TOKEN_LATENCY": "10ms"}
+    with running_gunicorn(env=env, ports=3) as server:
+        first, second, third = ports_of(server)
+        wait_until(lambda: all(is_healthy(port) for port in ports_of(server)))
+        with Wire(first).post(ask(max_tokens=150, stream=True)) as streaming:
+            events = streaming.events()
+            next(events)
+            for port in (second, third):
+                victim = worker_behind(server, port)
+                os.kill(victim, signal.SIGKILL)
+                # Nobody is refused: the connection waits in the backlog.
+                assert post(port, ask()).status == 200
+                assert worker_behind(server, port) != victim
+            assert len(list(events)) == 149
+        assert metric(first, "vllm:request_success_total", engine="0") == 1
+        assert metric(second, "vllm:request_success_total", engine="1") == 1
+        assert metric(third, "vllm:request_success_total", engine="2") == 1
+
+
+def test_one_rank_alone_plays_its_number_on_the_port_as_it_is() -> None:
+    env = {**THREE, "SIM_DATA_PARALLEL_RANK": "2"}
+    with running_gunicorn(env=env) as server:
+        assert post(server.port, ask()).headers["x-inference-port"] == str(server.port)
+        assert metric(server.port, "vllm:request_success_total", engine="2") == 1
+        assert len(workers_of(server)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--preload"], "preload_app"),
+        (["--bind", "127.0.0.1:0"], "bind"),
+        (["--bind", "127.0.0.1:9000", "-b", "127.0.0.1:9001", "-b", "127.0.0.1:9003"], "bind"),
+    ],
+)
+def test_what_does_not_fit_the_ranks_is_refused_in_one_line(arguments: list[str], named: str) -> None:
+    status, output = start_refused(*arguments, SIM_DATA_PARALLEL_SIZE="3")
+    assert status == 1
+    [told] = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert named in told
+    assert "Traceback" not in output and "Booting worker" not in output
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTTIN, signal.SIGTTOU])
+def test_signals_do_not_change_the_number_of_workers(three: RunningServer, sent: signal.Signals) -> None:
+    before = set(workers_of(three))
+    told = len(refusals(three))
+    three.process.send_signal(sent)
+    wait_until(lambda: len(refusals(three)) == told + 1)
+    assert "must be 3, one for each rank" in refusals(three)[-1]
+    assert set(workers_of(three)) == before
+
+
+class Reloaded:
+    """A server whose settings stand in a YAML file."""
+
+    def __init__(self, server: RunningServer, file: Path) -> None:
+        self.server, self.file = server, file
+
+    def reloads_to(self, model: str, **settings: Any) -> None:
+        """Change the file, then SIGHUP, then wait until all ranks serve `model`."""
+        write(self.file, {"served_model_name": model, **settings})
+        self.server.process.send_signal(signal.SIGHUP)
+        ports = ports_of(self.server, 2)
+        wait_until(lambda: all(served_models(port) == [model] for port in ports))
+
+    def refuses(self, named: str, **settings: Any) -> None:
+        """Change the file, then SIGHUP: one error line that has `named` in it, and the same workers."""
+        workers, told = set(workers_of(self.server)), len(refusals(self.server))
+        write(self.file, settings)
+        self.server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: len(refusals(self.server)) > told)
+        [line] = refusals(self.server)[told:]
+        assert "reload refused" in line and named in line
+        assert set(workers_of(self.server)) == workers
+        assert self.server.process.poll() is None
+
+
+def write(file: Path, settings: Mapping[str, Any]) -> None:
+    """Settings of two ranks, unless another number is among them."""
+    rows = {"data_parallel_size": 2, **settings}
+    file.write_text("".join(f"{name.replace('_', '-')}: {value}\n" for name, value in rows.items()))
+
+
+@pytest.fixture
+def reloaded(tmp_path: Path) -> Iterator[Reloaded]:
+    """Two ranks, slow streams, a short graceful timeout; the served model is called `before`."""
+    file = tmp_path / "settings.yaml"
+    write(file, {"served_model_name": "before"})
+    env = {"SIM_CONFIG": str(file), "SIM_GRACEFUL_TIMEOUT": "1s", "SIM_INTER_TOKEN_LATENCY": "20ms"}
+    with running_gunicorn(env=env, ports=2) as server:
+        wait_until(lambda: all(is_healthy(port) for port in ports_of(server, 2)))
+        yield Reloaded(server, file)
+
+
+def test_a_reload_keeps_streams_that_outlast_the_graceful_timeout(reloaded: Reloaded) -> None:
+    server = reloaded.server
+    with Wire(server.port + 1) as streaming, Wire(server.port + 1) as staying:
+        events = streaming.post(ask(max_tokens=100, stream=True)).events()
+        next(events)
+        next(staying.post(ask(max_tokens=4000, stream=True)).events())
+        streamed_by = worker_behind(server, server.port + 1)
+        reloaded.reloads_to("after")
+        wait_until(lambda: len(workers_of(server)) == 3)
+        assert streamed_by in workers_of(server)
+        # The arbiter is not busy waiting for it: another reload, and a killed successor, are seen to.
+        reloaded.reloads_to("later")
+        wait_until(lambda: len(workers_of(server)) == 3)
+        os.kill(worker_behind(server, server.port + 1), signal.SIGKILL)
+        assert post(server.port + 1, ask()).json()["model"] == "later"
+        assert metric(server.port + 1, "vllm:request_success_total", engine="1") == 1
+        assert len(list(events)) == 99
+        assert streamed_by in workers_of(server)
+    wait_until(lambda: len(workers_of(server)) == 2)
+    assert "cuts" not in server.log() and "Traceback" not in server.log()
+
+
+def test_the_end_cuts_what_a_reload_has_let_go_on(reloaded: Reloaded) -> None:
+    server = reloaded.server
+    with Wire(server.port).post(ask(max_tokens=4000, stream=True)) as streaming:
+        next(streaming.events())
+        reloaded.reloads_to("after")
+        wait_until(lambda: len(workers_of(server)) == 3)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(10) == 0
+    assert "cuts 1 requests" in server.log()
+
+
+def test_an_interrupt_ends_also_what_a_reload_has_let_go_on(reloaded: Reloaded) -> None:
+    server = reloaded.server
+    with Wire(server.port).post(ask(max_tokens=4000, stream=True)) as streaming:
+        next(streaming.events())
+        reloaded.reloads_to("after")
+        server.process.send_signal(signal.SIGQUIT)
+        assert server.process.wait(5) == 0
+
+
+def test_a_reload_that_cannot_be_served_changes_nothing(reloaded: Reloaded) -> None:
+    server = reloaded.server
+    reloaded.refuses("max-num-seqs", max_num_seqs=-1)
+    reloaded.refuses("parsed", model="[unclosed")
+    reloaded.refuses("number of ranks", data_parallel_size=3)
+    reloaded.refuses("/nowhere", tokenizer="/nowhere")
+    reloaded.refuses("/nowhere", ssl_certfile="/nowhere", ssl_keyfile="/nowhere")
+    # A rank that is started again has the settings of its sibling, not those of the file.
+    os.kill(worker_behind(server, server.port), signal.SIGKILL)
+    assert [served_models(port) for port in ports_of(server, 2)] == [["before"], ["before"]]
+    reloaded.reloads_to("after")
+
+
+def test_a_request_that_waits_is_served_by_the_worker_that_took_it(reloaded: Reloaded) -> None:
+    server = reloaded.server
+    reloaded.reloads_to("one", max_num_seqs=1)
+    wait_until(lambda: len(workers_of(server)) == 2)
+    with Wire(server.port) as first, Wire(server.port) as second:
+        first.post(ask(max_tokens=4000))
+        wait_until(lambda: running(server.port) == 1)
+        second.post(ask(max_tokens=20))
+        wait_until(lambda: metric(server.port, "vllm:num_requests_waiting") == 1)
+        reloaded.reloads_to("after")
+        first.sock.close()
+        assert second.answer().json()["model"] == "one"
+
+
+def test_with_preload_a_reload_keeps_streams_and_settings(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    rows = {"data_parallel_size": 1, "inter_token_latency": "10ms", "graceful_timeout": "1s"}
+    write(file, {**rows, "served_model_name": "before"})
+    with running_gunicorn("--preload", env={"SIM_CONFIG": str(file)}) as server:
+        [first] = workers_of(server)
+        with Wire(server.port).post(ask(max_tokens=200, stream=True)) as streaming:
+            events = streaming.events()
+            next(events)
+            server.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "Booting worker" in server.log())
+            assert len(list(events)) == 199
+        wait_until(lambda: first not in workers_of(server))
+        Reloaded(server, file).refuses("preload", **rows, served_model_name="after")
+        assert served_models(server.port) == ["before"]
+
+
+def test_a_pinned_rank_is_checked_where_the_door_asks(three: RunningServer) -> None:
+    body = b'{"prompt": "Hello there", "max_tokens": 1}'
+    answers = {}
+    for pinned in ("1", "0", "nonsense"):
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: test\r\nX-data-parallel-rank: {pinned}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        with Wire(three.port + 1) as wire:
+            answers[pinned] = wire.send(head.encode() + body).answer()
+    assert answers["1"].status == answers["nonsense"].status == 200
+    is_error(answers["0"], 400, "BadRequestError")
+
+
+def test_the_health_check_asks_every_rank(three: RunningServer) -> None:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIM_")}
+    env = {**inherited, "SIM_HOST": "127.0.0.1", "SIM_PORT": str(three.port)}
+
+    def checked(size: int) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "app.serving.gunicorn.healthcheck"],
+            cwd=ROOT,
+            env={**env, "SIM_DATA_PARALLEL_SIZE": str(size)},
+            capture_output=True,
+            text=True,
+        )
+
+    assert checked(3).returncode == 0
+    more = checked(8)
+    assert more.returncode == 1
+    assert f":{three.port + 7}" in more.stderr and f":{three.port + 2}" not in more.stderr

@@ -1,0 +1,152 @@
+"""The ways to start it, and the ways that are refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.raw_client import Wire, ask, metric, post, wait_until
+from tests.hostile.stressed_server import workers_of
+from tests.running_server import ROOT, RunningServer, free_port, running_gunicorn, running_server
+
+
+def test_preloading_the_application_changes_nothing_for_clients() -> None:
+    with running_gunicorn("--preload", env={"SIM_INTER_TOKEN_LATENCY": "5ms"}) as server:
+        for _ in range(5):
+            assert post(server.port, ask(max_tokens=3)).json()["usage"]["completion_tokens"] == 3
+        with Wire(server.port) as wire:
+            assert len(list(wire.post(ask(max_tokens=20, stream=True)).events())) == 20
+        assert post(server.port, {"prompt": "Off the hub, too."}, "/tokenize").status == 200
+        assert metric(server.port, "vllm:request_success_total") == 6
+        assert "Traceback" not in server.log()
+        assert server.stop(5) == 0
+
+
+def start_refused(*arguments: str, **variables: str) -> tuple[int, str]:
+    """Exit status and output of a gunicorn that should not start. TimeoutExpired when it does."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIM_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gunicorn", *arguments, "wsgi:app"],
+        cwd=ROOT,
+        env={**inherited, "SIM_HOST": "127.0.0.1", "SIM_PORT": str(free_port()), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=8)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    return process.returncode, output
+
+
+def test_a_wrong_setting_is_refused_in_one_line() -> None:
+    status, output = start_refused(SIM_MAX_NUM_SEQS="-3")
+    assert status == 1
+    assert len(output.splitlines()) == 1
+    assert "max-num-seqs" in output and "-3" in output
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("LORA_MODULES", "foo"), ("LORA_MODULES", '{"path": "x"}'), ("SCRIPT", "/nowhere")]
+)
+def test_what_cannot_be_served_ends_the_start_in_one_line(name: str, value: str) -> None:
+    status, output = start_refused(**{f"SIM_{name}": value})
+    assert status == 1
+    [line] = output.splitlines()
+    assert line.startswith("error: ") and (name == "SCRIPT" or "setting lora-modules" in line)
+
+
+def test_a_port_that_is_taken_is_told_at_once_in_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        begun_s = time.monotonic()
+        status, output = start_refused(SIM_PORT=str(port))
+    assert (status, output) == (1, f"error: cannot listen at 127.0.0.1:{port}: Address already in use\n")
+    assert time.monotonic() - begun_s < 5, "gunicorn tries for as long"
+
+
+@pytest.mark.parametrize(
+    ("flags", "timing", "console"),
+    [
+        (("--time-to-first-token", "2ms"), "first token after 2ms, each next after 0s", "none"),
+        (
+            ("--profile", "qwen3-14b-h100", "--console"),
+            "steps of profile qwen3-14b-h100",
+            "http://127.0.0.1:",
+        ),
+    ],
+)
+def test_a_start_says_three_lines(flags: tuple[str, ...], timing: str, console: str) -> None:
+    with running_server(*flags, "--served-model-name", "a,b") as server:
+        lines = [line.partition("gunicorn.error: ")[2] for line in server.log().splitlines()]
+        # A hostile client of an earlier test may still send to a port that is given again.
+        lines = [line for line in lines if not line.startswith("Invalid request")]
+        assert lines[0] == f"model: a, b; timing: {timing}"
+        assert lines[1].startswith(f"Listening at: http://127.0.0.1:{server.port} (")
+        assert lines[2].startswith(f"console: {console}") and len(lines) == 3
+        post(server.port, ask())
+
+
+def test_a_reload_lets_streams_end_and_refuses_nobody() -> None:
+    env = {"SIM_INTER_TOKEN_LATENCY": "10ms", "SIM_GRACEFUL_TIMEOUT": "20s"}
+    with running_gunicorn(env=env) as server:
+        [first] = workers_of(server)
+        with Wire(server.port) as streaming:
+            events = streaming.post(ask(max_tokens=150, stream=True)).events()
+            next(events)
+            server.process.send_signal(signal.SIGHUP)
+            statuses = []
+
+            def replaced() -> bool:
+                with Wire(server.port) as late:
+                    # Long enough for the worker of before to be told to go in the meantime.
+                    time.sleep(0.05)
+                    statuses.append(late.post(ask()).answer().status)
+                return first not in workers_of(server) and len(workers_of(server)) == 1
+
+            wait_until(replaced)
+            assert len(list(events)) == 149
+        assert set(statuses) == {200}
+        assert "Traceback" not in server.log()
+
+
+def successor_of(server: RunningServer) -> int | None:
+    """Process id of the arbiter that SIGUSR2 has started, once it listens."""
+    started = re.findall(r"Listening at: \S+ \((\d+)\)", server.log())
+    return next((int(pid) for pid in started if int(pid) != server.process.pid), None)
+
+
+@pytest.mark.parametrize("start", [running_server, running_gunicorn])
+def test_a_successor_takes_over_the_port_and_outlives_the_server(
+    start: Callable[[], AbstractContextManager[RunningServer]],
+) -> None:
+    with start() as server:
+        server.process.send_signal(signal.SIGUSR2)
+        wait_until(lambda: successor_of(server) is not None)
+        successor = successor_of(server)
+        assert successor is not None
+        try:
+            wait_until(lambda: bool(Path(f"/proc/{successor}/task/{successor}/children").read_text()))
+            assert server.stop(5) == 0
+            for _ in range(3):
+                assert post(server.port, ask()).status == 200
+            assert "Traceback" not in server.log()
+        finally:
+            os.kill(successor, signal.SIGTERM)
+        wait_until(lambda: f"[{successor}] [-] gunicorn.error: Shutting down" in server.log())

@@ -1,0 +1,155 @@
+"""Many at once: everybody is answered, and afterwards nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from random import Random
+
+import pytest
+
+from tests.hostile.raw_client import COMPLETIONS, Wire, aborts, ask, http_post, metric, post, wait_until
+from tests.hostile.stressed_server import assert_idle, stressed_server, workers_of
+from tests.running_server import RunningServer, running_gunicorn
+
+CONNECTIONS = 5000
+TOKENS = 5
+SPARE_FILES = 200
+
+
+@pytest.fixture(scope="module")
+def connections() -> Iterator[int]:
+    """As many connections as this process may open, at most 5,000."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield min(CONNECTIONS, hard - SPARE_FILES) if hard != resource.RLIM_INFINITY else CONNECTIONS
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    flags = ("--max-num-seqs", "1000", "--max-waiting-queue-length", "100000")
+    latency = ("--time-to-first-token", "200ms", "--inter-token-latency", "20ms")
+    with stressed_server(*flags, *latency) as running:
+        yield running
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """Status and body of one answer, whichever way it is framed."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    status = int(head.split(b" ", 2)[1])
+    if b"transfer-encoding: chunked" not in head:
+        length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
+        return status, await reader.readexactly(length)
+    body = b""
+    while size := int(await reader.readline(), 16):
+        body += (await reader.readexactly(size + 2))[:-2]
+    await reader.readexactly(2)
+    return status, body
+
+
+def is_complete(status: int, body: bytes, stream: bool) -> bool:
+    if status != 200:
+        return False
+    if stream:
+        return body.count(b"data: {") == TOKENS and body.endswith(b"data: [DONE]\n\n")
+    return bool(json.loads(body)["usage"]["completion_tokens"] == TOKENS)
+
+
+async def everybody_asks_at_once(port: int, count: int) -> Counter[str]:
+    """Open all connections, then ask on all of them, then read all answers."""
+    streams = [await asyncio.open_connection("127.0.0.1", port) for _ in range(count)]
+    requests = [
+        http_post(COMPLETIONS, json.dumps(ask(max_tokens=TOKENS, stream=stream)).encode())
+        for stream in (False, True)
+    ]
+
+    async def exchange(number: int) -> str:
+        reader, writer = streams[number]
+        stream = number % 2
+        try:
+            writer.write(requests[stream])
+            return "complete" if is_complete(*await read_answer(reader), bool(stream)) else "broken"
+        except (OSError, asyncio.IncompleteReadError) as error:
+            return repr(error)
+        finally:
+            writer.close()
+
+    return Counter(await asyncio.gather(*map(exchange, range(count))))
+
+
+def test_five_thousand_connections_at_once_all_get_a_full_answer(
+    server: RunningServer, connections: int
+) -> None:
+    served = metric(server.port, "vllm:request_success_total")
+    outcome = asyncio.run(everybody_asks_at_once(server.port, connections))
+    assert outcome == {"complete": connections}
+    assert_idle(server.port)
+    assert metric(server.port, "vllm:request_success_total") == served + connections
+
+
+async def everybody_leaves(port: int, count: int, rng: Random) -> None:
+    """Ask on `count` connections and leave each at a moment of its own, with a FIN or a RST."""
+
+    async def exchange() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        fields = {
+            "n": rng.choice((1, 1, 1, 3)),
+            "stream": rng.random() < 0.7,
+            "max_tokens": rng.randint(1, 200),
+        }
+        request = http_post(COMPLETIONS, json.dumps(ask(temperature=1, **fields)).encode())
+        if rng.random() < 0.1:
+            request = request[: rng.randrange(request.index(b"\r\n\r\n"))]
+        writer.write(request)
+        try:
+            async with asyncio.timeout(rng.expovariate(2.0)):
+                await reader.read(rng.choice((1, 1000, 10**6)))
+        except (TimeoutError, OSError):
+            pass
+        if rng.random() < 0.3:
+            writer.transport.abort()
+        writer.close()
+
+    await asyncio.gather(*(exchange() for _ in range(count)))
+
+
+def test_a_crowd_that_leaves_at_every_stage_leaves_nothing_behind(
+    server: RunningServer, connections: int
+) -> None:
+    counted = ("vllm:request_success_total", "vllm:request_prompt_tokens_count")
+    before = [metric(server.port, name) for name in counted]
+    asyncio.run(everybody_leaves(server.port, min(1500, connections), Random(7)))
+    assert_idle(server.port)
+    finished, observed = (
+        metric(server.port, name) - past for name, past in zip(counted, before, strict=True)
+    )
+    assert finished == observed
+    assert aborts(server.port) > 0
+    assert metric(server.port, "vllm:request_success_total", finished_reason="error") == 0
+
+
+def test_after_the_storm_everybody_is_served_as_before(server: RunningServer) -> None:
+    assert asyncio.run(everybody_asks_at_once(server.port, 50)) == {"complete": 50}
+
+
+def test_without_a_free_file_descriptor_clients_wait_and_one_line_tells_of_it() -> None:
+    with running_gunicorn() as server:
+        [worker] = workers_of(server)
+        # What a request needs is loaded before: no more files are needed later.
+        assert post(server.port, ask(structured_outputs={"json": {"type": "integer"}})).status == 200
+        _, most = resource.prlimit(worker, resource.RLIMIT_NOFILE)
+        few = len(os.listdir(f"/proc/{worker}/fd")) + 4
+        resource.prlimit(worker, resource.RLIMIT_NOFILE, (few, most))
+        with ExitStack() as clients:
+            for _ in range(20):
+                clients.enter_context(Wire(server.port)).send(b"POST /v1/completions HTTP/1.1\r\n")
+            wait_until(lambda: "no more connections can be accepted" in server.log())
+        assert post(server.port, ask()).status == 200
+        assert server.log().count("no more connections can be accepted") == 1
+        assert "Traceback" not in server.log()

@@ -1,0 +1,383 @@
+"""HTTPS: the files are read again when they change, and a certificate can be made at the start."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import requests
+
+from app.serving.gunicorn.self_signed import make_pair
+from tests.hostile.raw_client import PATIENCE_S, ask, http_post, wait_until
+from tests.hostile.wire.test_start import start_refused
+from tests.running_server import ROOT, RunningServer, free_port, running_gunicorn, running_server
+
+NAMES = ["localhost", "127.0.0.1"]
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """A certificate that serves as its own authority, and its key."""
+
+    certificate: Path
+    key: Path
+
+    def make(self) -> Files:
+        """Write a new pair; each file is replaced at once, as careful tools do it."""
+        for path, content in zip((self.certificate, self.key), make_pair(NAMES), strict=True):
+            fresh = path.with_suffix(".new")
+            fresh.write_bytes(content)
+            fresh.rename(path)
+        return self
+
+    def env(self, **settings: str) -> dict[str, str]:
+        env = {"SIM_SSL_CERTFILE": str(self.certificate), "SIM_SSL_KEYFILE": str(self.key)}
+        return env | {f"SIM_{name.upper()}": value for name, value in settings.items()}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return files_in(tmp_path).make()
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, Files]]:
+    """A server that all may ask, and its certificate."""
+    files = files_in(tmp_path_factory.mktemp("tls")).make()
+    with running_gunicorn(env=files.env(served_model_name="tiny", inter_token_latency="20ms")) as server:
+        yield server, files
+
+
+def files_in(folder: Path) -> Files:
+    return Files(folder / "tls.crt", folder / "tls.key")
+
+
+@contextmanager
+def connected(port: int, context: ssl.SSLContext | None = None) -> Iterator[ssl.SSLSocket]:
+    """A TLS connection; by default to whoever answers."""
+    context = context or ssl._create_unverified_context()
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as sock,
+        context.wrap_socket(sock, server_hostname="localhost", suppress_ragged_eofs=False) as secure,
+    ):
+        yield secure
+
+
+def served_certificate(port: int) -> str:
+    with connected(port) as secure:
+        der = secure.getpeercert(binary_form=True)
+        assert der is not None
+        return ssl.DER_cert_to_PEM_cert(der)
+
+
+def is_served(server: RunningServer, files: Files) -> bool:
+    return served_certificate(server.port).split() == files.certificate.read_text().split()
+
+
+def posted(url: str, verify: Any, **fields: Any) -> requests.Response:
+    return requests.post(f"{url}/v1/completions", json=ask(**fields), verify=verify, timeout=PATIENCE_S)
+
+
+def events_of(answer: requests.Response) -> Iterator[Any]:
+    for line in answer.iter_lines():
+        if line.startswith(b"data: {"):
+            yield json.loads(line[6:])
+
+
+def errors(server: RunningServer) -> list[str]:
+    return [line for line in server.log().splitlines() if "ERROR" in line or "Traceback" in line]
+
+
+def test_both_ways_to_start_it_speak_https(files: Files) -> None:
+    with running_gunicorn(env=files.env()) as server:
+        answer = posted(f"https://localhost:{server.port}", str(files.certificate), max_tokens=3)
+        assert answer.json()["usage"]["completion_tokens"] == 3
+    flags = ("--ssl-certfile", str(files.certificate), "--ssl-keyfile", str(files.key))
+    with running_server(*flags) as server:
+        assert posted(f"https://127.0.0.1:{server.port}", str(files.certificate)).status_code == 200
+
+
+@pytest.mark.openssl
+def test_the_protocol_is_http_1_over_tls_1_2_or_newer(secure: tuple[RunningServer, Files]) -> None:
+    server, files = secure
+    context = ssl.create_default_context(cafile=str(files.certificate))
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    with connected(server.port, context) as client:
+        assert (client.selected_alpn_protocol(), client.version()) == ("http/1.1", "TLSv1.3")
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with connected(server.port, context) as client:
+        assert client.version() == "TLSv1.2"
+    shown = subprocess.run(
+        ["openssl", "s_client", "-tls1_1", "-cipher", "ALL:@SECLEVEL=0"]
+        + ["-connect", f"127.0.0.1:{server.port}"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert shown.returncode != 0 and "protocol version" in shown.stderr
+
+
+def test_streams_come_token_by_token(secure: tuple[RunningServer, Files]) -> None:
+    server, files = secure
+    url = f"https://localhost:{server.port}"
+    with requests.post(
+        f"{url}/v1/completions",
+        json=ask(max_tokens=30, stream=True),
+        verify=str(files.certificate),
+        stream=True,
+        timeout=PATIENCE_S,
+    ) as answer:
+        arrivals = [time.monotonic() for _ in events_of(answer)]
+    assert len(arrivals) == 30
+    assert len(set(arrivals)) == 30 and arrivals[-1] - arrivals[0] > 0.3
+
+
+def test_the_openai_sdk_verifies_and_streams(secure: tuple[RunningServer, Files]) -> None:
+    server, files = secure
+    context = ssl.create_default_context(cafile=str(files.certificate))
+    with (
+        openai.DefaultHttpxClient(verify=context) as transport,
+        openai.OpenAI(
+            base_url=f"https://localhost:{server.port}/v1",
+            api_key="x",
+            max_retries=0,
+            http_client=transport,
+            _strict_response_validation=True,
+        ) as client,
+    ):
+        messages: Any = [{"role": "user", "content": "Say something."}]
+        whole = client.chat.completions.create(model="tiny", messages=messages, max_tokens=5)
+        assert whole.usage is not None and whole.usage.completion_tokens == 5
+        with client.chat.completions.create(
+            model="tiny", messages=messages, max_tokens=5, stream=True
+        ) as stream:
+            assert sum(bool(chunk.choices[0].delta.content) for chunk in stream) == 5
+
+
+def test_a_stream_that_ends_with_the_connection_says_so(secure: tuple[RunningServer, Files]) -> None:
+    """An HTTP/1.0 client knows only by close_notify that nothing is missing."""
+    with connected(secure[0].port) as client:
+        body = json.dumps(ask(max_tokens=5, stream=True)).encode()
+        client.sendall(http_post("/v1/completions", body, version="1.0"))
+        received = b""
+        while data := client.recv(65536):  # an end without close_notify would raise
+            received += data
+        assert received.endswith(b"data: [DONE]\n\n")
+
+
+def test_a_renewed_certificate_is_served_while_streams_go_on(files: Files) -> None:
+    with running_gunicorn(env=files.env(inter_token_latency="20ms")) as server:
+        before = str(files.certificate) + ".old"
+        Path(before).write_bytes(files.certificate.read_bytes())
+        url = f"https://localhost:{server.port}/v1/completions"
+        with requests.post(
+            url, json=ask(max_tokens=100, stream=True), verify=before, stream=True, timeout=PATIENCE_S
+        ) as answer:
+            events = events_of(answer)
+            next(events)
+            files.make()
+            wait_until(lambda: is_served(server, files))
+            assert len(list(events)) == 99
+        assert requests.get(url.replace("/v1/completions", "/health"), verify=str(files.certificate)).ok
+        assert not errors(server)
+
+
+def test_a_swapped_link_is_noticed_as_kubernetes_swaps_it(tmp_path: Path) -> None:
+    def version(name: str) -> Files:
+        (tmp_path / name).mkdir()
+        return files_in(tmp_path / name).make()
+
+    first, second = version("..first"), version("..second")
+    (tmp_path / "..data").symlink_to("..first")
+    linked = files_in(tmp_path)
+    linked.certificate.symlink_to("..data/tls.crt")
+    linked.key.symlink_to("..data/tls.key")
+    with running_gunicorn(env=linked.env()) as server:
+        assert is_served(server, first)
+        (tmp_path / "..data_tmp").symlink_to("..second")
+        (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+        wait_until(lambda: is_served(server, second))
+        assert not errors(server)
+
+
+def test_files_that_do_not_fit_leave_the_old_certificate_and_one_error(files: Files, tmp_path: Path) -> None:
+    with running_gunicorn(env=files.env(data_parallel_size="2"), ports=2) as server:
+        old = served_certificate(server.port)
+        _, strange_key = make_pair(NAMES)
+        files.key.write_bytes(strange_key)
+        wait_until(lambda: len(errors(server)) == 1)
+        assert "do not belong together" in errors(server)[0]
+        files.certificate.write_text("nonsense")
+        wait_until(lambda: len(errors(server)) == 2)
+        files.certificate.unlink()
+        wait_until(lambda: len(errors(server)) == 3)
+        # Also a rank that is started again now has the certificate of before.
+        for pid in children(server):
+            os.kill(pid, signal.SIGKILL)
+        assert served_certificate(server.port) == old
+        assert served_certificate(server.port + 1) == old
+        files.make()
+        wait_until(lambda: is_served(server, files))
+        wait_until(lambda: served_certificate(server.port + 1) != old)
+
+
+def children(server: RunningServer) -> list[int]:
+    tasks = Path(f"/proc/{server.process.pid}/task").iterdir()
+    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+
+
+@pytest.mark.parametrize(
+    "flaw", ["missing", "not a pair", "not PEM", pytest.param("passphrase", marks=pytest.mark.openssl)]
+)
+def test_a_start_without_a_usable_pair_is_refused_in_one_line(files: Files, flaw: str) -> None:
+    if flaw == "missing":
+        files.key.unlink()
+    elif flaw == "not a pair":
+        files.key.write_bytes(make_pair(NAMES)[1])
+    elif flaw == "not PEM":
+        files.certificate.write_bytes(b"\0\1\2")
+    else:
+        secret = files.key.with_suffix(".secret")
+        command = ["openssl", "pkcs8", "-topk8", "-in", files.key, "-out", secret, "-passout", "pass:x"]
+        subprocess.run(command, check=True)
+        secret.rename(files.key)
+    status, output = start_refused(**files.env())
+    assert status == 1
+    [told] = output.splitlines()
+    assert told.startswith("error: ") and str(files.key) in told
+    status, output = module_refused(files)
+    assert status == 1 and told in output.splitlines()
+
+
+def module_refused(files: Files) -> tuple[int, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIM_")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "app", "--port", str(free_port())],
+        cwd=ROOT,
+        env={**inherited, **files.env()},
+        capture_output=True,
+        text=True,
+        timeout=10,
+    )
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def test_a_self_signed_certificate_is_shared_by_the_ranks_and_can_be_trusted(tmp_path: Path) -> None:
+    env = {
+        "SIM_SELF_SIGNED_CERTS": "true",
+        "SIM_SELF_SIGNED_NAMES": "vllm.example.com,10.1.2.3",
+        "SIM_DATA_PARALLEL_SIZE": "2",
+        "POD_NAME": "vllm-0",
+        "POD_IP": "10.9.8.7",
+    }
+    with running_gunicorn(env=env, ports=2) as server:
+        made = served_certificate(server.port)
+        assert served_certificate(server.port + 1) == made
+        trusted = tmp_path / "ca.pem"
+        trusted.write_text(made)
+        assert posted(f"https://localhost:{server.port}", str(trusted)).status_code == 200
+        assert posted(f"https://127.0.0.1:{server.port + 1}", str(trusted)).status_code == 200
+        for name in ("vllm.example.com", "10.1.2.3", "vllm-0", "10.9.8.7", "::1", socket.gethostname()):
+            assert trusts(server.port, trusted, name)
+        assert not trusts(server.port, trusted, "other.example.com")
+        [folder] = {Path(word).parent for word in server.log().split() if word.endswith("/cert.pem")}
+        assert (folder / "cert.pem").read_text().split() == made.split()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE((folder / "key.pem").stat().st_mode) == 0o600
+        # Neither a worker's end nor a reload takes it away.
+        for pid in children(server):
+            os.kill(pid, signal.SIGKILL)
+        assert served_certificate(server.port) == made
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: server.log().count("model: ") == 2)
+        assert served_certificate(server.port) == made
+        assert server.stop() == 0
+        assert not folder.exists()
+
+
+def trusts(port: int, trusted: Path, name: str) -> bool:
+    """A strict client that knows the server as `name` accepts the certificate."""
+    context = ssl.create_default_context(cafile=str(trusted))
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    try:
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            context.wrap_socket(sock, server_hostname=name).close()
+    except ssl.SSLCertVerificationError:
+        return False
+    return True
+
+
+def test_a_reload_takes_up_other_names_and_the_other_kind_of_certificate(
+    files: Files, tmp_path: Path
+) -> None:
+    config = tmp_path / "settings.yaml"
+    config.write_text("self-signed-certs: true\n")
+    with running_gunicorn(env={"SIM_CONFIG": str(config)}) as server:
+        first = served_certificate(server.port)
+        config.write_text("self-signed-certs: true\nself-signed-names: [new.example.com]\n")
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: served_certificate(server.port) != first)
+        config.write_text(f"ssl-certfile: {files.certificate}\nssl-keyfile: {files.key}\n")
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: is_served(server, files))
+        assert not errors(server)
+
+
+def test_clients_that_do_not_speak_tls_harm_nobody(files: Files) -> None:
+    with running_gunicorn(env=files.env(graceful_timeout="10s")) as server:
+        with closing(socket.create_connection(("127.0.0.1", server.port), PATIENCE_S)) as plain:
+            plain.sendall(b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n")
+            with suppress(ConnectionResetError):
+                assert b"HTTP" not in plain.recv(100)
+        with closing(socket.create_connection(("127.0.0.1", server.port), PATIENCE_S)) as silent:
+            socket.create_connection(("127.0.0.1", server.port)).close()
+            assert posted(f"https://localhost:{server.port}", str(files.certificate)).status_code == 200
+            start = time.monotonic()
+            assert server.stop() == 0
+            assert time.monotonic() - start < 5
+            silent.recv(100)  # it is told why, and that is all
+            assert silent.recv(1) == b""
+        assert not errors(server)
+
+
+def test_a_client_that_reads_nothing_loses_its_stream(files: Files) -> None:
+    env = files.env(write_timeout="500ms", max_model_len="200000")
+    with running_gunicorn(env=env) as server, connected(server.port) as secure:
+        body = json.dumps(ask(max_tokens=150000, stream=True, n=4)).encode()
+        secure.sendall(http_post("/v1/completions", body))
+        assert secure.recv(10)
+
+        def aborted() -> bool:
+            page = requests.get(f"https://localhost:{server.port}/metrics", verify=str(files.certificate))
+            found = [
+                it for it in page.text.splitlines() if it.startswith("understudy_aborted_requests_total")
+            ]
+            return any(float(line.rpartition(" ")[2]) > 0 for line in found)
+
+        wait_until(aborted)
+        assert not errors(server)
+
+
+def test_the_health_check_knows_of_tls(files: Files) -> None:
+    env = files.env(host="127.0.0.1")
+    with running_gunicorn(env=env) as server:
+        checked = subprocess.run(
+            [sys.executable, "-m", "app.serving.gunicorn.healthcheck"],
+            cwd=ROOT,
+            env={**os.environ, **env, "SIM_PORT": str(server.port)},
+        )
+        assert checked.returncode == 0

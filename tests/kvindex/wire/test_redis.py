@@ -1,0 +1,303 @@
+"""What only a shared backend has to do: be shared, be away, come back, and come back empty."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+import redis
+
+from app.kvindex.backend import BackendUnavailable, Clear, RedisSettings, Remove, Stamp
+from app.kvindex.holders import TooManyHolders
+from app.kvindex.redis_backend import (
+    RedisBackend,
+)
+from app.kvindex.streams import Message
+from tests.kvindex.engines import PROMPT, block
+from tests.kvindex.held import content, holders_of, source, store
+from tests.kvindex.publisher import Station, station
+from tests.kvindex.redis_server import RedisServer, redis_server
+
+A, B = source("a"), source("b")
+_numbers = count()
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"shared{next(_numbers)}"
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[RedisServer]:
+    """One that a test may kill."""
+    with redis_server(tmp_path, durable=True) as server:
+        yield server
+
+
+def connect(server: RedisServer, namespace: str = "x", **settings: object) -> RedisBackend:
+    return RedisBackend(RedisSettings(url=server.url, namespace=namespace, **settings))  # type: ignore[arg-type]
+
+
+def test_indexers_that_share_it_see_the_same(redis_process: RedisServer, namespace: str) -> None:
+    one, two = connect(redis_process, namespace), connect(redis_process, namespace)
+    one.apply(A, [store([1, 2], [11, 12])])
+    assert content(two, [11, 12]) == {11: {("a", "gpu")}, 12: {("a", "gpu")}}
+    two.apply(B, [store([1], [11], "cpu", adapter="alice")])
+    two.apply(A, [Remove(0, "gpu", [1])])
+    assert content(one, [11, 12]) == {11: {("b", "cpu")}, 12: {("a", "gpu")}}
+    assert one.lookup([11]).holders.mask("alice")
+    assert one.size() == two.size() and one.pods() == ["a", "b"]
+
+
+def test_a_batch_that_several_indexers_hear_is_applied_once(
+    redis_process: RedisServer, namespace: str
+) -> None:
+    one, two = connect(redis_process, namespace), connect(redis_process, namespace)
+    steps = [[store([1], [11])], [store([1], [11])], [Remove(0, "gpu", [1])]]
+    for sequence, operations in enumerate(steps):
+        stamp = Stamp(sequence, 100.0 + sequence)
+        assert one.apply(A, operations, stamp).applied
+        assert not two.apply(A, operations, stamp).applied
+    assert holders_of(one, 11) == {("a", "gpu")}
+    assert two.position(A) == Stamp(2, 102.0) and two.position(B) is None
+
+
+def test_a_restart_that_several_indexers_notice_clears_once(
+    redis_process: RedisServer, namespace: str
+) -> None:
+    one, two = connect(redis_process, namespace), connect(redis_process, namespace)
+    one.apply(A, [store([1, 2], [11, 12])], Stamp(50, 100.0))
+    anew = Stamp(0, 200.0, restart=True)
+    one.apply(A, [store([1], [21])], anew)
+    one.apply(A, [store([2], [22])], Stamp(1, 201.0))
+    assert not two.apply(A, [store([3], [13])], Stamp(51, 101.0)).applied  # of its former life
+    assert not two.apply(A, [store([1], [21])], anew).applied
+    assert not two.apply(A, [store([2], [22])], Stamp(1, 201.0)).applied
+    assert set(content(one, [11, 12, 13, 21, 22])) == {21, 22}
+
+
+def test_it_is_all_there_when_an_indexer_starts_again(redis_process: RedisServer, namespace: str) -> None:
+    first = connect(redis_process, namespace)
+    first.apply(A, [store([1, 2], [11, 12])], Stamp(7, 107.0))
+    first.close()
+    second = connect(redis_process, namespace)
+    assert second.owned(A, [(0, 2)]) == [(12,)]
+    assert second.position(A) == Stamp(7, 107.0)
+    second.apply(A, [Remove(0, "gpu", [1])], Stamp(8, 108.0))
+    assert content(second, [11, 12]) == {12: {("a", "gpu")}}
+
+
+def test_what_an_interrupted_clear_left_is_removed_by_the_next(
+    redis_process: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = connect(redis_process, namespace)
+    keys = range(1, 1500)
+    backend.apply(A, [store(keys, keys)])
+    monkeypatch.setattr(backend, "tidy", lambda: 0)
+    backend.apply(A, [Clear(), store([5], [9_999])])
+    assert content(backend, [1, 5, 1499, 9_999]) == {9_999: {("a", "gpu")}}
+    monkeypatch.undo()
+    assert backend.tidy() == 1499
+    assert backend.size().copies == 1
+    assert redis_process.client().keys(f"{namespace}:b:*") == [f"{namespace}:b:gpu:{9_999:016x}".encode()]
+
+
+def test_namespaces_do_not_meet(redis_process: RedisServer) -> None:
+    one, two = connect(redis_process, "one"), connect(redis_process, "two")
+    one.apply(A, [store([1], [11])])
+    assert content(two, [11]) == {} and two.pods() == []
+    assert all(
+        key.startswith((b"one:", b"two:", b"test", b"shared")) for key in redis_process.client().scan_iter()
+    )
+    one.clear("a")
+
+
+def test_a_block_that_nobody_stores_again_in_time_is_forgotten(
+    redis_process: RedisServer, namespace: str
+) -> None:
+    backend = connect(redis_process, namespace, ttl_s=1)
+    backend.apply(A, [store([1], [11])])
+    client = redis_process.client()
+    assert 0 < client.ttl(f"{namespace}:b:gpu:{11:016x}") <= 1
+    client.pexpire(f"{namespace}:b:gpu:{11:016x}", 1)
+    while content(backend, [11]):
+        time.sleep(0.001)
+    assert backend.apply(A, [Remove(0, "gpu", [1])]).unknown == 0
+    assert not client.exists(f"{namespace}:b:gpu:{11:016x}")
+
+
+def test_without_a_time_limit_nothing_expires(redis_process: RedisServer, namespace: str) -> None:
+    backend = connect(redis_process, namespace)
+    backend.apply(A, [store([1], [11])])
+    client = redis_process.client()
+    keys = client.keys(f"{namespace}:*")
+    assert keys and all(client.ttl(key) == -1 for key in keys)
+
+
+def test_parts_of_a_batch_are_applied_once_each_and_begin_an_engine_anew_once(
+    redis_process: RedisServer, namespace: str
+) -> None:
+    backend = connect(redis_process, namespace)
+    backend.apply(A, [store([1, 2, 9], [11, 12, 19])], Stamp(7, 100.0))
+    for part in range(4):
+        stamp = Stamp(0, 200.0, part == 0, part)
+        operations = [store([part + 1], [11 + part])]
+        assert backend.apply(A, operations, stamp).added == 1
+        assert not backend.apply(A, operations, stamp).applied
+    assert set(content(backend, range(10, 20))) == {11, 12, 13, 14}
+    assert backend.position(A) == Stamp(0, 200.0) and backend.position(B) is None
+
+
+def test_there_is_room_for_so_many_holders_and_no_more(redis_process: RedisServer, namespace: str) -> None:
+    backend = connect(redis_process, namespace, most_holders=2)
+    for pod in "ab":
+        backend.apply(source(pod), [store([1], [11])])
+    with pytest.raises(TooManyHolders, match="2 holders"):
+        backend.apply(source("c"), [store([1], [11])])
+    assert sorted(backend.pods()) == ["a", "b"] and backend.times_lost == 0
+    backend.clear("b")
+    backend.apply(source("c"), [store([1], [11])])
+    assert holders_of(backend, 11) == {("a", "gpu"), ("c", "gpu")}
+
+
+def test_holders_that_never_stay_as_they_are_end_a_lookup(
+    redis_process: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = connect(redis_process, namespace)
+    backend.apply(A, [store([1], [11])])
+    asked: list[None] = []
+    monkeypatch.setattr(backend, "_learn", lambda: asked.append(None))
+    monkeypatch.setattr("app.kvindex.redis_backend._ATTEMPTS", 3)
+    with pytest.raises(BackendUnavailable, match="change all the time"):
+        backend.lookup([11])
+    assert len(asked) == 3
+
+
+def test_a_lookup_sees_blocks_and_holders_of_one_moment(redis_process: RedisServer, namespace: str) -> None:
+    connect(redis_process, namespace).apply(A, [store([1], [11])])
+    client = redis_process.client()
+    with redis_process.client().monitor() as monitor:
+        assert holders_of(connect(redis_process, namespace), 11) == {("a", "gpu")}
+        client.echo("end")
+        said = []
+        while (command := monitor.next_command()["command"].split()[0]) != "ECHO":
+            said.append(command)
+    blocks, holders = ["GET", "MGET", "MGET"], ["GET", "HGETALL", "SMEMBERS", "SMEMBERS"]
+    expected = [["MULTI", *each, "EXEC"] for each in (blocks, holders, blocks)]
+    assert [each for each in said if each not in ("CLIENT", "HELLO")] == sum(expected, [])
+
+
+def test_a_redis_that_is_not_there_is_an_error_in_time(own_server: RedisServer) -> None:
+    backend = connect(own_server, timeout_s=0.5)
+    own_server.kill()
+    for ask in (lambda: backend.lookup([1]), lambda: backend.apply(A, []), backend.size, backend.pods):
+        with pytest.raises(BackendUnavailable):
+            ask()  # type: ignore[operator]
+
+
+def put(place: Station, sequence: int, **more: object) -> None:
+    ts = 1000.0 + sequence
+    payload = place.engines[0].pack(block(sequence), ts=ts)
+    place.engines[0].kept[sequence] = payload
+    place.pool.put(Message("a", "m", sequence, payload, **more))  # type: ignore[arg-type]
+
+
+def go_on(place: Station) -> None:
+    """Let time pass while messages wait for Redis; replays are answered at once."""
+    place.now += 10 if len(place.pool) else 0
+    place.step()
+
+
+def test_nothing_is_lost_while_redis_is_away(own_server: RedisServer) -> None:
+    with station(connect(own_server, timeout_s=0.5)) as place:
+        place.engine(connect=False)
+        put(place, 0)
+        place.until(lambda: place.index.size().copies == 1)
+        own_server.kill()
+        for sequence in range(1, 6):
+            put(place, sequence)
+        for _ in range(3):
+            go_on(place)
+        assert len(place.pool) == 5
+        own_server.start()
+        place.until(lambda: len(place.pool) == 0, lambda: go_on(place))
+        assert place.matched(PROMPT) == {"a": 6}
+        assert place.index.losses.messages == {} == place.index.losses.events
+        assert place.index.backend.times_lost == 0
+
+
+def test_a_redis_that_comes_back_empty_is_filled_by_replays(own_server: RedisServer) -> None:
+    with station(connect(own_server, timeout_s=0.5)) as place:
+        engine = place.engine(connect=False)
+        for sequence in range(3):
+            put(place, sequence, replay=engine.replay)
+        place.until(lambda: place.index.size().copies == 3)
+        own_server.kill()
+        own_server.forget()
+        own_server.start()
+        put(place, 3, replay=engine.replay)
+        place.until(lambda: place.matched(PROMPT) == {"a": 4}, lambda: go_on(place))
+        assert place.index.backend.times_lost == 1
+        assert "index_backend_losses_total 1.0" in place.index.metrics.render({}, {}, {}, 1)
+        assert place.index.losses.events == {}
+
+
+def test_an_indexer_that_starts_again_fills_what_it_missed(own_server: RedisServer) -> None:
+    with station(connect(own_server)) as place:
+        engine = place.engine(connect=False)
+        for sequence in range(3):
+            put(place, sequence)
+        place.until(lambda: place.index.size().copies == 3)
+        kept = dict(engine.kept)
+    with station(connect(own_server)) as place:
+        engine = place.engine(connect=False)
+        engine.kept = kept | {n: engine.pack(block(n), ts=1000.0 + n) for n in range(3, 6)}
+        put(place, 6, replay=engine.replay)
+        place.until(lambda: place.matched(PROMPT) == {"a": 7})
+        assert engine.asked == [3]
+        assert place.index.losses.messages == {}
+
+
+def test_an_indexer_that_starts_again_without_replays_counts_what_it_missed(own_server: RedisServer) -> None:
+    with station(connect(own_server)) as place:
+        place.engine(connect=False)
+        put(place, 0)
+        place.until(lambda: place.index.size().copies == 1)
+    with station(connect(own_server)) as place:
+        place.engine(connect=False)
+        put(place, 4)
+        place.until(lambda: len(place.pool) == 0)
+        assert place.index.losses.messages == {"gap": 3}
+        assert place.index.losses.events == {"unknown_parent": 1}
+
+
+def test_scripts_that_redis_has_forgotten_are_sent_again(redis_process: RedisServer, namespace: str) -> None:
+    backend = connect(redis_process, namespace)
+    backend.apply(A, [store([1], [11])])
+    redis_process.client().script_flush()
+    backend.apply(A, [store([2], [12])])
+    assert len(content(backend, [11, 12])) == 2
+
+
+def test_a_connection_that_breaks_is_made_again(redis_process: RedisServer, namespace: str) -> None:
+    backend = connect(redis_process, namespace)
+    backend.apply(A, [store([1], [11])])
+    redis_process.client().client_kill_filter(_type="normal", skipme=True)
+    assert holders_of(backend, 11) == {("a", "gpu")}
+
+
+def test_a_full_redis_is_one_that_does_not_answer(own_server: RedisServer) -> None:
+    backend = connect(own_server)
+    client: redis.Redis = own_server.client()
+    client.config_set("maxmemory", 1)
+    with pytest.raises(BackendUnavailable):
+        backend.apply(A, [store([1], [11])])
+    client.config_set("maxmemory", 0)
+    backend.apply(A, [store([1], [11])])
+    assert holders_of(backend, 11) == {("a", "gpu")}
+
+
+A = source("a")

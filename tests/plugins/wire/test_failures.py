@@ -1,0 +1,249 @@
+"""A plugin that raises, says nonsense or blocks at run time is named, and spoils nothing of others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import requests
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.engine.core.reply import STOP, Reply
+from app.engine.core.request import EngineRequest, ScriptedReply
+from app.plugins import checks
+from app.plugins.checks import Guard, nothing
+from tests.running_server import RunningServer, running_server
+
+WRONG = """
+from math import nan
+
+class Wrong(Middleware):
+    def begin(self, context):
+        if "x-begin" in context.headers:
+            raise KeyError("begin")
+        if context.headers.get("x-given"):
+            return "no response"
+    def end(self, context, response):
+        if "x-end" in context.headers:
+            response.headers["X-Split"] = "a\\r\\nb"
+
+@hookimpl
+def middleware(host):
+    return Wrong()
+
+@hookimpl
+def reply(host):
+    def said(request, rng):
+        match request.echo_text:
+            case "raise": raise RuntimeError("reply")
+            case "exit": raise SystemExit(3)
+            case "wrong": return 42
+            case "calls": return ScriptedReply(calls=(("f", "no JSON"),))
+            case "waits": return ScriptedReply(text="x", per_token_s=nan)
+            case "refuse": raise ApiError(418, "Teapot", "No coffee.")
+            case "hold":
+                from time import perf_counter
+                end = perf_counter() + 0.1
+                while perf_counter() < end: pass
+    return said
+
+@hookimpl
+def length(host):
+    return lambda request, rng: "long"
+
+@hookimpl
+def fault(host):
+    def wrong(facts):
+        return "503" if facts.header("x-fault-of-mine") else None
+    return wrong
+
+@hookimpl
+def metrics(host):
+    return lambda: "vllm:num_requests_running 7\\n"
+
+@hookimpl
+def routes(host):
+    return [get("/mine/raises", lambda context: 1 / 0), get("/mine/wrong", lambda context: "text")]
+"""
+COST = """
+class Cost:
+    def seconds(self, batch, start_s, idle):
+        return -1.0
+
+@hookimpl
+def step_cost(host, profile):
+    return Cost()
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    path = tmp_path_factory.mktemp("plugins") / "wrong.py"
+    path.write_text(f"from app.plugins import *\nAPI = 1\n{WRONG}{COST}")
+    with running_server("--plugin", str(path), "--profile", "qwen3-14b-h100") as running:
+        yield running
+
+
+def chat(server: RunningServer, text: str, **headers: str) -> requests.Response:
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 3}
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    return requests.post(f"{server.url}/v1/chat/completions", json=body, headers=names, timeout=20)
+
+
+def hook(server: RunningServer, name: str) -> dict[str, Any]:
+    [plugin] = requests.get(f"{server.url}/admin/plugins", timeout=20).json()["plugins"]
+    counted: dict[str, Any] = plugin["hooks"][name]
+    return counted
+
+
+@pytest.mark.parametrize("text", ["raise", "exit", "wrong", "calls", "waits"])
+def test_a_reply_that_fails_is_the_modes(server: RunningServer, text: str) -> None:
+    before = hook(server, "reply")["errors"]
+    answer = chat(server, text)
+    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 3
+    assert hook(server, "reply")["errors"] == before + 1
+
+
+def test_a_plugin_may_refuse_a_request(server: RunningServer) -> None:
+    before = hook(server, "reply")["errors"]
+    refused = chat(server, "refuse")
+    assert (refused.status_code, refused.json()["error"]["message"]) == (418, "No coffee.")
+    assert hook(server, "reply")["errors"] == before
+
+
+@pytest.mark.parametrize("header", ["x_begin", "x_given"])
+def test_a_middleware_that_fails_fails_its_own_request(server: RunningServer, header: str) -> None:
+    failed = chat(server, "Hi", **{header: "1"})
+    told = {"message": "The plugin wrong failed to handle the request.", "type": "InternalServerError"}
+    assert failed.status_code == 500
+    assert failed.json()["error"] == {**told, "param": None, "code": 500}
+    answer = chat(server, "Hi", x_end="1")  # which goes out without what cannot be sent
+    assert answer.status_code == 200 and "X-Split" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/mine/raises", "/mine/wrong"])
+def test_a_route_that_fails_answers_500(server: RunningServer, path: str) -> None:
+    answer = requests.get(server.url + path, timeout=20)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "InternalServerError")
+
+
+def test_a_fault_that_fails_is_none(server: RunningServer) -> None:
+    assert chat(server, "Hi", x_fault_of_mine="1").status_code == 200
+    assert hook(server, "fault")["errors"] == 1
+
+
+def test_families_that_are_not_the_plugins_own_are_left_out(server: RunningServer) -> None:
+    metrics = requests.get(f"{server.url}/metrics", timeout=20).text
+    assert "vllm:num_requests_running" in metrics and "vllm:num_requests_running 7" not in metrics
+    assert hook(server, "metrics")["errors"] >= 1
+
+
+def test_a_step_that_cannot_cost_so_much_costs_what_the_profile_says(server: RunningServer) -> None:
+    assert chat(server, "Hi").json()["usage"]["completion_tokens"] == 3
+    assert hook(server, "step_cost")["errors"] >= 3
+    assert hook(server, "length")["errors"] >= 1
+
+
+def test_a_long_hold_is_counted_and_told_of_once(server: RunningServer) -> None:
+    before = hook(server, "reply")["long_holds"]
+    assert chat(server, "hold").status_code == chat(server, "hold").status_code == 200
+    held = hook(server, "reply")
+    assert held["long_holds"] >= before + 2 and held["longest_hold_ms"] >= 90
+    assert server.log().count("plugin wrong: hook reply held the event loop") == 1
+
+
+def test_an_error_is_logged_once_with_the_name_and_the_line(server: RunningServer) -> None:
+    for _ in range(2):
+        chat(server, "raise")
+    assert server.log().count("plugin wrong: hook reply failed") == 1
+    assert hook(server, "reply")["in_use"] is True
+
+
+def test_a_reply_off_the_loop_may_block(tmp_path: Path) -> None:
+    """While one waits for a file, without gevent's knowledge, another request is answered."""
+    ready = tmp_path / "ready"
+    path = tmp_path / "slow.py"
+    path.write_text(
+        f"""
+from pathlib import Path
+from gevent.monkey import get_original
+from app.plugins import *
+API = 1
+
+@hookimpl
+def reply(host):
+    def said(request, rng):
+        while not Path({str(ready)!r}).exists():
+            get_original("time", "sleep")(0.01)
+        return f"waited, {{host.request().path}}"
+    return off_loop(said)
+"""
+    )
+    with running_server("--plugin", str(path)) as server, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(chat, server, "Hi")
+        while hook(server, "reply")["in_use"] and not _is_asked(server):
+            pass
+        assert requests.get(f"{server.url}/health", timeout=20).status_code == 200
+        assert not waiting.done()
+        ready.touch()
+        answer = waiting.result(20).json()["choices"][0]["message"]["content"]
+        assert answer.startswith("waited")
+
+
+def test_a_middleware_on_the_fast_path_fails_its_own_request_and_cannot_wait(tmp_path: Path) -> None:
+    path = tmp_path / "fast.py"
+    path.write_text(
+        """
+import time
+from app.plugins import *
+API = 1
+
+class Picky(Middleware):
+    def begin(self, context):
+        if "x-raise" in context.headers:
+            raise KeyError("begin")
+        if "x-wait" in context.headers:
+            time.sleep(0.01)
+
+@hookimpl
+def middleware(host):
+    return Picky()
+"""
+    )
+    with running_server("--plugin", str(path)) as server:
+        assert chat(server, "Hi").status_code == 200
+        assert [chat(server, "Hi", **{name: "1"}).status_code for name in ("x_raise", "x_wait")] == [500, 500]
+        assert chat(server, "Hi").status_code == 200
+        [plugin] = requests.get(f"{server.url}/admin/plugins", timeout=20).json()["plugins"]
+        metrics = requests.get(f"{server.url}/metrics", timeout=20).text
+    assert plugin["hooks"]["middleware"]["errors"] == 2
+    assert re.search(r'understudy_requests_total{.*way="fast".*} 4', metrics)
+
+
+def _is_asked(server: RunningServer) -> bool:
+    return bool(hook(server, "reply")["calls"])
+
+
+GIVEN: dict[str, Any] = {"model": "m", "prompt_ids": (1,), "echo_text": "", "max_tokens": 5, "limited": True}
+REQUEST = EngineRequest(request_id="1", index=0, arrival_s=0.0, **GIVEN)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.builds(ScriptedReply, text=inner),
+)
+
+
+@given(ANYTHING)
+def test_whatever_a_plugin_gives_a_source_gives_a_reply_or_none(given: Any) -> None:
+    guard, made = Guard("any", "reply"), Reply((), (), STOP)
+    hook = checks.reply(lambda request, rng: given, lambda request, script: made)
+    reply = guard.wrap(hook, nothing, may_refuse=True)
+    assert reply(REQUEST, Random(1)) is (None if given is None or guard.errors else made)
+    lengths = Guard("any", "length").wrap(checks.length(lambda request, rng: given), nothing)
+    length = lengths(REQUEST, Random(1))
+    assert length is None or type(length) is int

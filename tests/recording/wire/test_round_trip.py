@@ -1,0 +1,239 @@
+"""An agent's loop, recorded through the real proxy from a real server, and played by another one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import requests
+
+from app.cli import main
+from app.serving.recording.exchange import bytes_of
+from tests.conformance.sdk import openai_client
+from tests.hostile.raw_client import Wire, post
+from tests.recording.recordings import CHAT, chat, exchange, exchanges_of, recording_proxy, written
+from tests.running_server import ROOT, RunningServer, free_port, running_server
+
+FLAGS = ("--force-dummy-tokenizer", "--model", "m")
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}},
+                "required": ["city"],
+            },
+        },
+    }
+]
+KEY = "sk-very-secret-1"
+
+
+def agent_loop(server: RunningServer) -> list[str]:
+    """User, tool call, tool result, answer in a stream: all that the client saw, as JSON."""
+    client = openai_client(server, api_key=KEY)
+    messages: list[Any] = [{"role": "user", "content": "How is the weather in Köln?"}]
+    seen = []
+    first = client.chat.completions.create(
+        model="m", messages=messages, tools=TOOLS, tool_choice="required", user=str(time.time())
+    )
+    seen.append(first.model_dump_json())
+    calls = first.choices[0].message.tool_calls
+    assert calls
+    messages.append(first.choices[0].message.model_dump(exclude_none=True))
+    messages += [{"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in calls]
+    stream = client.chat.completions.create(
+        model="m",
+        messages=messages,
+        tools=TOOLS,
+        tool_choice="none",
+        stream=True,
+        max_tokens=20,
+        stream_options={"include_usage": True},
+    )
+    return [*seen, *(chunk.model_dump_json() for chunk in stream)]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[str]]]:
+    """A recording of the loop, and what the client saw."""
+    path = tmp_path_factory.mktemp("recording") / "loop.jsonl"
+    latencies = ("--time-to-first-token", "20ms", "--inter-token-latency", "5ms")
+    with running_server(*FLAGS, *latencies) as live, recording_proxy(live, path) as proxy:
+        seen = agent_loop(proxy)
+    yield path, seen
+
+
+def test_the_loop_replays_as_it_was(recorded: tuple[Path, list[str]]) -> None:
+    path, seen = recorded
+    with running_server(*FLAGS, "--replay", str(path), "--replay-miss", "not-found") as server:
+        assert agent_loop(server) == seen
+        report = requests.get(server.url + "/admin/replay", timeout=20).json()
+        assert (report["exchanges"], report["equal"], report["missed"]) == (2, 2, 0)
+        with pytest.raises(openai.NotFoundError, match="The recording has no answer to this request"):
+            openai_client(server).chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "?"}]
+            )
+
+
+def test_every_byte_of_every_chunk_is_the_recorded_one(recorded: tuple[Path, list[str]]) -> None:
+    path, _ = recorded
+    with running_server(*FLAGS, "--replay", str(path), "--replay-speed", "100") as server:
+        for one in exchanges_of(path):
+            with Wire(server.port) as wire:
+                wire.post(json.loads(bytes_of(one.request.body)), one.request.target)
+                response = wire.begin()
+                chunks = list(iter(response.read1, b""))
+                response.close()
+            assert b"".join(chunks) == b"".join(bytes_of(chunk.data) for chunk in one.answer.chunks)
+            assert len(chunks) == len(one.answer.chunks)
+            assert response.getheader("Content-Type") == one.answer.header("content-type")
+
+
+def test_keys_metrics_and_logs_are_as_ever(recorded: tuple[Path, list[str]]) -> None:
+    flags = ("--replay", str(recorded[0]), "--api-key", KEY, "--log-http", "--enable-request-id-headers")
+    body = bytes_of(exchanges_of(recorded[0])[0].request.body)
+    with running_server(*FLAGS, *flags) as server:
+        assert requests.post(server.url + CHAT, body, timeout=20).status_code == 401
+        headers = {"Authorization": f"Bearer {KEY}", "X-Request-Id": "mine"}
+        answer = requests.post(server.url + CHAT, body, headers=headers, timeout=20)
+        assert (answer.status_code, answer.headers["X-Request-Id"]) == (200, "mine")
+        metrics = requests.get(server.url + "/metrics", timeout=20).text
+        assert f'http_requests_total{{handler="{CHAT}",method="POST",status="2xx"}} 1.0' in metrics
+        assert KEY not in server.log()
+
+
+def test_a_client_that_leaves_a_replay_keeps_nothing_busy(tmp_path: Path) -> None:
+    slow = [
+        exchange(chat("stream"), (0, b"data: 1\n\n"), (3600, b"data: 2\n\n")),
+        exchange(chat("whole"), (3600, b"{}")),
+    ]
+    path = written(tmp_path / "r", slow)
+    with running_server(*FLAGS, "--replay", path, "--graceful-timeout", "30s") as server:
+        for text in ("stream", "whole"):
+            with Wire(server.port) as wire:
+                wire.post(chat(text), CHAT)
+                if text == "stream":
+                    assert wire.begin().read1() == b"data: 1\n\n"
+                wire.reset()
+        began = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - began < 15, "the server waited for who had left"
+
+
+def test_a_whole_answer_in_pieces_keeps_its_length(tmp_path: Path) -> None:
+    headers = [("content-type", "text/plain"), ("content-length", "6")]
+    path = written(tmp_path / "r", [exchange(chat("Hi"), (0, b"one"), (0.05, b"two"), headers=headers)])
+    with running_server(*FLAGS, "--replay", path) as server, Wire(server.port) as wire:
+        for _ in range(2):  # on one connection
+            answer = wire.post(chat("Hi"), CHAT).answer()
+            assert (answer.body, answer.headers["content-length"]) == (b"onetwo", "6")
+            assert "transfer-encoding" not in answer.headers
+
+
+def test_a_bad_recording_stops_the_start_with_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    path.write_bytes(b'{"format":"understudy-recording","version":1}\n{}\n')
+    words = [sys.executable, "-m", "app", "--replay", str(path), "--port", str(free_port())]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1
+    [said] = done.stderr.splitlines()
+    assert said.startswith(f"error: setting replay: {path}: line 2 is no exchange")
+
+
+def test_a_recorder_that_cannot_begin_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words, line in (
+        (("nowhere", "--out", "r"), "error: target nowhere: must be like http://host:8000"),
+        (("http://x", "--out", "/"), "error: /: is there already"),
+        (("http://x", "--out", "none/r"), "error: none/r: cannot be written"),
+    ):
+        assert main(["record", "--proxy", "--target", *words]) == 1
+        told = capsys.readouterr().err
+        assert told.startswith(line) and told.count("\n") == 1
+
+
+def test_a_port_that_is_taken_leaves_no_file(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        words = ("record", "--proxy", "--target", "http://x", "--out", str(tmp_path / "r"), "--port", port)
+        done = subprocess.run(
+            [sys.executable, "-m", "app", *words], cwd=ROOT, capture_output=True, text=True, timeout=50
+        )
+    assert (done.returncode, list(tmp_path.iterdir())) == (1, [])
+    assert done.stderr.startswith(f"error: port {port}: Address already in use")
+
+
+def test_a_recorder_that_is_killed_leaves_what_it_had(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    with running_server(*FLAGS) as live:
+        try:
+            with recording_proxy(live, path) as proxy:
+                assert post(proxy.port, chat("Hi", max_tokens=1), CHAT).status == 200
+                deadline = time.monotonic() + 20
+                while not exchanges_of(path) and time.monotonic() < deadline:
+                    time.sleep(0.02)
+                proxy.process.send_signal(signal.SIGKILL)
+                proxy.process.wait()
+        except AssertionError:
+            assert proxy.process.returncode == -signal.SIGKILL
+    assert len(exchanges_of(path)) == 1
+
+
+def test_a_script_of_the_loop_says_the_same(recorded: tuple[Path, list[str]], tmp_path: Path) -> None:
+    path, seen = recorded
+    script = tmp_path / "loop.yaml"
+    words = ("script", "from-recording", str(path), "--out", str(script))
+    subprocess.run([sys.executable, "-m", "app", *words], cwd=ROOT, check=True, timeout=50)
+    subprocess.run(
+        [sys.executable, "-m", "app", "script", "check", str(script)], cwd=ROOT, check=True, timeout=50
+    )
+    with running_server(*FLAGS, "--script", str(script)) as server:
+        said = agent_loop(server)
+        report = requests.get(server.url + "/admin/script", timeout=20).json()
+    assert calls_and_text(said) == calls_and_text(seen)
+    assert "line 3" in json.dumps(report)
+
+
+def calls_and_text(seen: list[str]) -> tuple[Any, str]:
+    """What the loop's client was told to call, and the text that was streamed to it."""
+    first, *chunks = map(json.loads, seen)
+    calls = [call["function"] for call in first["choices"][0]["message"]["tool_calls"]]
+    told = [{"name": call["name"], "arguments": json.loads(call["arguments"])} for call in calls]
+    parts = [choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]]
+    return told, "".join(parts)
+
+
+def drift(path: Path, server: RunningServer, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "app", "drift", str(path), "--target", server.url, *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+
+
+def test_a_server_like_the_recorded_one_has_not_drifted(recorded: tuple[Path, list[str]]) -> None:
+    with running_server(*FLAGS, "--tool-call-extra-call-probability", "0") as server:
+        done = drift(recorded[0], server)
+    assert (done.stdout, done.returncode) == ("2 of 2 exchanges agree\n", 0)
+
+
+def test_a_server_that_answers_otherwise_has_drifted(recorded: tuple[Path, list[str]]) -> None:
+    with running_server(*FLAGS, "--model", "other", "--api-key", "k") as server:
+        refused = drift(recorded[0], server)
+        other = drift(recorded[0], server, "--api-key", "k")
+        agreed = drift(recorded[0], server, "--api-key", "k", "--model", "other")
+    assert refused.returncode == other.returncode == 1
+    assert "status: 200 was recorded, 401 came" in refused.stdout
+    assert "status: 200 was recorded, 404 came" in other.stdout
+    assert agreed.returncode == 0, agreed.stdout

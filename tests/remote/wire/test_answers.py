@@ -1,0 +1,320 @@
+"""What an engine in a process of its own says is answered as by vLLM, and what clients ask arrives there."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import msgspec
+import openai
+import pytest
+
+from app.engine.core.wire import Sampling
+from app.engine.kvcache.events import BlockStored, EventBatch, encoder
+from app.wiring.factory import create_app
+from config.loader import load
+from tests.conformance.sdk import openai_client
+from tests.hostile.raw_client import Wire, get, is_error, post, wait_until
+from tests.remote.served import SENTENCE, Peer, new_peer, served
+from tests.running_server import RunningServer
+
+CHATS = "/v1/chat/completions"
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+def chat(server: RunningServer, **fields: Any) -> Any:
+    answer = post(server.port, HELLO | fields, CHATS)
+    assert answer.status == 200, answer.body
+    return answer.json()
+
+
+def events(server: RunningServer, **fields: Any) -> list[Any]:
+    with Wire(server.port) as wire:
+        return [*wire.post(HELLO | fields | {"stream": True}, CHATS).events()]
+
+
+def test_statistics_count_what_was_served(remote: RunningServer, peer: Peer) -> None:
+    before = get(remote.port, "/stats").json()
+    tokens = chat(remote)["usage"]["completion_tokens"]
+    after = get(remote.port, "/stats").json()
+    assert (after["queue_length"], after["active_requests"]) == (0, 0)
+    assert after["requests_served"] == before["requests_served"] + 1
+    assert after["total_tokens_generated"] == before["total_tokens_generated"] + tokens
+    assert 0 < after["average_response_time"] < 60
+    assert "/stats" in get(remote.port, "/openapi.json").json()["paths"]
+
+
+def test_a_simulation_has_no_statistics_as_vllm_has_none() -> None:
+    assert create_app(load([], {})).test_client().get("/stats").status_code == 404
+
+
+def test_a_chat_is_what_the_engine_says(remote: RunningServer, peer: Peer) -> None:
+    told = chat(remote)
+    [choice] = told["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (SENTENCE, "stop")
+    assert told["usage"]["completion_tokens"] == -(-len(SENTENCE) // 4)
+    assert told["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
+
+
+def test_a_stream_is_the_same_token_by_token(remote: RunningServer, peer: Peer) -> None:
+    told = [event["choices"][0] for event in events(remote, max_tokens=5)]
+    texts = [choice["delta"].get("content") for choice in told]
+    assert texts == ["", *(SENTENCE[i : i + 4] for i in range(0, 20, 4))]
+    assert told[-1]["finish_reason"] == "length"
+
+
+def test_every_sampling_field_arrives(remote: RunningServer, peer: Peer) -> None:
+    sampling = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": -0.3,
+        "bad_words": ["no", "never"],
+        "allowed_token_ids": [5, 6],
+        "skip_special_tokens": False,
+    }
+    asked = {"min_tokens": 2, "max_tokens": 9, "ignore_eos": True, "seed": 11, "priority": 3}
+    more = {"stop": ["x", "y"], "stop_token_ids": [4], "include_stop_str_in_output": True}
+    chat(remote, **sampling, **asked, **more, logit_bias={"9": -2.5}, cache_salt="s", prompt_logprobs=1)
+    order = peer.last
+    assert order["sampling"] == sampling | {"logit_bias": {"9": -2.5}}
+    assert {name: order[name] for name in asked} == asked
+    assert (order["stop"], order["stop_token_ids"], order["include_stop"]) == (["x", "y"], [4], True)
+    assert (order["cache_salt"], order["prompt_logprobs"]) == ("s", 1)
+
+
+@pytest.mark.parametrize("fields", [{}, {"user": "plain"}])
+def test_fields_of_a_plain_request_arrive_too(remote: RunningServer, peer: Peer, fields: Any) -> None:
+    chat(remote, temperature=0.25, top_p=0.5, presence_penalty=1.0, max_tokens=3, seed=5, **fields)
+    sampling = msgspec.convert(peer.last["sampling"], Sampling)
+    assert sampling == Sampling(temperature=0.25, top_p=0.5, presence_penalty=1.0)
+    assert (peer.last["seed"], peer.last["max_tokens"]) == (5, 3)
+
+
+def test_choices_of_one_request_have_seeds_of_their_own(remote: RunningServer, peer: Peer) -> None:
+    told = chat(remote, n=3, seed=7, max_tokens=2)
+    assert [choice["message"]["content"] for choice in told["choices"]] == [SENTENCE[:8]] * 3
+    assert [order["seed"] for order in peer.orders[-3:]] == [7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, {"choices": ["a", "b"]}),
+        ({"structured_outputs": {"json": {"type": "integer"}}}, {"json_schema": '{"type":"integer"}'}),
+        ({"response_format": {"type": "json_object"}}, {"json_schema": '{"type": "object"}'}),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, {"grammar": 'root ::= "a"'}),
+    ],
+)
+def test_the_form_of_a_text_arrives_as_it_was_written(
+    remote: RunningServer, peer: Peer, fields: Any, form: Any
+) -> None:
+    chat(remote, **fields)
+    assert peer.last["form"] == form
+
+
+def test_log_probabilities_are_the_engines(remote: RunningServer, peer: Peer) -> None:
+    [first, *_] = chat(remote, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
+    assert [entry["logprob"] for entry in first["top_logprobs"]] == [-0.5, -1.5]
+    asked = {"prompt": "Hello there", "max_tokens": 1, "prompt_logprobs": 1}
+    told = post(remote.port, asked).json()["choices"][0]["prompt_logprobs"]
+    assert told[0] is None
+    assert sorted((entry["rank"], entry["logprob"]) for entry in told[1].values()) == [(1, -0.1), (7, -9.0)]
+
+
+def test_calls_of_tools_are_read_as_they_come(remote: RunningServer, peer: Peer) -> None:
+    peer.says('Let me see.<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>')
+    message = chat(remote, tools=[WEATHER])["choices"][0]["message"]
+    assert message["content"] == "Let me see."
+    assert [call["function"] for call in message["tool_calls"]] == [
+        {"name": "weather", "arguments": '{"city": "Rome"}'}
+    ]
+    told = [event["choices"][0] for event in events(remote, tools=[WEATHER])]
+    calls = [call["function"] for choice in told for call in choice["delta"].get("tool_calls") or ()]
+    assert calls[0] == {"name": "weather"}
+    assert "".join(call["arguments"] for call in calls[1:]) == '{"city": "Rome"}'
+    assert len(calls) > 3
+    assert told[-1]["finish_reason"] == "tool_calls"
+
+
+def test_a_forced_call_has_the_form_that_the_engine_has_to_keep(remote: RunningServer, peer: Peer) -> None:
+    peer.says('[{"name": "weather", "parameters": {"city": "Rome"}}]')
+    message = chat(remote, tools=[WEATHER], tool_choice="required")["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+    schema = json.loads(peer.last["form"]["json_schema"])
+    assert schema["items"]["anyOf"][0]["properties"]["name"]["enum"] == ["weather"]
+    peer.says('{"city": "Oslo"}')
+    named = {"type": "function", "function": {"name": "weather"}}
+    message = chat(remote, tools=[WEATHER], tool_choice=named)["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    assert json.loads(peer.last["form"]["json_schema"])["required"] == ["city"]
+
+
+def test_what_the_engine_refuses_is_the_clients_fault_and_what_fails_is_not(
+    remote: RunningServer, peer: Peer
+) -> None:
+    peer.fails("No such thing.")
+    is_error(post(remote.port, HELLO | {"seed": 400}, CHATS), 400, "BadRequestError")
+    is_error(post(remote.port, HELLO, CHATS), 500, "InternalServerError")
+    assert events(remote)[-1]["error"] == {
+        "message": "No such thing.",
+        "type": "InternalServerError",
+        "param": None,
+        "code": 500,
+    }
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kv_transfer_params": {"do_remote_decode": True}},
+        {"cache_hit_threshold": 0.5},
+        {"use_beam_search": True, "n": 2},
+        {"repetition_detection": {"max_pattern_size": 3, "min_count": 2}},
+    ],
+)
+def test_what_a_model_that_computes_cannot_do_is_refused(remote: RunningServer, fields: Any) -> None:
+    error = post(remote.port, HELLO | fields, CHATS).json()["error"]
+    assert (error["code"], error["param"]) == (400, next(iter(fields)))
+
+
+def test_a_model_that_reads_text_alone_takes_no_image(remote: RunningServer) -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}
+    asked = {"messages": [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}]}
+    error = post(remote.port, HELLO | asked, CHATS).json()["error"]
+    assert error["code"] == 400 and "is not a multimodal model" in error["message"]
+
+
+def test_a_client_that_leaves_ends_its_request(remote: RunningServer, peer: Peer) -> None:
+    peer.says(SENTENCE * 20, pace_s=0.02)
+    with Wire(remote.port) as wire:
+        next(wire.post(HELLO | {"stream": True}, CHATS).events())
+    wait_until(lambda: peer.orders[-1] == {"type": "abort", "keys": [peer.last["key"]]})
+
+
+def test_the_metrics_are_the_engines(remote: RunningServer, peer: Peer) -> None:
+    def value(name: str) -> float:
+        text = get(remote.port, "/metrics").body.decode()
+        [told] = re.findall(rf"^vllm:{name}{{[^}}]*}} (\S+)$", text, re.M)
+        return float(told)
+
+    before = value("generation_tokens_total"), value("time_to_first_token_seconds_count")
+    peer.says(SENTENCE, pace_s=0.4)
+    with Wire(remote.port) as wire:
+        stream = wire.post(HELLO | {"stream": True}, CHATS).events()
+        next(stream)
+        wait_until(lambda: value("num_requests_running") == 1)
+        assert value("kv_cache_usage_perc") == 0.25
+        peer.talks_at(0.0)
+        assert len([*stream]) > 5
+    wait_until(lambda: value("num_requests_running") == 0)
+    tokens = value("generation_tokens_total") - before[0]
+    assert (tokens, value("time_to_first_token_seconds_count") - before[1]) == (11, 1)
+    assert value("num_preemptions_total") == 3
+    assert value("prefix_cache_queries_total") == 2 * value("prefix_cache_hits_total") > 0
+    assert value("iteration_tokens_total_sum") == 8 * value("iteration_tokens_total_count") > 0
+    assert value("inter_token_latency_seconds_count") > 0
+
+
+def test_commands_of_operators_reach_the_engine(remote: RunningServer, peer: Peer) -> None:
+    assert post(remote.port, {}, "/pause?mode=keep").status == 200
+    assert get(remote.port, "/is_paused").json() == {"is_paused": True}
+    assert post(remote.port, {}, "/resume").status == 200
+    assert get(remote.port, "/is_paused").json() == {"is_paused": False}
+    assert post(remote.port, {}, "/sleep?level=1").status == 200
+    assert get(remote.port, "/is_sleeping").json() == {"is_sleeping": True}
+    assert post(remote.port, {}, "/wake_up").status == 200
+    assert get(remote.port, "/is_sleeping").json() == {"is_sleeping": False}
+    assert post(remote.port, {}, "/resume").status == 200
+    assert post(remote.port, {}, "/reset_prefix_cache").json() == {"success": True}
+    names = [order["name"] for order in peer.orders if order["type"] == "command"]
+    assert names == ["pause", "resume", "sleep", "wake_up", "resume", "reset_prefix_cache"]
+    assert chat(remote)["choices"][0]["message"]["content"] == SENTENCE
+
+
+def test_the_openai_sdk_reads_it(remote: RunningServer, peer: Peer) -> None:
+    with openai_client(remote) as client:
+        whole = client.chat.completions.create(model="tiny", messages=HELLO["messages"])
+        assert whole.choices[0].message.content == SENTENCE
+        chunks = client.chat.completions.create(model="tiny", messages=HELLO["messages"], stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == SENTENCE
+        with pytest.raises(openai.NotFoundError):
+            client.chat.completions.create(model="nobody", messages=HELLO["messages"])
+
+
+def test_the_anthropic_sdk_reads_it(remote: RunningServer, peer: Peer) -> None:
+    peer.says('So.<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>')
+    tool: Any = {"name": "weather", "input_schema": WEATHER["function"]["parameters"]}  # type: ignore[index]
+    with anthropic.Anthropic(
+        base_url=remote.url, auth_token="x", max_retries=0, timeout=20, _strict_response_validation=True
+    ) as client:
+        asked: Any = {"model": "tiny", "max_tokens": 99, "messages": HELLO["messages"], "tools": [tool]}
+        whole = client.messages.create(**asked)
+        with client.messages.stream(**asked) as stream:
+            streamed = stream.get_final_message()
+    for message in (whole, streamed):
+        assert [block.type for block in message.content] == ["text", "tool_use"]
+        assert message.content[1].input == {"city": "Rome"}  # type: ignore[union-attr]
+        assert message.stop_reason == "tool_use"
+
+
+def test_many_choices_are_all_ordered_and_answered_in_place(remote: RunningServer, peer: Peer) -> None:
+    prompts = [f"Hello number {number}" for number in range(20)]
+    asked = {"prompt": prompts, "n": 10, "max_tokens": 2, "seed": 1}
+    choices = post(remote.port, asked).json()["choices"]
+    assert [choice["index"] for choice in choices] == list(range(200))
+    assert {choice["text"] for choice in choices} == {SENTENCE[:8]}
+    orders = peer.orders[-200:]
+    assert len({order["key"] for order in orders}) == 200
+    assert [order["seed"] for order in orders] == [*range(1, 11)] * 20
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Peer:
+    slow = new_peer(tmp_path / "model")
+    slow.says(SENTENCE * 20, pace_s=0.02)
+    return slow
+
+
+def test_beyond_slots_and_queue_requests_are_refused(slow: Peer) -> None:
+    limits = {"max_num_seqs": "2", "max_waiting_queue_length": "1", "graceful_timeout": "1s"}
+    with served(slow, **limits) as server, Wire(server.port) as first:
+        next(first.post({"prompt": "Hello", "n": 3, "max_tokens": 200, "stream": True}).events())
+        is_error(post(server.port, {"prompt": "Hello"}), 429, "RateLimitError")
+        first.reset()
+        wait_until(lambda: post(server.port, {"prompt": "Hello", "max_tokens": 1}).status == 200)
+        assert get(server.port, "/health").status == 200
+
+
+TOKENS = list(range(1, 33))
+
+
+def test_the_engines_blocks_are_found(tmp_path: Path) -> None:
+    peer = new_peer(tmp_path / "model")
+    stored = BlockStored([11, 12], None, TOKENS, 16, None)
+    (peer.folder / "blocks").write_bytes(encoder("map")(EventBatch(1.0, [stored])))
+    with served(peer, kv_index="true", kv_index_block_size="16", zmq_endpoint="") as server:
+        asked = {"tokens": [*TOKENS, 99], "model": "tiny"}
+
+        def scores() -> dict[str, float]:
+            answer = post(server.port, asked, "/score_tokens")
+            assert answer.status == 200, answer.body
+            return {pod: score["matched"] for pod, score in answer.json()["scores"].items()}
+
+        assert scores() == {}
+        assert post(server.port, {"prompt": "Hello"}).status == 200
+        wait_until(lambda: scores() == {"pod": 2})

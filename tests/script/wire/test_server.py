@@ -1,0 +1,110 @@
+"""A real server with scripts: how it starts, reads them again, and ends."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from tests.hostile.raw_client import wait_until
+from tests.running_server import RunningServer, running_gunicorn, running_server
+
+EVIL = "rules: [{when: {message: {regex: '(a|aa)+$'}}, then: {text: x}}, {then: {text: 'y{{ count }}'}}]"
+
+
+def said(server: RunningServer, text: str = "hello", **asked: Any) -> Any:
+    """The text of an answer; its status when it is an error."""
+    headers = asked.pop("headers", None)
+    body = {"messages": [{"role": "user", "content": text}], **asked}
+    answer = requests.post(server.url + "/v1/chat/completions", json=body, headers=headers, timeout=20)
+    if answer.status_code != 200:
+        return answer.status_code
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    wait_until(holds, 15.0)
+
+
+def test_a_script_that_is_wrong_stops_the_start_with_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("rules: [{name: x, then: {txt: a}}]")
+    with pytest.raises(RuntimeError) as raised, running_server("--script", str(path)):
+        pass
+    lines = str(raised.value).splitlines()
+    assert "ended with status 1" in lines[0]
+    told = [line for line in lines if "unknown key 'txt'" in line]
+    assert len(told) == 1 and f"setting script: script {path}: rule 1 (x): then:" in told[0]
+    assert "Traceback" not in str(raised.value)
+
+
+def test_a_changed_file_is_served_and_a_broken_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("rules: [{then: {text: old}}, {then: {text: never}}]")
+    with running_server("--script", str(path)) as server:
+        assert said(server) == "old"
+        path.write_text("rules: [{then: {text: new}}, {then: {text: never}, name: unused}]")
+        until(lambda: said(server) == "new")
+        path.write_text("rules: [{then: {text: 5}}]")
+        until(lambda: "then.text: expected str, got int; the rules of before stay" in server.log())
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: "reload refused, everything stays as it is: setting script" in server.log())
+        assert said(server) == "new"
+        path.write_text("rules: [{then: {text: newest}}, {then: {text: never}, name: unused}]")
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: said(server) == "newest")
+        assert server.stop() == 0
+        assert re.search(r"1 of 2 rules never answered: rule 2 \(unused\)", server.log())
+
+
+def test_a_regex_without_an_end_holds_nobody_up(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(EVIL)
+    evil = "a" * 200 + "b"
+    with running_server("--script", str(path)) as server:
+        answers: list[Any] = []
+        threads = [threading.Thread(target=lambda: answers.append(said(server, evil))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(answers) == [f"y{number}" for number in range(1, 9)]
+        report = requests.get(server.url + "/admin/script", timeout=10).json()
+        assert report["files"][0]["rules"][0]["too_slow"] == 8
+        assert server.log().count("takes too long, the rule is passed over") == 1
+
+
+def test_the_report_may_be_that_of_all_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("rules: [{then: {text: a}}]")
+    with running_gunicorn(env={"SIM_SCRIPT": str(path), "SIM_DATA_PARALLEL_SIZE": "2"}, ports=2) as server:
+        said(server)
+
+        def answered(method: str) -> dict[str, int]:
+            told = requests.request(method, f"{server.url}/admin/script?ranks=all", timeout=10).json()
+            return {rank: report["files"][0]["rules"][0]["answered"] for rank, report in told.items()}
+
+        assert answered("GET") == {"0": 1, "1": 0}
+        assert answered("DELETE") == {"0": 0, "1": 0}
+
+
+def test_conversations_go_on_with_kept_responses(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("rules: [{when: {turn: 2}, then: {text: second}}, {then: {text: first}}]")
+    with running_server("--script", str(path), "--enable-responses-store") as server:
+
+        def respond(**asked: Any) -> Any:
+            return requests.post(
+                server.url + "/v1/responses", json={"input": "go on", **asked}, timeout=10
+            ).json()
+
+        first = respond()
+        second = respond(previous_response_id=first["id"])
+        texts = [each["output"][0]["content"][0]["text"] for each in (first, second)]
+        assert texts == ["first", "second"]

@@ -1,0 +1,241 @@
+"""Both ways of a request, the fast path and Flask, give the same answers, metrics and logs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.hostile.raw_client import Wire, get, http_post, running, wait_until
+from tests.running_server import RunningServer, running_server
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+JSON = "Content-Type: application/json"
+GENERAL = "TE: trailers"
+"""A header that means nothing here, and that only the general way takes."""
+MOMENTS = re.compile(rb'"created":\d+')
+TIMED = re.compile(
+    r"_(created|seconds|seconds_sum|seconds_bucket)\{?|^(process|python)_|^understudy_requests"
+    r"|iteration_tokens_total_(bucket|count)"
+)
+"""Samples that tell of time (a step is what happens in one millisecond), of the process, or of the ways."""
+
+
+class Twin:
+    """Two servers with the same seed: what one gets as it is, the other gets by the general way."""
+
+    def __init__(self, plain: RunningServer, general: RunningServer) -> None:
+        self.plain, self.general = plain, general
+        self.wires = Wire(plain.port), Wire(general.port)
+
+    def ask(self, path: str, body: bytes, *headers: str) -> list[tuple[int, dict[str, str], bytes]]:
+        """The answers of both."""
+        plain, general = self.wires
+        plain.send(http_post(path, body, JSON, *headers))
+        general.send(http_post(path, body, JSON, *headers, GENERAL))
+        return [self._answer(plain), self._answer(general)]
+
+    def _answer(self, wire: Wire) -> tuple[int, dict[str, str], bytes]:
+        answer = wire.answer()
+        headers = {name: value for name, value in answer.headers.items() if name != "date"}
+        return answer.status, headers, MOMENTS.sub(b'"created":0', answer.body)
+
+    def counted(self) -> list[list[str]]:
+        """The samples of both that do not depend on time."""
+        texts = [get(server.port, "/metrics").body.decode() for server in (self.plain, self.general)]
+        return [[line for line in text.splitlines() if not TIMED.search(line)] for text in texts]
+
+    def ways(self) -> list[dict[str, float]]:
+        """How many requests each of both has served by each way."""
+        found = []
+        for server in (self.plain, self.general):
+            text = get(server.port, "/metrics").body.decode()
+            pairs = re.findall(r'^understudy_requests_total\{way="(\w+)"\} (\S+)$', text, re.M)
+            found.append({way: float(count) for way, count in pairs})
+        return found
+
+
+@pytest.fixture(scope="module", params=["0s", "1ms"], ids=["instant", "paced"])
+def twin(request: pytest.FixtureRequest) -> Iterator[Twin]:
+    with ExitStack() as stack:
+        flags = ("--seed", "7", "--access-log", "--max-model-len", "256")
+        flags += ("--inter-token-latency", request.param)
+        fast = {"SIM_FAST_PATH": "true"}  # also with --general-way
+        servers = [stack.enter_context(running_server(*flags, env=fast)) for _ in range(2)]
+        twin = Twin(*servers)
+        for wire in twin.wires:
+            stack.enter_context(wire)
+        yield twin
+
+
+TEXTS = st.text(max_size=40) | st.sampled_from(["Hello!", "What is the weather like?", "x" * 3000])
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "system", "assistant", "tool", 7]), "content": TEXTS | st.none()},
+        optional={"name": st.text(max_size=5)},
+    ),
+    max_size=3,
+)
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "model": st.sampled_from([None, "", "understudy-tiny", "other"]),
+    "max_tokens": st.integers(-1, 12) | st.sampled_from([None, 300, "5", 2.0]),
+    "stream": st.booleans() | st.none(),
+    "stream_options": st.sampled_from([None, {"include_usage": True}, {"include_usage": False}, {}]),
+    "temperature": st.sampled_from([None, 0, 0.7, 2, 2.5, "1"]),
+    "top_p": st.sampled_from([None, 0, 0.5, 1]),
+    "n": st.sampled_from([1, 2, 0, None]),
+    "seed": st.integers(-2, 3) | st.none(),
+    "ignore_eos": st.booleans(),
+    "min_tokens": st.integers(-1, 6),
+    "presence_penalty": st.sampled_from([None, 0, 1.5, 3]),
+    "stop": st.sampled_from([None, [], "the", ["a", "b"], ""]),
+    "user": st.sampled_from([None, "someone"]),
+    "logprobs": st.sampled_from([None, True, 2]),
+    "echo": st.booleans(),
+    "unknown": st.just(1),
+}
+CHATS = st.fixed_dictionaries(
+    {"messages": MESSAGES}, optional={**FIELDS, "max_completion_tokens": st.integers(0, 9)}
+)
+PROMPTS = TEXTS | st.just(["a", "b"]) | st.just([1, 2, 3])
+COMPLETES = st.fixed_dictionaries({"prompt": PROMPTS}, optional=FIELDS)
+REQUESTS = st.tuples(st.just(CHAT), CHATS) | st.tuples(st.just(COMPLETIONS), COMPLETES)
+HEADERS = st.lists(
+    st.sampled_from(["X-Request-Id: abc", "X-Return-Error: 503", "X-Vllm-Priority: 3", "traceparent: x"]),
+    max_size=2,
+    unique=True,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(asked=REQUESTS, headers=HEADERS)
+def test_any_request_has_the_same_answer_both_ways(
+    twin: Twin, asked: tuple[str, dict[str, Any]], headers: list[str]
+) -> None:
+    path, fields = asked
+    plain, general = twin.ask(path, json.dumps(fields).encode(), *headers)
+    assert plain == general
+
+
+def test_plain_requests_take_the_fast_path_and_no_others(twin: Twin) -> None:
+    before = twin.ways()[0]
+    plain: list[tuple[str, dict[str, Any]]] = [
+        (CHAT, {"messages": [{"role": "user", "content": "Hello!"}]}),
+        (CHAT, {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 3, "stream": True}),
+        (COMPLETIONS, {"prompt": "Hello", "max_tokens": 3, "temperature": 0.5, "seed": 1}),
+    ]
+    others: list[tuple[str, dict[str, Any]]] = [
+        (CHAT, {"messages": [{"role": "user", "content": "Hello!"}], "logprobs": True}),
+        (COMPLETIONS, {"prompt": ["Hello"], "max_tokens": 3}),
+        (COMPLETIONS, {"prompt": "Hello", "max_tokens": 0}),
+    ]
+    for path, fields in plain + others:
+        first, second = twin.ask(path, json.dumps(fields).encode())
+        assert first == second
+    after = twin.ways()[0]
+    assert after["fast"] - before["fast"] == len(plain)
+    assert twin.ways()[1]["fast"] == 0
+    for path, fields in plain + others:
+        first, second = twin.ask(path, json.dumps(fields).encode(), "endpoint-load-metrics-format: TEXT")
+        assert first == second
+        told = (first[0] == 200) - bool(fields.get("stream"))
+        assert first[1].get("endpoint-load-metrics", "").count("named_metrics.") == 2 * told
+
+
+PROBES = ["/health", "/ping", "/version", "/load", "/ready", "/health/ready"]
+
+
+@pytest.mark.parametrize("connection", [(), ("Connection: keep-alive",), ("Connection: close",)])
+@pytest.mark.parametrize("path", PROBES)
+def test_a_probe_has_the_same_answer_both_ways(twin: Twin, path: str, connection: tuple[str, ...]) -> None:
+    before, answers = twin.ways()[0], []
+    for server, more in ((twin.plain, ()), (twin.general, (GENERAL,))):
+        head = "\r\n".join((f"GET {path} HTTP/1.1", "Host: test", *connection, *more))
+        with Wire(server.port) as wire:
+            wire.send(f"{head}\r\n\r\n".encode())
+            answer = wire.answer()
+            answers.append((answer.status, answer.headers | {"date": ""}, answer.body))
+            if "Connection: close" in connection:
+                wire.seconds_until_closed()
+    assert answers[0] == answers[1]
+    after = twin.ways()[0]
+    assert after["probe"] - before["probe"] == 1
+    assert after["fast"] == before["fast"]
+
+
+def test_only_a_bare_probe_is_answered_without_flask(twin: Twin) -> None:
+    before = twin.ways()[0]["probe"]
+    for asked in (
+        b"HEAD /health HTTP/1.1\r\nHost: test\r\n\r\n",
+        b"POST /ping HTTP/1.1\r\nHost: test\r\nContent-Length: 0\r\n\r\n",
+        b"GET /health?really HTTP/1.1\r\nHost: test\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: test\r\nContent-Length: 2\r\n\r\n{}",
+        b"GET /health HTTP/1.0\r\nHost: test\r\n\r\n",
+    ):
+        for server in (twin.plain, twin.general):
+            with Wire(server.port) as wire:
+                assert wire.send(asked).begin().status in (200, 405)
+    assert twin.ways()[0]["probe"] == before
+
+
+def test_what_was_counted_is_the_same_both_ways(twin: Twin) -> None:
+    """After whatever the other tests have asked, too."""
+    twin.ask(CHAT, b'{"messages":[{"role":"user","content":"Hello!"}],"max_tokens":5}')
+    plain, general = twin.counted()
+    assert plain == general
+
+
+def test_what_was_logged_is_the_same_both_ways(twin: Twin) -> None:
+    """After whatever the other tests have asked, too."""
+    body = b'{"messages":[{"role":"user","content":"Hello!"}],"max_tokens":5}'
+    twin.ask(CHAT, body, "X-Request-Id: the-last")
+    # An answer arrives before its line is written, and neither server waits for the other one.
+    servers = (twin.plain, twin.general)
+    wait_until(lambda: all("the-last" in dict(access_lines(server)) for server in servers))
+    assert access_lines(twin.plain) == access_lines(twin.general)
+
+
+def access_lines(server: RunningServer) -> list[tuple[str, str]]:
+    """Request id and line of all but the tests' own questions, without the duration."""
+    found = re.findall(r"\[([^\]]*)\] gunicorn\.access: (.*) \d+\.\d+ s$", server.log(), re.M)
+    return [line for line in found if "/metrics" not in line[1] and "/health" not in line[1]]
+
+
+@pytest.mark.parametrize("way", [[], [GENERAL]], ids=["fast", "general"])
+def test_every_line_about_a_request_has_its_id_also_when_its_answer_comes_later(way: list[str]) -> None:
+    """Whole and streamed, to the end and for a client that leaves."""
+    body = {"prompt": "Hello", "ignore_eos": True}
+    flags = ("--log-http", "--access-log", "--log-format=json", "--inter-token-latency=10ms")
+    with running_server(*flags) as server:
+        for name, stream in (("whole", False), ("streamed", True)):
+            for leaves in (False, True):
+                # Who leaves does so before the end, however slow this machine is.
+                data = json.dumps({**body, "stream": stream, "max_tokens": 1000 if leaves else 40}).encode()
+                with Wire(server.port) as wire:
+                    own = f"X-Request-Id: {name}-{'left' if leaves else 'answered'}"
+                    wire.send(http_post(COMPLETIONS, data, JSON, own, *way))
+                    if leaves:
+                        wait_until(lambda: running(server.port) == 1)
+                    else:
+                        assert wire.answer().status == 200
+        statuses = {"whole-answered": 200, "whole-left": 499, "streamed-answered": 200, "streamed-left": 200}
+        expected = {name: {"http_log": status, "access": status} for name, status in statuses.items()}
+        wait_until(lambda: logged(server) == expected)
+
+
+def logged(server: RunningServer) -> dict[str, dict[str, int]]:
+    """Of each id of a completion: the status that each log tells."""
+    found: dict[str, dict[str, int]] = {}
+    whole_lines = server.log().rpartition("\n")[0].splitlines()
+    for line in map(json.loads, whole_lines):
+        log = line["logger"].rpartition(".")[2]
+        told = json.loads(line["message"]) if log == "http_log" else line
+        if told.get("path") == COMPLETIONS:
+            found.setdefault(line["request_id"], {})[log] = told["status"]
+    return found

@@ -1,0 +1,188 @@
+"""gunicorn's own flags, beside settings that mean the same: those of its command line win."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.raw_client import Wire, ask, get, post, wait_until
+from tests.running_server import free_port, running_command, running_gunicorn
+
+LINE = re.compile(
+    r"^127\.0\.0\.1 - - \[\d\d/\w{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\] "
+    r'"(\S+ \S+ HTTP/1\.1)" 200 (\d+) "-" "-"$'
+)
+"""As gunicorn documents --access-logformat."""
+REQUESTS = ["GET /version?a=b", "GET /ping", "POST /v1/completions"]
+"""One for each way: Flask, probe and fast path."""
+
+
+def exchange(port: int) -> list[int]:
+    """Send all three; the lengths of their answers."""
+    answers = [get(port, "/version?a=b"), get(port, "/ping"), post(port, ask())]
+    assert [answer.status for answer in answers] == [200] * 3
+    return [len(answer.body) for answer in answers]
+
+
+def access_lines(text: str) -> list[tuple[str, int]]:
+    """Request line and bytes of each line but those of the wait for the start."""
+    found = [LINE.match(line) for line in text.splitlines()]
+    told = [(match[1], int(match[2])) for match in found if match is not None]
+    return [line for line in told if "/health" not in line[0]]
+
+
+def expected(lengths: list[int]) -> list[tuple[str, int]]:
+    return [(f"{request} HTTP/1.1", length) for request, length in zip(REQUESTS, lengths, strict=True)]
+
+
+def test_logs_go_where_gunicorns_flags_say(tmp_path: Path) -> None:
+    access, errors = tmp_path / "access.log", tmp_path / "errors.log"
+    flags = ("--access-logfile", str(access), "--error-logfile", str(errors), "--log-level", "warning")
+    env = {"SIM_ACCESS_LOG": "true", "SIM_LOG_LEVEL": "debug", "SIM_LOG_FORMAT": "json"}
+    with running_gunicorn(*flags, env=env) as server:
+        lengths = exchange(server.port)
+        wait_until(lambda: len(access_lines(access.read_text())) == 3)
+        assert access_lines(access.read_text()) == expected(lengths)
+        with Wire(server.port) as wire:
+            assert wire.send(b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n").answer().status == 400
+        assert server.log() == ""
+        [line] = map(json.loads, errors.read_text().splitlines())
+        assert (line["level"], line["logger"]) == ("WARNING", "gunicorn.error")
+        errors.rename(tmp_path / "errors.1")
+        server.process.send_signal(signal.SIGUSR1)  # as logrotate does
+        wait_until(errors.exists)
+
+
+def test_lines_that_find_no_room_on_a_disk_are_lost_without_a_word() -> None:
+    with running_gunicorn("--access-logfile", "/dev/full") as server:
+        exchange(server.port)
+        assert "Logging error" not in server.log() and "Authorization" not in server.log()
+
+
+def test_access_lines_on_stdout_are_gunicorns_too() -> None:
+    with running_gunicorn("--access-logfile", "-", env={"SIM_ACCESS_LOG": "true"}) as server:
+        lengths = exchange(server.port)
+        wait_until(lambda: access_lines(server.log()) == expected(lengths))
+        assert "gunicorn.access: " not in server.log()
+        assert "INFO" in server.log()
+
+
+def as_json(file: str) -> str:
+    """A log configuration that writes all to `file`."""
+    logger = {"level": "INFO", "handlers": ["file"], "propagate": False}
+    handler = {"class": "logging.FileHandler", "formatter": "short", "filename": file}
+    return json.dumps(
+        {
+            "version": 1,
+            "root": {"level": "WARNING", "handlers": ["file"]},
+            "loggers": {"gunicorn.error": logger, "gunicorn.access": logger},
+            "handlers": {"file": handler},
+            "formatters": {"short": {"format": "%(name)s|%(message)s"}},
+        }
+    )
+
+
+def test_a_log_configuration_decides_alone(tmp_path: Path) -> None:
+    file, configuration = str(tmp_path / "all.log"), tmp_path / "configuration"
+    configuration.write_text(as_json(file))
+    with running_gunicorn("--log-config-json", str(configuration), env={"SIM_LOG_FORMAT": "json"}) as server:
+        lengths = exchange(server.port)
+
+        def lines(name: str) -> str:
+            written = Path(file).read_text().splitlines()
+            return "\n".join(line.partition("|")[2] for line in written if line.startswith(f"{name}|"))
+
+        wait_until(lambda: access_lines(lines("gunicorn.access")) == expected(lengths))
+        assert "Listening at: " in lines("gunicorn.error")
+        assert server.log() == ""
+
+
+def test_statsd_hears_of_every_request_and_worker() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as statsd:
+        statsd.bind(("127.0.0.1", 0))
+        statsd.settimeout(20)
+        address = f"127.0.0.1:{statsd.getsockname()[1]}"
+        flags = ("--statsd-host", address, "--statsd-prefix", "mock", "--dogstatsd-tags", "a:b")
+        with running_gunicorn(*flags, env={"SIM_ACCESS_LOG": "false"}) as server:
+            assert b"mock.gunicorn.workers:1|g|#a:b" in heard(statsd, b"gunicorn.workers")
+            heard(statsd, b"request.status.200")  # of the wait for the start
+            exchange(server.port)
+            for _ in REQUESTS:
+                packets = heard(statsd, b"request.status.200")
+                assert [
+                    packet
+                    for packet in packets
+                    if re.match(rb"mock\.gunicorn\.request\.duration:[\d.]+\|ms", packet)
+                ]
+                assert b"mock.gunicorn.requests:1|c|@1.0|#a:b" in packets
+            assert " /ping" not in server.log()
+
+
+def heard(statsd: socket.socket, last: bytes) -> list[bytes]:
+    """What comes, up to the first that tells of `last`."""
+    packets = [statsd.recv(4096)]
+    while last not in packets[-1]:
+        packets.append(statsd.recv(4096))
+    return packets
+
+
+def test_syslog_gets_both_logs_and_another_logger_class_serves() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as syslog:
+        syslog.bind(("127.0.0.1", 0))
+        syslog.settimeout(20)
+        where = f"udp://127.0.0.1:{syslog.getsockname()[1]}"
+        for more in ((), ("--logger-class", "gunicorn.glogging.Logger")):
+            with running_gunicorn("--log-syslog", "--log-syslog-to", where, *more) as server:
+                assert any(
+                    b"gunicorn.wsgi.app.error: " in packet for packet in heard(syslog, b"Listening at")
+                )
+                exchange(server.port)
+                for request in REQUESTS:
+                    assert b"gunicorn.wsgi.app.access: " in heard(syslog, request.encode())[-1]
+                assert "Traceback" not in server.log()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "ranks", "told"),
+    [
+        (("-w", "4"), {}, 1, "workers=4: one worker serves: "),
+        (("--preload",), {"WEB_CONCURRENCY": "2"}, 1, "workers=2: one worker serves: "),
+        (
+            ("--workers=4",),
+            {"SIM_DATA_PARALLEL_SIZE": "2"},
+            2,
+            "workers=4: 2 workers serve, one for each rank",
+        ),
+    ],
+)
+def test_there_is_a_worker_for_each_rank_however_many_are_asked_for(
+    arguments: tuple[str, ...], env: dict[str, str], ranks: int, told: str
+) -> None:
+    with running_gunicorn(*arguments, env=env, ports=ranks) as server:
+        for starts in (1, 2):
+            wait_until(lambda: server.log().count("Booting worker") == ranks * (starts - 1))  # noqa: B023
+            assert {post(server.port + rank, ask()).status for rank in range(ranks)} == {200}
+            if starts == 1:
+                server.process.send_signal(signal.SIGHUP)  # which has gunicorn read its flags again
+        [line] = [line for line in server.log().splitlines() if "workers=" in line]
+        assert told in line and "each worker is a server of its own" in line
+
+
+def test_what_is_told_of_the_address_is_that_which_is_bound() -> None:
+    port, other = free_port(), free_port()
+    command = [sys.executable, "-m", "gunicorn", "-b", f"0.0.0.0:{port}", "wsgi:app"]
+    env = {"SIM_PORT": str(other), "SIM_HOST": "127.0.0.1", "SIM_CONSOLE": "true", "SIM_POD_NAME": "pod"}
+    with running_command(command, port, env) as server:
+        assert f"console: http://127.0.0.1:{port}/console" in server.log()
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: server.log().count("Booting worker") == 1)
+        settings = get(port, "/admin/config").json()
+        assert (settings["host"], settings["port"]) == ("0.0.0.0", port)
+        assert post(port, ask()).headers["x-inference-port"] == str(port)
+        assert str(other) not in server.log()

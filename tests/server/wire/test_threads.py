@@ -1,0 +1,174 @@
+"""gunicorn's worker of threads, under which one loop serves the requests of all of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.hostile.raw_client import (
+    COMPLETIONS,
+    PATIENCE_S,
+    Wire,
+    aborts,
+    ask,
+    get,
+    http_post,
+    is_error,
+    metric,
+    post,
+    running,
+    wait_until,
+)
+from tests.kvcache.wire.test_over_http import subscribed
+from tests.other_workers import THREADS, served_by
+from tests.running_server import QUICK_STEPS, RunningServer
+from tests.tokenization.test_render import Service
+
+LATENCIES = {"SIM_TIME_TO_FIRST_TOKEN": "50ms", "SIM_INTER_TOKEN_LATENCY": "10ms"}
+STEPS = {"SIM_PROFILE": str(QUICK_STEPS)}
+LONG = 4000
+"""Tokens that take longer than anybody waits here."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One place for all, and little time for a body."""
+    settings = {**LATENCIES, "SIM_MAX_NUM_SEQS": "1", "SIM_READ_TIMEOUT": "1s"}
+    with served_by("gthread", tmp_path_factory.mktemp("gthread"), **settings) as running_server:
+        yield running_server
+        assert "Traceback" not in running_server.log()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "server" in request.fixturenames:
+        port = request.getfixturevalue("server").port
+        wait_until(lambda: running(port) == 0)
+
+
+def text_of(port: int, number: int) -> str:
+    """The reply to an equal request, as a stream or whole."""
+    fields: Any = ask(max_tokens=20, temperature=0)
+    if number % 2:
+        text: str = post(port, fields).json()["choices"][0]["text"]
+        return text
+    with Wire(port) as wire:
+        events = wire.post({**fields, "stream": True}).events()
+        return "".join(event["choices"][0]["text"] for event in events)
+
+
+@pytest.mark.parametrize("timing", [LATENCIES, STEPS], ids=["latencies", "steps"])
+@pytest.mark.parametrize("worker", ["gthread", "threads of gevent"])
+def test_all_threads_stream_at_a_time(tmp_path: Path, worker: str, timing: dict[str, str]) -> None:
+    with served_by(worker, tmp_path, **timing) as server, ThreadPoolExecutor(THREADS) as several:
+        texts = set(several.map(lambda number: text_of(server.port, number), range(3 * THREADS)))
+        assert len(texts) == 1, texts
+        assert running(server.port) == 0
+        counted = metric(server.port, "vllm:request_success_total", finished_reason="length")
+        assert counted == 3 * THREADS
+        assert metric(server.port, "vllm:generation_tokens_total") == 3 * THREADS * 20
+        assert "Traceback" not in server.log()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_who_leaves_gives_the_place_back(server: RunningServer, stream: bool) -> None:
+    before = aborts(server.port)
+    with Wire(server.port) as wire:
+        wire.post(ask(max_tokens=LONG, stream=stream))
+        wait_until(lambda: running(server.port) == 1)
+    assert post(server.port, ask()).status == 200
+    assert aborts(server.port) == before + 1
+
+
+def test_who_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
+    with served_by("gthread", tmp_path) as server, Wire(server.port, receive_buffer=2048) as slow:
+        slow.post(ask(max_tokens=LONG, stream=True, logprobs=5, temperature=0))
+        wait_until(lambda: metric(server.port, "vllm:generation_tokens_total") == LONG)
+        assert text_of(server.port, 0) == text_of(server.port, 1)
+        assert sum(len(event["choices"][0]["logprobs"]["tokens"]) for event in slow.events()) == LONG
+
+
+def test_who_sends_slowly_holds_up_nobody(server: RunningServer) -> None:
+    request = http_post(COMPLETIONS, json.dumps(ask()).encode())
+    with ExitStack() as stack:
+        slow = [stack.enter_context(Wire(server.port)) for _ in range(THREADS - 1)]
+        for wire in slow:
+            wire.send(request[:-5])
+        assert post(server.port, ask()).status == 200
+        for wire in slow[1:]:
+            wire.send(request[-5:])
+        assert [wire.answer().status for wire in slow] == [408] + [200] * (THREADS - 2)
+        assert slow[0].sock.recv(1) == b""
+
+
+class SlowService(Service):
+    """Is silent while it may not answer."""
+
+    wbufsize = -1  # answers leave whole: a start asks hundreds of times
+    asked: ClassVar[threading.Event] = threading.Event()
+    may_answer: ClassVar[threading.Event] = threading.Event()
+
+    def do_POST(self) -> None:
+        self.asked.set()
+        assert self.may_answer.wait(PATIENCE_S)
+        super().do_POST()
+
+
+def test_who_waits_for_a_tokenizer_service_holds_up_nobody(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), SlowService) as service, ThreadPoolExecutor(2) as others:
+        others.submit(service.serve_forever, 0.01)
+        url = f"http://127.0.0.1:{service.server_port}"
+        SlowService.may_answer.set()
+        try:
+            with served_by("gthread", tmp_path, SIM_RENDER_URL=url) as server:
+                SlowService.may_answer.clear()
+                SlowService.asked.clear()  # which it was at the start
+                answer = others.submit(post, server.port, ask())
+                assert SlowService.asked.wait(PATIENCE_S)
+                assert get(server.port, "/health").status == 200
+                SlowService.may_answer.set()
+                assert answer.result(PATIENCE_S).status == 200
+        finally:
+            SlowService.may_answer.set()
+            service.shutdown()
+
+
+def test_errors_have_vllms_form(server: RunningServer) -> None:
+    is_error(post(server.port, ask(model="other")), 404, "NotFoundError", "model")
+    is_error(post(server.port, ask(max_tokens=-1)), 400, "BadRequestError", "max_tokens")
+    assert get(server.port, "/nowhere").status == 404
+
+
+def test_what_runs_at_the_end_runs_to_its_end(tmp_path: Path) -> None:
+    with served_by("gthread", tmp_path, **LATENCIES) as server, Wire(server.port) as wire:
+        events = wire.post(ask(max_tokens=60, stream=True)).events()
+        next(events)
+        server.process.send_signal(signal.SIGTERM)
+        assert len([*events]) == 59
+        wire.sock.close()
+        assert server.process.wait(10) == 0
+        assert "Traceback" not in server.log()
+
+
+def test_kv_events_are_published_also_those_that_wait_at_the_end(tmp_path: Path) -> None:
+    with subscribed() as subscriber:
+        cache = {"SIM_ENABLE_KVCACHE": "true", "SIM_BLOCK_SIZE": "16", "SIM_EVENT_FLUSH_INTERVAL": "60s"}
+        endpoint = f"tcp://127.0.0.1:{subscriber.port}"
+        with served_by("gthread", tmp_path, SIM_ZMQ_ENDPOINT=endpoint, **cache) as server:
+            prompts = [[number] * 16 for number in range(THREADS)]
+            with ThreadPoolExecutor(THREADS) as several:
+                answers = several.map(lambda prompt: post(server.port, ask(prompt=prompt)).status, prompts)
+                assert [*answers] == [200] * THREADS
+            assert server.stop() == 0
+        stored = [event["token_ids"] for event in subscriber.events(THREADS)]
+        assert sorted(stored) == prompts

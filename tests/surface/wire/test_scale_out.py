@@ -1,0 +1,259 @@
+"""Token in, token out: render, generate, and prefill apart from decode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.hostile.raw_client import Wire
+from tests.surface.conftest import MODEL, Client, served
+
+MESSAGES = [{"role": "user", "content": "Hello there"}]
+GENERATE = "/inference/v1/generate"
+
+
+def generate(client: Client, **fields: Any) -> Any:
+    body = {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 4, "ignore_eos": True}, **fields}
+    answer = client.post(GENERATE, body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_tokens_come_for_tokens(client: Client) -> None:
+    told = generate(client, request_id="mine")
+    assert told["request_id"] == "generate-tokens-mine"
+    (choice,) = told["choices"]
+    assert (len(choice["token_ids"]), choice["finish_reason"]) == (4, "length")
+    assert (told["usage"]["prompt_tokens"], told["usage"]["completion_tokens"]) == (3, 4)
+
+
+def test_their_text_comes_on_request(client: Client) -> None:
+    (choice,) = generate(client, output_mode="text")["choices"]
+    text = client.post("/detokenize", {"tokens": choice["token_ids"]}).json()["prompt"]
+    assert choice["text"] == text
+
+
+def test_a_stream_has_a_token_an_event_and_usage_only_when_asked(client: Client) -> None:
+    params = {"max_tokens": 3, "ignore_eos": True}
+    for options in (None, {"include_usage": True}):
+        with Wire(client.server.port) as wire:
+            body = {"token_ids": [5], "sampling_params": params, "stream": True, "stream_options": options}
+            events = list(wire.post(body, GENERATE).events())
+        assert [len(event["choices"][0]["token_ids"]) for event in events[:3]] == [1, 1, 1]
+        reasons = [event["choices"][0]["finish_reason"] for event in events[:3]]
+        assert reasons == [None, None, "length"]
+        assert [event["usage"]["completion_tokens"] for event in events[3:]] == ([3] if options else [])
+
+
+TWO = {"token_ids": [1, 2], "sampling_params": {}}
+NO_MEDIA: dict[str, Any] = {"mm_hashes": {}, "mm_placeholders": {}}
+
+
+def media(*spans: tuple[int, int]) -> dict[str, Any]:
+    placeholders = [{"offset": offset, "length": length} for offset, length in spans]
+    return {"mm_hashes": {"image": ["a"] * len(spans)}, "mm_placeholders": {"image": placeholders}}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"sampling_params": {}}, "body.token_ids"),
+        ({"token_ids": [1]}, "body.sampling_params"),
+        ({"token_ids": [], "sampling_params": {}}, "body.token_ids"),
+        ({"token_ids": [-1], "sampling_params": {}}, "body.token_ids"),
+        ({"token_ids": [1], "sampling_params": {"max_tokens": "x"}}, "body.sampling_params"),
+        ({"token_ids": [1], "sampling_params": {"temperature": 3}}, "temperature"),
+        ({"token_ids": [1], "sampling_params": {"max_tokens": 0}}, "max_tokens"),
+        ({"token_ids": [1], "sampling_params": {"detokenize": False}, "output_mode": "text"}, "body"),
+        ({**TWO, "features": {}}, "body.features.mm_hashes"),
+        ({**TWO, "features": {"mm_hashes": {}}}, "body.features.mm_placeholders"),
+        ({**TWO, "features": {**NO_MEDIA, "mm_hashes": {"image": ["a"]}}}, "body.features"),
+        ({**TWO, "features": media((0, 2), (1, 1))}, "body.features"),
+        ({**TWO, "features": media((1, 2))}, "body"),
+        ({**TWO, "features": NO_MEDIA, "content_parts": [{}]}, "body"),
+        (
+            {"token_ids": [1], "sampling_params": {}, "reasoning_parser_kwargs": {"x": 1}},
+            "body.reasoning_parser_kwargs.x",
+        ),
+        ({"token_ids": [1] * 40_000, "sampling_params": {"max_tokens": 5}}, None),
+        ({"token_ids": [1], "sampling_params": {"n": 300}}, None),
+        ({"token_ids": "x", "sampling_params": {}}, "body.token_ids"),
+    ],
+)
+def test_what_is_no_generate_request(client: Client, body: Any, param: str | None) -> None:
+    answer = client.post(GENERATE, body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_what_is_rendered_generates_what_the_chat_would(client: Client) -> None:
+    rendered = client.post(
+        "/v1/chat/completions/render", {"messages": MESSAGES, "max_tokens": 7, "temperature": 0}
+    ).json()
+    count = client.post("/tokenize", {"messages": MESSAGES}).json()
+    assert rendered["token_ids"] == count["tokens"]
+    assert rendered["sampling_params"]["max_tokens"] == 7
+    sent = {key: rendered[key] for key in ("token_ids", "sampling_params", "model")}
+    text = generate(client, **sent, output_mode="text")["choices"][0]["text"]
+    assert text == client.chat(max_tokens=7, temperature=0)["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize(("model", "status"), [("first", 200), ("nobody's", 404)])
+def test_adapters_are_rendered_for_too(client: Client, model: str, status: int) -> None:
+    answer = client.post("/v1/chat/completions/render", {"model": model, "messages": MESSAGES})
+    assert (answer.status_code, answer.json().get("model", model)) == (status, model)
+
+
+def test_media_have_hashes_and_share_the_prompt(client: Client) -> None:
+    content = [
+        {"type": "text", "text": "Look at these, please, and tell me what you see"},
+        {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
+        {"type": "image_url", "image_url": {"url": "https://example.com/b.png"}},
+        {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+    ]
+    body = {"messages": [{"role": "user", "content": content}]}
+    rendered = client.post("/v1/chat/completions/render", body).json()
+    told, tokens = rendered["features"], len(rendered["token_ids"])
+    assert [name.split("_")[:3] for name in told["mm_hashes"]["image"]] == [
+        ["sim", "img", "0"],
+        ["sim", "img", "1"],
+    ]
+    places = [*told["mm_placeholders"]["image"], *told["mm_placeholders"]["audio"]]
+    assert all(place["offset"] >= 0 and place["offset"] + place["length"] <= tokens for place in places)
+    assert [place["offset"] for place in places] == [0, tokens // 3, 2 * (tokens // 3)]
+    assert client.post("/v1/chat/completions/render", {"messages": MESSAGES}).json()["features"] is None
+    chat = client.post("/v1/chat/completions", {**body, "max_tokens": 1}).json()
+    told = chat["usage"]["prompt_tokens_details"]["multimodal_tokens"]
+    assert set(told) == {"image", "audio"}
+    alone = {"messages": [{"role": "user", "content": content[:1]}], "max_tokens": 1}
+    texts = client.post("/v1/chat/completions", alone)
+    assert sum(told.values()) == chat["usage"]["prompt_tokens"] - texts.json()["usage"]["prompt_tokens"] > 0
+
+
+def test_a_model_of_text_takes_no_media_by_any_route() -> None:
+    address = "https://example.com/a.png"
+    block = {"type": "image", "source": {"type": "url", "url": address}}
+    said = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": address}}]}]
+    item = {"role": "user", "content": [{"type": "input_image", "image_url": address}]}
+    with served("--multimodal", "false", "--enable-scale-out") as client:
+        for path, body in (
+            ("/v1/chat/completions", {"messages": said}),
+            ("/v1/chat/completions/batch", {"messages": [said]}),
+            ("/v1/chat/completions/render", {"messages": said}),
+            ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [block]}]}),
+            ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": [block]}]}),
+            ("/v1/responses", {"input": [item]}),
+            ("/tokenize", {"messages": said}),
+        ):
+            answer = client.post(path, {"model": MODEL, **body})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"], error.get("param")) == (400, "BadRequestError", None)
+            assert "is not a multimodal model" in error["message"]
+
+
+def test_a_prefill_says_where_its_cache_is_and_a_decode_takes_it_from_there(client: Client) -> None:
+    asked = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None}
+    for prefilled in (
+        client.chat(max_tokens=1, kv_transfer_params=asked),
+        client.complete(kv_transfer_params=asked),
+        generate(client, kv_transfer_params=asked),
+        generate(client, sampling_params={"max_tokens": 1, "extra_args": {"kv_transfer_params": asked}}),
+    ):
+        params = prefilled["kv_transfer_params"]
+        assert (params["do_remote_prefill"], params["do_remote_decode"]) == (True, False)
+        assert params["remote_engine_id"] and params["remote_block_ids"] and params["remote_host"]
+        assert client.complete(kv_transfer_params=params)["kv_transfer_params"] is None
+    assert client.complete()["kv_transfer_params"] is None
+
+
+@pytest.mark.parametrize("ids", [[5, 6, 7], [], "x", [-1], [10**9], [True]])
+def test_a_decode_may_be_handed_the_tokens_of_its_prompt(client: Client, ids: Any) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 1, "kv_transfer_params": {"prompt_token_ids": ids}}
+    answer = client.post("/v1/chat/completions", body)
+    if ids == [5, 6, 7]:
+        assert answer.json()["usage"]["prompt_tokens"] == 3
+        echoed = client.post("/v1/chat/completions", body | {"echo": True}).json()
+        assert echoed["usage"]["prompt_tokens"] > 3
+    else:
+        param = "kv_transfer_params.prompt_token_ids"
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    batch = client.post("/v1/chat/completions/batch", body | {"messages": [MESSAGES]})
+    assert batch.status_code == 400
+
+
+def test_a_remote_prefill_costs_the_transfer_and_nothing_else() -> None:
+    with served("--time-to-first-token", "5s", "--kv-cache-transfer-latency", "1ms") as client:
+        client.complete(kv_transfer_params={"do_remote_prefill": True})
+        assert client.metric("vllm:time_to_first_token_seconds_bucket", le="2.5") == 1
+
+
+def test_a_remote_prefill_is_counted_as_fetched() -> None:
+    flags = ("--time-to-first-token", "1ms", "--kv-cache-transfer-latency", "1ms", "--enable-kvcache")
+    with served(*flags, "--block-size", "4", "--kv-cache-size", "1000") as client:
+        prompt, source = list(range(100, 140)), "vllm:prompt_tokens_by_source_total"
+        client.complete(prompt=prompt[:20])
+        client.complete(prompt=prompt, kv_transfer_params={"do_remote_prefill": True})
+        assert client.metric(source, source="local_compute") == 20
+        assert client.metric(source, source="local_cache_hit") == 20
+        assert client.metric(source, source="external_kv_transfer") == 20
+        tiers = "vllm:prompt_tokens_cached_by_source_total"
+        assert [client.metric(tiers, source=tier) for tier in ("device", "p2p", "host")] == [20, 20, 0]
+        assert client.metric("vllm:external_prefix_cache_hits_total") == 20
+        assert client.metric("vllm:external_prefix_cache_queries_total") == 20
+        assert client.metric("vllm:prefix_cache_hits_total") == 20
+        assert client.metric("vllm:request_prefill_kv_computed_tokens_sum") == 20
+        assert client.metric("vllm:nixl_xfer_time_seconds_count") == 1
+        assert client.metric("vllm:num_requests_running") == 0
+
+
+def test_without_scale_out_all_of_it_is_forbidden() -> None:
+    with served() as client:
+        aborting = "/inference/v1/abort_requests"
+        for path in (GENERATE, "/v1/chat/completions/render", "/v1/completions/render", aborting):
+            answer = client.post(path, {})
+            assert (answer.status_code, answer.json()["error"]["type"]) == (403, "PermissionDeniedError")
+
+
+def test_an_encoder_says_exclamation_marks_and_where_its_media_are() -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    with served("--mm-encoder-only", "--enable-scale-out", "--mode", "echo") as client:
+        body = {"messages": [{"role": "user", "content": [image]}], "max_tokens": 3}
+        told = client.post("/v1/chat/completions", body).json()
+        assert told["choices"][0]["message"]["content"] == "!!!"
+        assert told["choices"][0]["finish_reason"] == "length"
+        (name,) = told["ec_transfer_params"]
+        assert name.startswith("sim_img_0_")
+        spans = [{"offset": 0, "length": 1}, {"offset": 1, "length": 2}]
+        features = {"mm_hashes": {"image": ["h1", "h2"]}, "mm_placeholders": {"image": spans}}
+        assert set(generate(client, features=features)["ec_transfer_params"]) == {"h1", "h2"}
+        assert client.complete(max_tokens=2)["choices"][0]["text"] == "!!"
+
+
+def test_an_omni_model_draws_when_it_is_told_to() -> None:
+    with served("--omni", "--model", MODEL) as client:
+        asked = {"messages": MESSAGES, "max_tokens": 2}
+        plain = client.post("/v1/chat/completions", asked).json()
+        assert isinstance(plain["choices"][0]["message"]["content"], str)
+        drawn = client.post("/v1/chat/completions", asked, headers={"X-Send-Image": "true"}).json()
+        kinds = [block["type"] for block in drawn["choices"][0]["message"]["content"]]
+        assert kinds == ["text", "image_url"]
+        wrong = client.post("/v1/chat/completions", asked, headers={"X-Send-Image": "perhaps"})
+        assert wrong.status_code == 400
+        assert client.post("/admin/config", {"image-emission-rate": 101}).status_code == 400
+        client.post("/admin/config", {"image-emission-rate": 100})
+        always = client.post("/v1/chat/completions", asked).json()["choices"][0]["message"]["content"]
+        assert always[-1]["image_url"]["url"].startswith("data:image/png;base64,")
+        none = client.post("/v1/chat/completions", asked, headers={"X-Send-Image": "false"}).json()
+        assert isinstance(none["choices"][0]["message"]["content"], str)
+
+
+def test_a_request_may_be_pinned_to_the_rank_that_it_reaches(client: Client) -> None:
+    def pinned(rank: str, **fields: Any) -> Any:
+        body = {"prompt": "Hello", "max_tokens": 1, **fields}
+        return client.post("/v1/completions", body, headers={"X-data-parallel-rank": rank})
+
+    assert pinned("0").status_code == 200
+    assert pinned("x").status_code == 200
+    assert (pinned("3").status_code, pinned("3").json()["error"]["type"]) == (400, "BadRequestError")
+    streamed = pinned("3", stream=True)
+    assert streamed.status_code == 200 and '"code":400' in streamed.text

@@ -1,0 +1,191 @@
+"""A real server, a real collector: whose spans arrive, joined to the client's, and when."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.hostile.raw_client import Wire, ask, http_post, wait_until
+from tests.running_server import RunningServer, free_port, running_server
+from tests.tracing.collector import ERROR, SERVER, Collector, Received, running_collector
+
+COMPLETIONS = "/v1/completions"
+PARENT = "00f067aa0ba902b7"
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with running_collector() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
+def traced(collector: Collector) -> Iterator[RunningServer]:
+    """One place, a first token after 50 ms, then one every 20 ms."""
+    flags = ("--max-num-seqs=1", "--time-to-first-token=50ms", "--inter-token-latency=20ms", "--api-key=key")
+    env = {"OTEL_EXPORTER_OTLP_HEADERS": "x-tenant=mine", "OTEL_RESOURCE_ATTRIBUTES": "cluster=test"}
+    with running_server(*flags, f"--otlp-traces-endpoint={collector.url}", env=env) as server:
+        yield server
+
+
+def fresh_trace() -> tuple[str, dict[str, str]]:
+    """A trace id, and the headers of a client that has begun it."""
+    trace_id = os.urandom(16).hex()
+    headers = {"traceparent": f"00-{trace_id}-{PARENT}-01", "tracestate": "vendor=1"}
+    return trace_id, {**headers, "Authorization": "Bearer key"}
+
+
+def post(server: RunningServer, headers: Mapping[str, str], path: str = COMPLETIONS, **asked: object) -> int:
+    got = requests.post(server.url + path, json=ask(**asked), headers=headers, timeout=20)
+    assert got.content
+    return got.status_code
+
+
+def names(spans: list[Received]) -> list[str]:
+    return [span.name for span in spans]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_spans_of_a_request_are_joined_to_the_clients(
+    traced: RunningServer, collector: Collector, stream: bool
+) -> None:
+    trace_id, headers = fresh_trace()
+    assert post(traced, {**headers, "X-Request-Id": "mine"}, max_tokens=5, stream=stream) == 200
+    own, *phases = collector.trace(trace_id)
+    assert (own.name, own.kind, own.parent_id) == ("llm_request", SERVER, PARENT)
+    assert names(phases) == ["queued", "prefill", "decode"]
+    assert {span.parent_id for span in phases} == {own.span_id}
+    assert all(own.start_s <= span.start_s and span.end_s <= own.end_s for span in phases)
+    assert (own.told["gen_ai.request.id"], own.told["gen_ai.usage.completion_tokens"]) == ("cmpl-mine-0", 5)
+    assert (own.told["http.response.status_code"], own.told["http.route"]) == (200, COMPLETIONS)
+    assert own.told["gen_ai.latency.time_to_first_token"] == pytest.approx(0.05, abs=0.001)
+    assert phases[2].duration_s == pytest.approx(4 * 0.02, abs=0.001)
+    assert own.status == 0
+
+
+def test_the_collector_learns_who_sends(traced: RunningServer, collector: Collector) -> None:
+    trace_id, headers = fresh_trace()
+    post(traced, headers)
+    resource = collector.trace(trace_id)[0].resource
+    assert (resource["service.name"], resource["cluster"]) == ("understudy", "test")
+    assert collector.headers[-1]["x-tenant"] == "mine"
+
+
+def send(wire: Wire, headers: Mapping[str, str], **asked: object) -> Wire:
+    """Begin a request and do not wait for its answer."""
+    lines = [f"{name}: {value}" for name, value in {"Content-Type": "application/json", **headers}.items()]
+    return wire.send(http_post(COMPLETIONS, json.dumps(ask(**asked)).encode(), *lines))
+
+
+def test_a_span_ends_when_its_client_leaves(traced: RunningServer, collector: Collector) -> None:
+    trace_id, headers = fresh_trace()
+    with Wire(traced.port) as wire:
+        next(send(wire, headers, max_tokens=4000, stream=True).events())
+    own, *phases = collector.trace(trace_id)
+    assert names(phases) == ["queued", "prefill", "decode"]
+    assert [(span.status, span.reason) for span in (own, phases[-1])] == [(ERROR, "abort")] * 2
+    assert own.duration_s < 4000 * 0.02
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "status", "name"),
+    [
+        (COMPLETIONS, {"n": 0}, 400, f"POST {COMPLETIONS}"),
+        (COMPLETIONS, {"model": "nope"}, 404, f"POST {COMPLETIONS}"),
+        ("/v1/nope", {}, 404, "POST"),
+    ],
+)
+def test_a_refused_request_has_one_span(
+    traced: RunningServer, collector: Collector, path: str, asked: dict[str, object], status: int, name: str
+) -> None:
+    trace_id, headers = fresh_trace()
+    assert post(traced, headers, path, **asked) == status
+    (own,) = collector.trace(trace_id)
+    assert (own.name, own.told["http.response.status_code"], own.status) == (name, status, 0)
+
+
+@pytest.mark.parametrize("parent", [None, "00-nonsense", f"00-{'0' * 32}-{PARENT}-01"])
+def test_without_a_valid_parent_a_trace_begins_here(
+    traced: RunningServer, collector: Collector, parent: str | None
+) -> None:
+    headers = {"Authorization": "Bearer key", "X-Request-Id": f"own-{parent}"[:12]}
+    post(traced, {**headers, **({"traceparent": parent} if parent else {})})
+    wanted = f"cmpl-{headers['X-Request-Id']}-0"
+
+    def own(spans: list[Received]) -> list[Received]:
+        return [span for span in spans if span.told.get("gen_ai.request.id") == wanted]
+
+    assert own(collector.wait_for(lambda spans: bool(own(spans))))[0].parent_id == ""
+
+
+def test_probes_and_scrapes_are_not_traced(traced: RunningServer, collector: Collector) -> None:
+    paths = ("/health", "/metrics", "/ping", "/version", "/health/ready")
+    for path in paths:
+        requests.get(traced.url + path, timeout=20)
+    trace_id, headers = fresh_trace()
+    post(traced, headers)
+    collector.trace(trace_id)
+    assert not {span.told.get("url.path") for span in collector.spans} & set(paths)
+
+
+def test_the_last_spans_are_sent_at_the_end() -> None:
+    trace_id, headers = fresh_trace()
+    with running_collector() as collector:
+        with running_server(f"--otlp-traces-endpoint={collector.url}") as server:
+            post(server, headers)
+            assert server.stop() == 0
+        assert len(collector.trace(trace_id)) == 4
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """The port of something that takes connections and never answers."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(16)
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_dead_collector_harms_no_request_and_no_end(answers: bool, silent: int) -> None:
+    endpoint = f"--otlp-traces-endpoint=http://127.0.0.1:{free_port() if answers else silent}/v1/traces"
+    with running_server(endpoint, env={"OTEL_EXPORTER_OTLP_TIMEOUT": "1"}) as server:
+        for _ in range(20):
+            assert post(server, {}) == 200
+        wait_until(lambda: "spans are lost" in server.log())
+        for _ in range(20):
+            assert post(server, {}) == 200
+        assert server.stop() == 0
+        assert server.log().count("spans are lost") == 1
+        assert server.log().count("Traceback") == 0
+
+
+def test_without_an_endpoint_nothing_of_opentelemetry_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "opentelemetry.py").write_text("raise SystemExit('it was imported')\n")
+    with running_server(env={"PYTHONPATH": str(tmp_path)}) as server:
+        assert post(server, fresh_trace()[1]) == 200
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "told"),
+    [
+        ("http://127.0.0.1:4318/v1/traces", "pip install -r requirements-tracing.txt"),
+        ("grpc://127.0.0.1:4317", "must begin with http:// or https://"),
+    ],
+)
+def test_a_server_that_cannot_trace_says_so_in_one_line(tmp_path: Path, endpoint: str, told: str) -> None:
+    (tmp_path / "opentelemetry.py").write_text("raise ImportError('no OpenTelemetry here')\n")
+    with (
+        pytest.raises(RuntimeError) as ended,
+        running_server(f"--otlp-traces-endpoint={endpoint}", env={"PYTHONPATH": str(tmp_path)}),
+    ):
+        pass
+    lines = [line for line in str(ended.value).splitlines() if "otlp-traces-endpoint" in line]
+    assert [line for line in lines if told in line]
+    assert "Traceback" not in str(ended.value)

@@ -1,0 +1,66 @@
+"""docs/testing.md: its tests pass, and its recipes are of the form that GitHub and GitLab read."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import vllm_understudy
+from tests.running_server import ROOT, running_server
+
+PAGE = (ROOT / "docs" / "testing.md").read_text()
+[TESTS, BLOCK] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+RECIPES = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+
+
+def test_its_tests_pass(tmp_path: Path) -> None:
+    (tmp_path / "test_client.py").write_text(TESTS)
+    plugin = [
+        "-p",
+        "vllm_understudy.pytest_plugin",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        str(ROOT / "pyproject.toml"),
+    ]
+    command = [sys.executable, "-m", "pytest", *plugin, "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_its_block_runs() -> None:
+    asked: list[str] = []
+    exec(BLOCK, {"run_my_client": asked.append})
+    assert asked
+
+
+def test_all_that_a_server_can_be_asked_is_there() -> None:
+    told = set(re.findall(r"`(\w+)(?=[(`])", PAGE.partition("## What a server can be asked")[2]))
+    public = {name for name in vars(vllm_understudy.Server) if not name.startswith("_")}
+    assert public - {"is_healthy"} <= told
+
+
+@pytest.mark.parametrize("schema", ["vendor.github-workflows", "vendor.gitlab-ci"])
+def test_its_recipes_fit_their_schema(schema: str, tmp_path: Path) -> None:
+    ours = [recipe for recipe in RECIPES if ("jobs" in recipe) == ("github" in schema)]
+    assert len(ours) == 2
+    files = [tmp_path / f"{k}.yml" for k in range(len(ours))]
+    for file, recipe in zip(files, ours, strict=True):
+        file.write_text(yaml.safe_dump(recipe).replace("true:", "on:"))  # YAML 1.1 takes that for a truth
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_variables_of_the_recipes_are_settings() -> None:
+    services = [
+        recipe["jobs"]["test"].get("services", {}).get("vllm") for recipe in RECIPES if "jobs" in recipe
+    ]
+    [variables] = [service["env"] for service in services if service]
+    with running_server(env=variables) as server:
+        assert "not a setting" not in server.log()

@@ -1,0 +1,106 @@
+"""The compose files: valid, careful, and true outside of containers, too."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import requests
+import yaml
+
+from tests.running_server import ROOT, free_port, running_gunicorn, running_image
+from tests.test_compose import COMPOSE, OURS, SERVICES
+
+MOVED = ROOT / "docker-compose.vllm.yml"
+
+
+@pytest.mark.parametrize("file", [COMPOSE, MOVED], ids=lambda path: path.name)
+def test_it_fits_the_compose_specification(file: Path) -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(file)]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_server_starts_with_its_command_and_environment_outside_of_a_container(name: str) -> None:
+    service = SERVICES[name]
+    assert service["command"] == ["gunicorn", "wsgi:app"]
+    settings = {key: value for key, value in service["environment"].items() if key != "SIM_PORT"}
+    ranks = int(settings.get("SIM_DATA_PARALLEL_SIZE", "1"))
+    with running_gunicorn(env=settings, ports=ranks) as server:
+        for rank in range(ranks):
+            url = f"http://127.0.0.1:{server.port + rank}"
+            if settings.get("SIM_ROLE") == "indexer":
+                assert requests.get(f"{url}/kv/index", timeout=20).json()["pods"] == []
+                continue
+            models = requests.get(f"{url}/v1/models", timeout=20).json()
+            assert models["data"][0]["id"] == settings["SIM_MODEL"]
+
+
+def test_a_service_of_vllm_moves_over_with_its_image_changed() -> None:
+    service = yaml.safe_load(MOVED.read_text())["services"]["vllm"]
+    words = shlex.split(service["command"])
+    port = words[words.index("--port") + 1]
+    assert service["image"] == "understudy" and service["ports"] == [f"{port}:{port}"]
+    assert service["healthcheck"]["test"] == ["CMD", "curl", "-f", f"http://localhost:{port}/health"]
+    assert "--no-install-recommends curl" in (ROOT / "Dockerfile").read_text()
+    environment = service["environment"] | {"HF_TOKEN": ""}
+    published = next(k for k, word in enumerate(words) if word == "--kv-events-config")
+    words[published + 1] = words[published + 1].replace("5557", "0")  # whichever is free here
+    with running_image(*words, env=environment) as server:
+        card = requests.get(f"{server.url}/v1/models", timeout=20).json()["data"][0]
+        assert (card["id"], card["root"], card["max_model_len"]) == ("qwen3", "Qwen/Qwen3-8B", 8000)
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 30}
+        answer = requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=20).json()
+        assert answer["choices"][0]["message"]["reasoning"]
+        assert requests.get(f"{server.url}/kv_event_sources", timeout=20).json()["0"]["topic"] == ""
+
+
+def test_rules_of_the_failing_service_are_in_force() -> None:
+    variables = SERVICES["failing"]["environment"]
+    with running_gunicorn(env={"SIM_FAULT_RULES": variables["SIM_FAULT_RULES"]}) as server:
+        body = {"prompt": "hi", "max_tokens": 1}
+        got = [
+            requests.post(f"{server.url}/v1/completions", json=body, timeout=20).status_code for _ in range(7)
+        ]
+        assert got == [200, 200, 200, 200, 503, 200, 429]
+
+
+def test_the_indexer_tells_the_three_cached_pods_apart() -> None:
+    names = [name for name in OURS if SERVICES[name]["environment"].get("SIM_ENABLE_KVCACHE") == "true"]
+    assert len(names) == 3
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    indexer = SERVICES["indexer"]["environment"] | {"SIM_KV_INDEX_BIND": endpoint}
+    prompt = {"model": "understudy", "prompt": "Tell me of the sea. " * 40}
+    with ExitStack() as stack:
+        index = stack.enter_context(running_gunicorn(env=without_port(indexer)))
+        pods = {
+            name: stack.enter_context(
+                running_gunicorn(
+                    env=without_port(SERVICES[name]["environment"]) | {"SIM_ZMQ_ENDPOINT": endpoint}
+                )
+            )
+            for name in names
+        }
+        known = set()
+        for pod in pods.values():
+            requests.post(f"{pod.url}/v1/completions", json=prompt | {"max_tokens": 1}, timeout=20)
+            known.add(f"127.0.0.1:{pod.port}")
+            deadline = time.monotonic() + 20
+            while scored(index.url, prompt) != known:
+                assert time.monotonic() < deadline, scored(index.url, prompt)
+                time.sleep(0.1)
+
+
+def scored(url: str, prompt: dict[str, str]) -> set[str]:
+    """The pods of which the index knows that they have the beginning of this prompt."""
+    return set(requests.post(f"{url}/score_completions", json=prompt, timeout=20).json())
+
+
+def without_port(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name != "SIM_PORT"}
