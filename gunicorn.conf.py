@@ -20,13 +20,13 @@ import math  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 
-from app import factory  # noqa: E402
 from app.engine.dataset import DatasetError  # noqa: E402
 from app.serving.gunicorn import handover, logs, ranks  # noqa: E402
 from app.serving.gunicorn.arbiter import say_console, say_model, take_charge  # noqa: E402
 from app.serving.gunicorn.certificates import CertificateError  # noqa: E402
 from app.serving.gunicorn.handover import ENDPOINT, SETTINGS, hand_over, handed_over  # noqa: E402
 from app.text import TokenizerError  # noqa: E402
+from app.wiring import factory  # noqa: E402
 from config import ConfigError  # noqa: E402
 from config.loader import load  # noqa: E402
 
