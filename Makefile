@@ -1,6 +1,7 @@
 # make run        start the server on port 8000, with its console at /console
-# make test       run all tests; its last line says what was skipped, and how to have it
-# make test-fast  run those that start no process: under a minute; tests/README.md says which
+# make test       run the tests that start no process: what a change is checked with while one writes it
+# make test-wire  run those that start servers and commands (the folders named wire)
+# make test-all   run both; the last lines say what was skipped, and how to have it (tests/README.md)
 # make test-shared  run those that compare with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
 # make test-general  hostile clients once more, with servers that do without the fast path
 # make test-image    run the tests of the image, and those that start no process, with the Python that the image has
@@ -9,7 +10,7 @@
 # make mutants    change the code a little and see whether tests notice: N=80 SEED=1 ROOMS="kvcache schema"
 # make image      build the container image
 # make fleet      start several servers and show what routing does (docs/fleet.md); FLEET="--pods 8" for its flags
-# make clients    prepare .venv-clients and, with npm, .node-clients, with which make test also checks litellm, openai-js and others
+# make clients    prepare .venv-clients and, with npm, .node-clients, with which make test-wire also checks litellm, openai-js and others
 # make browser    prepare what the console's tests in a browser need: Playwright, and Chromium where there is none
 # make engine     prepare .venv-engine, with which the real engine runs and make test-engine tests it
 # make llm        serve a small real model on port 8000: SmolLM2-135M-Instruct, in .venv-llm (docs/llm.md)
@@ -55,18 +56,20 @@ IMAGE_VERSION := $(shell sed -n 's/^FROM python:\([0-9.]*\)-slim.*/\1/p' Dockerf
 IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/versions/$(IMAGE_VERSION).*/bin/python; do \
 	$$python -c '' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run test test-fast test-shared test-general test-image image-python test-engine lint bench mutants fleet image venv \
+.PHONY: run test test-wire test-all test-shared test-general test-image image-python test-engine lint bench mutants fleet image venv \
 	clients node-clients browser engine llm servers test-servers clean
 
 run: $(VENV)/.run
 	SIM_CONSOLE=$${SIM_CONSOLE:-true} $(BIN)/gunicorn wsgi:app
 
-# The matrix of servers has a target of its own.
+# The matrix of servers has a target of its own; the real engine is skipped without torch.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(AT_A_TIME) --ignore=tests/servers
+	$(BIN)/python -m pytest $(AT_A_TIME) -m "not wire" --ignore=tests/servers --ignore-glob="*/wire/*"
 
-test-fast: $(VENV)/.dev
-	$(BIN)/python -m pytest --fast $(AT_A_TIME)
+test-wire: $(VENV)/.dev
+	$(BIN)/python -m pytest $(AT_A_TIME) -m wire --ignore=tests/servers
+
+test-all: test test-wire
 
 # The server of tests/conformance uses the recorded tokenizer where it is, so all of that folder says more then.
 test-shared: $(VENV)/.dev
@@ -76,15 +79,14 @@ test-shared: $(VENV)/.dev
 test-general: $(VENV)/.dev
 	$(BIN)/python -m pytest --general-way $(AT_A_TIME) tests/hostile
 
-# Those that start no process are not run as by test-fast: the first picture of an environment asks for fonts.
 image-python:
 	@echo $(IMAGE_PYTHON)
 
 test-image:
 	@test -n "$(IMAGE_PYTHON)" || { echo "Python $(IMAGE_VERSION) is needed: name it with IMAGE_PYTHON=..." >&2; exit 1; }
 	$(MAKE) VENV=$(IMAGE_VENV) PYTHON=$(IMAGE_PYTHON) venv
-	$(IMAGE_VENV)/bin/python -m pytest $(AT_A_TIME) -m "not server"
-	$(IMAGE_VENV)/bin/python -m pytest -m server tests/test_image.py
+	$(MAKE) VENV=$(IMAGE_VENV) PYTHON=$(IMAGE_PYTHON) test
+	$(IMAGE_VENV)/bin/python -m pytest tests/wire/test_image.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
