@@ -31,9 +31,9 @@ from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import Silent, SimulatedModel
 from app.serving.api.admin.reports import Caches
 from app.serving.api.builder import RequestBuilder
-from app.serving.api.frontend import ChatRules, Frontend
 from app.serving.api.identity import Identity, pod_headers
 from app.serving.api.models import ServedModels
+from app.serving.api.pipeline import ChatRules, RequestPipeline
 from app.serving.api.responder import Responder, ServerLoad
 from app.serving.api.sampling import RealModel
 from app.serving.faults.injector import FaultInjector
@@ -204,7 +204,7 @@ def book_of(components: Components) -> ScriptBook | None:
     return open_book(settings.scripts, components.schemas, rng, components.clock.now)
 
 
-def frontend_of(
+def build_pipeline(
     components: Components,
     service: EngineClient,
     identity: Identity,
@@ -213,7 +213,7 @@ def frontend_of(
     book: ScriptBook | None = None,
     real: RealModel | None = None,
     asks_plugins: bool = False,
-) -> Frontend:
+) -> RequestPipeline:
     """Builds the pipeline of all generating API families; `real` describes a real engine's model."""
     scripts = None
     if book is not None:
@@ -226,7 +226,7 @@ def frontend_of(
         settings, components.adapters, components.schemas, components.streams("images"), real
     )
     components.live.subscribe(builder.on_settings)
-    return Frontend(
+    return RequestPipeline(
         body=BodyLimits.of(server),
         models=ServedModels(model.served_names, model.model, model.max_model_len, components.adapters),
         tokenizer=tokenizer,

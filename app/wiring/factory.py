@@ -57,12 +57,12 @@ from app.wiring.assembly import (
     Components,
     adapter_families,
     book_of,
+    build_pipeline,
     cache_of,
     caches_of,
     check_replay,
     dataset_settings,
     fakes_of,
-    frontend_of,
     plugins_of,
     publisher_of,
     publishing,
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from app.engine.core.wire import EngineProcessOptions
     from app.engine.kvcache.publisher import Publisher
     from app.plugins.registry import PluginRegistry
-    from app.serving.api.frontend import Frontend
+    from app.serving.api.pipeline import RequestPipeline
     from app.serving.http.rpc import RpcService
     from app.serving.scripts.book import ScriptBook
 
@@ -180,7 +180,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     live.subscribe(injector.on_settings)
     book = book_of(components)
     asked = plugins is not None and not settings.engine.is_real and plugins.implements("reply", "length")
-    frontend = frontend_of(components, engine, identity, load, injector, book, real, asked)
+    pipeline = build_pipeline(components, engine, identity, load, injector, book, real, asked)
     peers = PeerRanks(rank, [(k, url) for k, url in ranks.siblings(settings) if k != rank])
     http_metrics = HttpMetrics(clock.now)
     replay = replay_of(components, injector)
@@ -217,7 +217,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     weights = Weights(model.model, model.tensor_parallel_size, transfers)
     if settings.model.task == "generate":
         app.services.append(StartedLater(components.schemas.load))
-        plain_chats, plain_completions = PlainChats(frontend), PlainCompletions(frontend)
+        plain_chats, plain_completions = PlainChats(pipeline), PlainCompletions(pipeline)
         store, threads = ResponseStore(settings.api.enable_responses_store), ThreadStore()
         app.caches.append(
             lambda: {
@@ -229,23 +229,23 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         )
         live.subscribe(plain_chats.on_settings)
         live.subscribe(plain_completions.on_settings)
-        app.add_routes("chat", chat.routes(frontend, plain_chats))
-        app.add_routes("completions", completions.routes(frontend, plain_completions))
-        app.add_routes("anthropic", anthropic.routes(frontend, threads))
-        app.add_routes("responses", responses.routes(frontend, store))
+        app.add_routes("chat", chat.routes(pipeline, plain_chats))
+        app.add_routes("completions", completions.routes(pipeline, plain_completions))
+        app.add_routes("anthropic", anthropic.routes(pipeline, threads))
+        app.add_routes("responses", responses.routes(pipeline, store))
         scale_out, aborts = settings.api.enable_scale_out, settings.server.server_dev_mode
-        app.add_routes("generate", generate.routes(frontend, scale_out, weights, aborts))
-        app.add_routes("generative_scoring", label_reads.routes(frontend))
-        app.add_routes("elastic", lifecycle_routes.elastic_routes(frontend.body, server.data_parallel_size))
-    if pooling_routes := pooling.routes(frontend, settings.model):
+        app.add_routes("generate", generate.routes(pipeline, scale_out, weights, aborts))
+        app.add_routes("generative_scoring", label_reads.routes(pipeline))
+        app.add_routes("elastic", lifecycle_routes.elastic_routes(pipeline.body, server.data_parallel_size))
+    if pooling_routes := pooling.routes(pipeline, settings.model):
         app.add_routes("pooling", pooling_routes)
-    app.add_routes("decisions", label_reads.decision_routes(frontend, settings.model))
-    app.add_routes("invocations", invocations.routes(frontend.body, lambda: app.routes))
-    app.add_routes("models", models.routes(frontend.models, identity))
-    app.add_routes("tokens", tokens.routes(frontend, settings.api.enable_tokenizer_info_endpoint))
+    app.add_routes("decisions", label_reads.decision_routes(pipeline, settings.model))
+    app.add_routes("invocations", invocations.routes(pipeline.body, lambda: app.routes))
+    app.add_routes("models", models.routes(pipeline.models, identity))
+    app.add_routes("tokens", tokens.routes(pipeline, settings.api.enable_tokenizer_info_endpoint))
     ready = reports.readiness(engine, clock, settings.server.startup_duration)
     if server.speaks_grpc:
-        app.rpc = rpc_of(components, frontend, engine, lifecycle, ready, publisher)
+        app.rpc = rpc_of(components, pipeline, engine, lifecycle, ready, publisher)
     app.add_routes(
         "health", reports.health_routes(lambda: engine.healthy, ready, load, settings.model.vllm_version)
     )
@@ -255,25 +255,25 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.add_routes("kv_events", event_sources.routes(publishes, publisher is not None, server.ranks))
     first = f"http://{server.pod_ip or socket.gethostname()}:{settings.server.port}"
     app.add_routes("bootstrap", event_sources.bootstrap_routes(first, server.data_parallel_size))
-    app.add_routes("admin", admin.routes(live, lifecycle, engine, frontend.body, peers))
+    app.add_routes("admin", admin.routes(live, lifecycle, engine, pipeline.body, peers))
     app.add_routes("memory", reports.memory_routes(app.caches))
     app.add_routes("verdict", reports.verdict_routes(audit.report, audit.restart))
     if replay is not None:
         app.add_routes("replay", [get("/admin/replay", lambda context: json_response(replay.report()))])
-    app.add_routes("fake_metrics", admin.fake_metrics_routes(frontend.body, live))
+    app.add_routes("fake_metrics", admin.fake_metrics_routes(pipeline.body, live))
     if settings.lora.allow_runtime_lora_updating:
-        app.add_routes("lora", models.adapter_routes(frontend.body, frontend.models))
+        app.add_routes("lora", models.adapter_routes(pipeline.body, pipeline.models))
     if console is not None:
         ranks_here, streams = list(server.ranks), components.streams
-        console.add_to(app, tokenizer, peers, ranks_here, frontend.body, streams)
+        console.add_to(app, tokenizer, peers, ranks_here, pipeline.body, streams)
     if settings.server.server_dev_mode:
         sleeps = settings.api.enable_sleep_mode
         app.add_routes("lifecycle", lifecycle_routes.routes(lifecycle, sleeps, lambda: live.current.dump()))
         app.add_routes(
-            "weights", lifecycle_routes.weight_routes(weights, frontend.body, server.data_parallel_size)
+            "weights", lifecycle_routes.weight_routes(weights, pipeline.body, server.data_parallel_size)
         )
     if settings.server.profiling:
-        app.add_routes("profiler", lifecycle_routes.profiler(frontend.body))
+        app.add_routes("profiler", lifecycle_routes.profiler(pipeline.body))
     add_plugins(app, plugins)
     plays = {"plays": f"vLLM {settings.model.vllm_version}", "models": settings.model.served_names}
     app.add_routes("root", openapi.root_routes(lambda: app.routes, plays))
@@ -287,7 +287,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
 
 def rpc_of(
     components: Components,
-    frontend: Frontend,
+    pipeline: RequestPipeline,
     engine: EngineClient,
     lifecycle: Operations,
     is_ready: Callable[[], bool],
@@ -307,7 +307,7 @@ def rpc_of(
         lambda: components.recorder.figures().cache_usage,
         components.clock.now(),
     )
-    return rpc_service(frontend, facts, is_ready, publisher)
+    return rpc_service(pipeline, facts, is_ready, publisher)
 
 
 def engine_of(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.serving.api.chat.prompt import chat_options, content_text, last_message_text
-from app.serving.api.frontend import ChatRules
+from app.serving.api.pipeline import ChatRules
 from app.serving.http.errors import ApiError
 from app.serving.protocol.chat import ChatCompletionRequest
 

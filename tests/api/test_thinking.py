@@ -7,7 +7,7 @@ import pytest
 from app.serving.api.anthropic.routes import _disabled_effort, _merges_system
 from app.serving.api.chat.prompt import chat_options
 from app.serving.api.chat.thinking import thinking
-from app.serving.api.frontend import ChatRules
+from app.serving.api.pipeline import ChatRules
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.text import PLAIN_CHAT, ChatOptions
 from app.text.base import ChatTemplateError, Message

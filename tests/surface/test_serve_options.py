@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from app.serving.api.frontend import ChatRules
 from app.serving.api.identity import system_fingerprint
+from app.serving.api.pipeline import ChatRules
 from config.loader import load
 from config.sections.api import ApiSettings
 

@@ -9,10 +9,10 @@ from msgspec import UNSET, Struct, UnsetType
 
 from app.engine.core.outputs import EngineOutput, Started, Tokens
 from app.serving.api.builder import Prompt
-from app.serving.api.frontend import Frontend
 from app.serving.api.identity import ResponseMeta, ResponseOptions, address_of
 from app.serving.api.logprobs import CompletionLogprobs, SomeEntries, prompt_entries, token_name, width
 from app.serving.api.pieces import HOLE, SLICE, Holes
+from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.writer import (
     ChoiceState,
     PlainChoice,
@@ -230,31 +230,31 @@ MOST_STREAMED = 20_000
 """Most log probabilities of a prompt that a stream repeats in its first event: about 10 ms of work."""
 
 
-def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]:
+def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list[Route]:
     """Returns the route of text completions; `plain` handles plain ones on the fast path."""
 
     def completions(context: RequestContext) -> Response:
         """The continuations of one or several prompts, whole or as a stream."""
-        asked = frontend.decode(context, CompletionRequest)
+        asked = pipeline.decode(context, CompletionRequest)
         if asked.stream and asked.use_beam_search:
             raise bad_request("Beam search cannot be streamed.")
-        accepted = frontend.admit(asked, context)
+        accepted = pipeline.admit(asked, context)
         if asked.suffix is not None:
             raise bad_request("This model cannot fill in before a suffix.", "suffix")
         if asked.prompt_embeds:
             raise bad_request("Prompts as embeddings are not enabled.", "prompt_embeds")
-        prompts = [completion_prompt(frontend, asked, prompt) for prompt in asked.prompts()]
+        prompts = [completion_prompt(pipeline, asked, prompt) for prompt in asked.prompts()]
         _check_repeated(accepted, prompts)
-        head = frontend.identity.head("cmpl", context, asked.request_id, accepted.model)
+        head = pipeline.identity.head("cmpl", context, asked.request_id, accepted.model)
         shape = CompletionResponseOptions(
-            **frontend.options(accepted),
-            prompts=[_echoed(frontend, asked, prompt) for prompt in prompts],
+            **pipeline.options(accepted),
+            prompts=[_echoed(pipeline, asked, prompt) for prompt in prompts],
             echo=bool(asked.echo),
             prompt_only=asked.max_tokens == 0,
             logprobs=asked.logprobs is not None,
-            transfer=address_of(asked, frontend.identity, head, len(prompts[0].ids)) if prompts else None,
+            transfer=address_of(asked, pipeline.identity, head, len(prompts[0].ids)) if prompts else None,
         )
-        return frontend.submit(accepted, head, prompts, CompletionWriter(head, shape), context)
+        return pipeline.submit(accepted, head, prompts, CompletionWriter(head, shape), context)
 
     return [
         post("/v1/completions", completions, plain=plain),
@@ -275,19 +275,19 @@ def _check_repeated(asked: ValidatedRequest[CompletionRequest], prompts: Sequenc
         )
 
 
-def completion_prompt(frontend: Frontend, asked: CompletionRequest, prompt: str | TokenIds) -> Prompt:
+def completion_prompt(pipeline: RequestPipeline, asked: CompletionRequest, prompt: str | TokenIds) -> Prompt:
     """Returns a prompt as tokens; a prompt of ids echoes as its decimal ids (simulator.md 5.2)."""
     if isinstance(prompt, str):
-        frontend.check_text(prompt)
-        ids = frontend.fit(asked, frontend.tokenizer.encode(prompt, asked.add_special_tokens))
-        return Prompt(ids, prompt, (("user", prompt),) if frontend.keeps_turns else ())
-    return Prompt(frontend.fit(asked, prompt), ",".join(map(str, prompt)))
+        pipeline.check_text(prompt)
+        ids = pipeline.fit(asked, pipeline.tokenizer.encode(prompt, asked.add_special_tokens))
+        return Prompt(ids, prompt, (("user", prompt),) if pipeline.keeps_turns else ())
+    return Prompt(pipeline.fit(asked, prompt), ",".join(map(str, prompt)))
 
 
-def _echoed(frontend: Frontend, asked: CompletionRequest, prompt: Prompt) -> EchoedPrompt:
+def _echoed(pipeline: RequestPipeline, asked: CompletionRequest, prompt: Prompt) -> EchoedPrompt:
     """Returns the prompt for repetition: text only with `echo`, tokens only with log probabilities, too."""
     if asked.echo:
-        frontend.slices.spend(len(prompt.ids))
-    text = frontend.tokenizer.decode(prompt.ids) if asked.echo else ""
-    texts = frontend.tokenizer.token_texts(prompt.ids) if asked.echo and asked.logprobs is not None else ()
+        pipeline.slices.spend(len(prompt.ids))
+    text = pipeline.tokenizer.decode(prompt.ids) if asked.echo else ""
+    texts = pipeline.tokenizer.token_texts(prompt.ids) if asked.echo and asked.logprobs is not None else ()
     return EchoedPrompt(prompt.ids, text, texts)

@@ -19,8 +19,8 @@ from msgspec import Struct
 
 from app.engine.core.outputs import EngineOutput
 from app.serving.api.builder import Prompt
-from app.serving.api.frontend import Frontend
 from app.serving.api.identity import ResponseMeta
+from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.writer import ResponseWriter
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request, not_implemented
@@ -103,7 +103,7 @@ class LabelWriter(ResponseWriter):
 
 
 def _read_labels(
-    frontend: Frontend,
+    pipeline: RequestPipeline,
     accepted: ValidatedRequest[CompletionRequest],
     meta: ResponseMeta,
     prompts: Sequence[TokenIds],
@@ -112,18 +112,18 @@ def _read_labels(
 ) -> Response:
     """Generates one token behind each prompt, then answers."""
     writer = LabelWriter(len(prompts), answer)
-    return frontend.submit(accepted, meta, [Prompt(ids, "") for ids in prompts], writer, context)
+    return pipeline.submit(accepted, meta, [Prompt(ids, "") for ids in prompts], writer, context)
 
 
-def routes(frontend: Frontend) -> list[Route]:
+def routes(pipeline: RequestPipeline) -> list[Route]:
 
     def generative_scoring(context: RequestContext) -> Response:
         """The probability of the first label behind each item."""
-        request = frontend.decode(context, GenerativeScoringRequest)
-        accepted = frontend.admit(request.as_completion(request.label_token_ids), context)
-        _check(frontend, request)
-        prompts = _prompts(frontend, request)
-        meta = frontend.identity.head("generative-scoring", context, request.request_id, accepted.model)
+        request = pipeline.decode(context, GenerativeScoringRequest)
+        accepted = pipeline.admit(request.as_completion(request.label_token_ids), context)
+        _check(pipeline, request)
+        prompts = _prompts(pipeline, request)
+        meta = pipeline.identity.head("generative-scoring", context, request.request_id, accepted.model)
 
         def answer(tokens: int) -> ScoreList:
             count, scores = sum(map(len, prompts)), enumerate(map(score, prompts))
@@ -135,14 +135,14 @@ def routes(frontend: Frontend) -> list[Route]:
             logprobs = label_logprobs(prompt, request.label_token_ids)
             return label_softmax(logprobs)[0] if request.apply_softmax else math.exp(logprobs[0])
 
-        return _read_labels(frontend, accepted, meta, prompts, answer, context)
+        return _read_labels(pipeline, accepted, meta, prompts, answer, context)
 
     return [post("/generative_scoring", generative_scoring)]
 
 
-def _check(frontend: Frontend, request: GenerativeScoringRequest) -> None:
+def _check(pipeline: RequestPipeline, request: GenerativeScoringRequest) -> None:
     """Checks the request's own rules in vLLM's order. ApiError 400."""
-    limits, labels = frontend.limits, request.label_token_ids
+    limits, labels = pipeline.limits, request.label_token_ids
     for label in labels:
         if not 0 <= label < limits.vocab_size:
             raise bad_request(f"label_token_id {label} is not in the vocabulary of {limits.vocab_size}")
@@ -153,16 +153,16 @@ def _check(frontend: Frontend, request: GenerativeScoringRequest) -> None:
     limits.check_logprobs("logprobs", len(labels))
 
 
-def _prompts(frontend: Frontend, request: GenerativeScoringRequest) -> list[TokenIds]:
+def _prompts(pipeline: RequestPipeline, request: GenerativeScoringRequest) -> list[TokenIds]:
     """Joins query and item of each prompt, cut so that one token fits behind."""
-    encode, most = frontend.tokenizer.encode, frontend.limits.max_model_len - 1
+    encode, most = pipeline.tokenizer.encode, pipeline.limits.max_model_len - 1
     query, made = request.query, []
     if isinstance(query, str):
         query = encode(query, request.add_special_tokens)
     for item in request.items:
         ids = encode(item, False) if isinstance(item, str) else item
         made.append((ids + query if request.item_first else query + ids)[:most])
-        frontend.slices.spend(len(made[-1]))
+        pipeline.slices.spend(len(made[-1]))
     return made
 
 
@@ -227,19 +227,19 @@ class LabelTokens(NamedTuple):
     tail: TokenIds
 
 
-def decision_routes(frontend: Frontend, settings: ModelSettings) -> list[Route]:
+def decision_routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
     decides = settings.task == "generate" and _may_decide(Path(settings.model))
 
     @cache
     def known() -> LabelTokens | None:
-        return label_tokens(frontend) if decides else None
+        return label_tokens(pipeline) if decides else None
 
     def systemone(context: RequestContext) -> Response:
         """An answer with its probabilities for each question."""
-        request = frontend.decode(context, DecisionRequest)
+        request = pipeline.decode(context, DecisionRequest)
         if (tokens := known()) is None:
             raise not_implemented("The model does not support structured decisions.")
-        return _decide(frontend, tokens, request, context)
+        return _decide(pipeline, tokens, request, context)
 
     return [post("/v1/systemone", systemone)]
 
@@ -253,9 +253,9 @@ def _may_decide(folder: Path) -> bool:
     return not isinstance(named, list) or not ARCHITECTURES.isdisjoint(named)
 
 
-def label_tokens(frontend: Frontend) -> LabelTokens | None:
+def label_tokens(pipeline: RequestPipeline) -> LabelTokens | None:
     """Returns None unless each label is one distinct token at the beginning of a reply."""
-    tokenizer = frontend.tokenizer
+    tokenizer = pipeline.tokenizer
     if tokenizer.added_ids is None:
         return None
     tail = tokenizer.encode_chat(PROBE, ChatOptions(chat_template_kwargs=UNTHINKING))
@@ -272,9 +272,9 @@ def label_tokens(frontend: Frontend) -> LabelTokens | None:
 
 
 def _decide(
-    frontend: Frontend, tokens: LabelTokens, request: DecisionRequest, context: RequestContext
+    pipeline: RequestPipeline, tokens: LabelTokens, request: DecisionRequest, context: RequestContext
 ) -> Response:
-    accepted = frontend.admit(request.as_completion(list(tokens.ids.values())), context)
+    accepted = pipeline.admit(request.as_completion(list(tokens.ids.values())), context)
     if not request.questions:
         raise bad_request("questions: at least one is needed")
     if len(request.questions) > MOST_QUESTIONS:
@@ -283,8 +283,8 @@ def _decide(
     for name in ("images", "audio", "videos"):
         if getattr(request, name):
             raise bad_request(f"This model does not take {name}.")
-    prompts = [_prompt(frontend, request, question, tokens.tail) for question in questions]
-    meta = frontend.identity.head("decision", context, request.request_id, accepted.model)
+    prompts = [_prompt(pipeline, request, question, tokens.tail) for question in questions]
+    meta = pipeline.identity.head("decision", context, request.request_id, accepted.model)
 
     def answer(generated: int) -> Decisions:
         found = {
@@ -300,7 +300,7 @@ def _decide(
             diagnostics={name: diagnostics for name, (_, diagnostics) in found.items()},
         )
 
-    return _read_labels(frontend, accepted, meta, prompts, answer, context)
+    return _read_labels(pipeline, accepted, meta, prompts, answer, context)
 
 
 def _question(name: str, given: JsonObject) -> Question:
@@ -322,7 +322,9 @@ def _question(name: str, given: JsonObject) -> Question:
     return Question(name, kind, "" if instructions is None else str(instructions), options)
 
 
-def _prompt(frontend: Frontend, request: DecisionRequest, question: Question, tail: TokenIds) -> TokenIds:
+def _prompt(
+    pipeline: RequestPipeline, request: DecisionRequest, question: Question, tail: TokenIds
+) -> TokenIds:
     """Returns state and question as a chat prompt.
 
     ApiError 400 where a reply would not begin with a label.
@@ -331,11 +333,11 @@ def _prompt(frontend: Frontend, request: DecisionRequest, question: Question, ta
     if options["enable_thinking"]:
         raise bad_request("a label is the first token of a reply: thinking must be off")
     state = request.state if isinstance(request.state, str) else json.dumps(request.state, ensure_ascii=False)
-    frontend.check_text(state)
+    pipeline.check_text(state)
     messages: list[dict[str, object]] = [{"role": "user", "content": f"{state}\n\n{question.text}"}]
     if request.instructions:
         messages.insert(0, {"role": "system", "content": request.instructions})
-    ids = frontend.tokenizer.encode_chat(messages, ChatOptions(chat_template_kwargs=options))
+    ids = pipeline.tokenizer.encode_chat(messages, ChatOptions(chat_template_kwargs=options))
     if ids[len(ids) - len(tail) :] != tail:
         raise bad_request("this prompt ends in another way than those whose labels are known")
     return ids

@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 from app.engine.core.request import EngineRequest
 from app.serving.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.serving.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
-from app.serving.api.frontend import Frontend
 from app.serving.api.identity import ResponseMeta
+from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.writer import ResponseWriter
 from app.serving.http.context import RequestContext
 from app.serving.http.response import PendingResponse, Response
@@ -34,46 +34,46 @@ class PlainHandler(Generic[P]):
     special_headers = SPECIAL_HEADERS
     id_prefix = ""
 
-    def __init__(self, frontend: Frontend, kind: type[P], known: KnownPrompts) -> None:
+    def __init__(self, pipeline: RequestPipeline, kind: type[P], known: KnownPrompts) -> None:
         """`kind` is the type of the family's plain requests; `known` has the tokens of their prompts."""
         self.known = known
-        self._frontend = frontend
-        self._reader = PlainReader(kind, known.ids, frontend.limits, frontend.plain_prompt_tokens)
-        self._model = frontend.models.names[0]
+        self._pipeline = pipeline
+        self._reader = PlainReader(kind, known.ids, pipeline.limits, pipeline.plain_prompt_tokens)
+        self._model = pipeline.models.names[0]
         self._least_hit_rate = 0.0
         self.recognise = self._reader.recognise
 
     def on_settings(self, settings: Settings) -> None:
         """Decides if any request can be plain now. Subscribe it after the fault injector."""
-        frontend = self._frontend
+        pipeline = self._pipeline
         special = (
             settings.reply.mode == "echo"
             or settings.replay.replay != ""
-            or frontend.limits.reasons
-            or frontend.chat_rules.template_kwargs
-            or frontend.omni
-            or frontend.encoder_only
-            or frontend.keeps_turns
-            or frontend.scripts is not None
-            or frontend.asks_plugins
-            or frontend.tokenizer.vocab_size is None  # a remote tokenizer, which takes waiting
-            or not frontend.faults.is_quiet
+            or pipeline.limits.reasons
+            or pipeline.chat_rules.template_kwargs
+            or pipeline.omni
+            or pipeline.encoder_only
+            or pipeline.keeps_turns
+            or pipeline.scripts is not None
+            or pipeline.asks_plugins
+            or pipeline.tokenizer.vocab_size is None  # a remote tokenizer, which takes waiting
+            or not pipeline.faults.is_quiet
         )
-        self._reader.names = frozenset() if special else frozenset((None, "", *frontend.models.names))
+        self._reader.names = frozenset() if special else frozenset((None, "", *pipeline.models.names))
         self._least_hit_rate = settings.kvcache.global_cache_hit_threshold
 
     def _includes_usage(self, request: P) -> bool:
         options = request.stream_options
-        return self._frontend.force_usage or (options is not None and options.include_usage)
+        return self._pipeline.force_usage or (options is not None and options.include_usage)
 
     def writer(self, recognised: Recognised[P], head: ResponseMeta) -> ResponseWriter:
         raise NotImplementedError
 
     def answer(self, context: RequestContext, recognised: Recognised[P]) -> Response | PendingResponse:
-        frontend, request = self._frontend, recognised.request
+        pipeline, request = self._pipeline, recognised.request
         context.is_generation = True
-        head = frontend.identity.head(self.id_prefix, context, "", self._model)
-        temperature, real = request.temperature, frontend.builder.real
+        head = pipeline.identity.head(self.id_prefix, context, "", self._model)
+        temperature, real = request.temperature, pipeline.builder.real
         wanted = EngineRequest(
             request_id=head.engine_id(0),
             index=0,
@@ -92,26 +92,26 @@ class PlainHandler(Generic[P]):
             observers=context.observers,
         )
         writer = self.writer(recognised, head)
-        return frontend.responder.respond_soon((wanted,), writer, bool(request.stream), context)
+        return pipeline.responder.respond_soon((wanted,), writer, bool(request.stream), context)
 
 
 class PlainChats(PlainHandler[PlainChat]):
     id_prefix = "chatcmpl"
 
-    def __init__(self, frontend: Frontend) -> None:
-        super().__init__(frontend, PlainChat, KnownChats(frontend.tokenizer))
+    def __init__(self, pipeline: RequestPipeline) -> None:
+        super().__init__(pipeline, PlainChat, KnownChats(pipeline.tokenizer))
 
     def writer(self, recognised: Recognised[PlainChat], head: ResponseMeta) -> ChatWriter:
-        frontend = self._frontend
+        pipeline = self._pipeline
         shape = ChatResponseOptions(
             n=1,
             include_usage=self._includes_usage(recognised.request),
-            continuous_usage=frontend.force_usage,
-            prompt_details=frontend.prompt_details,
-            metrics=frontend.request_metrics,
+            continuous_usage=pipeline.force_usage,
+            prompt_details=pipeline.prompt_details,
+            metrics=pipeline.request_metrics,
             prompt_ids=recognised.prompt_ids,
-            role=frontend.response_role,
-            parses=frontend.limits.parses,
+            role=pipeline.response_role,
+            parses=pipeline.limits.parses,
         )
         return ChatWriter(head, shape)
 
@@ -119,17 +119,17 @@ class PlainChats(PlainHandler[PlainChat]):
 class PlainCompletions(PlainHandler[PlainCompletion]):
     id_prefix = "cmpl"
 
-    def __init__(self, frontend: Frontend) -> None:
-        super().__init__(frontend, PlainCompletion, KnownTexts(frontend.tokenizer))
+    def __init__(self, pipeline: RequestPipeline) -> None:
+        super().__init__(pipeline, PlainCompletion, KnownTexts(pipeline.tokenizer))
 
     def writer(self, recognised: Recognised[PlainCompletion], head: ResponseMeta) -> CompletionWriter:
-        frontend = self._frontend
+        pipeline = self._pipeline
         shape = CompletionResponseOptions(
             n=1,
             include_usage=self._includes_usage(recognised.request),
-            continuous_usage=frontend.force_usage,
-            prompt_details=frontend.prompt_details,
-            metrics=frontend.request_metrics,
+            continuous_usage=pipeline.force_usage,
+            prompt_details=pipeline.prompt_details,
+            metrics=pipeline.request_metrics,
             prompts=(EchoedPrompt(recognised.prompt_ids),),
         )
         return CompletionWriter(head, shape)

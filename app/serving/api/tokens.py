@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.serving.api.chat.prompt import chat_options
-from app.serving.api.frontend import Frontend
+from app.serving.api.pipeline import RequestPipeline
 from app.serving.http.context import RequestContext
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, get, post
@@ -12,15 +12,15 @@ from app.serving.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest, 
 from app.text.huggingface import LocalTokenizer
 
 
-def routes(frontend: Frontend, with_info: bool) -> list[Route]:
-    body, models, tokenizer = frontend.body, frontend.models, frontend.tokenizer
+def routes(pipeline: RequestPipeline, with_info: bool) -> list[Route]:
+    body, models, tokenizer = pipeline.body, pipeline.models, pipeline.tokenizer
 
     def tokenize(context: RequestContext) -> Response:
         """The token ids of a text or of a conversation."""
         asked = decode_first(body.read(context), context.content_type, TOKENIZE_REQUESTS)
         models.resolve(asked.model)
         if isinstance(asked, TokenizeChatRequest):
-            ids = tokenizer.encode_chat(asked.messages, chat_options(asked, frontend.chat_rules))
+            ids = tokenizer.encode_chat(asked.messages, chat_options(asked, pipeline.chat_rules))
         else:
             ids = tokenizer.encode(asked.prompt, asked.add_special_tokens)
         return json_response(

@@ -10,9 +10,9 @@ from app.base.metrics.exposition import Exposition, Families
 from app.engine.kvcache.publisher import Publisher
 from app.kvindex.service import Listening, aliases, fed, fed_encoded, index_of
 from app.serving.api.admin import reports
-from app.serving.api.frontend import ChatRules
 from app.serving.api.kv import index as kv_index
 from app.serving.api.openapi import routes as openapi
+from app.serving.api.pipeline import ChatRules
 from app.serving.api.responder import ServerLoad
 from app.serving.flask.application import Understudy
 from app.serving.http.body import BodyLimits

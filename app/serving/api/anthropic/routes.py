@@ -16,8 +16,8 @@ from app.serving.api.anthropic.writer import (
 from app.serving.api.builder import Prompt
 from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.chat.tools import check_tool_choice
-from app.serving.api.frontend import ChatRules, Frontend
 from app.serving.api.identity import ResponseMeta, address_of
+from app.serving.api.pipeline import ChatRules, RequestPipeline
 from app.serving.http.context import RequestContext
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, post
@@ -28,36 +28,36 @@ from app.text import Tokenizer
 from app.text.base import ChatOptions, TokenizerInputError
 
 
-def routes(frontend: Frontend, threads: ThreadStore) -> list[Route]:
+def routes(pipeline: RequestPipeline, threads: ThreadStore) -> list[Route]:
     """Returns the routes; `threads` keeps conversations for clients that request it."""
-    chat_of = message_chats(frontend)
+    chat_of = message_chats(pipeline)
 
     def create_message(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
-        message = frontend.decode(context, MessagesRequest)
+        message = pipeline.decode(context, MessagesRequest)
         size = threads.resume(message) + (context.content_length or 0)
         asked = chat_of(message)
-        accepted = frontend.admit(asked, context)
-        check_tool_choice(asked, frontend.builder.settings.tools)
-        prompt = chat_prompt(frontend, asked, asked.messages)
-        head = frontend.identity.head("chatcmpl", context, asked.request_id, accepted.model)
-        shape = _shape(frontend, asked, head, prompt)
+        accepted = pipeline.admit(asked, context)
+        check_tool_choice(asked, pipeline.builder.settings.tools)
+        prompt = chat_prompt(pipeline, asked, asked.messages)
+        head = pipeline.identity.head("chatcmpl", context, asked.request_id, accepted.model)
+        shape = _shape(pipeline, asked, head, prompt)
         if message.thread is None:
-            answer = MessageWriter(head, shape, frontend.identity.fresh_id)
+            answer = MessageWriter(head, shape, pipeline.identity.fresh_id)
         else:
 
             def keep(reply: Sequence[Block], reply_size: int) -> None:
                 threads.keep(head.id, message, size + reply_size, reply)
 
-            answer = ThreadWriter(head, shape, frontend.identity.fresh_id, keep)
-        return frontend.submit(accepted, head, [prompt], answer, context)
+            answer = ThreadWriter(head, shape, pipeline.identity.fresh_id, keep)
+        return pipeline.submit(accepted, head, [prompt], answer, context)
 
     def count_tokens(context: RequestContext) -> Response:
         """Number of tokens in a conversation's prompt."""
-        asked = chat_of(frontend.decode(context, CountTokensRequest))
-        frontend.models.resolve(asked.model)
-        check_tool_choice(asked, frontend.builder.settings.tools)
-        counted = len(chat_prompt(frontend, asked, asked.messages).ids)
+        asked = chat_of(pipeline.decode(context, CountTokensRequest))
+        pipeline.models.resolve(asked.model)
+        check_tool_choice(asked, pipeline.builder.settings.tools)
+        counted = len(chat_prompt(pipeline, asked, asked.messages).ids)
         return json_response(
             {"input_tokens": counted, "context_management": {"original_input_tokens": counted}}
         )
@@ -69,14 +69,14 @@ def routes(frontend: Frontend, threads: ThreadStore) -> list[Route]:
 
 
 def _shape(
-    frontend: Frontend, asked: ChatCompletionRequest, head: ResponseMeta, prompt: Prompt
+    pipeline: RequestPipeline, asked: ChatCompletionRequest, head: ResponseMeta, prompt: Prompt
 ) -> MessageResponseOptions:
     media = prompt.features
     return MessageResponseOptions(
         prompt_tokens=len(prompt.ids),
-        prompt_details=frontend.prompt_details,
-        transfer=address_of(asked, frontend.identity, head, len(prompt.ids)),
-        encoded_media=frontend.encoded_media(media and media["mm_hashes"]),
+        prompt_details=pipeline.prompt_details,
+        transfer=address_of(asked, pipeline.identity, head, len(prompt.ids)),
+        encoded_media=pipeline.encoded_media(media and media["mm_hashes"]),
     )
 
 
@@ -84,11 +84,11 @@ THINKING_EFFORTS: Sequence[Effort] = ("low", "medium", "high", "xhigh", "max")
 """Efforts that must render another prompt than `none`, if the chat template knows that switch."""
 
 
-def message_chats(frontend: Frontend) -> Callable[[Asked], ChatCompletionRequest]:
-    tokenizer = frontend.tokenizer
-    effort = frontend.builder.settings.reply.anthropic_disabled_thinking_effort
+def message_chats(pipeline: RequestPipeline) -> Callable[[Asked], ChatCompletionRequest]:
+    tokenizer = pipeline.tokenizer
+    effort = pipeline.builder.settings.reply.anthropic_disabled_thinking_effort
     merges_system = cache(partial(_merges_system, tokenizer))
-    probe = partial(_disabled_effort, tokenizer, frontend.chat_rules)
+    probe = partial(_disabled_effort, tokenizer, pipeline.chat_rules)
     disabled_effort = cache(lambda: probe() if effort == "auto" else effort)
     return lambda asked: chat_request(asked, merges_system, disabled_effort)
 

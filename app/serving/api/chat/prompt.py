@@ -11,7 +11,7 @@ from app.base.clock.pause import Slices
 from app.serving.api.builder import Prompt
 from app.serving.api.chat.media import features
 from app.serving.api.chat.thinking import template_kwargs
-from app.serving.api.frontend import ChatRules, Frontend
+from app.serving.api.pipeline import ChatRules, RequestPipeline
 from app.serving.http.errors import bad_request
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject
@@ -21,7 +21,9 @@ from app.serving.protocol.tokenize import TokenizeChatRequest
 from app.text import PLAIN_CHAT, ChatOptions
 
 
-def chat_prompt(frontend: Frontend, request: ChatCompletionRequest, messages: Sequence[Message]) -> Prompt:
+def chat_prompt(
+    pipeline: RequestPipeline, request: ChatCompletionRequest, messages: Sequence[Message]
+) -> Prompt:
     """Returns the conversation as tokens. ApiError 400 when it cannot be rendered or exceeds the context.
 
     Pauses between many messages.
@@ -35,13 +37,13 @@ def chat_prompt(frontend: Frontend, request: ChatCompletionRequest, messages: Se
         else:
             text = content_text(content)
             composed.append(message)
-        frontend.check_text(text)
-        if frontend.keeps_turns:
+        pipeline.check_text(text)
+        if pipeline.keeps_turns:
             turns.append((str(message["role"]), text))
-    options = chat_options(request, frontend.chat_rules)
-    ids: Sequence[int] | None = forwarded_ids(frontend, request, composed)
+    options = chat_options(request, pipeline.chat_rules)
+    ids: Sequence[int] | None = forwarded_ids(pipeline, request, composed)
     if ids is None:
-        ids = frontend.fit(request, frontend.tokenizer.encode_chat(messages, options))
+        ids = pipeline.fit(request, pipeline.tokenizer.encode_chat(messages, options))
     media = features(composed, ids) if composed else None
     return Prompt(ids, last_message_text(messages), tuple(turns), media)
 
@@ -50,7 +52,7 @@ FORWARDED = "prompt_token_ids"
 
 
 def forwarded_ids(
-    frontend: Frontend, request: ChatCompletionRequest, composed: Sequence[Message]
+    pipeline: RequestPipeline, request: ChatCompletionRequest, composed: Sequence[Message]
 ) -> list[int] | None:
     """Returns the prompt's tokens from the prefill side; None where the messages have to be rendered.
 
@@ -62,15 +64,15 @@ def forwarded_ids(
     param = f"kv_transfer_params.{FORWARDED}"
     if not isinstance(ids, list) or not ids or any(type(each) is not int or each < 0 for each in ids):
         raise bad_request(f"{param} must be a list of token ids that is not empty", param)
-    frontend.limits.check_vocabulary(param, ids)
+    pipeline.limits.check_vocabulary(param, ids)
     return ids
 
 
 def chat_prompts(
-    frontend: Frontend, request: ChatCompletionRequest, conversations: Sequence[Sequence[Message]]
+    pipeline: RequestPipeline, request: ChatCompletionRequest, conversations: Sequence[Sequence[Message]]
 ) -> list[Prompt]:
     """Returns every conversation as tokens, with pauses in between. Raises ApiError like `chat_prompt`."""
-    return [chat_prompt(frontend, request, messages) for messages in conversations]
+    return [chat_prompt(pipeline, request, messages) for messages in conversations]
 
 
 TOOLS_AT_ONCE = 1_000

@@ -13,9 +13,9 @@ from app.serving.api.chat.prompt import chat_options, chat_prompt, chat_prompts
 from app.serving.api.chat.thinking import TELLS_EMPTY
 from app.serving.api.chat.tools import check_tool_choice
 from app.serving.api.chat.writer import ChatResponseOptions, ChatWriter
-from app.serving.api.frontend import Frontend
 from app.serving.api.identity import ResponseMeta, address_of
 from app.serving.api.logprobs import ALL
+from app.serving.api.pipeline import RequestPipeline
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.http.response import Response
@@ -26,34 +26,34 @@ from app.serving.protocol.options import NamedToolChoice
 from app.serving.protocol.validation import ValidatedRequest
 
 
-def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]:
+def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list[Route]:
     """Returns the chat routes; `plain` answers plain chats on the fast path."""
 
     def chat_completions(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
-        request = frontend.decode(context, ChatCompletionRequest)
-        asked = frontend.admit(request, context)
-        check_tool_choice(request, frontend.builder.settings.tools)
-        prompt = chat_prompt(frontend, request, request.messages)
-        head = frontend.identity.head("chatcmpl", context, request.request_id, asked.model)
-        image = frontend.wants_image(context)
-        options = response_options(frontend, asked, head, request.messages, prompt, image)
-        return frontend.submit(asked, head, [prompt], ChatWriter(head, options), context, image=image)
+        request = pipeline.decode(context, ChatCompletionRequest)
+        asked = pipeline.admit(request, context)
+        check_tool_choice(request, pipeline.builder.settings.tools)
+        prompt = chat_prompt(pipeline, request, request.messages)
+        head = pipeline.identity.head("chatcmpl", context, request.request_id, asked.model)
+        image = pipeline.wants_image(context)
+        options = response_options(pipeline, asked, head, request.messages, prompt, image)
+        return pipeline.submit(asked, head, [prompt], ChatWriter(head, options), context, image=image)
 
     def chat_batch(context: RequestContext) -> Response:
         """The next message of each of several conversations, as the choices of one answer."""
-        request = _decode_batch(frontend, context)
-        asked = frontend.admit(request, context)
-        prompts = chat_prompts(frontend, request, request.messages)
-        head = frontend.identity.head("chatcmpl", context, request.request_id, asked.model)
+        request = _decode_batch(pipeline, context)
+        asked = pipeline.admit(request, context)
+        prompts = chat_prompts(pipeline, request, request.messages)
+        head = pipeline.identity.head("chatcmpl", context, request.request_id, asked.model)
         all_ids = list(chain.from_iterable(prompt.ids for prompt in prompts))
         last = request.messages[-1]
         whole = Prompt(all_ids, "", features=features(last, all_ids))
         if len(prompts) > 1:
             head = replace(head, joint="_")
-        options = response_options(frontend, asked, head, last, whole)
+        options = response_options(pipeline, asked, head, last, whole)
         options = replace(options, n=len(prompts), prompt_details=False, metrics=False)
-        return frontend.submit(asked, head, prompts, ChatWriter(head, options), context)
+        return pipeline.submit(asked, head, prompts, ChatWriter(head, options), context)
 
     return [
         post("/v1/chat/completions", chat_completions, plain=plain),
@@ -61,10 +61,10 @@ def routes(frontend: Frontend, plain: PlainHandler | None = None) -> list[Route]
     ]
 
 
-def _decode_batch(frontend: Frontend, context: RequestContext) -> BatchChatRequest:
+def _decode_batch(pipeline: RequestPipeline, context: RequestContext) -> BatchChatRequest:
     """Returns the batch in a body. ApiError without a `param` for a wrong field that vLLM checks late."""
     try:
-        return frontend.decode(context, BatchChatRequest)
+        return pipeline.decode(context, BatchChatRequest)
     except ApiError as error:
         field = (error.param or "").removeprefix("body.").partition(".")[0]
         if error.type != "Bad Request" or field not in BATCH_LATE:
@@ -73,7 +73,7 @@ def _decode_batch(frontend: Frontend, context: RequestContext) -> BatchChatReque
 
 
 def response_options(
-    frontend: Frontend,
+    pipeline: RequestPipeline,
     asked: ValidatedRequest[ChatCompletionRequest],
     meta: ResponseMeta,
     messages: Sequence[Message],
@@ -81,30 +81,30 @@ def response_options(
     image: bool = False,
 ) -> ChatResponseOptions:
     request, last, ids, media = asked.request, messages[-1], prompt.ids, prompt.features
-    role = frontend.response_role if request.add_generation_prompt else str(last["role"])
+    role = pipeline.response_role if request.add_generation_prompt else str(last["role"])
     choice = request.tool_choice
     named = isinstance(choice, NamedToolChoice) and choice.type == "function"
-    recorder = frontend.responder.engine.recorder
+    recorder = pipeline.responder.engine.recorder
     return ChatResponseOptions(
-        **frontend.options(asked),
+        **pipeline.options(asked),
         prompt_ids=ids,
         role=role,
         echo=(content_text(last.get("content")) if last["role"] == role else "") if request.echo else None,
         top_logprobs=_shown_logprobs(request),
         beams=request.use_beam_search,
-        prompt_text=frontend.tokenizer.decode(ids, False) if request.return_prompt_text else None,
+        prompt_text=pipeline.tokenizer.decode(ids, False) if request.return_prompt_text else None,
         named_tool=named,
         forced_tool=named or choice == "required",
-        new_call_id=lambda: f"chatcmpl-tool-{frontend.identity.fresh_id()}",
+        new_call_id=lambda: f"chatcmpl-tool-{pipeline.identity.fresh_id()}",
         parsed=recorder.parsed_tools if request.tools and choice != "none" else None,
-        parses=frontend.limits.parses,
-        reasons=frontend.limits.reasons,
-        empty_thoughts=frontend.builder.settings.reply.reasoning_parser in TELLS_EMPTY,
+        parses=pipeline.limits.parses,
+        reasons=pipeline.limits.reasons,
+        empty_thoughts=pipeline.builder.settings.reply.reasoning_parser in TELLS_EMPTY,
         show_reasoning=request.include_reasoning,
         blocks=image,
-        transfer=address_of(request, frontend.identity, meta, len(ids)),
-        encoded_media=frontend.encoded_media(media and media["mm_hashes"]),
-        media_tokens=_media_tokens(frontend, request, messages, media) if media else None,
+        transfer=address_of(request, pipeline.identity, meta, len(ids)),
+        encoded_media=pipeline.encoded_media(media and media["mm_hashes"]),
+        media_tokens=_media_tokens(pipeline, request, messages, media) if media else None,
     )
 
 
@@ -116,11 +116,11 @@ def _shown_logprobs(request: ChatCompletionRequest) -> int | None:
 
 
 def _media_tokens(
-    frontend: Frontend, request: ChatCompletionRequest, messages: Sequence[Message], media: Features
+    pipeline: RequestPipeline, request: ChatCompletionRequest, messages: Sequence[Message], media: Features
 ) -> Mapping[str, int] | None:
-    if not frontend.prompt_details:
+    if not pipeline.prompt_details:
         return None
-    options = chat_options(request, frontend.chat_rules)
+    options = chat_options(request, pipeline.chat_rules)
     return media_tokens(
-        messages, media["mm_hashes"], lambda some: len(frontend.tokenizer.encode_chat(some, options))
+        messages, media["mm_hashes"], lambda some: len(pipeline.tokenizer.encode_chat(some, options))
     )

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from app.engine.core.outputs import Part, PartReader, Tokens
 from app.engine.parsing.readers import HermesReader, ListedReader, ThoughtReader
-from app.serving.api.frontend import Frontend
+from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.writer import ChoiceState
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
@@ -85,13 +85,13 @@ def seeded(window: Window, prompt_ids: Sequence[int] | None) -> StreamState:
     return StreamState(prev_tokens=tokens, prefix_offset=max(len(tokens) - SEED, 0), read_offset=len(tokens))
 
 
-def _reader(frontend: Frontend, chat: ChatCompletionRequest) -> PartReader | None:
+def _reader(pipeline: RequestPipeline, chat: ChatCompletionRequest) -> PartReader | None:
     """Returns the reader that separates thoughts and calls from a reply to `chat`; None without parsers."""
     calls: PartReader | None = None
     if chat.tools and chat.tool_choice != "none":
-        as_llama = frontend.builder.settings.tools.tool_call_parser == "llama3_json"
+        as_llama = pipeline.builder.settings.tools.tool_call_parser == "llama3_json"
         calls = ListedReader() if as_llama else HermesReader()
-    return ThoughtReader(calls) if frontend.limits.reasons else calls
+    return ThoughtReader(calls) if pipeline.limits.reasons else calls
 
 
 def _pieces(reader: PartReader | None, texts: Sequence[str], ends: bool) -> Iterator[tuple[Part | None, str]]:
@@ -101,16 +101,16 @@ def _pieces(reader: PartReader | None, texts: Sequence[str], ends: bool) -> Iter
         yield from reader.finish()
 
 
-def chat_message(frontend: Frontend, chat: ChatCompletionRequest | None, text: str) -> ChatMessage:
+def chat_message(pipeline: RequestPipeline, chat: ChatCompletionRequest | None, text: str) -> ChatMessage:
     """Returns the assistant's message of a whole `text`; without `chat` all of the text is content."""
     choice = ChoiceState()
-    for part, piece in _pieces(None if chat is None else _reader(frontend, chat), [text], True):
+    for part, piece in _pieces(None if chat is None else _reader(pipeline, chat), [text], True):
         choice.take(Tokens(0, [piece], [], 0.0, part=part))
     said, thoughts = "".join(choice.texts), choice.texts_of("reasoning")
     forced = chat is not None and chat.tool_choice not in ("none", "auto", None)
     message = ChatMessage("assistant", said if said or forced or not choice.segments else None)
     calls = [
-        ToolCall(frontend.identity.fresh_id(), "function", function=FunctionCall(call.part.name, call.text))
+        ToolCall(pipeline.identity.fresh_id(), "function", function=FunctionCall(call.part.name, call.text))
         for call in choice.segments
         if call.part is not None and call.kind == "call"
     ]
@@ -122,7 +122,7 @@ def chat_message(frontend: Frontend, chat: ChatCompletionRequest | None, text: s
 
 
 def chat_delta(
-    frontend: Frontend,
+    pipeline: RequestPipeline,
     chat: ChatCompletionRequest | None,
     window: Window,
     state: StreamState,
@@ -137,11 +137,11 @@ def chat_delta(
         return delta, replace(state, role_sent=True)
     lengths = [*state.output_chunk_lens, *([len(ids)] if ids else [])]
     tokens = [*state.output_token_ids, *ids]
-    pieces, texts, start = frontend.tokenizer.pieces(tokens, False), [], 0
+    pieces, texts, start = pipeline.tokenizer.pieces(tokens, False), [], 0
     for length in lengths:
         texts.append("".join(pieces[start : start + length]))
         start += length
-    reader = _reader(frontend, chat)
+    reader = _reader(pipeline, chat)
     new = texts[len(state.output_chunk_lens) :]
     for _ in _pieces(reader, texts[: len(state.output_chunk_lens)], False):
         pass
@@ -154,7 +154,7 @@ def chat_delta(
         if part is None or part.kind == "reasoning":
             told["content" if part is None else "reasoning"] += piece
         elif part.kind == "call" and not part.raw:
-            _add_call(frontend, calls, call_ids, part, piece)
+            _add_call(pipeline, calls, call_ids, part, piece)
     delta = {"role": role, "content": told["content"] or None}
     delta["reasoning"] = (told["reasoning"] or None) if chat.include_reasoning else None
     if calls:
@@ -170,13 +170,13 @@ def chat_delta(
 
 
 def _add_call(
-    frontend: Frontend, calls: dict[int, JsonObject], call_ids: list[str], part: Part, piece: str
+    pipeline: RequestPipeline, calls: dict[int, JsonObject], call_ids: list[str], part: Part, piece: str
 ) -> None:
     number = part.number
     if number not in calls:
         begins = number >= len(call_ids)
         if begins:
-            call_ids.append(f"chatcmpl-tool-{frontend.identity.fresh_id()}")
+            call_ids.append(f"chatcmpl-tool-{pipeline.identity.fresh_id()}")
         calls[number] = {
             "id": call_ids[number] if begins else None,
             "type": "function" if begins else None,
@@ -237,25 +237,25 @@ NEEDS_REQUEST = "chat_request is needed beside a parser: the reply would show it
 NEEDS_PROMPT = "prompt_token_ids are needed beside a parser: they tell whether thoughts have begun."
 
 
-def routes(frontend: Frontend) -> list[Route]:
+def routes(pipeline: RequestPipeline) -> list[Route]:
 
     def derender_chat(context: RequestContext) -> Response:
         """The chat completion, or one of its chunks, for token ids."""
         kinds = (DerenderStreamRequest, DerenderChatRequest)
-        asked = decode_first(frontend.body.read(context), context.content_type, kinds)
-        frontend.models.resolve(asked.model)
+        asked = decode_first(pipeline.body.read(context), context.content_type, kinds)
+        pipeline.models.resolve(asked.model)
         if isinstance(asked, DerenderStreamRequest):
-            return json_response(_chat_chunk(frontend, asked))
-        return json_response(_chat(frontend, asked))
+            return json_response(_chat_chunk(pipeline, asked))
+        return json_response(_chat(pipeline, asked))
 
     def derender_completion(context: RequestContext) -> Response:
         """The text completion, or one of its chunks, for token ids."""
         kinds = (DerenderStreamRequest, DerenderCompletionRequest)
-        asked = decode_first(frontend.body.read(context), context.content_type, kinds)
-        frontend.models.resolve(asked.model)
+        asked = decode_first(pipeline.body.read(context), context.content_type, kinds)
+        pipeline.models.resolve(asked.model)
         if isinstance(asked, DerenderStreamRequest):
-            return json_response(_completion_chunk(frontend, asked))
-        return json_response(_completion(frontend, asked))
+            return json_response(_completion_chunk(pipeline, asked))
+        return json_response(_completion(pipeline, asked))
 
     return [
         post("/v1/chat/completions/derender", derender_chat),
@@ -263,21 +263,21 @@ def routes(frontend: Frontend) -> list[Route]:
     ]
 
 
-def _parses(frontend: Frontend) -> bool:
-    tools = frontend.builder.settings.tools
-    return frontend.limits.reasons or bool(tools.tool_call_parser and tools.enable_auto_tool_choice)
+def _parses(pipeline: RequestPipeline) -> bool:
+    tools = pipeline.builder.settings.tools
+    return pipeline.limits.reasons or bool(tools.tool_call_parser and tools.enable_auto_tool_choice)
 
 
-def _chat(frontend: Frontend, asked: DerenderChatRequest) -> JsonObject:
+def _chat(pipeline: RequestPipeline, asked: DerenderChatRequest) -> JsonObject:
     answer, chat = asked.generate_response, asked.chat_request
-    _check_answers(frontend, [answer])
-    _check_prompts(frontend, [asked.prompt_token_ids])
-    parses = _parses(frontend)
+    _check_answers(pipeline, [answer])
+    _check_prompts(pipeline, [asked.prompt_token_ids])
+    parses = _parses(pipeline)
     if parses and chat is None:
         raise bad_request(NEEDS_REQUEST)
-    choices = [_chat_choice(frontend, choice, chat, parses) for choice in answer.choices]
+    choices = [_chat_choice(pipeline, choice, chat, parses) for choice in answer.choices]
     return {
-        **_head(frontend, answer.request_id, "chat.completion", asked.model),
+        **_head(pipeline, answer.request_id, "chat.completion", asked.model),
         "choices": choices,
         "service_tier": None,
         "system_fingerprint": None,
@@ -292,15 +292,15 @@ def _chat(frontend: Frontend, asked: DerenderChatRequest) -> JsonObject:
 
 
 def _chat_choice(
-    frontend: Frontend, choice: Choice, chat: ChatCompletionRequest | None, parses: bool
+    pipeline: RequestPipeline, choice: Choice, chat: ChatCompletionRequest | None, parses: bool
 ) -> JsonObject:
     ids, parsed = _ids(choice), chat if parses else None
-    text = frontend.tokenizer.decode(ids, _skips(parses, chat))
+    text = pipeline.tokenizer.decode(ids, _skips(parses, chat))
     shows = chat is not None and chat.return_token_ids and (parsed is None or chat.include_reasoning)
     return {
         "index": choice.index,
-        "message": chat_message(frontend, parsed, text),
-        "logprobs": choice.logprobs and logprobs_of(frontend.tokenizer, choice.logprobs, ()),
+        "message": chat_message(pipeline, parsed, text),
+        "logprobs": choice.logprobs and logprobs_of(pipeline.tokenizer, choice.logprobs, ()),
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
         "token_ids": ids if shows else None,
@@ -308,27 +308,27 @@ def _chat_choice(
     }
 
 
-def _chat_chunk(frontend: Frontend, asked: DerenderStreamRequest) -> JsonObject:
+def _chat_chunk(pipeline: RequestPipeline, asked: DerenderStreamRequest) -> JsonObject:
     event, chat, state = asked.generate_chunk, asked.chat_request, asked.stream_state
-    parses = _parses(frontend)
+    parses = _parses(pipeline)
     if parses and (chat is None or asked.prompt_token_ids is None):
         raise bad_request(NEEDS_REQUEST if chat is None else NEEDS_PROMPT)
-    _check_event(frontend, asked)
+    _check_event(pipeline, asked)
     parsed = chat if parses else None
-    window = Window(frontend.tokenizer, _skips(parses, chat))
+    window = Window(pipeline.tokenizer, _skips(parses, chat))
     if state is None:
         state = StreamState() if parses else seeded(window, asked.prompt_token_ids or event.prompt_token_ids)
     choices = []
     for choice in event.choices:
         ids = choice.token_ids or []
         before, finish = state, choice.finish_reason
-        delta, state = chat_delta(frontend, parsed, window, state, ids, finish is not None)
+        delta, state = chat_delta(pipeline, parsed, window, state, ids, finish is not None)
         if parsed is not None and finish is not None and state.tools_streamed:
             finish = finish if _names_tool(parsed) else "tool_calls"
         shows = chat is not None and chat.return_token_ids and (parsed is None or chat.include_reasoning)
         logprobs = None
         if parsed is None and choice.logprobs is not None:
-            logprobs = logprobs_of(frontend.tokenizer, choice.logprobs, before.logprob_context_token_ids)
+            logprobs = logprobs_of(pipeline.tokenizer, choice.logprobs, before.logprob_context_token_ids)
         choices.append(
             {
                 "index": choice.index,
@@ -340,7 +340,7 @@ def _chat_chunk(frontend: Frontend, asked: DerenderStreamRequest) -> JsonObject:
             }
         )
     chunk = {
-        **_head(frontend, event.request_id, "chat.completion.chunk", asked.model),
+        **_head(pipeline, event.request_id, "chat.completion.chunk", asked.model),
         "choices": choices,
         "usage": _event_usage(asked),
         "system_fingerprint": None,
@@ -351,19 +351,19 @@ def _chat_chunk(frontend: Frontend, asked: DerenderStreamRequest) -> JsonObject:
     return {"chunk": chunk, "stream_state": state}
 
 
-def _completion(frontend: Frontend, asked: DerenderCompletionRequest) -> JsonObject:
+def _completion(pipeline: RequestPipeline, asked: DerenderCompletionRequest) -> JsonObject:
     answers, request = asked.generate_responses, asked.completion_request
     if not answers:
         raise bad_request("generate_responses must not be empty")
-    _check_answers(frontend, answers)
-    _check_prompts(frontend, asked.prompt_token_ids or ())
+    _check_answers(pipeline, answers)
+    _check_prompts(pipeline, asked.prompt_token_ids or ())
     first = answers[0]
     everywhere = all(answer.kv_transfer_params == first.kv_transfer_params for answer in answers)
     choices = [choice for answer in answers for choice in answer.choices]
     skips = _skips(False, request)
     return {
-        **_head(frontend, first.request_id, "text_completion", asked.model),
-        "choices": [_text_choice(frontend, index, choice, skips) for index, choice in enumerate(choices)],
+        **_head(pipeline, first.request_id, "text_completion", asked.model),
+        "choices": [_text_choice(pipeline, index, choice, skips) for index, choice in enumerate(choices)],
         "service_tier": None,
         "system_fingerprint": None,
         "usage": _usage(sum(asked.prompt_tokens or ()), choices),
@@ -373,8 +373,8 @@ def _completion(frontend: Frontend, asked: DerenderCompletionRequest) -> JsonObj
     }
 
 
-def _text_choice(frontend: Frontend, index: int, choice: Choice, skips: bool) -> JsonObject:
-    ids, tokenizer, logprobs = _ids(choice), frontend.tokenizer, None
+def _text_choice(pipeline: RequestPipeline, index: int, choice: Choice, skips: bool) -> JsonObject:
+    ids, tokenizer, logprobs = _ids(choice), pipeline.tokenizer, None
     if choice.logprobs is not None:
         logprobs = completion_logprobs(logprobs_of(tokenizer, choice.logprobs, ()), 0)
     return {
@@ -390,9 +390,9 @@ def _text_choice(frontend: Frontend, index: int, choice: Choice, skips: bool) ->
     }
 
 
-def _completion_chunk(frontend: Frontend, asked: DerenderStreamRequest) -> JsonObject:
-    event, state, tokenizer = asked.generate_chunk, asked.stream_state, frontend.tokenizer
-    _check_prompts(frontend, [asked.prompt_token_ids])
+def _completion_chunk(pipeline: RequestPipeline, asked: DerenderStreamRequest) -> JsonObject:
+    event, state, tokenizer = asked.generate_chunk, asked.stream_state, pipeline.tokenizer
+    _check_prompts(pipeline, [asked.prompt_token_ids])
     _check_single(event)
     window = Window(tokenizer, _skips(False, asked.completion_request))
     if state is None:
@@ -417,7 +417,7 @@ def _completion_chunk(frontend: Frontend, asked: DerenderStreamRequest) -> JsonO
             }
         )
     chunk = {
-        **_head(frontend, event.request_id, "text_completion", asked.model),
+        **_head(pipeline, event.request_id, "text_completion", asked.model),
         "choices": choices,
         "usage": _event_usage(asked),
         "system_fingerprint": None,
@@ -426,12 +426,12 @@ def _completion_chunk(frontend: Frontend, asked: DerenderStreamRequest) -> JsonO
     return {"chunk": chunk, "stream_state": state}
 
 
-def _head(frontend: Frontend, request_id: str, kind: str, model: str | None) -> JsonObject:
+def _head(pipeline: RequestPipeline, request_id: str, kind: str, model: str | None) -> JsonObject:
     return {
-        "id": request_id or frontend.identity.fresh_id(),
+        "id": request_id or pipeline.identity.fresh_id(),
         "object": kind,
-        "created": frontend.identity.now_s(),
-        "model": model or frontend.models.names[0],
+        "created": pipeline.identity.now_s(),
+        "model": model or pipeline.models.names[0],
     }
 
 
@@ -464,9 +464,9 @@ def _ids(choice: Choice) -> list[int]:
     return choice.token_ids
 
 
-def _check_answers(frontend: Frontend, answers: Sequence[GenerateAnswer]) -> None:
+def _check_answers(pipeline: RequestPipeline, answers: Sequence[GenerateAnswer]) -> None:
     """Raises ApiError 400 for more than a server of this context could have returned."""
-    most, limits = frontend.limits.max_model_len, frontend.limits
+    most, limits = pipeline.limits.max_model_len, pipeline.limits
     if max(len(answers), *(len(answer.choices) for answer in answers)) > MAX_CHOICES:
         raise bad_request(f"more than {MAX_CHOICES} answers or choices")
     for answer in answers:
@@ -481,8 +481,8 @@ def _check_answers(frontend: Frontend, answers: Sequence[GenerateAnswer]) -> Non
             raise bad_request(f"prompt_logprobs exceed max_model_len, {most}")
 
 
-def _check_prompts(frontend: Frontend, prompts: Sequence[Sequence[int] | None]) -> None:
-    if max((len(ids or ()) for ids in prompts), default=0) > (most := frontend.limits.max_model_len):
+def _check_prompts(pipeline: RequestPipeline, prompts: Sequence[Sequence[int] | None]) -> None:
+    if max((len(ids or ()) for ids in prompts), default=0) > (most := pipeline.limits.max_model_len):
         raise bad_request(f"prompt_token_ids exceed max_model_len, {most}")
 
 
@@ -491,10 +491,10 @@ def _check_single(event: GenerateEvent) -> None:
         raise bad_request(f"an event has one choice at most, got {len(event.choices)}")
 
 
-def _check_event(frontend: Frontend, asked: DerenderStreamRequest) -> None:
+def _check_event(pipeline: RequestPipeline, asked: DerenderStreamRequest) -> None:
     """Checks for one choice, and for no more tokens than the context holds. ApiError 400."""
     _check_single(asked.generate_chunk)
-    state, most = asked.stream_state, frontend.limits.max_model_len
+    state, most = asked.stream_state, pipeline.limits.max_model_len
     tokens = sum(len(choice.token_ids or ()) for choice in asked.generate_chunk.choices)
     tokens += len(asked.prompt_token_ids or ()) + len(state.output_token_ids if state else ())
     if tokens > most:

@@ -14,7 +14,7 @@ from app.serving.api.builder import Prompt
 from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.chat.tools import check_tool_choice, tool_calls_of
 from app.serving.api.completions import completion_prompt
-from app.serving.api.frontend import Frontend
+from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.responses.routes import response_prompt
 from app.serving.api.sampling import text_form
 from app.serving.http.context import RequestContext
@@ -34,55 +34,55 @@ from config.settings import ToolSettings
 THINKING, THOUGHT = "<think>", "</think>"
 
 
-def routes(frontend: Frontend) -> list[Route]:
-    chat_of_message = message_chats(frontend)
+def routes(pipeline: RequestPipeline) -> list[Route]:
+    chat_of_message = message_chats(pipeline)
 
     def render_chat(context: RequestContext) -> Response:
         """The tokens and sampling parameters for a chat."""
-        return _rendered_chat(frontend, context, frontend.decode(context, ChatCompletionRequest))
+        return _rendered_chat(pipeline, context, pipeline.decode(context, ChatCompletionRequest))
 
     def render_message(context: RequestContext) -> Response:
         """The tokens and sampling parameters for a message."""
-        chat = chat_of_message(frontend.decode(context, MessagesRequest))
+        chat = chat_of_message(pipeline.decode(context, MessagesRequest))
         if chat.stream:
             chat.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=True)
-        return _rendered_chat(frontend, context, chat)
+        return _rendered_chat(pipeline, context, chat)
 
     def render_completion(context: RequestContext) -> Response:
         """The tokens and sampling parameters for a text completion: one object per prompt."""
-        asked = frontend.decode(context, CompletionRequest)
-        accepted = _admit(frontend, asked)
-        prompts = [completion_prompt(frontend, asked, prompt) for prompt in asked.prompts()]
+        asked = pipeline.decode(context, CompletionRequest)
+        accepted = _admit(pipeline, asked)
+        prompts = [completion_prompt(pipeline, asked, prompt) for prompt in asked.prompts()]
         accepted.check_sampling([len(prompt.ids) for prompt in prompts])
-        request_id = frontend.identity.head("cmpl", context, asked.request_id, "").id
+        request_id = pipeline.identity.head("cmpl", context, asked.request_id, "").id
         texts = [text if isinstance(text, str) else None for text in asked.prompts()]
         rendered = []
         for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
             own_id = request_id if len(prompts) == 1 else f"{request_id}-{number}"
             more: JsonObject = {"request_id": own_id}
             if asked.return_token_offsets and text is not None:
-                more["token_offsets"] = _offsets(frontend, asked, text, prompt.ids)
-            rendered.append(_generate_request(frontend, accepted, prompt, number, more))
+                more["token_offsets"] = _offsets(pipeline, asked, text, prompt.ids)
+            rendered.append(_generate_request(pipeline, accepted, prompt, number, more))
         return json_response(rendered)
 
     def render_response(context: RequestContext) -> Response:
         """The tokens and sampling parameters for a response that does not follow on another one."""
-        asked = frontend.decode(context, ResponsesRequest)
+        asked = pipeline.decode(context, ResponsesRequest)
         chat = chat_of_response(asked)
-        accepted = _admit(frontend, chat)
+        accepted = _admit(pipeline, chat)
         if asked.previous_response_id is not None:
             name = "previous_response_id"
             raise ApiError(400, "invalid_request_error", f"{name} cannot be rendered: nothing is kept.", name)
-        prompt = response_prompt(frontend, asked, chat)
+        prompt = response_prompt(pipeline, asked, chat)
         accepted.check_sampling([len(prompt.ids)])
         more: JsonObject = {
-            "request_id": asked.request_id or f"resp_{frontend.identity.fresh_id()}",
-            "reasoning_parser_kwargs": _parser_kwargs(frontend, chat),
+            "request_id": asked.request_id or f"resp_{pipeline.identity.fresh_id()}",
+            "reasoning_parser_kwargs": _parser_kwargs(pipeline, chat),
             "stream_options": None,
             "kv_transfer_params": asked.kv_transfer_params,
             "ec_transfer_params": asked.ec_transfer_params,
         }
-        return json_response(_generate_request(frontend, accepted, prompt, 0, more, {}))
+        return json_response(_generate_request(pipeline, accepted, prompt, 0, more, {}))
 
     return [
         post("/v1/chat/completions/render", render_chat),
@@ -92,32 +92,34 @@ def routes(frontend: Frontend) -> list[Route]:
     ]
 
 
-def _admit(frontend: Frontend, asked: GenerationRequest) -> ValidatedRequest[GenerationRequest]:
-    model = frontend.models.resolve(asked.model)
+def _admit(pipeline: RequestPipeline, asked: GenerationRequest) -> ValidatedRequest[GenerationRequest]:
+    model = pipeline.models.resolve(asked.model)
     if asked.use_beam_search:
         raise bad_request("Beam search cannot be rendered.")
-    return ValidatedRequest(asked, model, frontend.limits)
+    return ValidatedRequest(asked, model, pipeline.limits)
 
 
-def _rendered_chat(frontend: Frontend, context: RequestContext, chat: ChatCompletionRequest) -> Response:
-    accepted = _admit(frontend, chat)
-    check_tool_choice(chat, frontend.builder.settings.tools)
-    prompt = chat_prompt(frontend, chat, chat.messages)
+def _rendered_chat(
+    pipeline: RequestPipeline, context: RequestContext, chat: ChatCompletionRequest
+) -> Response:
+    accepted = _admit(pipeline, chat)
+    check_tool_choice(chat, pipeline.builder.settings.tools)
+    prompt = chat_prompt(pipeline, chat, chat.messages)
     accepted.check_sampling([len(prompt.ids)])
     more: JsonObject = {
-        "request_id": frontend.identity.head("chatcmpl", context, chat.request_id, "").id,
-        "reasoning_ended": _reasoning_ended(frontend, chat, prompt.ids),
-        "reasoning_parser_kwargs": _parser_kwargs(frontend, chat),
+        "request_id": pipeline.identity.head("chatcmpl", context, chat.request_id, "").id,
+        "reasoning_ended": _reasoning_ended(pipeline, chat, prompt.ids),
+        "reasoning_parser_kwargs": _parser_kwargs(pipeline, chat),
     }
     if chat.return_token_offsets and prompt.features is None:
-        options = chat_options(chat, frontend.chat_rules)
-        text = frontend.tokenizer.render_chat(chat.messages, options)
-        more["token_offsets"] = _offsets(frontend, chat, text, prompt.ids)
-    return json_response(_generate_request(frontend, accepted, prompt, 0, more))
+        options = chat_options(chat, pipeline.chat_rules)
+        text = pipeline.tokenizer.render_chat(chat.messages, options)
+        more["token_offsets"] = _offsets(pipeline, chat, text, prompt.ids)
+    return json_response(_generate_request(pipeline, accepted, prompt, 0, more))
 
 
 def _generate_request(
-    frontend: Frontend,
+    pipeline: RequestPipeline,
     accepted: ValidatedRequest[GenerationRequest],
     prompt: Prompt,
     number: int,
@@ -125,7 +127,7 @@ def _generate_request(
     no_extra_args: JsonObject | None = None,
 ) -> JsonObject:
     """Returns the body for ``/inference/v1/generate``, with `more`; `no_extra_args` replaces missing ones."""
-    asked, builder = accepted.request, frontend.builder
+    asked, builder = accepted.request, pipeline.builder
     if not prompt.ids:
         raise bad_request("The prompt has no tokens.")
     form = form_of(accepted, builder.settings.tools, builder.schemas)
@@ -162,28 +164,30 @@ def _features(asked: GenerationRequest, prompt: Prompt) -> JsonObject | None:
 
 
 def _offsets(
-    frontend: Frontend, asked: GenerationRequest, text: str, ids: Sequence[int]
+    pipeline: RequestPipeline, asked: GenerationRequest, text: str, ids: Sequence[int]
 ) -> Sequence[object] | None:
     """Position of each token of the prompt in `text`; None where the tokenizer has no positions."""
-    places = frontend.tokenizer.offsets(text, asked.add_special_tokens)
+    places = pipeline.tokenizer.offsets(text, asked.add_special_tokens)
     if places is None:
         return None
-    kept: Sequence[Any] = fit_prompt(asked, places, max(len(places), frontend.limits.max_model_len))  # type: ignore[arg-type]
+    kept: Sequence[Any] = fit_prompt(asked, places, max(len(places), pipeline.limits.max_model_len))  # type: ignore[arg-type]
     return kept if len(kept) == len(ids) else None
 
 
-def _reasoning_ended(frontend: Frontend, chat: ChatCompletionRequest, ids: Sequence[int]) -> bool | None:
+def _reasoning_ended(
+    pipeline: RequestPipeline, chat: ChatCompletionRequest, ids: Sequence[int]
+) -> bool | None:
     """True when the first token is part of the reply, by the prompt's text; None without thoughts."""
     if not chat.include_reasoning:
         return True
-    if not frontend.limits.reasons:
+    if not pipeline.limits.reasons:
         return None
-    text = frontend.tokenizer.decode(ids, False)
+    text = pipeline.tokenizer.decode(ids, False)
     return text.rfind(THOUGHT) > text.rfind(THINKING)
 
 
-def _parser_kwargs(frontend: Frontend, chat: ChatCompletionRequest) -> JsonObject | None:
-    if not frontend.limits.reasons:
+def _parser_kwargs(pipeline: RequestPipeline, chat: ChatCompletionRequest) -> JsonObject | None:
+    if not pipeline.limits.reasons:
         return None
     given: JsonObject = {
         "add_generation_prompt": chat.add_generation_prompt,
@@ -192,7 +196,7 @@ def _parser_kwargs(frontend: Frontend, chat: ChatCompletionRequest) -> JsonObjec
         "reasoning_effort": chat.reasoning_effort,
     }
     used = {name: value for name, value in given.items() if value is not None}
-    defaults = frontend.chat_rules.template_kwargs or {}
+    defaults = pipeline.chat_rules.template_kwargs or {}
     return {"chat_template_kwargs": {**defaults, **(chat.chat_template_kwargs or {}), **used}}
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from app.engine.core.weights import Weights
 from app.serving.api.builder import Prompt
-from app.serving.api.frontend import Frontend
 from app.serving.api.generate import derender, render
 from app.serving.api.generate.writer import GenerateResponseOptions, GenerateWriter
 from app.serving.api.identity import address_of
+from app.serving.api.pipeline import RequestPipeline
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, malformed
 from app.serving.http.response import Response, json_response
@@ -24,9 +24,9 @@ MEDIA_PARTS = ("image_url", "audio_url", "video_url")
 CLOSED = "Scale-out endpoints are disabled: this needs a server with --enable-scale-out."
 
 
-def routes(frontend: Frontend, enabled: bool, weights: Weights, aborts: bool = False) -> list[Route]:
+def routes(pipeline: RequestPipeline, enabled: bool, weights: Weights, aborts: bool = False) -> list[Route]:
     """Returns the routes. `enabled` is `enable-scale-out`; `aborts` adds POST /abort_requests without it."""
-    frontend = replace(frontend, force_usage=False)  # a stream of token ids has usage on request only
+    pipeline = replace(pipeline, force_usage=False)  # a stream of token ids has usage on request only
 
     def gated(handle: Handler) -> Handler:
         """Answers 403 unless scale-out is enabled."""
@@ -41,63 +41,63 @@ def routes(frontend: Frontend, enabled: bool, weights: Weights, aborts: bool = F
 
     def generate(context: RequestContext) -> Response:
         """Token ids for token ids."""
-        body = frontend.decode(context, GenerateRequest)
-        asked = body.as_completion(frontend.limits.max_model_len)
-        accepted = frontend.admit(asked, context)
-        if not frontend.builder.settings.model.multimodal and any(
+        body = pipeline.decode(context, GenerateRequest)
+        asked = body.as_completion(pipeline.limits.max_model_len)
+        accepted = pipeline.admit(asked, context)
+        if not pipeline.builder.settings.model.multimodal and any(
             part.get("type") in MEDIA_PARTS for part in body.content_parts or ()
         ):
             raise bad_request("The served model is not a multimodal model: it reads text alone.")
         ids = body.token_ids
-        head = frontend.identity.head("generate-tokens", context, body.request_id, accepted.model)
+        head = pipeline.identity.head("generate-tokens", context, body.request_id, accepted.model)
         shape = GenerateResponseOptions(
-            **frontend.options(accepted),
+            **pipeline.options(accepted),
             prompt_ids=ids,
             text=body.output_mode == "text",
             logprobs=asked.logprobs is not None,
-            transfer=address_of(asked, frontend.identity, head, len(ids)),
-            encoded_media=frontend.encoded_media(body.mm_hashes),
+            transfer=address_of(asked, pipeline.identity, head, len(ids)),
+            encoded_media=pipeline.encoded_media(body.mm_hashes),
             weights=lambda: weights.version,
         )
         writer = GenerateWriter(head, shape)
-        if accepted.n > (most := frontend.builder.settings.scheduling.max_num_seqs):
+        if accepted.n > (most := pipeline.builder.settings.scheduling.max_num_seqs):
             raise bad_request(f"n is at most max-num-seqs, {most}, got {accepted.n}")
         try:
-            frontend.limits.check_prompt(ids)
+            pipeline.limits.check_prompt(ids)
         except ApiError as error:
             if not body.stream:
                 raise
-            return frontend.responder.broken(error, writer)
-        prompt = Prompt(ids, frontend.tokenizer.decode(ids, False))
-        return frontend.submit(accepted, head, [prompt], writer, context)
+            return pipeline.responder.broken(error, writer)
+        prompt = Prompt(ids, pipeline.tokenizer.decode(ids, False))
+        return pipeline.submit(accepted, head, [prompt], writer, context)
 
     def abort_requests(context: RequestContext) -> Response:
         """Ends requests by their ids, or all requests; their clients receive `abort`."""
-        body = read_json(frontend.body.read(context))
+        body = read_json(pipeline.body.read(context))
         if not isinstance(body, dict):
             raise malformed("The body must be a JSON object.")
         named = body.get("request_ids")
         if named and not isinstance(named, str | list | dict):
             raise malformed("request_ids must be a list")
         ids = _ids(body)
-        found = frontend.responder.engine.interrupt(frozenset(ids) if ids else None)
+        found = pipeline.responder.engine.interrupt(frozenset(ids) if ids else None)
         return json_response({"status": "aborted", "aborted": len(ids) if ids else found})
 
     def abort_named_requests(context: RequestContext) -> Response:
         """Ends requests by their ids, with an empty answer."""
-        body = read_json(frontend.body.read(context))
+        body = read_json(pipeline.body.read(context))
         if not isinstance(body, dict):
             raise malformed("The body is not an object")
         if body.get("request_ids") is None:
             raise malformed("request_ids is missing")
-        frontend.responder.engine.interrupt(frozenset(_ids(body)))
+        pipeline.responder.engine.interrupt(frozenset(_ids(body)))
         return Response()
 
     return [
         post("/inference/v1/generate", gated(generate)),
         *(
             replace(it, handle=gated(it.handle))
-            for it in (*render.routes(frontend), *derender.routes(frontend))
+            for it in (*render.routes(pipeline), *derender.routes(pipeline))
         ),
         *([post("/abort_requests", abort_requests)] if enabled or aborts else []),
         post("/inference/v1/abort_requests", gated(abort_named_requests)),

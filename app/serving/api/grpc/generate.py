@@ -14,10 +14,10 @@ from app.engine.core.outputs import EngineOutput, Started, Tokens
 from app.engine.core.request import EngineRequest
 from app.serving.api.builder import Prompt
 from app.serving.api.chat.media import Features
-from app.serving.api.frontend import Frontend
 from app.serving.api.grpc.messages import SERVICE, engine, read, varint
 from app.serving.api.grpc.writer import GenerateWriter
 from app.serving.api.identity import ResponseMeta, address_of
+from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.responder import Responder
 from app.serving.api.stream import EventStream
 from app.serving.api.writer import ChoiceState, ResponseWriter
@@ -251,31 +251,31 @@ class DamagedMessages(EventStream):
         self.gone = self.gone and not self.is_cut_off
 
 
-def generate_method(frontend: Frontend) -> RpcMethod:
-    at = frontend.responder
+def generate_method(pipeline: RequestPipeline) -> RpcMethod:
+    at = pipeline.responder
     responder = RpcResponder(at.engine, at.load, at.headers, at.batcher, at.write_timeout_s, 0.0)
 
     def generate(context: RequestContext) -> RpcResponse:
-        message = read(context, engine.GenerateRequest, frontend.limits.max_model_len)
+        message = read(context, engine.GenerateRequest, pipeline.limits.max_model_len)
         kind = message.WhichOneof("input")
         if kind is None or kind == "tokenized" and not message.tokenized.input_ids:
             raise bad_request("a prompt is needed: tokenized, or text", "input")
-        given: str | list[int] = message.text if kind == "text" else _ids(message, frontend)
-        request = completion_of(message, given, frontend.limits.max_model_len)
-        accepted = frontend.admit(request, context)
-        if message.HasField("data_parallel_rank") and message.data_parallel_rank != frontend.rank:
-            text = f"data_parallel_rank is {message.data_parallel_rank}, but this is rank {frontend.rank}."
+        given: str | list[int] = message.text if kind == "text" else _ids(message, pipeline)
+        request = completion_of(message, given, pipeline.limits.max_model_len)
+        accepted = pipeline.admit(request, context)
+        if message.HasField("data_parallel_rank") and message.data_parallel_rank != pipeline.rank:
+            text = f"data_parallel_rank is {message.data_parallel_rank}, but this is rank {pipeline.rank}."
             raise bad_request(text, "data_parallel_rank")
         if isinstance(given, str):
             features_of(message, 0)
-            frontend.check_text(given)
-            ids = frontend.fit(request, frontend.tokenizer.encode(given, True))
-            prompt = Prompt(ids, given, (("user", given),) if frontend.keeps_turns else ())
+            pipeline.check_text(given)
+            ids = pipeline.fit(request, pipeline.tokenizer.encode(given, True))
+            prompt = Prompt(ids, given, (("user", given),) if pipeline.keeps_turns else ())
         else:
-            ids = frontend.fit(request, given)
-            prompt = Prompt(ids, frontend.tokenizer.decode(ids, False), (), features_of(message, len(ids)))
-        request_id = message.request_id or frontend.identity.fresh_id()
-        meta = ResponseMeta(request_id, frontend.identity.now_s(), accepted.model, "")
+            ids = pipeline.fit(request, given)
+            prompt = Prompt(ids, pipeline.tokenizer.decode(ids, False), (), features_of(message, len(ids)))
+        request_id = message.request_id or pipeline.identity.fresh_id()
+        meta = ResponseMeta(request_id, pipeline.identity.now_s(), accepted.model, "")
         writer = GenerateWriter(
             accepted.n,
             len(ids),
@@ -283,17 +283,17 @@ def generate_method(frontend: Frontend) -> RpcMethod:
             request.logprobs,
             request.prompt_logprobs,
             ids,
-            address_of(request, frontend.identity, meta, len(ids)),
+            address_of(request, pipeline.identity, meta, len(ids)),
         )
-        response = frontend.submit(accepted, meta, [prompt], writer, context, responder=responder)
+        response = pipeline.submit(accepted, meta, [prompt], writer, context, responder=responder)
         return cast(RpcResponse, response)
 
     return RpcMethod(f"/{SERVICE}/Generate", generate)
 
 
-def _ids(message: Any, frontend: Frontend) -> list[int]:
+def _ids(message: Any, pipeline: RequestPipeline) -> list[int]:
     """Returns the prompt's tokens. ApiError 400 for too many, before any work on them."""
-    ids, most = message.tokenized.input_ids, frontend.limits.max_model_len
+    ids, most = message.tokenized.input_ids, pipeline.limits.max_model_len
     if message.sampling_params.HasField("truncate_prompt_tokens"):
         return list(ids[:most])  # keeps the beginning, never more than the context
     check_prompt_length(len(ids), most)

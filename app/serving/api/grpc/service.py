@@ -16,7 +16,6 @@ from app.engine.core.client import EngineClient
 from app.engine.core.lifecycle import Operations
 from app.engine.kvcache.event_sender import EventSender
 from app.engine.vectors.model import PoolingModel
-from app.serving.api.frontend import Frontend
 from app.serving.api.grpc.generate import generate_method
 from app.serving.api.grpc.messages import SERVICE, answer, common, engine, read
 from app.serving.api.grpc.streams import (
@@ -29,6 +28,7 @@ from app.serving.api.grpc.streams import (
     unimplemented,
 )
 from app.serving.api.identity import ResponseMeta
+from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.pooling.routes import EMBEDDINGS, served_routes
 from app.serving.api.pooling.runner import PoolingRunner
 from app.serving.http.context import RequestContext
@@ -177,28 +177,28 @@ class ServerFacts:
         return answer(common.ProfileResponse(success=profiling, message=message))
 
 
-def embed_method(frontend: Frontend, settings: ModelSettings) -> RpcMethod:
+def embed_method(pipeline: RequestPipeline, settings: ModelSettings) -> RpcMethod:
     path = f"/{SERVICE}/Embed"
     if EMBEDDINGS not in served_routes(settings):
         return unimplemented(path, "This model does not embed: that needs --task embed.")
-    runner = PoolingRunner(frontend)
-    model = PoolingModel(settings.default_embedding_dimensions, 1, frontend.tokenizer, runner.pace)
+    runner = PoolingRunner(pipeline)
+    model = PoolingModel(settings.default_embedding_dimensions, 1, pipeline.tokenizer, runner.pace)
 
     def embed(context: RequestContext) -> RpcResponse:
         """The vector that POST /v1/embeddings gives for the same tokens."""
-        message = read(context, engine.EmbedRequest, frontend.limits.max_model_len)
+        message = read(context, engine.EmbedRequest, pipeline.limits.max_model_len)
         given = message.tokenized.input_ids
         if not given:
             raise bad_request("tokenized input is needed", "tokenized")
-        check_prompt_length(len(given), frontend.limits.max_model_len)
+        check_prompt_length(len(given), pipeline.limits.max_model_len)
         request = EmbeddingRequest(input=list(given), request_id=message.request_id)
         name = runner.admit(request)
         inputs = runner.inputs(request)
-        request_id = message.request_id or frontend.identity.fresh_id()
-        meta = ResponseMeta(request_id, frontend.identity.now_s(), name, "")
+        request_id = message.request_id or pipeline.identity.fresh_id()
+        meta = ResponseMeta(request_id, pipeline.identity.now_s(), name, "")
         job = runner.run(context, request, inputs, meta, "embedding")
         scripted = job.scripted.vector(0)
-        vector = model.vector(frontend.tokenizer.decode(inputs[0]) if scripted is None else scripted, None)
+        vector = model.vector(pipeline.tokenizer.decode(inputs[0]) if scripted is None else scripted, None)
         found = engine.EmbedResponse(prompt_tokens=job.prompt_tokens, embedding_dim=len(vector))
         found.embedding.extend(vector)
         return answer(found)
@@ -212,16 +212,16 @@ MOST_MESSAGE_MIB = 16
 
 
 def rpc_service(
-    frontend: Frontend, facts: ServerFacts, is_ready: Callable[[], bool], publisher: EventSender | None
+    pipeline: RequestPipeline, facts: ServerFacts, is_ready: Callable[[], bool], publisher: EventSender | None
 ) -> RpcService:
     """Returns all methods; calls that the served model cannot answer are UNIMPLEMENTED."""
     settings = facts.settings()
     generates = settings.model.task == "generate"
     own: Sequence[RpcMethod] = [
-        generate_method(frontend)
+        generate_method(pipeline)
         if generates
         else unimplemented(f"/{SERVICE}/Generate", "This model pools; it does not generate."),
-        embed_method(frontend, settings.model),
+        embed_method(pipeline, settings.model),
         events_method(publisher),
         tokenizer_method(settings),
     ]

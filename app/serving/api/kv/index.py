@@ -14,7 +14,7 @@ from app.kvindex.scorer import PodScore
 from app.kvindex.service import KvIndex, Stats
 from app.kvindex.tokenizers import TokenizationBusy, TokenizationTimeout, UnknownModelError
 from app.serving.api.chat.prompt import chat_options
-from app.serving.api.frontend import ChatRules
+from app.serving.api.pipeline import ChatRules
 from app.serving.http.body import BodyLimits
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import not_found, timed_out, unavailable

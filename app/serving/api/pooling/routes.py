@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeVar
 from msgspec import UNSET, Raw, UnsetType
 
 from app.engine.vectors.model import TASKS, Bag, PoolingModel, logit, sigmoid
-from app.serving.api.frontend import Frontend
 from app.serving.api.identity import ResponseMeta
+from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.pooling.runner import PoolingJob, PoolingRunner, Prompt, check_count, not_empty
 from app.serving.api.pooling.writer import ItemForm, Pooled, list_reply, packing, vector_reply
 from app.serving.faults.damage import damage
@@ -86,28 +86,28 @@ def served_routes(settings: ModelSettings) -> tuple[str, ...]:
     return tuple(path for path in routes if not (settings.mm_encoder_only and path in (EMBEDDINGS, COHERE)))
 
 
-def routes(frontend: Frontend, settings: ModelSettings) -> list[Route]:
+def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
     """Returns the pooling routes, which read a request, wait for the engine, compute and write numbers."""
-    runner = PoolingRunner(frontend)
-    task, head, headers = settings.task, frontend.identity.head, frontend.responder.headers
+    runner = PoolingRunner(pipeline)
+    task, head, headers = settings.task, pipeline.identity.head, pipeline.responder.headers
     model = PoolingModel(
         settings.default_embedding_dimensions,
         1 if task == "score" else 2,
-        frontend.tokenizer,
+        pipeline.tokenizer,
         runner.pace,
         is_matryoshka(model_config(settings.model)),
     )
 
     def create_embeddings(context: RequestContext) -> Response:
         """A vector for each text or conversation."""
-        request = frontend.decode(context, EmbeddingRequest)
+        request = pipeline.decode(context, EmbeddingRequest)
         job, pooled = embedded(runner, model, request, context)
         answer = vector_reply(request, job.meta, EMBEDDING, pooled, headers, runner.pace)
         return damage(answer, fault_of(context), context)
 
     def create_pooling(context: RequestContext) -> Response:
         """The output of the model's head for each text or for the conversation."""
-        request = frontend.decode(context, PoolingRequest)
+        request = pipeline.decode(context, PoolingRequest)
         own = POOLED.get(task, "")
         chosen = _task(request, own, TASKS if task == "pooling" else (own,))
         name = runner.admit(request)
@@ -120,7 +120,7 @@ def routes(frontend: Frontend, settings: ModelSettings) -> list[Route]:
 
     def create_classification(context: RequestContext) -> Response:
         """The probability of each class, and the name of the most likely one."""
-        request = frontend.decode(context, ClassificationRequest)
+        request = pipeline.decode(context, ClassificationRequest)
         name = runner.admit(request)
         inputs = runner.inputs(request)
         meta = head("classify", context, request.request_id, name)
@@ -130,7 +130,7 @@ def routes(frontend: Frontend, settings: ModelSettings) -> list[Route]:
 
     def create_score(context: RequestContext) -> Response:
         """A score for each pair: one text against many, or each against its counterpart."""
-        request = frontend.decode(context, ScoreRequest)
+        request = pipeline.decode(context, ScoreRequest)
         found = _compare(runner, request, request.queries, request.documents, task == "score", context)
         scores = enumerate(runner.paced(found.scores))
         items = ({"index": index, "object": "score", "score": score} for index, score in scores)
@@ -138,7 +138,7 @@ def routes(frontend: Frontend, settings: ModelSettings) -> list[Route]:
 
     def create_rerank(context: RequestContext) -> Response:
         """The documents, best first, with their scores."""
-        request = frontend.decode(context, RerankRequest)
+        request = pipeline.decode(context, RerankRequest)
         found = _compare(runner, request, request.query, request.documents, task == "score", context)
         best = sorted(range(len(found.scores)), key=found.scores.__getitem__, reverse=True)
         results = [
@@ -170,7 +170,7 @@ def embedded(
     name = runner.admit(request)
     dimensions = _dimensions(request, model)
     inputs = runner.inputs(request)
-    meta = runner.frontend.identity.head("embd", context, request.request_id, name)
+    meta = runner.pipeline.identity.head("embd", context, request.request_id, name)
     job = runner.run(context, request, inputs, meta, "embedding")
     activation, said = request.use_activation, [job.scripted.vector(at) for at in range(len(inputs))]
     pooled = Pooled(
@@ -269,7 +269,7 @@ def _compare(
         count, tokens, prompt = len(texts), sum(map(len, texts)), texts.__getitem__
     logits = list(_logits(runner.paced(pairs)))
     scores = logits if request.use_activation is False else list(map(sigmoid, logits))
-    meta = runner.frontend.identity.head("score", context, request.request_id, name)
+    meta = runner.pipeline.identity.head("score", context, request.request_id, name)
     scripted = runner.ask_of_pairs(_pairs(queries, documents), request.model or name, context)
     runner.go_through(context, request, meta, count, prompt, scripted)
     return Compared(meta, documents, scripted.scored(scores), scripted.prompt_tokens(tokens))
@@ -296,7 +296,7 @@ def _as_one_prompt(runner: PoolingRunner, request: ScoringRequest, pair: Pair) -
     """Truncates both texts as one text. ApiError 400 when they exceed the context."""
     query, document = pair
     keep = request.truncate_prompt_tokens
-    if _tokens(pair) <= (runner.frontend.limits.max_model_len if keep is None or keep < 0 else keep):
+    if _tokens(pair) <= (runner.pipeline.limits.max_model_len if keep is None or keep < 0 else keep):
         return pair
     both = runner.fitted(request, query + document)
     split = len(query) - (_tokens(pair) - len(both) if request.truncation_side == "left" else 0)
@@ -312,7 +312,7 @@ def _ids(
 
 def _limit(runner: PoolingRunner, request: ScoringRequest, name: str) -> int | None:
     limit: int = getattr(request, name)
-    most = runner.frontend.limits.max_model_len
+    most = runner.pipeline.limits.max_model_len
     if not 0 <= limit < most:
         raise bad_request(f"{name} must be at least 0 and below {most}, got {limit}")
     return limit or None
@@ -331,12 +331,12 @@ def _texts(inputs: ScoreInputs | UnsetType) -> list[str]:
 
 
 def _cohere_embeddings(runner: PoolingRunner, model: PoolingModel, folder: Path) -> Handler:
-    frontend, instructions = runner.frontend, task_instructions(folder)
+    pipeline, instructions = runner.pipeline, task_instructions(folder)
 
     def create_cohere_embeddings(context: RequestContext) -> Response:
         """A vector for each text, image or mixed input, in every form that is asked for."""
-        request = frontend.decode(context, CohereEmbedRequest)
-        frontend.models.resolve(request.model)
+        request = pipeline.decode(context, CohereEmbedRequest)
+        pipeline.models.resolve(request.model)
         instruction = _instruction(instructions, request.input_type)
         renders = bool(instruction) and _renders_chats(runner)
         job, pooled = embedded(runner, model, request.as_embedding(instruction, renders), context)
@@ -352,7 +352,7 @@ def _cohere_embeddings(runner: PoolingRunner, model: PoolingModel, folder: Path)
             texts=UNSET if request.texts is None else request.texts,
             meta=CohereMeta(ApiVersion(), BilledUnits(pooled.tokens - images, images)),
         )
-        return damage(json_response(answer, 200, frontend.responder.headers), fault_of(context), context)
+        return damage(json_response(answer, 200, pipeline.responder.headers), fault_of(context), context)
 
     return create_cohere_embeddings
 
@@ -383,7 +383,7 @@ def _instruction(known: Mapping[str, str] | None, input_type: str | None) -> str
 
 def _renders_chats(runner: PoolingRunner) -> bool:
     try:
-        runner.frontend.tokenizer.render_chat([{"role": "user", "content": "x"}])
+        runner.pipeline.tokenizer.render_chat([{"role": "user", "content": "x"}])
     except TokenizerError:
         return False
     return True

@@ -18,8 +18,8 @@ from app.engine.core.outputs import EngineOutput, Failed, Tokens
 from app.engine.core.request import EngineRequest
 from app.serving.api.builder import priority_of
 from app.serving.api.chat.prompt import own_template
-from app.serving.api.frontend import Frontend
 from app.serving.api.identity import ResponseMeta
+from app.serving.api.pipeline import RequestPipeline
 from app.serving.faults.injector import fault_of
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
@@ -117,8 +117,8 @@ class PoolingRunner:
     `pace` is called between parts of long work, and gives other requests a turn when one is due.
     """
 
-    def __init__(self, frontend: Frontend) -> None:
-        self.frontend = frontend
+    def __init__(self, pipeline: RequestPipeline) -> None:
+        self.pipeline = pipeline
         self.pace = Pace(time.monotonic)
 
     def paced(self, items: Iterable[T]) -> Iterator[T]:
@@ -132,13 +132,13 @@ class PoolingRunner:
 
         ApiError when model, server or fields forbid the request.
         """
-        frontend = self.frontend
+        pipeline = self.pipeline
         for name in ("mm_processor_kwargs", "media_io_kwargs"):
             if getattr(request, name, None):
                 raise bad_request(f"{name} is for models that take more than text.", name)
-        model = frontend.models.resolve(request.model, param=None)
-        frontend.responder.engine.check_accepting(1)
-        keep, most = request.truncate_prompt_tokens, frontend.limits.max_model_len
+        model = pipeline.models.resolve(request.model, param=None)
+        pipeline.responder.engine.check_accepting(1)
+        keep, most = request.truncate_prompt_tokens, pipeline.limits.max_model_len
         if keep is not None and keep > most:
             raise bad_request(f"truncate_prompt_tokens={keep} is more than the context of {most} tokens")
         return model
@@ -152,13 +152,13 @@ class PoolingRunner:
         return [not_empty(self.fitted(request, ids)) for ids in self.paced(self._encoded(request))]
 
     def _encoded(self, request: ClassificationRequest) -> Iterator[TokenIds]:
-        tokenizer = self.frontend.tokenizer
+        tokenizer = self.pipeline.tokenizer
         if request.conversations:
             options = ChatOptions(
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
                 add_special_tokens=bool(request.add_special_tokens),
-                chat_template=own_template(request, self.frontend.chat_rules),
+                chat_template=own_template(request, self.pipeline.chat_rules),
                 chat_template_kwargs=request.chat_template_kwargs,
             )
             yield from (tokenizer.encode_chat(chat, options) for chat in request.conversations)
@@ -177,20 +177,20 @@ class PoolingRunner:
         for start in range(0, len(texts), BATCH):
             batch = texts[start : start + BATCH]
             for text in batch if bounded else ():
-                self.frontend.check_text(text)
-            yield from self.frontend.tokenizer.encode_many(batch, add_special_tokens)
+                self.pipeline.check_text(text)
+            yield from self.pipeline.tokenizer.encode_many(batch, add_special_tokens)
 
     def fitted(self, request: PoolingFields, ids: TokenIds) -> TokenIds:
         """The part of `ids` that the request keeps. ApiError 400 when it exceeds the context."""
-        kept = request.kept(ids, self.frontend.limits.max_model_len)
-        rules.check_prompt_length(len(kept), self.frontend.limits.max_model_len)
+        kept = request.kept(ids, self.pipeline.limits.max_model_len)
+        rules.check_prompt_length(len(kept), self.pipeline.limits.max_model_len)
         return kept
 
     def texts(self, request: ClassificationRequest, inputs: Sequence[TokenIds]) -> Iterable[str]:
         """Returns each input as a text, decoded where it came as tokens or was truncated."""
         if request.texts and request.truncate_prompt_tokens is None:
             return request.texts
-        return map(self.frontend.tokenizer.decode, inputs)
+        return map(self.pipeline.tokenizer.decode, inputs)
 
     def run(
         self,
@@ -205,7 +205,7 @@ class PoolingRunner:
         Raises ApiError for a fault of a script, and the errors of `go_through`.
         """
         scripted = Scripted()
-        if (scripts := self.frontend.scripts) is not None:
+        if (scripts := self.pipeline.scripts) is not None:
             messages = self._messages(request, inputs)
             scripted = Scripted(scripts.pooled(messages, wants, request.model or meta.model, context))
             if isinstance(request, EmbeddingRequest) and request.dimensions is not None:
@@ -223,7 +223,7 @@ class PoolingRunner:
         if request.conversations:
             yield from map(messages_of, request.conversations)
             return
-        texts = request.texts or map(self.frontend.tokenizer.decode, inputs)
+        texts = request.texts or map(self.pipeline.tokenizer.decode, inputs)
         yield from ((Message("user", text),) for text in texts)
 
     def ask_of_pairs(self, pairs: Iterable[tuple[str, str]], model: str, context: RequestContext) -> Scripted:
@@ -231,12 +231,12 @@ class PoolingRunner:
 
         ApiError for a fault of a script.
         """
-        if self.frontend.scripts is None:
+        if self.pipeline.scripts is None:
             return Scripted()
         from app.serving.scripts.matching import Message
 
         messages = ((Message("user", query), Message(DOCUMENT, document)) for query, document in pairs)
-        return Scripted(self.frontend.scripts.pooled(messages, "score", model, context))
+        return Scripted(self.pipeline.scripts.pooled(messages, "score", model, context))
 
     def go_through(
         self,
@@ -252,7 +252,7 @@ class PoolingRunner:
         EngineError without room for the first prompt; the others wait for room. CallerLeft when the client
         has left.
         """
-        frontend = self.frontend
+        pipeline = self.pipeline
         first = EngineRequest(
             request_id=meta.id,
             index=0,
@@ -262,15 +262,15 @@ class PoolingRunner:
             max_tokens=0,
             limited=False,
             arrival_s=context.arrival_s,
-            adapter=meta.model if meta.model in frontend.builder.adapters else None,
+            adapter=meta.model if meta.model in pipeline.builder.adapters else None,
             priority=priority_of(context, request.priority),
             cache_salt=request.cache_salt,
             together=count,
             observers=context.observers,
             delays=scripted.delays(context),
         )
-        load, connection = frontend.responder.load, context.connection
-        prompts = PromptQueue(frontend.responder.engine)
+        load, connection = pipeline.responder.load, context.connection
+        prompts = PromptQueue(pipeline.responder.engine)
         load.begin()
         if connection is not None:
             connection.watch(prompts.leave)

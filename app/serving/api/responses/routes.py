@@ -9,8 +9,8 @@ import msgspec
 from app.serving.api.builder import Prompt
 from app.serving.api.chat.prompt import chat_prompt
 from app.serving.api.errors import error_response
-from app.serving.api.frontend import Frontend
 from app.serving.api.identity import ResponseMeta, address_of
+from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.responses.store import (
     Background,
     BackgroundRun,
@@ -41,22 +41,22 @@ class Retrieval(msgspec.Struct, kw_only=True):
     stream: bool | None = False
 
 
-def routes(frontend: Frontend, store: ResponseStore) -> list[Route]:
+def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
 
     def create_response(context: RequestContext) -> Response:
         """The answer to some input: whole, as a stream, or in the background."""
-        asked = frontend.decode(context, ResponsesRequest)
+        asked = pipeline.decode(context, ResponsesRequest)
         chat = chat_request(asked)
-        accepted = _admit(frontend, chat, context)
-        head = _head(frontend, asked, accepted.model, context)
+        accepted = _admit(pipeline, chat, context)
+        head = _head(pipeline, asked, accepted.model, context)
         _follow_on(asked, chat, store)
-        prompt = response_prompt(frontend, asked, chat)
-        shape = _shape(frontend, asked, chat, prompt, head)
+        prompt = response_prompt(pipeline, asked, chat)
+        shape = _shape(pipeline, asked, chat, prompt, head)
         if asked.background:
-            return _in_background(frontend, accepted, prompt, head, shape, store, context)
+            return _in_background(pipeline, accepted, prompt, head, shape, store, context)
         ended = partial(_keep, store, chat) if asked.store and store.keeps else None
-        answer = ResponsesWriter(shape, frontend.identity.fresh_id, ended)
-        return frontend.submit(accepted, head, [prompt], answer, context)
+        answer = ResponsesWriter(shape, pipeline.identity.fresh_id, ended)
+        return pipeline.submit(accepted, head, [prompt], answer, context)
 
     def retrieve_response(context: RequestContext) -> Response:
         """A kept response as it is now; or, with `?stream=true`, its events."""
@@ -66,7 +66,7 @@ def routes(frontend: Frontend, store: ResponseStore) -> list[Route]:
         if kept.log is None:
             raise bad_request("no events are kept of this response", "response_id")
         start = 0 if query.starting_after is None else max(0, query.starting_after + 1)
-        return followed(kept.log, start, context, frontend.responder.headers)
+        return followed(kept.log, start, context, pipeline.responder.headers)
 
     def cancel_response(context: RequestContext) -> Response:
         """Ends a response that is being generated in the background."""
@@ -89,11 +89,11 @@ def error_of_responses(error: Exception) -> Response:
 
 
 def _admit(
-    frontend: Frontend, chat: ChatCompletionRequest, context: RequestContext
+    pipeline: RequestPipeline, chat: ChatCompletionRequest, context: RequestContext
 ) -> ValidatedRequest[ChatCompletionRequest]:
-    """Calls `Frontend.admit`, with this family's name for the limit of tokens in errors."""
+    """Calls `RequestPipeline.admit`, with this family's name for the limit of tokens in errors."""
     try:
-        return frontend.admit(chat, context)
+        return pipeline.admit(chat, context)
     except ApiError as error:
         if error.param != "max_completion_tokens":
             raise
@@ -101,9 +101,11 @@ def _admit(
         raise ApiError(error.status, error.type, error.message.replace(error.param, name), name) from None
 
 
-def _head(frontend: Frontend, asked: ResponsesRequest, model: str, context: RequestContext) -> ResponseMeta:
+def _head(
+    pipeline: RequestPipeline, asked: ResponsesRequest, model: str, context: RequestContext
+) -> ResponseMeta:
     """Returns the head of an answer; its id is the body's, else from the header, else fresh."""
-    head = frontend.identity.head("resp", context, "", model)
+    head = pipeline.identity.head("resp", context, "", model)
     own_id = asked.request_id or head.id.replace("-", "_", 1)
     return msgspec.structs.replace(head, id=own_id, joint="_")
 
@@ -125,42 +127,44 @@ def _follow_on(asked: ResponsesRequest, chat: ResponsesChat, store: ResponseStor
     go_on(chat, before.messages, before.items())
 
 
-def response_prompt(frontend: Frontend, asked: ResponsesRequest, chat: ChatCompletionRequest) -> Prompt:
+def response_prompt(
+    pipeline: RequestPipeline, asked: ResponsesRequest, chat: ChatCompletionRequest
+) -> Prompt:
     """Returns the conversation as tokens; truncation "auto" keeps as many last tokens as leave room."""
     if asked.truncation == "auto":
-        room = frontend.limits.max_model_len - max(asked.max_output_tokens or 1, 1)
+        room = pipeline.limits.max_model_len - max(asked.max_output_tokens or 1, 1)
         chat.truncate_prompt_tokens, chat.truncation_side = max(room, 1), "left"
-    prompt = chat_prompt(frontend, chat, chat.messages)
+    prompt = chat_prompt(pipeline, chat, chat.messages)
     return msgspec.structs.replace(prompt, echo_text=echo_text(asked.input), turns=())
 
 
 def _shape(
-    frontend: Frontend,
+    pipeline: RequestPipeline,
     asked: ResponsesRequest,
     chat: ChatCompletionRequest,
     prompt: Prompt,
     head: ResponseMeta,
 ) -> ResponsesOptions:
     ids, media = prompt.ids, prompt.features
-    most_tokens = resolve_max_tokens(asked.max_output_tokens, len(ids), frontend.limits)
-    hides = frontend.limits.parses and not asked.include_reasoning
+    most_tokens = resolve_max_tokens(asked.max_output_tokens, len(ids), pipeline.limits)
+    hides = pipeline.limits.parses and not asked.include_reasoning
     return ResponsesOptions(
         response=new_response(asked, head, most_tokens),
         prompt_ids=ids,
         top_logprobs=None if hides else asked.logprobs,
-        token_id_names=frontend.token_id_names,
-        metrics=frontend.request_metrics,
+        token_id_names=pipeline.token_id_names,
+        metrics=pipeline.request_metrics,
         shows_reasoning=asked.include_reasoning,
         calls=called_tools(asked.tools),
-        parses=frontend.limits.parses,
-        transfer=address_of(chat, frontend.identity, head, len(ids)),
-        encoded_media=frontend.encoded_media(media and media["mm_hashes"]),
-        prompt_text=frontend.tokenizer.decode(ids, False) if asked.enable_response_messages else None,
+        parses=pipeline.limits.parses,
+        transfer=address_of(chat, pipeline.identity, head, len(ids)),
+        encoded_media=pipeline.encoded_media(media and media["mm_hashes"]),
+        prompt_text=pipeline.tokenizer.decode(ids, False) if asked.enable_response_messages else None,
     )
 
 
 def _in_background(
-    frontend: Frontend,
+    pipeline: RequestPipeline,
     accepted: ValidatedRequest[ChatCompletionRequest],
     prompt: Prompt,
     head: ResponseMeta,
@@ -174,9 +178,9 @@ def _in_background(
     log = EventLog() if chat.stream else None
     run = BackgroundRun(KeptResponse(queued, chat.messages, log), store)
     chat.stream = False
-    answer = ResponsesWriter(shape, frontend.identity.fresh_id, run.end)
-    background = Background.of(frontend.responder, run)
-    return frontend.submit(accepted, head, [prompt], answer, context, responder=background)
+    answer = ResponsesWriter(shape, pipeline.identity.fresh_id, run.end)
+    background = Background.of(pipeline.responder, run)
+    return pipeline.submit(accepted, head, [prompt], answer, context, responder=background)
 
 
 def _keep(store: ResponseStore, chat: ChatCompletionRequest, response: ResponseObject) -> None:

@@ -76,7 +76,7 @@ class ChatRules(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Frontend:
+class RequestPipeline:
     """Admits requests, submits them to the engine, and has answers written."""
 
     body: BodyLimits
