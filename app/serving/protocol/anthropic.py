@@ -220,10 +220,6 @@ class MessagesRequest(Request, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"system": convert_system}
 
-    def check(self) -> None:
-        check_content(self.system)
-        self.check_converted()
-
     def check_converted(self) -> None:
         is_prefill = (self.kv_transfer_params or {}).get("do_remote_decode")
         if is_prefill or not isinstance(self.thinking, ThinkingEnabled):
@@ -245,9 +241,6 @@ class CountTokensRequest(Request, kw_only=True):
     chat_template_kwargs: JsonObject | None = None
 
     lax: ClassVar[Mapping[str, Hashable]] = {"system": convert_system}
-
-    def check(self) -> None:
-        check_content(self.system)
 
 
 BILLING_HEADER = "x-anthropic-billing-header"

@@ -24,7 +24,6 @@ from app.serving.protocol.common import (
 from app.serving.protocol.decoding import RawRequest
 from app.serving.protocol.messages import (
     Message,
-    are_plain,
     check_tool_calls,
     convert_messages,
     normalize_messages,
@@ -94,15 +93,6 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
             self.top_logprobs = 0
         super().__post_init__()
 
-    def check(self) -> None:
-        if not are_plain(self.messages):
-            normalize_messages(self.messages)
-            convert_messages(self.messages)
-            check_tool_calls(self.messages)
-        if self.continue_final_message:
-            raise Misfit("add_generation_prompt to be absent or false")
-        self.check_rules()
-
     def check_rules(self: ChatCompletionRequest | RawRequest) -> None:
         if not isinstance(self.messages, list | dict | str):
             raise bad_request("messages must be a list")
@@ -112,8 +102,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
         _check_logprobs(self)
         rules.check_stream_options(self.stream_options, self.stream)
         rules.check_response_format(self.response_format)
-        if isinstance(self, RawRequest):
-            normalize_messages(self.messages)
+        normalize_messages(self.messages)
         rules.check_cache_salt(self.cache_salt)
         rules.check_thinking_budget(self.thinking_token_budget)
 
@@ -236,13 +225,6 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_conversations}
 
-    def check(self) -> None:
-        for conversation in self.messages:
-            normalize_messages(conversation)
-        convert_conversations(self.messages)
-        self.check_rules()
-        self.check_converted()
-
     def check_rules(self: BatchChatRequest | RawRequest) -> None:
         if self.use_beam_search:
             raise bad_request("A batch does not go with beam search.", "use_beam_search")
@@ -254,8 +236,7 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
             raise bad_request("Every conversation of a batch has one choice: n must be 1.", "n")
         _check_tools(self.tools, "none")
         rules.check_stream_options(self.stream_options, self.stream)
-        raw = isinstance(self, RawRequest) and isinstance(self.messages, list)
-        for conversation in self.messages if raw else ():
+        for conversation in self.messages if isinstance(self.messages, list) else ():
             normalize_messages(conversation)
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
         rules.check_response_format(self.response_format)

@@ -320,6 +320,8 @@ def _struct(kind: type[Struct]) -> Convert:
     forbids, known = kind.__struct_config__.forbid_unknown_fields, {key for _, key, *_ in fields}
 
     def convert_struct(value: object) -> Struct:
+        if isinstance(value, kind):
+            return value
         if not isinstance(value, dict):
             raise Misfit("an object")
         arguments: JsonObject = {}

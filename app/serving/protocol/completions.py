@@ -13,7 +13,7 @@ from msgspec import Raw, Struct
 
 from app.serving.http.errors import bad_request
 from app.serving.protocol import rules
-from app.serving.protocol.coercion import Misfit
+from app.serving.protocol.coercion import convert_value
 from app.serving.protocol.common import (
     CompletionLogprobs,
     KVTransferParams,
@@ -34,6 +34,13 @@ TokenIds = list[int]
 Prompts = str | list[str] | TokenIds | list[TokenIds]
 
 
+def convert_prompt(value: object) -> object:
+    """Converts prompts of one kind. Raises `Misfit`, also for mixed kinds."""
+    if isinstance(value, list) and set(map(type, value)) == {str}:
+        return value
+    return convert_value(list[Natural] | list[list[Natural]] | str | list[str] | None, value)
+
+
 class CompletionRequest(GenerationFields, kw_only=True):
     """The body of ``POST /v1/completions``, with every field of vLLM."""
 
@@ -50,10 +57,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
     """Base64, not decoded."""
     add_special_tokens: bool = True
 
-    lax: ClassVar[Mapping[str, Hashable]] = {
-        "prompt": list[Natural] | list[list[Natural]] | str | list[str] | None,
-    }
-
+    lax: ClassVar[Mapping[str, Hashable]] = {"prompt": convert_prompt}
     order: ClassVar[str] = (
         "model prompt echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop "
         "stream stream_options suffix temperature top_p user use_beam_search top_k min_p "
@@ -76,11 +80,6 @@ class CompletionRequest(GenerationFields, kw_only=True):
         if isinstance(prompt, str) or prompt and isinstance(prompt[0], int):
             return cast("list[str] | list[TokenIds]", [prompt])
         return cast("list[str] | list[TokenIds]", prompt or [])
-
-    def check(self) -> None:
-        if isinstance(self.prompt, list) and len(set(map(type, self.prompt))) > 1:
-            raise Misfit("prompts of one kind", "prompt")
-        self.check_rules()
 
     def check_rules(self: CompletionRequest | RawRequest) -> None:
         _check_prompt_count(self.prompt, self.prompt_embeds)

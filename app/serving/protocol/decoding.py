@@ -1,8 +1,9 @@
 """Decodes a body to a request struct, or raises vLLM's error for the body.
 
-Fast path: one strict msgspec decode and the request's rules. A refused body is decoded again with lax
-conversion (`app.serving.protocol.coercion`), which reports errors in vLLM's order: not JSON; the request's
-rules, on raw values; the schema. A body is decoded in one go: `app.serving.http.body` limits its values.
+Fast path: one strict msgspec decode, the request's rules, and conversions by functions. A refused body is
+decoded again with lax conversion (`app.serving.protocol.coercion`), which reports errors in vLLM's order: not
+JSON; the request's rules, on raw values; the schema. A body is decoded in one go: `app.serving.http.body`
+limits its values.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 from collections.abc import Hashable, Mapping, Sequence
 from email.message import Message
 from functools import cache
+from types import FunctionType
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -32,28 +34,20 @@ S = TypeVar("S", bound=Struct)
 class Request(Struct, kw_only=True):
     """A request body. A subclass lists its fields in vLLM's order: the first misfit is reported.
 
-    `lax` maps field names to inputs of the lax conversion that the annotation cannot express. `absent` maps
-    missing fields to the values that rules see, if not None.
+    `lax` maps field names to inputs of the lax conversion that the annotation cannot express: a wider
+    annotation, or a function, which converts strictly decoded values, too. `absent` maps missing fields to
+    the values that rules see, if not None.
     """
 
     lax: ClassVar[Mapping[str, Hashable]] = {}
     absent: ClassVar[Mapping[str, object]] = {}
     order: ClassVar[str] = ""
     """vLLM's order of the fields, if not the order of declaration."""
-    branch: ClassVar[tuple[str, ...]] = ()
-    """Prefix of error paths where vLLM tries several kinds of body."""
 
     @classmethod
     def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
         """Returns the path that vLLM reports for a misfit of `values` at `path`."""
-        return (*cls.branch, *path)
-
-    def check(self) -> None:
-        """Applies all rules to a strictly decoded request.
-
-        Raises `ApiError`, or `Misfit` where the error depends on the raw body.
-        """
-        self.check_rules()
+        return path
 
     def check_rules(self: Request | RawRequest) -> None:
         """Applies vLLM's rules that come before the schema, to fields of any type. Raises `ApiError`."""
@@ -92,11 +86,7 @@ def decode(body: bytes, content_type: str | None, kind: type[T]) -> T:
 
     Raises `ApiError` (always status 400).
     """
-    if is_json(content_type) and (request := _strictly(body, kind)) is not None:
-        return request
-    converted = _convert_first(_parse(body, content_type), (kind,), body)
-    assert isinstance(converted, kind)
-    return converted
+    return decode_first(body, content_type, (kind,))
 
 
 def decode_query(query: Mapping[str, str], kind: type[S]) -> S:
@@ -107,7 +97,9 @@ def decode_query(query: Mapping[str, str], kind: type[S]) -> S:
         raise malformed(f"{where}: expected {misfit.expected}", where) from None
 
 
-def decode_first(body: bytes, content_type: str | None, kinds: tuple[type[T], type[U]]) -> T | U:
+def decode_first(
+    body: bytes, content_type: str | None, kinds: tuple[type[T]] | tuple[type[T], type[U]]
+) -> T | U:
     """Returns the request in `body` as the first of `kinds` that fits; an error is the last kind's.
 
     Raises `ApiError` (always status 400).
@@ -163,12 +155,15 @@ def check_content_type(content_type: str | None) -> None:
 def _strictly(body: bytes, kind: type[T]) -> T | None:
     """Returns the request in `body`; None when the body needs lax conversion."""
     try:
-        request = _decoder(kind).decode(body)
+        request: T = _decoder(kind).decode(body)
         _rest(body)
-        request.check()
+        request.check_rules()
+        for name, converter in kind.lax.items():
+            if isinstance(converter, FunctionType):
+                setattr(request, name, converter(getattr(request, name)))
+        request.check_converted()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Misfit, ApiError):
         return None
-    assert isinstance(request, kind)
     return request
 
 
@@ -213,17 +208,12 @@ def _parse_json(body: bytes) -> object:
         parsed: object = json.loads(body)
         return parsed
     except json.JSONDecodeError as error:
-        at = _place(error)
+        at = error.pos
+        if error.msg.startswith("Illegal trailing comma"):  # from Python 3.13 on; vLLM's names the next place
+            at = len(error.doc) - len(error.doc[at + 1 :].lstrip(" \t\n\r"))
         raise malformed(f"body: not JSON at character {at}: {error.msg}", f"body.{at}") from None
     except (ValueError, RecursionError):
         raise UnparsableBody from None
-
-
-def _place(error: json.JSONDecodeError) -> int:
-    """Returns the error's position in vLLM's Python: after a trailing comma; from 3.13 on, at the comma."""
-    if not error.msg.startswith("Illegal trailing comma"):
-        return error.pos
-    return len(error.doc) - len(error.doc[error.pos + 1 :].lstrip(" \t\n\r"))
 
 
 def _convert_first(values: JsonObject, kinds: Sequence[type[Request]], body: bytes) -> Request:

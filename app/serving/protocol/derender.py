@@ -136,11 +136,6 @@ class DerenderRequest(Request, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"stream": _whole}
 
-    def check(self) -> None:
-        if self.stream:
-            raise Misfit("false", "stream")
-        self.check_converted()
-
 
 class DerenderChatRequest(DerenderRequest, kw_only=True):
     """``POST /v1/chat/completions/derender`` of a whole answer."""
@@ -150,7 +145,9 @@ class DerenderChatRequest(DerenderRequest, kw_only=True):
     prompt_token_ids: list[Natural] | None = None
     chat_request: ChatCompletionRequest | None = None
 
-    branch: ClassVar[tuple[str, ...]] = ("DerenderChatRequest",)
+    @classmethod
+    def place(cls, values: JsonObject, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
+        return (cls.__name__, *path)
 
     def check_converted(self) -> None:
         if self.chat_request is not None:
@@ -187,11 +184,6 @@ class DerenderStreamRequest(Request, kw_only=True):
     completion_request: CompletionRequest | None = None
 
     lax: ClassVar[Mapping[str, Hashable]] = {"stream": _event}
-
-    def check(self) -> None:
-        if not self.stream:
-            raise Misfit("true", "stream")
-        self.check_converted()
 
     def check_converted(self) -> None:
         check_state(self.stream_state)

@@ -168,10 +168,6 @@ class GenerateRequest(Request, kw_only=True):
         "sampling_params": convert_sampling_params,
     }
 
-    def check(self) -> None:
-        self.check_rules()
-        self.check_converted()
-
     def check_rules(self: GenerateRequest | RawRequest) -> None:
         rules.check_cache_salt(self.cache_salt)
 

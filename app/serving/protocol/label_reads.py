@@ -11,7 +11,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from app.serving.protocol import rules
-from app.serving.protocol.coercion import JsonObject, Misfit
+from app.serving.protocol.coercion import JsonObject, Misfit, convert_value
 from app.serving.protocol.common import Usage
 from app.serving.protocol.completions import CompletionRequest, TokenIds
 from app.serving.protocol.decoding import RawRequest, Request
@@ -42,6 +42,11 @@ class LabelRequest(Request, kw_only=True):
         )
 
 
+def _items(value: object) -> object:
+    """Converts items of one kind."""
+    return convert_value(list[str] | list[list[int]], value)
+
+
 class GenerativeScoringRequest(LabelRequest, kw_only=True):
     """The body of ``POST /generative_scoring``; items are texts or lists of token ids, never mixed."""
 
@@ -53,16 +58,11 @@ class GenerativeScoringRequest(LabelRequest, kw_only=True):
     item_first: bool = False
     add_special_tokens: bool = True
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"items": list[str] | list[list[int]]}
+    lax: ClassVar[Mapping[str, Hashable]] = {"items": _items}
     order: ClassVar[str] = (
         "model query items label_token_ids apply_softmax item_first add_special_tokens cache_salt priority "
         "request_id"
     )
-
-    def check(self) -> None:
-        if len(set(map(type, self.items))) > 1:
-            raise Misfit("items of one kind", "items")
-        self.check_rules()
 
 
 def _questions(value: object) -> dict[str, JsonObject]:
@@ -97,10 +97,6 @@ class DecisionRequest(LabelRequest, kw_only=True):
         "model state questions instructions images audio videos chat_template_kwargs cache_salt priority "
         "request_id"
     )
-
-    def check(self) -> None:
-        _questions(self.questions)
-        self.check_rules()
 
 
 class ItemScore(Struct, kw_only=True):

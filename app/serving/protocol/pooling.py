@@ -279,11 +279,6 @@ class RerankRequest(ScoringRequest, kw_only=True):
 
     lax: ClassVar[Mapping[str, Hashable]] = {"query": _one_input, "documents": _inputs}
 
-    def check(self) -> None:
-        if not _is_input(self.query) or not _are_inputs(self.documents):
-            raise Misfit("texts")
-        self.check_rules()
-
 
 class ItemList(Struct, kw_only=True):
     """A list of vectors, scores or classes. `created` is Unix seconds."""

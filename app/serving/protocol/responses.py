@@ -373,11 +373,6 @@ class ResponsesRequest(Request, kw_only=True):
     def logprobs(self) -> int | None:
         return self.top_logprobs if LOGPROBS in (self.include or ()) else None
 
-    def check(self) -> None:
-        self.tools = convert_tools(self.tools)
-        self.tool_choice = convert_tool_choice(self.tool_choice)
-        self.check_rules()
-
     def check_rules(self: ResponsesRequest | RawRequest) -> None:
         check_tool_use(self.tools, self.tool_choice)
         if self.prompt is not None:

@@ -13,9 +13,9 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, Struct
 
 from app.serving.protocol import rules
-from app.serving.protocol.coercion import JsonObject, Misfit
+from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.decoding import RawRequest, Request
-from app.serving.protocol.messages import Message, are_plain, convert_messages
+from app.serving.protocol.messages import Message, convert_messages
 from app.serving.protocol.options import INT64_MAX, Tool
 
 TOKEN_MAX = 2**32 - 1
@@ -37,12 +37,6 @@ class TokenizeChatRequest(Request, kw_only=True):
     tools: list[Tool] | None = None
 
     lax: ClassVar[Mapping[str, Hashable]] = {"messages": convert_messages}
-
-    def check(self) -> None:
-        if not are_plain(self.messages):
-            convert_messages(self.messages)
-        if self.continue_final_message:
-            raise Misfit("add_generation_prompt to be absent or false")
 
     def check_rules(self: TokenizeChatRequest | RawRequest) -> None:
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
