@@ -1,7 +1,9 @@
-"""Declaration of settings: a field of a section, with all facts in its annotation.
+"""Declaration of settings: a field of a section, with its facts in the annotation.
 
-    max_num_seqs: Annotated[Count, About("Sequences that run at the same time.", unit="sequences")] = 256
+    max_num_seqs: Annotated[Count, About(unit="sequences")] = 256
+    '''Sequences that run at the same time.'''
 
+The docstring under the field is the help and the documentation of the setting; a plugin's is in `About`.
 `msgspec.Meta` has the limits that msgspec checks; a `Rule` has any other limit.
 """
 
@@ -55,7 +57,8 @@ class Section(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
 class About(Struct, frozen=True):
     """Meaning of a setting, and its other names."""
 
-    help: str
+    help: str = ""
+    """Meaning of the setting; empty where the field has a docstring."""
     unit: str = ""
     env: tuple[str, ...] = ()
     """Further environment variables, weaker than ``SIM_<NAME>``."""

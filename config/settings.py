@@ -5,13 +5,16 @@ capitals. Durations are in seconds.
 """
 
 import json
+import sys
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import pairwise
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 
 from msgspec import Meta, Struct
-from msgspec.structs import FieldInfo, asdict, fields, replace
+from msgspec.structs import FieldInfo, fields, replace
 
 from config.declaration import DURATION, JSON, About, Rule, Section
 from config.durations import format_duration
@@ -100,7 +103,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     """Environment variables, the strongest first."""
     also: tuple[str, ...]
     """Other names, with dashes."""
-    help: str
+    section: type[Section]
     unit: str
     live: bool
     secret: bool
@@ -109,10 +112,18 @@ class Setting(Struct, frozen=True, kw_only=True):
     """msgspec's checks, as the end of the sentence "the value ..."; empty without checks."""
     rules: tuple[Rule, ...]
 
+    own_help: str
+    """`About.help`; empty where the field's docstring has the meaning."""
+
     @property
     def names(self) -> tuple[str, ...]:
         """All names, the main name first."""
         return (self.name, *self.also)
+
+    @property
+    def help(self) -> str:
+        """Meaning of the setting, in one line; read from the source on demand."""
+        return self.own_help or field_docs(self.section)[self.attribute]
 
     def read(self, raw: object) -> object:
         """Converts a text, or a value of YAML or JSON. ValueError has the broken rule."""
@@ -159,27 +170,50 @@ def table_of(kind: type[Settings]) -> Table:
 def rows(group: str, section: type[Section]) -> tuple[Setting, ...]:
     """Returns the rows of a section, in the order of fields. Names in a plugin's section have its prefix."""
     prefix = "" if group in Settings.__struct_fields__ else f"{group}_"
-    return tuple(_row(group, field, prefix + field.name) for field in fields(section))
+    return tuple(_row(group, section, field, prefix) for field in fields(section))
 
 
-def _row(group: str, field: FieldInfo, name: str) -> Setting:
+def _row(group: str, section: type[Section], field: FieldInfo, prefix: str) -> Setting:
+    name = prefix + field.name
     plain, extras, optional = _taken_apart(field.type)
     about = next((extra for extra in extras if isinstance(extra, About)), None)
-    if about is None:
+    if prefix and about is None:  # plugins name the help of a setting in `About`
         raise TypeError(f"{field.name} has no About")
-    kind = kind_of(plain, extras)
+    about, kind = about or About(), kind_of(plain, extras)
     return Setting(
         name=name.replace("_", "-"),
         attribute=field.name,
         group=group,
+        section=section,
         kind=kind,
         type=field.type,
         optional=optional,
         default=field.default,
         limits=limits(kind, [extra for extra in extras if isinstance(extra, Meta)]),
         rules=tuple(extra for extra in extras if isinstance(extra, Rule)),
-        **asdict(about) | {"env": (*map(variable, (name, *about.also)), *about.env)},
+        own_help=about.help,
+        env=(*map(variable, (name, *about.also)), *about.env),
+        also=about.also,
+        unit=about.unit,
+        live=about.live,
+        secret=about.secret,
+        path=about.path,
     )
+
+
+@cache
+def field_docs(section: type[Section]) -> Mapping[str, str]:
+    """Returns field -> docstring under the field, as one line. Reads the source of the section."""
+    import ast  # slow to import, and needed for help only
+
+    module = ast.parse(Path(str(sys.modules[section.__module__].__file__)).read_text("utf-8"))
+    classes = {node.name: node.body for node in module.body if isinstance(node, ast.ClassDef)}
+    return {
+        field.target.id: " ".join(str(below.value.value).split())
+        for field, below in pairwise(classes[section.__name__])
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    }
 
 
 def variable(name: str) -> str:

@@ -27,10 +27,7 @@ class Plugin(Struct, frozen=True):
 class PluginSettings(Section, frozen=True, kw_only=True):
     """Plugins."""
 
-    plugin: Annotated[
-        NonEmptyItems,
-        About("Plugins, each a module or a path to a file FILE.py. The flag may be repeated.", path=True),
-    ] = ()
-    installed_plugins: Annotated[
-        bool, About("Take the plugins of installed packages, too: entry points of the group understudy.")
-    ] = True
+    plugin: Annotated[NonEmptyItems, About(path=True)] = ()
+    """Plugins, each a module or a path to a file FILE.py. The flag may be repeated."""
+    installed_plugins: bool = True
+    """Take the plugins of installed packages, too: entry points of the group understudy."""

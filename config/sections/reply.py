@@ -36,114 +36,75 @@ def _route(item: str) -> tuple[str, str]:
 class ReplySettings(Section, frozen=True, kw_only=True):
     """What is said."""
 
-    mode: Annotated[
-        Literal["random", "echo"],
-        About("Sample sentences of random length, or the text of the last message."),
-    ] = "random"
-    seed: Annotated[
-        int | None, About("Seed of everything that is random; different at every start when empty.")
-    ] = None
-    reasoning_parser: Annotated[
-        str,
-        About(
-            "Any name makes the model think aloud first; the thoughts are in `reasoning`. Empty is off. With "
-            "engine llm thoughts are what it says up to </think>. What switches thoughts off depends on "
-            "the name, as with vLLM's parsers."
-        ),
-    ] = ""
-    anthropic_disabled_thinking_effort: Annotated[
-        Literal["auto", "none", "low", "medium", "high", "xhigh", "max"],
-        About(
-            "The reasoning effort that thinking.type disabled of /v1/messages means; auto is none, or low "
-            "where the chat template does not know none."
-        ),
-    ] = "auto"
-    reasoning_tokens: Annotated[
-        Count, About("Mean length of the thoughts of a reasoning model.", unit="tokens", live=True)
-    ] = 24
+    mode: Literal["random", "echo"] = "random"
+    """Sample sentences of random length, or the text of the last message."""
+    seed: int | None = None
+    """Seed of everything that is random; different at every start when empty."""
+    reasoning_parser: str = ""
+    """Any name makes the model think aloud first; the thoughts are in `reasoning`. Empty is off. With engine
+    llm thoughts are what it says up to </think>. What switches thoughts off depends on the name, as with
+    vLLM's parsers."""
+    anthropic_disabled_thinking_effort: Literal["auto", "none", "low", "medium", "high", "xhigh", "max"] = (
+        "auto"
+    )
+    """The reasoning effort that thinking.type disabled of /v1/messages means; auto is none, or low where the
+    chat template does not know none."""
+    reasoning_tokens: Annotated[Count, About(unit="tokens", live=True)] = 24
+    """Mean length of the thoughts of a reasoning model."""
 
 
 class ReplaySettings(Section, frozen=True, kw_only=True):
     """Recorded exchanges as answers: what `record --proxy` has written."""
 
-    replay: Annotated[
-        str, About("A recording whose answers are given to equal requests. Empty is off.", path=True)
-    ] = ""
-    replay_match: Annotated[
-        Literal["strict", "nearest"],
-        About("Only the answer to an equal request, or else that to the one most like it."),
-    ] = "strict"
-    replay_miss: Annotated[
-        Literal["simulate", "not-found"],
-        About("A request that is not in the recording goes on as ever, or is refused with 404.", live=True),
-    ] = "simulate"
-    replay_speed: Annotated[ReplaySpeed, About("So many times as fast as recorded.", live=True)] = 1.0
+    replay: Annotated[str, About(path=True)] = ""
+    """A recording whose answers are given to equal requests. Empty is off."""
+    replay_match: Literal["strict", "nearest"] = "strict"
+    """Only the answer to an equal request, or else that to the one most like it."""
+    replay_miss: Annotated[Literal["simulate", "not-found"], About(live=True)] = "simulate"
+    """A request that is not in the recording goes on as ever, or is refused with 404."""
+    replay_speed: Annotated[ReplaySpeed, About(live=True)] = 1.0
+    """So many times as fast as recorded."""
 
 
 class ToolSettings(Section, frozen=True, kw_only=True):
     """Tool calls and structured output: which values are drawn where the schema leaves a choice."""
 
-    min_tool_call_integer_param: Annotated[
-        int, About("Smallest integer drawn where the schema gives no range.", live=True)
-    ] = 0
+    min_tool_call_integer_param: Annotated[int, About(live=True)] = 0
+    """Smallest integer drawn where the schema gives no range."""
     max_tool_call_integer_param: Annotated[
-        int,
-        About("Largest integer drawn where the schema gives no range.", live=True),
-        not_below("min_tool_call_integer_param"),
+        int, About(live=True), not_below("min_tool_call_integer_param")
     ] = 100
-    min_tool_call_number_param: Annotated[
-        float, About("Smallest number drawn where the schema gives no range.", live=True)
-    ] = 0.0
+    """Largest integer drawn where the schema gives no range."""
+    min_tool_call_number_param: Annotated[float, About(live=True)] = 0.0
+    """Smallest number drawn where the schema gives no range."""
     max_tool_call_number_param: Annotated[
-        float,
-        About("Largest number drawn where the schema gives no range.", live=True),
-        not_below("min_tool_call_number_param"),
+        float, About(live=True), not_below("min_tool_call_number_param")
     ] = 100.0
-    min_tool_call_array_param_length: Annotated[
-        NotNegative, About("Fewest items of an array whose schema does not say.", live=True)
-    ] = 1
+    """Largest number drawn where the schema gives no range."""
+    min_tool_call_array_param_length: Annotated[NotNegative, About(live=True)] = 1
+    """Fewest items of an array whose schema does not say."""
     max_tool_call_array_param_length: Annotated[
-        int,
-        About("Most items of an array whose schema does not say.", live=True),
-        not_below("min_tool_call_array_param_length"),
+        int, About(live=True), not_below("min_tool_call_array_param_length")
     ] = 5
-    tool_call_not_required_param_probability: Annotated[
-        Percent, About("Chance of a parameter that is not required.", unit="%", live=True)
-    ] = 50
-    object_tool_call_not_required_field_probability: Annotated[
-        Percent, About("Chance of a field of a nested object that is not required.", unit="%", live=True)
-    ] = 50
-    tool_call_extra_call_probability: Annotated[
-        Percent,
-        About("Chance of one more call, asked again after each, up to one call a tool.", unit="%", live=True),
-    ] = 45
-    tool_call_parser: Annotated[
-        str,
-        About(
-            "How the model writes tool calls (engine llm): hermes or llama3_json; empty is hermes. A "
-            "simulation takes any name, and judges tools as vLLM does where one is given."
-        ),
-    ] = ""
-    enable_auto_tool_choice: Annotated[
-        bool,
-        About("Let tools be chosen; off, vLLM has no parser of calls, and every tool_choice is refused."),
-    ] = True
-    skip_tool_validation: Annotated[
-        bool, About("Take tools whose schema is wrong; what cannot be understood is left out.", live=True)
-    ] = False
-    strict_tool_schemas: Annotated[
-        bool,
-        About("Refuse tools whose schema uses keywords beyond those of the reference simulator.", live=True),
-    ] = False
-    tool_call_room: Annotated[
-        NotNegative,
-        About(
-            "Under a smaller limit of tokens a call that is only allowed is not begun, and a required one "
-            "whose open schema has an unbounded text is cut off; 0 lets every call be made whole.",
-            unit="tokens",
-            live=True,
-        ),
-    ] = 96
+    """Most items of an array whose schema does not say."""
+    tool_call_not_required_param_probability: Annotated[Percent, About(unit="%", live=True)] = 50
+    """Chance of a parameter that is not required."""
+    object_tool_call_not_required_field_probability: Annotated[Percent, About(unit="%", live=True)] = 50
+    """Chance of a field of a nested object that is not required."""
+    tool_call_extra_call_probability: Annotated[Percent, About(unit="%", live=True)] = 45
+    """Chance of one more call, asked again after each, up to one call a tool."""
+    tool_call_parser: str = ""
+    """How the model writes tool calls (engine llm): hermes or llama3_json; empty is hermes. A simulation
+    takes any name, and judges tools as vLLM does where one is given."""
+    enable_auto_tool_choice: bool = True
+    """Let tools be chosen; off, vLLM has no parser of calls, and every tool_choice is refused."""
+    skip_tool_validation: Annotated[bool, About(live=True)] = False
+    """Take tools whose schema is wrong; what cannot be understood is left out."""
+    strict_tool_schemas: Annotated[bool, About(live=True)] = False
+    """Refuse tools whose schema uses keywords beyond those of the reference simulator."""
+    tool_call_room: Annotated[NotNegative, About(unit="tokens", live=True)] = 96
+    """Under a smaller limit of tokens a call that is only allowed is not begun, and a required one whose open
+    schema has an unbounded text is cut off; 0 lets every call be made whole."""
 
 
 class DatasetSettings(Section, frozen=True, kw_only=True):
@@ -151,20 +112,18 @@ class DatasetSettings(Section, frozen=True, kw_only=True):
 
     dataset_path: Annotated[
         DatasetFiles,
-        About(
-            "SQLite files with replies, each as path, or as model=path for the requests of one model.",
-            path=True,
-        ),
+        About(path=True),
         Rule(ONE_A_MODEL, lambda items, _: ONE_A_MODEL if len(dict(map(_route, items))) < len(items) else ""),
     ] = ()
-    dataset_url: Annotated[
-        DatasetUrl | None, About("Where the first file is downloaded from when it does not exist yet.")
-    ] = None
-    dataset_sha256: Annotated[Sha256 | None, About("SHA-256 (hex) that the downloaded file must have.")] = (
-        None
-    )
-    dataset_in_memory: Annotated[bool, About("Copy the files into memory at the start.")] = False
-    dataset_table_name: Annotated[Identifier, About("Table that holds the replies.")] = "llmd"
+    """SQLite files with replies, each as path, or as model=path for the requests of one model."""
+    dataset_url: DatasetUrl | None = None
+    """Where the first file is downloaded from when it does not exist yet."""
+    dataset_sha256: Sha256 | None = None
+    """SHA-256 (hex) that the downloaded file must have."""
+    dataset_in_memory: bool = False
+    """Copy the files into memory at the start."""
+    dataset_table_name: Identifier = "llmd"
+    """Table that holds the replies."""
 
     @property
     def files(self) -> dict[str, str]:
@@ -175,14 +134,9 @@ class DatasetSettings(Section, frozen=True, kw_only=True):
 class ScriptSettings(Section, frozen=True, kw_only=True):
     """Replies by the rules of scripts."""
 
-    script: Annotated[
-        ScriptFiles,
-        About(
-            "YAML files with rules that say what is replied to which request, each as path, or as model=path "
-            "for the requests of one model. They are read again when they change.",
-            path=True,
-        ),
-    ] = ()
+    script: Annotated[ScriptFiles, About(path=True)] = ()
+    """YAML files with rules that say what is replied to which request, each as path, or as model=path for the
+    requests of one model. They are read again when they change."""
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:

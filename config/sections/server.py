@@ -34,8 +34,10 @@ RootPath = Annotated[
 class ServerSettings(Section, frozen=True, kw_only=True):
     """The listening socket and the life of the process."""
 
-    host: Annotated[NonEmpty, About("Address to listen on.")] = "0.0.0.0"
-    port: Annotated[Port, About("TCP port to listen on.")] = 8000
+    host: NonEmpty = "0.0.0.0"
+    """Address to listen on."""
+    port: Port = 8000
+    """TCP port to listen on."""
     grpc: Annotated[
         bool,
         About(
@@ -43,82 +45,45 @@ class ServerSettings(Section, frozen=True, kw_only=True):
             f"Install it first: {install('grpc')}."
         ),
     ] = False
-    grpc_port: Annotated[
-        Port | None,
-        About("Another port that answers gRPC, which this switches on; rank k has this port + k."),
-    ] = None
-    max_request_body_size_mb: Annotated[
-        int, Meta(ge=1, le=512), About("Larger request bodies are answered with 413.", unit="MiB")
-    ] = 4
-    max_json_values: Annotated[
-        int,
-        Meta(ge=1000),
-        About("Most commas and opening brackets of a request body; one with more is answered with 413."),
-    ] = 400_000
-    startup_duration: Annotated[
-        Duration, About("How long the server answers that it is not ready after its start.")
-    ] = 0.0
-    graceful_timeout: Annotated[Duration, About("How long running streams may go on after SIGTERM.")] = 30.0
-    read_timeout: Annotated[PositiveDuration, About("Time that a client has to deliver a whole request.")] = (
-        60.0
-    )
-    write_timeout: Annotated[
-        PositiveDuration, About("Time that a client may take no bytes before its stream is dropped.")
-    ] = 60.0
-    keep_alive_timeout: Annotated[Duration, About("How long an idle connection is kept open.")] = 75.0
-    root_path: Annotated[
-        RootPath, About("Path under which a proxy serves this server: requests may have it in front.")
-    ] = ""
-    fast_path: Annotated[
-        bool,
-        About(
-            "Answer plain requests for generation without Flask, several times faster; the answers are the "
-            "same. Off, all go the one way that other workers have, too."
-        ),
-    ] = True
-    data_parallel_size: Annotated[
-        int,
-        Meta(ge=1, le=8),
-        About("Ranks of this server: each is a process of its own, on port + rank.", unit="ranks"),
-    ] = 1
-    data_parallel_rank: Annotated[
-        Rank | None,
-        About(
-            "Rank that this server plays alone, on its port as it is; data-parallel-size then only "
-            "tells how many there are. Empty, or negative, plays all ranks."
-        ),
-    ] = None
-    pod_name: Annotated[
-        str,
-        About("Sent as x-inference-pod, together with x-inference-port, when not empty.", env=("POD_NAME",)),
-    ] = ""
-    pod_ip: Annotated[
-        str,
-        About(
-            "Address under which other servers reach this one; the host's name when empty.",
-            env=("POD_IP", "VLLM_HOST_IP"),
-        ),
-    ] = ""
-    pod_namespace: Annotated[
-        str, About("Sent as x-inference-namespace when not empty.", env=("POD_NAMESPACE",))
-    ] = ""
-    server_dev_mode: Annotated[
-        bool,
-        About(
-            "Serve the development routes: sleep, wake_up, reset_prefix_cache, server_info and others.",
-            env=("VLLM_SERVER_DEV_MODE",),
-        ),
-    ] = False
-    profiling: Annotated[
-        bool, About("Serve start_profile and stop_profile, which do nothing and say that they did.")
-    ] = False
-    weight_transfer: Annotated[
-        bool,
-        About(
-            "Play the weight updates of a trainer, which fail otherwise. They need server-dev-mode, and a "
-            "simulated engine."
-        ),
-    ] = False
+    grpc_port: Port | None = None
+    """Another port that answers gRPC, which this switches on; rank k has this port + k."""
+    max_request_body_size_mb: Annotated[int, Meta(ge=1, le=512), About(unit="MiB")] = 4
+    """Larger request bodies are answered with 413."""
+    max_json_values: Annotated[int, Meta(ge=1000)] = 400_000
+    """Most commas and opening brackets of a request body; one with more is answered with 413."""
+    startup_duration: Duration = 0.0
+    """How long the server answers that it is not ready after its start."""
+    graceful_timeout: Duration = 30.0
+    """How long running streams may go on after SIGTERM."""
+    read_timeout: PositiveDuration = 60.0
+    """Time that a client has to deliver a whole request."""
+    write_timeout: PositiveDuration = 60.0
+    """Time that a client may take no bytes before its stream is dropped."""
+    keep_alive_timeout: Duration = 75.0
+    """How long an idle connection is kept open."""
+    root_path: RootPath = ""
+    """Path under which a proxy serves this server: requests may have it in front."""
+    fast_path: bool = True
+    """Answer plain requests for generation without Flask, several times faster; the answers are the same.
+    Off, all go the one way that other workers have, too."""
+    data_parallel_size: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] = 1
+    """Ranks of this server: each is a process of its own, on port + rank."""
+    data_parallel_rank: Rank | None = None
+    """Rank that this server plays alone, on its port as it is; data-parallel-size then only tells how many
+    there are. Empty, or negative, plays all ranks."""
+    pod_name: Annotated[str, About(env=("POD_NAME",))] = ""
+    """Sent as x-inference-pod, together with x-inference-port, when not empty."""
+    pod_ip: Annotated[str, About(env=("POD_IP", "VLLM_HOST_IP"))] = ""
+    """Address under which other servers reach this one; the host's name when empty."""
+    pod_namespace: Annotated[str, About(env=("POD_NAMESPACE",))] = ""
+    """Sent as x-inference-namespace when not empty."""
+    server_dev_mode: Annotated[bool, About(env=("VLLM_SERVER_DEV_MODE",))] = False
+    """Serve the development routes: sleep, wake_up, reset_prefix_cache, server_info and others."""
+    profiling: bool = False
+    """Serve start_profile and stop_profile, which do nothing and say that they did."""
+    weight_transfer: bool = False
+    """Play the weight updates of a trainer, which fail otherwise. They need server-dev-mode, and a simulated
+    engine."""
 
     @property
     def speaks_grpc(self) -> bool:
@@ -139,18 +104,15 @@ class ServerSettings(Section, frozen=True, kw_only=True):
 class TlsSettings(Section, frozen=True, kw_only=True):
     """HTTPS."""
 
-    ssl_certfile: Annotated[
-        str | None, About("PEM certificate chain, read again when it changes; needs ssl-keyfile.", path=True)
-    ] = None
-    ssl_keyfile: Annotated[str | None, About("PEM private key; needs ssl-certfile.", path=True)] = None
-    self_signed_certs: Annotated[bool, About("Make a certificate at the start and serve with it.")] = False
-    self_signed_names: Annotated[
-        HostNames,
-        About(
-            "Further host names and addresses of the self-signed certificate; localhost, this host's "
-            "name and the pod's are always there."
-        ),
-    ] = ()
+    ssl_certfile: Annotated[str | None, About(path=True)] = None
+    """PEM certificate chain, read again when it changes; needs ssl-keyfile."""
+    ssl_keyfile: Annotated[str | None, About(path=True)] = None
+    """PEM private key; needs ssl-certfile."""
+    self_signed_certs: bool = False
+    """Make a certificate at the start and serve with it."""
+    self_signed_names: HostNames = ()
+    """Further host names and addresses of the self-signed certificate; localhost, this host's name and the
+    pod's are always there."""
 
     @property
     def enabled(self) -> bool:
@@ -160,51 +122,23 @@ class TlsSettings(Section, frozen=True, kw_only=True):
 class AccessSettings(Section, frozen=True, kw_only=True):
     """Who may ask, from where, and how often."""
 
-    api_key: Annotated[
-        NonEmptyItems,
-        About(
-            "Keys of which a request below /v1, /v2, /inference and /cohere, or over gRPC, must bear one; "
-            "none when empty.",
-            env=("VLLM_API_KEY",),
-            live=True,
-            secret=True,
-        ),
-    ] = ()
-    admin_key: Annotated[
-        NonEmpty | None,
-        About(
-            "Key that requests below /admin must bear. When empty they bear an API key, if there are any.",
-            live=True,
-            secret=True,
-        ),
-    ] = None
-    allowed_origins: Annotated[
-        tuple[str, ...],
-        About("Origins that browsers may ask from (CORS); * is every one. Empty refuses every preflight."),
-    ] = ()
-    allowed_methods: Annotated[tuple[str, ...], About("Methods that CORS allows.")] = ("*",)
-    allowed_headers: Annotated[tuple[str, ...], About("Headers that CORS allows.")] = ("*",)
-    allow_credentials: Annotated[bool, About("Let CORS requests carry credentials.")] = False
-    allowed_hosts: Annotated[
-        ReachedAs,
-        About(
-            "Names by which proxies and browsers reach this server: on a loopback address, /admin and the "
-            "console refuse others; see docs/access.md."
-        ),
-    ] = ()
-    requests_per_minute: Annotated[
-        Count | None,
-        About(
-            "Generating requests that each key (or, without one, each address) may make; empty is no limit.",
-            unit="requests",
-            live=True,
-        ),
-    ] = None
-    tokens_per_minute: Annotated[
-        Count | None,
-        About(
-            "Prompt and reply tokens that each key (or address) may use; empty is no limit.",
-            unit="tokens",
-            live=True,
-        ),
-    ] = None
+    api_key: Annotated[NonEmptyItems, About(env=("VLLM_API_KEY",), live=True, secret=True)] = ()
+    """Keys of which a request below /v1, /v2, /inference and /cohere, or over gRPC, must bear one; none when
+    empty."""
+    admin_key: Annotated[NonEmpty | None, About(live=True, secret=True)] = None
+    """Key that requests below /admin must bear. When empty they bear an API key, if there are any."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins that browsers may ask from (CORS); * is every one. Empty refuses every preflight."""
+    allowed_methods: tuple[str, ...] = ("*",)
+    """Methods that CORS allows."""
+    allowed_headers: tuple[str, ...] = ("*",)
+    """Headers that CORS allows."""
+    allow_credentials: bool = False
+    """Let CORS requests carry credentials."""
+    allowed_hosts: ReachedAs = ()
+    """Names by which proxies and browsers reach this server: on a loopback address, /admin and the console
+    refuse others; see docs/access.md."""
+    requests_per_minute: Annotated[Count | None, About(unit="requests", live=True)] = None
+    """Generating requests that each key (or, without one, each address) may make; empty is no limit."""
+    tokens_per_minute: Annotated[Count | None, About(unit="tokens", live=True)] = None
+    """Prompt and reply tokens that each key (or address) may use; empty is no limit."""
