@@ -50,9 +50,10 @@ def as_command(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callabl
 
     The status is then 1, and 2 for an invalid command line.
     """
+
     told: tuple[type[Exception], ...] = (ConfigError, *errors)
 
-    def of(run: Callable[P, int]) -> Callable[P, int]:
+    def decorate(run: Callable[P, int]) -> Callable[P, int]:
         @wraps(run)
         def status(*args: P.args, **kwargs: P.kwargs) -> int:
             try:
@@ -66,7 +67,7 @@ def as_command(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callabl
 
         return status
 
-    return of
+    return decorate
 
 
 class SettingsParser(argparse.ArgumentParser):
@@ -171,17 +172,16 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = NOTHING) -> Flags:
     table = table_of(kind)
     flags = flags_of(given_to(settings_parser(table), words, table.by_name), kind)
     for name, value in flags.values.items():
-        if isinstance(value, list) and table.by_name[name].kind is LIST:
-            flags.values[name] = [item for word in value for item in _items(word)]
+        if not isinstance(value, list) or table.by_name[name].kind is not LIST:
+            continue
+        items: list[str] = []
+        for word in value:  # items separated by commas, or a JSON array, as in variables
+            try:
+                items += cast("Sequence[str]", LIST.read(word)) or [word]
+            except ValueError:
+                items.append(word)
+        flags.values[name] = items
     return flags
-
-
-def _items(word: str) -> Sequence[str]:
-    """Splits a word of a list: items separated by commas, or a JSON array, as in variables."""
-    try:
-        return cast("Sequence[str]", LIST.read(word)) or [word]
-    except ValueError:
-        return [word]
 
 
 def kind_of(words: Sequence[str], environ: Mapping[str, str]) -> type[Settings]:
@@ -190,7 +190,7 @@ def kind_of(words: Sequence[str], environ: Mapping[str, str]) -> type[Settings]:
     parser.add_argument("--config")
     for row in table_of(Settings).rows:
         if row.group == "plugins":
-            _add(parser, row)
+            _add(parser, row, with_help=False)
     try:
         values = vars(parser.parse_known_args(words)[0])
     except (ConfigError, argparse.ArgumentError):  # `given_to` reports the error later
@@ -203,7 +203,12 @@ def given_to(parser: SettingsParser, words: Sequence[str], names: Iterable[str] 
     try:
         given, strays = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
-        raise UsageError(_complaint(error)) from None
+        flag, flaw = (error.argument_name or "").partition("/")[0], error.message
+        if flaw == "expected one argument":
+            raise UsageError(f"flag {flag} needs a value") from None
+        if flaw.startswith("ignored explicit argument"):
+            raise UsageError(f"flag {flag} takes no value") from None
+        raise UsageError(f"flag {flag}: {flaw}") from None
     for word in strays:
         name = word.partition("=")[0]
         if name.startswith("--"):
@@ -217,13 +222,14 @@ def flags_of(values: dict[str, Any], kind: type[Settings] | None) -> Flags:
     flags = Flags(kind=kind, **{name: values.pop(name) for name in Flags.__struct_fields__ if name in values})
     if (level := values.pop("v", None)) is not None:
         values.setdefault("log-level", level)
-    flags.values = {name: _without_empty(value) for name, value in values.items()}
+    for name, value in values.items():
+        flags.values[name] = [item for item in value if item] if isinstance(value, list) else value
     return flags
 
 
 def usage(table: Table) -> str:
     """Returns the text of `python -m app --help`."""
-    return settings_parser(table).format_help()
+    return settings_parser(table, with_help=True).format_help()
 
 
 def plain_parser(**options: Any) -> SettingsParser:
@@ -238,19 +244,19 @@ def plain_parser(**options: Any) -> SettingsParser:
     )
 
 
-def settings_parser(table: Table) -> SettingsParser:
+def settings_parser(table: Table, with_help: bool = False) -> SettingsParser:
     """Returns a parser with results by setting name; absent flags have no result."""
     usage = f"{COMMAND} [--config FILE] [--setting value ...]"
     parser = plain_parser(usage=usage, description=ABOUT, allow_abbrev=False)
-    add_settings(parser, table)
+    add_settings(parser, table, with_help)
     parser._negative_number_matcher = _NO_FLAG
     return parser
 
 
-def add_settings(parser: SettingsParser, table: Table) -> None:
+def add_settings(parser: SettingsParser, table: Table, with_help: bool = False) -> None:
     """Adds a flag for every setting, and the flags that are accepted and ignored."""
     for name in table.sections:
-        add_section(parser, table, name)
+        add_section(parser, table, name, with_help)
     others = parser.add_argument_group("Others")
     others.add_argument("--config", metavar="FILE", help="YAML file with settings.")
     levels = "klog verbosity: 0 and 1 log warnings, 2 and 3 info, 4 debug, 5 and more trace."
@@ -258,46 +264,40 @@ def add_settings(parser: SettingsParser, table: Table) -> None:
     others.add_argument("--version", action="store_true", help="Show the version of this program and end.")
     others.add_argument("-h", "--help", action="store_true", help="Show this text and end.")
     for name in sorted(IGNORED):
-        _add_ignored(parser, name)
+        switch = name in IGNORED_SWITCHES
+        forms = [f"--{name}", f"--no-{name}"] if switch else [f"--{name}"]
+        read = as_argument(SWITCH.read) if switch else str
+        rules: dict[str, Any] = {"dest": "warnings", "nargs": "?", "type": read}
+        parser.add_argument(*forms, action=_Ignored, help=argparse.SUPPRESS, **rules)
 
 
-def add_section(parser: argparse.ArgumentParser, table: Table, name: str) -> None:
-    """Adds a flag for every setting of one section."""
+def add_section(parser: argparse.ArgumentParser, table: Table, name: str, with_help: bool = True) -> None:
+    """Adds a flag for every setting of one section. Texts of help are slow to read."""
     group = parser.add_argument_group((table.sections[name].__doc__ or "").rstrip("."))
     for row in table.rows:
         if row.group == name:
-            _add(group, row)
+            _add(group, row, with_help)
 
 
-def _add(group: argparse._ActionsContainer, row: Setting) -> None:
-    others = f" Also {', '.join(f'--{name}' for name in row.also)}." if row.also else ""
+def _add(group: argparse._ActionsContainer, row: Setting, with_help: bool) -> None:
     kind, default = row.kind.name, row.write(row.default)
-    options: dict[str, Any] = {
-        "metavar": _METAVARS.get(kind) or kind.removeprefix("one of ").replace(", ", "|"),
-        "help": row.help + others,
-    }
-    if kind in ("list", OBJECTS):
+    metavar = _METAVARS.get(kind) or kind.removeprefix("one of ").replace(", ", "|")
+    options: dict[str, Any] = {"metavar": metavar, "help": argparse.SUPPRESS}
+    several = kind in ("list", OBJECTS)
+    if with_help:
+        others = f" Also {', '.join(f'--{name}' for name in row.also)}." if row.also else ""
+        shown = f" [{default}]" if default and not several else ""
+        options["help"] = (row.help + others + shown).replace("%", "%%")
+    if several:
         options |= {"nargs": "*", "action": "extend" if row.name == REPEATED else "store"}
-    elif default:
-        options["help"] += f" [{default}]"
     if kind == "switch":
         options |= {"nargs": "?", "const": "true"}
-    options["help"] = options["help"].replace("%", "%%")
     for name in row.names:
         group.add_argument(f"--{name}", dest=name, **options)
         options["help"] = argparse.SUPPRESS
         if kind == "switch":
-            no, hidden = f"--no-{name}", argparse.SUPPRESS
-            group.add_argument(no, dest=name, action="store_const", const="false", help=hidden)
-
-
-def _add_ignored(parser: SettingsParser, name: str) -> None:
-    is_switch = name in IGNORED_SWITCHES
-    forms = [f"--{name}", f"--no-{name}"] if is_switch else [f"--{name}"]
-    read = as_argument(SWITCH.read) if is_switch else str
-    parser.add_argument(
-        *forms, action=_Ignored, dest="warnings", nargs="?", type=read, help=argparse.SUPPRESS
-    )
+            hidden: dict[str, Any] = {"action": "store_const", "const": "false", "help": argparse.SUPPRESS}
+            group.add_argument(f"--no-{name}", dest=name, **hidden)
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -328,10 +328,6 @@ def _with_dashes(word: str) -> str:
     return name.replace("_", "-") + equals + value if _FLAG.fullmatch(name) else word
 
 
-def _without_empty(value: str | list[str]) -> str | list[str]:
-    return [item for item in value if item] if isinstance(value, list) else value
-
-
 def _log_level(text: str) -> str:
     """Converts klog's ``-v N`` to a log level; an explicit `--log-level` is stronger."""
     if not text.isdecimal():
@@ -340,12 +336,3 @@ def _log_level(text: str) -> str:
     if level >= DETAILED:
         return "trace" if level >= TRACED else "debug"
     return "info" if level > 1 else "warning"
-
-
-def _complaint(error: argparse.ArgumentError) -> str:
-    flag = (error.argument_name or "").partition("/")[0]
-    if error.message == "expected one argument":
-        return f"flag {flag} needs a value"
-    if error.message.startswith("ignored explicit argument"):
-        return f"flag {flag} takes no value"
-    return f"flag {flag}: {error.message}"

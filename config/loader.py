@@ -10,8 +10,8 @@ from config.declaration import ConfigError
 from config.installation import check_installed
 from config.plugins import settings_kind
 from config.sections.model import OWN_LENGTH
-from config.settings import BY_NAME, Settings, Table, table_of
-from config.sources import DEFAULT, Flags, config_path, given, retired, strangers
+from config.settings import BY_NAME, Settings, table_of
+from config.sources import DEFAULT, Flags, config_path, given, stray_variables
 from config.validation import check, in_order, read, suggestion
 
 REAL_DEFAULTS: Mapping[str, object] = {
@@ -39,7 +39,11 @@ def load(
 
     Raises ConfigError, in one line, for any wrong setting.
     """
-    flags = _parsed(argv, environ) if argv else Flags()
+    flags = Flags()
+    if argv:
+        from config.flags import parse
+
+        flags = parse(argv, environ)
     for warning in flags.warnings:
         warn(warning)
     return resolve(flags, environ, warn)
@@ -48,14 +52,19 @@ def load(
 def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn) -> Settings:
     """Combines parsed `flags` with the other sources; see `load`."""
     path = config_path(flags, environ)
-    document = _document(path, warn) if path else {}
+    document: dict[str, object] = {}
+    if path:
+        from config.yaml_file import read_yaml
+
+        document = read_yaml(path, warn)
     kind = flags.kind or settings_kind(flags, environ, document, path)
     table = table_of(kind)
-    _check_names(document, path, table)
-    for warning in retired(environ):
+    for name in document:
+        if name not in table.by_name:
+            hint = suggestion(name, names=table.by_name)
+            raise ConfigError(f"YAML file {path}: unknown key {name!r}{hint}")
+    for warning in stray_variables(environ, table):
         warn(warning)
-    if unknown := strangers(environ, table):
-        warn(f"not a setting, ignored: environment variable {', '.join(unknown)}")
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
     for row in in_order(table):
@@ -63,7 +72,9 @@ def resolve(flags: Flags, environ: Mapping[str, str], warn: Warn) -> Settings:
             raw, sources[row.name] = found
             values[row.name] = read(row, raw, sources[row.name])
     _take_profile(values, sources)
-    _take_real_defaults(values, sources)
+    if values.get("engine") == "llm":
+        named = {name for name, source in sources.items() if source != DEFAULT}
+        values |= {name: value for name, value in REAL_DEFAULTS.items() if name not in named}
     settings = kind().changed(values)
     check(settings, sources)
     return settings
@@ -93,31 +104,3 @@ def _take_profile(values: dict[str, object], sources: dict[str, str]) -> None:
     for setting, value in chosen.settings().items():
         if sources.get(setting, DEFAULT) == DEFAULT:
             values[setting], sources[setting] = value, f"profile {name}"
-
-
-def _take_real_defaults(values: dict[str, object], sources: dict[str, str]) -> None:
-    """Adds the limits of a real engine, for settings without a source."""
-    if values.get("engine") == "llm":
-        named = {name for name, source in sources.items() if source != DEFAULT}
-        values |= {name: value for name, value in REAL_DEFAULTS.items() if name not in named}
-
-
-def _parsed(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
-    from config.flags import parse
-
-    return parse(argv, environ)
-
-
-def _document(path: str, warn: Warn) -> dict[str, object]:
-    from config.yaml_file import read_yaml
-
-    return read_yaml(path, warn)
-
-
-def _check_names(document: Mapping[str, object], path: str | None, table: Table) -> None:
-    """Raises ConfigError for the first unknown key of the YAML file."""
-    for name in document:
-        if name not in table.by_name:
-            raise ConfigError(
-                f"YAML file {path}: unknown key {name!r}{suggestion(name, names=table.by_name)}"
-            )

@@ -1,7 +1,8 @@
 """Sources of values: command line, environment and file; and conversion of a command line to variables."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -67,60 +68,42 @@ def given(
 
     Raises ConfigError if one source has different values under two names of the setting.
     """
-    for source in (_flags(row, flags), _variables(row, environ), _keys(row, document, file)):
-        if found := [*source]:
-            _check_same(row, found)
-            return found[0]
-    return (flags.fallbacks[row.name], DEFAULT) if row.name in flags.fallbacks else None
-
-
-Raw = tuple[object, str]
-"""Unconverted value, and name of its source."""
-
-
-def _flags(row: Setting, flags: Flags) -> Iterator[Raw]:
-    for name in row.names:
-        if name in flags.values:
-            yield flags.values[name], f"flag --{flags.names.get(name, name)}"
-
-
-def _variables(row: Setting, environ: Mapping[str, str]) -> Iterator[Raw]:
-    for name in row.env:
-        if (text := _text(environ, name)) is not None:
-            yield text, f"environment variable {name}"
-
-
-def _keys(row: Setting, document: Mapping[str, object], file: str) -> Iterator[Raw]:
-    for name in row.names:
-        if name in document and not (name in row.also and document[name] is None):
-            yield document[name], file if name == row.name else f"{file}, {name}"
-
-
-def _check_same(row: Setting, found: Sequence[Raw]) -> None:
-    if not row.also or len(found) == 1:
-        return
-    try:
-        values = {row.read(raw) for raw, _ in found}
-    except ValueError:  # reading the strongest value reports the error
-        return
-    if len(values) > 1:
+    names, values = row.names, flags.values
+    sources: tuple[list[tuple[object, str]], ...] = (
+        [(values[name], f"flag --{flags.names.get(name, name)}") for name in names if name in values],
+        [
+            (text, f"environment variable {name}")
+            for name in row.env
+            if (text := _text(environ, name)) is not None
+        ],
+        [
+            (document[name], file if name == row.name else f"{file}, {name}")
+            for name in names
+            if name in document and not (name in row.also and document[name] is None)
+        ],
+    )
+    found = next(filter(None, sources), None)
+    if found is None:
+        return (flags.fallbacks[row.name], DEFAULT) if row.name in flags.fallbacks else None
+    same: set[object] = set()
+    with suppress(ValueError):  # reading the strongest value reports the error
+        same = {row.read(raw) for raw, _ in found if len(found) > 1}
+    if len(same) > 1:
         (first, other), (raw, source) = found[0], found[-1]
         rule = f"must not differ from {first!r} ({other}), which sets the same"
         raise ConfigError(f"setting {row.name}: {raw!r} ({source}) {rule}")
+    return found[0]
 
 
-def strangers(environ: Mapping[str, str], table: Table) -> list[str]:
-    """Returns variables with our prefix that are not settings."""
-    known = {name for row in table.rows for name in row.env} | {CONFIG}
-    known |= {variable(name) for name in RETIRED}
-    return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
-
-
-def retired(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yields a warning for each variable of a retired setting."""
-    for name in RETIRED:
-        if environ.get(variable(name)):
-            yield ignored(name, f"environment variable {variable(name)}")
+def stray_variables(environ: Mapping[str, str], table: Table) -> Iterator[str]:
+    """Yields warnings for variables of retired settings, and for unknown variables with our prefix."""
+    retired = {variable(name): name for name in RETIRED}
+    for name in retired:
+        if environ.get(name):
+            yield ignored(retired[name], f"environment variable {name}")
+    known = {name for row in table.rows for name in row.env} | {CONFIG} | retired.keys()
+    if unknown := sorted(name for name in environ if name.startswith(PREFIX) and name not in known):
+        yield f"not a setting, ignored: environment variable {', '.join(unknown)}"
 
 
 def config_path(flags: Flags, environ: Mapping[str, str]) -> str | None:
@@ -138,9 +121,7 @@ def as_environment(flags: Flags, settings: Settings, environ: Mapping[str, str])
     variables = {CONFIG: os.path.abspath(path) if path else EMPTY} if path or CONFIG in environ else {}
     for row in settings.table.rows:
         value = row.value(settings)
-        moved = value
-        if row.path and value is not None:
-            moved = _moved_files(value) if row.name == "plugin" else _moved(value)
+        moved = _absolute(row.name, value) if row.path and value is not None else value
         if moved != value or row.name in flags.fallbacks or any(name in flags.values for name in row.names):
             variables[row.env[0]] = row.write(moved) or EMPTY
             variables |= {name: "" for name in map(variable, row.also) if name in environ}
@@ -153,19 +134,14 @@ def _text(environ: Mapping[str, str], name: str) -> str | None:
     return "" if text == EMPTY else text
 
 
-def _moved(value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+def _absolute(setting: str, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
     """Makes existing paths absolute: a path, or a list of paths, each with an optional name (`name=path`)."""
-    if isinstance(value, str):
-        return _absolute(value)
-    parts = (item.rpartition("=") for item in value)
-    return tuple(f"{name}{equals}{_absolute(path)}" for name, equals, path in parts)
-
-
-def _absolute(path: str) -> str:
-    is_relative = not os.path.isabs(path) and os.path.exists(path)
-    return os.path.abspath(path) if is_relative else path
-
-
-def _moved_files(items: tuple[str, ...]) -> tuple[str, ...]:
-    """Makes plugin files absolute; modules stay unchanged, even if a folder has the same name."""
-    return tuple(_absolute(item) if item.endswith(".py") else item for item in items)
+    if isinstance(value, tuple):
+        moved = []
+        for item in value:
+            # A plugin is a module unless it ends in .py, even if a folder has the same name.
+            name, equals, path = ("", "", item) if setting == "plugin" else item.rpartition("=")
+            is_file = setting != "plugin" or path.endswith(".py")
+            moved.append(f"{name}{equals}{_absolute(setting, path)}" if is_file else item)
+        return tuple(moved)
+    return os.path.abspath(value) if not os.path.isabs(value) and os.path.exists(value) else value
