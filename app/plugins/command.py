@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -15,7 +15,6 @@ from config import ConfigError, Settings
 from config.loader import load
 from config.plugins import from_plain, to_plain
 from config.profile import Profile
-from config.settings import Plugin
 
 
 def run(argv: Sequence[str]) -> int:
@@ -27,21 +26,17 @@ def run(argv: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.status
     for plugin in settings.PLUGINS:
-        print("\n".join(_lines(plugin, implemented[plugin.name], settings)))
+        about = (getattr(plugin.hooks, "__doc__", None) or "").strip().partition("\n")[0]
+        print(f"{plugin.name} {plugin.version}".rstrip() + f" ({plugin.origin}): {about}")
+        print(f"  hooks: {', '.join(implemented[plugin.name]) or 'none'}")
+        for row in settings.table.rows:
+            if row.group == plugin.group:
+                rules = f" The value {row.limits}." if row.limits else ""
+                value = row.write(row.value(settings)) if not row.secret else "***"
+                print(f"  --{row.name} ({row.kind.name}, {row.env[0]}; now {value!r}): {row.help}{rules}")
     if not settings.PLUGINS:
         print("no plugins")
     return 0
-
-
-def _lines(plugin: Plugin, implemented: Sequence[str], settings: Settings) -> Iterator[str]:
-    about = (getattr(plugin.hooks, "__doc__", None) or "").strip().partition("\n")[0]
-    yield f"{plugin.name} {plugin.version}".rstrip() + f" ({plugin.origin}): {about}"
-    yield f"  hooks: {', '.join(implemented) or 'none'}"
-    for row in settings.table.rows:
-        if row.group == plugin.group:
-            rules = f" The value {row.limits}." if row.limits else ""
-            value = row.write(row.value(settings)) if not row.secret else "***"
-            yield f"  --{row.name} ({row.kind.name}, {row.env[0]}; now {value!r}): {row.help}{rules}"
 
 
 class PluggedCosts(Struct, frozen=True):

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from app.engine.core.reply import STOP, Reply
 from app.engine.core.request import EngineRequest, ScriptedReply
-from app.plugins import checks
-from app.plugins.checks import Guard, nothing
+from app.plugins.registry import Guard
 from tests.running_server import RunningServer, running_server
 
 WRONG = """
@@ -241,9 +240,7 @@ ANYTHING = st.recursive(
 @given(ANYTHING)
 def test_whatever_a_plugin_gives_a_source_gives_a_reply_or_none(given: Any) -> None:
     guard, made = Guard("any", "reply"), Reply((), (), STOP)
-    hook = checks.reply(lambda request, rng: given, lambda request, script: made)
-    reply = guard.wrap(hook, nothing, may_refuse=True)
+    reply = guard.reply(lambda request, rng: given, lambda request, script: made)
     assert reply(REQUEST, Random(1)) is (None if given is None or guard.errors else made)
-    lengths = Guard("any", "length").wrap(checks.length(lambda request, rng: given), nothing)
-    length = lengths(REQUEST, Random(1))
+    length = Guard("any", "length").length(lambda request, rng: given)(REQUEST, Random(1))
     assert length is None or type(length) is int
