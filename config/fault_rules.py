@@ -138,7 +138,13 @@ def parse_fault_rules(text: str | None) -> tuple[FaultRule, ...]:
         listed = [listed]
     if not isinstance(listed, list):
         raise ValueError("a list of rules is needed")
-    return tuple(_numbered(number, item) for number, item in enumerate(listed, 1))
+    rules: list[FaultRule] = []
+    for number, item in enumerate(listed, 1):
+        try:
+            rules.append(read_fault_rule(item))
+        except ValueError as error:
+            raise ValueError(f"rule {number}: {error}") from None
+    return tuple(rules)
 
 
 def parse_fault(text: str) -> FaultRule:
@@ -156,13 +162,6 @@ def parse_fault(text: str) -> FaultRule:
             raise ValueError(f"{pair[:40]!r} is not a field and its value, each once")
         fields[key.strip()] = value.strip()
     return read_fault_rule(fields, strict=False)
-
-
-def _numbered(number: int, item: object) -> FaultRule:
-    try:
-        return read_fault_rule(item)
-    except ValueError as error:
-        raise ValueError(f"rule {number}: {error}") from None
 
 
 def read_fault_rule(item: object, strict: bool = True) -> FaultRule:

@@ -1,20 +1,10 @@
-"""Requests as the tests of fault rules make them, and a clock that they set."""
+"""Requests as the tests of fault rules make them."""
 
 from __future__ import annotations
 
 from app.serving.faults.script import RequestFacts
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-
-
-class Moment:
-    """A monotonic clock that stands still."""
-
-    def __init__(self, at_s: float = 1000.0) -> None:
-        self.at_s = at_s
-
-    def __call__(self) -> float:
-        return self.at_s
 
 
 def asking(

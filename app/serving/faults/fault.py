@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from random import Random
+from collections.abc import Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.serving.http.errors import ApiError, bad_request
+from app.serving.http.errors import ApiError
 from config.fault_rules import (
     DisconnectRule,
     EmptyRule,
@@ -18,13 +16,10 @@ from config.fault_rules import (
     TruncatedJsonRule,
     TruncateRule,
 )
-from config.sections.api import FAILURE_TYPES
 
 Damage = DisconnectRule | TruncateRule | TruncatedJsonRule | MalformedChunkRule | MissingDoneRule | EmptyRule
 DAMAGE = (DisconnectRule, TruncateRule, TruncatedJsonRule, MalformedChunkRule, MissingDoneRule, EmptyRule)
 
-STATUSES = range(400, 600)
-_WHOLE = re.compile(r"[+-]?\d{1,9}", re.ASCII)
 _TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
@@ -80,20 +75,3 @@ def failure(kind: str, model: str, context: int) -> ApiError:
     status, message, param = _FAILURES[kind]
     text = message.format(model=model, context=context, beyond=context + BEYOND)
     return ApiError(status, error_type(status), text, param)
-
-
-def draw_failure(rate: int, kinds: Sequence[str], rng: Random) -> str | None:
-    """Returns a random failure type with a probability of `rate` %: one of `kinds`, or of all if empty."""
-    if rate and rng.randint(1, 100) <= rate:
-        return rng.choice(kinds or FAILURE_TYPES)
-    return None
-
-
-def returned_error(asked: str) -> ApiError:
-    """Builds the error that X-Return-Error requests; 400 for an invalid status."""
-    if not _WHOLE.fullmatch(asked):
-        return bad_request(f"X-Return-Error is {asked[:40]!r}, which is not an integer.")
-    status = int(asked)
-    if status not in STATUSES:
-        return bad_request(f"X-Return-Error is {status}; it can be from 400 to 599.")
-    return ApiError(status, error_type(status), f"X-Return-Error asked for this status, {status}.")

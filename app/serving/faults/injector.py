@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
-from sys import getsizeof
 
 from cachetools import LRUCache
 
-from app.serving.faults.fault import Fault, draw_failure, failure, returned_error
+from app.serving.faults.fault import Fault, error_type, failure
 from app.serving.faults.script import FaultScript, RequestFacts
 from app.serving.http.context import RequestContext, client_name
-from app.serving.http.errors import bad_request
+from app.serving.http.errors import ApiError, bad_request
 from config.fault_rules import parse_fault, parse_fault_rules
+from config.sections.api import FAILURE_TYPES
 from config.settings import Settings
 
 RETURN_ERROR, FAULT = "X-Return-Error", "X-Fault"
 BYTES_PER_TOKEN = 4
-LIMIT_BYTES = 2**20
-"""Most memory of the rules of X-Fault headers, in bytes: about 400 rules with their counters."""
-ENTRY_BYTES, FIELD_BYTES = 2048, 64
-"""Bytes of a cache entry without its texts, and of each field of its rule. The rule repeats the header's
-text.
-"""
-
+_WHOLE = re.compile(r"[+-]?\d{1,9}", re.ASCII)
+MOST_HEADER_RULES, MOST_CHARACTERS = 500, 2048
+"""Most remembered rules of X-Fault headers, by last use, and the longest such header."""
+RULE_BYTES = 4096
+"""Estimated memory of the rule of a header, in bytes."""
 
 FaultSource = Callable[[RequestFacts], Fault | None]
 """Returns the fault of a request; None for no fault."""
@@ -49,10 +48,9 @@ class FaultInjector:
         self._model, self._context = "", 0
         self._rules: str | None = None
         self._script: FaultScript | None = None
-        self.limit_bytes = LIMIT_BYTES
-        self._header_scripts: LRUCache[tuple[str, str], FaultScript]
+        self.limit_bytes = MOST_HEADER_RULES * RULE_BYTES
+        self._header_rules: LRUCache[tuple[str, str], FaultScript] = LRUCache(MOST_HEADER_RULES)
         """Rules of X-Fault headers, by client and text."""
-        self._header_scripts = LRUCache(LIMIT_BYTES, getsizeof=lambda script: script.size_bytes)
 
     @property
     def is_quiet(self) -> bool:
@@ -61,7 +59,7 @@ class FaultInjector:
 
     @property
     def size_bytes(self) -> int:
-        return int(self._header_scripts.currsize)
+        return len(self._header_rules) * RULE_BYTES
 
     def on_settings(self, settings: Settings) -> None:
         """Applies `settings`; unchanged rules keep their counters."""
@@ -76,7 +74,7 @@ class FaultInjector:
         """Restarts the counters of all rules and forgets the rules of headers."""
         self.active = False
         self._work_by(None)
-        self._header_scripts.clear()
+        self._header_rules.clear()
 
     def _work_by(self, before: FaultScript | None) -> None:
         rules = parse_fault_rules(self._rules)
@@ -85,7 +83,8 @@ class FaultInjector:
     def fault_for(self, request: RequestFacts) -> Fault | None:
         """Returns the fault of a request, or None. An invalid header is a fault, too: 400."""
         headers: dict[str, str] = {}
-        for source in (self._returned, self._asked_for, *self._sources, self._scripted, self._drawn):
+        sources = (_returned, self._asked_for, *self._sources, self._scripted, self._drawn)
+        for source in sources:
             fault = source(request)
             if fault is not None:
                 headers |= fault.headers
@@ -93,36 +92,31 @@ class FaultInjector:
                     return fault.with_headers(headers)
         return Fault(headers=headers) if headers else None
 
-    def _returned(self, request: RequestFacts) -> Fault | None:
-        asked = request.header(RETURN_ERROR)
-        return Fault(name="return-error", error=returned_error(asked)) if asked else None
-
     def _asked_for(self, request: RequestFacts) -> Fault | None:
         """Applies X-Fault. Requests of one client with the same text share one rule and its counters."""
         text = request.header(FAULT)
         if not text:
             return None
+        key = request.client(), text
+        script = self._header_rules.get(key)
         try:
-            script = self._header_script(request.client(), text)
+            if len(text) > MOST_CHARACTERS:
+                raise ValueError(f"it has more than {MOST_CHARACTERS} characters")
+            if script is None:
+                script = self._header_rules[key] = FaultScript([parse_fault(text)], self._now())
         except ValueError as error:
             return Fault(name="x-fault", error=bad_request(f"{FAULT}: {error}."))
         return script.fault_for(request, self._rng, self._now())
-
-    def _header_script(self, client: str, text: str) -> FaultScript:
-        """Returns the rule of `client` with this text. ValueError for an invalid text."""
-        script = self._header_scripts.get((client, text))
-        if script is None:
-            script = FaultScript([parse_fault(text)], self._now(), size_bytes=_entry_bytes(client, text))
-            if script.size_bytes <= self.limit_bytes:
-                self._header_scripts[client, text] = script
-        return script
 
     def _scripted(self, request: RequestFacts) -> Fault | None:
         return None if self._script is None else self._script.fault_for(request, self._rng, self._now())
 
     def _drawn(self, request: RequestFacts) -> Fault | None:
-        kind = draw_failure(self._rate, self._kinds, self._rng)
-        return Fault(name=kind, error=failure(kind, self._model, self._context)) if kind else None
+        """Draws one of the failure types, or of all if none is named, with a probability of the rate in %."""
+        if not self._rate or self._rng.randint(1, 100) > self._rate:
+            return None
+        kind = self._rng.choice(self._kinds or FAILURE_TYPES)
+        return Fault(name=kind, error=failure(kind, self._model, self._context))
 
     def exempt(self, context: RequestContext) -> bool:
         """True when no fault can occur: no rule is set, and the request has no fault header."""
@@ -159,8 +153,18 @@ class FaultInjector:
             raise fault.error
 
 
-def _entry_bytes(client: str, text: str) -> int:
-    return ENTRY_BYTES + getsizeof(client) + 2 * getsizeof(text) + FIELD_BYTES * text.count(":")
+def _returned(request: RequestFacts) -> Fault | None:
+    """Applies X-Return-Error: an error of this status, or status 400 for an invalid one."""
+    asked = request.header(RETURN_ERROR)
+    if not asked:
+        return None
+    if not _WHOLE.fullmatch(asked):
+        error = bad_request(f"{RETURN_ERROR} is {asked[:40]!r}, which is not an integer.")
+    elif not 400 <= (status := int(asked)) <= 599:
+        error = bad_request(f"{RETURN_ERROR} is {status}; it can be from 400 to 599.")
+    else:
+        error = ApiError(status, error_type(status), f"{RETURN_ERROR} asked for this status, {status}.")
+    return Fault(name="return-error", error=error)
 
 
 def fault_of(context: RequestContext) -> Fault | None:

@@ -42,17 +42,14 @@ class FaultScript:
     Rules that are also in `before` keep their counters.
     """
 
-    def __init__(
-        self,
-        rules: Sequence[FaultRule],
-        now_s: float,
-        before: FaultScript | None = None,
-        size_bytes: int = 0,
-    ) -> None:
-        """`size_bytes` is the memory of this script in a cache."""
-        known: list[_Rule] = list(before._rules) if before else []
-        self._rules: list[_Rule] = [_taken_from(known, rule) or _Rule(rule, now_s) for rule in rules]
-        self.size_bytes = size_bytes
+    def __init__(self, rules: Sequence[FaultRule], now_s: float, before: FaultScript | None = None) -> None:
+        known = list(before._rules) if before else []
+        self._rules: list[_Rule] = []
+        for rule in rules:
+            same = next((each for each in known if each.rule == rule), None)
+            if same is not None:
+                known.remove(same)
+            self._rules.append(same or _Rule(rule, now_s))
 
     def fault_for(self, request: RequestFacts, rng: Random, now_s: float) -> Fault | None:
         """Returns the fault of this request; None when no rule applies."""
@@ -62,6 +59,7 @@ class FaultScript:
                 continue
             if rule.applies(rng):
                 decided = rule.fault(request, now_s)
+                rule.applied += bool(decided.name)
                 headers |= decided.headers  # from a quota that still allows the request
         return decided.with_headers(headers) if decided.name or headers else None
 
@@ -72,7 +70,7 @@ class _Rule:
         self._path = PATHS[rule.api] if rule.api else None
         self._fits_path = re.compile(translate(rule.path)).match if rule.path is not None else None
         self._quota = Quota(rule, now_s) if isinstance(rule, RateLimitRule) else None
-        self._met = self._applied = 0
+        self._met = self.applied = 0
 
     def fits(self, request: RequestFacts) -> bool:
         rule = self.rule
@@ -80,7 +78,10 @@ class _Rule:
             (rule.model is None or rule.model == request.model)
             and (self._path is None or self._path == request.path)
             and (self._fits_path is None or self._fits_path(request.path) is not None)
-            and all(_has(request.header(name), value) for name, value in rule.headers.items())
+            and all(
+                (found := request.header(name)) is not None and wanted in (None, found)
+                for name, wanted in rule.headers.items()
+            )
         )
 
     def is_turn(self) -> bool:
@@ -94,37 +95,28 @@ class _Rule:
     def applies(self, rng: Random) -> bool:
         """True when `times` and `probability` allow the fault."""
         rule = self.rule
-        if rule.times is not None and self._applied >= rule.times:
+        if rule.times is not None and self.applied >= rule.times:
             return False
         return rule.probability >= 1 or rng.random() < rule.probability
 
     def fault(self, request: RequestFacts, now_s: float) -> Fault:
         """Returns the fault for this request; without a name when a quota still allows the request."""
-        fault = self._fault(self.rule, request, now_s)
-        self._applied += bool(fault.name)
-        return fault
-
-    def _fault(self, rule: FaultRule, request: RequestFacts, now_s: float) -> Fault:
+        rule = self.rule
         name = rule.name or rule.action
         if self._quota is not None:
             error = self._quota.take(request.tokens, now_s)
             return Fault(name=name if error else "", error=error, headers=self._quota.headers(now_s))
         if isinstance(rule, ErrorRule):
-            return Fault(name=name, error=_error(rule))
+            message = rule.message or f"A scripted fault: status {rule.status}."
+            headers = {} if rule.retry_after is None else {"Retry-After": str(rule.retry_after)}
+            error = ApiError(rule.status, rule.type or error_type(rule.status), message, rule.param, headers)
+            return Fault(name=name, error=error)
         if isinstance(rule, StallRule):
             return Fault(name=name, delays=((rule.after, rule.seconds),))
         if isinstance(rule, SlowFirstTokenRule):
             return Fault(name=name, delays=((0, rule.seconds),))
         assert isinstance(rule, DAMAGE)
         return Fault(name=name, damage=rule)
-
-
-def _taken_from(known: list[_Rule], rule: FaultRule) -> _Rule | None:
-    """Removes and returns the first of `known` with an equal rule; None without one."""
-    for k, each in enumerate(known):
-        if each.rule == rule:
-            return known.pop(k)
-    return None
 
 
 class Quota:
@@ -170,13 +162,3 @@ def _quota_headers(unit: str, bucket: TokenBucket, now_s: float) -> dict[str, st
         f"x-ratelimit-remaining-{unit}": f"{int(bucket.remaining(now_s))}",
         f"x-ratelimit-reset-{unit}": format_duration(math.ceil(bucket.full_in(now_s) * 1000) / 1000),
     }
-
-
-def _has(found: str | None, wanted: str | None) -> bool:
-    return found is not None if wanted is None else found == wanted
-
-
-def _error(rule: ErrorRule) -> ApiError:
-    message = rule.message or f"A scripted fault: status {rule.status}."
-    headers = {} if rule.retry_after is None else {"Retry-After": str(rule.retry_after)}
-    return ApiError(rule.status, rule.type or error_type(rule.status), message, rule.param, headers)
