@@ -87,7 +87,7 @@ def given(
         return (flags.fallbacks[row.name], DEFAULT) if row.name in flags.fallbacks else None
     same: set[object] = set()
     with suppress(ValueError):  # reading the strongest value reports the error
-        same = {row.read(raw) for raw, _ in found if len(found) > 1}
+        same = {row.read(raw) for raw, _ in found if row.also and len(found) > 1}
     if len(same) > 1:
         (first, other), (raw, source) = found[0], found[-1]
         rule = f"must not differ from {first!r} ({other}), which sets the same"
