@@ -14,8 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from app.lab.fidelity.processes import cores, each  # noqa: E402
-from app.lab.fidelity.simulation import Plan, longest_tokens, simulate  # noqa: E402
+from app.lab.fidelity.simulation import Plan, cores, each, longest_tokens, simulate  # noqa: E402
 from app.lab.fidelity.summary import LATENCIES, Point, Summary, draw_curves, summarize  # noqa: E402
 from app.lab.load.report import BLUE, RED, Progress, new_figure  # noqa: E402
 from app.lab.load.synthetic import Between, Lognormal, Recipe, draw_load  # noqa: E402

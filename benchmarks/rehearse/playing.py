@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from app.engine.core.batch import Batch
 from app.lab.fidelity.fitting import Recording
-from app.lab.fidelity.pod import GroupedRequest, Pod
+from app.lab.fidelity.pod import OfflineRequest, Pod
 from app.lab.fidelity.simulation import Plan, simulate
 from app.lab.load.trace import Load
 from config.profile import EngineLimits, Profile
@@ -92,7 +92,7 @@ def play_offline(profile: Profile, load: Load, in_flight: int | None) -> Played:
     """The same on the virtual clock, with the engine of `profile`."""
     noted: list[RecordedStep] = []
 
-    def watch(pod: Pod, batch: Batch[GroupedRequest], start_s: float, end_s: float) -> None:
+    def watch(pod: Pod, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
         noted.append(_noted(batch, end_s - start_s))
 
     plan = Plan(profile=profile, in_flight=in_flight, turnaround_s=TURNAROUND_S)

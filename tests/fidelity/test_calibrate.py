@@ -13,7 +13,7 @@ import pytest
 
 from app.lab.fidelity import calibrate
 from app.lab.fidelity.calibrate import as_yaml, constants_table, warnings
-from app.lab.fidelity.fitting import CONSTANTS, Certainty, Problem, Recording, Run, make_problem, replay
+from app.lab.fidelity.fitting import CONSTANTS, Certainty, Problem, Recording, Run, make_problem
 from app.lab.fidelity.search import Search, certainties, mapped
 from app.lab.load.report import whole_file
 from config import ConfigError
@@ -45,7 +45,7 @@ def load(rate: float, count: int, tokens: int) -> Recording:
 
 def run_of(recording: Recording) -> Run:
     """What the true constants make of it."""
-    return Run(recording, 64, 60e-6, replay(recording, TRUE, 64, 60e-6).figures)
+    return Run(recording, 64, 60e-6, Run(recording, 64, 60e-6, []).replay(TRUE).figures)
 
 
 def start() -> Profile:
@@ -66,7 +66,7 @@ def test_constants_are_found_again_and_called_identified() -> None:
     told = []
     with mapped(1) as spread:
         made = problem()
-        found = Search(made, spread, 160, lambda progress: told.append(progress.best)).run(seed=3)
+        found = Search(made, spread, 160, lambda done, best: told.append(best)).run(seed=3)
         known = certainties(made, found.x, spread)
     values = made.candidate(found.x)
     assert values["weights"] == pytest.approx(TRUE.cost.weights, rel=0.02)
@@ -78,7 +78,7 @@ def test_constants_are_found_again_and_called_identified() -> None:
 
 def test_the_same_seed_finds_the_same() -> None:
     with mapped(1) as spread:
-        one, other = (Search(problem(), spread, 60, lambda progress: None).run(seed=5) for _ in range(2))
+        one, other = (Search(problem(), spread, 60, lambda done, best: None).run(seed=5) for _ in range(2))
     assert one == other
 
 

@@ -15,7 +15,6 @@ from app.engine.core.batch import Batch, SchedulerLimits
 from app.engine.core.scheduler import Scheduler
 from app.engine.kvcache.block_pool import CountedBlocks
 from app.lab.fidelity.pod import (
-    GroupedRequest,
     OfflineRequest,
     PrefixBlocks,
     Timeline,
@@ -218,8 +217,8 @@ ACTIONS = st.lists(
 )
 
 
-def request_of(number: int, tokens_in: int, tokens_out: int, group: int, shared: int) -> GroupedRequest:
-    request = GroupedRequest(number, 0.0, tokens_in, tokens_out)
+def request_of(number: int, tokens_in: int, tokens_out: int, group: int, shared: int) -> OfflineRequest:
+    request = OfflineRequest(0.0, tokens_in, tokens_out, number)
     request.group = group
     request.prefix_tokens = min(shared, tokens_in) if group >= 0 else 0
     return request
@@ -233,10 +232,10 @@ def test_no_block_is_lost_or_taken_twice(
     limits = SchedulerLimits(
         max_num_seqs=4, max_num_batched_tokens=16, long_prefill_token_threshold=threshold
     )
-    scheduler: Scheduler[GroupedRequest] = Scheduler(limits, blocks)
+    scheduler: Scheduler[OfflineRequest] = Scheduler(limits, blocks)
     everyone = [request_of(number, *row) for number, row in enumerate(requests)]
-    to_come, under_way = deque(everyone), deque[Batch[GroupedRequest]]()
-    gone: set[GroupedRequest] = set()
+    to_come, under_way = deque(everyone), deque[Batch[OfflineRequest]]()
+    gone: set[OfflineRequest] = set()
     for action, number in [*actions, *[("add", 0)] * len(everyone), *[("step", 0)] * 4000]:
         if action == "add" and to_come:
             scheduler.add(to_come.popleft())

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from app.lab.fidelity.simulate import run
-from app.lab.fidelity.summary import STATISTICS, spread
+from app.lab.fidelity.summary import STATISTICS
+from app.lab.load.report import four
 from tests.needs import RECORDING
 
 RUNS = RECORDING.parent / "truth" / "qwen3-14b-h100-vllm-0.23"
@@ -50,4 +51,4 @@ def recorded_spreads(path: Path) -> dict[str, dict[str, float]]:
         "itl_s": [(it["last_s"] - it["first_s"]) / (it["output_tokens"] - 1) for it in rows],
         "e2e_s": [it["last_s"] - it["send_s"] for it in rows],
     }
-    return {name: msgspec.to_builtins(spread(values)) for name, values in latencies.items()}
+    return {name: dict(zip(STATISTICS, four(values), strict=True)) for name, values in latencies.items()}

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from app.lab.fidelity.fitting import Recording
 from config import ConfigError
 
 MOST_BYTES = 1 << 30
 UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
+TOKENS = ("input_tokens", "output_tokens")
+MOMENTS = ("arrival_s", "send_s", "first_s", "last_s")
 TYPE = TypeVar("TYPE", bound=Struct)
 
 
@@ -37,6 +39,24 @@ class Row(Struct):
     last_s: float
     input_tokens: int
     output_tokens: int
+
+    @property
+    def flaw(self) -> str:
+        """The rule that the row breaks; "" if none."""
+        moments = (self.arrival_s, self.send_s, self.first_s, self.last_s)
+        tokens, sent = (self.input_tokens, self.output_tokens), f"sent at {self.send_s:g} s"
+        if not all(map(math.isfinite, moments)):
+            return "moments must be finite numbers"
+        if min(moments) < 0:
+            return "moments must not be negative"
+        if min(tokens) < 1:
+            return f"a request has at least one token in and out, not {tokens[0]} and {tokens[1]}"
+        if self.arrival_s > self.send_s + 1e-6:
+            return f"{sent}, before its arrival at {self.arrival_s:g} s"
+        if not self.send_s < self.first_s <= self.last_s + 1e-9:
+            ends = f"first token at {self.first_s:g} s, last at {self.last_s:g} s"
+            return f"{sent}, {ends}: they must follow each other"
+        return ""
 
 
 def read_recordings(path: str) -> list[Recording]:
@@ -61,14 +81,13 @@ def _text(path: str) -> str:
     try:
         with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
             content = file.read(MOST_BYTES + 1)
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8") from None
     except (OSError, EOFError) as error:
         raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > MOST_BYTES:
         raise ConfigError(f"{path}: must not be larger than {MOST_BYTES >> 20} MiB")
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not UTF-8") from None
     if not text.strip():
         raise ConfigError(f"{path}: is empty")
     return text
@@ -86,153 +105,123 @@ def _documents(path: str, text: str) -> Iterator[tuple[str, dict[str, object]]]:
         try:
             yield place, msgspec.json.decode(line, type=dict[str, object])
         except msgspec.DecodeError as error:
-            raise ConfigError(
-                f"{path}: {place + ': ' if place else ''}is not a JSON object: {error}"
-            ) from None
+            raise _wrong(path, place, f"is not a JSON object: {error}") from None
+
+
+def _wrong(path: str, place: str, rule: str) -> ConfigError:
+    return ConfigError(": ".join(filter(None, (path, place, rule))))
+
+
+def _request(part: str, number: int) -> str:
+    """Returns the place of a request in a file that may have several parts."""
+    return f"{part}, request {number}" if part else f"request {number}"
 
 
 def _as(path: str, place: str, document: object, type: type[TYPE]) -> TYPE:
     try:
         return msgspec.convert(document, type)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {place + ': ' if place else ''}{error}") from None
+        raise _wrong(path, place, str(error)) from None
 
 
 def _recording(
     path: str, rows: list[Row], in_flight: int | None = None, part: str = "", notes: Sequence[str] = ()
 ) -> Recording:
     """Checks rows, and sorts them by arrival; the first arrives at 0."""
-    named = f"{path}: {part}" if part else path
     if not rows:
-        raise ConfigError(f"{named}: has no requests")
+        raise _wrong(path, part, "has no requests")
     for row in rows:
-        flaw = _flaw(row)
-        if flaw:
-            raise ConfigError(f"{path}: {row.place}: {flaw}")
+        if flaw := row.flaw:
+            raise _wrong(path, row.place, flaw)
     if all(row.output_tokens == 1 for row in rows):
-        raise ConfigError(f"{named}: no request has more than one output token, so none has an ITL")
+        raise _wrong(path, part, "no request has more than one output token, so none has an ITL")
     rows = sorted(rows, key=lambda row: row.arrival_s)
     start_s = rows[0].arrival_s
     return Recording(
         name=Path(path).name.partition(".")[0] + (f" {part}" if part else ""),
-        arrival_s=[row.arrival_s - start_s for row in rows],
-        send_s=[row.send_s - start_s for row in rows],
-        first_s=[row.first_s - start_s for row in rows],
-        last_s=[row.last_s - start_s for row in rows],
-        input_tokens=[row.input_tokens for row in rows],
-        output_tokens=[row.output_tokens for row in rows],
+        **{name: [getattr(row, name) - start_s for row in rows] for name in MOMENTS},
+        **{name: [getattr(row, name) for row in rows] for name in TOKENS},
         in_flight=in_flight,
         notes=list(notes),
     )
 
 
-def _flaw(row: Row) -> str:
-    moments = (row.arrival_s, row.send_s, row.first_s, row.last_s)
-    if not all(map(math.isfinite, moments)):
-        return "moments must be finite numbers"
-    if min(moments) < 0:
-        return "moments must not be negative"
-    if row.input_tokens < 1 or row.output_tokens < 1:
-        return f"a request has at least one token in and out, not {row.input_tokens} and {row.output_tokens}"
-    if not row.arrival_s <= row.send_s + 1e-6:
-        return f"sent at {row.send_s:g} s, before its arrival at {row.arrival_s:g} s"
-    if not row.send_s < row.first_s <= row.last_s + 1e-9:
-        return (
-            f"sent at {row.send_s:g} s, first token at {row.first_s:g} s, last at {row.last_s:g} s:"
-            " they must follow each other"
-        )
-    return ""
-
-
-# CSV of `python -m app record`.
-
-TOKENS = ("input_tokens", "output_tokens")
-
-
 def _csv(path: str, text: str) -> Recording:
+    """Reads the CSV of `python -m app record`, which may lack one of arrival and send."""
     lines = csv.reader(io.StringIO(text))
     try:
         header = [name.strip() for name in next(lines)]
-        needed = [*TOKENS, "first_s", "last_s"]
-        missing = [name for name in needed if name not in header]
+        missing = [name for name in (*TOKENS, "first_s", "last_s") if name not in header]
         if "arrival_s" not in header and "send_s" not in header:
             missing.insert(0, "arrival_s or send_s")
         if missing:
-            raise ConfigError(f"{path}: line 1: there is no column {missing[0]}")
-        rows = []
-        for cells in lines:
-            if cells:
-                rows.append(_csv_row(path, lines.line_num, header, cells))
-                if len(rows) > 1 and rows[-1].arrival_s < rows[-2].arrival_s:
-                    raise ConfigError(f"{path}: line {lines.line_num}: rows must be in order of arrival")
+            raise _wrong(path, "line 1", f"there is no column {missing[0]}")
+        rows: list[Row] = []
+        for cells in filter(None, lines):
+            row = _csv_row(path, f"line {lines.line_num}", header, cells)
+            if rows and row.arrival_s < rows[-1].arrival_s:
+                raise _wrong(path, row.place, "rows must be in order of arrival")
+            rows.append(row)
     except csv.Error as error:
-        raise ConfigError(f"{path}: line {lines.line_num}: {error}") from None
+        raise _wrong(path, f"line {lines.line_num}", str(error)) from None
     return _recording(path, rows)
 
 
-def _csv_row(path: str, number: int, header: Sequence[str], cells: Sequence[str]) -> Row:
-    place = f"line {number}"
+def _csv_row(path: str, place: str, header: Sequence[str], cells: Sequence[str]) -> Row:
     if len(cells) != len(header):
-        raise ConfigError(f"{path}: {place}: has {len(cells)} cells, the header {len(header)}")
-    given = dict(zip(header, cells, strict=True))
-    moments, counts = {}, {}
-    for name in ("arrival_s", "send_s", "first_s", "last_s"):
+        raise _wrong(path, place, f"has {len(cells)} cells, the header {len(header)}")
+    given, moments = dict(zip(header, cells, strict=True)), {}
+    for name in MOMENTS:
         if name in given:
             try:
                 moments[name] = float(given[name])
             except ValueError:
-                raise ConfigError(f"{path}: {place}: {name} {given[name]!r} must be a number") from None
+                raise _wrong(path, place, f"{name} {given[name]!r} must be a number") from None
     for name in TOKENS:
         if not (given[name].isascii() and given[name].isdecimal()):
-            raise ConfigError(f"{path}: {place}: {name} {given[name]!r} must be a whole number")
-        counts[name] = int(given[name])
+            raise _wrong(path, place, f"{name} {given[name]!r} must be a whole number")
     send_s = moments.get("send_s", moments.get("arrival_s", 0.0))
     arrival_s = moments.get("arrival_s", send_s)
-    return Row(place, arrival_s, send_s, moments["first_s"], moments["last_s"], *counts.values())
-
-
-# vllm bench serve.
+    counts = (int(given[name]) for name in TOKENS)
+    return Row(place, arrival_s, send_s, moments["first_s"], moments["last_s"], *counts)
 
 
 class _Vllm(Struct):
-    input_lens: list[int] | UnsetType = UNSET
-    output_lens: list[int] | UnsetType = UNSET
-    ttfts: list[float] | UnsetType = UNSET
-    itls: list[list[float]] | UnsetType = UNSET
-    start_times: list[float] | UnsetType = UNSET
+    input_lens: list[int]
+    output_lens: list[int]
+    ttfts: list[float]
+    itls: list[list[float]]
+    start_times: list[float]
     errors: list[str | None] = []
     max_concurrency: int | None = None
 
 
+VLLM_LACKS = {
+    "ttfts": "has no single requests: vllm bench serve wants --save-detailed for them",
+    "start_times": "has no start_times: vllm bench serve writes them from vLLM 0.15 on",
+    **{name: f"has no {name}" for name in ("input_lens", "output_lens", "itls")},
+}
+
+
 def _vllm(path: str, document: dict[str, object], part: str) -> Recording:
-    """Reads one result; `start_times` are on vLLM's own clock, `itls` are times between chunks."""
+    """Reads a result of vllm bench serve; `start_times` are on its own clock, `itls` between chunks."""
+    for name, rule in VLLM_LACKS.items():
+        if name not in document:
+            raise _wrong(path, part, rule)
     it = _as(path, part, document, _Vllm)
-    named = f"{path}: {part}" if part else path
-    if isinstance(it.ttfts, UnsetType):
-        raise ConfigError(f"{named}: has no single requests: vllm bench serve wants --save-detailed for them")
-    if isinstance(it.start_times, UnsetType):
-        raise ConfigError(f"{named}: has no start_times: vllm bench serve writes them from vLLM 0.15 on")
-    if isinstance(it.input_lens, UnsetType) or isinstance(it.output_lens, UnsetType):
-        raise ConfigError(f"{named}: has no input_lens or no output_lens")
-    if isinstance(it.itls, UnsetType):
-        raise ConfigError(f"{named}: has no itls")
     columns = (it.start_times, it.ttfts, it.itls, it.input_lens, it.output_lens)
     if len({len(column) for column in columns}) != 1:
-        raise ConfigError(f"{named}: start_times, ttfts, itls, input_lens and output_lens differ in length")
+        raise _wrong(path, part, "start_times, ttfts, itls, input_lens and output_lens differ in length")
     for number, failure in enumerate(it.errors, 1):
         if failure:
-            raise ConfigError(
-                f"{named}: request {number}: has failed ({_short(failure)}); all must have succeeded"
-            )
+            short = " ".join(failure.split())[:100]
+            raise _wrong(path, part, f"request {number}: has failed ({short}); all must have succeeded")
     rows = []
     for number, (start_s, ttft_s, itls, tokens, output) in enumerate(zip(*columns, strict=True), 1):
         first_s = start_s + ttft_s
-        place = f"{part + ', ' if part else ''}request {number}"
-        rows.append(Row(place, start_s, start_s, first_s, first_s + sum(itls), tokens, output))
+        moments = start_s, start_s, first_s, first_s + sum(itls)
+        rows.append(Row(_request(part, number), *moments, tokens, output))
     return _recording(path, rows, it.max_concurrency, part)
-
-
-# guidellm.
 
 
 class _Timings(Struct, frozen=True):
@@ -283,12 +272,10 @@ def _guidellm(path: str, document: dict[str, object]) -> list[Recording]:
         part = f"benchmark {number}" if len(benchmarks) > 1 else ""
         requests = benchmark.requests
         if requests.errored:
-            where = f"{part}: " if part else ""
-            raise ConfigError(
-                f"{path}: {where}{len(requests.errored)} requests have failed; all must have succeeded"
-            )
+            failed = f"{len(requests.errored)} requests have failed; all must have succeeded"
+            raise _wrong(path, part, failed)
         rows = [
-            _guidellm_row(path, f"{part + ', ' if part else ''}request {place}", request)
+            _guidellm_row(path, _request(part, place), request)
             for place, request in enumerate(requests.successful, 1)
         ]
         cut = len(requests.incomplete)
@@ -306,15 +293,10 @@ def _guidellm_row(path: str, place: str, request: _GuidellmRequest) -> Row:
         first_s = timings.first_token_iteration or timings.first_iteration
         last_s = timings.last_token_iteration or timings.last_iteration
     if send_s is None or first_s is None or last_s is None:
-        raise ConfigError(
-            f"{path}: {place}: has no moments of its first and last token; guidellm must stream"
-        )
+        raise _wrong(path, place, "has no moments of its first and last token; guidellm must stream")
     if request.prompt_tokens is None or request.output_tokens is None:
-        raise ConfigError(f"{path}: {place}: has no numbers of tokens")
+        raise _wrong(path, place, "has no numbers of tokens")
     return Row(place, send_s, send_s, first_s, last_s, request.prompt_tokens, request.output_tokens)
-
-
-# aiperf.
 
 
 class _Value(Struct):
@@ -334,6 +316,9 @@ class _Aiperf(Struct):
     error: object = None
 
 
+AIPERF_METRICS = ("time_to_first_token", "request_latency", "input_sequence_length", "output_sequence_length")
+
+
 def _aiperf(path: str, documents: Sequence[tuple[str, dict[str, object]]]) -> Recording:
     rows = []
     for number, (given, document) in enumerate(documents, 1):
@@ -342,29 +327,21 @@ def _aiperf(path: str, documents: Sequence[tuple[str, dict[str, object]]]) -> Re
         if record.metadata.benchmark_phase != "profiling":
             continue
         if record.error is not None or record.metadata.was_cancelled:
-            raise ConfigError(f"{path}: {place}: the request has failed; all must have succeeded")
-        named = (_metric(path, place, record, name) for name in AIPERF_METRICS)
-        ttft_s, latency_s, tokens, output = named
+            raise _wrong(path, place, "the request has failed; all must have succeeded")
+        ttft_s, latency_s, tokens, output = (_metric(path, place, record, name) for name in AIPERF_METRICS)
         send_s = record.metadata.request_start_ns / 1e9
         rows.append(Row(place, send_s, send_s, send_s + ttft_s, send_s + latency_s, int(tokens), int(output)))
     return _recording(path, rows)
-
-
-AIPERF_METRICS = ("time_to_first_token", "request_latency", "input_sequence_length", "output_sequence_length")
 
 
 def _metric(path: str, place: str, record: _Aiperf, name: str) -> float:
     """Returns a metric in seconds or tokens."""
     if name not in record.metrics:
         hint = "; aiperf must run with --streaming" if name == "time_to_first_token" else ""
-        raise ConfigError(f"{path}: {place}: has no {name}{hint}")
+        raise _wrong(path, place, f"has no {name}{hint}")
     metric = _as(path, f"{place}: {name}", record.metrics[name], _Value)
     if name.endswith("_length"):
         return metric.value
     if metric.unit not in UNITS:
-        raise ConfigError(f"{path}: {place}: {name}: unit {metric.unit!r} is none of {', '.join(UNITS)}")
+        raise _wrong(path, place, f"{name}: unit {metric.unit!r} is none of {', '.join(UNITS)}")
     return metric.value * UNITS[metric.unit]
-
-
-def _short(text: str) -> str:
-    return " ".join(text.split())[:100]

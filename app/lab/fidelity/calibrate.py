@@ -6,7 +6,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from math import exp
 from pathlib import Path
 
@@ -14,17 +13,8 @@ import msgspec
 import yaml
 
 from app.lab.fidelity.benchmark_files import read_recordings
-from app.lab.fidelity.fitting import (
-    Certainty,
-    Problem,
-    Recording,
-    Replayed,
-    Run,
-    make_problem,
-    relative,
-    replay,
-)
-from app.lab.load.report import NAMES, TIMES, check_target, whole_file
+from app.lab.fidelity.fitting import Certainty, Costs, Problem, Replayed, Run, make_problem, relative
+from app.lab.load.report import NAMES, TIMES, check_target, new_figure, whole_file
 from config import ConfigError, UsageError
 from config.datasheet import AUTO, profile_of
 from config.flags import Parser, as_command, duration_of, whole_number
@@ -41,13 +31,27 @@ TELL_EVERY_S = 2.0
 
 @as_command()
 def run(argv: Sequence[str]) -> int:
-    _calibrate(_parser().parse_args(argv), time.monotonic)
+    given = _parser().parse_args(argv)
+    check_installed("calibrate", "calibrate")
+    if given.png is not None:
+        check_installed("fleet", "--png")
+    for path in (given.out, given.png):
+        check_target(path)
+    start = _start(given)
+    runs, kept = _runs(given.recordings, given, start), _runs(given.check, given, start)
+    for run in kept:
+        for fitted in runs:
+            if run.recording.name == fitted.recording.name or run.figures == fitted.figures:
+                raise UsageError(
+                    f"calibrate: {run.recording.name} is fitted: --check takes runs that the fit never saw"
+                )
+    _fit(given, make_problem(start, runs), kept, time.monotonic)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     flags = Parser(prog=f"{COMMAND} calibrate", description=ABOUT, allow_abbrev=False)
-    add = flags.add_argument
+    add, positive = flags.add_argument, whole_number(1)
     add("recordings", nargs="+", metavar="FILE", help="recorded runs; several make a better fit")
     add("--out", required=True, type=Path, metavar="PROFILE.yaml", help="the profile to write")
     add("--model-config", metavar="config.json", help="the model's, for the start")
@@ -55,75 +59,35 @@ def _parser() -> argparse.ArgumentParser:
     add("--tensor-parallel-size", type=whole_number(1, 1024), default=1, metavar="N", help="with it [1]")
     add("--start", metavar="PROFILE", help="instead of them: a profile to start from, by name or file")
     add("--model", metavar="NAME", help="the model's name, for people")
-    add(
-        "--num-gpu-blocks",
-        type=whole_number(2),
-        metavar="N",
-        help="blocks of the KV cache, as vLLM's log tells",
-    )
-    add("--max-num-seqs", type=whole_number(1), metavar="N", help="what the server was started with")
-    add("--max-num-batched-tokens", type=whole_number(1), metavar="N", help="the same")
-    add("--in-flight", type=whole_number(1), metavar="N", help="most requests that the client had under way")
+    blocks = "blocks of the KV cache, as vLLM's log tells"
+    add("--num-gpu-blocks", type=whole_number(2), metavar="N", help=blocks)
+    add("--max-num-seqs", type=positive, metavar="N", help="what the server was started with")
+    add("--max-num-batched-tokens", type=positive, metavar="N", help="the same")
+    add("--in-flight", type=positive, metavar="N", help="most requests that the client had under way")
     pause = "from an answer to the next request [0s]"
     add("--turnaround", type=duration_of(3600), default="0s", metavar="DURATION", help=pause)
-    add(
-        "--check",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a run to judge with, not to fit; repeatable",
-    )
-    add(
-        "--evaluations",
-        type=whole_number(20),
-        default=1500,
-        metavar="N",
-        help="about so many simulations at most [1500]",
-    )
+    judged = "a run to judge with, not to fit; repeatable"
+    add("--check", action="append", default=[], metavar="FILE", help=judged)
+    most = "about so many simulations at most [1500]"
+    add("--evaluations", type=whole_number(20), default=1500, metavar="N", help=most)
     add("--jobs", type=whole_number(1, 256), default=2, metavar="N", help="processes [2]")
     add("--seed", type=whole_number(0), default=1, metavar="N", help="of the search [1]")
     add("--png", type=Path, metavar="FILE", help="draw the errors")
     return flags
 
 
-def _calibrate(given: argparse.Namespace, now: Callable[[], float]) -> None:
-    check_installed("calibrate", "calibrate")
-    if given.png is not None:
-        check_installed("fleet", "--png")
-    for path in (given.out, given.png):
-        check_target(path)
-    turnaround_s: float = given.turnaround
-    start = _start(given)
-    runs = _runs(given.recordings, given.in_flight, turnaround_s)
-    kept = _runs(given.check, given.in_flight, turnaround_s)
-    for run in kept:
-        if run.recording.name in [fitted.recording.name for fitted in runs] or run.figures in [
-            fitted.figures for fitted in runs
-        ]:
-            raise UsageError(
-                f"calibrate: {run.recording.name} is fitted: --check takes runs that the fit never saw"
-            )
-    for run in [*runs, *kept]:
-        _check_fits(start, run.recording)
-    _fit(given, make_problem(start, runs), kept, now)
-
-
 def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: Callable[[], float]) -> None:
-    from app.lab.fidelity.search import Progress, Search, certainties, mapped  # and numpy, which is optional
+    from app.lab.fidelity.search import Search, certainties, mapped  # and numpy, which is optional
 
     begun_s, told_s = now(), float("-inf")
 
-    def tell(progress: Progress) -> None:
+    def tell(evaluations: int, best: float) -> None:
         nonlocal told_s
         if now() - told_s >= TELL_EVERY_S:
             told_s = now()
-            done = min(progress.evaluations, given.evaluations)  # a last round may be beyond
-            print(
-                f"{done} of {given.evaluations} evaluations, {now() - begun_s:.0f} s:"
-                f" best loss {progress.best:.5f}",
-                file=sys.stderr,
-                flush=True,
-            )
+            done = min(evaluations, given.evaluations)  # a last round may be beyond
+            spent = f"{done} of {given.evaluations} evaluations, {told_s - begun_s:.0f} s"
+            print(f"{spent}: best loss {best:.5f}", file=sys.stderr, flush=True)
 
     with mapped(given.jobs) as spread:
         found = Search(problem, spread, given.evaluations, tell).run(given.seed)
@@ -134,7 +98,7 @@ def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: 
         for run, it in zip(problem.runs, played, strict=True)
     }
     profile = _rounded(problem.profile(found.x))
-    unseen = {run.recording.name: _errors(profile, run) for run in kept}
+    unseen = {run.recording.name: relative(run.replay(profile).figures, run.figures) for run in kept}
     fitted = told(profile, given.model, errors, unseen)
     with whole_file(given.out) as part:
         part.write_text(as_yaml(fitted, known), "utf-8")
@@ -145,8 +109,7 @@ def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: 
     print(constants_table(known))
     for warning in warnings(problem, played, known):
         print(f"warning: {warning}")
-    took_s = now() - begun_s
-    print(f"{given.out}: {found.evaluations} evaluations in {took_s:.0f} s, {found.why}")
+    print(f"{given.out}: {found.evaluations} evaluations in {now() - begun_s:.0f} s, {found.why}")
 
 
 def _start(given: argparse.Namespace) -> Profile:
@@ -157,56 +120,40 @@ def _start(given: argparse.Namespace) -> Profile:
         start = read_profile(given.start)
     else:
         start = profile_of(AUTO, given.device, given.tensor_parallel_size, given.model_config)
-    limits = {
-        name: getattr(given, name)
-        for name in ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens")
-        if getattr(given, name) is not None
-    }
+    names = ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens")
+    limits = {name: value for name in names if (value := getattr(given, name)) is not None}
     return msgspec.structs.replace(start, engine=msgspec.structs.replace(start.engine, **limits))
 
 
-def _runs(paths: Sequence[str], in_flight: int | None, turnaround_s: float) -> list[Run]:
-    runs = []
+def _runs(paths: Sequence[str], given: argparse.Namespace, start: Profile) -> list[Run]:
+    """Reads runs. ConfigError for a request larger than the cache, with which a load would never end."""
+    room, runs = (start.engine.num_gpu_blocks - 1) * start.engine.block_size, []
     for path in paths:
-        for recording in read_recordings(path):
-            for note in recording.notes:
+        for it in read_recordings(path):
+            for note in it.notes:
                 print(f"warning: {path}: {note}", file=sys.stderr)
-            places = in_flight if in_flight is not None else recording.in_flight
-            runs.append(Run(recording, places, turnaround_s, recording.figures()))
+            for number, tokens in enumerate(zip(it.input_tokens, it.output_tokens, strict=True), 1):
+                if sum(tokens) > room:
+                    raise ConfigError(
+                        f"{it.name}: request {number}: {sum(tokens)} tokens do not fit into the KV cache"
+                        f" of {room}; num-gpu-blocks sets it"
+                    )
+            places = it.in_flight if given.in_flight is None else given.in_flight
+            runs.append(Run(it, places, given.turnaround, it.figures()))
     names = [run.recording.name for run in runs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"calibrate: two runs are called {twice}: give the files different names")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"calibrate: two runs are called {twice[0]}: give the files different names")
     return runs
-
-
-def _check_fits(start: Profile, recording: Recording) -> None:
-    """Raises ConfigError for a request larger than the cache, with which the load would never end."""
-    room = (start.engine.num_gpu_blocks - 1) * start.engine.block_size
-    for number, tokens in enumerate(zip(recording.input_tokens, recording.output_tokens, strict=True), 1):
-        if sum(tokens) > room:
-            raise ConfigError(
-                f"{recording.name}: request {number}: {sum(tokens)} tokens do not fit into the KV cache"
-                f" of {room}; num-gpu-blocks sets it"
-            )
-
-
-def _errors(profile: Profile, run: Run) -> list[float]:
-    played = replay(run.recording, profile, run.in_flight, run.turnaround_s)
-    return relative(played.figures, run.figures)
 
 
 def _rounded(profile: Profile) -> Profile:
     """Rounds the constants to five digits, more than the precision of a fit."""
-    return msgspec.structs.replace(
-        profile,
-        **{
-            part: type(costs)(
-                **{name: float(f"{value:.5g}") for name, value in msgspec.structs.asdict(costs).items()}
-            )
-            for part, costs in (("cost", profile.cost), ("front", profile.front))
-        },
-    )
+
+    def rounded(costs: Costs) -> Costs:
+        values = msgspec.structs.asdict(costs).items()
+        return type(costs)(**{name: float(f"{value:.5g}") for name, value in values})
+
+    return msgspec.structs.replace(profile, cost=rounded(profile.cost), front=rounded(profile.front))
 
 
 IDLE_STEPS = 20
@@ -227,12 +174,16 @@ def told(profile: Profile, model: str | None, errors: Errors, unseen: Errors) ->
         checked += f" {len(unseen)} runs that the fit never saw: {_summary(unseen)}."
     else:
         checked += " No run was kept back to judge with."
+    lines = {}
+    for name, of in {**errors, **unseen}.items():
+        cells = [f"{100 * error:+.1f}" for error in of]
+        lines[name] = " | ".join(" ".join(cells[place : place + 4]) for place in range(0, len(cells), 4))
     return msgspec.structs.replace(
         profile,
         source=f"Fitted by calibrate on {', '.join(errors)}; it started from: {profile.source}",
         model=model or profile.model,
         checked=checked,
-        errors={name: _line(of) for name, of in {**errors, **unseen}.items()},
+        errors=lines,
     )
 
 
@@ -271,37 +222,32 @@ def constants_table(known: Sequence[Certainty]) -> str:
 
 def warnings(problem: Problem, played: Sequence[Replayed], known: Sequence[Certainty]) -> list[str]:
     """Returns a line for each gap in the recordings."""
-    told = []
-    limit = problem.start.engine.max_num_seqs
-    if not any(it.most_running >= FULL * limit or it.preemptions for it in played):
-        most = max(it.most_running for it in played)
-        told.append(
-            f"no run saturates the engine (at most {most} of {limit} sequences): record one that does, or"
-            " what is predicted there is extrapolated"
-        )
-    if not any(it.idle_steps >= IDLE_STEPS for it in played):
-        told.append("no run idles: record one at a low rate, or wake and base stay guesses")
-    if not any(it.identified for it in known):
-        told.append(
-            "no constant is identified, so the profile says little more than its start: record more runs, of"
-            " different rates and lengths"
-        )
+    limit, most = problem.start.engine.max_num_seqs, max(it.most_running for it in played)
     by_name = {it.name: it for it in known}
     whole = by_name.get("base + weights")
     parts = [by_name[name] for name in ("base", "weights") if name in by_name]
-    if whole is not None and whole.identified and not any(it.identified for it in parts):
-        told.append("base and weights are identified as a sum only")
-    return told
+    gaps = {
+        f"no run saturates the engine (at most {most} of {limit} sequences): record one that does, or what is"
+        " predicted there is extrapolated": most < FULL * limit and not any(it.preemptions for it in played),
+        "no run idles: record one at a low rate, or wake and base stay guesses": all(
+            it.idle_steps < IDLE_STEPS for it in played
+        ),
+        "no constant is identified, so the profile says little more than its start: record more runs, of"
+        " different rates and lengths": not any(it.identified for it in known),
+        "base and weights are identified as a sum only": whole is not None
+        and whole.identified
+        and not any(it.identified for it in parts),
+    }
+    return [line for line, holds in gaps.items() if holds]
 
 
 def draw(errors: Errors, unseen: Errors, path: Path) -> None:
     """Writes a PNG: the error of each figure of each run, as colors and numbers. Raises OSError."""
     rows = {**errors, **{f"{name} (not seen)": of for name, of in unseen.items()}}
-    figure = import_module("matplotlib.figure").Figure(
-        figsize=(11, 1.6 + 0.4 * len(rows)), layout="constrained"
+    canvas, [axes] = new_figure(
+        "simulated against recorded, error in %", (11, 1.6 + 0.4 * len(rows)), grid=(1, 1)
     )
-    canvas = import_module("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    axes.grid(visible=False)
     percent = [[100 * error for error in of] for of in rows.values()]
     image = axes.imshow(percent, cmap="RdBu_r", vmin=-COLOR_LIMIT, vmax=COLOR_LIMIT, aspect="auto")
     for row, of in enumerate(percent):
@@ -310,8 +256,7 @@ def draw(errors: Errors, unseen: Errors, path: Path) -> None:
             axes.text(column, row, f"{error:+.1f}", ha="center", va="center", fontsize=8, color=color)
     axes.set_xticks(range(len(NAMES)), NAMES, rotation=30, ha="right", fontsize=8)
     axes.set_yticks(range(len(rows)), list(rows), fontsize=8)
-    axes.set_title("simulated against recorded, error in %", fontsize=10)
-    figure.colorbar(image, ax=axes, label="%")
+    axes.figure.colorbar(image, ax=axes, label="%")
     canvas.print_png(path)
 
 
@@ -321,8 +266,3 @@ def _summary(errors: Errors) -> str:
     return (
         f"median error {sizes[len(sizes) // 2]:.1f} %, mean {sum(sizes) / len(sizes):.1f} %, p90 {p90:.1f} %"
     )
-
-
-def _line(errors: Sequence[float]) -> str:
-    cells = [f"{100 * error:+.1f}" for error in errors]
-    return " | ".join(" ".join(cells[place : place + 4]) for place in range(0, len(cells), 4))

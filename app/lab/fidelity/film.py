@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Iterator
 
 from app.base.metrics.families import FIRST_TOKEN, INTER_TOKEN
-from app.console.frames import FIGURES, EndRow, Frame, Picture, StepRow
+from app.console.frames import FIGURES, Frame, Picture
 from app.engine.core.batch import Batch, Phase
-from app.lab.fidelity.pod import GroupedRequest, Pod
+from app.lab.fidelity.pod import OfflineRequest, Pod
 from app.lab.fidelity.simulation import Outcome, Plan
 from app.lab.load.trace import Load
 from config import VERSION
@@ -39,7 +39,7 @@ class Film:
         self.chunks: list[tuple[float, int]] = []
         """Prefill chunks except last ones: time of the end, number of the request."""
 
-    def watch(self, pod: Pod, batch: Batch[GroupedRequest], start_s: float, end_s: float) -> None:
+    def watch(self, pod: Pod, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
         for request in batch.admitted:
             if self.admitted_s[request.number] == ABSENT:
                 self.admitted_s[request.number] = start_s
@@ -59,24 +59,20 @@ class Film:
                 self._stride *= 2
 
     def picture(self) -> Picture:
-        at, plan = self.plan.profile.engine, self.plan
-        told = {
+        at, plan, every = self.plan.profile.engine, self.plan, _every(len(self.load))
+        steps = f"every {self._stride}th step is shown" if self._stride > 1 else ""
+        bars = f"every {every}th request has a bar" if every > 1 else ""
+        server = {
             "version": VERSION, "model": self._title, "task": "generate", "rank": 0, "ranks": {},
             "max_model_len": at.max_model_len, "places": at.max_num_seqs * plan.pods, "shared_steps": True,
             "budget": at.max_num_batched_tokens, "blocks": (at.num_gpu_blocks - 1) * plan.pods,
             "numbered": False, "block_size": at.block_size, "adapter_slots": 0, "publishes": False,
-            "index": False, "told": self._told(),
+            "index": False, "told": ", ".join(filter(None, ("simulated", steps, bars))),
         }  # fmt: skip
         return Picture(
-            began=0.0, server=told, ttft_bounds=FIRST_TOKEN, itl_bounds=INTER_TOKEN,
+            began=0.0, server=server, ttft_bounds=FIRST_TOKEN, itl_bounds=INTER_TOKEN,
             frame=Frame(at=0.0, figures=[0.0] * len(FIGURES)),
         )  # fmt: skip
-
-    def _told(self) -> str:
-        steps = f"every {self._stride}th step is shown" if self._stride > 1 else ""
-        every = _every(len(self.load))
-        bars = f"every {every}th request has a bar" if every > 1 else ""
-        return ", ".join(filter(None, ("simulated", steps, bars)))
 
     def frames(self, outcome: Outcome) -> Iterator[Frame]:
         """Yields the frames from the first request to the last token."""
@@ -92,10 +88,8 @@ class Projection:
     """Makes the frames of a film in order of time."""
 
     def __init__(self, film: Film, outcome: Outcome) -> None:
-        self._load, self._plan, self._outcome = film.load, film.plan, outcome
-        self._admitted_s, self._begin_s = film.admitted_s, min(outcome.send_s)
-        self._steps, self._lost_s, self._chunks = sorted(film.steps), sorted(film.lost_s), sorted(film.chunks)
-        self._every = _every(len(film.load))
+        self._film, self._load, self._plan, self._outcome = film, film.load, film.plan, outcome
+        self._begin_s, self._every = min(outcome.send_s), _every(len(film.load))
         self._under_way: dict[int, None] = {}
         self._written = 0
         """Output tokens of ended requests."""
@@ -103,26 +97,30 @@ class Projection:
         self._ttft, self._itl = [0] * (len(FIRST_TOKEN) + 1), [0] * (len(INTER_TOKEN) + 1)
 
     def frames(self) -> Iterator[Frame]:
-        out = self._outcome
-        moments = (out.send_s, self._admitted_s, out.first_s, out.last_s)
-        orders = [sorted(range(len(its)), key=its.__getitem__) for its in moments]
-        places = [0] * 4
-        steps, chunks = deque(self._steps), deque(self._chunks)
+        out, film = self._outcome, self._film
+        handlers = (self._sent, self._admitted, self._begun, self._over)
+        columns = (out.send_s, film.admitted_s, out.first_s, out.last_s)
+        orders = [deque(sorted(range(len(its)), key=its.__getitem__)) for its in columns]
+        steps, chunks, lost_s = deque(sorted(film.steps)), deque(sorted(film.chunks)), sorted(film.lost_s)
         for at_s in self._moments():
             frame = Frame(at=self._ms(at_s))
-            for kind, handle in enumerate((self._sent, self._admitted, self._begun, self._over)):
-                order, its = orders[kind], moments[kind]
-                while places[kind] < len(order) and its[order[places[kind]]] <= at_s:
-                    handle(order[places[kind]], frame)
-                    places[kind] += 1
+            for handle, order, its in zip(handlers, orders, columns, strict=True):
+                while order and its[order[0]] <= at_s:
+                    handle(order.popleft(), frame)
             self._grow(frame, at_s)
             while steps and steps[0][0] <= at_s:
-                frame.steps.append(self._row(steps.popleft()))
+                start_s, took_s, *counts = steps.popleft()
+                prompts, decodes, sequences = counts
+                frame.steps.append((self._ms(start_s), round(took_s * 1000, 3), prompts, decodes, sequences))
             while chunks and chunks[0][0] <= at_s:
                 end_s, number = chunks.popleft()
                 frame.chunks += (number + 1, self._ms(end_s))
-            self._figures["preemptions"] = bisect_right(self._lost_s, at_s)
-            self._figures["cache_usage"] = self._usage(at_s)
+            self._figures["preemptions"] = bisect_right(lost_s, at_s)
+            # The mean share of used blocks in the timeline's bin, over all pods.
+            timeline, capacity = out.timeline, self._plan.profile.engine.num_gpu_blocks - 1
+            place = int((at_s - timeline.begin_s) / timeline.bin_s)
+            used = timeline.blocks[place] if place < len(timeline.blocks) else 0.0
+            self._figures["cache_usage"] = used / timeline.bin_s / self._plan.pods / capacity
             frame.figures = [round(self._figures[name], 5) for name in FIGURES]
             frame.ttft, frame.itl = list(self._ttft), list(self._itl)
             yield frame
@@ -138,10 +136,6 @@ class Projection:
 
     def _ms(self, moment_s: float) -> float:
         return round((moment_s - self._begin_s) * 1000, 1)
-
-    def _row(self, step: tuple[float, float, int, int, int]) -> StepRow:
-        start_s, took_s, prompts, decodes, sequences = step
-        return self._ms(start_s), round(took_s * 1000, 3), prompts, decodes, sequences
 
     # Events of a request.
 
@@ -161,7 +155,8 @@ class Projection:
         self._figures["waiting"] -= 1
         self._figures["running"] += 1
         if self._shown(number):
-            frame.phases.append((number + 1, int(Phase.PREFILL), self._ms(self._admitted_s[number]), 0))
+            at_ms = self._ms(self._film.admitted_s[number])
+            frame.phases.append((number + 1, int(Phase.PREFILL), at_ms, 0))
 
     def _begun(self, number: int, frame: Frame) -> None:
         out, tokens = self._outcome, self._load.input_tokens[number]
@@ -182,14 +177,13 @@ class Projection:
         if tokens > 1:
             self._itl[bisect_left(INTER_TOKEN, (last_s - first_s) / (tokens - 1))] += tokens - 1
         if self._shown(number):
-            running, first, last = map(self._ms, (self._admitted_s[number], first_s, last_s))
-            row: EndRow = (number + 1, "length", last, tokens, 0, running, first, last)
-            frame.ended.append(row)
+            running, first, last = map(self._ms, (self._film.admitted_s[number], first_s, last_s))
+            frame.ended.append((number + 1, "length", last, tokens, 0, running, first, last))
 
     def _grow(self, frame: Frame, at_s: float) -> None:
         """Writes the progress of requests in decode, as if their tokens came at equal distances."""
         out, load, size = self._outcome, self._load, self._plan.profile.engine.block_size
-        written = 0
+        written = self._written
         for number in self._under_way:
             first_s, more = out.first_s[number], load.output_tokens[number] - 1
             tokens = 1 + int(more * (at_s - first_s) / (out.last_s[number] - first_s)) if more else 1
@@ -197,12 +191,4 @@ class Projection:
             if self._shown(number):
                 frame.tokens += (number + 1, tokens)
                 frame.held += (number + 1, -(-(load.input_tokens[number] + tokens) // size))
-        self._figures["generated"] = self._written + written
-
-    def _usage(self, at_s: float) -> float:
-        """Returns the mean share of used blocks in the timeline's bin, over all pods."""
-        timeline, capacity = self._outcome.timeline, self._plan.profile.engine.num_gpu_blocks - 1
-        place = int((at_s - timeline.begin_s) / timeline.bin_s)
-        if place >= len(timeline.blocks):
-            return 0.0
-        return timeline.blocks[place] / timeline.bin_s / self._plan.pods / capacity
+        self._figures["generated"] = written

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import exp, inf, sqrt
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from app.engine.core.batch import Batch
-from app.lab.fidelity.pod import GroupedRequest, Pod
+from app.lab.fidelity.pod import OfflineRequest, Pod
 from app.lab.fidelity.simulation import Plan, simulate
 from app.lab.load.report import twelve
 from app.lab.load.trace import Load
@@ -50,25 +50,6 @@ class Replayed(Struct):
     most_running: int
     """Sequences in the fullest step."""
     preemptions: int
-
-
-def replay(recording: Recording, profile: Profile, in_flight: int | None, turnaround_s: float) -> Replayed:
-    """Simulates the load of `recording`; the client has at most `in_flight` requests at a time."""
-    idle, end_s = 0, -inf
-
-    def watch(pod: Pod, batch: Batch[GroupedRequest], start_s: float, step_end_s: float) -> None:
-        nonlocal idle, end_s
-        idle += start_s > end_s
-        end_s = step_end_s
-
-    plan = Plan(profile=profile, in_flight=in_flight, turnaround_s=turnaround_s)
-    outcome = simulate(recording.load, plan, 1, lambda done: None, watch)
-    return Replayed(
-        figures=twelve(outcome.send_s, outcome.first_s, outcome.last_s, recording.output_tokens),
-        idle_steps=idle,
-        most_running=outcome.timeline.most_sequences,
-        preemptions=outcome.preemptions,
-    )
 
 
 SOFT = 0.004
@@ -134,6 +115,25 @@ class Run(Struct, frozen=True):
     turnaround_s: float
     figures: list[float]
 
+    def replay(self, profile: Profile) -> Replayed:
+        """Simulates the load of the recording."""
+        idle, end_s = 0, -inf
+
+        def watch(pod: Pod, batch: Batch[OfflineRequest], start_s: float, step_end_s: float) -> None:
+            nonlocal idle, end_s
+            idle += start_s > end_s
+            end_s = step_end_s
+
+        plan = Plan(profile=profile, in_flight=self.in_flight, turnaround_s=self.turnaround_s)
+        outcome = simulate(self.recording.load, plan, 1, lambda done: None, watch)
+        columns = outcome.send_s, outcome.first_s, outcome.last_s
+        return Replayed(
+            figures=twelve(*columns, self.recording.output_tokens),
+            idle_steps=idle,
+            most_running=outcome.timeline.most_sequences,
+            preemptions=outcome.preemptions,
+        )
+
 
 class Problem(Struct, frozen=True):
     """A start and the runs to predict.
@@ -157,13 +157,18 @@ class Problem(Struct, frozen=True):
         """Returns the start with the constants of a candidate."""
         given = self.candidate(x)
         given["p"] = max(1.0, given.get("p", self.start.cost.p))
+
+        def changed(costs: Costs) -> Costs:
+            own = {name: value for name, value in given.items() if name in costs.__struct_fields__}
+            return msgspec.structs.replace(costs, **own)
+
         return msgspec.structs.replace(
-            self.start, cost=_given_to(self.start.cost, given), front=_given_to(self.start.front, given)
+            self.start, cost=changed(self.start.cost), front=changed(self.start.front)
         )
 
     def play(self, x: Sequence[float]) -> list[Replayed]:
         profile = self.profile(x)
-        return [replay(run.recording, profile, run.in_flight, run.turnaround_s) for run in self.runs]
+        return [run.replay(profile) for run in self.runs]
 
     def errors(self, x: Sequence[float]) -> list[list[float]]:
         return [relative(it.figures, run.figures) for it, run in zip(self.play(x), self.runs, strict=True)]
@@ -177,7 +182,7 @@ class Problem(Struct, frozen=True):
 
 def make_problem(start: Profile, runs: Sequence[Run], fixed: Sequence[str] = ()) -> Problem:
     """Makes the problem of fitting all constants but the `fixed` ones."""
-    values = _values(start)
+    values = msgspec.structs.asdict(start.cost) | msgspec.structs.asdict(start.front)
     constants = tuple(it for it in CONSTANTS if it.name not in fixed and (values[it.name] or it.least))
     starts = tuple(values[it.name] or it.least for it in constants)
     return Problem(start, constants, starts, tuple(runs))
@@ -186,13 +191,3 @@ def make_problem(start: Profile, runs: Sequence[Run], fixed: Sequence[str] = ())
 def relative(simulated: Sequence[float], recorded: Sequence[float]) -> list[float]:
     """Returns errors as shares of the recorded figures."""
     return [ours / theirs - 1 for ours, theirs in zip(simulated, recorded, strict=True)]
-
-
-def _values(profile: Profile) -> dict[str, float]:
-    return {**msgspec.structs.asdict(profile.cost), **msgspec.structs.asdict(profile.front)}
-
-
-def _given_to(costs: Costs, given: Mapping[str, float]) -> Costs:
-    return msgspec.structs.replace(
-        costs, **{name: value for name, value in given.items() if name in costs.__struct_fields__}
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from random import Random
 
 from app.engine.core.batch import Batch, Blocks, Drafts, SchedulerLimits, SequenceState
@@ -14,30 +15,21 @@ from config.profile import EngineLimits, Profile
 
 
 class OfflineRequest(SequenceState):
-    """A request of an offline run, with times in seconds."""
+    """A request of an offline run, with times in seconds.
 
-    __slots__ = ("arrival_s", "first_s", "last_s", "send_s")
+    Requests of a `group` share the first `prefix_tokens` tokens of their prompts.
+    """
 
-    def __init__(self, arrival_s: float, prompt_tokens: int, output_tokens: int) -> None:
+    __slots__ = ("arrival_s", "first_s", "group", "last_s", "number", "prefix_tokens", "send_s")
+
+    def __init__(self, arrival_s: float, prompt_tokens: int, output_tokens: int, number: int = 0) -> None:
         super().__init__(prompt_tokens, output_tokens)
-        self.arrival_s = arrival_s
-        """Time planned by the load."""
-        self.send_s = arrival_s
-        self.first_s = -1.0
-        self.last_s = -1.0
-
-
-class GroupedRequest(OfflineRequest):
-    """A request of a load; requests of a group share the first `prefix_tokens` tokens of their prompts."""
-
-    __slots__ = ("group", "number", "prefix_tokens")
-
-    def __init__(self, number: int, arrival_s: float, prompt_tokens: int, output_tokens: int) -> None:
-        super().__init__(arrival_s, prompt_tokens, output_tokens)
         self.number = number
         """Position in the load."""
-        self.group = -1
-        self.prefix_tokens = 0
+        self.arrival_s = self.send_s = arrival_s
+        """Time planned by the load; `send_s` may be later."""
+        self.first_s = self.last_s = -1.0
+        self.group, self.prefix_tokens = -1, 0
 
 
 class PrefixBlocks:
@@ -51,8 +43,8 @@ class PrefixBlocks:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, on_evict=lambda hashes: None)
         self.capacity = self.pool.capacity
-        self.held: dict[GroupedRequest, list[Block]] = {}
-        self._kept: dict[GroupedRequest, int] = {}
+        self.held: dict[OfflineRequest, list[Block]] = {}
+        self._kept: dict[OfflineRequest, int] = {}
         """Unshared blocks that preempted requests may find again."""
         self.hits = 0
         """Blocks found at the first admission of requests."""
@@ -61,14 +53,14 @@ class PrefixBlocks:
     def free(self) -> int:
         return self.pool.free
 
-    def find(self, sequence: GroupedRequest, tokens: int) -> int:
+    def find(self, sequence: OfflineRequest, tokens: int) -> int:
         return len(self._found(sequence, (tokens - 1) // self.block_size))
 
-    def fits(self, sequence: GroupedRequest, tokens: int, found: int) -> bool:
+    def fits(self, sequence: OfflineRequest, tokens: int, found: int) -> bool:
         used = sum(block.references > 0 for block in self._found(sequence, found))
         return -(-tokens // self.block_size) - used <= self.free
 
-    def begin(self, sequence: GroupedRequest, found: int, count: int) -> None:
+    def begin(self, sequence: OfflineRequest, found: int, count: int) -> None:
         blocks = self._found(sequence, found)
         self._kept.pop(sequence, None)
         self.hits += 0 if sequence.preemptions else found
@@ -76,16 +68,16 @@ class PrefixBlocks:
         self.held[sequence] = blocks
         self.grow(sequence, count)
 
-    def grow(self, sequence: GroupedRequest, count: int) -> None:
+    def grow(self, sequence: OfflineRequest, count: int) -> None:
         self.held[sequence] += self.pool.take(count)
 
-    def filled(self, sequence: GroupedRequest) -> None:
-        whole = min(sequence.computed // self.block_size, self._shared(sequence))
+    def filled(self, sequence: OfflineRequest) -> None:
+        whole = min(sequence.computed, sequence.prefix_tokens) // self.block_size
         for place, block in enumerate(self.held[sequence][:whole]):
             if block.hash is None:
                 self.pool.cache(block, _group_key(sequence.group, place))
 
-    def release(self, sequence: GroupedRequest, held: int, findable: int = 0) -> None:
+    def release(self, sequence: OfflineRequest, held: int, findable: int = 0) -> None:
         blocks = self.held.pop(sequence)
         for place, block in enumerate(blocks):
             if block.hash is None:
@@ -94,23 +86,19 @@ class PrefixBlocks:
             self._kept[sequence] = findable
         self.pool.release(blocks)
 
-    def forget(self, sequence: GroupedRequest) -> None:
+    def forget(self, sequence: OfflineRequest) -> None:
         self._kept.pop(sequence, None)
 
-    def _shared(self, sequence: GroupedRequest) -> int:
-        """Returns the number of whole shared blocks of the prompt."""
-        return sequence.prefix_tokens // self.block_size
-
-    def _found(self, sequence: GroupedRequest, most: int) -> list[Block]:
+    def _found(self, sequence: OfflineRequest, most: int) -> list[Block]:
         """Returns the longest prefix of the first `most` blocks that is in the pool."""
-        shared, group = self._shared(sequence), sequence.group
+        shared, group = sequence.prefix_tokens // self.block_size, sequence.group
         return self.pool.longest_prefix(
             _group_key(group, place) if place < shared else _own_key(sequence, place)
             for place in range(min(most, max(shared, self._kept.get(sequence, 0))))
         )
 
 
-def shared_keys(request: GroupedRequest, block_size: int) -> list[bytes]:
+def shared_keys(request: OfflineRequest, block_size: int) -> list[bytes]:
     """Returns the keys of the whole shared blocks of a request."""
     return [_group_key(request.group, place) for place in range(request.prefix_tokens // block_size)]
 
@@ -119,7 +107,7 @@ def _group_key(group: int, place: int) -> bytes:
     return b"g%d/%d" % (group, place)
 
 
-def _own_key(sequence: GroupedRequest, place: int) -> bytes:
+def _own_key(sequence: OfflineRequest, place: int) -> bytes:
     return b"%d/%d" % (sequence.number, place)
 
 
@@ -148,18 +136,15 @@ class Timeline:
         while place >= MOST_BINS:
             self._fold()
             place >>= 1
-        missing = place + 1 - len(self.sequences)
-        if missing > 0:
-            self.sequences += [0.0] * missing
-            self.blocks += [0.0] * missing
+        missing = [0.0] * (place + 1 - len(self.sequences))
+        self.sequences += missing
+        self.blocks += missing
         took_s = end_s - start_s
         self.sequences[place] += sequences * took_s
         self.blocks[place] += blocks * took_s
         self.busy_s += took_s
-        if sequences > self.most_sequences:
-            self.most_sequences = sequences
-        if blocks > self.most_blocks:
-            self.most_blocks = blocks
+        self.most_sequences = max(self.most_sequences, sequences)
+        self.most_blocks = max(self.most_blocks, blocks)
 
     def join(self, other: Timeline) -> None:
         """Adds the timeline of another pod, which must begin at the same time."""
@@ -179,13 +164,11 @@ class Timeline:
         self.blocks = _sums(self.blocks[::2], self.blocks[1::2])
 
 
-def _sums(some: list[float], others: list[float]) -> list[float]:
-    if len(some) < len(others):
-        some, others = others, some
-    return [a + b for a, b in zip(some, others, strict=False)] + some[len(others) :]
+def _sums(some: Sequence[float], others: Sequence[float]) -> list[float]:
+    return [a + b for a, b in zip_longest(some, others, fillvalue=0.0)]
 
 
-class Pod(StepLoop[GroupedRequest]):
+class Pod(StepLoop[OfflineRequest]):
     """A simulated engine with the limits of `profile`. `ended` receives each request at its last token."""
 
     def __init__(
@@ -195,7 +178,7 @@ class Pod(StepLoop[GroupedRequest]):
         grouped: bool,
         seed: str,
         timeline: Timeline,
-        ended: Callable[[GroupedRequest], None],
+        ended: Callable[[OfflineRequest], None],
         watch: Watch | None = None,
     ) -> None:
         at = profile.engine
@@ -204,16 +187,14 @@ class Pod(StepLoop[GroupedRequest]):
             if grouped and at.enable_prefix_caching
             else CountedBlocks(at.num_gpu_blocks, at.block_size, at.enable_prefix_caching)
         )
-        blocks: Blocks[GroupedRequest] = self.blocks
+        blocks: Blocks[OfflineRequest] = self.blocks
         rates = profile.speculation
         drafts = None if rates is None else Drafts(rates.acceptance, Random(seed))
         scheduler = Scheduler(scheduler_limits(at), blocks, speculation=drafts)
         super().__init__(scheduler, cost, profile.front, depth=2 if at.async_scheduling else 1)
         self.due_s: float | None = None
         """Time of the next work; None without any."""
-        self._timeline = timeline
-        self._watch = watch
-        self._ended = ended
+        self._timeline, self._watch, self._ended = timeline, watch, ended
 
     @property
     def cached_tokens(self) -> int:
@@ -230,13 +211,13 @@ class Pod(StepLoop[GroupedRequest]):
         # Tails are evicted first, so the last block implies all earlier ones.
         return len(keys) if find(keys[-1:]) else len(find(keys))
 
-    def step_made(self, batch: Batch[GroupedRequest], start_s: float, end_s: float) -> None:
+    def step_made(self, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
         blocks = self.blocks
         self._timeline.add(start_s, end_s, batch.sequences, blocks.capacity - blocks.free)
         if self._watch is not None:
             self._watch(self, batch, start_s, end_s)
 
-    def step_over(self, batch: Batch[GroupedRequest], first_s: float, gap_s: float) -> None:
+    def step_over(self, batch: Batch[OfflineRequest], first_s: float, gap_s: float) -> None:
         decodes, prefilled = batch.decodes, batch.prefilled
         for place, request in enumerate(prefilled, len(decodes)):
             if request.first_s < 0:
@@ -248,7 +229,7 @@ class Pod(StepLoop[GroupedRequest]):
             self._ended(request)
 
 
-Watch = Callable[[Pod, Batch[GroupedRequest], float, float], None]
+Watch = Callable[[Pod, Batch[OfflineRequest], float, float], None]
 """Receives every step with its start and its end, in seconds."""
 
 

@@ -13,7 +13,7 @@ from string import ascii_lowercase
 
 import msgspec
 
-from app.lab.load.recording_client import Measured, RecordError, RecordingClient, Wanted
+from app.lab.load.recording_client import RecordError, RecordingClient, Wanted
 from app.lab.load.report import check_target, progress_of, whole_file, write_rows
 from app.lab.load.synthetic import Recipe, draw_load, lengths
 from app.lab.load.trace import MOST_TOKENS, Load, read_trace
@@ -38,7 +38,30 @@ ANSWER_S = 10.0
 
 @as_command(RecordError)
 def run(argv: Sequence[str]) -> int:
-    _record(_parser().parse_args(argv))
+    given = _parser().parse_args(argv)
+    check_target(given.out)
+    target, load = read_target(given.target), _load(given)
+    headers = {} if given.api_key is None else {"Authorization": f"Bearer {given.api_key}"}
+    model = given.model or _first_model(target, headers)
+    prompts = Prompts(load, model, _token_ids(target, headers, model), given.seed)
+    gc.collect()
+    gc.disable()  # a collection would delay measured times
+    try:
+        with progress_of(sys.stderr, "sent", len(load), "requests") as sent:
+            recording = RecordingClient(target, headers, given.in_flight, time.perf_counter, sent)
+            measured = recording.run(prompts)
+    finally:
+        gc.enable()
+    rows = []
+    for it in measured:
+        moments = (f"{at_s:.6f}" for at_s in (it.send_s, it.first_s, it.last_s))
+        rows.append((f"{it.arrival_s:.6f}", it.input_tokens, it.output_tokens, *moments))
+    with whole_file(given.out) as part:
+        write_rows(part, COLUMNS, rows)
+    late_ms = 1000 * max(it.send_s - it.arrival_s for it in measured)
+    done = f"{len(measured)} requests in {measured[-1].last_s:.0f} s; sent at most {late_ms:.1f} ms late"
+    held = "" if given.in_flight is None else f"; --in-flight {given.in_flight} held back sends"
+    print(f"{given.out}: {done}{held}")
     return 0
 
 
@@ -50,51 +73,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--trace", type=Path, metavar="FILE", help="the load: a CSV file, see simulate")
     add("--rate", type=number_of(0, 1e6), metavar="R", help="or: requests a second, Poisson")
     add("--seconds", type=number_of(0, 1e6), default=60.0, metavar="S", help="for so long [60]")
-    add(
-        "--input-tokens",
-        type=lengths("input"),
-        default="1000",
-        metavar="LENGTHS",
-        help="of prompts, see simulate [1000]",
-    )
+    prompts = "of prompts, see simulate [1000]"
+    add("--input-tokens", type=lengths("input"), default="1000", metavar="LENGTHS", help=prompts)
     add("--output-tokens", type=lengths("output"), default="128", metavar="LENGTHS", help="of answers [128]")
     add("--in-flight", type=whole_number(1, 10000), metavar="N", help="requests under way at most [all]")
     add("--model", metavar="NAME", help="to ask for [the first that the server serves]")
     add("--api-key", metavar="KEY", help="of the server")
-    add(
-        "--longest",
-        type=whole_number(2, MOST_TOKENS),
-        default=4096,
-        metavar="N",
-        help="cuts drawn lengths [4096]",
-    )
+    longest = whole_number(2, MOST_TOKENS)
+    add("--longest", type=longest, default=4096, metavar="N", help="cuts drawn lengths [4096]")
     add("--seed", type=whole_number(0), default=1, metavar="N", help="of load and prompts [1]")
     return flags
-
-
-def _record(given: argparse.Namespace) -> None:
-    check_target(given.out)
-    target = read_target(given.target)
-    load = _load(given)
-    headers = {} if given.api_key is None else {"Authorization": f"Bearer {given.api_key}"}
-    model = given.model or _first_model(target, headers)
-    ids = _token_ids(target, headers, model)
-    gc.collect()
-    gc.disable()  # a collection would delay measured times
-    try:
-        with progress_of(sys.stderr, "sent", len(load), "requests") as sent:
-            recording = RecordingClient(target, headers, given.in_flight, time.perf_counter, sent)
-            measured = recording.run(Prompts(load, model, ids, given.seed))
-    finally:
-        gc.enable()
-    with whole_file(given.out) as part:
-        write_rows(part, COLUMNS, map(_row, measured))
-    took_s = measured[-1].last_s
-    late_ms = 1000 * max(it.send_s - it.arrival_s for it in measured)
-    held = "" if given.in_flight is None else f"; --in-flight {given.in_flight} held back sends"
-    print(
-        f"{given.out}: {len(measured)} requests in {took_s:.0f} s; sent at most {late_ms:.1f} ms late{held}"
-    )
 
 
 def read_target(url: str) -> Target:
@@ -124,10 +112,7 @@ class Prompts:
     """The requests of a load, with random prompts; prompts of one group share a prefix."""
 
     def __init__(self, load: Load, model: str, ids: Sequence[int], seed: int) -> None:
-        self._load = load
-        self._token_ids = ids
-        self._model = model
-        self._seed = seed
+        self._load, self._model, self._token_ids, self._seed = load, model, ids, seed
 
     def __len__(self) -> int:
         return len(self._load)
@@ -196,8 +181,3 @@ def _ask(
         return exchange(target.address, method, target.prefix + path, body, ANSWER_S, headers)
     except OSError as error:
         raise RecordError(f"{target.address}: {error}") from None
-
-
-def _row(it: Measured) -> tuple[object, ...]:
-    moments = (f"{it.send_s:.6f}", f"{it.first_s:.6f}", f"{it.last_s:.6f}")
-    return f"{it.arrival_s:.6f}", it.input_tokens, it.output_tokens, *moments

@@ -8,13 +8,13 @@ give the valley's shape, from which CMA-ES starts; roughness does not hinder CMA
 from __future__ import annotations
 
 import signal
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from math import inf, sqrt
 from multiprocessing import get_context
 from typing import Protocol, TypeAlias, TypeVar
+from warnings import catch_warnings, simplefilter
 
 import numpy
 from msgspec import Struct
@@ -58,12 +58,6 @@ class Spread(Protocol):
     ) -> list[Result]: ...
 
 
-class Progress(Struct, frozen=True):
-    evaluations: int
-    best: float
-    """The least loss so far."""
-
-
 class Found(Struct, frozen=True):
     x: list[float]
     loss: float
@@ -79,22 +73,24 @@ def mapped(jobs: int) -> Iterator[Spread]:
         yield lambda function, candidates: [function(x) for x in candidates]
         return
     # Spawned, as the threads of the parent's numerical libraries do not survive a fork.
-    with get_context("spawn").Pool(jobs, _ignore_interrupts) as pool:
+    # Ctrl-C is left to the parent.
+    with get_context("spawn").Pool(jobs, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         yield lambda function, candidates: pool.map(function, candidates, chunksize=1)
 
 
 class Search:
     """One search, done by `run`."""
 
-    def __init__(self, problem: Problem, spread: Spread, most: int, tell: Callable[[Progress], None]) -> None:
-        """`most` limits the evaluations, roughly; without improvements the search ends earlier."""
-        self._problem = problem
-        self._spread = spread
-        self._most = most
-        self._tell = tell
-        self._evaluations = 0
+    def __init__(
+        self, problem: Problem, spread: Spread, most: int, tell: Callable[[int, float], None]
+    ) -> None:
+        """`most` limits the evaluations, roughly; without improvements the search ends earlier.
+
+        `tell` receives the number of evaluations and the least loss.
+        """
+        self._problem, self._spread, self._most, self._tell = problem, spread, most, tell
+        self._evaluations, self._loss = 0, inf
         self._best = [0.0] * len(problem.constants)
-        self._loss = inf
 
     def run(self, seed: int) -> Found:
         self._losses([self._best])
@@ -110,7 +106,7 @@ class Search:
         least = min(range(len(found)), key=found.__getitem__)
         if found[least] < self._loss:
             self._best, self._loss = candidates[least], found[least]
-        self._tell(Progress(self._evaluations, self._loss))
+        self._tell(self._evaluations, self._loss)
         return found
 
     def _curvature(self) -> tuple[Array, Array]:
@@ -137,8 +133,12 @@ class Search:
         second, _ = self._curvature()
         second += 2 * RISE * numpy.eye(len(second))  # limits each axis to one spread
         axes = sqrt(2 * RISE) * numpy.linalg.cholesky(numpy.linalg.inv(second))
-        middle, strategy = numpy.array(self._best), _strategy(len(second), seed)
-        mark, since = self._loss, 0
+        with catch_warnings():
+            simplefilter("ignore")  # the package warns about missing optional packages
+            cma = import_module("cma")
+            options = {"seed": seed + 1, "verbose": -9, "verb_log": 0}  # seed 0 would be a random seed
+            strategy = cma.CMAEvolutionStrategy([0.0] * len(second), SIGMA, options)
+        middle, mark, since = numpy.array(self._best), self._loss, 0
         while self._evaluations < self._most:
             asked = strategy.ask()
             strategy.tell(asked, self._losses([(middle + axes @ z).tolist() for z in asked]))
@@ -186,16 +186,3 @@ def certainties(problem: Problem, x: Sequence[float], spread: Spread) -> list[Ce
     )
     off = sqrt(shares @ covariance @ shares)
     return [*told, Certainty("base + weights", start["base"] + start["weights"], whole, off)]
-
-
-def _strategy(size: int, seed: int):  # type: ignore[no-untyped-def]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the package warns about missing optional packages
-        cma = import_module("cma")
-        options = {"seed": seed + 1, "verbose": -9, "verb_log": 0}  # seed 0 would be a random seed
-        return cma.CMAEvolutionStrategy([0.0] * size, SIGMA, options)
-
-
-def _ignore_interrupts() -> None:
-    """Leaves Ctrl-C to the parent process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

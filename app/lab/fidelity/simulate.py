@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from app.lab.fidelity.processes import cores, each
 from app.lab.fidelity.simulation import (
-    Outcome,
     Plan,
     StepCosts,
     Told,
     check_engine,
     check_load,
+    cores,
+    each,
     longest_tokens,
     simulate,
-    usual_costs,
 )
 from app.lab.fidelity.summary import (
     MOST,
@@ -70,13 +69,13 @@ from config.flags import (
     whole_number,
 )
 from config.installation import COMMAND, check_installed
-from config.profile import DEFAULT_PROFILE, EngineLimits, Profile
+from config.profile import DEFAULT_PROFILE, Profile
 from config.settings import Settings, Table, table_of
 from config.validation import check
 from config.validation import read as read_setting
 
 if TYPE_CHECKING:
-    from app.lab.fidelity.film import Film
+    pass
 
 ABOUT = """\
 Simulate a load on an engine, or on a fleet of them, on virtual time: the steps that timing steps plays live
@@ -109,12 +108,12 @@ class Options:
     trace: Path | None
     recipe: Recipe | None
     sweep: Sweep | None
-    objectives: tuple[Objective, ...]
+    slo: tuple[Objective, ...] | None
     processes: int
     json: Path | None
     requests: Path | None
     plot: Path | None
-    html: Path | None = None
+    html: Path | None
 
 
 def read(argv: Sequence[str], plugged: Plugged) -> Options:
@@ -122,43 +121,36 @@ def read(argv: Sequence[str], plugged: Plugged) -> Options:
     kind = kind_of(argv, {})
     given = parser(table_of(kind)).parse_args(list(argv))
     profile = profile_of(given.profile, given.device, given.tensor_parallel_size, given.model_config)
-    limits = _engine(profile.engine, given)
-    check_engine(limits, f"profile {given.profile} with the flags")
+    limits = {name: getattr(given, name.replace("-", "_")) for name in (*ENGINE, *SWITCHES, THRESHOLD)}
+    changes = {
+        name.removesuffix("-override").replace("-", "_"): value
+        for name, value in limits.items()
+        if value is not None
+    }
+    engine = msgspec.structs.replace(profile.engine, **changes)
+    check_engine(engine, f"profile {given.profile} with the flags")
     swept = "" if given.sweep is None else given.sweep.name
     if given.turnaround is not None and given.in_flight is None and swept != "in-flight":
         raise UsageError("--turnaround goes with --in-flight")
-    name, costs = _costs(given, kind, profile, plugged)
-    options = Options(
-        profile_name=name,
-        plan=Plan(
-            profile=msgspec.structs.replace(profile, engine=limits),
-            step_costs=costs,
-            pods=given.pods,
-            policy=given.policy,
-            in_flight=given.in_flight,
-            turnaround_s=given.turnaround or 0.0,
-            seed=given.seed,
-        ),
-        trace=given.trace,
-        recipe=_recipe(given, swept == "rate"),
-        sweep=given.sweep,
-        objectives=given.slo or (),
-        processes=given.processes,
-        json=given.json,
-        requests=given.requests,
-        plot=given.plot,
-        html=given.html,
+    plan = Plan(
+        profile=msgspec.structs.replace(profile, engine=engine),
+        pods=given.pods,
+        policy=given.policy,
+        in_flight=given.in_flight,
+        turnaround_s=given.turnaround or 0.0,
+        seed=given.seed,
     )
-    _check_files(options)
-    return options
+    recipe, name = _recipe(given, swept == "rate"), given.profile
+    if kind.PLUGINS and (found := plugged(_plugin_settings(given, kind), profile)):
+        name, plan = f"{name}, steps by {found[0]}", replace(plan, step_costs=found[1])
+    _check_files(given)
+    same = ("trace", "sweep", "slo", "processes", "json", "requests", "plot", "html")
+    values = {name: getattr(given, name) for name in same}
+    return Options(profile_name=name, plan=plan, recipe=recipe, **values)
 
 
-def _costs(
-    given: argparse.Namespace, kind: type[Settings], profile: Profile, plugged: Plugged
-) -> tuple[str, StepCosts]:
-    """Returns the name of the simulated engine, and the costs of its steps by profile or plugin."""
-    if not kind.PLUGINS:
-        return given.profile, usual_costs
+def _plugin_settings(given: argparse.Namespace, kind: type[Settings]) -> Settings:
+    """Returns the settings with the flags of plugins."""
     table = table_of(kind)
     groups = plugin_groups(table)
     texts = {row: getattr(given, row.name) for row in table.rows if row.group in groups}
@@ -166,20 +158,7 @@ def _costs(
     values = {row.name: read_setting(row, text, sources[row.name]) for row, text in texts.items() if text}
     settings = kind().changed(values)
     check(settings, sources)
-    found = plugged(settings, profile)
-    return (
-        (given.profile, usual_costs) if found is None else (f"{given.profile}, steps by {found[0]}", found[1])
-    )
-
-
-def _engine(at: EngineLimits, given: argparse.Namespace) -> EngineLimits:
-    """Returns the limits of the profile, with the flags' values in place of theirs."""
-    changes: dict[str, int] = {}
-    for name in (*ENGINE, *SWITCHES, THRESHOLD):
-        field = name.replace("-", "_")
-        if (value := getattr(given, field)) is not None:
-            changes[field.removesuffix("_override")] = value
-    return msgspec.structs.replace(at, **changes)
+    return settings
 
 
 def _recipe(given: argparse.Namespace, rate_is_swept: bool) -> Recipe | None:
@@ -206,97 +185,60 @@ def _recipe(given: argparse.Namespace, rate_is_swept: bool) -> Recipe | None:
 
 
 def _check_drawn(given: argparse.Namespace, rate_is_swept: bool) -> None:
-    has_rate = given.rate is not None or rate_is_swept
-    for wrong, rule in (
-        (
-            not has_rate and given.num_requests is None,
-            "a load is missing: give --trace FILE, or --rate with --seconds, or --num-requests",
-        ),
-        (rate_is_swept and given.rate is not None, "--rate must not be given with --sweep rate"),
-        (
-            not has_rate and (given.seconds is not None or given.arrivals is not None),
-            "--seconds and --arrivals go with --rate",
-        ),
-        (
-            has_rate and given.seconds is None and given.num_requests is None,
-            "a load that has a rate alone never ends: give --seconds or --num-requests",
-        ),
-        (
-            given.arrivals == RAMP and given.seconds is None,
-            "--arrivals ramp needs --seconds: by then it has come to its rate",
-        ),
-        (
-            given.burstiness is not None and given.arrivals != BURSTY,
-            "--burstiness goes with --arrivals bursty",
-        ),
-        (given.ramp_from is not None and given.arrivals != RAMP, "--ramp-from goes with --arrivals ramp"),
-        (
-            (given.prefix_groups is None) != (given.prefix_tokens is None),
-            "--prefix-groups and --prefix-tokens go together",
-        ),
-    ):
-        if wrong:
+    timed = given.rate is not None or rate_is_swept
+    endless = given.seconds is None and given.num_requests is None
+    needs_rate = given.seconds is not None or given.arrivals is not None
+    grouped = given.prefix_groups is not None, given.prefix_tokens is not None
+    rules = {
+        "a load is missing: give --trace FILE, or --rate with --seconds, or --num-requests": not timed
+        and given.num_requests is None,
+        "--rate must not be given with --sweep rate": rate_is_swept and given.rate is not None,
+        "--seconds and --arrivals go with --rate": needs_rate and not timed,
+        "a load that has a rate alone never ends: give --seconds or --num-requests": endless,
+        "--arrivals ramp needs --seconds: by then it has come to its rate": given.arrivals == RAMP
+        and given.seconds is None,
+        "--burstiness goes with --arrivals bursty": given.burstiness is not None and given.arrivals != BURSTY,
+        "--ramp-from goes with --arrivals ramp": given.ramp_from is not None and given.arrivals != RAMP,
+        "--prefix-groups and --prefix-tokens go together": len(set(grouped)) > 1,
+    }
+    for rule, is_broken in rules.items():
+        if is_broken:
             raise UsageError(rule)
 
 
-def _check_files(options: Options) -> None:
+def _check_files(given: argparse.Namespace) -> None:
     """Raises ConfigError for files that cannot be written, before the simulation."""
-    for name, path in (("requests", options.requests), ("html", options.html)):
-        if options.sweep is not None and path is not None:
+    for name in ("requests", "html"):
+        if given.sweep is not None and getattr(given, name) is not None:
             raise UsageError(f"--{name} is of one run, not of --sweep")
-    named = [options.requests, options.plot, options.html, None if options.json == STDOUT else options.json]
+    named = [given.requests, given.plot, given.html, None if given.json == STDOUT else given.json]
     targets = [path for path in named if path is not None]
     for path in targets:
         check_target(path)
-        if targets.count(path) > 1 or path == options.trace:
+        if targets.count(path) > 1 or path == given.trace:
             raise UsageError(f"{path} is named twice")
 
 
 def parser(table: Table = PLAIN) -> argparse.ArgumentParser:
     """Makes the parser; flags without a default in help are None if absent. `table` has plugins' settings."""
     flags = Parser(prog=f"{COMMAND} simulate", description=ABOUT, allow_abbrev=False)
-    told = f"what steps cost, and the engine's limits [{DEFAULT_PROFILE}]"
-    flags.add_argument("--profile", default=DEFAULT_PROFILE, metavar="NAME|FILE|auto", help=told)
-    _add_data_sheet(flags.add_argument_group("What profile auto is made of"))
-    _add_load(flags.add_argument_group("A load from a file"))
-    _add_drawn(flags.add_argument_group("A load that is drawn"))
-    _add_client(flags.add_argument_group("Client and fleet"))
-    _add_engine(flags.add_argument_group("Limits of the engine, vLLM's: the profile says what is not given"))
-    _add_results(flags.add_argument_group("Results"))
-    for name in plugin_groups(table):
-        try:
-            add_section(flags, table, name)
-        except argparse.ArgumentError as error:
-            raise ConfigError(f"plugin {name}: {error}; simulate has a flag of that name") from None
-    return flags
+    whole, rate = whole_number(1, MOST_TOKENS), partial(number_of, 0, MOST["rate"])
+    costs = f"what steps cost, and the engine's limits [{DEFAULT_PROFILE}]"
+    flags.add_argument("--profile", default=DEFAULT_PROFILE, metavar="NAME|FILE|auto", help=costs)
 
+    add = flags.add_argument_group("What profile auto is made of").add_argument
+    add("--device", help=f"one of {', '.join(DEVICES)}")
+    add("--model-config", metavar="PATH", help="the model's config.json, or its folder")
+    add("--tensor-parallel-size", type=whole_number(1, 1024), default=1, metavar="N", help="devices [1]")
 
-def plugin_groups(table: Table) -> list[str]:
-    """Returns the sections of the settings that belong to plugins."""
-    return ["plugins", *(name for name in table.sections if name not in PLAIN.sections)]
-
-
-def _add_data_sheet(group: Group) -> None:
-    group.add_argument("--device", help=f"one of {', '.join(DEVICES)}")
-    group.add_argument("--model-config", metavar="PATH", help="the model's config.json, or its folder")
-    group.add_argument(
-        "--tensor-parallel-size", type=whole_number(1, 1024), default=1, metavar="N", help="devices [1]"
+    add = flags.add_argument_group("A load from a file").add_argument
+    columns = (
+        "columns arrival_s, input_tokens, output_tokens; where prompts share a beginning, also "
+        "prefix_group and prefix_tokens; others are ignored"
     )
+    add("--trace", type=Path, metavar="FILE.csv[.gz]", help=columns)
 
-
-def _add_load(group: Group) -> None:
-    group.add_argument(
-        "--trace",
-        type=Path,
-        metavar="FILE.csv[.gz]",
-        help="columns arrival_s, input_tokens, output_tokens; where prompts share a beginning, also "
-        "prefix_group and prefix_tokens; others are ignored",
-    )
-
-
-def _add_drawn(group: Group) -> None:
-    add, whole = group.add_argument, whole_number(1, MOST_TOKENS)
-    rate = partial(number_of, 0, MOST["rate"])
+    add = flags.add_argument_group("A load that is drawn").add_argument
     add("--rate", type=rate(), help="requests a second; without it they are there from the start")
     add("--arrivals", choices=ARRIVALS, help="how they come [poisson]")
     shape = "of bursty gaps: 1 is as poisson, less is burstier [0.25]"
@@ -311,9 +253,7 @@ def _add_drawn(group: Group) -> None:
     seed = "of load, routing and speculation [1]"
     add("--seed", type=whole_number(0, 1 << 31), default=1, metavar="N", help=seed)
 
-
-def _add_client(group: Group) -> None:
-    add = group.add_argument
+    add = flags.add_argument_group("Client and fleet").add_argument
     places = "requests under way at the most; the next ones wait for a place [no limit]"
     add("--in-flight", type=whole_number(1, MOST["in-flight"]), metavar="N", help=places)
     pause = "from the end of a request until another one takes its place [0]"
@@ -321,18 +261,15 @@ def _add_client(group: Group) -> None:
     add("--pods", type=whole_number(1, MOST["pods"]), default=1, metavar="N", help="engines [1]")
     add("--policy", choices=POLICIES, default=RANDOM, help=f"which of them gets a request [{RANDOM}]")
 
-
-def _add_engine(group: Group) -> None:
-    for name in ENGINE:
-        least = 2 if "blocks" in name else 1
-        group.add_argument(f"--{name}", type=whole_number(least, MOST_TOKENS), metavar="N")
-    group.add_argument(f"--{THRESHOLD}", type=whole_number(0, MOST_TOKENS), metavar="N")
+    title = "Limits of the engine, vLLM's: the profile says what is not given"
+    add = flags.add_argument_group(title).add_argument
+    for name in (*ENGINE, THRESHOLD):
+        least = 2 if "blocks" in name else 0 if name == THRESHOLD else 1
+        add(f"--{name}", type=whole_number(least, MOST_TOKENS), metavar="N")
     for name in SWITCHES:
-        group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction)
+        add(f"--{name}", action=argparse.BooleanOptionalAction)
 
-
-def _add_results(group: Group) -> None:
-    add = group.add_argument
+    add = flags.add_argument_group("Results").add_argument
     add("--json", type=Path, metavar="FILE", help="the figures; - is stdout, without the table then")
     add("--requests", type=Path, metavar="FILE.csv", help="moments of each request: send, first, last")
     picture = "latency, batch and cache over time; of a sweep its curve"
@@ -344,6 +281,18 @@ def _add_results(group: Group) -> None:
     add("--slo", type=as_argument(read_objectives), metavar="LIMITS", help=goals)
     count = whole_number(1, 1024)
     add("--processes", type=count, default=cores(), metavar="N", help="of sweeps and fleets [one a core]")
+
+    for name in plugin_groups(table):
+        try:
+            add_section(flags, table, name)
+        except argparse.ArgumentError as error:
+            raise ConfigError(f"plugin {name}: {error}; simulate has a flag of that name") from None
+    return flags
+
+
+def plugin_groups(table: Table) -> list[str]:
+    """Returns the sections of the settings that belong to plugins."""
+    return ["plugins", *(name for name in table.sections if name not in PLAIN.sections)]
 
 
 Write = Callable[[Path], object]
@@ -373,88 +322,70 @@ def run(argv: Sequence[str], plugged: Plugged = lambda settings, profile: None) 
 
 
 def _run_once(options: Options) -> None:
-    name, unit = ("drawn", "requests") if options.trace is None else ("read", "bytes")
-    with progress_of(sys.stderr, name, _size(options), unit) as progress:
+    recipe, trace, plan = options.recipe, options.trace, options.plan
+    # The load's size, for progress: bytes of a trace, or expected requests.
+    size = trace.stat().st_size if trace is not None and trace.is_file() else 0
+    name, total, unit = ("read", size, "bytes")
+    if recipe is not None:
+        name, total, unit = ("drawn", round(recipe.expected), "requests")
+    with progress_of(sys.stderr, name, total, unit) as progress:
         load = _load(options, progress)
-    film = None if options.html is None else _film(options, load)
+    origin = "drawn" if trace is None else trace.name
+    title = f"{options.profile_name}: {len(load):,} requests, {origin}"
+    title += f", {plan.pods} pods, {plan.policy}" if plan.pods > 1 else ""
+    film = None
+    if options.html is not None:
+        from app.lab.fidelity.film import Film  # and the console
+
+        film = Film(load, plan, title)
     with progress_of(sys.stderr, "simulated", len(load), "requests") as progress:
         watch = None if film is None else film.watch
-        outcome = simulate(load, options.plan, options.processes, progress, watch)
-        summary = summarize(load, options.plan, outcome, options.profile_name)
+        outcome = simulate(load, plan, options.processes, progress, watch)
+        summary = summarize(load, plan, outcome, options.profile_name)
     files: dict[Path, Write] = {}
     if options.requests is not None:
         files[options.requests] = lambda path: write_requests(path, load, outcome)
     if options.html is not None and film is not None:
-        files[options.html] = lambda path: _write_film(path, film, outcome)
+        from app.console.page import report_of
+
+        page = report_of(film.picture(), film.frames(outcome))
+        files[options.html] = lambda path: path.write_text(page, "utf-8")
     if options.plot is not None:
-        title = f"{options.profile_name}: {_told(options, load)}"
-        files[options.plot] = lambda path: draw_run(load, options.plan, outcome, title, path)
-    verdicts = [f"{it}: {'met' if it.met(summary) else 'not met'}" for it in options.objectives]
-    _give(
-        options, msgspec.json.encode(summary), "\n".join([_head(options), table(summary), *verdicts]), files
-    )
-
-
-def _film(options: Options, load: Load) -> Film:
-    from app.lab.fidelity.film import Film  # and the console
-
-    return Film(load, options.plan, f"{options.profile_name}: {_told(options, load)}")
-
-
-def _write_film(path: Path, film: Film, outcome: Outcome) -> None:
-    from app.console.page import report_of
-
-    path.write_text(report_of(film.picture(), film.frames(outcome)), "utf-8")
+        files[options.plot] = lambda path: draw_run(load, plan, outcome, title, path)
+    verdicts = [f"{it}: {'met' if it.met(summary) else 'not met'}" for it in options.slo or ()]
+    _give(options, summary, "\n".join([_head(options), table(summary), *verdicts]), files)
 
 
 def _run_sweep(options: Options, sweep: Sweep) -> None:
     jobs = [_at(options, sweep.name, value) for value in sweep.values]
     summaries: dict[int, Summary] = {}
     with progress_of(sys.stderr, f"swept {sweep.name}", len(jobs), "points") as progress:
-        for number, summary in each(_point, jobs, options.processes, lambda: progress(len(summaries))):
+        for number, summary in each(_summary, jobs, options.processes, lambda: progress(len(summaries))):
             summaries[number] = summary
-    points = [
-        Point(value=value, meets_slo=_meets(options, summaries[number]), summary=summaries[number])
-        for number, value in enumerate(sweep.values)
-    ]
+    points = [Point.of(value, summaries[number], options.slo) for number, value in enumerate(sweep.values)]
     word, value = best(sweep.name, points)
-    document = {"sweep": sweep.name, word: value, "points": points}
     files: dict[Path, Write] = {}
     if options.plot is not None:
         files[options.plot] = lambda path: draw_sweep(sweep.name, points, options.profile_name, path)
-    text = curve(sweep.name, points, options.objectives)
-    _give(options, msgspec.json.encode(document), f"{_head(options)}\n{text}", files)
+    text = f"{_head(options)}\n{curve(sweep.name, points, options.slo or ())}"
+    _give(options, {"sweep": sweep.name, word: value, "points": points}, text, files)
 
 
 def _at(options: Options, name: str, value: float) -> Options:
+    """Returns the options of a sweep's run."""
     if name == "rate":
         assert options.recipe is not None
         return replace(options, recipe=replace(options.recipe, rate=value))
-    count = int(value)
-    plan = options.plan
+    plan, count = options.plan, int(value)
     plan = replace(plan, pods=count) if name == "pods" else replace(plan, in_flight=count)
     return replace(options, plan=plan)
 
 
-def _point(options: Options) -> Summary:
+def _summary(options: Options) -> Summary:
     gc.disable()
     load = _load(options, lambda done: None)
     outcome = simulate(load, options.plan, 1, lambda done: None)
     return summarize(load, options.plan, outcome, options.profile_name)
-
-
-def _meets(options: Options, summary: Summary) -> bool | None:
-    if not options.objectives:
-        return None
-    return all(objective.met(summary) for objective in options.objectives)
-
-
-def _size(options: Options) -> int:
-    """Returns the size of the load, for progress: expected requests, or bytes of a trace."""
-    if options.recipe is not None:
-        return round(options.recipe.expected)
-    assert options.trace is not None
-    return options.trace.stat().st_size if options.trace.is_file() else 0
 
 
 def _load(options: Options, told: Told) -> Load:
@@ -482,18 +413,12 @@ def _head(options: Options) -> str:
     return f"{options.profile_name}: {load}{fleet}"
 
 
-def _told(options: Options, load: Load) -> str:
-    origin = options.trace.name if options.trace is not None else "drawn"
-    fleet = f", {options.plan.pods} pods, {options.plan.policy}" if options.plan.pods > 1 else ""
-    return f"{len(load):,} requests, {origin}{fleet}"
-
-
-def _give(options: Options, document: bytes, text: str, files: dict[Path, Write]) -> None:
-    """Writes all files, or none; then prints the table, or the document for `--json -`."""
-    document = msgspec.json.format(document) + b"\n"
+def _give(options: Options, figures: object, text: str, files: dict[Path, Write]) -> None:
+    """Writes all files, or none; then prints the table, or the figures for `--json -`."""
+    document = msgspec.json.format(msgspec.json.encode(figures)) + b"\n"
     if options.json is not None and options.json != STDOUT:
         files[options.json] = lambda path: path.write_bytes(document)
     with ExitStack() as parts:
         for path, write in files.items():
             write(parts.enter_context(whole_file(path)))
-    print(document.decode() if options.json == STDOUT else text, end="" if options.json == STDOUT else "\n")
+    print(document.decode() if options.json == STDOUT else f"{text}\n", end="")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
+import os
+import signal
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import heappop, heappush
 from random import Random
-
-from msgspec import Struct
+from threading import Thread
+from typing import TypeVar
 
 from app.engine.core.step_cost import CostModel, StepCost
-from app.lab.fidelity.pod import GroupedRequest, Pod, Timeline, Watch, shared_keys
-from app.lab.fidelity.processes import each
+from app.lab.fidelity.pod import OfflineRequest, Pod, Timeline, Watch, shared_keys
 from app.lab.load.policies import BLIND, RANDOM, RandomChoice, RoundRobin, make_policy
 from app.lab.load.trace import Load
 from config import ConfigError
@@ -24,10 +28,13 @@ OFTEN = 1024
 SLICE_S = 1.0
 """Virtual seconds between two progress calls after all requests are sent."""
 
+TELL_EVERY_S = 0.5
+"""Most seconds between two progress calls while processes work."""
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 Told = Callable[[int], None]
 """Receives the number of finished requests."""
-
-
 StepCosts = Callable[[Profile], CostModel]
 """Makes the cost model of one engine."""
 
@@ -75,14 +82,10 @@ class Outcome:
         self.timeline = Timeline(load.arrival_s[0] if load else 0.0)
 
     def put(self, numbers: array[int], pod: int, part: Outcome) -> None:
-        for mine, its in (
-            (self.send_s, part.send_s),
-            (self.first_s, part.first_s),
-            (self.last_s, part.last_s),
-        ):
-            for number, moment in zip(numbers, its, strict=True):
-                mine[number] = moment
-        for number in numbers:
+        """Adds the results of one pod, whose requests have these numbers."""
+        columns = zip(numbers, part.send_s, part.first_s, part.last_s, strict=True)
+        for number, send_s, first_s, last_s in columns:
+            self.send_s[number], self.first_s[number], self.last_s[number] = send_s, first_s, last_s
             self.pod[number] = pod
         self.steps += part.steps
         self.preemptions += part.preemptions
@@ -100,19 +103,13 @@ class Simulation:
         self, load: Load, plan: Plan, told: Told, first_pod: int = 0, watch: Watch | None = None
     ) -> None:
         """`first_pod` is the number of the first simulated pod in the whole fleet."""
-        self._load = load
-        self._plan = plan
-        self._told = told
+        self._load, self._plan, self._told = load, plan, told
         self.outcome = out = Outcome(load)
+        profile, grouped = plan.profile, bool(load.group)
         self.pods = [
             Pod(
-                plan.profile,
-                plan.step_costs(plan.profile),
-                bool(load.group),
-                f"{plan.seed}/{number}",
-                out.timeline,
-                self._ended,
-                watch,
+                *(profile, plan.step_costs(profile), grouped, f"{plan.seed}/{number}"),
+                *(out.timeline, self._ended, watch),
             )
             for number in range(first_pod, first_pod + plan.pods)
         ]
@@ -129,8 +126,13 @@ class Simulation:
         self._done = 0
 
     def run(self) -> Outcome:
-        for number in range(len(self._load)):
-            request = self._request(number)
+        load = self._load
+        for number, columns in enumerate(
+            zip(load.arrival_s, load.input_tokens, load.output_tokens, strict=True)
+        ):
+            request = OfflineRequest(*columns, number)
+            if load.group:
+                request.group, request.prefix_tokens = load.group[number], load.prefix_tokens[number]
             request.send_s = send_s = self._send_s(request.arrival_s)
             self._settle(send_s)
             self._send(request)
@@ -145,16 +147,7 @@ class Simulation:
         out.cached_tokens = sum(pod.cached_tokens for pod in self.pods)
         return out
 
-    def _request(self, number: int) -> GroupedRequest:
-        load = self._load
-        request = GroupedRequest(
-            number, load.arrival_s[number], load.input_tokens[number], load.output_tokens[number]
-        )
-        if load.group:
-            request.group, request.prefix_tokens = load.group[number], load.prefix_tokens[number]
-        return request
-
-    def _cached(self, request: GroupedRequest) -> dict[int, float]:
+    def _cached(self, request: OfflineRequest) -> dict[int, float]:
         """Returns the cached blocks of a request's shared prefix by pod, like an indexer without delay."""
         keys = shared_keys(request, self._plan.profile.engine.block_size)
         return {number: pod.cached_blocks(keys) for number, pod in enumerate(self.pods)} if keys else {}
@@ -182,7 +175,7 @@ class Simulation:
             if next_s is not None:
                 heappush(self._due, (next_s, number))
 
-    def _send(self, request: GroupedRequest) -> None:
+    def _send(self, request: OfflineRequest) -> None:
         endings, counts = self._endings, self._counts
         while endings and endings[0][0] <= request.send_s:
             counts[heappop(endings)[1]] -= 1
@@ -196,7 +189,7 @@ class Simulation:
             pod.due_s = due_s
             heappush(self._due, (due_s, number))
 
-    def _ended(self, request: GroupedRequest) -> None:
+    def _ended(self, request: OfflineRequest) -> None:
         out, number = self.outcome, request.number
         out.send_s[number], out.first_s[number] = request.send_s, request.first_s
         out.last_s[number] = last_s = request.last_s
@@ -206,24 +199,20 @@ class Simulation:
         self._done += 1
 
 
-class _PodJob(Struct, frozen=True):
-    load: Load
-    plan: Plan
-    pod: int
-    begin_s: float
-
-
 def simulate(load: Load, plan: Plan, processes: int, told: Told, watch: Watch | None = None) -> Outcome:
     """Simulates `load`. `told` receives the number of finished requests, `watch` each step."""
     if watch is not None or not plan.apart:
         return Simulation(load, plan, told, watch=watch).run()
-    numbers = _by_pod(load, plan)
-    begin_s, done = load.arrival_s[0], [0]
-    jobs = []
+    policy = RandomChoice(plan.routing) if plan.policy == RANDOM else RoundRobin()
+    numbers: list[array[int]] = [array("i") for _ in range(plan.pods)]
+    unloaded = [0] * plan.pods
+    for number in range(len(load)):
+        numbers[policy.choose(None, range(plan.pods), unloaded)].append(number)
+    jobs: list[PodJob] = []
     for pod, its in enumerate(numbers):
-        jobs.append(_PodJob(load.part(its), plan, pod, begin_s))
+        jobs.append((load.part(its), replace(plan, pods=1), pod, load.arrival_s[0]))
         told(0)
-    outcome = Outcome(load)
+    outcome, done = Outcome(load), [0]
     for pod, part in each(_simulate_pod, jobs, processes, lambda: told(sum(done))):
         outcome.put(numbers[pod], pod, part)
         done.append(len(numbers[pod]))
@@ -231,20 +220,62 @@ def simulate(load: Load, plan: Plan, processes: int, told: Told, watch: Watch | 
     return outcome
 
 
-def _by_pod(load: Load, plan: Plan) -> list[array[int]]:
-    policy = RandomChoice(plan.routing) if plan.policy == RANDOM else RoundRobin()
-    numbers: list[array[int]] = [array("i") for _ in range(plan.pods)]
-    nobody = [0] * plan.pods
-    for number in range(len(load)):
-        numbers[policy.choose(None, range(plan.pods), nobody)].append(number)
-    return numbers
+PodJob = tuple[Load, Plan, int, float]
+"""Load, plan and number of one pod, and the first arrival of the whole load."""
 
 
-def _simulate_pod(job: _PodJob) -> Outcome:
-    alone = replace(job.plan, pods=1)
-    simulation = Simulation(job.load, alone, lambda done: None, job.pod)
-    simulation.outcome.timeline.begin_s = job.begin_s
+def _simulate_pod(job: PodJob) -> Outcome:
+    load, plan, pod, begin_s = job
+    simulation = Simulation(load, plan, lambda done: None, pod)
+    simulation.outcome.timeline.begin_s = begin_s
     return simulation.run()
+
+
+def cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def each(
+    work: Callable[[Job], Result], jobs: Sequence[Job], processes: int, told: Callable[[], None]
+) -> Iterator[tuple[int, Result]]:
+    """Yields the number and the result of each job as it ends; calls `told` meanwhile.
+
+    Each job has a process of its own. An exception in one job ends all jobs.
+    """
+    processes = min(processes, len(jobs))
+    if processes <= 1:
+        for number, job in enumerate(jobs):
+            told()
+            yield number, work(job)
+        return
+    # "spawn", as a fork would copy the threads and event loops of the caller.
+    context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(processes, context, initializer=_depend) as pool:
+        try:
+            running = {pool.submit(partial(work, job)): number for number, job in enumerate(jobs)}
+            while running:
+                done, _ = wait(running, timeout=TELL_EVERY_S, return_when=FIRST_COMPLETED)
+                told()
+                for future in done:
+                    yield running.pop(future), future.result()
+        except BaseException:
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
+
+
+def _depend() -> None:
+    """Makes a worker exit silently at Ctrl-C, which reaches the whole terminal, and with its parent."""
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(1))
+
+    def end_with_parent() -> None:
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
+    Thread(target=end_with_parent, daemon=True).start()
 
 
 def check_engine(at: EngineLimits, origin: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from app.lab.load.report import (
     RED,
     Axes,
     four,
+    latencies,
     markdown,
     milliseconds,
     new_figure,
@@ -29,17 +31,8 @@ LATENCIES = ("ttft", "itl", "e2e")
 MOST = {"rate": 1_000_000, "in-flight": 1_000_000, "pods": 10_000}
 """Greatest values of settings that can be swept."""
 MOST_POINTS = 1000
-CURVE = (
-    "requests/s",
-    "tokens/s",
-    "TTFT p50",
-    "p99",
-    "ITL p50",
-    "p99",
-    "E2E p99",
-    "running",
-    "KV peak",
-    "preempted",
+CURVE = ("requests/s", "tokens/s", "TTFT p50", "p99", "ITL p50", "p99", "E2E p99") + (
+    *("running", "KV peak", "preempted"),
 )
 BINS = 120
 """Bins of time in a picture of a run."""
@@ -95,30 +88,24 @@ class Summary(Struct, frozen=True, kw_only=True):
 
 
 def summarize(load: Load, plan: Plan, outcome: Outcome, profile: str) -> Summary:
-    send_s, first_s, last_s = outcome.send_s, outcome.first_s, outcome.last_s
-    begin_s, end_s = min(send_s), max(last_s)
-    duration_s = end_s - begin_s
+    columns = outcome.send_s, outcome.first_s, outcome.last_s
+    duration_s = max(outcome.last_s) - min(outcome.send_s)
     per_s = 1 / duration_s if duration_s > 0 else 0.0
     tokens_in, tokens_out = sum(load.input_tokens), sum(load.output_tokens)
-    per_pod = [0] * plan.pods
-    for pod in outcome.pod:
-        per_pod[pod] += 1
     timeline, capacity = outcome.timeline, plan.profile.engine.num_gpu_blocks - 1
     pod_seconds_share = per_s / plan.pods
+    per_pod, nothing = Counter(outcome.pod), (None, None, None, None)
+    ttft_s, itl_s, e2e_s = (
+        Spread(*(four(values) if values else nothing)) for values in latencies(*columns, load.output_tokens)
+    )
     return Summary(
         profile=profile,
         requests=len(load),
         steps=outcome.steps,
         preemptions=outcome.preemptions,
-        ttft_s=spread([first - send for send, first in zip(send_s, first_s, strict=True)]),
-        itl_s=spread(
-            [
-                (last - first) / (tokens - 1)
-                for first, last, tokens in zip(first_s, last_s, load.output_tokens, strict=True)
-                if tokens > 1
-            ]
-        ),
-        e2e_s=spread([last - send for send, last in zip(send_s, last_s, strict=True)]),
+        ttft_s=ttft_s,
+        itl_s=itl_s,
+        e2e_s=e2e_s,
         duration_s=duration_s,
         requests_per_s=len(load) * per_s,
         input_tokens_per_s=tokens_in * per_s,
@@ -130,14 +117,8 @@ def summarize(load: Load, plan: Plan, outcome: Outcome, profile: str) -> Summary
             sum(timeline.blocks) * pod_seconds_share / capacity, timeline.most_blocks / capacity
         ),
         running=Use(sum(timeline.sequences) * pod_seconds_share, timeline.most_sequences),
-        requests_per_pod=tuple(per_pod),
+        requests_per_pod=tuple(per_pod[pod] for pod in range(plan.pods)),
     )
-
-
-def spread(values: list[float]) -> Spread:
-    if not values:
-        return Spread(None, None, None, None)
-    return Spread(*four(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +144,16 @@ class Objective:
 
 
 class Point(Struct, frozen=True, kw_only=True):
+    """A run of a sweep; `meets_slo` is None without objectives."""
+
     value: float
     meets_slo: bool | None
     summary: Summary
+
+    @classmethod
+    def of(cls, value: float, summary: Summary, slo: Sequence[Objective] | None) -> Point:
+        meets_slo = all(objective.met(summary) for objective in slo) if slo else None
+        return cls(value=value, meets_slo=meets_slo, summary=summary)
 
 
 def read_sweep(text: str) -> Sweep:
@@ -191,20 +179,18 @@ def read_sweep(text: str) -> Sweep:
 
 def read_objectives(text: str) -> tuple[Objective, ...]:
     """Reads objectives such as `ttft_p99=500ms,itl_p99=50ms`. Raises ValueError with the rule."""
-    return tuple(_objective(part.strip()) for part in text.split(","))
-
-
-def _objective(text: str) -> Objective:
-    name, _, limit = text.partition("=")
-    latency, _, statistic = name.partition("_")
-    if latency not in LATENCIES or statistic not in STATISTICS:
-        raise ValueError(
-            f"must be {'|'.join(LATENCIES)}_{'|'.join(STATISTICS)}=DURATION, several with commas between"
-        )
-    limit_s = parse_duration(limit)
-    if limit_s <= 0:
-        raise ValueError(f"must have limits above 0, not {limit}")
-    return Objective(latency, statistic, limit_s)
+    objectives = []
+    for part in text.split(","):
+        name, _, limit = part.strip().partition("=")
+        latency, _, statistic = name.partition("_")
+        if latency not in LATENCIES or statistic not in STATISTICS:
+            names = f"{'|'.join(LATENCIES)}_{'|'.join(STATISTICS)}"
+            raise ValueError(f"must be {names}=DURATION, several with commas between")
+        limit_s = parse_duration(limit)
+        if limit_s <= 0:
+            raise ValueError(f"must have limits above 0, not {limit}")
+        objectives.append(Objective(latency, statistic, limit_s))
+    return tuple(objectives)
 
 
 def best(name: str, points: Sequence[Point]) -> tuple[str, float | None]:
@@ -216,19 +202,13 @@ def best(name: str, points: Sequence[Point]) -> tuple[str, float | None]:
     return ("fewest", min(met, default=None)) if name == "pods" else ("highest", max(met, default=None))
 
 
-def table(summary: Summary) -> str:
+def table(its: Summary) -> str:
     """Returns the latencies as a Markdown table, then the other figures, a line each."""
-    rows = [(name.upper(), *_cells(summary.latency(name))) for name in LATENCIES]
-    return "\n".join([markdown([("", *STATISTICS), *rows]), *_lines(summary)])
-
-
-def _cells(spread: Spread) -> list[str]:
-    return [milliseconds(getattr(spread, name)) for name in STATISTICS]
-
-
-def _lines(its: Summary) -> list[str]:
+    spreads = [(name.upper(), its.latency(name)) for name in LATENCIES]
+    rows = [(name, *(milliseconds(getattr(it, part)) for part in STATISTICS)) for name, it in spreads]
     pods = its.requests_per_pod
     lines = [
+        markdown([("", *STATISTICS), *rows]),
         f"requests: {its.requests:,} in {its.duration_s:,.1f} s, {its.requests_per_s:.2f}/s",
         f"tokens: {its.input_tokens_per_s:,.0f}/s in, {its.output_tokens_per_s:,.0f}/s out",
         f"KV cache: {its.kv_cache_usage.mean:.1%} used on average, {its.kv_cache_usage.peak:.1%} at the most",
@@ -240,16 +220,25 @@ def _lines(its: Summary) -> list[str]:
         lines.append(f"cached: {its.cached_tokens / its.input_tokens:.1%} of the prompts' tokens")
     if len(pods) > 1:
         lines.append(f"pods: {len(pods)}, with {min(pods):,} to {max(pods):,} requests")
-    return lines
+    return "\n".join(lines)
 
 
 def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -> str:
     """Returns the saturation curve as a Markdown table, and the best value that meets the objectives."""
-    judged = ("meets SLO",) if objectives else ()
-    rows = [(name, *CURVE, *judged)]
+    rows = [(name, *CURVE, *(["meets SLO"] if objectives else []))]
     for point in points:
-        verdict = ("yes" if point.meets_slo else "no",) if objectives else ()
-        rows.append((f"{point.value:g}", *_curve_cells(point.summary), *verdict))
+        its = point.summary
+        times = (its.ttft_s.p50, its.ttft_s.p99, its.itl_s.p50, its.itl_s.p99, its.e2e_s.p99)
+        row = (
+            f"{point.value:g}",
+            f"{its.requests_per_s:.2f}",
+            f"{its.output_tokens_per_s:,.0f}",
+            *map(milliseconds, times),
+            f"{its.running.mean:.1f}",
+            f"{its.kv_cache_usage.peak:.0%}",
+            f"{its.preemptions:,}",
+        )
+        rows.append((*row, "yes" if point.meets_slo else "no") if objectives else row)
     lines = [markdown(rows)]
     if objectives:
         (word, value), wanted = best(name, points), ", ".join(map(str, objectives))
@@ -258,45 +247,33 @@ def curve(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -
     return "\n".join(lines)
 
 
-def _curve_cells(its: Summary) -> tuple[str, ...]:
-    times = (its.ttft_s.p50, its.ttft_s.p99, its.itl_s.p50, its.itl_s.p99, its.e2e_s.p99)
-    return (
-        f"{its.requests_per_s:.2f}",
-        f"{its.output_tokens_per_s:,.0f}",
-        *map(milliseconds, times),
-        f"{its.running.mean:.1f}",
-        f"{its.kv_cache_usage.peak:.0%}",
-        f"{its.preemptions:,}",
-    )
-
-
 def write_requests(path: Path, load: Load, outcome: Outcome) -> None:
     """Writes a CSV row for each request, in order of arrival: the columns of a trace, then times and pod."""
     columns = (load.arrival_s, load.input_tokens, load.output_tokens)
-    moments = (outcome.send_s, outcome.first_s, outcome.last_s)
-    header = (*COLUMNS, "send_s", "first_s", "last_s", "pod")
-    write_rows(
-        path,
-        header,
-        (
-            (f"{arrival:.6f}", tokens_in, tokens_out, f"{send:.6f}", f"{first:.6f}", f"{last:.6f}", pod)
-            for arrival, tokens_in, tokens_out, send, first, last, pod in zip(
-                *columns, *moments, outcome.pod, strict=True
-            )
-        ),
+    moments = zip(outcome.send_s, outcome.first_s, outcome.last_s, strict=True)
+    rows = (
+        (f"{arrival:.6f}", tokens_in, tokens_out, *(f"{moment:.6f}" for moment in its), pod)
+        for arrival, tokens_in, tokens_out, its, pod in zip(*columns, moments, outcome.pod, strict=True)
     )
+    write_rows(path, (*COLUMNS, "send_s", "first_s", "last_s", "pod"), rows)
 
 
 def draw_run(load: Load, plan: Plan, outcome: Outcome, title: str, path: Path) -> None:
     """Writes a PNG: latencies by time of sending, sequences per step, use of the cache."""
     canvas, axes = new_figure(title)
+    columns = outcome.send_s, outcome.first_s, outcome.last_s
+    ttft_s, _, e2e_s = latencies(*columns, load.output_tokens)
     begin_s = min(outcome.send_s)
-    ttft_s = [first - send for send, first in zip(outcome.send_s, outcome.first_s, strict=True)]
-    e2e_s = [last - send for send, last in zip(outcome.send_s, outcome.last_s, strict=True)]
-    sent_s = [send - begin_s for send in outcome.send_s]
+    width_s = max(outcome.send_s[-1] - begin_s, 1e-9) / BINS
     for its, name, values in ((axes[0], "TTFT", ttft_s), (axes[1], "E2E", e2e_s)):
-        _draw_quantiles(its, sent_s, values)
-        its.set(title=f"{name} of requests sent then", ylabel="s")
+        bins: dict[int, list[float]] = {}
+        for send_s, value in zip(outcome.send_s, values, strict=True):
+            bins.setdefault(int((send_s - begin_s) / width_s), []).append(value)
+        moments = [(place + 0.5) * width_s for place in sorted(bins)]
+        columns_of = [sorted(bins[place]) for place in sorted(bins)]
+        for share, label, color in ((0.5, "p50", BLUE), (0.99, "p99", RED)):
+            its.plot(moments, [quantile(of, share) for of in columns_of], color=color, label=label)
+        its.set(title=f"{name} of requests sent then", ylabel="s", ylim=(0, None))
         its.legend(frameon=False, loc="upper left")
     timeline, capacity = outcome.timeline, plan.profile.engine.num_gpu_blocks - 1
     times_s = [place * timeline.bin_s for place in range(len(timeline.blocks))]
@@ -321,8 +298,10 @@ def draw_curves(axes: Sequence[Axes], name: str, points: Sequence[Point]) -> Non
     values = [point.value for point in points]
     for its, latency in zip(axes, LATENCIES, strict=False):
         spreads = [point.summary.latency(latency) for point in points]
-        its.plot(values, [_ms(it.p50) for it in spreads], "o-", color=BLUE, markersize=3, label="p50")
-        its.plot(values, [_ms(it.p99) for it in spreads], "o-", color=RED, markersize=3, label="p99")
+        for part, color in (("p50", BLUE), ("p99", RED)):
+            seconds = [getattr(it, part) for it in spreads]
+            heights = [None if it is None else it * 1000 for it in seconds]
+            its.plot(values, heights, "o-", color=color, markersize=3, label=part)
         its.set(title=latency.upper(), ylabel="ms", yscale="log")
         its.legend(frameon=False, loc="upper left")
     throughput = [point.summary.output_tokens_per_s for point in points]
@@ -330,21 +309,3 @@ def draw_curves(axes: Sequence[Axes], name: str, points: Sequence[Point]) -> Non
     axes[3].set(title="output tokens/s", ylim=(0, None))
     for its in axes:
         its.set_xlabel(name)
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1000
-
-
-def _draw_quantiles(axes: Axes, times_s: Sequence[float], values: Sequence[float]) -> None:
-    width_s = max(times_s[-1], 1e-9) / BINS
-    bins: dict[int, list[float]] = {}
-    for at_s, value in zip(times_s, values, strict=True):
-        bins.setdefault(int(at_s / width_s), []).append(value)
-    places = sorted(bins)
-    for its in bins.values():
-        its.sort()
-    for share, label, color in ((0.5, "p50", BLUE), (0.99, "p99", RED)):
-        moments = [(place + 0.5) * width_s for place in places]
-        axes.plot(moments, [quantile(bins[place], share) for place in places], color=color, label=label)
-    axes.set_ylim(bottom=0)

@@ -41,18 +41,24 @@ def quantile(ascending: Sequence[float], share: float) -> float:
     return ascending[int(len(ascending) * share)]
 
 
-def twelve(
+def latencies(
     send_s: Sequence[float], first_s: Sequence[float], last_s: Sequence[float], output_tokens: Sequence[int]
-) -> list[float]:
-    """Returns four figures each of TTFT, ITL and E2E; ITL is a request's mean, without single tokens."""
+) -> tuple[list[float], list[float], list[float]]:
+    """Returns TTFT, ITL and E2E in seconds; ITL is a request's mean, without single tokens."""
     ttft = [first - send for send, first in zip(send_s, first_s, strict=True)]
     itl = [
         (last - first) / (tokens - 1)
         for first, last, tokens in zip(first_s, last_s, output_tokens, strict=True)
         if tokens > 1
     ]
-    e2e = [last - send for send, last in zip(send_s, last_s, strict=True)]
-    return four(ttft) + four(itl) + four(e2e)
+    return ttft, itl, [last - send for send, last in zip(send_s, last_s, strict=True)]
+
+
+def twelve(
+    send_s: Sequence[float], first_s: Sequence[float], last_s: Sequence[float], output_tokens: Sequence[int]
+) -> list[float]:
+    """Returns four figures each of TTFT, ITL and E2E."""
+    return [figure for its in latencies(send_s, first_s, last_s, output_tokens) for figure in four(its)]
 
 
 def milliseconds(seconds: float | None) -> str:
