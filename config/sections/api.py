@@ -23,7 +23,7 @@ def json_object(text: str) -> dict[str, object]:
 
 
 class ApiSettings(Section, frozen=True, kw_only=True):
-    """What the replies carry, and which routes there are."""
+    """Content of replies, and optional routes."""
 
     enable_request_id_headers: bool = False
     """Answer with an X-Request-Id header."""
@@ -36,7 +36,7 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     enable_per_request_metrics: bool = False
     """Report a request's times in its answer: in a stream with its usage."""
     return_tokens_as_token_ids: bool = False
-    """Name tokens token_id:N in log probabilities, where the request does not say."""
+    """Name tokens token_id:N in log probabilities, where the request leaves it open."""
     response_role: str = "assistant"
     """Role of the message that answers a chat."""
     trust_request_chat_template: bool = False

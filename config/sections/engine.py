@@ -25,7 +25,7 @@ EventsFormat = Literal[
 
 
 class EngineSettings(Section, frozen=True, kw_only=True):
-    """Which engine answers: the simulated one, or a real one in a process of its own."""
+    """Which engine answers: the simulated one, or a real one in a separate process."""
 
     engine: Annotated[
         Literal["simulated", "llm"],
@@ -45,13 +45,13 @@ class EngineSettings(Section, frozen=True, kw_only=True):
             lambda value, section: "must be 0 or at least 4s" if 0 < value < 4 else "",
         ),
     ] = 60.0
-    """An engine that does not go on for so long is killed and started again (engine llm); after half of it,
-    or 10 s, it is not healthy. 0 waits for ever. Loading a model does not count."""
+    """An engine that does not go on for so long is killed and started again (engine llm); after half the
+    time, or 10 s, it is not healthy. 0 waits for ever. Loading a model does not count."""
     generation_config: NonEmpty = "auto"
-    """Whose generation_config.json says how tokens are chosen where a request does not, and how long a reply
-    is at most (engine llm): the model's own (auto), nobody's (vllm), or that of a folder."""
+    """Source of generation_config.json, the defaults of sampling and of the longest reply (engine llm): the
+    model (auto), no file (vllm), or a folder."""
     override_generation_config: Json | None = None
-    """What holds instead of it, or besides (engine llm): {"temperature": 0.5}."""
+    """Values that replace or extend generation-config (engine llm): {"temperature": 0.5}."""
 
     @property
     def is_real(self) -> bool:
@@ -68,7 +68,7 @@ class SchedulingSettings(Section, frozen=True, kw_only=True):
     max_num_queued_reqs: Annotated[NotNegative | None, About(unit="sequences")] = None
     """Sequences that may run and wait together; beyond it the answer is 503. Empty is no limit."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    """Who is next: the request that came first, or the one with the lowest priority number."""
+    """Order of requests: first come, first served, or lowest priority number first."""
 
 
 class StepSettings(Section, frozen=True, kw_only=True):
@@ -78,8 +78,8 @@ class StepSettings(Section, frozen=True, kw_only=True):
     """Every request alone with the latencies below, or all in the steps of one engine, which a profile
     describes. Empty is steps with a profile, requests without."""
     profile: Annotated[str, About(path=True)] = ""
-    """What the steps of an engine cost, and its limits where they are not set: a file, the name of one that
-    is shipped, or auto, which is made of data sheets. With timing steps and none it is qwen3-14b-h100."""
+    """Costs of an engine's steps, and its limits where they are not set: a file, the name of one that is
+    shipped, or auto, which is made of data sheets. With timing steps and none it is qwen3-14b-h100."""
     device: str = ""
     """The device that profile auto is made for: h100, h200, a100, l40s, mi300x or b200. Of engine llm the one
     that computes: auto, cuda, mps or cpu."""
@@ -100,12 +100,11 @@ class StepSettings(Section, frozen=True, kw_only=True):
 
 
 class LatencySettings(Section, frozen=True, kw_only=True):
-    """When it is said."""
+    """Moments of tokens."""
 
     latency_calculator: Annotated[Literal["", "constant", "per-token"], About(live=True)] = ""
-    """What the time to the first token is computed from: time-to-first-token (constant) or the prompt's
-    length (per-token). Empty is constant if time-to-first-token or its deviation is set, per-token
-    otherwise."""
+    """Source of the time to the first token: time-to-first-token (constant) or the prompt's length
+    (per-token). Empty is constant if time-to-first-token or its deviation is set, per-token otherwise."""
     inter_token_latency: Annotated[Duration, About(live=True)] = 0.0
     """Time between two tokens of a reply."""
     inter_token_latency_std_dev: Annotated[
@@ -146,14 +145,14 @@ class LatencySettings(Section, frozen=True, kw_only=True):
 
 
 class KVCacheSettings(Section, frozen=True, kw_only=True):
-    """The KV cache that is played, and the events that tell of it."""
+    """The simulated KV cache, and its events."""
 
     enable_kvcache: Annotated[bool, About(also=("enable-prefix-caching",))] = False
     """Play vLLM's prefix cache; without it nothing is ever cached."""
     kv_cache_size: Annotated[
         int, Meta(ge=2), About(unit="blocks", also=("num-gpu-blocks-override", "num-blocks"))
     ] = 4096
-    """Blocks of the cache, one of which is vLLM's null block."""
+    """Blocks of the cache, vLLM's null block included."""
     block_size: Annotated[int, Meta(ge=1, le=1024), About(unit="tokens")] = 16
     """Tokens of a block."""
     kv_cache_full: Literal["wait", "refuse"] = "wait"
@@ -161,11 +160,11 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     prefix_caching_hash_algo: Literal["sha256_cbor", "sha256", "xxhash_cbor", "xxhash"] = "sha256_cbor"
     """How blocks are hashed, as vLLM's option of the same name."""
     hash_seed: Annotated[str | None, About(env=("PYTHONHASHSEED",))] = None
-    """Where the chain of hashes begins, as PYTHONHASHSEED for vLLM; vLLM's own when empty."""
+    """Start of the chain of hashes, as PYTHONHASHSEED for vLLM; vLLM's own when empty."""
     global_cache_hit_threshold: Annotated[float, Meta(ge=0, le=1), About(live=True)] = 0.0
-    """Requests of whose prompt a smaller share is cached end at once with cache_threshold; 0 is off."""
+    """Requests with a smaller share of their prompt cached end at once with cache_threshold; 0 is off."""
     kv_cache_metrics: bool = False
-    """Tell how long blocks live, are idle before their end and wait for their next use."""
+    """Report how long blocks live, are idle before their end and wait for their next use."""
     kv_cache_metrics_sample: Annotated[float, Meta(gt=0, le=1)] = 0.01
     """Share of the blocks that kv-cache-metrics follows."""
     evict_unloaded_adapters_first: bool = False
@@ -179,21 +178,21 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     kv_side_channel_port: Annotated[Port, About(env=("VLLM_NIXL_SIDE_CHANNEL_PORT",))] = 5600
     """remote_port in kv_transfer_params."""
     zmq_endpoint: Annotated[str, ZMQ_ADDRESS] = "tcp://127.0.0.1:5557"
-    """Where KV events are published (ZMQ PUB); a rank adds its number to the port. An endpoint with * or ::
-    is bound, another one connected to. Empty publishes nothing."""
+    """Address at which KV events are published (ZMQ PUB); a rank adds its number to the port. An endpoint
+    with * or :: is bound, another one connected to. Empty publishes nothing."""
     event_batch_size: Annotated[Count, About(unit="events")] = 16
     """Events at which a batch is published, with all there are."""
     event_flush_interval: Duration = 1.0
     """Time after which a batch is published at the latest; 0 publishes every step."""
     kv_events_format: EventsFormat = "map"
-    """Layout of the events: maps as since vLLM 0.24, the arrays of a vLLM from that version on, or those of
-    llm-d-inference-sim."""
+    """Layout of the events: maps as since vLLM 0.24, the arrays of a vLLM from that version on, or the arrays
+    of llm-d-inference-sim."""
     use_vllm_map_event_format: bool | None = None
     """llm-d-inference-sim's switch: false is kv-events-format llm-d-inference-sim, where that is map."""
     kv_events_topic: str = "kv@{address}:{port}@{model}"
-    """Topic of the events, in which {address}, {port} and {model} are this server's."""
+    """Topic of the events; {address}, {port} and {model} stand for this server's."""
     kv_events_replay_endpoint: Annotated[str, ZMQ_ADDRESS] = ""
-    """Where batches can be asked for again (ZMQ ROUTER); empty is nowhere."""
+    """Address for requests to replay batches (ZMQ ROUTER); empty is nowhere."""
     kv_events_replay_queue_size: Annotated[Count, About(unit="batches")] = 1024
     """Batches that can be asked for again."""
     kv_events_replay_layout: Literal["topic", "bare"] = "topic"

@@ -37,29 +37,29 @@ def tokenizer_sources(items: Sequence[str]) -> dict[str, str]:
 
 
 class KVIndexSettings(Section, frozen=True, kw_only=True):
-    """The index of which pod has which KV blocks."""
+    """The index of the KV blocks of pods."""
 
     role: Literal["server", "indexer"] = "server"
     """A simulated vLLM, or an indexer: only the index and its routes."""
     kv_index: bool = False
     """Keep an index of KV blocks beside the simulation; an indexer always does."""
     kv_index_bind: Annotated[str, ZMQ_ADDRESS] = ""
-    """Where the index listens for events (ZMQ SUB, bound), for pods that connect to it. Empty is tcp://*:5557
-    for an indexer that is given no kv-index-pods, and nowhere otherwise."""
+    """Address at which the index listens for events (ZMQ SUB, bound), for pods that connect to it. Empty is
+    tcp://*:5557 for an indexer that is given no kv-index-pods, and nowhere otherwise."""
     kv_index_pods: tuple[str, ...] = ()
-    """Where pods publish, for the index to connect to: tcp://host:port, file:path (one a line, watched),
+    """Publishers of pods, for the index to connect to: tcp://host:port, file:path (one a line, watched),
     dns://name:port. Options after semicolons: replay=tcp://host:port, pod=name, model=name."""
     kv_index_topic: str = "kv@"
     """Topics that kv-index-bind listens to begin with this."""
     kv_index_replay_port: Port | None = None
-    """Port of the pods that answers requests for replays, where nothing else is told; of rank 0, those of
+    """Port of the pods that answers requests for replays, where kv-index-pods names none; of rank 0, those of
     other ranks follow."""
     kv_index_pod_grace: Duration = 30.0
     """Time without a connection after which a pod's blocks are forgotten."""
     kv_index_refresh_interval: PositiveDuration = 5.0
     """How often files and names of kv-index-pods are looked at."""
     kv_index_backend: Literal["memory", "cost-aware", "redis"] = "memory"
-    """What keeps the index: memory bounded in blocks, memory bounded in bytes, or Redis (Valkey), which
+    """Storage of the index: memory bounded in blocks, memory bounded in bytes, or Redis (Valkey), which
     several indexers can share."""
     kv_index_size: Annotated[Count, About(unit="copies")] = 10_000_000
     """Most copies of blocks (a block in a tier of a pod) that backend memory keeps."""
@@ -70,32 +70,32 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     )
     """Address of backend redis: redis://, rediss://, valkey://, valkeys:// or unix://."""
     kv_index_redis_prefix: str = "understudy"
-    """What the keys of backend redis begin with; indexers that share it agree on it."""
+    """Prefix of the keys of backend redis; indexers that share data have the same prefix."""
     kv_index_ttl: Duration = 0.0
-    """Time after which backend redis forgets what nobody has touched; 0 never."""
+    """Time without a use after which backend redis forgets a block; 0 never."""
     kv_index_repeats: Literal["copies", "reports"] = "copies"
-    """What a block that is announced again means: one more copy, as vLLM means it, or that it is still there,
+    """Meaning of a block that is announced again: one more copy, as vLLM means it, or that it is still there,
     as engines mean it that report hits."""
     kv_index_max_message_mb: Annotated[int, Meta(ge=1, le=128), About(unit="MiB")] = 1
     """Larger messages of pods are not read."""
     kv_index_block_size: Annotated[int, Meta(ge=1, le=1024), About(unit="tokens")] = 16
-    """Tokens of a block of the index; those of engines may differ."""
+    """Tokens of a block of the index; blocks of engines may differ."""
     kv_index_hash: Literal["d", "e"] = "e"
     """Generation of llm-d's block keys that the index computes; e (XXH64) is the fastest."""
     kv_index_hash_seed: str = ""
-    """Seed of those keys."""
+    """Seed of the block keys."""
     kv_index_tier_weights: Annotated[
         tuple[str, ...], understood_by(tier_weights, "must be a list of tier=weight")
     ] = ("gpu=1.0", "cpu=0.8")
-    """What a block counts by the tier that it is in, as tier=weight."""
+    """Weight of a block in a score by its storage tier, as tier=weight."""
     kv_index_unknown_tier_weight: Annotated[float, Meta(ge=0)] = 0.5
-    """What a block in another tier counts."""
+    """Weight of a block in any other tier."""
     kv_index_tokenizers: Annotated[
         tuple[str, ...], About(path=True), understood_by(tokenizer_sources, "must be a list of model=source")
     ] = ()
     """Tokenizers of models that pods serve, as model=folder, file or name on the hub."""
     kv_index_tokenizer_dir: Annotated[str | None, About(path=True)] = None
-    """Folder in which tokenizers of further models are looked for, by path or as in the hub's cache."""
+    """Folder with tokenizers of further models, by path or as in the hub's cache."""
     kv_index_fetch_tokenizers: bool = False
     """Fetch the tokenizers of all other models from the hub."""
     kv_index_chat_answer: Literal["scores", "templated"] = "scores"

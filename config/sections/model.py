@@ -30,16 +30,16 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     """Length of the context: prompt and completion together. With engine llm the model's own when it is not
     given."""
     task: Literal["generate", "embed", "pooling", "score", "classify"] = "generate"
-    """What the model is for. Other tasks than generate serve pooling routes instead of chat and completions:
+    """Purpose of the model. Other tasks than generate serve pooling routes instead of chat and completions:
     embed has embeddings, score and rerank, score has classify, score and rerank, classify has classify, each
-    of them has pooling, and pooling has them all."""
+    has pooling, and pooling has all."""
     embeddings_with_chat: bool = False
     """Serve /v1/embeddings beside chat and completions, as llm-d-inference-sim does (task generate)."""
     multimodal: bool | None = None
     """Take images, sound and video in messages; without it they get 400. When it is not given, the
-    config.json of the model tells, where there is one, and else they are taken."""
+    config.json of the model decides, where there is one, and else they are taken."""
     default_embedding_dimensions: Annotated[int, Meta(ge=1, le=65536)] = 384
-    """Length of a vector whose request does not say."""
+    """Length of a vector whose request names none."""
     mm_encoder_only: bool = False
     """Play the encoder of a disaggregated multimodal model: replies are exclamation marks."""
     omni: bool = False
@@ -47,9 +47,9 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     image_emission_rate: Annotated[Percent, About(unit="%", live=True)] = 0
     """Chance of an image in a reply of an omni model."""
     tensor_parallel_size: Annotated[Count, About(unit="devices")] = 1
-    """Devices that the model is split over, told in kv_transfer_params; one process plays them all."""
+    """Devices that the model is split over, named in kv_transfer_params; one process plays them all."""
     vllm_version: NonEmpty = "0.32.0"
-    """What GET /version answers."""
+    """Answer of GET /version."""
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -65,14 +65,14 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     max_loras: Annotated[Count, About(unit="adapters")] = 1
     """Adapters that may run at the same time."""
     max_cpu_loras: Annotated[Count | None, About(unit="adapters")] = None
-    """Adapters of which copies stay in CPU memory, the latest used ones; at least max-loras, and as many when
-    empty. What has none is loaded again when a request wants it."""
+    """Adapters with copies in CPU memory, the latest used ones; at least max-loras, and as many when empty.
+    An adapter without a copy is loaded again when a request wants it."""
     max_lora_rank: Count = 16
-    """Rank of an adapter whose path has no adapter_config.json that tells it."""
+    """Rank of an adapter whose path has no adapter_config.json with a rank."""
     lora_residency_metrics: bool = False
     """Report in the metrics which adapters are in GPU and CPU memory, as a vLLM after 0.32 does."""
     enable_lora: bool = False
-    """Tell of adapters in the metrics even when none is there at the start."""
+    """Report adapters in the metrics even when none is there at the start."""
     allow_runtime_lora_updating: Annotated[bool, About(env=("VLLM_ALLOW_RUNTIME_LORA_UPDATING",))] = False
     """Serve the routes that load and unload adapters."""
 

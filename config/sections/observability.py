@@ -19,7 +19,7 @@ CollectorUrl = Annotated[
 
 
 class MetricsSettings(Section, frozen=True, kw_only=True):
-    """What the metrics say."""
+    """Content of the metrics."""
 
     disable_log_stats: bool = False
     """Report no family of vLLM's; those of HTTP and of the process are there."""
@@ -28,7 +28,7 @@ class MetricsSettings(Section, frozen=True, kw_only=True):
         About(live=True),
         understood_by(parse, "must have only keys and values that are described there"),
     ] = None
-    """JSON object of metrics that are told instead of the true ones; see docs/metrics.md."""
+    """JSON object of metrics that are reported instead of the true ones; see docs/metrics.md."""
     fake_metrics_refresh_interval: PositiveDuration = 0.1
     """Time for which fake metrics that are functions of time keep a value."""
     simulator_metrics: bool = False
@@ -36,7 +36,7 @@ class MetricsSettings(Section, frozen=True, kw_only=True):
 
 
 class LogSettings(Section, frozen=True, kw_only=True):
-    """What is logged, and how."""
+    """Logs, and their form."""
 
     log_level: Annotated[
         Literal["trace", "debug", "info", "warning", "error", "critical"], About(env=("VLLM_LOGGING_LEVEL",))
@@ -57,6 +57,6 @@ class TracingSettings(Section, frozen=True, kw_only=True):
     otlp_traces_endpoint: Annotated[
         CollectorUrl | None, About(env=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",))
     ] = None
-    """Where spans are sent (OTLP over HTTP), as http://collector:4318/v1/traces; off when empty."""
+    """Address for spans (OTLP over HTTP), as http://collector:4318/v1/traces; off when empty."""
     otlp_service_name: Annotated[NonEmpty, About(env=("OTEL_SERVICE_NAME",))] = "understudy"
     """service.name of the spans."""

@@ -34,7 +34,7 @@ def _route(item: str) -> tuple[str, str]:
 
 
 class ReplySettings(Section, frozen=True, kw_only=True):
-    """What is said."""
+    """Content of replies."""
 
     mode: Literal["random", "echo"] = "random"
     """Sample sentences of random length, or the text of the last message."""
@@ -42,8 +42,8 @@ class ReplySettings(Section, frozen=True, kw_only=True):
     """Seed of everything that is random; different at every start when empty."""
     reasoning_parser: str = ""
     """Any name makes the model think aloud first; the thoughts are in `reasoning`. Empty is off. With engine
-    llm thoughts are what it says up to </think>. What switches thoughts off depends on the name, as with
-    vLLM's parsers."""
+    llm thoughts are the text up to </think>. The switch for thoughts depends on the name, as with vLLM's
+    parsers."""
     anthropic_disabled_thinking_effort: Literal["auto", "none", "low", "medium", "high", "xhigh", "max"] = (
         "auto"
     )
@@ -63,7 +63,7 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
     replay_miss: Annotated[Literal["simulate", "not-found"], About(live=True)] = "simulate"
     """A request that is not in the recording goes on as ever, or is refused with 404."""
     replay_speed: Annotated[ReplaySpeed, About(live=True)] = 1.0
-    """So many times as fast as recorded."""
+    """Speed of the answers, as a multiple of the recorded speed."""
 
 
 class ToolSettings(Section, frozen=True, kw_only=True):
@@ -82,11 +82,11 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     ] = 100.0
     """Largest number drawn where the schema gives no range."""
     min_tool_call_array_param_length: Annotated[NotNegative, About(live=True)] = 1
-    """Fewest items of an array whose schema does not say."""
+    """Fewest items of an array without a limit in the schema."""
     max_tool_call_array_param_length: Annotated[
         int, About(live=True), not_below("min_tool_call_array_param_length")
     ] = 5
-    """Most items of an array whose schema does not say."""
+    """Most items of an array without a limit in the schema."""
     tool_call_not_required_param_probability: Annotated[Percent, About(unit="%", live=True)] = 50
     """Chance of a parameter that is not required."""
     object_tool_call_not_required_field_probability: Annotated[Percent, About(unit="%", live=True)] = 50
@@ -117,7 +117,7 @@ class DatasetSettings(Section, frozen=True, kw_only=True):
     ] = ()
     """SQLite files with replies, each as path, or as model=path for the requests of one model."""
     dataset_url: DatasetUrl | None = None
-    """Where the first file is downloaded from when it does not exist yet."""
+    """Address for the download of the first file, if the file does not exist yet."""
     dataset_sha256: Sha256 | None = None
     """SHA-256 (hex) that the downloaded file must have."""
     dataset_in_memory: bool = False
@@ -135,8 +135,8 @@ class ScriptSettings(Section, frozen=True, kw_only=True):
     """Replies by the rules of scripts."""
 
     script: Annotated[ScriptFiles, About(path=True)] = ()
-    """YAML files with rules that say what is replied to which request, each as path, or as model=path for the
-    requests of one model. They are read again when they change."""
+    """YAML files with rules for replies, each as path, or as model=path for the requests of one model. They
+    are read again when they change."""
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:

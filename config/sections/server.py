@@ -67,10 +67,10 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """Answer plain requests for generation without Flask, several times faster; the answers are the same.
     Off, all go the one way that other workers have, too."""
     data_parallel_size: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] = 1
-    """Ranks of this server: each is a process of its own, on port + rank."""
+    """Ranks of this server: each is a separate process, on port + rank."""
     data_parallel_rank: Rank | None = None
-    """Rank that this server plays alone, on its port as it is; data-parallel-size then only tells how many
-    there are. Empty, or negative, plays all ranks."""
+    """Rank that this server plays alone, on its port as it is; data-parallel-size is then the number of all
+    ranks. Empty, or negative, plays all ranks."""
     pod_name: Annotated[str, About(env=("POD_NAME",))] = ""
     """Sent as x-inference-pod, together with x-inference-port, when not empty."""
     pod_ip: Annotated[str, About(env=("POD_IP", "VLLM_HOST_IP"))] = ""
@@ -80,7 +80,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     server_dev_mode: Annotated[bool, About(env=("VLLM_SERVER_DEV_MODE",))] = False
     """Serve the development routes: sleep, wake_up, reset_prefix_cache, server_info and others."""
     profiling: bool = False
-    """Serve start_profile and stop_profile, which do nothing and say that they did."""
+    """Serve start_profile and stop_profile, which do nothing and answer with success."""
     weight_transfer: bool = False
     """Play the weight updates of a trainer, which fail otherwise. They need server-dev-mode, and a simulated
     engine."""
@@ -120,10 +120,10 @@ class TlsSettings(Section, frozen=True, kw_only=True):
 
 
 class AccessSettings(Section, frozen=True, kw_only=True):
-    """Who may ask, from where, and how often."""
+    """Keys, origins and rates of requests."""
 
     api_key: Annotated[NonEmptyItems, About(env=("VLLM_API_KEY",), live=True, secret=True)] = ()
-    """Keys of which a request below /v1, /v2, /inference and /cohere, or over gRPC, must bear one; none when
+    """Requests below /v1, /v2, /inference and /cohere, or over gRPC, must bear one of these keys; no key when
     empty."""
     admin_key: Annotated[NonEmpty | None, About(live=True, secret=True)] = None
     """Key that requests below /admin must bear. When empty they bear an API key, if there are any."""
@@ -136,8 +136,8 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     allow_credentials: bool = False
     """Let CORS requests carry credentials."""
     allowed_hosts: ReachedAs = ()
-    """Names by which proxies and browsers reach this server: on a loopback address, /admin and the console
-    refuse others; see docs/access.md."""
+    """Names of this server for proxies and browsers: on a loopback address, /admin and the console refuse
+    others; see docs/access.md."""
     requests_per_minute: Annotated[Count | None, About(unit="requests", live=True)] = None
     """Generating requests that each key (or, without one, each address) may make; empty is no limit."""
     tokens_per_minute: Annotated[Count | None, About(unit="tokens", live=True)] = None
