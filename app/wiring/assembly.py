@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from app.engine.kvcache.publisher import Publisher
     from app.plugins.registry import PluginRegistry
     from app.serving.recording.replay import Replay
-    from app.serving.scripts.book import ScriptBook
+    from app.serving.scripts.script_set import ScriptSet
     from config.profile import Profile
 
 
@@ -193,15 +193,15 @@ def author_of(components: Components, plugins: PluginRegistry | None = None) -> 
     return model
 
 
-def book_of(components: Components) -> ScriptBook | None:
+def book_of(components: Components) -> ScriptSet | None:
     """Opens the scripts; None without any. ConfigError for an invalid script."""
     settings = components.settings
     if not settings.scripts.script or settings.model.mm_encoder_only:
         return None
-    from app.serving.scripts.book import open_book  # imports YAML and Jinja
+    from app.serving.scripts.script_set import open_scripts  # imports YAML and Jinja
 
     rng = components.streams("scripts")
-    return open_book(settings.scripts, components.schemas, rng, components.clock.now)
+    return open_scripts(settings.scripts, components.schemas, rng, components.clock.now)
 
 
 def build_pipeline(
@@ -210,7 +210,7 @@ def build_pipeline(
     identity: Identity,
     load: ServerLoad,
     faults: FaultInjector,
-    book: ScriptBook | None = None,
+    book: ScriptSet | None = None,
     real: RealModel | None = None,
     asks_plugins: bool = False,
 ) -> RequestPipeline:

@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from app.plugins.registry import PluginRegistry
     from app.serving.api.pipeline import RequestPipeline
     from app.serving.http.rpc import RpcService
-    from app.serving.scripts.book import ScriptBook
+    from app.serving.scripts.script_set import ScriptSet
 
 
 def create_app(settings: Settings | None = None) -> Understudy:
@@ -146,7 +146,7 @@ def prepare(settings: Settings) -> None:
     adapters_of(settings.lora, settings.model)
     prepare_datasets(dataset_settings(settings))
     if settings.scripts.script:
-        from app.serving.scripts.book import check_scripts
+        from app.serving.scripts.script_set import check_scripts
 
         check_scripts(settings.scripts)
     check_replay(settings.replay)
@@ -324,12 +324,12 @@ def engine_of(
     return engine, RemoteLifecycle(engine), real_model(components)
 
 
-def add_scripts(app: Understudy, book: ScriptBook, peers: PeerRanks) -> None:
+def add_scripts(app: Understudy, book: ScriptSet, peers: PeerRanks) -> None:
     """Adds the counters, the watch and the report of a server's scripts."""
     from app.serving.api.admin.config import script_routes
-    from app.serving.scripts.book import ScriptWatch
+    from app.serving.scripts.script_set import ScriptWatch
 
-    app.caches.append(lambda: {"script counters": book.counters})
+    app.caches.append(lambda: {"script counters": book})
     app.services.append(ScriptWatch(book))
     app.add_routes("script", script_routes(book, peers))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from random import Random
 
 from app.engine.forms.schema import Schemas
-from app.serving.scripts.book import ScriptBook, accepting
 from app.serving.scripts.matching import Message, Request
+from app.serving.scripts.script_set import ScriptSet, accepting
 
 NOON_S = 1_700_000_000.0
 
@@ -40,15 +40,15 @@ class Books:
         path.write_text(text)
         return path
 
-    def open(self, *texts: str, seed: int = 1, now: Callable[[], float] | None = None) -> ScriptBook:
+    def open(self, *texts: str, seed: int = 1, now: Callable[[], float] | None = None) -> ScriptSet:
         """A book of one file for each text; the time stands still at 0 s, and at `NOON_S`."""
         files = [("", str(self.write(text, f"{number}.yaml"))) for number, text in enumerate(texts)]
-        return ScriptBook(
+        return ScriptSet(
             files, Random(seed), now or (lambda: self.now_s), lambda: NOON_S, accepting(Schemas())
         )
 
 
-def said(book: ScriptBook, asked: Request) -> str | None:
+def said(book: ScriptSet, asked: Request) -> str | None:
     """The text that a rule says; None where none answers."""
     decision = book.decide(asked)
     return None if decision is None or decision.answer is None else decision.answer.reply.text

@@ -9,9 +9,8 @@ import pytest
 
 from app.base.clock.clock import VirtualClock
 from app.engine.forms.schema import Schemas
-from app.serving.scripts.book import ScriptBook, accepting
-from app.serving.scripts.rule_state import COUNTER_BYTES, Counters
 from app.serving.scripts.rules import ScriptError, ScriptFailure
+from app.serving.scripts.script_set import ScriptSet, accepting
 from tests.script.requests import Books, request, said
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -33,7 +32,7 @@ def test_the_first_rule_that_fits_answers(books: Books) -> None:
 
 def test_a_file_of_one_model_answers_for_that_one(books: Books) -> None:
     files = [("big", str(books.write("rules: [{then: {text: of big}}]")))]
-    book = ScriptBook(files, Random(1), lambda: 0.0, lambda: 0.0, accepting(Schemas()))
+    book = ScriptSet(files, Random(1), lambda: 0.0, lambda: 0.0, accepting(Schemas()))
     assert said(book, request("a", model="big")) == "of big"
     assert said(book, request("a", model="small")) is None
 
@@ -68,15 +67,6 @@ def test_a_request_with_randomness_of_its_own_gets_the_same_again(books: Books) 
         assert decision is not None and decision.answer is not None
         texts.append(decision.answer.reply.text)
     assert texts[0] == texts[1] != said(book, request("a"))
-
-
-def test_counters_of_conversations_are_bounded_in_bytes() -> None:
-    counters = Counters()
-    most = counters.limit_bytes // COUNTER_BYTES
-    for number in range(most + 500):
-        assert counters.count(1, number.to_bytes(16)) == 1
-    assert counters.size_bytes <= counters.limit_bytes
-    assert counters.count(1, (most + 499).to_bytes(16)) == 2, "the last ones are remembered"
 
 
 def test_a_rule_about_vectors_is_for_requests_for_vectors(books: Books) -> None:

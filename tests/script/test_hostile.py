@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from app.serving.scripts import matching
-from app.serving.scripts.reading import read_script
-from app.serving.scripts.rule_state import RuleState
-from app.serving.scripts.rules import ScriptError
+from app.serving.scripts.rules import ScriptError, read_script
+from app.serving.scripts.script_set import RuleState
 from config.declaration import ConfigError
 from config.yaml_file import MOST_LEVELS, parse_yaml
 from tests.script.requests import Books, request, said
@@ -98,7 +97,7 @@ def test_ten_thousand_requests_leave_nothing_behind(books: Books) -> None:
     book = books.open(f"rules: [{counted % 'conversation'}, {counted % 'key'}, {known}]")
     for number in range(10_000):
         assert said(book, request(f"m{number}", key=f"key:{number}")) == str(number)
-    assert book.counters.size_bytes <= book.counters.limit_bytes
+    assert book.size_bytes == book.limit_bytes
     assert [rule["answered"] for rule in book.report()["files"][0]["rules"]] == [0, 0, 10_000]
 
 
@@ -108,7 +107,7 @@ def test_a_long_conversation_is_looked_at_in_slices(books: Books) -> None:
     asked, breaths = request(*["no"] * 1000), list[int]()
     asked.breathe = lambda: breaths.append(1)
     assert said(book, asked) is None
-    assert len(breaths) >= 2000
+    assert len(breaths) >= 1000
 
 
 def test_a_long_text_is_searched_beside_the_loop(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def test_a_regex_without_an_end_is_given_up() -> None:
 
 def test_the_first_condition_that_does_not_hold_is_named() -> None:
     conditions = Conditions(convert({"model": "tiny", "message": "x", "turn": 9}, When))
-    assert conditions.misfit(CHAT) == "turn"
+    assert conditions.misfit(CHAT, Groups()) == "turn"
 
 
 @settings(deadline=None)

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.serving.scripts.reading import MOST_BYTES, read_script, script_of
-from app.serving.scripts.rule_state import RuleState
-from app.serving.scripts.rules import ScriptError
+from app.serving.scripts.rules import MOST_BYTES, ScriptError, read_script, script_of
+from app.serving.scripts.script_set import RuleState
 
 WRONG = {
     "": "the mapping is missing required field rules",

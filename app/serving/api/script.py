@@ -22,9 +22,9 @@ from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.messages import Message as WireMessage
 from app.serving.protocol.messages import content_text
 from app.serving.protocol.validation import GenerationRequest
-from app.serving.scripts.book import Decision, ScriptBook
 from app.serving.scripts.matching import KNOWN, Message, Request
 from app.serving.scripts.rules import ScriptFailure
+from app.serving.scripts.script_set import Decision, ScriptSet
 from app.text import Tokenizer
 
 FAMILIES = {
@@ -56,7 +56,7 @@ NO_RETRY = {"x-should-retry": "false"}
 class ScriptResolver:
     """Applies the decisions of scripts to each prompt of a request."""
 
-    book: ScriptBook
+    book: ScriptSet
     tokenizer: Tokenizer
     faults: FaultInjector
 
@@ -103,7 +103,7 @@ class ScriptResolver:
         return said
 
     def decide(self, request: Request, own: Random | None = None) -> Decision | None:
-        """Calls `ScriptBook.decide`. ApiError 500, not to be retried, where the rule cannot answer."""
+        """Calls `ScriptSet.decide`. ApiError 500, not to be retried, where the rule cannot answer."""
         try:
             return self.book.decide(request, own)
         except ScriptFailure as error:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from app.engine.core.request import ScriptedCall, ScriptedReply
-from app.serving.scripts.rules import Call, Classes, Delays, ScriptError, ScriptFailure, Then, UsageIs
-from app.serving.scripts.templates import MOST_CHARACTERS, NAMES, Template, Values
+from app.serving.scripts.rules import Classes, Delays, ScriptError, ScriptFailure, Then, UsageIs
+from app.serving.scripts.templates import MOST_CHARACTERS, Template, Values
 from config.durations import parse_duration
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ Filled = Callable[[Values], object]
 MOST_VECTOR = 1 << 18
 MOST_ID = 256
 """Characters of the id of a call."""
-INFINITE = (math.inf, -math.inf)
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class Action:
         self._reasoning = self._template(then.reasoning, "reasoning")
         self._json = None if then.json is UNSET else self._filled(then.json, "json")
         self._calls = [
-            _CallFilled(
+            (
                 call,
                 self._filled(call.arguments, f"tool_calls.{number}.arguments"),
                 self._template(call.id, f"tool_calls.{number}.id"),
@@ -56,7 +56,6 @@ class Action:
         ]
         self._embedding = self._template(then.embedding, "embedding")
         self._score = self._template(then.score, "score")
-        self._waits = _waits(then.delays) if then.delays is not None else ScriptedReply()
         self.speaks = bool(then.text is not None or self._json or self._calls or then.reasoning is not None)
         """True if the rule generates text or tool calls."""
         given = {"embedding": then.embedding, "score": then.score, "classes": then.classes}
@@ -64,66 +63,71 @@ class Action:
         """Key of the numeric result (`app.serving.scripts.matching.WANTS`); empty without one."""
         if not isinstance(then.embedding, str | None) and len(then.embedding) > MOST_VECTOR:
             raise ScriptError(f"then.embedding: at most {MOST_VECTOR} numbers")
-        for name in ("embedding", "score", "classes"):
-            if not all(map(math.isfinite, _numbers_of(given[name]))):
+        for name, value in given.items():
+            numbers = value.values() if isinstance(value, dict) else value
+            listed = (numbers,) if isinstance(numbers, float | str | None) else numbers
+            if not all(math.isfinite(number) for number in listed if isinstance(number, float)):
                 raise ScriptError(f"then.{name}: infinity, and what is not a number, is no JSON")
+        delays = then.delays or Delays()
+        self._reply = ScriptedReply(
+            passes=not self.speaks,
+            finish=then.finish_reason,
+            first_token_s=_seconds(delays.first_token, "first_token"),
+            per_token_s=_seconds(delays.per_token, "per_token"),
+            before={number - 1: _seconds(wait, f"before.{number}") for number, wait in delays.before.items()},
+        )
+        """The reply without its texts and calls."""
 
     def answer(self, request: Request, values: Values, accepts: Accepts) -> Answer:
         """Builds the answer to a request. ScriptFailure: a template failed, or a tool's schema forbids a
         call.
         """
-        then, waits = self._then, self._waits
         text = "" if self._text is None else self._text.text(values)
         if self._json is not None:
             text = json.dumps(self._json(values), ensure_ascii=False)
             if len(text) > MOST_CHARACTERS:
                 raise ScriptFailure(f"its json has more than {MOST_CHARACTERS} characters")
-        calls = [filled.made(values, request, accepts) for filled in self._calls]
-        reply = ScriptedReply(
-            passes=not self.speaks,
-            text=text,
-            reasoning="" if self._reasoning is None else self._reasoning.text(values),
-            calls=tuple(calls),
-            finish=then.finish_reason,
-            first_token_s=waits.first_token_s,
-            per_token_s=waits.per_token_s,
-            before=waits.before,
-        )
-        embedding = then.embedding if self._embedding is None else self._embedding.text(values)
-        score = then.score if self._score is None else _number(self._score.value(values))
+        calls: list[ScriptedCall] = []
+        for call, fill, own_id in self._calls:
+            arguments = fill(values)
+            if not call.unchecked:
+                check_arguments(call.name, arguments, request.tools[call.name], accepts)
+            call_id = "" if own_id is None else own_id.text(values)[:MOST_ID]
+            calls.append(ScriptedCall(call.name, json.dumps(arguments, ensure_ascii=False), call_id))
+        score: object = self._then.score
+        if self._score is not None:
+            score = self._score.value(values)
+            if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+                raise ScriptFailure(f"its score is no number, but {str(score)[:60]!r}")
+        reasoning = "" if self._reasoning is None else self._reasoning.text(values)
         return Answer(
-            reply=reply,
-            usage=then.usage,
-            embedding=embedding,
-            score=None if isinstance(score, str) else score,
-            classes=then.classes,
+            reply=replace(self._reply, text=text, reasoning=reasoning, calls=tuple(calls)),
+            usage=self._then.usage,
+            embedding=self._then.embedding if self._embedding is None else self._embedding.text(values),
+            score=float(score) if isinstance(score, int | float) else None,
+            classes=self._then.classes,
         )
 
     def check_calls(self, tools: Mapping[str, object], accepts: Accepts) -> None:
         """Raises ScriptError for a call with constant arguments that its schema in `tools` forbids."""
         for number, call in enumerate(self._then.tool_calls):
-            if call.unchecked or call.name not in tools or not _is_constant(call.arguments):
-                continue
-            if flaw := misfit(call.name, call.arguments, tools[call.name], accepts):
-                raise ScriptError(f"then.tool_calls.{number}: {flaw}")
-
-    def needed_tools(self) -> list[str]:
-        """Returns the names of tools that a request must offer."""
-        return [call.name for call in self._then.tool_calls if not call.unchecked]
+            if call.name in tools and not call.unchecked and _is_constant(call.arguments):
+                try:
+                    check_arguments(call.name, call.arguments, tools[call.name], accepts)
+                except ScriptFailure as error:
+                    raise ScriptError(f"then.tool_calls.{number}: {error}") from None
 
     def _template(self, source: object, key: str) -> Template | None:
         if not isinstance(source, str):
             return None
         try:
-            return Template(source, NAMES, self._groups)
+            return Template(source, self._groups)
         except ScriptError as error:
             raise ScriptError(f"then.{key}: {error}") from None
 
     def _filled(self, value: object, key: str) -> Filled:
         """Returns a function that fills the templates in a JSON value."""
-        if isinstance(value, str):
-            template = self._template(value, key)
-            assert template is not None
+        if (template := self._template(value, key)) is not None:
             return template.value
         if isinstance(value, dict):
             members = {str(name): self._filled(each, f"{key}.{name}") for name, each in value.items()}
@@ -131,47 +135,17 @@ class Action:
         if isinstance(value, list | tuple):
             items = [self._filled(each, key) for each in value]
             return lambda values: [each(values) for each in items]
-        if not isinstance(value, bool | int | float | None) or value != value or value in INFINITE:
+        is_json = isinstance(value, bool | int | None) or isinstance(value, float) and math.isfinite(value)
+        if not is_json:
             raise ScriptError(f"then.{key}: {type(value).__name__} is not JSON; put it in quotes")
         return lambda values: value
 
 
-class _CallFilled(NamedTuple):
-    """A tool call with its templates compiled."""
-
-    call: Call
-    arguments: Filled
-    id: Template | None
-
-    def made(self, values: Values, request: Request, accepts: Accepts) -> ScriptedCall:
-        """Builds the call. ScriptFailure: the request's schema of the tool forbids the arguments."""
-        name, arguments = self.call.name, self.arguments(values)
-        if flaw := "" if self.call.unchecked else misfit(name, arguments, request.tools[name], accepts):
-            raise ScriptFailure(flaw)
-        own_id = "" if self.id is None else self.id.text(values)[:MOST_ID]
-        return ScriptedCall(name, json.dumps(arguments, ensure_ascii=False), own_id)
-
-
-def _numbers_of(value: object) -> Iterable[float]:
-    """Numbers written in a key of `then`; empty where a template computes the number."""
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, tuple) else (value,) if isinstance(value, float) else ()
-
-
-def _number(value: object) -> float:
-    """Returns a template's number. ScriptFailure for any other type."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ScriptFailure(f"its score is no number, but {str(value)[:60]!r}")
-    return float(value)
-
-
-def misfit(name: str, arguments: object, schema: object, accepts: Accepts) -> str:
-    """Returns why a tool's schema forbids these arguments; empty when the call is valid."""
-    if accepts(schema, arguments):
-        return ""
-    shown = json.dumps(arguments, ensure_ascii=False)[:120]
-    return f"the schema of the tool {name!r} does not allow the arguments {shown}"
+def check_arguments(name: str, arguments: object, schema: object, accepts: Accepts) -> None:
+    """Raises ScriptFailure where a tool's schema forbids these arguments."""
+    if not accepts(schema, arguments):
+        shown = json.dumps(arguments, ensure_ascii=False)[:120]
+        raise ScriptFailure(f"the schema of the tool {name!r} does not allow the arguments {shown}")
 
 
 def _is_constant(value: object) -> bool:
@@ -180,15 +154,6 @@ def _is_constant(value: object) -> bool:
     if isinstance(value, dict):
         return all(map(_is_constant, value.values()))
     return all(map(_is_constant, value)) if isinstance(value, list | tuple) else True
-
-
-def _waits(delays: Delays) -> ScriptedReply:
-    before = {number - 1: _seconds(wait, f"before.{number}") for number, wait in delays.before.items()}
-    return ScriptedReply(
-        first_token_s=_seconds(delays.first_token, "first_token"),
-        per_token_s=_seconds(delays.per_token, "per_token"),
-        before=before,
-    )
 
 
 def _seconds(written: str | int, key: str) -> float:

@@ -145,145 +145,124 @@ class TooSlow(Exception):
     """A regex exceeded its time limit, so its rule does not match."""
 
 
-Check = Callable[[Request, Groups], bool]
-TextCheck = Callable[[str, Request, Groups], bool]
-
-
 class Conditions:
-    """Compiles the `when` of a rule, without `nth` and `chance`. ScriptError for an invalid regex."""
+    """The compiled `when` of a rule, without `nth` and `chance`. ScriptError for an invalid regex."""
 
     def __init__(self, when: When) -> None:
-        self._checks: dict[str, Check] = {}
+        self._when = when
         self.groups: set[str] = set()
         """Names and numbers of all groups of the rule's regexes."""
-        self._add_request(when)
-        self._add_messages(when)
+        self._messages = [(each, self._compiled(each)) for each in message_conditions(when)]
+        result = when.tool_result
+        if isinstance(result, str):
+            result = ToolResultIs(tool=result)
+        self._result = (result, self._compiled(result)) if isinstance(result, ToolResultIs) else None
+        self._headers = {
+            name: self._compiled(TextIs(exact=value) if isinstance(value, str) else value or TextIs())
+            for name, value in when.headers.items()
+        }
 
     def fits(self, request: Request, groups: Groups) -> bool:
         """True if all conditions hold; adds captured texts to `groups`. May raise TooSlow."""
-        return all(holds(request, groups) for holds in self._checks.values())
+        return not self.misfit(request, groups)
 
-    def misfit(self, request: Request) -> str:
+    def misfit(self, request: Request, groups: Groups) -> str:
         """Returns the key of the first condition that does not hold; empty when all hold."""
-        groups = Groups()
-        return next((key for key, holds in self._checks.items() if not holds(request, groups)), "")
-
-    def _add_request(self, when: When) -> None:
-        if when.model is not None:
-            models = listed(when.model)
-            self._checks["model"] = lambda request, _: request.model in models
-        if when.api is not None:
-            families = listed(when.api)
-            self._checks["api"] = lambda request, _: request.api in families
-        if when.turn is not None:
-            turns = numbers(when.turn)
-            self._checks["turn"] = lambda request, _: turns(request.turn)
+        when = self._when
+        if when.model is not None and request.model not in listed(when.model):
+            return "model"
+        if when.api is not None and request.api not in listed(when.api):
+            return "api"
+        if when.turn is not None and not is_in(request.turn, when.turn):
+            return "turn"
         if isinstance(when.tools, bool):
-            some = when.tools
-            self._checks["tools"] = lambda request, _: bool(request.tools) is some
-        elif when.tools is not None:
-            names = listed(when.tools)
-            self._checks["tools"] = lambda request, _: all(name in request.tools for name in names)
-        for name, wanted in when.headers.items():
-            self._checks[f"headers.{name}"] = self._header(name, wanted)
-
-    def _add_messages(self, when: When) -> None:
-        wanted = when.message if isinstance(when.message, tuple) else (when.message,)
-        for number, given in enumerate(wanted):
-            if given is not None:
-                one = MessageIs(exact=given) if isinstance(given, str) else given
-                self._checks[f"message.{number}" if number else "message"] = self._message(one)
-        result = when.tool_result
-        if isinstance(result, bool):
-            self._checks["tool_result"] = lambda request, _: bool(request.tool_results) is result
-        elif result is not None:
-            wanted_result = ToolResultIs(tool=result) if isinstance(result, str) else result
-            self._checks["tool_result"] = self._tool_result(wanted_result)
-
-    def _header(self, name: str, wanted: str | TextIs | None) -> Check:
-        check = self._text(TextIs(exact=wanted) if isinstance(wanted, str) else wanted or TextIs())
-
-        def holds(request: Request, groups: Groups) -> bool:
+            if bool(request.tools) is not when.tools:
+                return "tools"
+        elif when.tools is not None and not all(name in request.tools for name in listed(when.tools)):
+            return "tools"
+        for name, text in self._headers.items():
             found = request.header(name)
-            return found is not None and check(found, request, groups)
+            if found is None or not text.holds(found, request, groups):
+                return f"headers.{name}"
+        for number, (wanted, text) in enumerate(self._messages):
+            if not any(text.holds(each.text, request, groups) for each in _looked_at(wanted, request)):
+                return f"message.{number}" if number else "message"
+        results = request.tool_results
+        if isinstance(when.tool_result, bool) and bool(results) is not when.tool_result:
+            return "tool_result"
+        if self._result is not None:
+            result, text = self._result
+            named = (each.text for each in results if result.tool in (None, each.tool))
+            if not any(text.holds(each, request, groups) for each in named):
+                return "tool_result"
+        return ""
 
-        return holds
+    def _compiled(self, wanted: TextIs) -> TextCondition:
+        text = TextCondition(wanted)
+        if text.regex is not None:
+            self.groups |= set(map(str, range(text.regex.groups + 1))) | set(text.regex.groupindex)
+        return text
 
-    def _message(self, wanted: MessageIs) -> Check:
-        check = self._text(wanted)
 
-        def holds(request: Request, groups: Groups) -> bool:
-            last = wanted.which == "last"
-            of_role: Iterable[Message] = reversed(request.messages) if last else request.messages
-            if wanted.role is not None:
-                of_role = (message for message in of_role if message.role == wanted.role)
-            looked_at = of_role if wanted.which == "any" else islice(of_role, 1)
-            return any(check(message.text, request, groups) for message in looked_at)
+class TextCondition:
+    """A compiled condition on a text. ScriptError for an invalid regex."""
 
-        return holds
-
-    def _tool_result(self, wanted: ToolResultIs) -> Check:
-        check = self._text(wanted)
-        return lambda request, groups: any(
-            wanted.tool in (None, each.tool) and check(each.text, request, groups)
-            for each in request.tool_results
-        )
-
-    def _text(self, wanted: TextIs) -> TextCheck:
-        """Returns a function that checks a text against the condition."""
-        fold = folded_text if wanted.ignore_case else str
-        exact = None if wanted.exact is None else {fold(text) for text in listed(wanted.exact)}
-        parts = None if wanted.contains is None else [fold(text) for text in listed(wanted.contains)]
-        search = None if wanted.regex is None else self._search(wanted.regex, wanted.ignore_case)
-
-        def holds(text: str, request: Request, groups: Groups) -> bool:
-            folded = fold(text)
-            request.breathe()
-            if exact is not None and folded not in exact:
-                return False
-            if parts is not None and not any(_is_in(part, folded, request) for part in parts):
-                return False
-            return search is None or search(text, request, groups)
-
-        return holds
-
-    def _search(self, source: str, ignore_case: bool) -> TextCheck:
+    def __init__(self, wanted: TextIs) -> None:
+        self._fold = fold = folded_text if wanted.ignore_case else str
+        self._exact = None if wanted.exact is None else set(map(fold, listed(wanted.exact)))
+        self._parts = None if wanted.contains is None else list(map(fold, listed(wanted.contains)))
+        self.regex: regex.Pattern[str] | None = None
+        source = wanted.regex
+        if source is None:
+            return
         if len(source) > MOST_SOURCE:
             raise ScriptError(f"a regex of {len(source)} characters is too long")
         try:
-            compiled = regex.compile(source, regex.IGNORECASE if ignore_case else 0, cache_pattern=False)
+            flags = regex.IGNORECASE if wanted.ignore_case else 0
+            self.regex = regex.compile(source, flags, cache_pattern=False)
         except (regex.error, re.error, RecursionError, OverflowError, MemoryError) as error:
             raise ScriptError(f"the regex {source[:60]!r} is not understood: {error}") from None
-        self.groups |= {str(number) for number in range(compiled.groups + 1)} | set(compiled.groupindex)
 
-        def found_in(text: str, request: Request, groups: Groups) -> bool:
-            request.breathe()
-            try:
-                if len(text) <= SHORT:
-                    found = compiled.search(text, timeout=SEARCH_S)
-                else:
-                    found = call_off_hub(compiled.search, text, timeout=SEARCH_S, concurrent=True)
-            except (TimeoutError, MemoryError):
-                raise TooSlow(source) from None
-            if found is not None:
-                groups.take(found)
-            return found is not None
+    def holds(self, text: str, request: Request, groups: Groups) -> bool:
+        request.breathe()
+        folded = self._fold(text)
+        if self._exact is not None and folded not in self._exact:
+            return False
+        if self._parts is not None and not any(part in folded for part in self._parts):
+            return False
+        if self.regex is None:
+            return True
+        request.breathe()
+        try:
+            if len(text) <= SHORT:
+                found = self.regex.search(text, timeout=SEARCH_S)
+            else:
+                found = call_off_hub(self.regex.search, text, timeout=SEARCH_S, concurrent=True)
+        except (TimeoutError, MemoryError):
+            raise TooSlow(self.regex.pattern) from None
+        if found is not None:
+            groups.take(found)
+        return found is not None
 
-        return found_in
+
+def message_conditions(when: When) -> list[MessageIs]:
+    every = when.message if isinstance(when.message, tuple) else (when.message,)
+    return [MessageIs(exact=each) if isinstance(each, str) else each for each in every if each is not None]
 
 
-def numbers(wanted: Numbers) -> Callable[[int], bool]:
-    """Returns a function that checks a number against the condition."""
+def _looked_at(wanted: MessageIs, request: Request) -> Iterable[Message]:
+    """Returns the messages that a condition compares."""
+    found: Iterable[Message] = reversed(request.messages) if wanted.which == "last" else request.messages
+    if wanted.role is not None:
+        found = (message for message in found if message.role == wanted.role)
+    return found if wanted.which == "any" else islice(found, 1)
+
+
+def is_in(number: int, wanted: Numbers) -> bool:
+    """True if the number meets the condition."""
     if isinstance(wanted, Range):
-        least, most = wanted.at_least, wanted.at_most
-        return lambda number: number >= least and (most is None or number <= most)
-    listed = wanted if isinstance(wanted, tuple) else (wanted,)
-    return lambda number: number in listed
-
-
-def _is_in(part: str, text: str, request: Request) -> bool:
-    request.breathe()
-    return part in text
+        return number >= wanted.at_least and (wanted.at_most is None or number <= wanted.at_most)
+    return number in (wanted if isinstance(wanted, tuple) else (wanted,))
 
 
 def _captured(found: regex.Match[str], group: int | str) -> str:

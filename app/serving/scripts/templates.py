@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -54,10 +55,8 @@ Values = Mapping[str, object]
 class Template:
     """A compiled text of a script. ScriptError for an invalid template."""
 
-    def __init__(
-        self, source: str, names: frozenset[str] = NAMES, groups: frozenset[str] | None = None
-    ) -> None:
-        """`names` are the known names. `groups` are the groups of `match`; None allows any group."""
+    def __init__(self, source: str, groups: frozenset[str] | None = None) -> None:
+        """`groups` are the groups of `match`; None allows any group."""
         self.source = source
         self.is_constant = not any(mark in source for mark in ("{{", "{%", "{#"))
         if len(source) > MOST_CHARACTERS:
@@ -66,13 +65,16 @@ class Template:
             raise ScriptError(f"the text {source[:60]!a} has half of a character (a surrogate)")
         if self.is_constant:
             return
-        environment = _environment()
+        environment = _Environment()
         try:
             tree = environment.parse(source)
-            _check(tree, names, groups)
+            _check(tree, groups)
             self._template = environment.from_string(source)
-            alone = _expression(tree, source)
-            self._expression = environment.compile_expression(alone, False) if alone else None
+            body = tree.body[0] if len(tree.body) == 1 else None
+            is_alone = isinstance(body, nodes.Output) and len(body.nodes) == 1
+            is_alone = is_alone and source.startswith("{{") and source.endswith("}}")
+            alone = source[2:-2].strip("-+ \n")
+            self._expression = environment.compile_expression(alone, False) if is_alone else None
         except (TemplateError, ValueError, OverflowError) as error:  # such as a number of 5,000 digits
             raise ScriptError(f"template {source[:60]!r}: {getattr(error, 'message', '') or error}") from None
         except (RecursionError, MemoryError):
@@ -127,6 +129,13 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset("*%")
 
+    def __init__(self) -> None:
+        super().__init__(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
+        ours = {"replace": _replace, "round": _round, "json": _json, "date": _date, "truncate": _truncate}
+        self.filters = {name: self.filters[name] for name in FILTERS} | ours
+        self.tests = {name: self.tests[name] for name in TESTS}
+        self.globals = {}
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if not (isinstance(left, int | float) and isinstance(right, int | float)):
             raise TemplateError(f"{operator} is for numbers")
@@ -135,62 +144,37 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
-def _environment() -> _Environment:
-    environment = _Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    ours = {"replace": _replace, "round": _round, "json": _json, "date": _date, "truncate": _truncate}
-    environment.filters = {name: environment.filters[name] for name in FILTERS} | ours
-    environment.tests = {name: environment.tests[name] for name in TESTS}
-    environment.globals = {}
-    return environment
-
-
-def _check(tree: nodes.Template, names: frozenset[str], groups: frozenset[str] | None) -> None:
+def _check(tree: nodes.Template, groups: frozenset[str] | None) -> None:
     """Raises TemplateError for a node, call, group or name that scripts do not allow."""
-    for number, node in enumerate(_nodes(tree)):
+    waiting: list[nodes.Node] = [tree]
+    for number in count():
+        if not waiting:
+            break
         if number > MOST_NODES:
             raise TemplateError(f"has more than {MOST_NODES} parts")
+        node = waiting.pop()
+        waiting.extend(node.iter_child_nodes())
         if not isinstance(node, ALLOWED):
             what = CALLED.get(type(node), type(node).__name__.lower())
             raise TemplateError(f"{what} (line {node.lineno}) is not possible in a script")
         called = node.node if isinstance(node, nodes.Call) else None
         if called is not None and not (isinstance(called, nodes.Name) and called.name in FUNCTIONS):
             raise TemplateError(f"only {', '.join(sorted(FUNCTIONS))} can be called (line {node.lineno})")
-        group = _group_of(node)
-        if group is not None and groups is not None and group not in groups:
+        if groups is None or not isinstance(node, nodes.Getattr | nodes.Getitem):
+            continue
+        group = None
+        if isinstance(node, nodes.Getattr):
+            group = node.attr
+        elif isinstance(node.arg, nodes.Const):
+            group = str(node.arg.value)
+        is_match = isinstance(node.node, nodes.Name) and node.node.name == "match"
+        if is_match and group is not None and group not in groups:
             there = f"there are {', '.join(sorted(groups))}" if groups else "the rule has no regex"
             raise TemplateError(f"there is no group {group!r} in match; {there}")
-    unknown = meta.find_undeclared_variables(tree) - names - FUNCTIONS
+    unknown = meta.find_undeclared_variables(tree) - NAMES - FUNCTIONS
     if unknown:
-        known = ", ".join(sorted(names | FUNCTIONS))
+        known = ", ".join(sorted(NAMES | FUNCTIONS))
         raise TemplateError(f"unknown name {min(unknown)!r}; there are {known}")
-
-
-def _nodes(tree: nodes.Node) -> Iterator[nodes.Node]:
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        waiting.extend(node.iter_child_nodes())
-
-
-def _group_of(node: nodes.Node) -> str | None:
-    """Returns the group of `match` that a node reads; None for other nodes."""
-    if not isinstance(node, nodes.Getattr | nodes.Getitem):
-        return None
-    if not (isinstance(node.node, nodes.Name) and node.node.name == "match"):
-        return None
-    if isinstance(node, nodes.Getattr):
-        return node.attr
-    return str(node.arg.value) if isinstance(node.arg, nodes.Const) else None
-
-
-def _expression(tree: nodes.Template, source: str) -> str:
-    """Returns the source of a template's only expression; empty for any other template."""
-    stripped = source.strip()
-    if len(tree.body) != 1 or not isinstance(tree.body[0], nodes.Output) or len(tree.body[0].nodes) != 1:
-        return ""
-    alone = stripped.startswith("{{") and stripped.endswith("}}") and source == stripped
-    return stripped[2:-2].strip("-+ \n") if alone else ""
 
 
 def _limited(pieces: Iterator[str]) -> Iterator[str]:

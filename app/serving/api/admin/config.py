@@ -21,7 +21,7 @@ from config.live import LiveSettings
 if TYPE_CHECKING:
     from urllib3 import PoolManager
 
-    from app.serving.scripts.book import ScriptBook
+    from app.serving.scripts.script_set import ScriptSet
 
 FAKES = "fake-metrics"
 """The only setting that may be given in parts."""
@@ -166,7 +166,7 @@ def _pool() -> PoolManager:
     return PoolManager(timeout=TIMEOUT_S, retries=False, cert_reqs="CERT_NONE")
 
 
-def script_routes(book: ScriptBook, siblings: PeerRanks) -> list[Route]:
+def script_routes(book: ScriptSet, siblings: PeerRanks) -> list[Route]:
     """Returns routes to read and restart the report of `book`; `?ranks=all` is for all ranks."""
 
     def script(context: RequestContext) -> Response:

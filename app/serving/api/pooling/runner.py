@@ -35,8 +35,8 @@ from app.text import ChatOptions
 
 if TYPE_CHECKING:
     from app.serving.scripts.action import Answer
-    from app.serving.scripts.book import Decision
     from app.serving.scripts.matching import Message
+    from app.serving.scripts.script_set import Decision
 
 BATCH = 256
 """Texts tokenized in one call."""

@@ -8,23 +8,36 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 from random import Random
 from typing import NamedTuple, TypedDict, cast
 
 import gevent
+from cachetools import LRUCache
 
 from app.base.clock.pause import call_off_hub
 from app.engine.forms.schema import SchemaError, Schemas
 from app.engine.forms.schema.document import JSON
 from app.serving.faults.fault import Fault
-from app.serving.scripts.action import Accepts, Answer
-from app.serving.scripts.matching import Request, TooSlow
-from app.serving.scripts.reading import place, read_script
-from app.serving.scripts.rule_state import Counters, RuleInput, RuleState
-from app.serving.scripts.rules import Script, ScriptError, ScriptFailure
+from app.serving.faults.script import FaultScript, RequestFacts
+from app.serving.scripts.action import Accepts, Action, Answer
+from app.serving.scripts.matching import KNOWN, WORDS, Conditions, Groups, Request, TooSlow, is_in
+from app.serving.scripts.rules import (
+    Nth,
+    Rule,
+    Script,
+    ScriptError,
+    ScriptFailure,
+    Then,
+    place,
+    read_script,
+)
+from app.serving.scripts.templates import RandomFunctions
 from config.declaration import ConfigError
+from config.fault_rules import read_fault_rule
 from config.sections.reply import ScriptSettings
 
 log = logging.getLogger(__name__)
@@ -32,6 +45,8 @@ Stamp = tuple[int, int, int]
 """Modification time in nanoseconds, size in bytes and inode of a file."""
 LOOKS_S = 1.0
 """Seconds between checks of the files for changes."""
+MOST_COUNTERS, COUNTER_BYTES = 8192, 256
+"""Most counters per key or conversation, by last use, and the estimated memory of one in bytes."""
 
 
 class Decision(NamedTuple):
@@ -73,13 +88,100 @@ class ScriptReport(TypedDict):
     unanswered: int
 
 
+class RuleState:
+    """A compiled rule of a file, with its counters. ScriptError for an invalid rule."""
+
+    def __init__(self, path: str, number: int, rule: Rule, uid: int, now_s: float) -> None:
+        """`uid` is unique among the rules of all files."""
+        self.rule = rule
+        self.uid = uid
+        self.move(path, number)
+        then = rule.then if isinstance(rule.then, Then) else Then(passes=True)
+        try:
+            self.conditions = Conditions(rule.when)
+            self.action = Action(then, self.conditions.groups)
+            self._fault_rule = None if then.fault is None else read_fault_rule(then.fault)
+        except ScriptError as error:
+            raise ScriptError(f"{self.place}: {error}") from None
+        except ValueError as error:
+            raise ScriptError(f"{self.place}: then.fault: {error}") from None
+        self.needed_tools = [call.name for call in then.tool_calls if not call.unchecked]
+        self.only_fails = not (self.action.speaks or self.action.numbers or then.passes)
+        """True if the rule has a fault and no answer."""
+        nth = rule.when.nth
+        self._nth = nth if nth is None or isinstance(nth, Nth) else Nth(count=nth)
+        self.restart(now_s)
+
+    def move(self, path: str, number: int) -> None:
+        """Updates the rule's file and number, for logs and reports."""
+        self.place = place(path, number, self.rule.name)
+        self.number = number
+
+    def restart(self, now_s: float) -> None:
+        self.answered = self.failed = self.slow = self.unoffered = self._met = 0
+        self._fault = None if self._fault_rule is None else FaultScript([self._fault_rule], now_s)
+
+    def __str__(self) -> str:
+        return f"rule {self.number}" + (f" ({self.rule.name})" if self.rule.name else "")
+
+    def concerns(self, request: Request) -> bool:
+        """True if the rule has the result that the request wants. A rule without a result concerns all
+        requests.
+        """
+        if self.action.numbers or self.action.speaks:
+            return request.wants == (self.action.numbers or WORDS)
+        return True
+
+    def missing_tool(self, request: Request) -> str:
+        """Returns an error that names a tool that the request does not offer; empty when none is missing."""
+        name = next((name for name in self.needed_tools if name not in request.tools), None)
+        if name is None:
+            return ""
+        there = ", ".join(list(request.tools)[:8]) or "none"
+        return f"it calls the tool {name!r}, which is none of those that the request offers: {there}"
+
+    def match(
+        self, request: Request, rng: Random, counters: LRUCache[tuple[int, bytes], int]
+    ) -> Groups | None:
+        """Returns the texts captured by the rule's regexes; None when the rule does not answer. May raise
+        TooSlow.
+        """
+        groups = Groups()
+        if not self.concerns(request) or not self.conditions.fits(request, groups):
+            return None
+        if missing := self.missing_tool(request):
+            if not self.unoffered:
+                log.warning("%s: passed over: %s", self.place, missing)
+            self.unoffered += 1
+            return None
+        self._met += 1
+        groups.count = self._met
+        if self._nth is not None:
+            if self._nth.per != "server":
+                scope = request.conversation
+                if self._nth.per == "key":
+                    scope = blake2b(request.key().encode("utf-8", "surrogatepass"), digest_size=16).digest()
+                groups.count = counters[self.uid, scope] = counters.get((self.uid, scope), 0) + 1
+            if not is_in(groups.count, self._nth.count):
+                return None
+        chance = self.rule.when.chance
+        return groups if chance >= 1 or rng.random() < chance else None
+
+    def fault(self, request: Request, rng: Random, now_s: float) -> Fault | None:
+        """Returns the fault for this request; None without a fault or when its turn has not come."""
+        if self._fault is None:
+            return None
+        facts = RequestFacts(request.path, request.model, request.header, request.key, request.tokens)
+        return self._fault.fault_for(facts, rng, now_s)
+
+
 class ScriptFile:
-    """A script file and its compiled rules; made by `ScriptBook`."""
+    """A script file and its compiled rules; made by `ScriptSet`."""
 
     def __init__(self, model: str, path: str, rng: Random) -> None:
         self.model = model
         self.path = path
-        self.rng = self._others = rng
+        self.rng = self._server_rng = rng
         self.rules: Sequence[RuleState] = ()
         self.stamp: Stamp | None = None
         self.error = ""
@@ -93,7 +195,11 @@ class ScriptFile:
         try:
             script = read_script(self.path)
             rules = self._compiled(script, uids, now_s)
-            check_calls(rules, script, accepts, self.path)
+            for number, rule in enumerate(rules, 1):
+                try:
+                    rule.action.check_calls(script.tools, accepts)
+                except ScriptError as error:
+                    raise ScriptError(f"{place(self.path, number, rule.rule.name)}: {error}") from None
         except ScriptError as error:
             self.error = str(error)
             raise
@@ -102,8 +208,14 @@ class ScriptFile:
         for number, rule in enumerate(rules, 1):
             rule.move(self.path, number)
         self.rules, self.error = rules, ""
-        self.rng = self._others if script.seed is None else Random(f"script {script.seed}")
-        return unchecked_calls(rules, script, self.path)
+        self.rng = self._server_rng if script.seed is None else Random(f"script {script.seed}")
+        later = [str(rule) for rule in rules if not script.tools.keys() >= set(rule.needed_tools)]
+        if not later:
+            return ""
+        return (
+            f"script {self.path}: the tool calls of {', '.join(later[:20])} are checked only when requests "
+            "offer the tools; with their schemas under `tools` they are checked now"
+        )
 
     def _compiled(self, script: Script, uids: Iterator[int], now_s: float) -> list[RuleState]:
         known: dict[str, list[RuleState]] = {}
@@ -115,9 +227,25 @@ class ScriptFile:
             rules.append(same.pop() if same else RuleState(self.path, number, rule, next(uids), now_s))
         return rules
 
+    def report(self) -> FileReport:
+        rules: list[RuleReport] = [
+            {
+                "rule": rule.number,
+                "name": rule.rule.name,
+                "answered": rule.answered,
+                "failed": rule.failed,
+                "too_slow": rule.slow,
+                "unoffered": rule.unoffered,
+            }
+            for rule in self.rules
+        ]
+        return {"path": self.path, "model": self.model or None, "error": self.error or None, "rules": rules}
 
-class ScriptBook:
+
+class ScriptSet:
     """All scripts of a server. `now` returns monotonic seconds, `unix` Unix seconds."""
+
+    limit_bytes = MOST_COUNTERS * COUNTER_BYTES
 
     def __init__(
         self,
@@ -135,7 +263,8 @@ class ScriptBook:
         self._unix = unix
         self._accepts = accepts
         self._uids = count()
-        self.counters = Counters()
+        self._counters: LRUCache[tuple[int, bytes], int] = LRUCache(MOST_COUNTERS)
+        """Matches by rule, and API key or conversation."""
         self.unanswered = 0
         self.files = [ScriptFile(model, path, rng) for model, path in files]
         for file in self.files:
@@ -144,6 +273,10 @@ class ScriptBook:
     def _load(self, file: ScriptFile) -> None:
         if warning := file.load(self._uids, self._now(), self._accepts):
             log.warning("%s", warning)
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._counters) * COUNTER_BYTES
 
     @property
     def rules(self) -> int:
@@ -160,16 +293,17 @@ class ScriptBook:
             if file.model not in ("", request.model):
                 continue
             for rule in file.rules:
-                decision = self._asked(rule, request, own or file.rng)
+                decision = self._decision(rule, request, own or file.rng)
                 if decision is not None:
+                    rule.answered += 1
                     return decision
                 request.breathe()
         self.unanswered += 1
         return None
 
-    def _asked(self, rule: RuleState, request: Request, rng: Random) -> Decision | None:
+    def _decision(self, rule: RuleState, request: Request, rng: Random) -> Decision | None:
         try:
-            groups = rule.groups_of(request, rng, self.counters)
+            groups = rule.match(request, rng, self._counters)
         except TooSlow as error:
             if not rule.slow:
                 log.warning(
@@ -179,25 +313,35 @@ class ScriptBook:
             return None
         if groups is None:
             return None
-        given = RuleInput(rng, self._now(), self._unix(), self._accepts)
-        fault = rule.fault(request, given)
+        fault = rule.fault(request, rng, self._now())
         if rule.only_fails:
-            if fault is None:
-                return None
-            rule.answered += 1
-            return Decision(rule, None, fault)
+            return None if fault is None else Decision(rule, None, fault)
         try:
-            answer = rule.answer(request, groups, given)
+            answer = rule.action.answer(request, self._values(request, groups, rng), self._accepts)
         except (ScriptFailure, ScriptError) as error:
             if not rule.failed:
                 log.warning("%s: %s", rule.place, error)
             rule.failed += 1
             raise ScriptFailure(f"{rule.place}: {error}") from None
-        rule.answered += 1
         return Decision(rule, answer, fault)
 
-    def has_changed(self) -> bool:
-        return any(file.stamp != stamp_of(file.path) for file in self.files)
+    def _values(self, request: Request, groups: Groups, rng: Random) -> dict[str, object]:
+        """Returns what templates can name (docs/scripts.md)."""
+        results, unix_s = request.tool_results, self._unix()
+        return {
+            "match": groups.values(),
+            "message": request.last[:KNOWN],
+            "user": request.user[:KNOWN],
+            "tool_result": results[-1].text[:KNOWN] if results else "",
+            "model": request.model,
+            "api": request.api,
+            "turn": request.turn,
+            "count": groups.count,
+            "now": datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds"),
+            "unix": unix_s,
+            "header": request.header,
+            **RandomFunctions(rng).values(),
+        }
 
     def refresh(self) -> None:
         """Reads changed files again. Logs errors, and keeps the old rules of an invalid file."""
@@ -211,8 +355,11 @@ class ScriptBook:
             else:
                 log.info("script %s: read again, %d rules", file.path, len(file.rules))
 
+    def has_changed(self) -> bool:
+        return any(file.stamp != stamp_of(file.path) for file in self.files)
+
     def restart(self) -> None:
-        self.counters.clear()
+        self._counters.clear()
         self.unanswered = 0
         for file in self.files:
             for rule in file.rules:
@@ -220,12 +367,12 @@ class ScriptBook:
 
     def report(self) -> ScriptReport:
         """Counts answers, failures and skips of each rule."""
-        return {"files": [_file_report(file) for file in self.files], "unanswered": self.unanswered}
+        return {"files": [file.report() for file in self.files], "unanswered": self.unanswered}
 
     def unused(self) -> Iterator[str]:
         """Yields a line for each file with rules that never answered."""
         for file in self.files:
-            never = [_called(rule) for rule in file.rules if not rule.answered]
+            never = [str(rule) for rule in file.rules if not rule.answered]
             if never:
                 yield f"script {file.path}: {len(never)} of {len(file.rules)} rules never answered: " + (
                     ", ".join(never[:20]) + (" and others" if len(never) > 20 else "")
@@ -241,59 +388,18 @@ def stamp_of(path: str) -> Stamp | None:
     return at.st_mtime_ns, at.st_size, at.st_ino
 
 
-def check_calls(rules: Sequence[RuleState], script: Script, accepts: Accepts, path: str) -> None:
-    """Raises ScriptError for the first call whose arguments break the script's schema of its tool."""
-    for number, rule in enumerate(rules, 1):
-        try:
-            rule.action.check_calls(script.tools, accepts)
-        except ScriptError as error:
-            raise ScriptError(f"{place(path, number, rule.rule.name)}: {error}") from None
-
-
-def unchecked_calls(rules: Sequence[RuleState], script: Script, path: str) -> str:
-    """Returns a warning that names the rules with calls that no schema of the script checks; empty without
-    any.
-    """
-    later = [_called(rule) for rule in rules if not script.tools.keys() >= set(rule.needed_tools)]
-    if not later:
-        return ""
-    return (
-        f"script {path}: the tool calls of {', '.join(later[:20])} are checked only when requests offer "
-        "the tools; with their schemas under `tools` they are checked now"
-    )
-
-
-def _called(rule: RuleState) -> str:
-    return f"rule {rule.number}" + (f" ({rule.rule.name})" if rule.rule.name else "")
-
-
-def _file_report(file: ScriptFile) -> FileReport:
-    rules: list[RuleReport] = [
-        {
-            "rule": rule.number,
-            "name": rule.rule.name,
-            "answered": rule.answered,
-            "failed": rule.failed,
-            "too_slow": rule.slow,
-            "unoffered": rule.unoffered,
-        }
-        for rule in file.rules
-    ]
-    return {"path": file.path, "model": file.model or None, "error": file.error or None, "rules": rules}
-
-
-def open_book(
+def open_scripts(
     settings: ScriptSettings, schemas: Schemas, rng: Random, now: Callable[[], float]
-) -> ScriptBook:
+) -> ScriptSet:
     """Opens the scripts of the settings. ConfigError for an invalid script."""
     try:
-        return ScriptBook(settings.files, rng, now, time.time, accepting(schemas))
+        return ScriptSet(settings.files, rng, now, time.time, accepting(schemas))
     except ScriptError as error:
         raise ConfigError(f"setting script: {error}") from None
 
 
 def check_scripts(settings: ScriptSettings) -> None:
-    """Raises ConfigError for the first invalid script. Logs no warnings; `open_book` does."""
+    """Raises ConfigError for the first invalid script. Logs no warnings; `open_scripts` does."""
     for _, path in settings.files:
         try:
             ScriptFile("", path, Random(0)).load(count(), 0.0, accepting(Schemas()))
@@ -318,8 +424,8 @@ def accepting(schemas: Schemas) -> Accepts:
 class ScriptWatch:
     """Reads changed files again while the worker lives, and logs unused rules at its end."""
 
-    def __init__(self, book: ScriptBook) -> None:
-        self._book = book
+    def __init__(self, scripts: ScriptSet) -> None:
+        self._scripts = scripts
         self._greenlet: gevent.Greenlet | None = None
 
     def start(self) -> None:
@@ -329,14 +435,14 @@ class ScriptWatch:
         """Stops watching, and logs the rules that never answered."""
         if self._greenlet is not None:
             self._greenlet.kill(block=False)
-        for line in self._book.unused():
+        for line in self._scripts.unused():
             log.warning("%s", line)
 
     def _look(self) -> None:
         while True:
             gevent.sleep(LOOKS_S)
             try:
-                if self._book.has_changed():
-                    call_off_hub(self._book.refresh)
+                if self._scripts.has_changed():
+                    call_off_hub(self._scripts.refresh)
             except Exception:  # an invalid file must not stop the watch
                 log.exception("a script could not be read again")
