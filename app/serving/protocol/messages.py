@@ -19,17 +19,6 @@ _TOOL_CALL = "ChatCompletionMessageFunctionToolCallParam"
 _PLAIN_KEYS = frozenset(("role", "content"))
 
 
-def are_plain(messages: Sequence[object]) -> bool:
-    """True if each message has only a role and a text, and needs no further check."""
-    return all(map(_is_plain, messages))
-
-
-def _is_plain(message: object) -> bool:
-    if not isinstance(message, dict):
-        return False
-    return message.keys() == _PLAIN_KEYS and type(message["role"]) is type(message["content"]) is str
-
-
 def convert_messages(value: object) -> list[Message]:
     if not isinstance(value, list):
         raise Misfit("a list of messages")
@@ -61,7 +50,14 @@ def check_tool_calls(messages: Sequence[Message]) -> None:
     for message in messages:
         calls = message.get("tool_calls") if message.get("role") == "assistant" else None
         for index, call in enumerate(calls if isinstance(calls, list) else ()):
-            if not _is_custom_call(call) and (path := _wrong_function_call(call)):
+            is_custom = (
+                isinstance(call, dict)
+                and call.get("type") == "custom"
+                and isinstance(call.get("id"), str)
+                and isinstance(call.get("custom"), dict)
+                and _has_strings(call["custom"], "input", "name")
+            )
+            if not is_custom and (path := _wrong_function_call(call)):
                 where = param_of((index, *path))
                 raise malformed(f"{where}: a tool call of a message is incomplete", where)
 
@@ -69,7 +65,8 @@ def check_tool_calls(messages: Sequence[Message]) -> None:
 def _check_message(message: object) -> None:
     if not isinstance(message, dict):
         raise Misfit("a message object", _FIRST_KIND)
-    if _is_plain(message) or _is_known_kind(message) or _is_custom_kind(message):
+    is_plain = message.keys() == _PLAIN_KEYS and type(message["role"]) is type(message["content"]) is str
+    if is_plain or _is_known_kind(message) or _is_custom_kind(message):
         return
     if not _is_content(message.get("content")):
         raise Misfit("a text or a list of parts", _FIRST_KIND, "content")
@@ -108,16 +105,16 @@ def _is_custom_kind(message: Message) -> bool:
     calls, tools = message.get("tool_calls"), message.get("tools")
     return (
         isinstance(message.get("role"), str)
-        and (isinstance(content, str) or isinstance(content, list) and all(map(_is_part, content)))
+        and (
+            isinstance(content, str)
+            or isinstance(content, list)
+            and all(isinstance(part, str | dict) for part in content)
+        )
         and isinstance(message.get("name", ""), str)
         and all(isinstance(message.get(key), str | None) for key in ("tool_call_id", "reasoning", "task"))
-        and (calls is None or isinstance(calls, list) and all(map(_is_function_call, calls)))
+        and (calls is None or isinstance(calls, list) and not any(map(_wrong_function_call, calls)))
         and (tools is None or isinstance(tools, list) and all(map(_is_tool, tools)))
     )
-
-
-def _is_part(part: object) -> bool:
-    return isinstance(part, str | dict)
 
 
 def _has_strings(value: object, *keys: str) -> bool:
@@ -132,16 +129,6 @@ def _is_tool(tool: object) -> bool:
         and isinstance(tool.get("function"), dict)
         and isinstance(tool["function"].get("name"), str)
     )
-
-
-def _is_function_call(call: object) -> bool:
-    return not _wrong_function_call(call)
-
-
-def _is_custom_call(call: object) -> bool:
-    if not isinstance(call, dict) or call.get("type") != "custom" or not isinstance(call.get("id"), str):
-        return False
-    return isinstance(call.get("custom"), dict) and _has_strings(call["custom"], "input", "name")
 
 
 def _wrong_function_call(call: object) -> tuple[str, ...]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeGuard, cast
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field, to_builtins
 
 from app.serving.http.errors import bad_request
 from app.serving.protocol import rules
-from app.serving.protocol.coercion import JsonObject, Misfit, as_it_is, convert
+from app.serving.protocol.coercion import JsonObject, Misfit, as_it_is, convert_value
 from app.serving.protocol.common import Usage
 from app.serving.protocol.decoding import RawRequest, Request
-from app.serving.protocol.messages import Message, are_plain, convert_messages
+from app.serving.protocol.messages import Message, convert_messages
 from app.serving.protocol.options import CacheSalt, Int64, Natural
 
 MAX_INPUTS = 65_536
@@ -160,45 +160,30 @@ class PoolingRequest(EncodedRequest, kw_only=True):
             self.input, self.messages, self.task = UNSET, UNSET, "plugin"
 
 
-class _Ids(Struct):
-    """Token ids, for lax conversion."""
-
-    input: list[int] | list[list[int]]
-
-
 def _prompts(value: object) -> Prompts:
     """Converts each of the four forms of `value` to a list. Raises `Misfit`."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
         raise Misfit("a text, texts, token ids or lists of them", "input")
-    kinds = set(map(type, value))
-    if kinds not in ({str}, {int}) and not (kinds == {list} and _are_ids(value)):
-        value = convert(_Ids, {"input": value}).input
-    return cast(Prompts, [value] if value and isinstance(value[0], int) else value)
-
-
-def _are_ids(lists: Sequence[list[object]]) -> bool:
-    return all(set(map(type, ids)) <= {int} for ids in lists)
+    prompts: Prompts | TokenIds = value
+    if set(map(type, value)) != {str}:
+        try:
+            prompts = convert_value(list[int] | list[list[int]], value)
+        except Misfit as misfit:
+            raise misfit.under("input") from None
+    return cast(Prompts, [prompts] if prompts and isinstance(prompts[0], int) else prompts)
 
 
 def _conversations(value: object, batched: bool) -> list[Conversation] | None:
     """Returns the conversations in `value`; None when vLLM would not accept `value` as conversations."""
     if not isinstance(value, list):
         return None
-    many = batched and bool(value) and all(map(_is_full_list, value))
-    chats: list[Conversation] = value if many else [value]
+    many = batched and bool(value) and all(isinstance(each, list) and each for each in value)
     try:
-        for chat in chats:
-            if not are_plain(chat):
-                convert_messages(chat)
+        return [convert_messages(chat) for chat in (value if many else [value])]
     except Misfit:
         return None
-    return chats
-
-
-def _is_full_list(value: object) -> bool:
-    return isinstance(value, list) and bool(value)
 
 
 ScoreInput = str | JsonObject
@@ -240,34 +225,33 @@ class ScoreRequest(ScoringRequest, kw_only=True):
         raise Misfit("a text or a list of texts", "documents" if _are_inputs(self.queries) else "queries")
 
 
-def _one_input(value: object) -> ScoreInput:
-    if _is_input(value):
-        return value
-    raise Misfit("a text")
+def _one_input(value: object) -> object:
+    if isinstance(value, list):
+        raise Misfit("a text")
+    return _inputs(value)
 
 
-def _inputs(value: object) -> ScoreInputs:
+def _inputs(value: object) -> object:
     if _are_inputs(value):
         return value
     raise Misfit("a text or a list of texts")
 
 
 def _are_inputs(value: object) -> TypeGuard[ScoreInputs]:
-    return all(map(_is_input, value)) if isinstance(value, list) else _is_input(value)
-
-
-def _is_input(value: object) -> TypeGuard[ScoreInput]:
-    if not isinstance(value, dict):
-        return isinstance(value, str)
-    content = value.get("content")
-    return isinstance(content, list) and all(map(_is_part, content))
-
-
-def _is_part(part: object) -> bool:
-    if not isinstance(part, dict):
-        return False
-    kind = part.get("type")
-    return kind in _PART_TYPES and isinstance(part.get(kind), str if kind == "text" else str | dict)
+    """True for a text, or an object whose `content` has texts and media; and for a list of them."""
+    for each in value if isinstance(value, list) else [value]:
+        if isinstance(each, str):
+            continue
+        parts = each.get("content") if isinstance(each, dict) else None
+        if not isinstance(parts, list):
+            return False
+        for part in parts:
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind not in _PART_TYPES or not isinstance(
+                part.get(kind), str if kind == "text" else str | dict
+            ):
+                return False
+    return True
 
 
 class RerankRequest(ScoringRequest, kw_only=True):
@@ -310,12 +294,6 @@ class ContentPart(Struct, kw_only=True):
     def __post_init__(self) -> None:
         if getattr(self, self.type) is None:
             raise Misfit(f"{self.type} beside its type")
-
-    def as_chat(self) -> dict[str, object]:
-        """Returns the part in the form of a chat message."""
-        image = self.image_url
-        value: object = self.text if image is None or self.type == "text" else {"url": image.url}
-        return {"type": self.type, self.type: value}
 
 
 class MixedInput(Struct):
@@ -370,17 +348,16 @@ class CohereEmbedRequest(Request, kw_only=True):
             **content,
         )
 
-    def _conversations(self, instruction: str) -> list[list[dict[str, object]]]:
+    def _conversations(self, instruction: str) -> list[list[Message]]:
         """Returns a conversation per text, image or mixed input; the instruction is the system message."""
-        contents: list[list[dict[str, object]]] = [
-            [{"type": "text", "text": text}] for text in self.texts or ()
-        ]
+        contents: list[object] = [[{"type": "text", "text": text}] for text in self.texts or ()]
         contents += [[{"type": "image_url", "image_url": {"url": url}}] for url in self.images or ()]
-        contents += [[part.as_chat() for part in each.content] for each in self.inputs or ()]
-        first: list[dict[str, object]] = []
-        if instruction:
-            first = [{"role": "system", "content": [{"type": "text", "text": instruction}]}]
-        return [[*first, {"role": "user", "content": content}] for content in contents]
+        contents += [
+            [{"type": part.type, part.type: to_builtins(getattr(part, part.type))} for part in each.content]
+            for each in self.inputs or ()
+        ]
+        system: Message = {"role": "system", "content": [{"type": "text", "text": instruction}]}
+        return [[*[system] * bool(instruction), {"role": "user", "content": each}] for each in contents]
 
 
 class EmbeddingsByType(Struct, kw_only=True):

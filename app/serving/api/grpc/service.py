@@ -15,7 +15,6 @@ from gevent.event import Event
 from app.engine.core.client import EngineClient
 from app.engine.core.lifecycle import Operations
 from app.engine.kvcache.event_sender import EventSender
-from app.engine.vectors.model import PoolingModel
 from app.serving.api.grpc.generate import generate_method
 from app.serving.api.grpc.messages import SERVICE, answer, common, engine, read
 from app.serving.api.grpc.streams import (
@@ -181,8 +180,7 @@ def embed_method(pipeline: RequestPipeline, settings: ModelSettings) -> RpcMetho
     path = f"/{SERVICE}/Embed"
     if EMBEDDINGS not in served_routes(settings):
         return unimplemented(path, "This model does not embed: that needs --task embed.")
-    runner = PoolingRunner(pipeline)
-    model = PoolingModel(settings.default_embedding_dimensions, 1, pipeline.tokenizer, runner.pace)
+    runner = PoolingRunner(pipeline, settings)
 
     def embed(context: RequestContext) -> RpcResponse:
         """The vector that POST /v1/embeddings gives for the same tokens."""
@@ -197,8 +195,10 @@ def embed_method(pipeline: RequestPipeline, settings: ModelSettings) -> RpcMetho
         request_id = message.request_id or pipeline.identity.fresh_id()
         meta = ResponseMeta(request_id, pipeline.identity.now_s(), name, "")
         job = runner.run(context, request, inputs, meta, "embedding")
-        scripted = job.scripted.vector(0)
-        vector = model.vector(pipeline.tokenizer.decode(inputs[0]) if scripted is None else scripted, None)
+        scripted = job.vector(0)
+        vector = runner.model.vector(
+            pipeline.tokenizer.decode(inputs[0]) if scripted is None else scripted, None
+        )
         found = engine.EmbedResponse(prompt_tokens=job.prompt_tokens, embedding_dim=len(vector))
         found.embedding.extend(vector)
         return answer(found)

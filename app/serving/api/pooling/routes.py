@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from array import array
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
 from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from msgspec import UNSET, Raw, UnsetType
 
-from app.engine.vectors.model import TASKS, Bag, PoolingModel, logit, sigmoid
+from app.engine.vectors.model import TASKS, Bag, logit, sigmoid
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import RequestPipeline
-from app.serving.api.pooling.runner import PoolingJob, PoolingRunner, Prompt, check_count, not_empty
-from app.serving.api.pooling.writer import ItemForm, Pooled, list_reply, packing, vector_reply
+from app.serving.api.pooling.runner import PoolingJob, PoolingRunner, check_count, told_tokens
+from app.serving.api.pooling.writer import Pooled, list_reply, packing, vector_reply
 from app.serving.faults.damage import damage
 from app.serving.faults.injector import fault_of
 from app.serving.http.context import RequestContext
@@ -24,8 +25,8 @@ from app.serving.http.errors import bad_request
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Handler, Route, post
 from app.serving.protocol.common import encode
+from app.serving.protocol.messages import Message
 from app.serving.protocol.pooling import (
-    MAX_DIMENSIONS,
     ApiVersion,
     BilledUnits,
     ClassificationRequest,
@@ -42,7 +43,6 @@ from app.serving.protocol.pooling import (
     TokenIds,
 )
 from app.text import TokenizerError
-from app.text.files import is_matryoshka, model_config
 from config.settings import ModelSettings
 
 EMBEDDINGS = "/v1/embeddings"
@@ -72,8 +72,6 @@ WANTED: Mapping[str, str] = {"embed": "embedding", "classify": "classes"}
 """Kind of output for scripts, by task; single tokens (`token_embed`, `token_classify`) have none."""
 INSTRUCTION_FILES = (("config.json", "task_instructions"), ("config_sentence_transformers.json", "prompts"))
 """Files and keys with a model's instructions for input types, in vLLM's order."""
-EMBEDDING = ItemForm("embedding", "embedding")
-POOLING = ItemForm("pooling", "data")
 
 Pair = tuple[TokenIds, TokenIds]
 T = TypeVar("T")
@@ -88,45 +86,42 @@ def served_routes(settings: ModelSettings) -> tuple[str, ...]:
 
 def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
     """Returns the pooling routes, which read a request, wait for the engine, compute and write numbers."""
-    runner = PoolingRunner(pipeline)
-    task, head, headers = settings.task, pipeline.identity.head, pipeline.responder.headers
-    model = PoolingModel(
-        settings.default_embedding_dimensions,
-        1 if task == "score" else 2,
-        pipeline.tokenizer,
-        runner.pace,
-        is_matryoshka(model_config(settings.model)),
-    )
+    runner = PoolingRunner(pipeline, settings)
+    model, task, headers = runner.model, settings.task, pipeline.responder.headers
 
     def create_embeddings(context: RequestContext) -> Response:
         """A vector for each text or conversation."""
         request = pipeline.decode(context, EmbeddingRequest)
-        job, pooled = embedded(runner, model, request, context)
-        answer = vector_reply(request, job.meta, EMBEDDING, pooled, headers, runner.pace)
-        return damage(answer, fault_of(context), context)
+        job = runner.pool(context, request, "embd", "embedding")
+        return vector_reply(
+            request, job.meta, "embedding", _embedded(runner, request, job), headers, runner.pace
+        )
 
     def create_pooling(context: RequestContext) -> Response:
         """The output of the model's head for each text or for the conversation."""
         request = pipeline.decode(context, PoolingRequest)
+        if request.dimensions is not None:
+            raise bad_request("dimensions are for /v1/embeddings only", "dimensions")
         own = POOLED.get(task, "")
-        chosen = _task(request, own, TASKS if task == "pooling" else (own,))
-        name = runner.admit(request)
-        inputs = runner.inputs(request)
-        meta = head("pooling", context, request.request_id, name)
-        job = runner.run(context, request, inputs, meta, WANTED.get(chosen, chosen))
-        pooled = _pooled(job, model, chosen, request.use_activation)
-        answer = vector_reply(request, meta, POOLING, pooled, headers, runner.pace)
-        return damage(answer, fault_of(context), context)
+        chosen, possible = request.task or own, TASKS if task == "pooling" else (own,)
+        if chosen not in possible:
+            raise bad_request(f"this model does not do {chosen!r}, only {', '.join(possible)}", "task")
+        job = runner.pool(context, request, "pooling", WANTED.get(chosen, chosen))
+        pooled = _pooled(runner, job, chosen, request.use_activation)
+        return vector_reply(request, job.meta, "data", pooled, headers, runner.pace)
 
     def create_classification(context: RequestContext) -> Response:
         """The probability of each class, and the name of the most likely one."""
         request = pipeline.decode(context, ClassificationRequest)
-        name = runner.admit(request)
-        inputs = runner.inputs(request)
-        meta = head("classify", context, request.request_id, name)
-        job = runner.run(context, request, inputs, meta, "classes")
-        items = _class_items(job, model, request.use_activation, runner)
-        return damage(list_reply(meta, items, job.prompt_tokens, headers), fault_of(context), context)
+        job = runner.pool(context, request, "classify", "classes")
+
+        def items() -> Iterator[object]:
+            for index, ids in enumerate(runner.paced(job.inputs)):
+                scores, names = job.classes(index) or (model.classify(ids, request.use_activation), [])
+                label = model.label(scores, names)
+                yield {"index": index, "label": label, "probs": scores, "num_classes": len(scores)}
+
+        return list_reply(job.meta, items(), job.prompt_tokens, headers)
 
     def create_score(context: RequestContext) -> Response:
         """A score for each pair: one text against many, or each against its counterpart."""
@@ -134,7 +129,7 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
         found = _compare(runner, request, request.queries, request.documents, task == "score", context)
         scores = enumerate(runner.paced(found.scores))
         items = ({"index": index, "object": "score", "score": score} for index, score in scores)
-        return damage(list_reply(found.meta, items, found.tokens, headers), fault_of(context), context)
+        return list_reply(found.meta, items, found.tokens, headers)
 
     def create_rerank(context: RequestContext) -> Response:
         """The documents, best first, with their scores."""
@@ -151,64 +146,58 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
         ]
         usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
         answer = {"id": found.meta.id, "model": found.meta.model, "usage": usage, "results": results}
-        return damage(json_response(answer, 200, headers), fault_of(context), context)
+        return json_response(answer, 200, headers)
+
+    instructions = task_instructions(Path(settings.model))
+
+    def create_cohere_embeddings(context: RequestContext) -> Response:
+        """A vector for each text, image or mixed input, in every form that is asked for."""
+        request = pipeline.decode(context, CohereEmbedRequest)
+        pipeline.models.resolve(request.model)
+        return json_response(_cohere_answer(runner, request, instructions, context), 200, headers)
 
     handlers = {
         EMBEDDINGS: create_embeddings,
-        COHERE: _cohere_embeddings(runner, model, Path(settings.model)),
+        COHERE: create_cohere_embeddings,
         "/pooling": create_pooling,
         "/classify": create_classification,
         **{path: create_rerank if path.endswith("rerank") else create_score for path in SCORES},
     }
-    return [post(path, handlers[path]) for path in served_routes(settings)]
+    return [post(path, _damaged(handlers[path])) for path in served_routes(settings)]
 
 
-def embedded(
-    runner: PoolingRunner, model: PoolingModel, request: EmbeddingRequest, context: RequestContext
-) -> tuple[PoolingJob, Pooled]:
-    """Returns the vectors of a request, computed on reading."""
-    name = runner.admit(request)
-    dimensions = _dimensions(request, model)
-    inputs = runner.inputs(request)
-    meta = runner.pipeline.identity.head("embd", context, request.request_id, name)
-    job = runner.run(context, request, inputs, meta, "embedding")
-    activation, said = request.use_activation, [job.scripted.vector(at) for at in range(len(inputs))]
-    pooled = Pooled(
-        (
-            [model.vector(text if of is None else of, activation, dimensions)]
-            for text, of in zip(runner.texts(request, inputs), said, strict=True)
-        ),
-        [(len(of) if isinstance(of, array) else dimensions,) for of in said],
+def _damaged(handler: Callable[[RequestContext], Response]) -> Handler:
+    """Returns `handler` with the damage of the request's fault applied to its answers."""
+
+    @wraps(handler)
+    def damaged(context: RequestContext) -> Response:
+        return damage(handler(context), fault_of(context), context)
+
+    return damaged
+
+
+def _embedded(runner: PoolingRunner, request: EmbeddingRequest, job: PoolingJob) -> Pooled:
+    """Returns the vectors of a request's inputs, decoded where they came as tokens or were truncated."""
+    model, activation = runner.model, request.use_activation
+    dimensions = request.dimensions or model.dimensions
+    texts: Iterable[str] = request.texts
+    if not texts or request.truncate_prompt_tokens is not None:
+        texts = map(runner.pipeline.tokenizer.decode, job.inputs)
+    scripted = [job.vector(index) for index in range(len(job.inputs))]
+    each = zip(texts, scripted, strict=True)
+    return Pooled(
+        ([model.vector(text if own is None else own, activation, dimensions)] for text, own in each),
+        [(len(own) if isinstance(own, array) else dimensions,) for own in scripted],
         job.prompt_tokens,
     )
-    return job, pooled
 
 
-def _dimensions(request: EmbeddingRequest, model: PoolingModel) -> int:
-    wanted = model.dimensions if request.dimensions is None else request.dimensions
-    if request.dimensions is not None and not model.matryoshka:
-        raise bad_request(
-            "The served model does not support Matryoshka embeddings: dimensions must be unset."
-        )
-    if not 1 <= wanted <= MAX_DIMENSIONS:
-        raise bad_request(f"dimensions must be from 1 to {MAX_DIMENSIONS}, got {wanted}")
-    return wanted
-
-
-def _task(request: PoolingRequest, own: str, possible: tuple[str, ...]) -> str:
-    if request.dimensions is not None:
-        raise bad_request("dimensions are for /v1/embeddings only", "dimensions")
-    task = request.task or own
-    if task not in possible:
-        raise bad_request(f"this model does not do {task!r}, only {', '.join(possible)}", "task")
-    return task
-
-
-def _pooled(job: PoolingJob, model: PoolingModel, task: str, activation: bool | None) -> Pooled:
+def _pooled(runner: PoolingRunner, job: PoolingJob, task: str, activation: bool | None) -> Pooled:
     """Returns the rows of `task` for each input, or the one row that a script decides."""
+    model = runner.model
     rows: list[array[float] | None] = []
-    for number in range(len(job.inputs)):
-        classes, vector = job.scripted.classes(number), job.scripted.vector(number)
+    for index in range(len(job.inputs)):
+        classes, vector = job.classes(index), job.vector(index)
         if classes is not None:
             rows.append(array("f", classes[0]))
         else:
@@ -219,15 +208,6 @@ def _pooled(job: PoolingJob, model: PoolingModel, task: str, activation: bool | 
         [model.shape(task, len(ids)) if row is None else (len(row),) for ids, row in each],
         job.prompt_tokens,
     )
-
-
-def _class_items(
-    job: PoolingJob, model: PoolingModel, activation: bool | None, runner: PoolingRunner
-) -> Iterator[object]:
-    for index, ids in enumerate(runner.paced(job.inputs)):
-        scores, names = job.scripted.classes(index) or (model.classify(ids, activation), [])
-        label = model.label(scores, names)
-        yield {"index": index, "label": label, "probs": scores, "num_classes": len(scores)}
 
 
 class Compared(NamedTuple):
@@ -256,23 +236,30 @@ def _compare(
     if len(queries) not in (1, len(documents)) or not documents:
         raise bad_request("one text goes with one or many, many with as many; there must be at least one")
     check_count(len(documents), "documents")
-    first = _ids(runner, request, queries, _limit(runner, request, "max_tokens_per_query"))
-    second = _ids(runner, request, documents, _limit(runner, request, "max_tokens_per_doc"))
-    prompt: Prompt
+    first = _ids(runner, request, queries, "max_tokens_per_query")
+    second = _ids(runner, request, documents, "max_tokens_per_doc")
+    prompt: Callable[[int], TokenIds]
     if cross_encoder:
-        pairs = [_as_one_prompt(runner, request, pair) for pair in runner.paced(_pairs(first, second))]
-        count, tokens = len(pairs), sum(map(_tokens, pairs))
+        pairs = [_as_one_prompt(runner, request, *pair) for pair in runner.paced(_pairs(first, second))]
+        count, tokens = len(pairs), sum(len(one) + len(other) for one, other in pairs)
         prompt = lambda index: pairs[index][0] + pairs[index][1]  # noqa: E731
     else:
-        first, second = ([not_empty(runner.fitted(request, ids)) for ids in side] for side in (first, second))
+        first, second = ([runner.fitted(request, ids) for ids in side] for side in (first, second))
         pairs, texts = list(_pairs(first, second)), first + second
         count, tokens, prompt = len(texts), sum(map(len, texts)), texts.__getitem__
     logits = list(_logits(runner.paced(pairs)))
     scores = logits if request.use_activation is False else list(map(sigmoid, logits))
     meta = runner.pipeline.identity.head("score", context, request.request_id, name)
-    scripted = runner.ask_of_pairs(_pairs(queries, documents), request.model or name, context)
-    runner.go_through(context, request, meta, count, prompt, scripted)
-    return Compared(meta, documents, scripted.scored(scores), scripted.prompt_tokens(tokens))
+    chats: Iterable[Sequence[Message]] = (
+        [{"role": "user", "content": asked}, {"role": "document", "content": text}]
+        for asked, text in _pairs(queries, documents)
+    )
+    answers = runner.decide(chats, len(pairs), "score", request.model or name, context)
+    runner.go_through(context, request, meta, count, prompt, answers)
+    for index, answer in enumerate(answers):
+        if answer is not None and answer.score is not None:
+            scores[index] = answer.score
+    return Compared(meta, documents, scores, told_tokens(answers, tokens))
 
 
 def _pairs(queries: Sequence[T], documents: Sequence[T]) -> Iterator[tuple[T, T]]:
@@ -292,69 +279,64 @@ def _logits(pairs: Iterable[Pair]) -> Iterator[float]:
         yield logit(query_bag, Bag(document))
 
 
-def _as_one_prompt(runner: PoolingRunner, request: ScoringRequest, pair: Pair) -> Pair:
+def _as_one_prompt(
+    runner: PoolingRunner, request: ScoringRequest, query: TokenIds, document: TokenIds
+) -> Pair:
     """Truncates both texts as one text. ApiError 400 when they exceed the context."""
-    query, document = pair
-    keep = request.truncate_prompt_tokens
-    if _tokens(pair) <= (runner.pipeline.limits.max_model_len if keep is None or keep < 0 else keep):
-        return pair
+    keep, tokens = request.truncate_prompt_tokens, len(query) + len(document)
+    if tokens <= (runner.most_tokens if keep is None or keep < 0 else keep):
+        return query, document
     both = runner.fitted(request, query + document)
-    split = len(query) - (_tokens(pair) - len(both) if request.truncation_side == "left" else 0)
+    split = len(query) - (tokens - len(both) if request.truncation_side == "left" else 0)
     return both[: max(0, split)], both[max(0, split) :]
 
 
-def _ids(
-    runner: PoolingRunner, request: ScoringRequest, texts: list[str], limit: int | None
-) -> list[TokenIds]:
-    bounded = limit is None and request.truncate_prompt_tokens is None
-    return [ids[:limit] for ids in runner.paced(runner.encode(texts, True, bounded))]
-
-
-def _limit(runner: PoolingRunner, request: ScoringRequest, name: str) -> int | None:
+def _ids(runner: PoolingRunner, request: ScoringRequest, texts: list[str], name: str) -> list[TokenIds]:
+    """Returns the token ids of each text, cut to the limit in the field `name`; 0: no limit."""
     limit: int = getattr(request, name)
-    most = runner.pipeline.limits.max_model_len
-    if not 0 <= limit < most:
-        raise bad_request(f"{name} must be at least 0 and below {most}, got {limit}")
-    return limit or None
-
-
-def _tokens(pair: Pair) -> int:
-    return len(pair[0]) + len(pair[1])
+    if not 0 <= limit < runner.most_tokens:
+        raise bad_request(f"{name} must be at least 0 and below {runner.most_tokens}, got {limit}")
+    bounded = not limit and request.truncate_prompt_tokens is None
+    return [ids[: limit or None] for ids in runner.paced(runner.encode(texts, True, bounded))]
 
 
 def _texts(inputs: ScoreInputs | UnsetType) -> list[str]:
     """Returns the texts of one side. ApiError 400 for content parts, which only multimodal models read."""
-    texts = [text for text in (inputs if isinstance(inputs, list) else [inputs]) if isinstance(text, str)]
-    if isinstance(inputs, list) and len(texts) < len(inputs) or isinstance(inputs, dict):
+    given = inputs if isinstance(inputs, list) else [inputs]
+    texts = [text for text in given if isinstance(text, str)]
+    if len(texts) < len(given):
         raise bad_request("parts of content are for models that take more than text")
     return texts
 
 
-def _cohere_embeddings(runner: PoolingRunner, model: PoolingModel, folder: Path) -> Handler:
-    pipeline, instructions = runner.pipeline, task_instructions(folder)
-
-    def create_cohere_embeddings(context: RequestContext) -> Response:
-        """A vector for each text, image or mixed input, in every form that is asked for."""
-        request = pipeline.decode(context, CohereEmbedRequest)
-        pipeline.models.resolve(request.model)
-        instruction = _instruction(instructions, request.input_type)
-        renders = bool(instruction) and _renders_chats(runner)
-        job, pooled = embedded(runner, model, request.as_embedding(instruction, renders), context)
-        most, longest = request.max_tokens, max(map(len, job.inputs))
-        if request.truncate == "NONE" and most is not None and longest > most:
-            raise bad_request(f"an input of {longest} tokens is longer than max_tokens={most}")
-        pooled.check_size()
-        vectors = [row for rows in pooled.inputs for row in rows]
-        images = pooled.tokens if request.has_images else 0
-        answer = CohereEmbedResponse(
-            id=job.meta.id,
-            embeddings=_by_type(vectors, request.embedding_types or ["float"], runner),
-            texts=UNSET if request.texts is None else request.texts,
-            meta=CohereMeta(ApiVersion(), BilledUnits(pooled.tokens - images, images)),
-        )
-        return damage(json_response(answer, 200, pipeline.responder.headers), fault_of(context), context)
-
-    return create_cohere_embeddings
+def _cohere_answer(
+    runner: PoolingRunner,
+    request: CohereEmbedRequest,
+    instructions: Mapping[str, str] | None,
+    context: RequestContext,
+) -> CohereEmbedResponse:
+    """Embeds texts, images or mixed inputs; `instructions` by input type: None takes every type."""
+    kind, instruction = request.input_type, ""
+    if kind is not None and instructions is not None:
+        if kind not in instructions:
+            supported = ", ".join(sorted(instructions)) or "none, this model defines no instructions"
+            raise bad_request(f"Unsupported input_type {kind!r}; supported: {supported}")
+        instruction = instructions[kind]
+    asked = request.as_embedding(instruction, bool(instruction) and _renders_chats(runner))
+    job = runner.pool(context, asked, "embd", "embedding")
+    pooled = _embedded(runner, asked, job)
+    most, longest = request.max_tokens, max(map(len, job.inputs))
+    if request.truncate == "NONE" and most is not None and longest > most:
+        raise bad_request(f"an input of {longest} tokens is longer than max_tokens={most}")
+    pooled.check_size()
+    vectors = [row for rows in pooled.inputs for row in rows]
+    images = pooled.tokens if request.has_images else 0
+    return CohereEmbedResponse(
+        id=job.meta.id,
+        embeddings=_by_type(vectors, request.embedding_types or ["float"], runner),
+        texts=UNSET if request.texts is None else request.texts,
+        meta=CohereMeta(ApiVersion(), BilledUnits(pooled.tokens - images, images)),
+    )
 
 
 def task_instructions(folder: Path) -> Mapping[str, str] | None:
@@ -369,16 +351,6 @@ def task_instructions(folder: Path) -> Mapping[str, str] | None:
         if isinstance(found, dict) and found:
             return {kind: text for kind, text in found.items() if isinstance(text, str)}
     return {}
-
-
-def _instruction(known: Mapping[str, str] | None, input_type: str | None) -> str:
-    """Returns the text in front of an input. A model without local files takes every input type."""
-    if input_type is None or known is None:
-        return ""
-    if input_type not in known:
-        supported = ", ".join(sorted(known)) or "none, this model defines no instructions"
-        raise bad_request(f"Unsupported input_type {input_type!r}; supported: {supported}")
-    return known[input_type]
 
 
 def _renders_chats(runner: PoolingRunner) -> bool:

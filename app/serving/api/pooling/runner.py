@@ -5,98 +5,53 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from gevent.event import Event as Bell
 from msgspec.structs import replace
 
 from app.base.clock.pause import Pace
-from app.engine.core.client import EngineClient, Handle
+from app.engine.core.client import Handle
 from app.engine.core.errors import Aborted, CallerLeft
 from app.engine.core.outputs import EngineOutput, Failed, Tokens
 from app.engine.core.request import EngineRequest
+from app.engine.vectors.model import PoolingModel
 from app.serving.api.builder import priority_of
 from app.serving.api.chat.prompt import own_template
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.faults.injector import fault_of
+from app.serving.http.connection import Connection
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
-from app.serving.protocol import validation as rules
+from app.serving.protocol.messages import Message
 from app.serving.protocol.pooling import (
+    MAX_DIMENSIONS,
     MAX_INPUTS,
     ClassificationRequest,
     EmbeddingRequest,
     PoolingFields,
     TokenIds,
 )
+from app.serving.protocol.validation import check_prompt_length
 from app.text import ChatOptions
+from app.text.files import is_matryoshka, model_config
+from config.settings import ModelSettings
 
 if TYPE_CHECKING:
     from app.serving.scripts.action import Answer
-    from app.serving.scripts.matching import Message
-    from app.serving.scripts.script_set import Decision
 
 BATCH = 256
 """Texts tokenized in one call."""
 AT_ONCE = 256
 """Most prompts of one request that run or wait in the engine at a time; the rest wait outside."""
 GROUP = 16
-"""Prompts submitted together."""
-DOCUMENT = "document"
-"""Role of the text that a query is compared with; the query's role is `user`."""
+"""Most prompts submitted together."""
 
-Vector: TypeAlias = "array[float] | str | None"
-"""A vector; a text to embed instead; None where scripts decide nothing."""
-Prompt = Callable[[int], TokenIds]
-"""Returns the token ids of a prompt by its number."""
+Answers = Sequence["Answer | None"]
+"""Decisions of scripts about each input; None where scripts decide nothing."""
 T = TypeVar("T")
-
-
-class Scripted(NamedTuple):
-    """Decisions of scripts about each input; empty without scripts."""
-
-    decisions: Sequence[Decision | None] = ()
-
-    def answer(self, index: int) -> Answer | None:
-        decision = self.decisions[index] if self.decisions else None
-        return None if decision is None else decision.answer
-
-    @property
-    def _answers(self) -> list[Answer | None]:
-        return [self.answer(index) for index in range(len(self.decisions))]
-
-    def prompt_tokens(self, counted: int) -> int:
-        """Prompt tokens for `usage`, from the last script that names them, else `counted`."""
-        usages = [answer.usage for answer in self._answers if answer is not None and answer.usage is not None]
-        named = [usage.prompt_tokens for usage in usages if usage.prompt_tokens is not None]
-        return named[-1] if named else counted
-
-    def delays(self, context: RequestContext) -> tuple[tuple[int, float], ...]:
-        """Waits before the answer, in seconds: the longest wait of all inputs, and the waits of a fault."""
-        fault = fault_of(context)
-        longest = max((a.reply.first_token_s for a in self._answers if a is not None), default=0.0)
-        return (*((0, longest),) * bool(longest), *(() if fault is None else fault.delays))
-
-    def vector(self, index: int) -> Vector:
-        answer = self.answer(index)
-        given = None if answer is None else answer.embedding
-        return array("f", given) if isinstance(given, tuple) else given
-
-    def classes(self, index: int) -> tuple[list[float], list[str]] | None:
-        """Returns probabilities of an input's classes, and the names of the classes, if any."""
-        answer = self.answer(index)
-        if answer is None or answer.classes is None:
-            return None
-        if isinstance(answer.classes, dict):
-            return list(answer.classes.values()), list(answer.classes)
-        return list(answer.classes), []
-
-    def scored(self, scores: Sequence[float]) -> list[float]:
-        """Returns `scores`, with decisions of scripts in their places."""
-        given = [None if (answer := self.answer(at)) is None else answer.score for at in range(len(scores))]
-        return [own if score is None else score for own, score in zip(scores, given, strict=True)]
 
 
 class PoolingJob(NamedTuple):
@@ -104,11 +59,31 @@ class PoolingJob(NamedTuple):
 
     meta: ResponseMeta
     inputs: Sequence[TokenIds]
-    scripted: Scripted
+    answers: Answers
 
     @property
     def prompt_tokens(self) -> int:
-        return self.scripted.prompt_tokens(sum(map(len, self.inputs)))
+        return told_tokens(self.answers, sum(map(len, self.inputs)))
+
+    def vector(self, index: int) -> array[float] | str | None:
+        """Returns the vector that a script gives an input; a text to embed instead; or None."""
+        answer = self.answers[index]
+        given = None if answer is None else answer.embedding
+        return array("f", given) if isinstance(given, tuple) else given
+
+    def classes(self, index: int) -> tuple[list[float], list[str]] | None:
+        """Returns probabilities of an input's classes by a script, and the names of the classes, if any."""
+        answer = self.answers[index]
+        given = None if answer is None else answer.classes
+        if isinstance(given, dict):
+            return list(given.values()), list(given)
+        return None if given is None else (list(given), [])
+
+
+def told_tokens(answers: Answers, counted: int) -> int:
+    """Returns the prompt tokens for `usage`, from the last script that names them, else `counted`."""
+    usages = [answer.usage for answer in answers if answer is not None and answer.usage is not None]
+    return next((told.prompt_tokens for told in reversed(usages) if told.prompt_tokens is not None), counted)
 
 
 class PoolingRunner:
@@ -117,9 +92,17 @@ class PoolingRunner:
     `pace` is called between parts of long work, and gives other requests a turn when one is due.
     """
 
-    def __init__(self, pipeline: RequestPipeline) -> None:
+    def __init__(self, pipeline: RequestPipeline, settings: ModelSettings) -> None:
         self.pipeline = pipeline
+        self.most_tokens = pipeline.limits.max_model_len
         self.pace = Pace(time.monotonic)
+        self.model = PoolingModel(
+            settings.default_embedding_dimensions,
+            1 if settings.task == "score" else 2,
+            pipeline.tokenizer,
+            self.pace,
+            is_matryoshka(model_config(settings.model)),
+        )
 
     def paced(self, items: Iterable[T]) -> Iterator[T]:
         """Yields `items`, with turns of other requests in between."""
@@ -132,16 +115,54 @@ class PoolingRunner:
 
         ApiError when model, server or fields forbid the request.
         """
-        pipeline = self.pipeline
         for name in ("mm_processor_kwargs", "media_io_kwargs"):
             if getattr(request, name, None):
                 raise bad_request(f"{name} is for models that take more than text.", name)
-        model = pipeline.models.resolve(request.model, param=None)
-        pipeline.responder.engine.check_accepting(1)
-        keep, most = request.truncate_prompt_tokens, pipeline.limits.max_model_len
-        if keep is not None and keep > most:
-            raise bad_request(f"truncate_prompt_tokens={keep} is more than the context of {most} tokens")
-        return model
+        name = self.pipeline.models.resolve(request.model, param=None)
+        self.pipeline.responder.engine.check_accepting(1)
+        keep = request.truncate_prompt_tokens
+        if keep is not None and keep > self.most_tokens:
+            raise bad_request(
+                f"truncate_prompt_tokens={keep} is more than the context of {self.most_tokens} tokens"
+            )
+        if isinstance(request, EmbeddingRequest) and request.dimensions is not None:
+            if not self.model.matryoshka:
+                raise bad_request(
+                    "The served model does not support Matryoshka embeddings: dimensions must be unset."
+                )
+            if not 1 <= request.dimensions <= MAX_DIMENSIONS:
+                raise bad_request(f"dimensions must be from 1 to {MAX_DIMENSIONS}, got {request.dimensions}")
+        return name
+
+    def pool(
+        self, context: RequestContext, request: ClassificationRequest, prefix: str, wants: str
+    ) -> PoolingJob:
+        """Admits a request and runs its inputs; `prefix` begins the answer's id."""
+        name = self.admit(request)
+        inputs = self.inputs(request)
+        meta = self.pipeline.identity.head(prefix, context, request.request_id, name)
+        return self.run(context, request, inputs, meta, wants)
+
+    def run(
+        self,
+        context: RequestContext,
+        request: ClassificationRequest,
+        inputs: Sequence[TokenIds],
+        meta: ResponseMeta,
+        wants: str,
+    ) -> PoolingJob:
+        """Sleeps until the engine has run all `inputs`; before, scripts decide about `wants`.
+
+        Raises ApiError for a fault of a script, and the errors of `go_through`.
+        """
+        wanted = request.dimensions if isinstance(request, EmbeddingRequest) else None
+        chats: Iterable[Sequence[Message]] = request.conversations
+        if not chats:
+            texts = request.texts or map(self.pipeline.tokenizer.decode, inputs)
+            chats = ([{"role": "user", "content": text}] for text in texts)
+        answers = self.decide(chats, len(inputs), wants, request.model or meta.model, context, wanted)
+        self.go_through(context, request, meta, len(inputs), inputs.__getitem__, answers)
+        return PoolingJob(meta, inputs, answers)
 
     def inputs(self, request: ClassificationRequest) -> list[TokenIds]:
         """Returns the token ids of each input, truncated. ApiError 400 for an empty or too long input."""
@@ -149,7 +170,7 @@ class PoolingRunner:
         if not count:
             raise bad_request("at least one input is needed")
         check_count(count, "input")
-        return [not_empty(self.fitted(request, ids)) for ids in self.paced(self._encoded(request))]
+        return [self.fitted(request, ids) for ids in self.paced(self._encoded(request))]
 
     def _encoded(self, request: ClassificationRequest) -> Iterator[TokenIds]:
         tokenizer = self.pipeline.tokenizer
@@ -181,62 +202,39 @@ class PoolingRunner:
             yield from self.pipeline.tokenizer.encode_many(batch, add_special_tokens)
 
     def fitted(self, request: PoolingFields, ids: TokenIds) -> TokenIds:
-        """The part of `ids` that the request keeps. ApiError 400 when it exceeds the context."""
-        kept = request.kept(ids, self.pipeline.limits.max_model_len)
-        rules.check_prompt_length(len(kept), self.pipeline.limits.max_model_len)
+        """The part of `ids` that the request keeps. ApiError 400 for an input that is empty or too long."""
+        kept = request.kept(ids, self.most_tokens)
+        check_prompt_length(len(kept), self.most_tokens)
+        if not kept:
+            raise bad_request("an input has no tokens")
         return kept
 
-    def texts(self, request: ClassificationRequest, inputs: Sequence[TokenIds]) -> Iterable[str]:
-        """Returns each input as a text, decoded where it came as tokens or was truncated."""
-        if request.texts and request.truncate_prompt_tokens is None:
-            return request.texts
-        return map(self.pipeline.tokenizer.decode, inputs)
-
-    def run(
+    def decide(
         self,
-        context: RequestContext,
-        request: ClassificationRequest,
-        inputs: Sequence[TokenIds],
-        meta: ResponseMeta,
+        chats: Iterable[Sequence[Message]],
+        count: int,
         wants: str,
-    ) -> PoolingJob:
-        """Sleeps until the engine has run all `inputs`; before, scripts decide about `wants`.
+        model: str,
+        context: RequestContext,
+        dimensions: int | None = None,
+    ) -> Answers:
+        """Returns decisions of scripts about `count` inputs.
 
-        Raises ApiError for a fault of a script, and the errors of `go_through`.
-        """
-        scripted = Scripted()
-        if (scripts := self.pipeline.scripts) is not None:
-            messages = self._messages(request, inputs)
-            scripted = Scripted(scripts.pooled(messages, wants, request.model or meta.model, context))
-            if isinstance(request, EmbeddingRequest) and request.dimensions is not None:
-                _check_dimensions(scripted, request.dimensions)
-        self.go_through(context, request, meta, len(inputs), inputs.__getitem__, scripted)
-        return PoolingJob(meta, inputs, scripted)
-
-    def _messages(
-        self, request: ClassificationRequest, inputs: Sequence[TokenIds]
-    ) -> Iterator[Sequence[Message]]:
-        """Yields the messages of each input; a text is one message of the user."""
-        from app.serving.api.script import messages_of  # imports regexes, too, which few servers need
-        from app.serving.scripts.matching import Message
-
-        if request.conversations:
-            yield from map(messages_of, request.conversations)
-            return
-        texts = request.texts or map(self.pipeline.tokenizer.decode, inputs)
-        yield from ((Message("user", text),) for text in texts)
-
-    def ask_of_pairs(self, pairs: Iterable[tuple[str, str]], model: str, context: RequestContext) -> Scripted:
-        """Returns decisions of scripts about queries and their documents.
-
-        ApiError for a fault of a script.
+        ApiError for a fault of a script, and for a vector of other `dimensions` than the request wants.
         """
         if self.pipeline.scripts is None:
-            return Scripted()
-        from app.serving.scripts.matching import Message
+            return [None] * count
+        from app.serving.api.script import messages_of  # imports regexes, too, which few servers need
 
-        messages = ((Message("user", query), Message(DOCUMENT, document)) for query, document in pairs)
-        return Scripted(self.pipeline.scripts.pooled(messages, "score", model, context))
+        decisions = self.pipeline.scripts.pooled(map(messages_of, chats), wants, model, context)
+        for decision in decisions if dimensions is not None else ():
+            given = None if decision is None or decision.answer is None else decision.answer.embedding
+            if decision is not None and isinstance(given, tuple) and len(given) != dimensions:
+                place = decision.rule.place
+                raise bad_request(
+                    f"{place}: its vector has {len(given)} numbers, not {dimensions}.", "dimensions"
+                )
+        return [None if decision is None else decision.answer for decision in decisions]
 
     def go_through(
         self,
@@ -244,130 +242,88 @@ class PoolingRunner:
         request: PoolingFields,
         meta: ResponseMeta,
         count: int,
-        prompt: Prompt,
-        scripted: Scripted,
+        prompt: Callable[[int], TokenIds],
+        answers: Answers,
     ) -> None:
-        """Sleeps until the engine has run `count` prompts; `scripted` may add delays.
+        """Sleeps until the engine has run `count` prompts: `prompt` returns the token ids of one by number.
 
-        EngineError without room for the first prompt; the others wait for room. CallerLeft when the client
-        has left.
+        The delay is the longest of all `answers`, and those of a fault. EngineError without room for the
+        first prompt; the others wait for room. CallerLeft when the client has left.
         """
-        pipeline = self.pipeline
+        fault = fault_of(context)
+        longest_s = max((answer.reply.first_token_s for answer in answers if answer is not None), default=0.0)
         first = EngineRequest(
             request_id=meta.id,
             index=0,
             model=meta.model,
-            prompt_ids=prompt(0),
+            prompt_ids=(),
             echo_text="",
             max_tokens=0,
             limited=False,
             arrival_s=context.arrival_s,
-            adapter=meta.model if meta.model in pipeline.builder.adapters else None,
+            adapter=meta.model if meta.model in self.pipeline.builder.adapters else None,
             priority=priority_of(context, request.priority),
             cache_salt=request.cache_salt,
             together=count,
             observers=context.observers,
-            delays=scripted.delays(context),
+            delays=(*((0, longest_s),) * bool(longest_s), *(() if fault is None else fault.delays)),
         )
-        load, connection = pipeline.responder.load, context.connection
-        prompts = PromptQueue(pipeline.responder.engine)
+        load = self.pipeline.responder.load
         load.begin()
-        if connection is not None:
-            connection.watch(prompts.leave)
         try:
-            for index in self.paced(range(0, count, GROUP)):
-                group = range(index, min(index + GROUP, count))
-                prompts.put([first if at == 0 else _of(first, at, prompt(at)) for at in group])
-            prompts.wait(1)
+            self._run_prompts(first, prompt, context.connection)
         finally:
             load.end()
-            if connection is not None:
-                connection.unwatch()
-            prompts.abort()
 
+    def _run_prompts(
+        self, first: EngineRequest, prompt: Callable[[int], TokenIds], connection: Connection | None
+    ) -> None:
+        engine, count, submitted = self.pipeline.responder.engine, first.together, 0
+        bell, errors = Bell(), list[Exception]()
+        running: dict[int, tuple[Handle, int]] = {}
+        """Handles and sizes of unfinished groups, by the index of the first prompt."""
 
-class PromptQueue:
-    """Submits the prompts of one request, as many at a time as the engine has room for."""
-
-    def __init__(self, engine: EngineClient) -> None:
-        self._engine = engine
-        self._error: Exception | None = None
-        self._handles: dict[int, Handle] = {}
-        """Handles of unfinished groups, by the index of the first prompt."""
-        self._unfinished = 0
-        self._bell = Bell()
-
-    def put(self, requests: Sequence[EngineRequest]) -> None:
-        """Submits all `requests`, in parts where the engine is full. Raises the error of a failed prompt."""
-        while requests:
-            room = min(self._engine.room(requests[0].adapter), AT_ONCE - self._unfinished)
-            if room <= 0 and self._unfinished:
-                self.wait(self._unfinished)
-                continue
-            part, requests = requests[: max(room, 1)], requests[max(room, 1) :]
-            self._submit(part)
-
-    def wait(self, fewer_than: int) -> None:
-        """Sleeps until fewer prompts are unfinished. Raises the error of a failed prompt, or CallerLeft."""
-        while self._unfinished >= fewer_than and self._error is None:
-            self._bell.clear()
-            self._bell.wait()
-        if self._error is not None:
-            raise self._error
-
-    def leave(self) -> None:
-        self._error = CallerLeft()
-        self._bell.set()
-
-    def abort(self) -> None:
-        for handle in list(self._handles.values()):
-            handle.abort()
-
-    def _submit(self, group: Sequence[EngineRequest]) -> None:
-        if self._error is not None:
-            raise self._error
-        first = group[0].index
+        def fail(error: Exception) -> None:
+            errors.append(error)
+            bell.set()
 
         def emit(output: EngineOutput) -> None:
             if type(output) is Failed:
-                self._error = output.error
+                fail(output.error)
             elif type(output) is Tokens and output.finish is not None and output.finish.reason == "abort":
-                self._error = Aborted()
-            else:
-                return
-            self._bell.set()
+                fail(Aborted())
 
-        def over(future: Future[None]) -> None:
-            self._unfinished -= len(group)
-            del self._handles[first]
-            self._bell.set()
+        def over(start: int, _: object) -> None:
+            del running[start]
+            bell.set()
 
-        self._handles[first] = handle = self._engine.submit(group, emit)
-        self._unfinished += len(group)
-        handle.future.add_done_callback(over)
-
-
-def _of(first: EngineRequest, index: int, ids: TokenIds) -> EngineRequest:
-    return replace(first, index=index, prompt_ids=ids)
+        if connection is not None:
+            connection.watch(lambda: fail(CallerLeft()))
+        try:
+            while not errors and (running or submitted < count):
+                self.pace()
+                bell.clear()
+                unfinished = sum(size for _, size in running.values())
+                room = min(engine.room(first.adapter), AT_ONCE - unfinished, GROUP, count - submitted)
+                if room > 0 or not running:
+                    numbers = range(submitted, submitted + max(room, 1))
+                    group = [replace(first, index=at, prompt_ids=prompt(at)) for at in numbers]
+                    handle = engine.submit(group, emit)
+                    running[submitted] = handle, len(group)
+                    handle.future.add_done_callback(partial(over, submitted))
+                    submitted += len(group)
+                elif not errors:
+                    bell.wait()
+            if errors:
+                raise errors[0]
+        finally:
+            if connection is not None:
+                connection.unwatch()
+            for handle, _ in list(running.values()):
+                handle.abort()
 
 
 def check_count(count: int, param: str) -> None:
     """Raises ApiError 400 for more inputs than one request may have."""
     if count > MAX_INPUTS:
         raise bad_request(f"at most {MAX_INPUTS} inputs fit into one request, got {count}", param)
-
-
-def not_empty(ids: TokenIds) -> TokenIds:
-    """Returns the `ids` of an input. ApiError 400 when there are none."""
-    if not ids:
-        raise bad_request("an input has no tokens")
-    return ids
-
-
-def _check_dimensions(scripted: Scripted, wanted: int) -> None:
-    """Raises ApiError 400 where a script's vector has another size than the request wants."""
-    for index, decision in enumerate(scripted.decisions):
-        vector = scripted.vector(index)
-        if decision is not None and isinstance(vector, array) and len(vector) != wanted:
-            place = decision.rule.place
-            raise bad_request(f"{place}: its vector has {len(vector)} numbers, not {wanted}.", "dimensions")

@@ -25,22 +25,12 @@ MOST_NUMBERS = 2**24
 WHOLE = 2**19
 """Most numbers of an answer that is sent whole, with its length."""
 
-Shape = tuple[int, ...]
-Rows = Iterable["array[float]"]
-
-
-class ItemForm(NamedTuple):
-    """Names of an item's kind and of its numbers in a list."""
-
-    kind: str
-    field: str
-
 
 class Pooled(NamedTuple):
     """Rows of numbers for each input, computed on reading; shapes and tokens are known before."""
 
-    inputs: Iterable[Rows]
-    shapes: Sequence[Shape]
+    inputs: Iterable[Iterable[array[float]]]
+    shapes: Sequence[tuple[int, ...]]
     tokens: int
 
     def check_size(self) -> int:
@@ -61,25 +51,23 @@ def list_reply(
 def vector_reply(
     request: EncodedRequest,
     meta: ResponseMeta,
-    form: ItemForm,
+    field: str,
     pooled: Pooled,
     headers: Mapping[str, str],
     pace: Callable[[], None],
 ) -> Response:
-    """Returns the numbers in the request's encoding. ApiError 400 for more than one answer holds."""
-    numbers = pooled.check_size()
-    pack, content_type = packing(request.embed_dtype, request.endianness, pace), OCTETS
-    if request.encoding_format == "float":
-        pieces, content_type = _list(meta, _items(form, pooled, _floats), pooled.tokens), JSON
-    elif request.encoding_format == "base64":
+    """Returns the numbers in the request's encoding; an item of a list has them under `field`.
 
-        def base64(rows: Rows, shape: Shape) -> Iterator[bytes]:
-            yield b'"%b"' % b64encode(b"".join(map(pack, rows)))
-
-        pieces, content_type = _list(meta, _items(form, pooled, base64), pooled.tokens), JSON
+    ApiError 400 for more numbers than one answer holds.
+    """
+    numbers, form = pooled.check_size(), request.encoding_format
+    pack = packing(request.embed_dtype, request.endianness, pace)
+    if form in ("float", "base64"):
+        items = _items(field, pooled, pack if form == "base64" else None)
+        pieces, content_type = _list(meta, items, pooled.tokens), JSON
     else:
-        pieces = (pack(row) for rows in pooled.inputs for row in rows)
-    if request.encoding_format == "bytes":
+        pieces, content_type = (pack(row) for rows in pooled.inputs for row in rows), OCTETS
+    if form == "bytes":
         headers = {**headers, "metadata": _metadata(request, meta, pooled)}
     body = b"".join(pieces) if numbers <= WHOLE else blocks(pieces)
     return Response(body, 200, headers, content_type=content_type)
@@ -95,22 +83,18 @@ def _list(meta: ResponseMeta, items: Iterable[bytes], tokens: int) -> Iterator[b
     yield b"]" + end
 
 
-def _items(
-    form: ItemForm, pooled: Pooled, write: Callable[[Rows, Shape], Iterator[bytes]]
-) -> Iterator[bytes]:
-    """Yields the JSON of each input, in one piece or several, with commas in between."""
-    kind, field = (name.encode() for name in form)
+def _items(field: str, pooled: Pooled, pack: Pack | None) -> Iterator[bytes]:
+    """Yields the JSON of each input in pieces, with commas in between: base64 of `pack`, else numbers."""
+    kind, name = b"pooling" if field == "data" else field.encode(), field.encode()
     for index, (rows, shape) in enumerate(zip(pooled.inputs, pooled.shapes, strict=True)):
-        yield b'%b{"index":%d,"object":"%b","%b":' % (b"," if index else b"", index, kind, field)
-        yield from write(rows, shape)
-        yield b"}"
-
-
-def _floats(rows: Rows, shape: Shape) -> Iterator[bytes]:
-    nested = len(shape) > 1
-    for number, row in enumerate(rows):
-        yield (b"," if number else b"[" * nested) + encode(row.tolist())
-    yield b"]" * nested
+        yield b'%b{"index":%d,"object":"%b","%b":' % (b"," if index else b"", index, kind, name)
+        if pack is None:
+            nested = len(shape) > 1
+            for number, row in enumerate(rows):
+                yield (b"," if number else b"[" * nested) + encode(row.tolist())
+            yield b"]" * nested + b"}"
+        else:
+            yield b'"%b"}' % b64encode(b"".join(map(pack, rows)))
 
 
 def _metadata(request: EncodedRequest, meta: ResponseMeta, pooled: Pooled) -> str:
@@ -153,18 +137,14 @@ def packing(dtype: str, endianness: str, pace: Callable[[], None]) -> Pack:
     Calls `pace` while it packs a long vector.
     """
     little = (sys.byteorder if endianness == "native" else endianness) == "little"
-    order = "<" if little else ">"
-    if dtype not in _SMALL:
-        letter = "f" if dtype == "float32" else "e"
-        return lambda numbers: struct.pack(f"{order}{len(numbers)}{letter}", *numbers)
-    exponent_bits, mantissa_bits = _SMALL[dtype]
-    letter = "H" if BYTES[dtype] == 2 else "B"
+    letter = {"float32": "f", "float16": "e", "bfloat16": "H"}.get(dtype, "B")
 
     def pack(numbers: array[float]) -> bytes:
         packed = []
         for start in range(0, len(numbers), SLICE):
-            codes = small_floats(numbers[start : start + SLICE], exponent_bits, mantissa_bits)
-            packed.append(struct.pack(f"{order}{len(codes)}{letter}", *codes))
+            part = numbers[start : start + SLICE]
+            values = small_floats(part, *_SMALL[dtype]) if dtype in _SMALL else part
+            packed.append(struct.pack(f"{'<' if little else '>'}{len(part)}{letter}", *values))
             pace()
         return b"".join(packed)
 
