@@ -21,10 +21,9 @@ import os  # noqa: E402
 import sys  # noqa: E402
 
 from app.engine.dataset import DatasetError  # noqa: E402
-from app.serving.gunicorn import handover, logs, ranks  # noqa: E402
+from app.serving.gunicorn import logs, ranks  # noqa: E402
 from app.serving.gunicorn.arbiter import say_console, say_model, take_charge  # noqa: E402
 from app.serving.gunicorn.certificates import CertificateError  # noqa: E402
-from app.serving.gunicorn.handover import ENDPOINT, SETTINGS, hand_over, handed_over  # noqa: E402
 from app.text import TokenizerError  # noqa: E402
 from app.wiring import factory  # noqa: E402
 from config import ConfigError  # noqa: E402
@@ -33,10 +32,10 @@ from config.loader import load  # noqa: E402
 # A reload runs this file again, with settings that the arbiter has read and found good.
 warnings = []
 try:
-    settings = handed_over(os.environ)
+    settings = ranks.handed_over(os.environ)
     if settings is None:
         settings = load((), os.environ, warnings.append)
-        hand_over(settings, os.environ)
+        ranks.hand_over(settings, os.environ)
 except ConfigError as error:
     sys.exit(f"error: {error}")
 
@@ -101,7 +100,7 @@ def post_fork(server, worker):
 def post_worker_init(worker):
     """The application is there, and connections are accepted in a moment: the one before may go."""
     gc.enable()
-    handover.note(worker, handover.SERVING)
+    ranks.note(worker, ranks.SERVING)
     if hasattr(worker.wsgi, "begin"):
         worker.wsgi.begin()
 
@@ -114,5 +113,5 @@ def worker_exit(server, worker):
 
 def pre_exec(server):
     """SIGUSR2 starts a new server, which reads its settings itself."""
-    for name in (SETTINGS, ENDPOINT):
+    for name in (ranks.SETTINGS, ranks.ENDPOINT):
         server.cfg.env_orig.pop(name, None)

@@ -40,7 +40,7 @@ from app.serving.faults.audit import AuditTrail
 from app.serving.faults.injector import FaultInjector
 from app.serving.flask.application import StartedLater, Understudy
 from app.serving.gunicorn import ranks
-from app.serving.gunicorn.handover import handed_over
+from app.serving.gunicorn.ranks import handed_over
 from app.serving.http.response import json_response
 from app.serving.http.route import get
 from app.serving.middleware.api_keys import ApiKeys

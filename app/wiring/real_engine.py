@@ -21,7 +21,7 @@ from app.llm.model_files import find_model, load_tokenizer
 from app.serving.api.sampling import RealModel, SamplingDefaults, ThoughtTokens
 from app.serving.gunicorn import ranks
 from app.serving.gunicorn.engine_process import given_length
-from app.serving.gunicorn.handover import ENDPOINT
+from app.serving.gunicorn.ranks import ENDPOINT
 from app.text import Tokenizer
 from app.text.loading import template_source
 from app.wiring.assembly import publishing

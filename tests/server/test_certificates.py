@@ -1,14 +1,31 @@
-"""Files that change are read again, once they have come to rest."""
+"""Certificates: files that change are read again once they have come to rest; the server can make its own."""
 
 from __future__ import annotations
 
+import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from gunicorn.config import Config
 
-from app.serving.gunicorn.certificates import CertificateError, ServerCertificate, check_pair
-from app.serving.gunicorn.self_signed import make_pair
+from app.serving.gunicorn.certificates import (
+    CertificateError,
+    SelfSigned,
+    ServerCertificate,
+    check_pair,
+    make_pair,
+    names_of,
+)
+from config import ConfigError, Settings
+from config.loader import load
+from config.settings import ServerSettings, TlsSettings
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -67,3 +84,48 @@ def test_what_is_no_pem_is_refused_in_one_line(cfg: Config) -> None:
     with pytest.raises(CertificateError) as refused:
         ServerCertificate(cfg)
     assert cfg.keyfile in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_it_is_for_servers_and_valid_from_an_hour_ago_for_ten_years() -> None:
+    made, secret = make_pair(["localhost", "10.0.0.1", "::1"], NOON)
+    certificate = x509.load_pem_x509_certificate(made)
+    assert certificate.not_valid_before_utc == NOON - timedelta(hours=1)
+    assert certificate.not_valid_after_utc == NOON + timedelta(days=3650)
+    extensions = certificate.extensions
+    names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost"]
+    assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1", "::1"]
+    usage = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(usage) == [ExtendedKeyUsageOID.SERVER_AUTH]
+    assert not extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    key = load_pem_private_key(secret, None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP256R1)
+    assert key.public_key() == certificate.public_key()
+    certificate.verify_directly_issued_by(certificate)
+
+
+def test_it_names_this_host_the_pod_and_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "box")
+    settings = Settings(
+        server=ServerSettings(host="10.0.0.1", pod_name="vllm-0", pod_ip="10.0.0.2"),
+        tls=TlsSettings(self_signed_certs=True, self_signed_names=("a.example", "localhost")),
+    )
+    own = ["localhost", "127.0.0.1", "::1", "box"]
+    assert names_of(settings) == [*own, "vllm-0", "10.0.0.2", "10.0.0.1", "a.example"]
+    assert names_of(Settings()) == own
+
+
+@pytest.mark.parametrize("name", ["bücher.example", "two words", "[::1]"])
+def test_a_name_that_no_certificate_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="self-signed-names"):
+        load((), {"SIM_SELF_SIGNED_NAMES": name})
+
+
+def test_it_is_made_once_for_the_same_names() -> None:
+    made = SelfSigned()
+    first = Path(made.pair(Settings())[0]).read_bytes()
+    assert Path(made.pair(Settings())[0]).read_bytes() == first
+    more = Settings(tls=TlsSettings(self_signed_names=("more.example",)))
+    certificate, key = made.pair(more)
+    assert Path(certificate).read_bytes() != first
+    assert os.stat(key).st_mode & 0o777 == 0o600

@@ -1,4 +1,4 @@
-"""Which rank a process plays, where it is reached, and which one a new worker becomes."""
+"""Ranks: where each is reached, which one a worker becomes, and the settings that the arbiter hands over."""
 
 from __future__ import annotations
 
@@ -14,36 +14,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.serving.gunicorn import handover, ranks
+from app.serving.gunicorn import ranks
+from app.serving.gunicorn.ranks import ENDING, REPLACED, SERVING, hand_over, handed_over, is_noted
 from config import Settings
-from config.settings import ServerSettings, TlsSettings
+from config.loader import load
+from config.settings import ReplySettings, SchedulingSettings, ServerSettings, TlsSettings
 
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 FOUR = ServerSettings(port=8000, data_parallel_size=4)
 ALONE = replace(FOUR, data_parallel_rank=3)
 
 
-def test_every_rank_has_the_port_after_the_one_before() -> None:
-    assert ranks.addresses(replace(FOUR, host="10.0.0.1")) == [
-        "10.0.0.1:8000",
-        "10.0.0.1:8001",
-        "10.0.0.1:8002",
-        "10.0.0.1:8003",
-    ]
+def test_every_rank_has_the_port_after_the_one_before_and_a_single_rank_its_own() -> None:
+    ports = range(8000, 8004)
+    assert ranks.addresses(replace(FOUR, host="10.0.0.1")) == [f"10.0.0.1:{port}" for port in ports]
     assert ranks.addresses(ServerSettings(host="::1")) == ["[::1]:8000"]
     assert ranks.served_by(FOUR, 2).port == 8002
-
-
-def test_a_rank_alone_has_the_port_as_it_is() -> None:
-    assert ranks.count(ALONE) == 1
-    assert ranks.addresses(ALONE) == ["0.0.0.0:8000"]
+    assert (ranks.count(ALONE), ranks.addresses(ALONE)) == (1, ["0.0.0.0:8000"])
     assert ranks.served_by(ALONE, 3).port == 8000
 
 
 def test_the_environment_tells_the_rank_unless_the_settings_do() -> None:
-    assert ranks.rank_of(FOUR, {}) == 0
-    assert ranks.rank_of(FOUR, {ranks.RANK: "2"}) == 2
-    assert ranks.rank_of(ALONE, {}) == 3
-    assert ranks.rank_of(replace(FOUR, data_parallel_rank=-1), {}) == 0
+    cases = [(FOUR, {}, 0), (FOUR, {ranks.RANK: "2"}, 2), (ALONE, {}, 3)]
+    for server, environ, rank in (*cases, (replace(FOUR, data_parallel_rank=-1), {}, 0)):
+        assert ranks.rank_of(server, environ) == rank
 
 
 def test_siblings_are_reached_over_the_loopback_address() -> None:
@@ -63,7 +57,7 @@ def workers(places: list[tuple[int, bool]]) -> Iterator[list[Any]]:
         for place, replaced in places:
             worker = SimpleNamespace(place=place, tmp=files.enter_context(tempfile.TemporaryFile()))
             if replaced:
-                handover.note(worker, handover.REPLACED)
+                ranks.note(worker, REPLACED)
             made.append(worker)
         yield made
 
@@ -80,8 +74,48 @@ def test_a_new_worker_takes_a_place_that_nobody_keeps(size: int, data: st.DataOb
 def test_a_note_leaves_the_time_of_the_heartbeat() -> None:
     with workers([(0, False)]) as [worker]:
         os.utime(worker.tmp.fileno(), (7, 7))
-        assert not handover.is_serving(worker)
-        handover.note(worker, handover.SERVING)
-        handover.note(worker, handover.ENDING)
-        assert handover.is_serving(worker) and handover.is_ending(worker) and not handover.is_replaced(worker)
+        assert not is_noted(worker, SERVING)
+        ranks.note(worker, SERVING)
+        ranks.note(worker, ENDING)
+        assert [is_noted(worker, stage) for stage in (SERVING, REPLACED, ENDING)] == [True, False, True]
         assert os.fstat(worker.tmp.fileno()).st_mtime == 7
+
+
+def passed_on(settings: Settings) -> Settings | None:
+    environ: dict[str, str] = {}
+    hand_over(settings, environ)
+    return handed_over(environ)
+
+
+def test_what_every_kind_of_source_says_is_passed_on() -> None:
+    flags = ["--served-model-name", "a", "b,c", "--time-to-first-token", "1.5s", "--no-access-log"]
+    settings = load(flags, {"SIM_SEED": "4", "POD_NAME": "pod", "SIM_TOOL_CALL_PROBABILITY": "7"})
+    assert passed_on(settings) == settings
+
+
+@given(
+    pod=TEXT,
+    names=st.lists(st.from_regex(r"[a-z0-9.-]{1,20}", fullmatch=True)),
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    limit=st.none() | st.integers(0, 10**6),
+    patience_ns=st.integers(0, 10**13),
+)
+def test_any_value_is_passed_on(
+    pod: str, names: list[str], seed: int | None, limit: int | None, patience_ns: int
+) -> None:
+    settings = Settings(
+        server=ServerSettings(pod_name=pod, graceful_timeout=patience_ns / 10**9),
+        tls=TlsSettings(self_signed_names=tuple(names)),
+        reply=ReplySettings(seed=seed),
+        scheduling=SchedulingSettings(max_num_queued_reqs=limit),
+    )
+    assert passed_on(settings) == settings
+
+
+def test_the_sources_are_not_asked_again() -> None:
+    environ = {"SIM_PORT": "9000"}
+    assert handed_over(environ) is None
+    hand_over(replace(Settings(), server=ServerSettings(port=8005)), environ)
+    taken = handed_over(environ)
+    assert taken is not None and taken.server.port == 8005
+    assert set(environ) == {"SIM_PORT", ranks.SETTINGS}

@@ -23,18 +23,16 @@ from typing import TYPE_CHECKING, Any
 from gunicorn.arbiter import Arbiter
 from gunicorn.util import parse_address
 
-from app.serving.gunicorn import handover, ranks
-from app.serving.gunicorn.certificates import CertificateError, ServerCertificate, check_pair
-from app.serving.gunicorn.handover import hand_over
+from app.serving.gunicorn import ranks
+from app.serving.gunicorn.certificates import CertificateError, SelfSigned, ServerCertificate, check_pair
+from app.serving.gunicorn.ranks import ENDING, REPLACED, SERVING, hand_over, is_noted
 from config import ConfigError, Settings
 from config.durations import format_duration
 from config.loader import load
-from config.settings import ServerSettings
 
 if TYPE_CHECKING:
     from app.engine.core.wire import EngineProcessOptions
     from app.serving.gunicorn.engine_process import EngineProcess
-    from app.serving.gunicorn.self_signed import SelfSigned
 
 ONE_EACH = (
     "each worker is a server of its own, with its own places, queue and metrics; several behind one port "
@@ -53,7 +51,6 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
     """The class that `take_charge` gives a stock arbiter. `settings`: the settings in force."""
 
     WORKERS: dict[int, Any]
-    _last_logged_active_worker_count: int | None
     settings: Settings
     prepare: Prepare
     create: Create
@@ -66,17 +63,27 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
 
     def manage_workers(self) -> None:
         """Keeps one worker per rank; after a reload, ends old workers whose successors serve."""
-        current = [worker for worker in self.WORKERS.values() if not handover.is_replaced(worker)]
-        for _ in range(self.num_workers - len(current)):
-            self.spawn_worker()
-        ready = {worker.place for worker in current if handover.is_serving(worker)}
-        for pid, worker in list(self.WORKERS.items()):
-            if worker.place in ready and handover.is_replaced(worker):
+        replaced = self._hide(lambda worker: is_noted(worker, REPLACED))
+        super().manage_workers()
+        ready = {worker.place for worker in self.WORKERS.values() if is_noted(worker, SERVING)}
+        self.WORKERS.update(replaced)
+        for pid, worker in replaced.items():
+            if worker.place in ready:
                 self.kill_worker(pid, signal.SIGTERM)
-        self._measure()
-        self._look_at_certificate()
         if self.engine is not None:
             self.engine.look()
+        if self.certificate is not None:
+            try:
+                if self.certificate.refresh():
+                    self.log.info("new connections get the new certificate")
+            except CertificateError as error:
+                self.log.error("%s; the certificate of before stays", error)
+
+    def _hide(self, hidden: Callable[[Any], bool]) -> dict[int, Any]:
+        """Removes some workers, which the stock arbiter would count or wait for; returns them."""
+        found = {pid: worker for pid, worker in self.WORKERS.items() if hidden(worker)}
+        self.WORKERS = {pid: worker for pid, worker in self.WORKERS.items() if pid not in found}
+        return found
 
     def handle_hup(self) -> None:
         """Reloads, unless the new settings cannot be served."""
@@ -97,18 +104,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
     def handle_ttin(self) -> None:
         self.log.error("workers: must be %d, one for each rank: %s", self.num_workers, ONE_EACH)
 
-    def handle_ttou(self) -> None:
-        self.handle_ttin()
-
-    def _measure(self) -> None:
-        """Logs the metrics that the stock arbiter sends to a statsd server."""
-        if self._last_logged_active_worker_count != len(self.WORKERS):
-            self._last_logged_active_worker_count = count = len(self.WORKERS)
-            self.log.debug("%d workers", count, extra=_metric("gunicorn.workers", count, "gauge"))
-        if self.cfg.enable_backlog_metric:
-            backlog = sum(listener.get_backlog() or 0 for listener in self.LISTENERS)
-            extra = _metric("gunicorn.backlog", backlog, "histogram")
-            self.log.debug("socket backlog: %d", backlog, extra=extra)
+    handle_ttou = handle_ttin
 
     def setup(self, app: Any) -> None:
         """Applies the configuration that a reload has read."""
@@ -119,10 +115,10 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             self.secure()
 
     def reload(self) -> None:
-        """Starts successors; hides the current workers, which the stock arbiter would wait for."""
-        replaced, self.WORKERS = self.WORKERS, {}
+        """Starts successors of the current workers."""
+        replaced = self._hide(lambda worker: True)
         for worker in replaced.values():
-            handover.note(worker, handover.REPLACED)
+            ranks.note(worker, REPLACED)
         try:
             super().reload()
         finally:
@@ -131,7 +127,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
     def stop(self, graceful: bool = True) -> None:
         """Ends all workers, replaced ones included, within `graceful_timeout`."""
         for worker in self.WORKERS.values():
-            handover.note(worker, handover.ENDING)
+            ranks.note(worker, ENDING)
         super().stop(graceful)
         if self.engine is not None:
             self.engine.end()
@@ -141,7 +137,8 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         tls = self.settings.tls
         pair = (tls.ssl_certfile, tls.ssl_keyfile)
         if tls.self_signed_certs:
-            pair = self._own_pair()
+            self.self_signed = self.self_signed or SelfSigned()
+            pair = self.self_signed.pair(self.settings)
             self.log.info("self-signed certificate: %s", pair[0])
         if pair[0]:
             self.cfg.set("certfile", pair[0])
@@ -162,7 +159,12 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             raise ConfigError("with preload_app, settings cannot change while the server runs")
         if asked.tls.ssl_certfile:
             check_pair(asked.tls.ssl_certfile, asked.tls.ssl_keyfile)
-        asked = self._same_engine(asked)
+        if asked.engine.is_real != self.settings.engine.is_real:
+            raise ConfigError("setting engine: cannot change while the server runs")
+        if self.engine is not None:
+            if self.engine_options(asked) != self.engine.options:
+                raise ConfigError("model and limits of engine llm cannot change while the server runs")
+            asked = self.engine.completed(asked)
         self.prepare(asked)
         self.create(asked)
         return asked
@@ -183,33 +185,6 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         self.settings = self.engine.completed(self.settings)
         hand_over(self.settings, os.environ)
 
-    def _same_engine(self, asked: Settings) -> Settings:
-        """Returns `asked` with the running engine's sizes. ConfigError when `asked` needs another engine."""
-        if asked.engine.is_real != self.settings.engine.is_real:
-            raise ConfigError("setting engine: cannot change while the server runs")
-        if self.engine is None:
-            return asked
-        if self.engine_options(asked) != self.engine.options:
-            raise ConfigError("model and limits of engine llm cannot change while the server runs")
-        return self.engine.completed(asked)
-
-    def _own_pair(self) -> tuple[str, str]:
-        from app.serving.gunicorn.self_signed import (
-            SelfSigned,  # imports a large library that is seldom needed
-        )
-
-        self.self_signed = self.self_signed or SelfSigned()
-        return self.self_signed.pair(self.settings)
-
-    def _look_at_certificate(self) -> None:
-        if self.certificate is None:
-            return
-        try:
-            if self.certificate.refresh():
-                self.log.info("new connections get the new certificate")
-        except CertificateError as error:
-            self.log.error("%s; the certificate of before stays", error)
-
 
 def take_charge(
     server: Any, settings: Settings, prepare: Prepare, create: Create, engine_options: EngineOptions
@@ -223,7 +198,13 @@ def take_charge(
     settings = ranks.bound(settings, server.cfg.address)
     hand_over(settings, os.environ)
     check_free(server)
-    _check(server.cfg, settings.server)
+    size, addresses = ranks.count(settings.server), ranks.addresses(settings.server)
+    if size > 1 and server.cfg.preload_app:
+        raise ConfigError("preload_app: must be off with several ranks: each has an application of its own")
+    if len(addresses) > 1 and server.cfg.address != [parse_address(one) for one in addresses]:
+        raise ConfigError(
+            "bind: must be left to the settings host, port and grpc-port when there are several"
+        )
     if settings.engine.is_real:
         engine_options(settings)  # raises for missing requirements, before slow work
     prepare(settings)
@@ -232,7 +213,6 @@ def take_charge(
     # package; its folder then precedes the standard library, and its `http` hides Python's.
     server.START_CTX["args"] = [sys.executable, *sys.orig_argv[1:]]
     server.settings = settings
-    size = ranks.count(settings.server)
     if server.cfg.workers != size:
         serving = "one worker serves" if size == 1 else f"{size} workers serve, one for each rank"
         server.log.warning("workers=%d: %s: %s", server.cfg.workers, serving, ONE_EACH)
@@ -240,21 +220,6 @@ def take_charge(
     server.prepare, server.create, server.engine_options = prepare, create, engine_options
     server.secure()
     server.start_engine()
-
-
-def _metric(name: str, value: int, kind: str) -> dict[str, object]:
-    return {"metric": name, "value": value, "mtype": kind}
-
-
-def _check(cfg: Any, server: ServerSettings) -> None:
-    """Raises ConfigError when gunicorn's own options do not fit the ranks and their addresses."""
-    if ranks.count(server) > 1 and cfg.preload_app:
-        raise ConfigError("preload_app: must be off with several ranks: each has an application of its own")
-    addresses = ranks.addresses(server)
-    if len(addresses) > 1 and cfg.address != [parse_address(one) for one in addresses]:
-        raise ConfigError(
-            "bind: must be left to the settings host, port and grpc-port when there are several"
-        )
 
 
 def check_free(server: Any) -> None:
@@ -274,8 +239,14 @@ def check_free(server: Any) -> None:
 
 def say_model(log: Any, settings: Settings) -> None:
     """Logs the model and its timing; at level debug, all settings, too."""
-    names = ", ".join(settings.model.served_names)
-    log.info("model: %s; timing: %s", names, _timing(settings))
+    latency = settings.latency
+    first, next = format_duration(latency.time_to_first_token), format_duration(latency.inter_token_latency)
+    timing = f"first token after {first}, each next after {next}"
+    if settings.engine.is_real:
+        timing = "a real engine's"
+    elif settings.steps.shared:
+        timing = f"steps of profile {settings.steps.profile}"
+    log.info("model: %s; timing: %s", ", ".join(settings.model.served_names), timing)
     log.debug("settings: %s", json.dumps(settings.dump()))
 
 
@@ -284,13 +255,3 @@ def say_console(log: Any, settings: Settings) -> None:
     path = settings.server.root_path.rstrip("/") + "/console"
     urls = ", ".join(url + path for _, url in ranks.siblings(settings))
     log.info("console: %s", urls if settings.api.console else "none; --console serves one")
-
-
-def _timing(settings: Settings) -> str:
-    if settings.engine.is_real:
-        return "a real engine's"
-    if settings.steps.shared:
-        return f"steps of profile {settings.steps.profile}"
-    latency = settings.latency
-    first, next = format_duration(latency.time_to_first_token), format_duration(latency.inter_token_latency)
-    return f"first token after {first}, each next after {next}"

@@ -1,16 +1,38 @@
-"""The server's certificate: loaded in the arbiter, inherited by the workers, reloaded when it changes."""
+"""The server's certificate: loaded in the arbiter, inherited by the workers, reloaded when it changes.
+
+Without files, the server makes a self-signed one at its start, and removes it at its end.
+"""
 
 from __future__ import annotations
 
+import atexit
+import ipaddress
 import os
+import shutil
+import socket
 import ssl
+import tempfile
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from gevent.ssl import SSLSocket
 from gunicorn import sock
 
-Stamp = tuple[tuple[int, ...] | None, ...]
+from config import Settings
+
+COMMON_NAME = "Understudy"
+EARLIER = timedelta(hours=1)
+"""Validity before the current time, for clients with slow clocks."""
+VALID = timedelta(days=3650)
+EVERYWHERE = ("0.0.0.0", "::")
+OTHER_USES = (
+    *("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
+"""Uses of a key besides signatures: an elliptic curve key has no other use in TLS."""
+Stamp = list[tuple[int, ...] | None]
 """Version of the files, from `os.stat`; None for a missing file."""
 
 
@@ -31,13 +53,14 @@ class ClosingSocket(SSLSocket):  # type: ignore[misc]
 class ServerCertificate:
     """The TLS context of new connections; `cfg` is gunicorn's configuration, which names the files.
 
-    Raises CertificateError when the files cannot be used. Open connections keep their certificate.
+    HTTP/1.1 over TLS 1.2 or newer, with gunicorn's TLS options. Raises CertificateError when the files cannot
+    be used. Open connections keep their certificate.
     """
 
     def __init__(self, cfg: Any) -> None:
         self._cfg = cfg
-        self._seen = self._loaded = self._stamp()
-        self._context = server_context(cfg)
+        self._seen = self._stamp()
+        self._load()
 
     def refresh(self) -> bool:
         """Loads changed files; True when new ones were loaded. Called about once a second.
@@ -48,27 +71,32 @@ class ServerCertificate:
         before, self._seen = self._seen, self._stamp()
         if self._seen == self._loaded or self._seen != before:
             return False
-        self._loaded = self._seen
-        self._context = server_context(self._cfg)
+        self._load()
         return True
 
     def wrap(self, client: Any) -> ssl.SSLSocket:
         """Returns the server side of a TLS connection, before its handshake. OSError: the client has gone."""
         return self._context.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
 
+    def _load(self) -> None:
+        self._loaded = self._seen
+        check_pair(self._cfg.certfile, self._cfg.keyfile)
+        context: ssl.SSLContext = sock.ssl_context(self._cfg)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        context.sslsocket_class = ClosingSocket
+        self._context = context
+
     def _stamp(self) -> Stamp:
         """Follows links: Kubernetes renews a mounted secret by replacing a link."""
-        return tuple(_version(path) for path in (self._cfg.certfile, self._cfg.keyfile) if path)
-
-
-def server_context(cfg: Any) -> ssl.SSLContext:
-    """Builds a context for HTTP/1.1 over TLS 1.2 or newer, with gunicorn's TLS options. CertificateError."""
-    check_pair(cfg.certfile, cfg.keyfile)
-    context: ssl.SSLContext = sock.ssl_context(cfg)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    context.sslsocket_class = ClosingSocket
-    return context
+        stamp: Stamp = []
+        for path in filter(None, (self._cfg.certfile, self._cfg.keyfile)):
+            try:
+                at = os.stat(path)
+                stamp.append((at.st_dev, at.st_ino, at.st_mtime_ns, at.st_size))
+            except OSError:
+                stamp.append(None)
+        return stamp
 
 
 def check_pair(certfile: str, keyfile: str | None) -> None:
@@ -92,9 +120,77 @@ def check_pair(certfile: str, keyfile: str | None) -> None:
         raise CertificateError(f"{both} are no certificate with its key in PEM form: {error}") from None
 
 
-def _version(path: str) -> tuple[int, ...] | None:
-    try:
-        at = os.stat(path)
-    except OSError:
-        return None
-    return at.st_dev, at.st_ino, at.st_mtime_ns, at.st_size
+class SelfSigned:
+    """A private folder with a certificate and its key; the creating process removes the folder at exit."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="understudy-"))
+        self._names: list[str] = []
+        owner = os.getpid()
+
+        def remove() -> None:
+            if os.getpid() == owner:  # forked workers inherit exit hooks
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+        atexit.register(remove)
+
+    def pair(self, settings: Settings) -> tuple[str, str]:
+        """Returns the paths of certificate and key; makes new ones when the server's names have changed."""
+        certificate, key = self._folder / "cert.pem", self._folder / "key.pem"
+        names = names_of(settings)
+        if names != self._names:
+            made, secret = make_pair(names)
+            key.touch(mode=0o600)
+            key.write_bytes(secret)
+            certificate.write_bytes(made)
+            self._names = names
+        return str(certificate), str(key)
+
+
+def names_of(settings: Settings) -> list[str]:
+    """Returns the names and addresses that clients may use for this server, each once."""
+    server = settings.server
+    own = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
+    told = [server.pod_name, server.pod_ip, "" if server.host in EVERYWHERE else server.host]
+    names = dict.fromkeys([*own, *told, *settings.tls.self_signed_names])
+    return [name for name in names if name and name.isascii()]
+
+
+def make_pair(names: list[str], now: datetime | None = None) -> tuple[bytes, bytes]:
+    """Returns a self-issued certificate for `names` and its ECDSA P-256 key, both in PEM."""
+    from cryptography import x509  # a large library that is seldom needed
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    now = now or datetime.now(UTC)
+    key = ec.generate_private_key(ec.SECP256R1())
+    public = key.public_key()
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, COMMON_NAME)])
+    called: list[x509.GeneralName] = []
+    for name in names:
+        try:
+            called.append(x509.IPAddress(ipaddress.ip_address(name)))
+        except ValueError:
+            called.append(x509.DNSName(name))
+    signs = x509.KeyUsage(digital_signature=True, **dict.fromkeys(OTHER_USES, False))
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(issuer)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - EARLIER)
+        .not_valid_after(now + VALID)
+        .add_extension(x509.SubjectAlternativeName(called), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(signs, critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
+    )
+    certificate = builder.sign(key, hashes.SHA256())
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM), secret

@@ -5,72 +5,83 @@ from __future__ import annotations
 import socket
 import time
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+import gevent
+
+from app.base.clock.clock import Watcher
+from app.serving.gunicorn.fair_turns import Share
+from app.serving.http.connection import READ, Connection, GeventSocket
+from app.serving.http.stream import SendBuffer, WriteBatcher
+
+if TYPE_CHECKING:
+    from app.serving.gunicorn.fast.path import FastPath
 
 
-class ClientConnection(Protocol):
-    """One client's connection; the hub or a greenlet waits for its requests."""
+class HubConnection(SendBuffer):
+    """A client's socket that the hub reads, so that no greenlet waits for the next request.
 
-    is_new: bool
-    """True before the first request."""
-    since_s: float
-    """Start of the wait for a request, or for the rest of one (monotonic seconds)."""
+    `busy`: a request is being answered. `is_new`: no request has come yet. `since_s`: start of the wait for a
+    request, or for the rest of one (monotonic seconds).
+    """
 
-    @property
-    def busy(self) -> bool:
-        """True while a request is being answered."""
+    __slots__ = ("_reader", "address", "busy", "client", "is_new", "path", "share", "since_s")
+
+    def __init__(
+        self,
+        path: FastPath,
+        client: GeventSocket,
+        address: tuple[str, int],
+        batcher: WriteBatcher,
+        share: Share,
+    ) -> None:
+        super().__init__(Connection(client), batcher, path.write_timeout_s)
+        self.path, self.client, self.address, self.share = path, client, address, share
+        path.open[self] = None
+        self.busy, self.is_new, self.since_s = False, True, time.monotonic()
+        self._reader: Watcher = gevent.get_hub().loop.io(self.connection.fileno(), READ)
+
+    def _receive(self) -> bytes:
+        """Returns the bytes that have arrived. The client's end or reset closes the connection."""
+        received = self.path.received
+        try:
+            data = received[: self.client._sock.recv_into(received)].tobytes()
+        except BlockingIOError:
+            return b""
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+        return data
 
     @property
     def has_unread(self) -> bool:
         """True if bytes have arrived that are not read yet."""
+        try:
+            return bool(self.client._sock.recv(1, socket.MSG_PEEK))
+        except OSError:  # BlockingIOError, too
+            return False
+
+    def _forget(self) -> None:
+        """Ends reading, and the worker's care for this connection."""
+        self.is_open = False
+        self.path.open.pop(self, None)
+        self._reader.stop()
+        self._reader.close()
+
+    def client_gone(self) -> None:
+        self.close()
 
     def look(self, now_s: float) -> None:
         """Enforces time limits. Called every fifth of a second."""
+        raise NotImplementedError
 
     def leave(self) -> None:
         """Admits no further request; running answers go on."""
 
     def close(self) -> None:
         """Ends the connection; a running answer is discarded."""
-
-
-class Connections:
-    """The connections of one worker."""
-
-    def __init__(self) -> None:
-        self.open: dict[ClientConnection, None] = {}
-
-    def look(self, now_s: float) -> None:
-        """Enforces the time limits of idle connections and incomplete requests."""
-        for connection in list(self.open):
-            connection.look(now_s)
-
-    def close_idle(self, now_s: float, young_s: float) -> None:
-        """Closes idle connections, and lets busy ones end with their answer.
-
-        A connection younger than `young_s` may still send its first request. A request that has arrived
-        unread, because the loop is late, is answered.
-        """
-        for connection in list(self.open):
-            is_young = connection.is_new and now_s - connection.since_s < young_s
-            if not connection.busy and not is_young and not connection.has_unread:
-                connection.close()
-            elif not is_young:
-                connection.leave()
-
-    def is_expecting(self, now_s: float, young_s: float) -> bool:
-        """True while a request is unread, or may come on a connection younger than `young_s`."""
-        return any(
-            (one.is_new and now_s - one.since_s < young_s) or (not one.busy and one.has_unread)
-            for one in self.open
-        )
-
-    def count_busy(self) -> int:
-        return sum(one.busy for one in self.open)
-
-    def close_all(self) -> None:
-        for connection in list(self.open):
-            connection.close()
+        raise NotImplementedError
 
 
 class GreenletConnection:
@@ -82,22 +93,53 @@ class GreenletConnection:
         self._client = client
         self.busy, self.is_new, self.since_s = False, True, time.monotonic()
 
-    def begin(self) -> None:
-        """Marks the start of a request."""
-        self.busy, self.is_new = True, False
+    def look(self, now_s: float) -> None: ...
 
-    def end(self) -> None:
-        """Marks the end of the answer."""
-        self.busy, self.since_s = False, time.monotonic()
-
-    def look(self, now_s: float) -> None:
-        """Does nothing: the greenlet enforces the limits."""
-
-    def leave(self) -> None:
-        """Does nothing: the greenlet ends with its request."""
+    def leave(self) -> None: ...
 
     def close(self) -> None:
         """Ends the greenlet's wait for the next request."""
         with suppress(OSError):
             # The native socket: gevent's would raise in the reading greenlet, and log an error.
             self._client._sock.shutdown(socket.SHUT_RD)
+
+
+class Connections:
+    """The connections of one worker."""
+
+    def __init__(self) -> None:
+        self.open: dict[HubConnection | GreenletConnection, None] = {}
+
+    def look(self, now_s: float) -> None:
+        """Enforces the time limits of idle connections and incomplete requests."""
+        for connection in list(self.open):
+            connection.look(now_s)
+
+    def close_idle(self, young_s: float) -> None:
+        """Closes idle connections, and lets busy ones end with their answer.
+
+        A connection younger than `young_s` may still send its first request. A request that has arrived
+        unread, because the loop is late, is answered.
+        """
+        since_s = time.monotonic() - young_s
+        for connection in list(self.open):
+            if connection.is_new and connection.since_s > since_s:
+                continue
+            if connection.busy or connection.has_unread:
+                connection.leave()
+            else:
+                connection.close()
+
+    def is_expecting(self, young_s: float) -> bool:
+        """True while a request is unread, or may come on a connection younger than `young_s`."""
+        since_s = time.monotonic() - young_s
+        return any(
+            (one.is_new and one.since_s > since_s) or (not one.busy and one.has_unread) for one in self.open
+        )
+
+    def count_busy(self) -> int:
+        return sum(one.busy for one in self.open)
+
+    def close_all(self) -> None:
+        for connection in list(self.open):
+            connection.close()

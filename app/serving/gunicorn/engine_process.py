@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from app.engine.core.heartbeat import TELL_WHERE, Heartbeat, Silence
 from app.engine.core.wire import Answer, EngineProcessOptions, Hello, Notice, Ready
-from app.serving.gunicorn.handover import ENDPOINT, SETTINGS
+from app.serving.gunicorn.ranks import ENDPOINT, SETTINGS
 from config import ConfigError, Settings
 from config.sections.model import OWN_LENGTH
 

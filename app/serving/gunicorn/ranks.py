@@ -3,22 +3,60 @@
 Rank k listens at the setting `port` + k. With `data-parallel-rank` the server plays only this rank, on `port`
 itself. gunicorn's arbiter opens all listeners; a worker keeps its rank's listeners. Connections to a
 restarting rank wait in the listener's backlog.
+
+Only the arbiter reads the sources of settings (environment, YAML file), at the start and at a reload, and
+hands the settings over to the workers. A restarted worker therefore gets its siblings' settings, even after
+the YAML file has changed.
+
+Notes on a worker's stage are in its heartbeat file, which the arbiter and the worker both have open. A signal
+only ends a worker; the notes give the reason, which decides how the worker ends.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
-from app.serving.gunicorn import handover
+from config.plugins import from_plain, to_plain
 from config.settings import ServerSettings, Settings
 
+SETTINGS = "UNDERSTUDY_SETTINGS"
+"""Environment variable with the settings in force."""
+ENDPOINT = "UNDERSTUDY_ENGINE"
+"""Environment variable with the address of a real engine."""
 RANK = "UNDERSTUDY_RANK"
 """Environment variable with a worker's rank."""
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+SERVING, REPLACED, ENDING = range(3)
+"""The worker accepts connections; a reload has started its successor; the whole server ends."""
+
+
+def hand_over(settings: Settings, environ: MutableMapping[str, str]) -> None:
+    """Writes the settings that differ from their defaults to `environ`, as JSON."""
+    environ[SETTINGS] = json.dumps(to_plain(settings))
+
+
+def handed_over(environ: Mapping[str, str]) -> Settings | None:
+    """Returns the settings that `hand_over` wrote; None without any. ConfigError as `from_plain`."""
+    text = environ.get(SETTINGS)
+    return None if text is None else from_plain(json.loads(text))
+
+
+def note(worker: Any, stage: int) -> None:
+    """Notes a stage; keeps the time of the last heartbeat."""
+    file = worker.tmp.fileno()
+    heartbeat = os.fstat(file)
+    os.pwrite(file, b"x", stage)
+    os.utime(file, ns=(heartbeat.st_atime_ns, heartbeat.st_mtime_ns))
+
+
+def is_noted(worker: Any, stage: int) -> bool:
+    return os.pread(worker.tmp.fileno(), 1, stage) == b"x"
 
 
 def count(server: ServerSettings) -> int:
@@ -61,7 +99,7 @@ def siblings(settings: Settings) -> list[tuple[int, str]]:
 
 def vacant(workers: Iterable[Any], size: int) -> int:
     """Arbiter: returns the place, below `size`, with the fewest `workers` that are not replaced."""
-    taken = Counter(worker.place for worker in workers if not handover.is_replaced(worker))
+    taken = Counter(worker.place for worker in workers if not is_noted(worker, REPLACED))
     return min(range(size), key=lambda place: taken[place])
 
 

@@ -22,7 +22,6 @@ import sys
 import time
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from math import inf
 from typing import Any
 
@@ -35,7 +34,7 @@ from gunicorn.http import wsgi
 from gunicorn.workers.ggevent import GeventWorker
 
 from app.base.clock.pause import pause_with
-from app.serving.gunicorn import handover
+from app.serving.gunicorn import ranks
 from app.serving.gunicorn.certificates import CertificateError, ServerCertificate
 from app.serving.gunicorn.client_socket import (
     ClientServer,
@@ -109,9 +108,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
     def init_process(self) -> None:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        if most != resource.RLIM_INFINITY and self.worker_connections > (
-            room := most - min(OWN_FILES, most // 2)
-        ):
+        room = most - min(OWN_FILES, most // 2)
+        if most != resource.RLIM_INFINITY and self.worker_connections > room:
             self.log.warning("%d open files allow %d connections at a time", most, room)
             self.worker_connections = room
         super().init_process()
@@ -131,7 +129,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
         gc.collect()
         gc.freeze()
         gc.set_threshold(*COLLECT_AFTER)
-        _give_memory_back()
+        with suppress(AttributeError):  # a C library without mallopt
+            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
         # gunicorn reads its settings a dozen times per request, each by a slow search.
         self.cfg.__dict__.update({name: setting.get() for name, setting in self.cfg.settings.items()})
         if self.certificate is None and self.cfg.is_ssl:  # under a stock arbiter
@@ -148,45 +147,39 @@ class Worker(GeventWorker):  # type: ignore[misc]
             self.wsgi.caches.append(lambda: {"request heads": path.heads})
         servers = [self._listen(listener) for listener in self.sockets]
         # The note is checked, too: a signal is lost before a new worker has installed its handlers.
-        while self.alive and not handover.is_ending(self):
+        while self.alive and not ranks.is_noted(self, ranks.ENDING):
             self.notify()
             _forget_names()
             if self.certificate is not None:
                 with suppress(CertificateError):  # the arbiter logs this error
                     self.certificate.refresh()
-            if not self._runs:
+            if not self._connections.count_busy():
                 gc.collect(YOUNG)
-            self._sweep_until(time.monotonic() + TICK_S)
+            end_s = time.monotonic() + TICK_S
+            while not self._stopping.is_set() and (now_s := time.monotonic()) < end_s:
+                self._connections.look(now_s)
+                self._stopping.wait(min(SWEEP_S, end_s - now_s))
         self.alive = False
         if self._fast is not None:
             self._fast.is_open = False
         self._drain(servers)
 
-    def _sweep_until(self, end_s: float) -> None:
-        while not self._stopping.is_set() and (now_s := time.monotonic()) < end_s:
-            self._connections.look(now_s)
-            self._stopping.wait(min(SWEEP_S, end_s - now_s))
-
     def _listen(self, listener: Any) -> ClientServer:
+        bound = listener.getsockname()  # now: a replaced worker closes the listener before its last answers
+
+        def accept(client: Any, addr: Any) -> None:
+            """Hub: serves a new connection; with the fast path, idle connections need no greenlet."""
+            if self._fast is not None and isinstance(addr, tuple):
+                FastConnection(self._fast, client, addr, bound)
+            else:
+                self._greenlets.spawn(self.handle, bound, client, addr)
+
         listener.setblocking(1)
-        # The address is read now: a replaced worker closes the listener before its last answers.
-        server = ClientServer(listener, partial(self._accept, listener.getsockname()), self._is_full)
+        server = ClientServer(
+            listener, accept, lambda: len(self._connections.open) >= self.worker_connections
+        )
         server.start()
         return server
-
-    def _is_full(self) -> bool:
-        return len(self._connections.open) >= self.worker_connections
-
-    def _accept(self, bound: Any, client: Any, addr: Any) -> None:
-        """Hub: serves a new connection; with the fast path, idle connections need no greenlet."""
-        if self._fast is not None and isinstance(addr, tuple):
-            FastConnection(self._fast, client, addr, bound)
-        else:
-            self._greenlets.spawn(self.handle, bound, client, addr)
-
-    @property
-    def _runs(self) -> bool:
-        return self._connections.count_busy() > 0
 
     def _drain(self, servers: list[ClientServer]) -> None:
         """Waits until no request runs. New requests go to the successor or, without one, are refused.
@@ -194,38 +187,35 @@ class Worker(GeventWorker):  # type: ignore[misc]
         Connections accepted before the successor's start are served; probes of an ending server get 503.
         With a successor, running requests have no deadline until the whole server ends.
         """
-        deadline = inf
-        if handover.is_replaced(self) and not handover.is_ending(self):
+        connections, deadline = self._connections, inf
+        if ranks.is_noted(self, ranks.REPLACED) and not ranks.is_noted(self, ranks.ENDING):
             for server in servers:
                 server.close()
         else:
             deadline = self._cut_at()
             if hasattr(self.wsgi, "drain"):
                 self.wsgi.drain()
-        while self._is_awaited() and time.monotonic() < deadline:
+        while (
+            connections.count_busy() or connections.is_expecting(FIRST_REQUEST_S)
+        ) and time.monotonic() < deadline:
             self.notify()
-            self._connections.close_idle(time.monotonic(), FIRST_REQUEST_S)
-            if deadline == inf and handover.is_ending(self):
+            connections.close_idle(FIRST_REQUEST_S)
+            if deadline == inf and ranks.is_noted(self, ranks.ENDING):
                 deadline = self._cut_at()
             gevent.sleep(0.05)
-        self._connections.close_idle(time.monotonic(), FIRST_REQUEST_S)
+        connections.close_idle(FIRST_REQUEST_S)
         for server in servers:
             server.close()
-        if self._runs:
-            running = self._connections.count_busy()
+        if running := connections.count_busy():
             self.log.warning("Worker %s cuts %d requests: the graceful timeout is over", self.pid, running)
         self._greenlets.join(timeout=PARTING_S)
         self._greenlets.kill(timeout=PARTING_S)
-        self._connections.close_all()
+        connections.close_all()
 
     def _cut_at(self) -> float:
         """Returns when a graceful end that begins now cuts requests (monotonic seconds)."""
         patience_s: float = self.cfg.graceful_timeout
         return time.monotonic() + patience_s - min(CUT_S, patience_s / 2)
-
-    def _is_awaited(self) -> bool:
-        """True while a request runs, is unread, or may come on a new connection."""
-        return self._runs or self._connections.is_expecting(time.monotonic(), FIRST_REQUEST_S)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         super().handle_exit(sig, frame)
@@ -245,8 +235,13 @@ class Worker(GeventWorker):  # type: ignore[misc]
         served = GreenletConnection(client)
         self._connections.open[served] = None
         try:
-            if self.certificate is None or self._agree(client, addr):
-                self._serve(bound, client, addr, b"", Share(), served)
+            if self.certificate is not None:
+                with gevent.Timeout(HANDSHAKE_S, TimeoutError("it takes too long")):
+                    client.do_handshake()
+        except OSError as error:
+            self.log.debug("TLS handshake with %s: %s", addr, error)
+        else:
+            self._serve(bound, client, addr, b"", Share(), served)
         finally:
             del self._connections.open[served]
             util.close(client)
@@ -259,14 +254,12 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self._greenlets.spawn(self._answer_one, connection, data, time.monotonic())
 
     def _answer_one(self, connection: FastConnection, data: bytes, arrived_s: float) -> None:
-        client = connection.client
-        rest = None
+        share, rest = connection.share, None
         try:
-            connection.share.cost_s = max(connection.share.cost_s, GENERAL_S)
-            self._turns.wait(connection.share)
-            rest = self._serve(
-                connection.bound, client, connection.address, data, connection.share, arrived_s=arrived_s
-            )
+            share.cost_s = max(share.cost_s, GENERAL_S)
+            self._turns.wait(share)
+            client, address = connection.client, connection.address
+            rest = self._serve(connection.bound, client, address, data, share, arrived_s=arrived_s)
         finally:
             if rest is None or not self.alive:
                 connection.close()
@@ -299,12 +292,12 @@ class Worker(GeventWorker):  # type: ignore[misc]
                     return None
                 check_head(req)
                 if served is not None:
-                    served.begin()
+                    served.busy, served.is_new = True, False
                 try:
                     self.handle_request(bound, req, client, addr, arrived_s)
                 finally:
                     if served is not None:
-                        served.end()
+                        served.busy = False
                 self._turns.wait(share)  # a client that always has a request ready would block the loop
                 if not discard_body(parser):
                     linger(client)
@@ -326,16 +319,6 @@ class Worker(GeventWorker):  # type: ignore[misc]
             self.handle_error(req, client, addr, error)
             linger(client)
         return None
-
-    def _agree(self, client: Any, addr: Any) -> bool:
-        """Does the TLS handshake; False when it fails."""
-        try:
-            with gevent.Timeout(HANDSHAKE_S, TimeoutError("it takes too long")):
-                client.do_handshake()
-        except OSError as error:
-            self.log.debug("TLS handshake with %s: %s", addr, error)
-            return False
-        return True
 
     def handle_request(
         self, listener_name: Any, req: Any, sock: Any, addr: Any, arrived_s: float | None = None
@@ -379,12 +362,6 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 self.log.access(response, req, environ, timedelta(seconds=time.monotonic() - arrived))
             if hasattr(body, "close"):
                 body.close()
-
-
-def _give_memory_back() -> None:
-    """Applies MAPPED_BYTES."""
-    with suppress(AttributeError):  # a C library without mallopt
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
 def _forget_names() -> None:

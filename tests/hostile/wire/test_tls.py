@@ -21,7 +21,7 @@ import openai
 import pytest
 import requests
 
-from app.serving.gunicorn.self_signed import make_pair
+from app.serving.gunicorn.certificates import make_pair
 from tests.hostile.raw_client import PATIENCE_S, ask, http_post, wait_until
 from tests.hostile.wire.test_start import start_refused
 from tests.running_server import ROOT, RunningServer, free_port, running_gunicorn, running_server

@@ -7,6 +7,7 @@ Without a parser the state is a window at the end of the text. A parser reads al
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -21,16 +22,13 @@ from app.serving.http.route import Route, post
 from app.serving.protocol.chat import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import Usage
-from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.decoding import decode_first
 from app.serving.protocol.derender import (
-    Candidate,
     Choice,
     DerenderChatRequest,
     DerenderCompletionRequest,
     DerenderStreamRequest,
     GenerateAnswer,
-    GenerateEvent,
     Logprobs,
     StreamState,
 )
@@ -42,6 +40,10 @@ SEED = 5
 CONTEXT = 4
 """Tokens that may hold the beginning of a character which a later token ends."""
 BROKEN = "\ufffd"
+NEEDS_REQUEST = "chat_request is needed beside a parser: the reply would show its markup."
+NEEDS_PROMPT = "prompt_token_ids are needed beside a parser: they tell whether thoughts have begun."
+Entry = dict[str, Any]
+"""Log probability of a token, as JSON."""
 
 
 class Window:
@@ -50,6 +52,13 @@ class Window:
     def __init__(self, tokenizer: Tokenizer, skips: bool) -> None:
         """With `skips` the text leaves out special tokens."""
         self._tokenizer, self._skips = tokenizer, skips
+
+    def begin(self, prompt_ids: Sequence[int] | None) -> StreamState:
+        """Returns the state before the first token of a reply."""
+        tokens = self.strings((prompt_ids or ())[-SEED - 2 :])
+        return StreamState(
+            prev_tokens=tokens, prefix_offset=max(len(tokens) - SEED, 0), read_offset=len(tokens)
+        )
 
     def strings(self, ids: Sequence[int]) -> list[str]:
         """Returns the vocabulary's spelling of tokens, without special ones that are skipped."""
@@ -78,11 +87,6 @@ class Window:
             logprob_context_token_ids=context,
         )
         return "".join(texts), state
-
-
-def seeded(window: Window, prompt_ids: Sequence[int] | None) -> StreamState:
-    tokens = window.strings((prompt_ids or ())[-SEED - 2 :])
-    return StreamState(prev_tokens=tokens, prefix_offset=max(len(tokens) - SEED, 0), read_offset=len(tokens))
 
 
 def _reader(pipeline: RequestPipeline, chat: ChatCompletionRequest) -> PartReader | None:
@@ -121,42 +125,41 @@ def chat_message(pipeline: RequestPipeline, chat: ChatCompletionRequest | None, 
     return message
 
 
-def chat_delta(
-    pipeline: RequestPipeline,
-    chat: ChatCompletionRequest | None,
-    window: Window,
-    state: StreamState,
-    ids: Sequence[int],
-    ends: bool,
+def parsed_delta(
+    pipeline: RequestPipeline, chat: ChatCompletionRequest, state: StreamState, ids: Sequence[int], ends: bool
 ) -> tuple[JsonObject, StreamState]:
-    """Returns the message delta of the next tokens, and the state behind them."""
-    role = None if state.role_sent else "assistant"
-    if chat is None:
-        text, state = window.read(state, ids)
-        delta: JsonObject = {"role": role, "content": text or None, "reasoning": None}
-        return delta, replace(state, role_sent=True)
+    """Returns the message delta of the next tokens, and the state behind them. Reads all tokens again."""
     lengths = [*state.output_chunk_lens, *([len(ids)] if ids else [])]
     tokens = [*state.output_token_ids, *ids]
     pieces, texts, start = pipeline.tokenizer.pieces(tokens, False), [], 0
     for length in lengths:
         texts.append("".join(pieces[start : start + length]))
         start += length
-    reader = _reader(pipeline, chat)
-    new = texts[len(state.output_chunk_lens) :]
-    for _ in _pieces(reader, texts[: len(state.output_chunk_lens)], False):
+    reader, seen = _reader(pipeline, chat), len(state.output_chunk_lens)
+    for _ in _pieces(reader, texts[:seen], False):
         pass
-    told, calls, call_ids = (
-        {"content": "", "reasoning": ""},
-        dict[int, JsonObject](),
-        list(state.last_tool_call_ids),
-    )
-    for part, piece in _pieces(reader, new, ends):
+    told, calls = {"content": "", "reasoning": ""}, dict[int, dict[str, Any]]()
+    call_ids = list(state.last_tool_call_ids)
+    for part, piece in _pieces(reader, texts[seen:], ends):
         if part is None or part.kind == "reasoning":
             told["content" if part is None else "reasoning"] += piece
         elif part.kind == "call" and not part.raw:
-            _add_call(pipeline, calls, call_ids, part, piece)
-    delta = {"role": role, "content": told["content"] or None}
-    delta["reasoning"] = (told["reasoning"] or None) if chat.include_reasoning else None
+            if part.number not in calls:  # a call's first event has its id and name
+                begins = part.number >= len(call_ids)
+                if begins:
+                    call_ids.append(f"chatcmpl-tool-{pipeline.identity.fresh_id()}")
+                calls[part.number] = {
+                    "id": call_ids[part.number] if begins else None,
+                    "type": "function" if begins else None,
+                    "index": part.number,
+                    "function": {"name": part.name if begins else None, "arguments": ""},
+                }
+            calls[part.number]["function"]["arguments"] += piece
+    delta: JsonObject = {
+        "role": None if state.role_sent else "assistant",
+        "content": told["content"] or None,
+        "reasoning": (told["reasoning"] or None) if chat.include_reasoning else None,
+    }
     if calls:
         delta["tool_calls"] = list(calls.values())
     return delta, replace(
@@ -169,75 +172,54 @@ def chat_delta(
     )
 
 
-def _add_call(
-    pipeline: RequestPipeline, calls: dict[int, JsonObject], call_ids: list[str], part: Part, piece: str
-) -> None:
-    number = part.number
-    if number not in calls:
-        begins = number >= len(call_ids)
-        if begins:
-            call_ids.append(f"chatcmpl-tool-{pipeline.identity.fresh_id()}")
-        calls[number] = {
-            "id": call_ids[number] if begins else None,
-            "type": "function" if begins else None,
-            "index": number,
-            "function": {"name": part.name if begins else None, "arguments": ""},
-        }
-    function = calls[number]["function"]
-    assert isinstance(function, dict)
-    function["arguments"] += piece
-
-
-def logprobs_of(tokenizer: Tokenizer, logprobs: Logprobs, context: Sequence[int]) -> JsonObject:
-    if logprobs.content is None:
-        return {"content": None}
+def logprobs_of(tokenizer: Tokenizer, logprobs: Logprobs | None, context: Sequence[int]) -> Entry | None:
+    """Returns a chat's log probabilities; `context`: the token ids before the first one."""
+    if logprobs is None or logprobs.content is None:
+        return None if logprobs is None else {"content": None}
     before, entries = list(context), []
+
+    def text_of(token_id: int) -> str:
+        """Returns a token's text; of one that ends a character, the whole character, and else nothing."""
+        [text] = tokenizer.token_texts([token_id])
+        if not text.endswith(BROKEN):
+            return text
+        known = before[-CONTEXT:]
+        for count in range(1, len(known) + 1):
+            whole = tokenizer.decode([*known[-count:], token_id], False)
+            if not whole.endswith(BROKEN):
+                return whole[len(tokenizer.decode(known[-count:], False).rstrip(BROKEN)) :]
+        return ""
+
     for entry in logprobs.content:
-        named = [_named(tokenizer, it, before) for it in (entry, *entry.top_logprobs)]
+        named: list[Entry] = []
+        for it in (entry, *entry.top_logprobs):
+            text = text_of(it.token_id)
+            named.append({"token": text, "logprob": it.logprob, "bytes": list(text.encode())})
         entries.append({**named[0], "top_logprobs": named[1:]})
         before.append(entry.token_id)
     return {"content": entries}
 
 
-def _named(tokenizer: Tokenizer, it: Candidate, before: Sequence[int]) -> JsonObject:
-    [text] = tokenizer.token_texts([it.token_id])
-    if text.endswith(BROKEN):
-        text = _completed(tokenizer, it.token_id, before[-CONTEXT:])
-    return {"token": text, "logprob": it.logprob, "bytes": list(text.encode())}
-
-
-def _completed(tokenizer: Tokenizer, token_id: int, before: Sequence[int]) -> str:
-    """Returns the rest of a character that a token ends; empty when it ends none."""
-    for count in range(1, len(before) + 1):
-        whole = tokenizer.decode([*before[-count:], token_id], False)
-        if not whole.endswith(BROKEN):
-            return whole[len(tokenizer.decode(before[-count:], False).rstrip(BROKEN)) :]
-    return ""
-
-
-def completion_logprobs(found: JsonObject, offset: int) -> JsonObject:
-    entries = found["content"]
-    lists: dict[str, list[object]] = {
-        "text_offset": [],
-        "token_logprobs": [],
-        "tokens": [],
-        "top_logprobs": [],
-    }
-    for entry in entries if isinstance(entries, list) else ():
-        lists["text_offset"].append(offset)
-        lists["tokens"].append(entry["token"])
-        lists["token_logprobs"].append(entry["logprob"])
-        top = {it["token"]: it["logprob"] for it in entry["top_logprobs"]}
-        lists["top_logprobs"].append(top or None)
+def completion_logprobs(found: Entry | None, offset: int) -> Entry | None:
+    """Converts those of a chat to a completion's lists; `offset`: characters before the first token."""
+    if found is None:
+        return None
+    entries, offsets = found["content"] or (), []
+    for entry in entries:
+        offsets.append(offset)
         offset += len(entry["token"])
-    return {**lists}
-
-
-NEEDS_REQUEST = "chat_request is needed beside a parser: the reply would show its markup."
-NEEDS_PROMPT = "prompt_token_ids are needed beside a parser: they tell whether thoughts have begun."
+    tops = [{it["token"]: it["logprob"] for it in entry["top_logprobs"]} for entry in entries]
+    return {
+        "text_offset": offsets,
+        "token_logprobs": [entry["logprob"] for entry in entries],
+        "tokens": [entry["token"] for entry in entries],
+        "top_logprobs": [top or None for top in tops],
+    }
 
 
 def routes(pipeline: RequestPipeline) -> list[Route]:
+    tools = pipeline.builder.settings.tools
+    parses = pipeline.limits.reasons or bool(tools.tool_call_parser and tools.enable_auto_tool_choice)
 
     def derender_chat(context: RequestContext) -> Response:
         """The chat completion, or one of its chunks, for token ids."""
@@ -245,8 +227,8 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
         asked = decode_first(pipeline.body.read(context), context.content_type, kinds)
         pipeline.models.resolve(asked.model)
         if isinstance(asked, DerenderStreamRequest):
-            return json_response(_chat_chunk(pipeline, asked))
-        return json_response(_chat(pipeline, asked))
+            return json_response(_chunk(pipeline, asked, True, parses))
+        return json_response(_chat(pipeline, asked, parses))
 
     def derender_completion(context: RequestContext) -> Response:
         """The text completion, or one of its chunks, for token ids."""
@@ -254,7 +236,7 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
         asked = decode_first(pipeline.body.read(context), context.content_type, kinds)
         pipeline.models.resolve(asked.model)
         if isinstance(asked, DerenderStreamRequest):
-            return json_response(_completion_chunk(pipeline, asked))
+            return json_response(_chunk(pipeline, asked, False, False))
         return json_response(_completion(pipeline, asked))
 
     return [
@@ -263,19 +245,26 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
     ]
 
 
-def _parses(pipeline: RequestPipeline) -> bool:
-    tools = pipeline.builder.settings.tools
-    return pipeline.limits.reasons or bool(tools.tool_call_parser and tools.enable_auto_tool_choice)
-
-
-def _chat(pipeline: RequestPipeline, asked: DerenderChatRequest) -> JsonObject:
+def _chat(pipeline: RequestPipeline, asked: DerenderChatRequest, parses: bool) -> JsonObject:
     answer, chat = asked.generate_response, asked.chat_request
-    _check_answers(pipeline, [answer])
-    _check_prompts(pipeline, [asked.prompt_token_ids])
-    parses = _parses(pipeline)
+    _check_answers(pipeline, [answer], [asked.prompt_token_ids])
     if parses and chat is None:
         raise bad_request(NEEDS_REQUEST)
-    choices = [_chat_choice(pipeline, choice, chat, parses) for choice in answer.choices]
+    choices = []
+    for choice in answer.choices:
+        ids = _ids(choice)
+        text = pipeline.tokenizer.decode(ids, not parses and (chat is None or chat.skip_special_tokens))
+        choices.append(
+            {
+                "index": choice.index,
+                "message": chat_message(pipeline, chat if parses else None, text),
+                "logprobs": logprobs_of(pipeline.tokenizer, choice.logprobs, ()),
+                "finish_reason": choice.finish_reason,
+                "stop_reason": choice.stop_reason,
+                "token_ids": ids if _shows_ids(chat, parses) else None,
+                "routed_experts": None,
+            }
+        )
     return {
         **_head(pipeline, answer.request_id, "chat.completion", asked.model),
         "choices": choices,
@@ -291,136 +280,94 @@ def _chat(pipeline: RequestPipeline, asked: DerenderChatRequest) -> JsonObject:
     }
 
 
-def _chat_choice(
-    pipeline: RequestPipeline, choice: Choice, chat: ChatCompletionRequest | None, parses: bool
-) -> JsonObject:
-    ids, parsed = _ids(choice), chat if parses else None
-    text = pipeline.tokenizer.decode(ids, _skips(parses, chat))
-    shows = chat is not None and chat.return_token_ids and (parsed is None or chat.include_reasoning)
-    return {
-        "index": choice.index,
-        "message": chat_message(pipeline, parsed, text),
-        "logprobs": choice.logprobs and logprobs_of(pipeline.tokenizer, choice.logprobs, ()),
-        "finish_reason": choice.finish_reason,
-        "stop_reason": choice.stop_reason,
-        "token_ids": ids if shows else None,
-        "routed_experts": None,
-    }
-
-
-def _chat_chunk(pipeline: RequestPipeline, asked: DerenderStreamRequest) -> JsonObject:
-    event, chat, state = asked.generate_chunk, asked.chat_request, asked.stream_state
-    parses = _parses(pipeline)
-    if parses and (chat is None or asked.prompt_token_ids is None):
-        raise bad_request(NEEDS_REQUEST if chat is None else NEEDS_PROMPT)
-    _check_event(pipeline, asked)
-    parsed = chat if parses else None
-    window = Window(pipeline.tokenizer, _skips(parses, chat))
-    if state is None:
-        state = StreamState() if parses else seeded(window, asked.prompt_token_ids or event.prompt_token_ids)
-    choices = []
-    for choice in event.choices:
-        ids = choice.token_ids or []
-        before, finish = state, choice.finish_reason
-        delta, state = chat_delta(pipeline, parsed, window, state, ids, finish is not None)
-        if parsed is not None and finish is not None and state.tools_streamed:
-            finish = finish if _names_tool(parsed) else "tool_calls"
-        shows = chat is not None and chat.return_token_ids and (parsed is None or chat.include_reasoning)
-        logprobs = None
-        if parsed is None and choice.logprobs is not None:
-            logprobs = logprobs_of(pipeline.tokenizer, choice.logprobs, before.logprob_context_token_ids)
-        choices.append(
-            {
-                "index": choice.index,
-                "delta": delta,
-                "logprobs": logprobs,
-                "finish_reason": finish,
-                "stop_reason": choice.stop_reason,
-                "token_ids": choice.token_ids if shows else None,
-            }
-        )
-    chunk = {
-        **_head(pipeline, event.request_id, "chat.completion.chunk", asked.model),
-        "choices": choices,
-        "usage": _event_usage(asked),
-        "system_fingerprint": None,
-        "prompt_token_ids": None,
-        "prompt_text": None,
-        "metrics": event.metrics,
-    }
-    return {"chunk": chunk, "stream_state": state}
-
-
 def _completion(pipeline: RequestPipeline, asked: DerenderCompletionRequest) -> JsonObject:
-    answers, request = asked.generate_responses, asked.completion_request
+    answers, request, tokenizer = asked.generate_responses, asked.completion_request, pipeline.tokenizer
     if not answers:
         raise bad_request("generate_responses must not be empty")
-    _check_answers(pipeline, answers)
-    _check_prompts(pipeline, asked.prompt_token_ids or ())
-    first = answers[0]
+    _check_answers(pipeline, answers, asked.prompt_token_ids or ())
+    first, skips = answers[0], request is None or request.skip_special_tokens
     everywhere = all(answer.kv_transfer_params == first.kv_transfer_params for answer in answers)
-    choices = [choice for answer in answers for choice in answer.choices]
-    skips = _skips(False, request)
+    given = [choice for answer in answers for choice in answer.choices]
+    choices = []
+    for index, choice in enumerate(given):
+        choices.append(
+            {
+                "index": index,
+                "text": tokenizer.decode(_ids(choice), skips),
+                "logprobs": completion_logprobs(logprobs_of(tokenizer, choice.logprobs, ()), 0),
+                "finish_reason": choice.finish_reason,
+                "stop_reason": choice.stop_reason,
+                "token_ids": None,
+                "prompt_logprobs": None,
+                "prompt_token_ids": None,
+                "routed_experts": None,
+            }
+        )
     return {
         **_head(pipeline, first.request_id, "text_completion", asked.model),
-        "choices": [_text_choice(pipeline, index, choice, skips) for index, choice in enumerate(choices)],
+        "choices": choices,
         "service_tier": None,
         "system_fingerprint": None,
-        "usage": _usage(sum(asked.prompt_tokens or ()), choices),
+        "usage": _usage(sum(asked.prompt_tokens or ()), given),
         "kv_transfer_params": first.kv_transfer_params if everywhere else None,
         "ec_transfer_params": None,
         "metrics": first.metrics if len(answers) == 1 else None,
     }
 
 
-def _text_choice(pipeline: RequestPipeline, index: int, choice: Choice, skips: bool) -> JsonObject:
-    ids, tokenizer, logprobs = _ids(choice), pipeline.tokenizer, None
-    if choice.logprobs is not None:
-        logprobs = completion_logprobs(logprobs_of(tokenizer, choice.logprobs, ()), 0)
-    return {
-        "index": index,
-        "text": tokenizer.decode(ids, skips),
-        "logprobs": logprobs,
-        "finish_reason": choice.finish_reason,
-        "stop_reason": choice.stop_reason,
-        "token_ids": None,
-        "prompt_logprobs": None,
-        "prompt_token_ids": None,
-        "routed_experts": None,
-    }
-
-
-def _completion_chunk(pipeline: RequestPipeline, asked: DerenderStreamRequest) -> JsonObject:
-    event, state, tokenizer = asked.generate_chunk, asked.stream_state, pipeline.tokenizer
-    _check_prompts(pipeline, [asked.prompt_token_ids])
-    _check_single(event)
-    window = Window(tokenizer, _skips(False, asked.completion_request))
+def _chunk(
+    pipeline: RequestPipeline, asked: DerenderStreamRequest, is_chat: bool, parses: bool
+) -> JsonObject:
+    """Returns the chunk of one event, and the state behind it."""
+    event, state, chat = asked.generate_chunk, asked.stream_state, asked.chat_request if is_chat else None
+    if parses and (chat is None or asked.prompt_token_ids is None):
+        raise bad_request(NEEDS_REQUEST if chat is None else NEEDS_PROMPT)
+    _check_event(pipeline, asked)
+    request = chat if is_chat else asked.completion_request
+    window = Window(pipeline.tokenizer, not parses and (request is None or request.skip_special_tokens))
     if state is None:
-        state = seeded(window, asked.prompt_token_ids or event.prompt_token_ids)
+        known = asked.prompt_token_ids or event.prompt_token_ids
+        state = StreamState() if parses else window.begin(known)
     choices = []
     for choice in event.choices:
-        ids, logprobs, before = choice.token_ids or [], None, state
-        text, state = window.read(state, ids)
-        if choice.logprobs is not None:
-            found = logprobs_of(tokenizer, choice.logprobs, before.logprob_context_token_ids)
-            logprobs = completion_logprobs(found, before.logprob_text_offset)
-        state = replace(state, logprob_text_offset=before.logprob_text_offset + len(text))
-        choices.append(
-            {
-                "index": choice.index,
-                "text": text,
-                "logprobs": logprobs,
-                "finish_reason": choice.finish_reason,
-                "stop_reason": choice.stop_reason,
-                "prompt_token_ids": None,
-                "token_ids": None,
-            }
-        )
-    chunk = {
-        **_head(pipeline, event.request_id, "text_completion", asked.model),
+        ids, finish, before = choice.token_ids or [], choice.finish_reason, state
+        shown: JsonObject = {"index": choice.index}
+        if chat is not None and parses:
+            shown["delta"], state = parsed_delta(pipeline, chat, state, ids, finish is not None)
+            shown["logprobs"] = None
+            if finish is not None and state.tools_streamed and isinstance(chat.tool_choice, str | None):
+                finish = "tool_calls"
+        else:
+            text, state = window.read(state, ids)
+            context = before.logprob_context_token_ids
+            logprobs = logprobs_of(pipeline.tokenizer, choice.logprobs, context)
+            if is_chat:
+                role = None if before.role_sent else "assistant"
+                shown["delta"] = {"role": role, "content": text or None, "reasoning": None}
+                shown["logprobs"] = logprobs
+                state = replace(state, role_sent=True)
+            else:
+                offset = before.logprob_text_offset
+                shown["text"] = text
+                shown["logprobs"] = completion_logprobs(logprobs, offset)
+                state = replace(state, logprob_text_offset=offset + len(text))
+        shown |= {"finish_reason": finish, "stop_reason": choice.stop_reason}
+        if not is_chat:
+            shown["prompt_token_ids"] = None
+        shown["token_ids"] = choice.token_ids if _shows_ids(chat, parses) else None
+        choices.append(shown)
+    kind = "chat.completion.chunk" if is_chat else "text_completion"
+    usage, counted = None, event.usage
+    if counted is not None:
+        prompt = counted.prompt_tokens if asked.prompt_tokens is None else asked.prompt_tokens
+        tokens = counted.completion_tokens or 0
+        usage = Usage(prompt, prompt + tokens, tokens, None, None)
+    chunk: JsonObject = {
+        **_head(pipeline, event.request_id, kind, asked.model),
         "choices": choices,
-        "usage": _event_usage(asked),
+        "usage": usage,
         "system_fingerprint": None,
+        **({"prompt_token_ids": None, "prompt_text": None} if is_chat else {}),
         "metrics": event.metrics,
     }
     return {"chunk": chunk, "stream_state": state}
@@ -440,22 +387,8 @@ def _usage(prompt_tokens: int, choices: Sequence[Choice]) -> Usage:
     return Usage(prompt_tokens, prompt_tokens + tokens, tokens, None, None)
 
 
-def _event_usage(asked: DerenderStreamRequest) -> Usage | None:
-    told = asked.generate_chunk.usage
-    if told is None:
-        return None
-    prompt, tokens = asked.prompt_tokens, told.completion_tokens or 0
-    prompt = told.prompt_tokens if prompt is None else prompt
-    return Usage(prompt, prompt + tokens, tokens, None, None)
-
-
-def _skips(parses: bool, request: ChatCompletionRequest | CompletionRequest | None) -> bool:
-    """True when the text leaves out special tokens; a parser needs them."""
-    return not parses and (request is None or request.skip_special_tokens)
-
-
-def _names_tool(chat: ChatCompletionRequest) -> bool:
-    return not isinstance(chat.tool_choice, str | None)
+def _shows_ids(chat: ChatCompletionRequest | None, parses: bool) -> bool:
+    return chat is not None and bool(chat.return_token_ids) and (not parses or chat.include_reasoning)
 
 
 def _ids(choice: Choice) -> list[int]:
@@ -464,7 +397,9 @@ def _ids(choice: Choice) -> list[int]:
     return choice.token_ids
 
 
-def _check_answers(pipeline: RequestPipeline, answers: Sequence[GenerateAnswer]) -> None:
+def _check_answers(
+    pipeline: RequestPipeline, answers: Sequence[GenerateAnswer], prompts: Sequence[Sequence[int] | None]
+) -> None:
     """Raises ApiError 400 for more than a server of this context could have returned."""
     most, limits = pipeline.limits.max_model_len, pipeline.limits
     if max(len(answers), *(len(answer.choices) for answer in answers)) > MAX_CHOICES:
@@ -479,21 +414,14 @@ def _check_answers(pipeline: RequestPipeline, answers: Sequence[GenerateAnswer])
                 raise bad_request(f"top_logprobs of choice {choice.index} exceed {limits.max_logprobs}")
         if len(answer.prompt_logprobs or ()) > most:
             raise bad_request(f"prompt_logprobs exceed max_model_len, {most}")
-
-
-def _check_prompts(pipeline: RequestPipeline, prompts: Sequence[Sequence[int] | None]) -> None:
-    if max((len(ids or ()) for ids in prompts), default=0) > (most := pipeline.limits.max_model_len):
+    if max((len(ids or ()) for ids in prompts), default=0) > most:
         raise bad_request(f"prompt_token_ids exceed max_model_len, {most}")
-
-
-def _check_single(event: GenerateEvent) -> None:
-    if len(event.choices) > 1:
-        raise bad_request(f"an event has one choice at most, got {len(event.choices)}")
 
 
 def _check_event(pipeline: RequestPipeline, asked: DerenderStreamRequest) -> None:
     """Checks for one choice, and for no more tokens than the context holds. ApiError 400."""
-    _check_single(asked.generate_chunk)
+    if (choices := len(asked.generate_chunk.choices)) > 1:
+        raise bad_request(f"an event has one choice at most, got {choices}")
     state, most = asked.stream_state, pipeline.limits.max_model_len
     tokens = sum(len(choice.token_ids or ()) for choice in asked.generate_chunk.choices)
     tokens += len(asked.prompt_token_ids or ()) + len(state.output_token_ids if state else ())

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
-from socket import MSG_PEEK
 
-import gevent
-
-from app.base.clock.clock import Watcher
 from app.serving.gunicorn.client_socket import has_bare_line_feed
+from app.serving.gunicorn.connections import HubConnection
 from app.serving.gunicorn.fair_turns import Share
 from app.serving.gunicorn.fast.heads import MOST_HEAD_BYTES, RequestHead, response_head
 from app.serving.gunicorn.fast.path import FastPath
-from app.serving.http.connection import READ, Connection, GeventSocket
+from app.serving.http.connection import GeventSocket
 from app.serving.http.context import RequestContext, current_request
 from app.serving.http.response import CLIENT_GONE, PendingResponse, Response, StreamingBody, json_response
-from app.serving.http.stream import LAST_CHUNK, SendBuffer, StreamTransport
+from app.serving.http.stream import LAST_CHUNK, StreamTransport
 
 log = logging.getLogger(__name__)
 WAYS = {"POST": "fast", "GET": "probe"}
@@ -31,47 +28,31 @@ BODY_PATIENCE_S = 0.25
 """Seconds until an incomplete body is left to the general path."""
 
 
-class FastConnection(SendBuffer):
-    """One client's socket. `since_s`: start of the wait for a request, or for the rest of one.
+class FastConnection(HubConnection):
+    """One client's socket, `busy` until the last byte of an answer is sent, also on the general path."""
 
-    The connection is `busy` from the start of an answer to its last byte, also on the general path.
-    """
-
-    __slots__ = (
-        *("_buffer", "_closes", "_context", "_path", "_reader", "_response", "address", "bound"),
-        *("busy", "client", "has_head", "is_new", "share", "since_s"),
-    )
+    __slots__ = ("_buffer", "_closes", "_context", "_response", "bound", "has_head")
 
     def __init__(self, path: FastPath, client: GeventSocket, address: tuple[str, int], bound: object) -> None:
-        super().__init__(Connection(client), path.answers, path.write_timeout_s)
-        self._path = path
-        path.open[self] = None
-        self.client = client
-        self.address = address
+        super().__init__(path, client, address, path.answers, Share())
         self.bound = bound
         """The local address of the connection."""
         self._buffer = b""
         self._closes = False
         self._context: RequestContext | None = None
         self._response: Response | None = None
-        self.share = Share()
-        self.busy = False
-        self.is_new = True
-        """True before the first request."""
         self.has_head = False
         """True while a body is incomplete."""
-        self.since_s = time.monotonic()
-        self._reader: Watcher = gevent.get_hub().loop.io(self.connection.fileno(), READ)
         self._reader.start(self._readable)
 
     def _readable(self) -> None:
         if self.busy:  # the previous answer leaves first
             self._reader.stop()
-        elif self._path.turns.has_time():
+        elif self.path.turns.has_time():
             self._read()
         else:
             self._reader.stop()
-            self._path.turns.put(self.share, self._read_in_turn)
+            self.path.turns.put(self.share, self._read_in_turn)
 
     def _read_in_turn(self) -> None:
         if not self.busy and self.is_open:
@@ -79,32 +60,24 @@ class FastConnection(SendBuffer):
             self._read()
 
     def _read(self) -> None:
-        try:
-            received = self._path.received
-            data = received[: self.client._sock.recv_into(received)].tobytes()
-        except BlockingIOError:
-            return
-        except OSError:
-            self.close()
-            return
-        if not data:
-            self.close()
-            return
-        self._buffer = self._buffer + data if self._buffer else data
-        self._next()
+        if data := self._receive():
+            self._buffer = self._buffer + data if self._buffer else data
+            self._next()
 
     def _next(self) -> None:
         """Answers the request at the start of the buffer, if complete."""
-        data = self._buffer
-        if self.is_new and self._path.rpc is not None and data.startswith(HTTP2):
-            self._upgrade(data)
+        data, path = self._buffer, self.path
+        if self.is_new and path.rpc is not None and data.startswith(HTTP2):
+            from app.serving.gunicorn.http2.connection import Http2Connection  # few servers need it
+
+            self._forget()
+            Http2Connection(path, self.client, self.address, data)
             return
         end = data.find(b"\r\n\r\n") + 4
         if end < 4:
             if len(data) > MOST_HEAD_BYTES or has_bare_line_feed(data):
                 self.leave_to_general()
             return
-        path = self._path
         head = path.heads.read(data[:end])
         if head is None or head.content_length > path.middleware.most_plain_bytes or not path.is_open:
             self.leave_to_general()
@@ -113,13 +86,12 @@ class FastConnection(SendBuffer):
         if len(data) < end_of_body:
             if not self.has_head:
                 self.has_head, self.since_s = True, time.monotonic()
-            return
-        if not self._answer(head, data[end:end_of_body], data[end_of_body:]):
+        elif not self._answer(head, data[end:end_of_body], data[end_of_body:]):
             self.leave_to_general()
 
     def _answer(self, head: RequestHead, body: bytes, rest: bytes) -> bool:
         """Starts the answer; returns False, without side effects, when the request is not plain."""
-        route, path = head.route, self._path
+        route, path = head.route, self.path
         plain = route.plain
         request = plain.recognise(body) if plain is not None else None
         if plain is None or request is None:
@@ -152,44 +124,39 @@ class FastConnection(SendBuffer):
         if type(outcome) is Response:
             self._finish(outcome)
         elif isinstance(outcome, PendingResponse):
-            self._wait_for(outcome)
+            self._wait_for(outcome, context)
         current_request.reset(token)
         return True
 
-    def _wait_for(self, pending: PendingResponse) -> None:
+    def _wait_for(self, pending: PendingResponse, context: RequestContext) -> None:
         """Waits for the answer; stops reading meanwhile."""
-        self._reader.stop()
-        context, middleware = self._context, self._path.middleware
-        assert context is not None
+
+        def come(outcome: Response | Exception) -> None:
+            self.connection.unwatch()
+            token = current_request.set(context)
+            if isinstance(outcome, Exception):
+                outcome = self.path.respond_to_error(outcome, context)
+            self._reader.start(self._readable)
+            self._finish(outcome)
+            current_request.reset(token)
 
         def gone() -> None:
             pending.abort()
             token = current_request.set(context)
             self._response = json_response(b"", CLIENT_GONE)
-            middleware.end(context, self._response)
+            self.path.middleware.end(context, self._response)
             current_request.reset(token)
             self.close()
 
+        self._reader.stop()
         self.connection.watch(gone)
-        pending.then(self._come)
-
-    def _come(self, outcome: Response | Exception) -> None:
-        context = self._context
-        assert context is not None
-        self.connection.unwatch()
-        token = current_request.set(context)
-        if isinstance(outcome, Exception):
-            outcome = self._path.respond_to_error(outcome, context)
-        self._reader.start(self._readable)
-        self._finish(outcome)
-        current_request.reset(token)
+        pending.then(come)
 
     def _finish(self, response: Response) -> None:
         """Runs the middleware on the response, and writes it."""
-        context = self._context
-        assert context is not None
+        assert self._context is not None
         try:
-            self._path.middleware.end(context, response)
+            self.path.middleware.end(self._context, response)
         except Exception:  # no byte has been sent: only closing ends the client's wait
             log.exception("an answer could not be finished")
             self.close()
@@ -202,17 +169,13 @@ class FastConnection(SendBuffer):
                 self.put(b"%b%x\r\n%b\r\n%b" % (head, len(body), body, LAST_CHUNK))
             else:
                 self.put(head + body)
-        elif isinstance(body, StreamingBody):
-            self._stream(response, body)
-        else:  # pragma: no cover  # routes answer plain requests in no other way
-            raise TypeError("a plain request is answered by bytes or by a StreamingBody")
-
-    def _stream(self, response: Response, body: StreamingBody) -> None:
+            return
+        assert isinstance(body, StreamingBody), "routes answer plain requests in no other way"
         self._reader.stop()
         transport = StreamTransport(
             self.connection,
-            self._path.batcher,
-            self._path.write_timeout_s,
+            self.path.batcher,
+            self.path.write_timeout_s,
             self._streamed,
             ends_body=True,
             head=response_head(response),
@@ -225,7 +188,7 @@ class FastConnection(SendBuffer):
     def _streamed(self) -> None:
         self.connection.unwatch()
         self._reader.start(self._readable)
-        self._done()
+        self.all_sent()
 
     def lag(self) -> None:
         """Stops reading until the client has taken the answer."""
@@ -233,30 +196,27 @@ class FastConnection(SendBuffer):
         super().lag()
 
     def all_sent(self) -> None:
-        self._done()
-
-    def client_gone(self) -> None:
-        self.close()
-
-    def _done(self) -> None:
-        response, context = self._response, self._context
-        assert response is not None and context is not None
-        self._response = self._context = None
-        if self._path.logs_access:
-            self._path.log_access(context, response)
-        if response.callbacks or type(response.body) is not bytes:
-            response.close()
-        self.busy = False
-        if self._closes or not self._path.is_open:
+        """Ends the answer, and waits for the next request."""
+        self._end_answer()
+        if self._closes or not self.path.is_open:
             self.close()
-            return
-        self._await_request()
+        else:
+            self._await_request()
+
+    def _end_answer(self) -> None:
+        response, context = self._response, self._context
+        self._response = self._context = None
+        if response is not None and context is not None:
+            if self.path.logs_access:
+                self.path.log_access(context, response)
+            if response.callbacks or type(response.body) is not bytes:
+                response.close()
 
     def _await_request(self) -> None:
-        self.since_s = time.monotonic()
+        self.busy, self.since_s = False, time.monotonic()
         if self._buffer:  # the next request has arrived; other connections run first
             self._reader.stop()
-            self._path.turns.put(self.share, self._resume)
+            self.path.turns.put(self.share, self._resume)
         elif not self._reader.active:
             self._reader.start(self._readable)
 
@@ -265,61 +225,32 @@ class FastConnection(SendBuffer):
             self._reader.start(self._readable)
             self._next()
 
-    @property
-    def has_unread(self) -> bool:
-        try:
-            return bool(self.client._sock.recv(1, MSG_PEEK))
-        except OSError:  # BlockingIOError, too
-            return False
-
     def leave_to_general(self) -> None:
         """Hands the buffer and the socket to a greenlet."""
         self._reader.stop()
         self.busy, self.is_new, self.has_head = True, False, False
         data, self._buffer = self._buffer, b""
-        self._path.serve_general(self, data)
+        self.path.serve_general(self, data)
 
     def take_back(self, data: bytes) -> None:
         """Resumes after an answer of the general path, which read `data` beyond its request."""
-        self.busy = False
         self._buffer = data
         self._await_request()
 
     def close(self) -> None:
         """Closes the socket; a running answer is discarded."""
-        if not self.is_open:
-            return
-        self._forget()
-        self.connection.unwatch()
-        self.catch_up()
-        response, self._response = self._response, None
-        if response is not None and self._context is not None:
-            if self._path.logs_access:
-                self._path.log_access(self._context, response)
-            response.close()
-        self.client.close()
-
-    def _forget(self) -> None:
-        self.is_open = False
-        del self._path.open[self]
-        self._reader.stop()
-        self._reader.close()
-
-    def _upgrade(self, data: bytes) -> None:
-        """Continues as HTTP/2; `data`: the first bytes of the connection."""
-        from app.serving.gunicorn.http2.connection import Http2Connection  # few servers need it
-
-        self._forget()
-        Http2Connection(self._path, self.client, self.address).begin(data)
-
-    def leave(self) -> None:
-        """Does nothing: the running answer closes the connection."""
+        if self.is_open:
+            self._forget()
+            self.connection.unwatch()
+            self.catch_up()
+            self._end_answer()
+            self.client.close()
 
     def look(self, now_s: float) -> None:
         """Closes an idle connection; leaves a request whose body is late to the general path."""
         if self.busy:
             return
-        if now_s - self.since_s > self._path.idle_s:
+        if now_s - self.since_s > self.path.idle_s:
             self.close()
         elif self.has_head and now_s - self.since_s > BODY_PATIENCE_S:
             self.leave_to_general()

@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import gevent
+import msgspec
 from h2.errors import ErrorCodes
+from h2.exceptions import ProtocolError
 from h2.stream import H2Stream
+from h2.utilities import HeaderValidationFlags, validate_headers
+from hpack.struct import Header
 
 from app.base.clock.clock import Watcher
 from app.serving.api.errors import as_api_error, forget_frames
-from app.serving.gunicorn.http2.heads import as_rpc, metadata, status, timeout_s
-from app.serving.gunicorn.http2.transport import CallTransport
 from app.serving.http.context import RequestContext, current_request
-from app.serving.http.errors import ApiError
+from app.serving.http.errors import ApiError, internal, not_implemented
 from app.serving.http.response import CLIENT_GONE, Response, StreamingBody
 from app.serving.http.rpc import PREFIX_BYTES, RpcCode, RpcMethod, RpcOutcome, RpcResponse, error_response
 from app.serving.http.stream import StreamSource
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from app.serving.gunicorn.http2.connection import Http2Connection
 
+log = logging.getLogger(__name__)
 
 MOST_EACH_BYTES = 1 << 16
 """Most bytes of waiting messages in a call whose messages are answered one by one."""
+BROKEN_OFF = "The answer broke off."
+Headers = list[tuple[bytes, bytes]]
+OK: Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+LONGEST_MESSAGE = 2000
+"""Most characters of a status message."""
+PLAIN = " !#$&'()*+,/:;=?@[]"
+"""Characters of a status message sent unescaped, besides letters and digits."""
+OF_HTTP = ("content-type", "content-length")
+TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
+LONGEST_S = 1e9
+UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+"""Characters refused in headers: a line break could forge a line wherever headers are shown."""
 
 
 class RpcCall:
@@ -33,14 +54,14 @@ class RpcCall:
     """
 
     __slots__ = (
-        *("_begun", "_body", "_connection", "_context", "_deadline", "_headers", "_is_logged", "_lagging"),
-        *("_last", "_method", "_most_bytes", "_response", "_size", "_source", "_stream", "_unsent"),
-        *("has_request", "id", "is_open", "since_s", "stalled"),
+        *("_begun", "_body", "_connection", "_context", "_deadline", "_headers", "_is_each", "_lagging"),
+        *("_last", "_method", "_most_bytes", "_next_slice", "_response", "_size", "_source", "_stream"),
+        *("_unsent", "has_request", "id", "is_open", "since_s", "stalled"),
     )
 
     def __init__(
         self,
-        connection: CallTransport[RpcCall],
+        connection: Http2Connection,
         stream: H2Stream,
         method: RpcMethod | None,
         headers: dict[str, str],
@@ -49,22 +70,26 @@ class RpcCall:
         self._connection, self._stream, self.id = connection, stream, stream.stream_id
         self._method, self._headers, self._size = method, headers, size
         connection.buffered += size
-        self._most_bytes = MOST_EACH_BYTES if method and method.each else connection.most_message_bytes
+        self._is_each = method is not None and method.each
+        self._most_bytes = MOST_EACH_BYTES if self._is_each else connection.most_message_bytes
         self._body = bytearray()
         """Received bytes of the next messages."""
         self._context: RequestContext | None = None
         self._response: RpcResponse | None = None
         self._source: StreamSource | None = None
+        self._next_slice: Callable[[], tuple[bytes, bool, bool]] | None = None
+        """Returns the next bytes of the answer; see `StreamSource`."""
         self._unsent = b""
-        self._begun = self._last = self._lagging = self._is_logged = False
-        self._deadline: Watcher | None = None
+        self._begun = self._last = self._lagging = False
         self.has_request = False
         self.stalled = False
         """True while the client's windows have no room for `_unsent`."""
         self.since_s = time.monotonic()
         """Start of the wait for the rest of the request, or for room for the answer (monotonic seconds)."""
         self.is_open = True
-        if (limit_s := timeout_s(headers)) is not None:
+        self._deadline: Watcher | None = None
+        if given := TIMEOUT.fullmatch(headers.get("grpc-timeout", "")):
+            limit_s = min(LONGEST_S, int(given[1]) * UNITS_S[given[2]])
             self._deadline = gevent.get_hub().loop.timer(limit_s)
             self._deadline.start(connection.soon, self._expire)
 
@@ -72,26 +97,24 @@ class RpcCall:
 
     def take(self, data: bytes, is_end: bool) -> None:
         """Hub: receives the next bytes of the client's messages."""
+        connection, most = self._connection, self._most_bytes
         self.has_request |= is_end
         self._body += data
-        self._connection.buffered += len(data)
-        if not self._check():
-            return
-        self._arrived()
-
-    def _arrived(self) -> None:
-        if self.has_request:
-            self._begin()
-
-    def _check(self) -> bool:
-        """Ends the call and returns False when a message is too long, or too many bytes are buffered."""
-        connection, most = self._connection, self._most_bytes
+        connection.buffered += len(data)
         wanted = max(len(self._body), self._end_of_message)
         if wanted > most + PREFIX_BYTES or connection.buffered > connection.most_buffered_bytes:
             text = f"A message of {wanted - PREFIX_BYTES} bytes is too long: at most {most} are read."
             self.fail(RpcCode.RESOURCE_EXHAUSTED, text)
-            return False
-        return True
+        elif self._context is not None:
+            self.lag()
+        elif self.has_request and not self._is_each:
+            message = self._message()
+            if message is not None and self._body:
+                self.fail(RpcCode.INTERNAL, "The call has more than one message.")
+            elif message is not None:
+                self._begin(message)
+        elif self._is_each:
+            self._begin(b"")
 
     def _message(self) -> bytes | None:
         """Removes and returns the next message; None without a complete one. Invalid input ends the call."""
@@ -112,19 +135,8 @@ class RpcCall:
     def _end_of_message(self) -> int:
         """Size of the next message with its prefix, in bytes; 5 until the prefix is complete."""
         body = self._body
-        return PREFIX_BYTES + (
-            int.from_bytes(body[1:PREFIX_BYTES], "big") if len(body) >= PREFIX_BYTES else 0
-        )
-
-    def _begin(self) -> None:
-        message = self._message()
-        if message is None:
-            return
-        if self._body:
-            self.fail(RpcCode.INTERNAL, "The call has more than one message.")
-            return
-        self._context = self._new_context(message)
-        gevent.spawn(self._handle, self._context)
+        size = int.from_bytes(body[1:PREFIX_BYTES], "big") if len(body) >= PREFIX_BYTES else 0
+        return PREFIX_BYTES + size
 
     def _new_context(self, message: bytes) -> RequestContext:
         headers, path = self._headers, self._headers[":path"]
@@ -142,57 +154,71 @@ class RpcCall:
 
     # Answer.
 
-    def _handle(self, context: RequestContext) -> None:
+    def _begin(self, message: bytes) -> None:
+        self._context = self._new_context(message)
+        gevent.spawn(self._handle, self._context, self._method)
+
+    def _handle(self, context: RequestContext, method: RpcMethod | None) -> None:
+        """Greenlet: answers the call in its turn."""
         connection = self._connection
         connection.path.turns.wait(connection.share)
         if not self.is_open:
             return
         current_request.set(context)
-        method, middleware = self._method, connection.path.middleware
         try:
-            response: Response | None = middleware.begin(context)
-            if response is None:
-                if method is None:
-                    raise ApiError(501, "NotImplementedError", f"There is no method {context.path[:200]}.")
+            response: Response | None = connection.path.middleware.begin(context)
+            if response is None and method is None:
+                raise not_implemented(f"There is no method {context.path[:200]}.")
+            if response is None and method is not None and not method.each:
                 response = method.handle(context)
         except Exception as error:
             response = _response_to(error)
         try:
-            connection.guarded(self._end, response)
+            connection.guarded(self._answer, response)
         except Exception:  # rendering failed
             log.exception("an answer broke off")
-            connection.guarded(self.fail, RpcCode.INTERNAL, "The answer broke off.")
+            connection.guarded(self.fail, RpcCode.INTERNAL, BROKEN_OFF)
 
-    def _end(self, response: Response) -> None:
-        """Runs the middleware on the answer, and sends it."""
+    def _answer(self, response: Response | None) -> None:
+        """Runs the middleware on the answer, and sends it. None: each message has its own answer."""
         assert self._context is not None
-        answer = response if isinstance(response, RpcResponse) else as_rpc(response)
+        answer = RpcResponse() if response is None else _as_rpc(response)
         if not self.is_open:  # the client left meanwhile
             answer.status = CLIENT_GONE
         try:
             self._connection.path.middleware.end(self._context, answer)
         except Exception as error:
             _response_to(error)
-            answer = error_response(ApiError(500, "InternalServerError", "The answer could not be finished."))
+            answer = error_response(internal("The answer could not be finished."))
         if not self.is_open:
             answer.close()
             return
         self._response = answer
         body = answer.body
-        if isinstance(body, StreamingBody):
-            self._open(answer)
-            body.attach(self)  # type: ignore[arg-type]
-        else:
-            data = body if isinstance(body, bytes) else b"".join(body)
-            if data:
-                self._open(answer)
-            self.write(data, last=True)
-
-    def _open(self, response: Response) -> None:
-        """Sends the metadata, before the first message."""
-        if not self._begun:
+        if response is None or body:
             self._begun = True
-            self._connection.send_headers(self.id, metadata(response))
+            self._connection.send_headers(self.id, _metadata(answer))
+        if isinstance(body, StreamingBody):
+            body.attach(self)  # type: ignore[arg-type]
+        elif response is None:
+            self._next_slice = self._answer_next
+            self.lag()
+        else:
+            self.write(body if isinstance(body, bytes) else b"".join(body), last=True)
+
+    def _answer_next(self) -> tuple[bytes, bool, bool]:
+        """Answers the next message; see `StreamSource`."""
+        assert self._method is not None and self._response is not None
+        message = self._message()
+        if message is None:
+            return b"", False, self.has_request
+        self.since_s = time.monotonic()
+        try:
+            data = bytes(self._method.handle(self._new_context(message)).body)  # type: ignore[arg-type]
+        except Exception as error:
+            self._response.outcome = _response_to(error).outcome
+            return b"", False, True
+        return data, self.has_request or len(self._body) >= self._end_of_message, False
 
     @property
     def lags(self) -> bool:
@@ -200,7 +226,7 @@ class RpcCall:
         return self._lagging or self._connection.lags
 
     def start(self, source: StreamSource) -> None:
-        self._source = source
+        self._source, self._next_slice = source, source.next_slice
 
     def write(self, data: bytes, last: bool = False) -> None:
         """Sends messages soon; `last` ends the call with its status."""
@@ -216,14 +242,18 @@ class RpcCall:
             self._connection.send_data(self._stream, data)
 
     def _push(self) -> None:
-        """Sends as much as the client's windows allow."""
+        """Sends as much as the client's windows allow; a rest waits until a window grows."""
         connection, unsent = self._connection, self._unsent
         size = min(len(unsent), connection.room(self._stream))
         if size > 0:
             connection.send_data(self._stream, unsent[:size])
             self._unsent = unsent = unsent[size:]
         if unsent:
-            self._wait_for_room(size > 0)
+            if size > 0 or not self.stalled:  # the client's time limit starts anew
+                self.since_s = time.monotonic()
+                connection.stalled.pop(self, None)
+                connection.stalled[self] = None
+            self.stalled = self._lagging = True
             return
         if self.stalled:
             self.stalled = False
@@ -231,39 +261,32 @@ class RpcCall:
         if self._last:
             self._finish()
 
-    def _wait_for_room(self, has_sent: bool) -> None:
-        """Waits until a window grows; `has_sent`: the client's time limit starts anew."""
-        stalled = self._connection.stalled
-        if has_sent or not self.stalled:
-            self.since_s = time.monotonic()
-            stalled.pop(self, None)
-            stalled[self] = None
-        self.stalled = self._lagging = True
-
     def lag(self) -> None:
-        """Starts taking slices of the source, in turns with other calls."""
-        if self._source is not None:
+        """Starts taking slices of the answer, in turns with other calls."""
+        if self._next_slice is not None:
             self._lagging = True
             self._connection.soon(self.ask)
 
     def go_on(self) -> None:
+        """Sends on: a window has grown."""
         if self.stalled and self.is_open:
             self._push()
             if not self.stalled and self.is_open:
                 self.lag()
 
     def ask(self) -> None:
-        """Takes a slice of the source now, and another one in the next turn."""
+        """Takes a slice of the answer now, and another one in the next turn."""
         connection = self._connection
-        if self.stalled or connection.lags or self._source is None or not self.is_open:
+        if self.stalled or connection.lags or self._next_slice is None or not self.is_open:
             return
         try:
-            data, more, last = self._source.next_slice()
+            data, more, last = self._next_slice()
         except Exception:  # rendering failed
             log.exception("an answer broke off")
-            self.fail(RpcCode.INTERNAL, "The answer broke off.")
+            self.fail(RpcCode.INTERNAL, BROKEN_OFF)
             return
-        self.write(data, last)
+        if self.is_open:
+            self.write(data, last)
         if not self.stalled and self.is_open:
             self._lagging = more
             if more:
@@ -274,8 +297,10 @@ class RpcCall:
     def _finish(self) -> None:
         response = self._response
         assert response is not None
-        trailers = status(response.outcome)
-        headers = trailers if self._begun else metadata(response) + trailers
+        headers = [] if self._begun else _metadata(response)
+        headers.append((b"grpc-status", b"%d" % response.outcome.code))
+        if message := response.outcome.message:
+            headers.append((b"grpc-message", quote(message[:LONGEST_MESSAGE], safe=PLAIN).encode()))
         self._connection.send_headers(self.id, headers, ends=True)
         if not self.has_request:
             self._connection.reset(self.id, ErrorCodes.NO_ERROR)
@@ -283,12 +308,12 @@ class RpcCall:
 
     def fail(self, code: RpcCode, text: str) -> None:
         """Ends the call with this status, at any stage."""
-        if not self.is_open:
-            return
-        self._abandon()
-        self._response = RpcResponse(b"", None, RpcOutcome(code, text))
-        self._unsent, self._last = b"", True
-        self._finish()
+        if self.is_open:
+            self._leave_source()
+            self._response = self._response or RpcResponse()
+            self._response.outcome = RpcOutcome(code, text)
+            self._unsent = b""
+            self._finish()
 
     def _expire(self) -> None:
         self.fail(RpcCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
@@ -302,112 +327,90 @@ class RpcCall:
             self._connection.reset(self.id, ErrorCodes.CANCEL)
             self.gone()
 
-    def leave(self) -> None:
-        """Ends the call: the server shuts down, or is replaced."""
-        self.fail(RpcCode.UNAVAILABLE, "The server is shutting down.")
-
-    @property
-    def is_endless(self) -> bool:
-        return self._response is not None and getattr(self._response.body, "endless", False)
+    def shut_down(self) -> None:
+        """Ends an endless answer: the server shuts down, or is replaced."""
+        if self._response is not None and getattr(self._response.body, "endless", False):
+            self.fail(RpcCode.UNAVAILABLE, "The server is shutting down.")
 
     def break_off(self) -> None:
         self._connection.close()
 
     def gone(self) -> None:
+        """Ends the call: the client has given it up, or has left."""
         if self.is_open:
-            self._abandon()
+            self._leave_source()
             self._close()
-
-    def _abandon(self) -> None:
-        """Stops the source and closes the response."""
-        source, self._source = self._source, None
-        if source is not None:
-            source.leave()
-        if self._response is not None:
-            self._close_response()
 
     def close(self) -> None:
         """Drops the source, which has ended."""
-        self._source = None
+        self._source = self._next_slice = None
+
+    def _leave_source(self) -> None:
+        source = self._source
+        self.close()
+        if source is not None:
+            source.leave()
 
     def _close(self) -> None:
         self.is_open = False
-        self._source = None
+        self.close()
         if self._deadline is not None:
             self._deadline.stop()
             self._deadline.close()
             self._deadline = None
         self._connection.buffered -= len(self._body) + self._size
         self._body = bytearray()
-        self._connection.forget_call(self.id, self)
-        if self._response is not None:
-            self._close_response()
-
-    def _close_response(self) -> None:
-        response, context = self._response, self._context
-        self._response = None
-        if response is None or context is None:
-            return
-        path = self._connection.path
-        if path.logs_access and not self._is_logged:
-            self._is_logged = True
-            path.log_access(context, response)
-        response.close()
+        self._connection.forget_call(self)
+        response, self._response = self._response, None
+        if response is not None and self._context is not None:
+            if self._connection.path.logs_access:
+                self._connection.path.log_access(self._context, response)
+            response.close()
 
 
-class EachCall(RpcCall):
-    """Answers one message per turn, in the hub; for the middleware, all messages are one request."""
+def read_headers(block: Iterable[Header], is_trailer: bool = False) -> dict[str, str] | None:
+    """Returns the headers of a call by name; None when malformed (RFC 9113, section 8.2)."""
+    found: dict[str, str] = {}
+    flags = HeaderValidationFlags(
+        is_client=False, is_trailer=is_trailer, is_response_header=False, is_push_promise=False
+    )
+    try:
+        checked = list(validate_headers(block, flags))
+    except ProtocolError:
+        return None
+    for raw_name, raw_value in checked:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        if CONTROL.search(value):
+            return None
+        found[name] = f"{found[name]},{value}" if name in found else value
+    return found
 
-    __slots__ = ()
 
-    def _arrived(self) -> None:
-        self.lag()
-
-    def lag(self) -> None:
-        """Schedules `ask`: there may be a message, or room for an answer."""
-        self._connection.soon(self.ask)
-
-    def ask(self) -> None:
-        """Answers one message now, and another one in the next turn."""
-        if self._may_answer and (self._body or self.has_request):
-            self._answer_next()
-        if self._may_answer and (self.has_request or len(self._body) >= self._end_of_message):
-            self._connection.soon(self.ask)
-
-    @property
-    def _may_answer(self) -> bool:
-        return self.is_open and not self.stalled and not self._connection.lags
-
-    def _answer_next(self) -> None:
-        """Answers the next message, or ends the call after the last one."""
-        message = self._message()
-        if message is None:
-            if self.is_open and self.has_request:
-                self._end(RpcResponse())
-            return
-        self.since_s = time.monotonic()
-        context = self._new_context(message)
-        try:
-            if self._context is None:
-                self._context = context
-                if (refusal := self._connection.path.middleware.begin(context)) is not None:
-                    self._end(refusal)
-                    return
-            data = bytes(self._method.handle(context).body)  # type: ignore[arg-type, union-attr]
-        except Exception as error:
-            self._end(_response_to(error))
-            return
-        self._open(RpcResponse())
-        self.write(data)
-
-    def _abandon(self) -> None:
-        if self._context is not None and self._response is None:
-            self._response = RpcResponse(status=CLIENT_GONE)
-            self._connection.path.middleware.end(self._context, self._response)
-        super()._abandon()
+def _metadata(response: Response) -> Headers:
+    """Returns the metadata before the first message: the response's headers without those of HTTP."""
+    names = ((name.lower(), value) for name, value in response.headers.items())
+    return OK + [
+        (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
+        for name, value in names
+        if name not in OF_HTTP
+    ]
 
 
 def _response_to(error: Exception) -> RpcResponse:
     known = as_api_error(error)
     forget_frames(error)
     return error_response(known)
+
+
+def _as_rpc(response: Response) -> RpcResponse:
+    """Converts a middleware's HTTP response; the error message in its body becomes the status message."""
+    if isinstance(response, RpcResponse):
+        return response
+    try:
+        error = msgspec.json.decode(response.body)["error"]  # type: ignore[arg-type]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        error = ""
+    text = error.get("message", "") if isinstance(error, Mapping) else error
+    answer = error_response(ApiError(response.status, "", str(text)))
+    answer.headers.update(response.headers)
+    return answer
