@@ -8,74 +8,81 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
 
 from app.base.clock.pause import Slices
 from app.serving.http.context import RequestContext
-from app.serving.http.errors import ApiError, bad_request
+from app.serving.http.errors import bad_request
 from app.serving.http.rpc import RpcResponse, framed
 
 LONG: Final = 1 << 17
-"""Most bytes of a message beside its texts, tensors and tokens; shorter messages are not scanned."""
+"""Most bytes of a message beside its texts, tensors and numbers; shorter messages are not scanned."""
+LONGEST_TEXT: Final = 8 << 20
+"""Most bytes of one text."""
 MOST_TOKENS: Final = 1 << 18
 """Most tokens of a prompt that is longer than the context and will be cut."""
 VARINT, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5
+"""Kinds of fields on the wire (protobuf's encoding guide)."""
 CONTINUED: Final = bytes(range(0x80, 0x100))
-
-Fields = Mapping[int, "Fields | str"]
-LONGEST_TEXT: Final = 8 << 20
-"""Most bytes of one text."""
-TEXT, TENSOR_BYTES, TOKENS = "text", "tensor", "tokens"
-TOKENIZED: Final[Fields] = {1: TEXT, 2: TOKENS}
-TENSOR: Final[Fields] = {1: TENSOR_BYTES}
-MEDIA: Final[Fields] = {2: TENSOR, 3: {2: TENSOR}}
-CONSTRAINTS: Final[Fields] = {16: TEXT, 17: TEXT, 18: TEXT, 19: TEXT}
-LARGE: Final[Mapping[str, Fields]] = {
-    "GenerateRequest": {2: TOKENIZED, 3: TEXT, 4: CONSTRAINTS, 7: MEDIA, 11: MEDIA},
-    "EmbedRequest": {2: TOKENIZED},
-}
-"""Large fields of each message, by number, with their contents."""
+BROKEN: Final = "The message is broken."
 
 
-def check_size(data: bytes, name: str, most_tokens: int, within: Slices) -> None:
-    """Raises ApiError 400 for a broken message `name`, or one too large to parse.
+def check_size(data: bytes, descriptor: Any, most_tokens: int, within: Slices) -> None:
+    """Raises ApiError 400 for a broken message of type `descriptor`, or one too large to parse.
 
-    Pauses `within` many fields.
+    It may have `most_tokens` or MOST_TOKENS packed numbers, whichever is more. Pauses `within` many fields.
     """
     if len(data) > LONG:
-        _Scan(data, max(most_tokens, MOST_TOKENS), within).look(0, len(data), LARGE.get(name, {}))
+        try:
+            _Scan(data, max(most_tokens, MOST_TOKENS), within).look(0, len(data), descriptor)
+        except RecursionError:
+            raise bad_request(BROKEN) from None
 
 
 class _Scan:
-    def __init__(self, data: bytes, most_tokens: int, within: Slices) -> None:
-        self._data, self._most_tokens, self._within = data, most_tokens, within
-        self._others = self._tokens = 0
+    def __init__(self, data: bytes, most_numbers: int, within: Slices) -> None:
+        self._data, self._most_numbers, self._within = data, most_numbers, within
+        self._others = self._numbers = 0
 
-    def look(self, at: int, end: int, fields: Fields) -> None:
+    def look(self, at: int, end: int, descriptor: Any) -> None:
+        """Counts what a message between two positions has beside texts, tensors and packed numbers."""
+        known: Mapping[int, Any] = descriptor.fields_by_number
         while at < end:
-            begin = at
+            begin, size = at, 0
             tag, at = self._number(at)
-            inner, size = fields.get(tag >> 3), 0
-            if tag & 7 == BYTES:
+            wire, field = tag & 7, known.get(tag >> 3)
+            if wire == BYTES:
                 size, at = self._number(at)
-            elif tag & 7 == VARINT:
+            elif wire == VARINT:
                 _, at = self._number(at)
-            elif tag & 7 in (EIGHT_BYTES, FOUR_BYTES):
-                at += 8 if tag & 7 == EIGHT_BYTES else 4
+            elif wire in (EIGHT_BYTES, FOUR_BYTES):
+                at += 8 if wire == EIGHT_BYTES else 4
             else:
-                raise _no_message()
+                raise bad_request(BROKEN)
             if at + size > end:
-                raise _no_message()
-            self._count(at - begin + (size if inner is None else 0))
-            if inner == TEXT and size > LONGEST_TEXT:
-                raise bad_request(f"A text has more than {LONGEST_TEXT >> 20} MiB.", "input_text")
-            if inner == TOKENS:
-                self._count_tokens(self._data[at : at + size])
-            elif isinstance(inner, Mapping):
-                self.look(at, at + size, inner)
+                raise bad_request(BROKEN)
+            self._others += at - begin + (size if field is None else 0)
+            if self._others > LONG:
+                raise bad_request(
+                    f"The message has more than {LONG} bytes beside its texts, tensors and tokens."
+                )
+            if field is not None and size:
+                self._look_into(field, at, size)
             at += size
             self._within.spend()
+
+    def _look_into(self, field: Any, at: int, size: int) -> None:
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            self.look(at, at + size, field.message_type)
+        elif field.type == FieldDescriptor.TYPE_STRING:
+            if size > LONGEST_TEXT:
+                raise bad_request(f"A text has more than {LONGEST_TEXT >> 20} MiB.", "input_text")
+        elif field.type != FieldDescriptor.TYPE_BYTES:
+            self._numbers += len(self._data[at : at + size].translate(None, CONTINUED))
+            if self._numbers > self._most_numbers:
+                raise bad_request(f"The prompt has more than {self._most_numbers} tokens.", "input_tokens")
 
     def _number(self, at: int) -> tuple[int, int]:
         """Returns a number, and the position behind it."""
@@ -87,21 +94,7 @@ class _Scan:
             if byte < 0x80:
                 return value, at
             shift += 7
-        raise _no_message()
-
-    def _count(self, size: int) -> None:
-        self._others += size
-        if self._others > LONG:
-            raise bad_request(f"The message has more than {LONG} bytes beside its texts, tensors and tokens.")
-
-    def _count_tokens(self, packed: bytes) -> None:
-        self._tokens += len(packed.translate(None, CONTINUED))
-        if self._tokens > self._most_tokens:
-            raise bad_request(f"The prompt has more than {self._most_tokens} tokens.", "input_tokens")
-
-
-def _no_message() -> ApiError:
-    return bad_request("The message is broken.")
+        raise bad_request(BROKEN)
 
 
 engine: Any = vllm_engine_pb2
@@ -115,7 +108,7 @@ def read(context: RequestContext, kind: Any, most_tokens: int = 0) -> Any:
     A prompt may have `most_tokens` or `MOST_TOKENS` tokens, whichever is more. May pause.
     """
     data = context.body or b""
-    check_size(data, kind.DESCRIPTOR.name, most_tokens, Slices())
+    check_size(data, kind.DESCRIPTOR, most_tokens, Slices())
     try:
         return kind.FromString(data)
     except DecodeError:

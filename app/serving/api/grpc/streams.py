@@ -6,7 +6,7 @@ import hashlib
 import io
 import zipfile
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +65,10 @@ class StreamLimit:
     def __init__(self, most: int, kind: str) -> None:
         self._most, self._kind, self._taken = most, kind, 0
 
-    def check(self) -> None:
-        """Raises ApiError 429 when all places are taken."""
+    def take(self, response: RpcResponse) -> RpcResponse:
+        """Counts a response until it is closed. Raises ApiError 429 when all places are taken."""
         if self._taken >= self._most:
             raise ApiError(429, "RateLimitError", f"There are {self._most} {self._kind} already.")
-
-    def take(self, response: RpcResponse) -> RpcResponse:
-        """Counts a response until it is closed."""
         self._taken += 1
         response.on_close(self._free)
         return response
@@ -89,14 +86,17 @@ def events_method(publisher: EventSender | None) -> RpcMethod:
 
     def subscribe(context: RequestContext) -> RpcResponse:
         """Every batch from now on, numbered as on the ZMQ socket. Older batches are not kept here."""
-        request = read(context, common.SubscribeKvEventsRequest)
-        subscribers.check()
-        following = publisher.next_sequence
-        if request.start_sequence_number not in (0, following):
-            text = f"Batch {request.start_sequence_number} is not kept; the next one is {following}."
-            raise ApiError(412, "PreconditionFailed", text, "start_sequence_number")
+        first, following = (
+            read(context, common.SubscribeKvEventsRequest).start_sequence_number,
+            publisher.next_sequence,
+        )
         outcome = RpcOutcome()
-        return subscribers.take(RpcResponse(EventBatches(publisher, outcome), None, outcome))
+        response = subscribers.take(RpcResponse(EventBatches(publisher, outcome), None, outcome))
+        if first not in (0, following):
+            response.close()
+            text = f"Batch {first} is not kept; the next one is {following}."
+            raise ApiError(412, "PreconditionFailed", text, "start_sequence_number")
+        return response
 
     return RpcMethod(path, subscribe)
 
@@ -104,7 +104,7 @@ def events_method(publisher: EventSender | None) -> RpcMethod:
 class EventBatches(StreamingBody):
     """Streams the batches of `publisher` from the moment when the client takes them."""
 
-    __slots__ = ("_is_too_slow", "_outcome", "_publisher", "_transport", "_waiting", "_waiting_bytes")
+    __slots__ = ("_outcome", "_publisher", "_transport", "_waiting", "_waiting_bytes")
     endless = True
 
     def __init__(self, publisher: EventSender, outcome: RpcOutcome) -> None:
@@ -113,7 +113,6 @@ class EventBatches(StreamingBody):
         self._transport: StreamTransport | None = None
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
-        self._is_too_slow = False
 
     def attach(self, transport: StreamTransport) -> None:
         self._transport = transport
@@ -122,7 +121,7 @@ class EventBatches(StreamingBody):
 
     def _take(self, topic: str, sequence: int, batch: EventBatch) -> None:
         transport = self._transport
-        if transport is None or self._is_too_slow:
+        if transport is None or self._waiting_bytes > MOST_WAITING_BYTES:
             return
         data = framed_message(batch_message(sequence, batch))
         if not transport.lags:
@@ -130,14 +129,11 @@ class EventBatches(StreamingBody):
             return
         self._waiting.append(data)
         self._waiting_bytes += len(data)
-        if self._waiting_bytes > MOST_WAITING_BYTES:
-            self._is_too_slow = True
-            self._waiting.clear()
-            self._outcome.fail(ApiError(429, "RateLimitError", "The subscriber is too slow."))
 
     def next_slice(self) -> tuple[bytes, bool, bool]:
         """Returns the batch that has waited longest; see `StreamSource`."""
-        if self._is_too_slow:
+        if self._waiting_bytes > MOST_WAITING_BYTES:
+            self._outcome.fail(ApiError(429, "RateLimitError", "The subscriber is too slow."))
             return b"", False, True
         data = self._waiting.popleft() if self._waiting else b""
         self._waiting_bytes -= len(data)
@@ -148,6 +144,7 @@ class EventBatches(StreamingBody):
         self.close()
 
     def close(self) -> None:
+        self._waiting.clear()
         if self._transport is not None:
             self._transport = None
             self._publisher.forget(self._take)
@@ -155,60 +152,43 @@ class EventBatches(StreamingBody):
 
 def batch_message(sequence: int, batch: EventBatch) -> Any:
     """Returns a `KvEventBatch`; hashes are the low 64 bits, signed."""
-    told = common.KvEventBatch(sequence_number=sequence, timestamp=batch.ts, dp_rank=batch.data_parallel_rank)
-    for number, event in enumerate(batch.events):
-        told.events.append(_event(number, event))
-    return told
+    events = [{"event_id": number, **_event(event)} for number, event in enumerate(batch.events)]
+    return common.KvEventBatch(
+        sequence_number=sequence, timestamp=batch.ts, dp_rank=batch.data_parallel_rank, events=events
+    )
 
 
-def _event(number: int, event: KVEvent) -> Any:
-    told = common.KvCacheEvent(event_id=number)
-    match event:
-        case BlockStored():
-            _stored(told.stored, event)
-        case BlockRemoved():
-            removed = told.removed
-            removed.block_hashes.extend(_signed(event.block_hashes))
-            _place(removed, event.medium, event.group_idx)
-        case _:
-            told.cleared.SetInParent()
-    return told
+def _event(event: KVEvent) -> dict[str, Any]:
+    """Returns the fields of a `KvCacheEvent`; None leaves a field out."""
+    if not isinstance(event, BlockStored | BlockRemoved):
+        return {"cleared": {}}
+    names = _signed(event.block_hashes)
+    device = None if event.medium is None else common.KV_CACHE_TIER_DEVICE
+    place = {"medium": event.medium, "tier": device, "group_idx": event.group_idx}
+    if isinstance(event, BlockRemoved):
+        return {"removed": {"block_hashes": names, **place}}
+    size, parent, keys = event.block_size, event.parent_block_hash, event.extra_keys
+    blocks = [
+        {
+            "block_hash": name,
+            "token_ids": event.token_ids[number * size : (number + 1) * size],
+            "block_size": size,
+            "lora_id": event.lora_id,
+            "extra_keys": [_key(key) for key in (keys[number] if keys else None) or ()],
+        }
+        for number, name in enumerate(names)
+    ]
+    kind, adapter = event.kv_cache_spec_kind, event.lora_name
+    parent_name = None if parent is None else _signed([parent])[0]
+    stored = {"blocks": blocks, "parent_block_hash": parent_name, **place}
+    return {"stored": {**stored, "kv_cache_spec_kind": kind, "lora_name": adapter}}
 
 
-def _stored(told: Any, event: BlockStored) -> None:
-    size = event.block_size
-    for number, name in enumerate(_signed(event.block_hashes)):
-        tokens = event.token_ids[number * size : (number + 1) * size]
-        block = told.blocks.add(block_hash=name, token_ids=tokens, block_size=size, lora_id=event.lora_id)
-        keys = event.extra_keys[number] if event.extra_keys else None
-        for key in keys or ():
-            _add_key(block, key)
-    if event.parent_block_hash is not None:
-        told.parent_block_hash = _signed([event.parent_block_hash])[0]
-    _place(told, event.medium, event.group_idx)
-    if event.kv_cache_spec_kind is not None:
-        told.kv_cache_spec_kind = event.kv_cache_spec_kind
-    if event.lora_name is not None:
-        told.lora_name = event.lora_name
-
-
-def _add_key(block: Any, key: object) -> None:
-    made = block.extra_keys.add()
-    if isinstance(key, str):
-        made.text = key
-    elif isinstance(key, bytes):
-        made.blob = key
-    elif isinstance(key, int):
-        made.number = key
-    elif isinstance(key, Sequence) and len(key) == 2:
-        made.multimodal.identifier, made.multimodal.offset = key
-
-
-def _place(told: Any, medium: str | None, group: int | None) -> None:
-    if medium is not None:
-        told.medium, told.tier = medium, common.KV_CACHE_TIER_DEVICE
-    if group is not None:
-        told.group_idx = group
+def _key(key: object) -> dict[str, object]:
+    if isinstance(key, Sequence) and not isinstance(key, str | bytes):
+        return {"multimodal": {"identifier": key[0], "offset": key[1]}} if len(key) == 2 else {}
+    kinds = {str: "text", bytes: "blob", int: "number"}
+    return {kinds[type(key)]: key} if type(key) in kinds else {}
 
 
 def _signed(names: Sequence[int | bytes]) -> list[int]:
@@ -240,10 +220,7 @@ def tokenizer_method(settings: Settings) -> RpcMethod:
 
 
 def listed(folder: Path) -> Files:
-    """Returns the tokenizer's files, in the order of their names.
-
-    ApiError 412 for none, or too large ones.
-    """
+    """Returns the tokenizer's files by name. ApiError 412 for none, or too large ones."""
     paths = sorted({path for pattern in FILES for path in folder.glob(pattern)})
     paths = [path for path in paths if path.is_file() and not path.name.endswith(".index.json")]
     found = [(path, path.stat()) for path in paths]
@@ -255,11 +232,10 @@ def listed(folder: Path) -> Files:
 def zipped(files: Files) -> tuple[bytes, str]:
     """Returns an archive of `files`, and its SHA-256 in hexadecimal."""
     archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as into:
+    with zipfile.ZipFile(archive, "w") as into:
         for path, _, _ in files:
-            entry = zipfile.ZipInfo(path.name)  # without a date: the same files give the same archive
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            into.writestr(entry, path.read_bytes())
+            # An entry without a date: the same files give the same archive.
+            into.writestr(zipfile.ZipInfo(path.name), path.read_bytes(), zipfile.ZIP_DEFLATED)
     data = archive.getvalue()
     return data, hashlib.sha256(data).hexdigest()
 
@@ -292,23 +268,22 @@ class Archive(StreamingBody):
 def health_methods(is_ready: Callable[[], bool]) -> list[RpcMethod]:
     """Check and Watch, of the server as a whole ("") and of the engine's service."""
     watchers = StreamLimit(MOST_WATCHERS, "watchers")
+    response = health.HealthCheckResponse
 
     def status(service: str) -> int:
         if service not in ("", SERVICE):
-            return int(health.HealthCheckResponse.SERVICE_UNKNOWN)
-        serving, not_serving = health.HealthCheckResponse.SERVING, health.HealthCheckResponse.NOT_SERVING
-        return int(serving if is_ready() else not_serving)
+            return int(response.SERVICE_UNKNOWN)
+        return int(response.SERVING if is_ready() else response.NOT_SERVING)
 
     def check(context: RequestContext) -> RpcResponse:
         found = status(read(context, health.HealthCheckRequest).service)
-        if found == health.HealthCheckResponse.SERVICE_UNKNOWN:
+        if found == response.SERVICE_UNKNOWN:
             raise not_found("No such service is known here.")
-        return answer(health.HealthCheckResponse(status=found))
+        return answer(response(status=found))
 
     def watch(context: RequestContext) -> RpcResponse:
         """The health now, and at every change."""
         service = read(context, health.HealthCheckRequest).service
-        watchers.check()
         return watchers.take(RpcResponse(WatchedHealth(lambda: status(service))))
 
     return [RpcMethod(f"/{HEALTH}/Check", check), RpcMethod(f"/{HEALTH}/Watch", watch)]
@@ -317,17 +292,15 @@ def health_methods(is_ready: Callable[[], bool]) -> list[RpcMethod]:
 class WatchedHealth(StreamingBody):
     """Writes `status` at every change, until the client leaves."""
 
-    __slots__ = ("_greenlet", "_status", "_transport")
+    __slots__ = ("_greenlet", "_status")
     endless = True
 
     def __init__(self, status: Callable[[], int]) -> None:
         super().__init__()
         self._status = status
-        self._transport: StreamTransport | None = None
         self._greenlet: gevent.Greenlet | None = None
 
     def attach(self, transport: StreamTransport) -> None:
-        self._transport = transport
         self._greenlet = gevent.spawn(self._watch, transport)
 
     def _watch(self, transport: StreamTransport) -> None:
@@ -346,26 +319,29 @@ class WatchedHealth(StreamingBody):
 def reflection_methods(services: Sequence[str]) -> list[RpcMethod]:
     """Reflection, for `grpcurl`: the names of `services`, and the files that declare them."""
     pool: Any = descriptor_pool.Default()
+    reply: Any = reflected.ServerReflectionResponse
 
     def answered(context: RequestContext) -> RpcResponse:
         """Answers one question of a call that may have many."""
         asked = read(context, reflected.ServerReflectionRequest)
-        told = reflected.ServerReflectionResponse(valid_host=asked.host, original_request=asked)
-        kind = asked.WhichOneof("message_request")
-        if kind == "list_services":
-            told.list_services_response.service.extend(
-                [reflected.ServiceResponse(name=name) for name in services]
-            )
-        elif kind in FINDERS:
-            try:
-                file = FINDERS[kind](pool, asked)
-                told.file_descriptor_response.file_descriptor_proto.extend(_with_imports(file))
-            except KeyError:
-                told.error_response.error_code = int(RpcCode.NOT_FOUND)
-                told.error_response.error_message = "This is not known here."
-        else:
-            told.error_response.error_code = int(RpcCode.UNIMPLEMENTED)
-            told.error_response.error_message = "Extensions are not used here."
+        try:
+            match asked.WhichOneof("message_request"):
+                case "list_services":
+                    told = reply(list_services_response={"service": [{"name": name} for name in services]})
+                case "file_by_filename":
+                    told = _files(pool.FindFileByName(asked.file_by_filename))
+                case "file_containing_symbol":
+                    told = _files(_containing(pool, asked.file_containing_symbol))
+                case _:
+                    text = "Extensions are not used here."
+                    told = reply(
+                        error_response={"error_code": int(RpcCode.UNIMPLEMENTED), "error_message": text}
+                    )
+        except KeyError:
+            text = "This is not known here."
+            told = reply(error_response={"error_code": int(RpcCode.NOT_FOUND), "error_message": text})
+        told.valid_host = asked.host
+        told.original_request.CopyFrom(asked)
         return answer(told)
 
     paths = [f"/{service}/ServerReflectionInfo" for service in REFLECTIONS]
@@ -383,14 +359,8 @@ def _containing(pool: Any, symbol: str) -> Any:
         return found.file
 
 
-FINDERS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "file_by_filename": lambda pool, asked: pool.FindFileByName(asked.file_by_filename),
-    "file_containing_symbol": lambda pool, asked: _containing(pool, asked.file_containing_symbol),
-}
-
-
-def _with_imports(file: Any) -> list[bytes]:
-    """Returns a file and all its imports, each once."""
+def _files(file: Any) -> Any:
+    """Answers with a file and all its imports, each once."""
     found: dict[str, bytes] = {}
     waiting = [file]
     while waiting:
@@ -398,4 +368,6 @@ def _with_imports(file: Any) -> list[bytes]:
         if one.name not in found:
             found[one.name] = one.serialized_pb
             waiting += one.dependencies
-    return list(found.values())
+    return reflected.ServerReflectionResponse(
+        file_descriptor_response={"file_descriptor_proto": list(found.values())}
+    )
