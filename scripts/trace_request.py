@@ -37,10 +37,9 @@ from app.kvindex.index import DEFAULT_BLOCK_SIZE, Index  # noqa: E402
 from app.kvindex.memory import MemoryBackend  # noqa: E402
 from app.kvindex.streams import Message, Replays  # noqa: E402
 from app.serving.flask.application import Understudy  # noqa: E402
-from app.serving.gunicorn.connections import Connections  # noqa: E402
+from app.serving.gunicorn.connections import Connections, FastPath  # noqa: E402
 from app.serving.gunicorn.fair_turns import FairTurns  # noqa: E402
 from app.serving.gunicorn.fast.connection import FastConnection  # noqa: E402
-from app.serving.gunicorn.fast.path import FastPath  # noqa: E402
 from app.serving.gunicorn.logs import ServerLogger  # noqa: E402
 from app.wiring.factory import create_app  # noqa: E402
 from config.loader import load  # noqa: E402

@@ -45,10 +45,9 @@ from app.serving.gunicorn.client_socket import (
     has_much_unread,
     linger,
 )
-from app.serving.gunicorn.connections import Connections, GreenletConnection
+from app.serving.gunicorn.connections import Connections, FastPath, GreenletConnection
 from app.serving.gunicorn.fair_turns import FairTurns, Share
 from app.serving.gunicorn.fast.connection import FastConnection
-from app.serving.gunicorn.fast.path import FastPath
 from app.serving.http.context import CONTEXT, context_of
 from app.serving.http.response import ClosingBody, StreamingBody
 

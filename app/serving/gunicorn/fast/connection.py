@@ -10,10 +10,9 @@ import logging
 import time
 
 from app.serving.gunicorn.client_socket import has_bare_line_feed
-from app.serving.gunicorn.connections import HubConnection
+from app.serving.gunicorn.connections import FastPath, HubConnection
 from app.serving.gunicorn.fair_turns import Share
 from app.serving.gunicorn.fast.heads import MOST_HEAD_BYTES, RequestHead, response_head
-from app.serving.gunicorn.fast.path import FastPath
 from app.serving.http.connection import GeventSocket
 from app.serving.http.context import RequestContext, current_request
 from app.serving.http.response import CLIENT_GONE, PendingResponse, Response, StreamingBody, json_response
