@@ -22,9 +22,10 @@ from app.engine.forms.schema.derivation import (
     Series,
     Text,
     Written,
+    as_node,
 )
 from app.engine.forms.schema.errors import SchemaError, WorkBudget
-from app.engine.forms.schema.patterns import Pattern, as_node
+from app.engine.forms.schema.patterns import Pattern
 from app.engine.forms.schema.schemas import off_hub_if_long
 
 MOST_CHARACTERS = 50_000

@@ -12,9 +12,18 @@ from ast import literal_eval
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from app.engine.forms.schema.derivation import Alternation, Characters, Node, Repetition, Rule, Series, Text
+from app.engine.forms.schema.derivation import (
+    Alternation,
+    Characters,
+    Node,
+    Repetition,
+    Rule,
+    Series,
+    Text,
+    as_node,
+)
 from app.engine.forms.schema.errors import SchemaError
-from app.engine.forms.schema.patterns import Pattern, as_node
+from app.engine.forms.schema.patterns import Pattern
 
 DEEPEST = 60
 """Most levels of nested brackets."""

@@ -5,31 +5,15 @@ from __future__ import annotations
 import re
 import string
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
-from re import _parser  # type: ignore[attr-defined]  # the parser that re.compile uses
+from re import _compiler, _parser  # type: ignore[attr-defined]  # what re.compile uses
 from time import thread_time
 from typing import Any
 
 import regex
 
-from app.engine.forms.schema.derivation import (
-    Alternation,
-    Assertion,
-    BackReference,
-    Characters,
-    Grammar,
-    Group,
-    IfWritten,
-    Node,
-    Repetition,
-    Series,
-    Text,
-    Writer,
-    Written,
-)
 from app.engine.forms.schema.errors import SchemaError, Unsatisfiable, WorkBudget
-from app.engine.forms.schema.ranges import Ranges
 
 LONGEST = 8192
 """Characters of the longest drawn text."""
@@ -38,18 +22,19 @@ MOST_SOURCE = 4000
 SHORT_TEXT = 60
 """Characters of a pattern that may have the search tables of `regex`; see `_without_tables`."""
 MOST_SIZE = 20_000
-"""Most nodes of a pattern with its repeats written out; each costs memory to compile."""
+"""Most tokens of a pattern with its repeats written out; each costs memory to compile."""
+DEEPEST = 150
+"""Most levels of nested tokens."""
 MATCH_S = 0.01
 """Time limit of a search in seconds, against patterns with too much backtracking."""
 STEP_S = 8e-6
 """Seconds of CPU time of a search that count as one step of its budget."""
 TRIES = 40
-EXTRA = 8
-"""Most characters beyond the shortest text, for a pattern in a grammar."""
 USUAL_EXTRA, MOST_EXTRA = 8, 24
 """Characters drawn beyond the shortest text, usually and after some failures."""
 STEPS = 20_000
-BASE_BYTES, CHARACTER_BYTES = 2_500, 110
+"""Steps of a text that belongs to no schema."""
+BASE_BYTES, CHARACTER_BYTES = 2_500, 350
 """Most memory of a pattern beside the library's object, and of each character; measured."""
 
 CLASSES = {
@@ -84,163 +69,142 @@ ESCAPE = re.compile(
 NAMED = re.compile(r"\(\?<(?![=!])")
 VERBOSE = re.compile(r"\(\?[aiLmsu]*x")
 
-
 PLAIN = string.ascii_lowercase + string.digits + string.ascii_uppercase
 PRINTABLE = PLAIN + " " + string.punctuation
 RARE = "\n\t\r\f\v" + "".join(map(chr, range(0xA1, 0x180))) + "".join(map(chr, range(0x4E00, 0x4E40)))
 """Characters written only where a pattern allows no others."""
-RANGE_SAMPLE = 64
-"""Most characters taken from a range without any of `PRINTABLE`."""
-
-USUAL = {
-    "CATEGORY_DIGIT": string.digits,
-    "CATEGORY_NOT_DIGIT": string.ascii_letters,
-    "CATEGORY_SPACE": " ",
-    "CATEGORY_NOT_SPACE": PLAIN,
-    "CATEGORY_WORD": PLAIN,
-    "CATEGORY_NOT_WORD": "-.:/ ",
-}
-"""Characters written for a category."""
-MEMBERS: dict[str, Callable[[str], bool]] = {
-    "CATEGORY_DIGIT": lambda c: c in string.digits,
-    "CATEGORY_NOT_DIGIT": lambda c: c not in string.digits,
-    "CATEGORY_SPACE": lambda c: c in string.whitespace,
-    "CATEGORY_NOT_SPACE": lambda c: not c.isspace(),
-    "CATEGORY_WORD": lambda c: c in PLAIN or c == "_",
-    "CATEGORY_NOT_WORD": lambda c: not (c.isalnum() or c == "_"),
-}
-
-NOTHING = Text("")
-Tokens = Iterable[tuple[object, Any]]
-"""Names and operands from Python's parser."""
-Members = Sequence[tuple[str, Any]]
-"""Members of a class of characters."""
+SAMPLE = 64
+"""Most characters taken from a range without any of the above."""
+REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
+CHARACTERS = ("ANY", "IN", "NOT_LITERAL")
+SURROGATES = range(0xD800, 0xE000)
+Tokens = Any
+"""A parsed pattern or a part of one: a sequence of tokens, with a width, as Python's parser returns it."""
 
 
-def parse(translated: str) -> Node:
-    """Returns the nodes of `translated`. Raises re.error, RecursionError or OverflowError for a wrong one."""
-    return _Builder().run(_parser.parse(translated, re.ASCII))
+def _size(tokens: Tokens, depth: int = 0) -> int:
+    """Returns the number of tokens with repeats written out. Raises RecursionError for a deep pattern."""
+    if depth > DEEPEST:
+        raise RecursionError
+    size = 0
+    for name, operand in tokens:
+        inner = sum(_size(part, depth + 1) for part in _patterns_in(operand))
+        size += 1 + inner * (max(int(operand[0]), 1) if str(name) in REPEATS else 1)
+    return size
 
 
-class _Builder:
-    """Makes nodes from the parser's tokens; anchors and boundaries add no node."""
+def _patterns_in(operand: Any) -> Iterator[Tokens]:
+    if isinstance(operand, _parser.SubPattern):
+        yield operand
+    elif isinstance(operand, (tuple, list)):
+        for each in operand:
+            yield from _patterns_in(each)
 
-    def __init__(self) -> None:
-        self._groups: dict[int, Node] = {}
 
-    def run(self, tokens: Tokens) -> Node:
-        parts: list[Node] = []
-        for name, operand in tokens:
-            node = self._node(str(name), operand)
-            before = parts[-1] if parts else None
-            if isinstance(node, Text) and isinstance(before, Text):
-                parts[-1] = Text(before.text + node.text)
-            else:
-                parts.append(node)
-        return parts[0] if len(parts) == 1 else Series(parts)
+class _Writer:
+    """Writes texts of a wanted length for a parsed pattern; anchors and boundaries write nothing.
 
-    def _node(self, name: str, operand: Any) -> Node:
+    Back references of another length, conditions and assertions may spoil a text, which is checked later.
+    Usually other tokens write by chance what an assertion demands; with `asserts` it is written out.
+    """
+
+    def __init__(self, rng: Random, budget: WorkBudget, asserts: bool) -> None:
+        self._rng, self._budget, self._asserts = rng, budget, asserts
+        self._groups: dict[int, str] = {}
+        self._choices: dict[str, str] = {}
+
+    def text(self, tokens: Tokens, length: int) -> str:
+        if len(tokens) == 1:
+            return self._token(tokens, length)
+        return self._series([tokens[at : at + 1] for at in range(len(tokens))], length)
+
+    def _series(self, parts: Sequence[Tokens], length: int) -> str:
+        """Returns the text of consecutive parts, among which `length` is divided at random."""
+        self._budget.spend(1 + len(parts) // 4)
+        widths = [part.getwidth() for part in parts]
+        room = sum(most - least for least, most in widths)
+        spare = min(length - sum(least for least, _ in widths), room)
+        texts = []
+        for part, (least, most) in zip(parts, widths, strict=True):
+            own = most - least
+            room -= own
+            extra = self._rng.randint(max(0, spare - room), min(own, spare)) if spare > 0 and own else 0
+            spare -= extra
+            texts.append(self.text(part, least + extra))
+        return "".join(texts)
+
+    def _token(self, tokens: Tokens, length: int) -> str:
+        name, operand = str(tokens[0][0]), tokens[0][1]
         match name:
             case "LITERAL":
-                return _characters("".join(_unprintable([(name, operand)])))
-            case "NOT_LITERAL":
-                return _characters(_outside([("LITERAL", operand)]))
-            case "ANY":
-                return _characters(PLAIN)
-            case "IN":
-                return self._class([(str(kind), member) for kind, member in operand])
+                return "" if operand in SURROGATES else chr(operand)
+            case "ANY" | "IN" | "NOT_LITERAL":
+                return self._characters(tokens, 1)
             case "BRANCH":
-                return Alternation([self.run(option) for option in operand[1]])
+                return self.text(self._option(operand[1], length), length)
             case "SUBPATTERN":
-                return self._group(operand[0], self.run(operand[-1]))
+                text = self.text(operand[-1], length)
+                if operand[0] is not None:
+                    self._groups[operand[0]] = text
+                return text
             case "ATOMIC_GROUP":
-                return self.run(operand)
-            case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
-                return Repetition(self.run(operand[2]), int(operand[0]), int(operand[1]))
-            case "ASSERT":
-                return Assertion(self.run(operand[1]))
+                return self.text(operand, length)
+            case "ASSERT" if self._asserts:
+                return self.text(operand[1], 0)
             case "GROUPREF":
-                return BackReference(operand, self._groups.get(operand, NOTHING))
+                return self._groups.get(operand, "")
             case "GROUPREF_EXISTS":
-                number, then, otherwise = operand
-                return IfWritten(number, self.run(then), self.run(otherwise or []))
-        return NOTHING
+                chosen = operand[1] if operand[0] in self._groups else operand[2]
+                return "" if chosen is None else self.text(chosen, length)
+        return self._repeated(operand[2], operand, length) if name in REPEATS else ""
 
-    def _class(self, members: Members) -> Node:
-        if members[0][0] == "NEGATE":
-            return _characters(_outside(members[1:]))
-        return _characters(_within(members))
+    def _option(self, options: Sequence[Tokens], length: int) -> Tokens:
+        """Returns an option that can have this length, else any that fits, else a shortest one."""
+        widths = [option.getwidth() for option in options]
+        length = max(length, min(widths)[0])
+        fitting = [at for at, (least, most) in enumerate(widths) if least <= length <= most]
+        return options[
+            self._rng.choice(fitting or [at for at, (least, _) in enumerate(widths) if least <= length])
+        ]
 
-    def _group(self, number: int | None, part: Node) -> Node:
-        if number is None:
-            return part
-        self._groups[number] = part
-        return Group(number, part)
+    def _repeated(self, item: Tokens, limits: tuple[int, int, Tokens], length: int) -> str:
+        least, most = int(limits[0]), int(limits[1])
+        shortest, longest = item.getwidth()
+        if length == 0 or longest == 0:
+            return self._series([item] * min(least, 1), 0)
+        if len(item) == 1 and str(item[0][0]) in CHARACTERS:
+            return self._characters(item, length)
+        highest = max(least, min(most, length // shortest if shortest else length))
+        lowest = min(max(least if shortest else 0, -(-length // longest)), highest)
+        return self._series([item] * self._rng.randint(lowest, highest), length)
 
+    def _characters(self, tokens: Tokens, count: int) -> str:
+        """Returns `count` characters that a class has: letters and digits if there are any.
 
-def _size(node: Node) -> int:
-    """Returns the number of nodes with repeats written out."""
-    match node:
-        case Series(items):
-            return 1 + sum(map(_size, items))
-        case Alternation(options):
-            return 1 + sum(map(_size, options))
-        case Repetition(item, least):
-            return 1 + _size(item) * max(least, 1)
-        case Group(_, item) | Assertion(item):
-            return 1 + _size(item)
-        case IfWritten(_, then, otherwise):
-            return 1 + _size(then) + _size(otherwise)
-        case Text(text):
-            return max(1, len(text))
-    return 1
-
-
-def _characters(choices: str) -> Node:
-    if len(choices) == 1:
-        return Text(choices)
-    return Characters(choices) if choices else NOTHING
-
-
-def _within(items: Members) -> str:
-    """Returns characters to write for a class: its printable members, else some others."""
-    listed = [item for item in items if item[0] != "CATEGORY"]
-    chosen = [c for c in PRINTABLE if _has(listed, c)]
-    for name, operand in items:
-        if name == "CATEGORY":
-            chosen += USUAL[str(operand)]
-    return "".join(dict.fromkeys(chosen)) or "".join(_unprintable(items))
+        A class of listed members may also have blanks and signs.
+        """
+        self._budget.spend(count // 16)
+        key = repr(tokens)
+        if key not in self._choices:
+            matches, is_open = (
+                _compiler.compile(tokens).match,
+                "NOT_" in key or "NEGATE" in key or "ANY" in key,
+            )
+            tiers = (PLAIN, PRINTABLE, RARE) if is_open else (PRINTABLE, RARE)
+            found = ("".join(filter(matches, tier)) for tier in tiers)
+            self._choices[key] = next(filter(None, found), "") or "".join(_members(tokens[0][1]))
+        choices = self._choices[key]
+        return "".join(self._rng.choices(choices, k=count)) if choices else ""
 
 
-def _unprintable(items: Members) -> Iterable[str]:
-    for name, operand in items:
-        low, high = operand if name == "RANGE" else (operand, operand)
-        for point in range(low, min(high, low + RANGE_SAMPLE) + 1):
-            if not 0xD800 <= point <= 0xDFFF:  # surrogates are no characters
-                yield chr(point)
-
-
-def _outside(items: Members) -> str:
-    """Returns characters to write for all but a class: letters and digits, else rarer ones."""
-    for candidates in (PLAIN, PRINTABLE, RARE):
-        chosen = "".join(c for c in candidates if not _has(items, c))
-        if chosen:
-            return chosen
-    return PLAIN
-
-
-def _has(items: Members, character: str) -> bool:
-    point = ord(character)
-    for name, operand in items:
-        if name == "CATEGORY":
-            if MEMBERS[str(operand)](character):
-                return True
-        elif name == "RANGE":
-            if operand[0] <= point <= operand[1]:
-                return True
-        elif operand == point:
-            return True
-    return False
+def _members(listed: Sequence[tuple[object, Any]]) -> Iterator[str]:
+    """Yields the first members of a class, as far as they are listed and are characters."""
+    for name, operand in listed:
+        if str(name) in ("LITERAL", "RANGE"):
+            low, high = operand if str(name) == "RANGE" else (operand, operand)
+            yield from (
+                chr(each) for each in range(low, min(high, low + SAMPLE) + 1) if each not in SURROGATES
+            )
 
 
 class Pattern(str):
@@ -250,8 +214,12 @@ class Pattern(str):
     """
 
     source: str
+    size_bytes: int
+    """Estimated memory."""
+    least: int
+    """Characters of the shortest full match."""
     _engine: regex.Pattern[str]
-    _grammar: Grammar
+    _tokens: Tokens
 
     def __new__(cls, source: str) -> Pattern:
         if len(source) > MOST_SOURCE:
@@ -260,33 +228,21 @@ class Pattern(str):
         pattern = super().__new__(cls, translated)
         pattern.source = source
         try:
-            node = parse(translated)
-            if _size(node) > MOST_SIZE:
+            pattern._tokens = _parser.parse(translated, re.ASCII)
+            pattern.least = pattern._tokens.getwidth()[0]
+            if _size(pattern._tokens) > MOST_SIZE:
                 raise SchemaError(f"the pattern {_short(source)} repeats too much")
-            pattern._grammar = Grammar({"": node}, "")
             pattern._engine = regex.compile(_without_tables(translated), regex.ASCII, cache_pattern=False)
             regex.purge()  # the library would remember every pattern
         except (re.error, regex.error) as error:
             raise SchemaError(f"the pattern {_short(source)} is not understood: {error}") from None
         except (RecursionError, OverflowError, MemoryError):
             raise SchemaError(f"the pattern {_short(source)} is too deep or too large") from None
+        pattern.size_bytes = sys.getsizeof(pattern._engine) + BASE_BYTES + CHARACTER_BYTES * len(pattern)
         return pattern
 
-    @property
-    def size_bytes(self) -> int:
-        """Estimated memory."""
-        return sys.getsizeof(self._engine) + BASE_BYTES + CHARACTER_BYTES * len(self)
-
-    @property
-    def least(self) -> int:
-        """Characters of the shortest full match."""
-        return self._grammar.length[0]
-
-    def found_in(self, text: str, budget: WorkBudget) -> bool:
-        """Returns True when a part of `text` matches, as in JSON Schema. Raises SchemaError if too costly."""
-        return self._search(text, budget, whole=False)
-
-    def _search(self, text: str, budget: WorkBudget, whole: bool) -> bool:
+    def found_in(self, text: str, budget: WorkBudget, whole: bool = False) -> bool:
+        """Returns True when a part of `text` matches, or the `whole`. Raises SchemaError if too costly."""
         search = self._engine.fullmatch if whole else self._engine.search
         begun = thread_time()
         try:
@@ -297,33 +253,24 @@ class Pattern(str):
             raise SchemaError(f"the pattern {_short(self.source)} takes too long to match") from None
 
     def write(
-        self, rng: Random, budget: WorkBudget, least: int = 0, most: int | None = None, whole: bool = False
+        self, rng: Random, budget: WorkBudget, least: int = 0, most: int = LONGEST, whole: bool = False
     ) -> str:
         """Draws a text of `least` to `most` characters with a match, a full match if `whole`.
 
         Raises Unsatisfiable when no text was found.
         """
-        shortest, longest = self._grammar.length
-        highest = min(LONGEST, LONGEST if most is None else most)
+        shortest, longest = self._tokens.getwidth()
+        highest = min(LONGEST, most)
         lowest = max(shortest, least if whole else min(least, longest))
         for attempt in range(TRIES if lowest <= min(highest, longest) else 0):
             extra = USUAL_EXTRA if attempt < TRIES // 4 else MOST_EXTRA
             length = rng.randint(lowest, min(lowest + extra, highest, longest))
-            text = Writer(self._grammar, rng, budget, look_around=attempt % 4 == 3).text(length)
-            for padded in (text,) if len(text) >= least else _padded(text, least, rng):
-                if least <= len(padded) <= highest and self._search(padded, budget, whole):
+            text = _Writer(rng, budget, asserts=attempt % 4 == 3).text(self._tokens, length)
+            padding = "".join(rng.choices(PLAIN, k=min(least, LONGEST) - len(text)))
+            for padded in dict.fromkeys((text + padding, padding + text)):
+                if least <= len(padded) <= highest and self.found_in(padded, budget, whole):
                     return padded
         raise Unsatisfiable(f"no text was found for the pattern {_short(self.source)}")
-
-
-def as_node(pattern: Pattern) -> Node:
-    """Returns a grammar node that writes full matches of `pattern`."""
-    most = pattern.least + EXTRA
-
-    def write(rng: Random, budget: WorkBudget, ranges: Ranges, length: int) -> str:
-        return pattern.write(rng, budget, 0, min(max(length, pattern.least), most), whole=True)
-
-    return Written(pattern.least, most, write)
 
 
 def matching_text(pattern: Pattern, rng: Random, whole: bool = True) -> str:
@@ -332,12 +279,6 @@ def matching_text(pattern: Pattern, rng: Random, whole: bool = True) -> str:
     Raises Unsatisfiable when no text was found.
     """
     return pattern.write(rng, WorkBudget(STEPS), whole=whole)
-
-
-def _padded(text: str, length: int, rng: Random) -> tuple[str, ...]:
-    """Returns `text` padded to `length` at its end, and at its start."""
-    padding = "".join(rng.choices(PLAIN, k=min(length, LONGEST) - len(text)))
-    return text + padding, padding + text
 
 
 def _without_tables(translated: str) -> str:
@@ -356,52 +297,40 @@ def _short(source: str) -> str:
 
 
 def translate(source: str) -> str:
-    """Returns `source` in Python's dialect; ``$`` is the very end. SchemaError if there is no equivalent."""
-    multiline = re.match(r"\(\?[aiLsux]*m", source) is not None
-    parts: list[str] = []
-    at, inside = 0, False
-    while at < len(source):
-        taken, text, inside = _next(source, at, inside, multiline)
-        parts.append(text)
-        at += taken
-    return "".join(parts)
-
-
-def _next(source: str, at: int, inside: bool, multiline: bool) -> tuple[int, str, bool]:
-    """Returns the number of characters read at `at`, their translation, and True if a class is now open."""
-    character = source[at]
-    if character == "\\":
-        found = ESCAPE.match(source, at)
-        if found is None:
-            raise SchemaError("the pattern ends with a backslash")
-        return len(found.group()), _escape(found, inside), inside
-    if inside:
-        if character == "]":
-            return 1, "]", False
-        doubled = character == "[" or (character in DOUBLED and source[at - 1] == character)
-        return 1, "\\" + character if doubled else character, True
-    if character == "[":
-        return _class_start(source, at)
-    if character == "$" and not multiline:
-        return 1, r"\Z", False
-    if NAMED.match(source, at):
-        return 3, "(?P<", False
-    return 1, character, False
-
-
-def _class_start(source: str, at: int) -> tuple[int, str, bool]:
-    """Reads the start of a class; the result is that of `_next`.
+    """Returns `source` in Python's dialect; ``$`` is the very end. SchemaError if there is no equivalent.
 
     In ECMA-262 ``[]`` matches nothing, and ``[^]`` everything. In Python the bracket is a member, which is
     assumed when another closing bracket follows.
     """
-    start = "[^" if source.startswith("[^", at) else "["
-    after = at + len(start)
-    if not source.startswith("]", after):
-        return len(start), start, True
-    if "]" in source[after + 1 :]:
-        return len(start) + 1, start + r"\]", True
-    return len(start) + 1, r"[\s\S]" if start == "[^" else "(?!)", False
+    multiline = re.match(r"\(\?[aiLsux]*m", source) is not None
+    parts: list[str] = []
+    at, inside = 0, False
+    while at < len(source):
+        text = source[at]
+        found = ESCAPE.match(source, at) if text == "\\" else None
+        taken = len(found.group()) if found else 1
+        if found:
+            text = _escape(found, inside)
+        elif text == "\\":
+            raise SchemaError("the pattern ends with a backslash")
+        elif inside:
+            inside = text != "]"
+            doubled = text == "[" or (text in DOUBLED and source[at - 1] == text)
+            text = "\\" + text if doubled else text
+        elif text == "[":
+            text = "[^" if source.startswith("[^", at) else "["
+            taken, inside = len(text), True
+            if source.startswith("]", at + taken):
+                taken += 1
+                inside = "]" in source[at + taken :]
+                text = text + r"\]" if inside else r"[\s\S]" if text == "[^" else "(?!)"
+        elif text == "$" and not multiline:
+            text = r"\Z"
+        elif NAMED.match(source, at):
+            text, taken = "(?P<", 3
+        parts.append(text)
+        at += taken
+    return "".join(parts)
 
 
 def _escape(found: re.Match[str], inside: bool) -> str:
