@@ -52,7 +52,13 @@ TEXT: Rule = ("must be a string", lambda value: isinstance(value, str))
 LIST: Rule = ("must be a list", lambda value: isinstance(value, list))
 ANYTHING: Rule = ("", lambda value: True)
 
-PLAIN: Mapping[str, Rule] = {
+COUNTS = [limit + of for of in ("Length", "Items", "Contains", "Properties") for limit in ("min", "max")]
+ANNOTATIONS = frozenset(
+    ["title", "description", "deprecated", "readOnly", "writeOnly", "contentEncoding", "contentMediaType"]
+    + ["$comment", "$id", "$anchor", "$schema"]
+)
+"""Keywords that do not constrain the value; they are checked, then left out."""
+RULES: Mapping[str, Rule] = {
     "type": (f"must be one of {', '.join(TYPES)}, or a list of different ones of them", is_type),
     "enum": LIST,
     "const": ANYTHING,
@@ -62,14 +68,7 @@ PLAIN: Mapping[str, Rule] = {
     "exclusiveMinimum": LIMIT,
     "exclusiveMaximum": LIMIT,
     "multipleOf": ("must be a number above 0", lambda value: is_number(value) and value > 0),
-    "minLength": COUNT,
-    "maxLength": COUNT,
-    "minItems": COUNT,
-    "maxItems": COUNT,
-    "minContains": COUNT,
-    "maxContains": COUNT,
-    "minProperties": COUNT,
-    "maxProperties": COUNT,
+    **dict.fromkeys(COUNTS, COUNT),
     "uniqueItems": FLAG,
     "dependentRequired": (
         "must be an object of lists of different strings",
@@ -80,23 +79,10 @@ PLAIN: Mapping[str, Rule] = {
     "default": ANYTHING,
     "examples": LIST,
     "$ref": TEXT,
+    **dict.fromkeys(ANNOTATIONS, TEXT),
+    **dict.fromkeys(("deprecated", "readOnly", "writeOnly"), FLAG),
 }
 """Keywords that hold no schema, with the rule for their values."""
-
-ANNOTATIONS: Mapping[str, Rule] = {
-    "title": TEXT,
-    "description": TEXT,
-    "deprecated": FLAG,
-    "readOnly": FLAG,
-    "writeOnly": FLAG,
-    "contentEncoding": TEXT,
-    "contentMediaType": TEXT,
-    "$comment": TEXT,
-    "$id": TEXT,
-    "$anchor": TEXT,
-    "$schema": TEXT,
-}
-"""Keywords that do not constrain the value; they are checked, then left out."""
 
 NOT_SUPPORTED = frozenset(["$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"])
 """Refused keywords: their meaning depends on how the rest of the schema is applied."""
@@ -211,8 +197,10 @@ class Document:
             self._refuse_endless(schemas)
         self._min_depths: dict[int, float] = {id(schema): inf for schema in schemas}
         for _ in range(ROUNDS):
-            schemas = schemas[::-1]  # inner schemas first
-            if not self._find_depths(schemas):
+            schemas, before = schemas[::-1], list(self._min_depths.values())  # inner schemas first
+            for schema in schemas:
+                self._min_depths[id(schema)] = self._depth_of(schema)
+            if before == list(self._min_depths.values()):
                 break
 
     def min_depth(self, *schemas: Schema) -> float:
@@ -221,46 +209,37 @@ class Document:
         Infinite for a value that cannot end, 0 for schemas from outside this document. Combinations of
         keywords of several schemas are not considered.
         """
-        return max((self._depth_of(schema) for schema in schemas), default=0)
+        return max(
+            (
+                self._min_depths.get(id(schema), 0) if isinstance(schema, dict) else 0 if schema else inf
+                for schema in schemas
+            ),
+            default=0,
+        )
 
-    def _depth_of(self, schema: Schema) -> float:
-        if isinstance(schema, bool):
-            return 0 if schema else inf
-        return self._min_depths.get(id(schema), 0)
-
-    def _find_depths(self, schemas: Iterable[Keywords]) -> bool:
-        """Updates minimal depths from the known ones; returns True when one has changed."""
-        changed = False
-        for schema in schemas:
-            depth = self._min_depth(schema)
-            if depth != self._min_depths[id(schema)]:
-                self._min_depths[id(schema)] = depth
-                changed = True
-        return changed
-
-    def _min_depth(self, schema: Keywords) -> float:
+    def _depth_of(self, schema: Keywords) -> float:
+        """Returns the minimal depth of a schema, from the depths of others known so far."""
         if "const" in schema or "enum" in schema:
             return 0
-        depth = max(self._nesting(schema), self.min_depth(*schema.get("allOf", ())))
-        if "$ref" in schema:
-            depth = max(depth, self.min_depth(self.definitions[schema["$ref"]]))
-        for branches in (schema.get("anyOf"), schema.get("oneOf")):
-            if branches is not None:
-                depth = max(depth, min(map(self.min_depth, branches)))
-        return depth
-
-    def _nesting(self, schema: Keywords) -> float:
-        types = schema.get("type", ["null"])
-        depths: list[float] = []
+        types, nesting = schema.get("type", ["null"]), list[float]()
         if "object" in types:
             properties = schema.get("properties", {})
             needed = [properties.get(name, True) for name in schema.get("required", ())]
-            depths.append(1 + self.min_depth(*needed))
+            nesting.append(1 + self.min_depth(*needed))
         if "array" in types:
             fewest, prefix = int(schema.get("minItems", 0)), schema.get("prefixItems", [])
             more = [schema.get("items", True)] if fewest > len(prefix) else []
-            depths.append(1 + self.min_depth(*prefix[:fewest], *more))
-        return min(depths) if len(depths) == len(types) else 0
+            nesting.append(1 + self.min_depth(*prefix[:fewest], *more))
+        referred = [self.definitions[schema["$ref"]]] if "$ref" in schema else []
+        return max(
+            min(nesting) if len(nesting) == len(types) else 0,
+            self.min_depth(*schema.get("allOf", ()), *referred),
+            *(
+                min(map(self.min_depth, branches))
+                for branches in (schema.get("anyOf"), schema.get("oneOf"))
+                if branches is not None
+            ),
+        )
 
     def _refuse_endless(self, schemas: Iterable[Keywords]) -> None:
         graph = {id(schema): [id(inner) for inner in self._in_place(schema)] for schema in schemas}
