@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from itertools import islice
+import sys
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from math import inf
 from random import Random
 from typing import TypeVar
@@ -12,7 +13,7 @@ from app.engine.forms.schema.document import JSON, Document, Keywords, Schema, i
 from app.engine.forms.schema.errors import Unsatisfiable, WorkBudget
 from app.engine.forms.schema.formats import WORDS
 from app.engine.forms.schema.ranges import Ranges, Size
-from app.engine.forms.schema.scalars import DECIMALS, MergedSchema, draw_integer, draw_number, draw_text
+from app.engine.forms.schema.scalars import MergedSchema, draw_number, draw_text
 from app.engine.forms.schema.validation import accepts
 
 MOST_ITEMS = 4096
@@ -32,184 +33,150 @@ SCHEMAS_A_STEP = 8
 
 def draw_array(draw: Draw, merged: MergedSchema, depth: int, name: str) -> list[JSON]:
     """Draws an array called `name`, shorter where no further item is found. Raises Unsatisfiable."""
-    return _ArrayDraw(draw, merged, depth, name).draw()
+    containing = [schema for schema in merged.plain if "contains" in schema]
+    missing = [int(schema.get("minContains", 1)) for schema in containing]
+    fewest, is_unique = merged.least("minItems"), any(merged.all("uniqueItems"))
+    items: list[JSON] = []
+    seen: set[Hashable] = set()
 
-
-class _ArrayDraw:
-    def __init__(self, draw: Draw, merged: MergedSchema, depth: int, name: str) -> None:
-        self._merged = merged
-        self._draw = draw
-        self._depth = depth
-        self._item_name = name.removesuffix("s")
-        self._fewest = merged.least("minItems")
-        self._is_unique = any(merged.all("uniqueItems"))
-        self._containing = [schema for schema in merged.plain if "contains" in schema]
-        self._missing = [int(schema.get("minContains", 1)) for schema in self._containing]
-        self._seen: set[Hashable] = set()
-
-    def draw(self) -> list[JSON]:
-        items: list[JSON] = []
-        for index in range(self._length()):
-            try:
-                items.append(self._item(self._schemas(index)))
-            except Unsatisfiable:
-                if index < self._fewest:
-                    raise
-                break
-            for number, schema in enumerate(self._containing):
-                if self._missing[number] > 0:
-                    self._missing[number] -= self._draw.accepts(schema["contains"], items[-1])
-        if any(count > 0 for count in self._missing):
-            raise Unsatisfiable("an array does not contain what it has to")
-        return items
-
-    def _length(self) -> int:
-        """Draws the number of items, in the usual range if the schema allows (simulator.md 7.4).
-
-        Small values get the fewest items. Raises Unsatisfiable when the fewest are too many.
-        """
-        merged, usual = self._merged, self._draw.ranges.array_lengths
-        fewest = max(self._fewest, sum(self._missing))
-        if fewest > MOST_ITEMS:
-            raise Unsatisfiable("an array would be too long")
-        if self._draw.is_small(self._depth):
-            return fewest
-        low, most = fewest, merged.most("maxItems", MOST_ITEMS)
-        if "minItems" not in merged.keywords:
-            low = max(fewest, usual[0], *map(len, merged.all("prefixItems")))
-        low = min(low, most, MOST_ITEMS)
-        high = min(most, low + SPREAD) if "maxItems" in merged.keywords else max(usual[1], low)
-        return self._draw.rng.randint(low, min(high, MOST_ITEMS))
-
-    def _schemas(self, index: int) -> list[Schema]:
-        self._draw.budget.spend(len(self._merged.plain) // SCHEMAS_A_STEP)
-        asked: list[Schema] = []
-        for schema in self._merged.plain:
+    def new_item(index: int, wanted: list[Schema], limited: list[Schema]) -> JSON:
+        """Draws an item that `wanted` accept, and none of `limited`."""
+        draw.budget.spend(len(merged.plain) // SCHEMAS_A_STEP)
+        asked = list(wanted)
+        for schema in merged.plain:
             prefix = schema.get("prefixItems", ())
             if index < len(prefix):
                 asked.append(prefix[index])
             elif "items" in schema:
                 asked.append(schema["items"])
-        return asked
-
-    def _item(self, schemas: list[Schema]) -> JSON:
-        """Draws an item that matches all `contains` still missing if possible, else one, else none."""
-        missing = zip(self._containing, self._missing, strict=True)
-        wanted = [schema["contains"] for schema, count in missing if count > 0]
-        wishes = [wanted, *([each] for each in wanted)] if len(wanted) > 1 else [wanted]
-        for wish in [*wishes, []] if wanted else wishes:
-            try:
-                return self._new_item([*schemas, *wish], may_be_contained=bool(wanted))
-            except Unsatisfiable:
+        for _ in range(ITEM_TRIES if is_unique or limited else 1):
+            item = draw.value(asked, depth + 1, name.removesuffix("s"))
+            if any(draw.accepts(each, item) for each in limited):
                 continue
-        raise Unsatisfiable("no item was found that satisfies the schema")
-
-    def _new_item(self, schemas: list[Schema], may_be_contained: bool) -> JSON:
-        """Draws an item that keeps to `uniqueItems` and `maxContains`."""
-        limited = [] if may_be_contained else [each for each in self._containing if "maxContains" in each]
-        for _ in range(ITEM_TRIES if self._is_unique or limited else 1):
-            item = self._draw.value(schemas, self._depth + 1, self._item_name)
-            if any(self._draw.accepts(each["contains"], item) for each in limited):
-                continue
-            if not self._is_unique:
-                return item
-            if (key := identity(item)) not in self._seen:
-                self._seen.add(key)
+            if not is_unique or identity(item) not in seen:
                 return item
         raise Unsatisfiable("no new item was found")
 
+    for index in range(_array_length(draw, merged, depth, max(fewest, sum(missing)))):
+        wanted = [schema["contains"] for schema, count in zip(containing, missing, strict=True) if count > 0]
+        limited = [] if wanted else [each["contains"] for each in containing if "maxContains" in each]
+        # An item that all missing `contains` accept, if possible, else one of them, else none.
+        for wish in [wanted, *([each] for each in wanted), []] if wanted else [wanted]:
+            try:
+                item = new_item(index, wish, limited)
+                break
+            except Unsatisfiable:
+                continue
+        else:
+            if index < fewest:
+                raise Unsatisfiable("no item was found that satisfies the schema")
+            break
+        items.append(item)
+        if is_unique:
+            seen.add(identity(item))
+        for number, schema in enumerate(containing):
+            if missing[number] > 0:
+                missing[number] -= draw.accepts(schema["contains"], item)
+    if any(count > 0 for count in missing):
+        raise Unsatisfiable("an array does not contain what it has to")
+    return items
 
-def draw_object(draw: Draw, merged: MergedSchema, depth: int) -> dict[str, JSON]:
-    """Draws an object, its declared properties first. Raises Unsatisfiable."""
-    return _ObjectDraw(draw, merged, depth).draw()
+
+def _array_length(draw: Draw, merged: MergedSchema, depth: int, fewest: int) -> int:
+    """Draws the number of items, in the usual range if the schema allows (simulator.md 7.4).
+
+    Small values get the fewest items. Raises Unsatisfiable when the fewest are too many.
+    """
+    usual = draw.ranges.array_lengths
+    if fewest > MOST_ITEMS:
+        raise Unsatisfiable("an array would be too long")
+    if draw.is_small(depth):
+        return fewest
+    low, most = fewest, merged.most("maxItems", MOST_ITEMS)
+    if "minItems" not in merged.keywords:
+        low = max(fewest, usual[0], *map(len, merged.all("prefixItems")))
+    low = min(low, most, MOST_ITEMS)
+    high = min(most, low + SPREAD) if "maxItems" in merged.keywords else max(usual[1], low)
+    return draw.rng.randint(low, min(high, MOST_ITEMS))
 
 
-class _ObjectDraw:
+class ObjectDraw:
+    """Draws an object, its declared properties first."""
+
     def __init__(self, draw: Draw, merged: MergedSchema, depth: int) -> None:
         self._merged = merged
         self._draw = draw
         self._depth = depth
-        self._fewest = merged.least("minProperties")
         self._most = min(merged.most("maxProperties", MOST_PROPERTIES), MOST_PROPERTIES)
         self._name_rules = merged.all("propertyNames")
         self._value: dict[str, JSON] = {}
 
     def draw(self) -> dict[str, JSON]:
-        if self._fewest > MOST_PROPERTIES:
+        """Returns the object. Raises Unsatisfiable."""
+        merged, draw, value = self._merged, self._draw, self._value
+        fewest = merged.least("minProperties")
+        if fewest > MOST_PROPERTIES:
             raise Unsatisfiable("an object would be too large")
-        self._add([name for names in self._merged.all("required") for name in names])
-        declared = dict.fromkeys(name for names in self._merged.all("properties") for name in names)
-        left = [name for name in declared if name not in self._value]
-        for name in left:
-            if self._draw.rng.random() < self._chance() and not self._draw.is_small(self._depth + 1):
-                self._try(name)
-        if not self._value:
-            self._begin(left)
-        self._fill(left)
-        if len(self._value) < self._fewest:
+        self._add([name for names in merged.all("required") for name in names])
+        chance = draw.ranges.optional_field if self._depth else draw.ranges.optional_property
+        declared = dict.fromkeys(name for names in merged.all("properties") for name in names)
+        left = [name for name in declared if name not in value]
+        self._add_until(
+            sys.maxsize,
+            [name for name in left if draw.rng.random() < chance and not draw.is_small(self._depth + 1)],
+        )
+        if not value and chance and not draw.is_smallest(self._depth + 1):
+            self._add_until(1, draw.rng.sample(left, len(left)))  # not empty by chance
+        wanted = max(fewest, self._map_entries())
+        self._add_until(wanted, left)
+        self._add_until(wanted, self._invented(wanted))
+        if len(value) < fewest:
             raise Unsatisfiable("no more properties were found for an object")
-        return {name: self._value[name] for name in (*declared, *self._value) if name in self._value}
+        return {name: value[name] for name in (*declared, *value) if name in value}
 
-    def _chance(self) -> float:
-        ranges = self._draw.ranges
-        return ranges.optional_field if self._depth else ranges.optional_property
-
-    def _begin(self, left: Sequence[str]) -> None:
-        """Draws one of `left`, so that an object is not empty by chance."""
-        if self._chance() and not self._draw.is_smallest(self._depth + 1):
-            for name in self._draw.rng.sample(left, len(left)):
-                self._try(name)
-                if self._value:
-                    return
-
-    def _fill(self, left: Sequence[str]) -> None:
-        """Adds properties until there are enough: declared ones first, then invented ones."""
-        wanted = max(self._fewest, self._map_entries())
-        for names in (left, self._invented(wanted)):
-            for name in names if len(self._value) < wanted else ():
-                self._try(name)
-                if len(self._value) >= wanted:
-                    return
-
-    def _try(self, name: str) -> None:
-        try:
-            self._add([name])
-        except Unsatisfiable:
+    def _add_until(self, wanted: int, names: Iterable[str]) -> None:
+        """Adds those of `names` that can be added, until there are `wanted` properties."""
+        if len(self._value) >= wanted:
             return
+        for name in names:
+            with suppress(Unsatisfiable):
+                self._add([name])
+            if len(self._value) >= wanted:
+                return
 
     def _add(self, names: list[str]) -> None:
         """Draws `names` and their required properties. On Unsatisfiable the value stays unchanged."""
-        before = dict(self._value)
+        added: list[str] = []
         try:
             for name in names:  # the list grows meanwhile
                 if name in self._value:
                     continue
-                if len(self._value) >= self._most or not self._is_allowed(name):
+                if len(self._value) >= self._most or not all(
+                    self._draw.accepts(rule, name) for rule in self._name_rules
+                ):
                     raise Unsatisfiable("a property cannot be added")
                 self._value[name] = self._draw.value(self._schemas(name), self._depth + 1, name)
+                added.append(name)
                 for needed in self._merged.all("dependentRequired"):
                     names += needed.get(name, ())
         except Unsatisfiable:
-            self._value = before
+            for name in added:
+                del self._value[name]
             raise
 
-    def _is_allowed(self, name: str) -> bool:
-        return all(self._draw.accepts(schema, name) for schema in self._name_rules)
-
     def _schemas(self, name: str) -> list[Schema]:
+        """Returns the schemas of the property `name`."""
         self._draw.budget.spend(len(self._merged.plain) // SCHEMAS_A_STEP)
-        return [asked for schema in self._merged.plain for asked in self._asked(schema, name)]
-
-    def _asked(self, schema: Keywords, name: str) -> list[Schema]:
-        own: list[Schema] = []
-        if name in schema.get("properties", ()):
-            own.append(schema["properties"][name])
-        for pattern, each in schema.get("patternProperties", {}).items():
-            if pattern.found_in(name, self._draw.budget):
-                own.append(each)
-        if not own and "additionalProperties" in schema:
-            own.append(schema["additionalProperties"])
-        return own
+        asked: list[Schema] = []
+        for schema in self._merged.plain:
+            own = [schema["properties"][name]] if name in schema.get("properties", ()) else []
+            for pattern, each in schema.get("patternProperties", {}).items():
+                if pattern.found_in(name, self._draw.budget):
+                    own.append(each)
+            if not own and "additionalProperties" in schema:
+                own.append(schema["additionalProperties"])
+            asked += own
+        return asked
 
     def _map_entries(self) -> int:
         """Draws the number of entries of a map; 0 for other objects."""
@@ -233,10 +200,8 @@ class _ObjectDraw:
             rules.append(self._name_rules)
         for number in range(wanted + NAME_TRIES):
             for schemas in rules:
-                try:
+                with suppress(Unsatisfiable):
                     yield str(self._draw.value([{"type": ["string"]}, *schemas], self._depth + 1))
-                except Unsatisfiable:
-                    continue
             if not self._name_rules:
                 word = WORDS[number % len(WORDS)]
                 yield word if number < len(WORDS) else f"{word}{number // len(WORDS) + 1}"
@@ -262,6 +227,8 @@ MOST_SHUFFLED = 1000
 """Most options of an ``enum`` tried in random order; more are tried in theirs, from a random start."""
 MEMBERS_A_STEP = 16
 """Members of a list or map that are read per step of work."""
+Choice = list[list[Schema]]
+"""Options, each a list of further schemas that apply."""
 
 
 class Draw:
@@ -291,17 +258,20 @@ class Draw:
         self.budget.spend()
         if depth > DEEPEST or self._document.min_depth(*schemas) == inf:
             raise Unsatisfiable("a value would have no end")
-        examples: list[JSON] = []
-        tries = max(MOST_TRIES >> depth, FEWEST_TRIES)
-        for attempt, merged in enumerate(islice(self._merges(schemas, depth), tries)):
-            examples += merged.examples() if attempt == 0 else ()
-            try:
+        plain: list[Keywords] = []
+        choices: list[Choice] = []
+        tries = max(MOST_TRIES >> depth, FEWEST_TRIES) if self._flatten(schemas, plain, choices) else 0
+        for attempt in range(tries):
+            merged = self._merged(plain, choices, depth)
+            if merged is None:
+                break
+            with suppress(Unsatisfiable):
                 value = self._of_types(merged, schemas, depth, name, attempt)
-            except Unsatisfiable:
-                continue
-            if not merged.is_doubtful or self._all_accept(schemas, value):
-                return value
-        for example in examples:
+                if not merged.is_doubtful or self._all_accept(schemas, value):
+                    return value
+            if not choices and not merged.is_doubtful:
+                break
+        for example in MergedSchema(plain).examples():
             if self._all_accept(schemas, example):
                 return example
         raise Unsatisfiable("no value was found that satisfies the schema")
@@ -323,34 +293,20 @@ class Draw:
     def _all_accept(self, schemas: Sequence[Schema], value: JSON) -> bool:
         return all(self.accepts(schema, value) for schema in schemas)
 
-    def _merges(self, schemas: Sequence[Schema], depth: int) -> Iterator[MergedSchema]:
-        """Yields `schemas` merged, for each choice of branches, repeatedly; only once without choices."""
-        plain: list[Keywords] = []
-        choices: list[list[list[Schema]]] = []
-        while self._flatten(schemas, plain, choices):
-            found = False
-            for merged in self._branches(plain, choices, depth):
-                yield merged
-                found = True
-            if not found or not (choices or merged.is_doubtful):
-                return
-            plain, choices = [], []
+    def _merged(self, plain: list[Keywords], choices: Sequence[Choice], depth: int) -> MergedSchema | None:
+        """Returns `plain` merged with a random option of each choice; None without a fitting option."""
+        merged, choices = MergedSchema(plain), list(choices)
+        while choices and merged.types:
+            for option in self._in_order(choices.pop(), depth):
+                more, open_choices = list(plain), list(choices)
+                if self._flatten(option, more, open_choices) and (found := MergedSchema(more)).types:
+                    plain, choices, merged = more, open_choices, found
+                    break
+            else:
+                return None
+        return merged if merged.types else None
 
-    def _branches(
-        self, plain: list[Keywords], choices: list[list[list[Schema]]], depth: int
-    ) -> Iterator[MergedSchema]:
-        merged = MergedSchema(plain)
-        if not choices:
-            if merged.types:
-                yield merged
-            return
-        *rest, options = choices
-        for option in self._in_order(options, depth) if merged.types else ():
-            more, open_choices = list(plain), list(rest)
-            if self._flatten(option, more, open_choices):
-                yield from self._branches(more, open_choices, depth)
-
-    def _in_order(self, options: list[list[Schema]], depth: int) -> list[list[Schema]]:
+    def _in_order(self, options: Choice, depth: int) -> Choice:
         """Returns the options that can end, shuffled; shallow ones first where values are kept small."""
         self.budget.spend(1 + len(options) // MEMBERS_A_STEP)
         depths = [(self._document.min_depth(*option), option) for option in options]
@@ -360,9 +316,7 @@ class Draw:
             ordered.sort(key=lambda each: each[0])
         return [option for _, option in ordered]
 
-    def _flatten(
-        self, schemas: Sequence[Schema], plain: list[Keywords], choices: list[list[list[Schema]]]
-    ) -> bool:
+    def _flatten(self, schemas: Sequence[Schema], plain: list[Keywords], choices: list[Choice]) -> bool:
         """Adds `schemas` and their references to `plain`, and their open branches to `choices`.
 
         Returns False when no value can satisfy them.
@@ -375,14 +329,22 @@ class Draw:
             if schema is True or (plain and any(schema is each for each in plain)):
                 self.budget.spend()
                 continue
-            self.budget.spend(1 + _breadth(schema))
+            # An enum is free, as only one of its options is read.
+            members = sum([len(each) for each in schema.values() if isinstance(each, (list, dict))])
+            self.budget.spend(1 + (members - len(schema.get("enum", ()))) // MEMBERS_A_STEP)
             plain.append(schema)
             if COMBINING.isdisjoint(schema):
                 continue
             waiting += schema.get("allOf", ())
             if "$ref" in schema:
                 waiting.append(self._document.definitions[schema["$ref"]])
-            choices += _choices(schema)
+            for branches in (schema.get("anyOf"), schema.get("oneOf")):
+                if branches is not None:
+                    choices.append([[branch] for branch in branches])
+            if "if" in schema:
+                choices.append([[schema["if"], schema.get("then", True)], [schema.get("else", True)]])
+            for name, dependent in schema.get("dependentSchemas", {}).items():
+                choices.append([[{"required": [name]}, dependent], [{"properties": {name: False}}]])
         return True
 
     def _of_types(
@@ -433,32 +395,14 @@ class Draw:
             case "boolean":
                 return self.rng.random() < 0.5
             case "integer":
-                return draw_integer(merged, self.rng, self._usual(*self.ranges.integers))
+                return draw_number(merged, self.rng, self._usual(*self.ranges.integers), whole=True)
             case "number":
-                usual = self._usual(*self.ranges.numbers)
-                return draw_number(merged, self.rng, usual, None if self._brief else DECIMALS)
+                return draw_number(merged, self.rng, self._usual(*self.ranges.numbers), whole=self._brief)
             case "string":
                 return draw_text(merged, self.rng, self.budget, name, self._formats, self._brief)
             case "array":
                 return draw_array(self, merged, depth, name)
-        return draw_object(self, merged, depth)
+        return ObjectDraw(self, merged, depth).draw()
 
     def _usual(self, low: N, high: N) -> tuple[N, N]:
         return low, min(high, low + DIGITS) if self._brief else high
-
-
-def _choices(schema: Keywords) -> Iterator[list[list[Schema]]]:
-    """Yields the choices of `schema`: lists of options, each a list of further schemas that apply."""
-    for branches in (schema.get("anyOf"), schema.get("oneOf")):
-        if branches is not None:
-            yield [[branch] for branch in branches]
-    if "if" in schema:
-        yield [[schema["if"], schema.get("then", True)], [schema.get("else", True)]]
-    for name, dependent in schema.get("dependentSchemas", {}).items():
-        yield [[{"required": [name]}, dependent], [{"properties": {name: False}}]]
-
-
-def _breadth(schema: Keywords) -> int:
-    """Returns the steps for reading long lists and maps; an enum is free, as only one option is read."""
-    members = sum([len(each) for each in schema.values() if isinstance(each, (list, dict))])
-    return (members - len(schema.get("enum", ()))) // MEMBERS_A_STEP

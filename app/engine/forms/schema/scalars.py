@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from math import ceil, floor, inf, isfinite, lcm, nextafter
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 from app.engine.forms.schema.document import JSON, TYPES, Keywords, Number
 from app.engine.forms.schema.errors import Unsatisfiable, WorkBudget
@@ -25,13 +25,6 @@ SUGGESTING: Mapping[str, frozenset[str]] = {
 """Keywords that suggest a type, as they apply to no other."""
 DOUBTFUL = frozenset(["oneOf", "not", "if", "contains", "propertyNames"])
 """Keywords that a draw ignores, so that its value must be validated at once."""
-
-
-class Bound(NamedTuple):
-    """One end of a range; `open` excludes the number itself."""
-
-    number: Number
-    open: bool
 
 
 class MergedSchema:
@@ -63,17 +56,34 @@ class MergedSchema:
     def most(self, keyword: str, default: int) -> int:
         return int(min(self.all(keyword), default=default))
 
-    def bounds(self) -> tuple[Bound | None, Bound | None]:
-        """Returns the ends of a number's range. Raises Unsatisfiable for an empty range."""
-        lows = [Bound(number, False) for number in self.all("minimum")]
-        lows += [Bound(number, True) for number in self.all("exclusiveMinimum")]
-        highs = [Bound(number, False) for number in self.all("maximum")]
-        highs += [Bound(number, True) for number in self.all("exclusiveMaximum")]
-        low = max(lows, default=None)
-        high = min(highs, key=lambda bound: (bound.number, not bound.open), default=None)
-        if low and high and (low.number, low.open or high.open) > (high.number, False):
+    def bounds(self) -> tuple[Number | None, Number | None]:
+        """Returns the ends of a number's range, open or not. Raises Unsatisfiable for an empty range."""
+        low = max([*self.all("minimum"), *self.all("exclusiveMinimum")], default=None)
+        high = min([*self.all("maximum"), *self.all("exclusiveMaximum")], default=None)
+        if low is not None and high is not None and low > high:
             raise Unsatisfiable("the range of numbers is empty")
         return low, high
+
+    def accepts_number(self, number: Number) -> bool:
+        """Returns True for a finite number within the bounds that is a multiple as asked.
+
+        Divides as `jsonschema` does: as floats where a divisor is a float.
+        """
+        if isinstance(number, float) and not isfinite(number):
+            return False
+        for divisor in self.all("multipleOf"):
+            if isinstance(divisor, float):
+                quotient = number / divisor
+                if not isfinite(quotient) or int(quotient) != quotient:
+                    return False
+            elif number % divisor:
+                return False
+        return (
+            all(number >= each for each in self.all("minimum"))
+            and all(number > each for each in self.all("exclusiveMinimum"))
+            and all(number <= each for each in self.all("maximum"))
+            and all(number < each for each in self.all("exclusiveMaximum"))
+        )
 
     def suggested(self) -> set[str]:
         return {name for name, own in SUGGESTING.items() if not own.isdisjoint(self.keywords)}
@@ -93,63 +103,52 @@ BRIEF = 6
 """Most characters of a brief text, unless the schema needs more."""
 
 
-def draw_integer(merged: MergedSchema, rng: Random, usual: tuple[int, int]) -> int:
-    """Draws a whole number, in or near the `usual` range if the schema allows. Raises Unsatisfiable."""
-    return int(_draw_multiple(merged, rng, usual, whole=True))
+def draw_number(merged: MergedSchema, rng: Random, usual: tuple[Number, Number], whole: bool) -> Number:
+    """Draws a finite number, in or near the `usual` range if the schema allows. Raises Unsatisfiable.
 
-
-def draw_number(
-    merged: MergedSchema, rng: Random, usual: tuple[float, float], decimals: int | None = DECIMALS
-) -> Number:
-    """Draws a finite number, in the `usual` range if the schema allows. Raises Unsatisfiable.
-
-    The number has `decimals` where the bounds allow; None draws an integer.
+    The number is a `whole` one, if wanted, else one of `DECIMALS` where the bounds allow.
     """
-    if "multipleOf" in merged.keywords:
-        return _draw_multiple(merged, rng, (ceil(usual[0]), floor(usual[1])), whole=False)
-    bounds = merged.bounds()
+    multiples, bounds = merged.all("multipleOf"), merged.bounds()
+    if whole and bounds == (None, None) and not multiples:
+        return rng.randint(int(usual[0]), int(usual[1]))
     low, high = _window(*bounds, usual)
-    try:
-        drawn = _between(float(low), float(high), rng)
-    except OverflowError:  # only a whole number is large enough
-        return draw_integer(merged, rng, (0, 0))
-    near = (round(drawn, decimals), drawn, nextafter(drawn, -inf), nextafter(drawn, inf))
-    for candidate in (*near, low, high):
-        if isfinite(candidate) and _fits(candidate, *bounds):
-            return candidate
+    if not whole and not multiples:
+        try:
+            first, last = float(low), float(high)
+            share = rng.random()
+            drawn = first + (last - first) * share if isfinite(last - first) else first * share
+            near = (round(drawn, DECIMALS), drawn, nextafter(drawn, -inf), nextafter(drawn, inf), low, high)
+            candidates = iter(near)
+        except OverflowError:  # only a whole number is large enough
+            candidates = _multiples(Fraction(1), *bounds, low, high, rng)
+    else:
+        candidates = _multiples(_step(multiples, whole), *bounds, low, high, rng)
+    for number in candidates:
+        if merged.accepts_number(number):
+            return number
     raise Unsatisfiable("no number was found within the bounds")
 
 
-def _fits(number: Number, low: Bound | None, high: Bound | None) -> bool:
-    if low and (number < low.number or (low.open and number == low.number)):
-        return False
-    return not (high and (number > high.number or (high.open and number == high.number)))
+def _multiples(
+    step: Fraction, low: Number | None, high: Number | None, first: Number, last: Number, rng: Random
+) -> Iterator[Number]:
+    """Yields multiples of `step` at random: within the bounds, from `first` to `last` if there are some.
 
-
-def _draw_multiple(merged: MergedSchema, rng: Random, usual: tuple[int, int], whole: bool) -> Number:
-    """Draws a multiple of all `multipleOf`; 0 is the last try, as float division may be inexact."""
-    multiples, bounds = merged.all("multipleOf"), merged.bounds()
-    if bounds == (None, None) and not multiples:
-        return rng.randint(*usual)
-    step = _step(multiples, whole)
-    first, last = _multiples_within(step, usual, *bounds)
-    for attempt in range(NUMBER_TRIES):
-        count = 0 if attempt == NUMBER_TRIES - 1 and first <= 0 <= last else rng.randint(first, last)
-        exact = count * step
-        number: Number = int(exact) if exact.denominator == 1 else float(exact)
-        if isinstance(number, int) and number.bit_length() > MOST_BITS:
-            break
-        if _fits(number, *bounds) and all(_is_multiple(number, of) for of in multiples):
-            return number
-    raise Unsatisfiable("no multiple was found within the bounds")
-
-
-def _is_multiple(number: Number, of: Number) -> bool:
-    """Divides as `jsonschema` does: as floats when `of` is a float."""
-    if isinstance(of, float):
-        quotient = number / of
-        return isfinite(quotient) and int(quotient) == quotient
-    return not number % of
+    The last one is 0, as float division may be inexact.
+    """
+    least = None if low is None else ceil(_exact(low) / step)
+    most = None if high is None else floor(_exact(high) / step)
+    begin, end = ceil(_exact(first) / step), floor(_exact(last) / step)
+    if begin > end and (least is None or most is None):
+        begin = least if least is not None else 0 if most is None else most - BEYOND
+        end = begin + BEYOND
+    for _ in range(NUMBER_TRIES if begin <= end else 0):
+        exact = rng.randint(begin, end) * step
+        if exact.denominator > 1:
+            yield float(exact)
+        elif exact.numerator.bit_length() <= MOST_BITS:
+            yield int(exact)
+    yield 0
 
 
 def _step(multiples: list[Number], whole: bool) -> Fraction:
@@ -168,42 +167,15 @@ def _exact(number: Number) -> Fraction:
     return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
 
 
-def _multiples_within(
-    step: Fraction, usual: tuple[int, int], low: Bound | None, high: Bound | None
-) -> tuple[int, int]:
-    """Returns the first and last multiple of `step`, as counts, within bounds and near the usual range."""
-    least = most = None
-    if low:
-        ratio = _exact(low.number) / step
-        least = ceil(ratio) + (low.open and ratio.denominator == 1)
-    if high:
-        ratio = _exact(high.number) / step
-        most = floor(ratio) - (high.open and ratio.denominator == 1)
-    if least is not None and most is not None:
-        if least > most:
-            raise Unsatisfiable("no multiple is within the bounds")
-        return least, most
-    near = _window(low, high, usual)
-    first, last = ceil(_exact(near[0]) / step), floor(_exact(near[1]) / step)
-    first, last = first if least is None else max(least, first), last if most is None else min(most, last)
-    if first <= last:
-        return first, last
-    if least is not None:
-        return least, least + BEYOND
-    return (0, BEYOND) if most is None else (most - BEYOND, most)
-
-
-def _window(low: Bound | None, high: Bound | None, usual: tuple[Number, Number]) -> tuple[Number, Number]:
+def _window(low: Number | None, high: Number | None, usual: tuple[Number, Number]) -> tuple[Number, Number]:
     """Returns the range to draw from: the usual one within the bounds, else as wide a range at a bound."""
+    if low is not None and high is not None:
+        return low, high
     width = max(usual[1] - usual[0], 1)
-    if low and high:
-        return low.number, high.number
-    if low:
-        near = low.number < usual[1]
-        return max(low.number, usual[0]), usual[1] if near else _plus(low.number, width)
-    if high:
-        near = high.number > usual[0]
-        return usual[0] if near else _plus(high.number, -width), min(high.number, usual[1])
+    if low is not None:
+        return max(low, usual[0]), usual[1] if low < usual[1] else _plus(low, width)
+    if high is not None:
+        return usual[0] if high > usual[0] else _plus(high, -width), min(high, usual[1])
     return usual
 
 
@@ -212,10 +184,6 @@ def _plus(number: Number, width: Number) -> Number:
     if not INT64[0] <= number <= INT64[1] or isinstance(number, float):
         return number + (int(width) if isinstance(number, int) else width)
     return min(max(int(number + width), INT64[0]), INT64[1])
-
-
-def _between(low: float, high: float, rng: Random) -> float:
-    return low + (high - low) * rng.random() if isfinite(high - low) else low * rng.random()
 
 
 def draw_text(
