@@ -95,7 +95,7 @@ def test_a_text_is_about_as_long_as_wanted_and_the_shortest_without_room() -> No
         ("root ::= (", "expected )"),
         ('root ::= "a" )', "an unexpected sign"),
         ('root ::= "a" ::= "b"', "an unexpected sign"),
-        ("root ::= [b-a]", "ends before it begins"),
+        ("root ::= [b-a]", "bad character range b-a"),
         ("root ::= []", "without characters"),
         ('root ::= "a"{3,1}', "more repeats at least than at most"),
         ('root ::= "a"{99999999}', "an unexpected character"),

@@ -293,3 +293,10 @@ def test_a_remote_reference_is_not_fetched() -> None:
 def test_formats_that_are_alternatives_count_as_rules() -> None:
     schema = {"oneOf": [{"type": "string", "format": "date"}, {"type": "string", "format": "date-time"}]}
     assert {len(sample(schema, Random(seed), RANGES)) for seed in range(20)} == {10, 20}
+
+
+def test_a_recursive_value_stays_small() -> None:
+    tree = {"type": "object", "properties": {name: {"$ref": "#"} for name in "abcdefghij"}}
+    always = Ranges(optional_property=1.0, optional_field=1.0)
+    for seed in range(10):
+        assert len(json.dumps(sample(tree, Random(seed), always))) < 20_000

@@ -10,6 +10,7 @@ from typing import Any
 from tests.running_server import ROOT
 
 MANY = 10**9
+MANY_TOOLS = [{"type": "object", "properties": {f"p{n}": {"type": "string"}}} for n in range(5_000)]
 
 
 def nested(levels: int, keyword: str) -> Any:
@@ -169,7 +170,7 @@ import gc, json, time
 from random import Random
 import gevent
 from app.engine.forms.schema import Ranges, SchemaError, Schemas
-from tests.schema.test_hostile import HOSTILE, MANY_TOOLS
+from tests.schema.wire.test_hostile import HOSTILE, MANY_TOOLS
 
 worst_s = 0.0
 def tick():

@@ -7,9 +7,8 @@ terminals within one another, and a kilobyte of nested terminals never ends.
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from ast import literal_eval
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from app.engine.forms.schema.derivation import (
@@ -23,12 +22,29 @@ from app.engine.forms.schema.derivation import (
     as_node,
 )
 from app.engine.forms.schema.errors import SchemaError
-from app.engine.forms.schema.patterns import Pattern
+from app.engine.forms.schema.patterns import PLAIN, Pattern, characters
 
+MOST_CHARACTERS = 50_000
+"""Characters of the longest grammar."""
 DEEPEST = 60
 """Most levels of nested brackets."""
+COMMENT = re.compile(r"(?:#|//).*")
 TIMES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 Times = tuple[int, int | None]
+
+
+def parse_grammar(source: str, prefix: str = "") -> tuple[dict[str, Node], str]:
+    """Returns the rules and the root of a grammar, in GBNF if a line has ``::=``, else Lark's, as in vLLM.
+
+    `prefix` goes before the name of every rule.
+
+    Raises SchemaError with line and column of a mistake.
+    """
+    if len(source) > MOST_CHARACTERS:
+        raise SchemaError(f"a grammar of {len(source)} characters is too long")
+    if any("::=" in COMMENT.sub("", line) for line in source.split("\n")):
+        return GbnfParser(source, prefix).rules(), prefix + "root"
+    return LarkParser(source, prefix).rules(), prefix + "start"
 
 
 class Token(NamedTuple):
@@ -39,44 +55,66 @@ class Token(NamedTuple):
     at: int
 
 
-class Parser(ABC):
-    """Reads rules by recursive descent. Raises SchemaError with line and column of a mistake."""
+class Parser:
+    """Reads rules by recursive descent; the two notations differ in tokens, items, repeats and directives.
+
+    `prefix` goes before the name of every rule.
+    """
 
     tokens: re.Pattern[str]
     """Tokens, each in a named group; `blank` is skipped."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, prefix: str) -> None:
         self._source = source
+        self._prefix = prefix
         self._tokens = list(self._split())
         self._at = 0
 
-    @abstractmethod
     def rules(self) -> dict[str, Node]:
         """Returns all rules of the grammar."""
+        found: dict[str, Node] = {}
+        while self.look().kind != "end":
+            if self.look().kind == "directive":
+                found |= self.directive(self.step())
+                continue
+            token = self.expect("name", "the name of a rule")
+            if self.look().kind == "priority":
+                self.step()
+            self.expect("define", "::= or :")
+            name = token.text.lstrip("!?")
+            if self._prefix + name in found:
+                raise self.wrong(f"rule {name!r} comes a second time", token.at)
+            found[self._prefix + name] = self.options(0)
+            if self.look().kind not in ("name", "directive", "end"):
+                raise self.wrong("an unexpected sign")
+        return found
 
-    @abstractmethod
+    def directive(self, token: Token) -> dict[str, Node]:
+        """Returns the rules that a directive adds."""
+        raise NotImplementedError
+
     def item(self, depth: int) -> Node | None:
         """Returns the next node, without its repeats; None where an alternative ends."""
+        raise NotImplementedError
 
-    @abstractmethod
     def numbers(self, text: str) -> Times:
         """Returns the least and the most repeats of a token of kind `times`."""
+        raise NotImplementedError
 
     def options(self, depth: int) -> Node:
         if depth > DEEPEST:
             raise self.wrong("too many brackets in one another")
-        options = [self.run(depth)]
-        while self.skip("|"):
-            options.append(self.run(depth))
+        options: list[Node] = []
+        while not options or self.skip("|"):
+            items: list[Node] = []
+            while (node := self.item(depth)) is not None:
+                while (times := self.times()) is not None:
+                    node = Repetition(node, *times)
+                items.append(node)
+            options.append(items[0] if len(items) == 1 else Series(items))
+            if self.look().kind == "alias":
+                self.step()
         return options[0] if len(options) == 1 else Alternation(options)
-
-    def run(self, depth: int) -> Node:
-        items: list[Node] = []
-        while (node := self.item(depth)) is not None:
-            while (times := self.times()) is not None:
-                node = Repetition(node, *times)
-            items.append(node)
-        return items[0] if len(items) == 1 else Series(items)
 
     def bracketed(self, depth: int, closing: str) -> Node:
         node = self.options(depth + 1)
@@ -88,6 +126,10 @@ class Parser(ABC):
         """Returns the token at this distance; the last one beyond the end."""
         return self._tokens[min(self._at + ahead, len(self._tokens) - 1)]
 
+    def begins_rule(self) -> bool:
+        """Returns True for the name of a rule that is defined here."""
+        return self.look(2 if self.look(1).kind == "priority" else 1).kind == "define"
+
     def step(self) -> Token:
         token = self.look()
         self._at += 1
@@ -95,11 +137,9 @@ class Parser(ABC):
 
     def skip(self, sign: str) -> bool:
         """Steps over this sign; returns False, without a step, when another token is next."""
-        token = self.look()
-        if token.kind != "sign" or token.text != sign:
-            return False
-        self.step()
-        return True
+        found = self.look().kind == "sign" and self.look().text == sign
+        self._at += found
+        return found
 
     def expect(self, kind: str, called: str) -> Token:
         """Steps over a token of this kind and returns the token. Raises SchemaError for another kind."""
@@ -122,35 +162,26 @@ class Parser(ABC):
         return least, most
 
     def wrong(self, what: str, at: int | None = None) -> SchemaError:
-        return _wrong(self._source, self.look().at if at is None else at, what)
+        at = self.look().at if at is None else at
+        line, column = self._source.count("\n", 0, at) + 1, at - self._source.rfind("\n", 0, at)
+        return SchemaError(f"line {line}, column {column}: {what}")
 
     def _split(self) -> Iterator[Token]:
         at, source = 0, self._source
         while at < len(source):
             found = self.tokens.match(source, at)
             if found is None:
-                raise _wrong(source, at, "an unexpected character")
+                raise self.wrong("an unexpected character", at)
             if found.lastgroup != "blank":
                 yield Token(str(found.lastgroup), found.group(), at)
             at = found.end()
         yield Token("end", "", at)
 
 
-def _wrong(source: str, at: int, what: str) -> SchemaError:
-    line, column = source.count("\n", 0, at) + 1, at - source.rfind("\n", 0, at)
-    return SchemaError(f"line {line}, column {column}: {what}")
-
-
-GBNF_ROOT = "root"
-ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))|(.)", re.DOTALL)
+ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 NAMED = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "e": "\x1b"}
-PLAIN = [(ord("a"), ord("z")), (ord("A"), ord("Z")), (ord("0"), ord("9")), (ord(" "), ord(" "))]
-"""Characters written where nearly every one is allowed."""
-LAST = 0x10FFFF
-SURROGATES = range(0xD800, 0xE000)
 MOST_OF_RANGE = 255
 """Most characters taken from a range."""
-Ranges = list[tuple[int, int]]
 
 
 class GbnfParser(Parser):
@@ -161,95 +192,48 @@ class GbnfParser(Parser):
         re.VERBOSE,
     )
 
-    def rules(self) -> dict[str, Node]:
-        found: dict[str, Node] = {}
-        while self.look().kind != "end":
-            name = self.expect("name", "the name of a rule")
-            self.expect("define", "::=")
-            if name.text in found:
-                raise self.wrong(f"rule {name.text!r} comes a second time", name.at)
-            found[name.text] = self.options(0)
-            if self.look().kind not in ("name", "end"):
-                raise self.wrong("an unexpected sign")
-        return found
-
     def item(self, depth: int) -> Node | None:
-        token = self.look()
-        match token.kind:
-            case "name" if self.look(1).kind != "define":
-                return Rule(self.step().text)
+        match self.look().kind:
+            case "name" if not self.begins_rule():
+                return Rule(self._prefix + self.step().text)
             case "text":
-                self.step()
-                return Text(self._text(token))
+                return Text(self._unescaped(self.step(), str))
             case "set":
-                return self._set(list(self._points(self.step())), token)
+                return self._set(self.step())
         if self.skip("."):
-            return _one_of(PLAIN)
+            return Characters(PLAIN + " ")
         return self.bracketed(depth, ")") if self.skip("(") else None
 
     def numbers(self, text: str) -> Times:
         least, comma, most = text[1:-1].replace(" ", "").partition(",")
         return int(least), int(most) if most else None if comma else int(least)
 
-    def _text(self, token: Token) -> str:
-        if "\\" not in token.text:
-            return token.text[1:-1]
-        return "".join(chr(point) for point, _ in self._points(token))
+    def _unescaped(self, token: Token, write: Callable[[str], str]) -> str:
+        """Returns the text between the delimiters; `write` writes the characters that are escaped there."""
 
-    def _points(self, token: Token) -> Iterator[tuple[int, bool]]:
-        """Yields the code points between the delimiters, each with True if escaped."""
-        for found in ESCAPE.finditer(token.text[1:-1]):
-            *codes, named, plain = found.groups()
-            if plain is not None:
-                yield ord(plain), False
-            elif named is not None:
-                if named.isalnum() and named not in NAMED:
-                    raise self.wrong(f"an unknown escape \\{named}", token.at)
-                yield ord(NAMED.get(named, named)), True
-            else:
-                point = int(next(code for code in codes if code), 16)
-                if point > LAST or point in SURROGATES:
+        def character(found: re.Match[str]) -> str:
+            code, named = found[1] or found[2] or found[3], found[4]
+            if code:
+                point = int(code, 16)
+                if point > 0x10FFFF or 0xD800 <= point < 0xE000:
                     raise self.wrong("an escape that is no character", token.at)
-                yield point, True
+                return write(chr(point))
+            if named.isalnum() and named not in NAMED:
+                raise self.wrong(f"an unknown escape \\{named}", token.at)
+            return write(NAMED.get(named, named))
 
-    def _set(self, points: list[tuple[int, bool]], token: Token) -> Node:
-        negated = points[:1] == [(ord("^"), False)]
-        members = points[1:] if negated else points
-        ranges: Ranges = []
-        at = 0
-        while at < len(members):
-            first = last = members[at][0]
-            if at + 2 < len(members) and members[at + 1] == (ord("-"), False):
-                last, at = members[at + 2][0], at + 2
-            if last < first:
-                raise self.wrong("a range of characters that ends before it begins", token.at)
-            ranges.append((first, last))
-            at += 1
-        ranges = _others(ranges) if negated else ranges
-        if not ranges:
+        return ESCAPE.sub(character, token.text[1:-1])
+
+    def _set(self, token: Token) -> Node:
+        try:
+            choices = characters(f"[{self._unescaped(token, re.escape)}]")
+        except SchemaError as error:
+            raise self.wrong(f"a wrong set of characters: {error}", token.at) from None
+        if not choices:
             raise self.wrong("a set without characters", token.at)
-        return _one_of(ranges)
+        return Characters(choices)
 
 
-def _one_of(ranges: Ranges) -> Node:
-    """Returns a node for one character of `ranges`, ends included; long ranges are cut."""
-    points = [point for low, high in ranges for point in range(low, min(high, low + MOST_OF_RANGE) + 1)]
-    return Characters("".join(chr(point) for point in points if point not in SURROGATES) or "?")
-
-
-def _others(ranges: Ranges) -> Ranges:
-    """Returns characters outside of `ranges`: plain ones, else all others."""
-    return _without(PLAIN, ranges) or _without([(0x20, 0xD7FF), (0xE000, LAST)], ranges)
-
-
-def _without(kept: Ranges, ranges: Ranges) -> Ranges:
-    for first, last in ranges:
-        cut = [((low, min(high, first - 1)), (max(low, last + 1), high)) for low, high in kept]
-        kept = [(low, high) for pair in cut for low, high in pair if low <= high]
-    return kept
-
-
-LARK_ROOT = "start"
 MOST_PATTERNS = 300
 """Most regular expressions in one grammar."""
 COMMON = {
@@ -289,41 +273,17 @@ class LarkParser(Parser):
         r"""(?P<blank>\s+|//[^\n]*|\#[^\n]*)|(?P<directive>%[^\n]*)
         |(?P<name>[!?]?[A-Za-z_][A-Za-z0-9_]*)|(?P<text>"(?:[^"\\\n]|\\.)*"i?)
         |(?P<pattern>/(?![/*])(?:[^/\\\n]|\\.)+/[imslux]*)|(?P<alias>->\s*\w+)
-        |(?P<times>~\s*\d{1,6}(?:\s*\.\.\s*\d{1,6})?)|(?P<priority>\.-?\d+)|(?P<sign>\.\.|[*+?|():\[\]])""",
+        |(?P<times>~\s*\d{1,6}(?:\s*\.\.\s*\d{1,6})?)|(?P<priority>\.-?\d+)|(?P<define>:)
+        |(?P<sign>\.\.|[*+?|()\[\]])""",
         re.VERBOSE,
     )
 
     _patterns = 0
 
-    def rules(self) -> dict[str, Node]:
-        found: dict[str, Node] = {}
-        while self.look().kind != "end":
-            if self.look().kind == "directive":
-                found |= self._directive(self.step())
-                continue
-            name = self.expect("name", "a rule")
-            if self.look().kind == "priority":
-                self.step()
-            if not self.skip(":"):
-                raise self.wrong("expected :")
-            key = name.text.lstrip("!?")
-            if key in found:
-                raise self.wrong(f"{key!r} comes a second time", name.at)
-            found[key] = self.options(0)
-            if self.look().kind not in ("name", "directive", "end"):
-                raise self.wrong("an unexpected sign")
-        return found
-
-    def run(self, depth: int) -> Node:
-        node = super().run(depth)
-        if self.look().kind == "alias":
-            self.step()
-        return node
-
     def item(self, depth: int) -> Node | None:
         match self.look().kind:
-            case "name" if not self._begins_a_rule():
-                return Rule(self.step().text)
+            case "name" if not self.begins_rule():
+                return Rule(self._prefix + self.step().text)
             case "text":
                 return self._text(self.step())
             case "pattern":
@@ -336,10 +296,6 @@ class LarkParser(Parser):
         least, _, most = text[1:].partition("..")
         return int(least), int(most or least)
 
-    def _begins_a_rule(self) -> bool:
-        following = self.look(2) if self.look(1).kind == "priority" else self.look(1)
-        return following.kind == "sign" and following.text == ":"
-
     def _text(self, token: Token) -> Node:
         """Returns a text, in lower case if case-insensitive, or a range of characters."""
         text = self._read(token)
@@ -348,7 +304,8 @@ class LarkParser(Parser):
         last = self._read(self.expect("text", "the last character"))
         if len(text) != 1 or len(last) != 1 or last < text:
             raise self.wrong(f"{text!r}..{last!r} is no range of characters", token.at)
-        return _one_of([(ord(text), ord(last))])
+        points = range(ord(text), min(ord(last), ord(text) + MOST_OF_RANGE) + 1)
+        return Characters("".join(chr(point) for point in points if not 0xD800 <= point < 0xE000))
 
     def _read(self, token: Token) -> str:
         try:
@@ -358,7 +315,7 @@ class LarkParser(Parser):
             raise self.wrong("a text with a wrong escape", token.at) from None
         return text
 
-    def _directive(self, token: Token) -> dict[str, Node]:
+    def directive(self, token: Token) -> dict[str, Node]:
         """Returns the terminals that a line imports; none for `%ignore`, as ignored text is never written."""
         line = re.split(r"//|#", token.text)[0].strip()
         if line.startswith("%ignore"):
@@ -370,7 +327,7 @@ class LarkParser(Parser):
         names = {alias or one: one} if one else {name: name for name in re.findall(r"\w+", several)}
         if unknown := set(names.values()) - COMMON.keys():
             raise self.wrong(f"Lark's library common has no {min(unknown)}", token.at)
-        return {name: as_node(Pattern(COMMON[source])) for name, source in names.items()}
+        return {self._prefix + name: as_node(Pattern(COMMON[source])) for name, source in names.items()}
 
     def _pattern(self, token: Token) -> Node:
         self._patterns += 1

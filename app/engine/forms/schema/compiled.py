@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from random import Random
 
 from app.engine.forms.schema.document import JSON, Document
@@ -73,7 +72,7 @@ class CompiledSchema:
 def compile_schema(text: bytes, lenient: bool) -> CompiledSchema:
     """Returns the schema in the JSON `text`. Raises SchemaError."""
     try:
-        document = read(json.loads(text), lenient)
+        document = read(text, lenient)
     except RecursionError:
         raise SchemaError("the schema is too deep") from None
     held = BYTES_A_SCHEMA * text.count(b"{") + BYTES_A_CHARACTER * len(text)

@@ -179,22 +179,25 @@ class _Writer:
         return self._series([item] * self._rng.randint(lowest, highest), length)
 
     def _characters(self, tokens: Tokens, count: int) -> str:
-        """Returns `count` characters that a class has: letters and digits if there are any.
-
-        A class of listed members may also have blanks and signs.
-        """
+        """Returns `count` characters of a class; none of a class without any."""
         self._budget.spend(count // 16)
         key = repr(tokens)
         if key not in self._choices:
-            matches, is_open = (
-                _compiler.compile(tokens).match,
-                "NOT_" in key or "NEGATE" in key or "ANY" in key,
-            )
-            tiers = (PLAIN, PRINTABLE, RARE) if is_open else (PRINTABLE, RARE)
-            found = ("".join(filter(matches, tier)) for tier in tiers)
-            self._choices[key] = next(filter(None, found), "") or "".join(_members(tokens[0][1]))
+            self._choices[key] = _choices(tokens)
         choices = self._choices[key]
         return "".join(self._rng.choices(choices, k=count)) if choices else ""
+
+
+def _choices(tokens: Tokens) -> str:
+    """Returns characters of the class in `tokens`: letters and digits if there are any.
+
+    A class that lists its members may also have blanks and signs.
+    """
+    matches, key = _compiler.compile(tokens).match, repr(tokens)
+    is_open = "NOT_" in key or "NEGATE" in key or "ANY" in key
+    tiers = (PLAIN, PRINTABLE, RARE) if is_open else (PRINTABLE, RARE)
+    found = ("".join(filter(matches, tier)) for tier in tiers)
+    return next(filter(None, found), "") or "".join(_members(tokens[0][1]))
 
 
 def _members(listed: Sequence[tuple[object, Any]]) -> Iterator[str]:
@@ -271,6 +274,18 @@ class Pattern(str):
                 if least <= len(padded) <= highest and self.found_in(padded, budget, whole):
                     return padded
         raise Unsatisfiable(f"no text was found for the pattern {_short(self.source)}")
+
+
+def characters(source: str) -> str:
+    """Returns characters of the class ``[...]`` in `source`. Raises SchemaError for a wrong class."""
+    try:
+        tokens = _parser.parse(translate(source), re.ASCII)
+    except re.error as error:
+        raise SchemaError(str(error)) from None
+    name, operand = str(tokens[0][0]), tokens[0][1]
+    if name == "LITERAL":
+        return "" if operand in SURROGATES else chr(operand)
+    return _choices(tokens) if name in CHARACTERS else ""
 
 
 def matching_text(pattern: Pattern, rng: Random, whole: bool = True) -> str:

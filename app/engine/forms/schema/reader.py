@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import deque
 from contextlib import suppress
 from typing import cast
@@ -37,25 +39,28 @@ MOST_PATTERNS = 20_000
 """Most characters of all patterns of a document, as compiling takes time."""
 PATTERN_TEXT = 50
 """Characters that each pattern counts beside its own."""
+NAMES = re.compile(rb'"(?:\$?id|\$anchor|\$dynamicAnchor)"')
+"""Keywords that name a schema for references, which are else JSON pointers."""
 REFERENCE_ALONE = ("draft-04", "draft-06", "draft-07")
 """Drafts that ignore keywords beside a reference."""
 
 
-def read(raw: JSON, lenient: bool) -> Document:
-    """Returns the document in `raw`. Raises SchemaError; with `lenient` wrong keywords are left out.
+def read(text: bytes, lenient: bool) -> Document:
+    """Returns the document in the JSON `text`; with `lenient` wrong keywords are left out.
 
-    A reference to another document is wrong, as none is fetched.
+    Raises SchemaError, also for a reference to another document, as none is fetched.
     """
-    return _Reader(raw, lenient).document()
+    return _Reader(json.loads(text), lenient, NAMES.search(text) is not None).document()
 
 
 class _Reader:
-    def __init__(self, raw: JSON, lenient: bool) -> None:
+    def __init__(self, raw: JSON, lenient: bool, has_names: bool) -> None:
         dialect = _dialect(raw)
         specification = specification_with(dialect, default=DRAFT202012)
         self._specification: Specification[JSON] = specification
         self._root = raw
         self._lenient = lenient
+        self._has_names = has_names
         self._reference_alone = any(draft in dialect for draft in REFERENCE_ALONE)
         self._schemas: list[Keywords] = []
         self._read: dict[int, Schema] = {}
@@ -70,6 +75,11 @@ class _Reader:
         registry: Registry[JSON] = Registry().with_resource(uri, root)
         if uri:
             registry = registry.with_resource("", root)
+        try:
+            if self._has_names:
+                registry = registry.crawl()
+        except (AttributeError, TypeError, ValueError):  # parts that are no schemas
+            self._has_names = False
         schema = self._schema(self._root, registry.resolver(uri), "", 0)
         definitions: dict[str, Schema] = {}
         while self._waiting:
@@ -161,12 +171,13 @@ class _Reader:
     def _reference(self, reference: str, resolver: Resolver[JSON], path: str) -> str:
         """Returns the definition name of the target of `reference`, which is read later."""
         try:
-            target = resolver.lookup(reference if len(reference) <= LONGEST else "")
+            by_name = reference != "#" and not reference.startswith("#/")
+            if len(reference) > LONGEST or by_name and not self._has_names:
+                raise LookupError
+            target = resolver.lookup(reference)
         except (Unresolvable, LookupError, ValueError, TypeError, AttributeError):  # or a flaw on the way
-            target = None
-        if target is None or len(reference) > LONGEST:
             message = f"{reference!r} leads to nothing in this schema, and others are not fetched"
-            raise SchemaError(message, path)
+            raise SchemaError(message, path) from None
         name = self._names.get(id(target.contents))
         if name is None:
             name = self._names[id(target.contents)] = f"d{len(self._names)}"

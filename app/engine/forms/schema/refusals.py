@@ -14,7 +14,6 @@ from app.engine.forms.schema.document import (
     MAPS_OF_SCHEMAS,
     SCHEMAS,
     TYPES,
-    is_count,
     is_number,
 )
 from app.engine.forms.schema.errors import SchemaError, inner_path
@@ -43,7 +42,12 @@ def untaken(schema: object) -> str | None:
     schemas = list(_schemas(schema))
     if not any(map(_is_missed, schemas)) or any("patternProperties" in each for each in schemas):
         return None
-    return next(filter(None, map(_unimplemented, schemas)), None)
+    for each in schemas:
+        if "format" in each and each["format"] not in COMMON_FORMATS:
+            return "format"
+        if (keyword := next(filter(each.__contains__, UNIMPLEMENTED), None)) is not None:
+            return keyword
+    return None
 
 
 def _schemas(schema: object) -> Iterator[Keywords]:
@@ -96,12 +100,6 @@ def _misses_names(schema: Keywords) -> bool:
     return isinstance(patterns, dict) and ("properties" in schema or len(patterns) > 1)
 
 
-def _unimplemented(schema: Keywords) -> str | None:
-    if "format" in schema and schema["format"] not in COMMON_FORMATS:
-        return "format"
-    return next((keyword for keyword in UNIMPLEMENTED if keyword in schema), None)
-
-
 SCALARS: Mapping[str, Callable[[object], bool]] = {
     "string": lambda value: isinstance(value, str),
     "integer": lambda value: is_number(value) and value == int(value),
@@ -120,52 +118,26 @@ def check_strict(schema: object, path: str = "parameters") -> None:
 
     `schema` has been compiled, which checks the rest and limits its size.
     """
-    waiting = [(schema, path)]
-    while waiting:
-        schema, path = waiting.pop()
-        if not isinstance(schema, dict):
-            raise SchemaError("must be an object", path)
-        _check_one(schema, path)
-        waiting += _below(schema, path)
-
-
-def _check_one(schema: Mapping[str, object], path: str) -> None:
+    if not isinstance(schema, dict):
+        raise SchemaError("must be an object", path)
     for keyword in schema:
         if keyword not in STRICT_KEYWORDS:
             raise SchemaError(f"the keyword {keyword!r} is not allowed in a strict tool schema", path)
     kind = schema.get("type")
-    if not isinstance(kind, str) or kind not in TYPES:
+    if not isinstance(kind, str):
         raise SchemaError(f"must have a 'type', one of {', '.join(TYPES)}", path)
     if not isinstance(schema.get("additionalProperties", True), bool):
         raise SchemaError("must be true or false", f"{path}.additionalProperties")
-    for keyword in ("minItems", "maxItems", "minLength", "maxLength"):
-        if not is_count(schema.get(keyword, 0)):
-            raise SchemaError("must be a whole number, 0 or more", f"{path}.{keyword}")
     for keyword, needs in (("items", "array"), ("properties", "object")):
         if kind == needs and keyword not in schema:
             raise SchemaError(f"a schema of type {needs} must have {keyword!r}", path)
     if "enum" in schema:
-        _check_enum(schema["enum"], kind, f"{path}.enum")
-
-
-def _check_enum(options: object, kind: str, path: str) -> None:
-    fits = SCALARS.get(kind)
-    if fits is None:
-        raise SchemaError(f"is not allowed beside type {kind}", path)
-    if not isinstance(options, list) or not all(map(fits, options)):
-        raise SchemaError(f"must be a list of values of type {kind}", path)
-
-
-def _below(schema: Mapping[str, object], path: str) -> Iterator[tuple[object, str]]:
-    """Yields the inner schemas of `schema`, with their paths."""
-    properties = schema.get("properties", {})
-    if not isinstance(properties, dict):
-        raise SchemaError("must be an object of schemas", f"{path}.properties")
-    for name, each in properties.items():
-        yield each, inner_path(f"{path}.properties", name)
-    items = schema.get("items")
-    if isinstance(items, list):
-        for index, each in enumerate(items):
-            yield each, f"{path}.items.{index}"
-    elif items is not None:
-        yield items, f"{path}.items"
+        if kind not in SCALARS:
+            raise SchemaError(f"is not allowed beside type {kind}", f"{path}.enum")
+        if not all(map(SCALARS[kind], schema["enum"])):
+            raise SchemaError(f"must be a list of values of type {kind}", f"{path}.enum")
+    for name, each in schema.get("properties", {}).items():
+        check_strict(each, inner_path(f"{path}.properties", name))
+    items = schema.get("items", [])
+    for index, each in enumerate(items) if isinstance(items, list) else [("", items)]:
+        check_strict(each, f"{path}.items.{index}".rstrip("."))
