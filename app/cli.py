@@ -121,7 +121,7 @@ def _plugged_costs(settings: Settings, profile: Profile) -> tuple[str, PluggedCo
 
 
 def _record(argv: Sequence[str]) -> int:
-    return _runs("app.serving.recording.command" if "--proxy" in argv else "app.lab.fidelity.record")(argv)
+    return _runs("app.serving.recording.proxy" if "--proxy" in argv else "app.lab.fidelity.record")(argv)
 
 
 def _rehearse(argv: Sequence[str]) -> int:

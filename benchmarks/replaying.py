@@ -164,7 +164,7 @@ def _last_request(path: str, body: bytes) -> bytes:
 class Replayed:
     """What came for one request, and when (Unix time, nanoseconds)."""
 
-    recorded: Answer[Chunk]
+    recorded: Answer
     sent_ns: int = 0
     pieces: list[tuple[int, bytes]] = field(default_factory=list)
 

@@ -16,12 +16,9 @@ from app.serving.recording.exchange import (
     RecordingError,
     bytes_of,
     line_of,
-    read_answered,
-    read_asked,
-    read_chunk,
+    read_exchange,
 )
-from app.serving.recording.library import Recording, check
-from app.serving.recording.matching import form_of
+from app.serving.recording.library import Recording, check, form_of
 from tests.recording.recordings import CHAT, HEADER, chat, exchange, written
 
 ONE = exchange(chat("Hi"), (0, b"1"))
@@ -120,6 +117,6 @@ def test_a_line_whose_answer_is_none_is_named(tmp_path: Path, wrong: bytes) -> N
 @example(b"\x1f\x8b")
 def test_bytes_are_written_and_read_as_they_are(content: bytes) -> None:
     line = line_of(exchange(content, (0, content)))
-    assert bytes_of(read_asked(line).request.body) == content
-    assert bytes_of(read_chunk(read_answered(line).answer.chunks[0]).data) == content
+    read = read_exchange(line)
+    assert bytes_of(read.request.body) == bytes_of(read.answer.chunks[0].data) == content
     assert len(line) < 1000 + 5 * len(content)

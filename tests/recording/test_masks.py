@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.serving.middleware.masking import mask_text
-from app.serving.recording.masks import HiddenSecrets, masked_headers, masked_pieces
+from app.serving.recording.exchange import HiddenSecrets, masked_headers, masked_pieces
 
 SECRET = "sk-123456789"
 BODIES = (

@@ -12,12 +12,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import Raw
 
-from app.serving.recording.exchange import Answer, bytes_of, read_chunk
-from app.serving.recording.library import Recording
-from app.serving.recording.masks import masked_pieces
-from app.serving.recording.matching import DIGEST_BYTES, RequestForm, digest, form_of, json_object
+from app.serving.recording.exchange import Answer, bytes_of, masked_pieces
+from app.serving.recording.library import DIGEST_BYTES, Recording, RequestForm, digest, form_of, json_object
 from tests.recording.recordings import CHAT, chat, exchange, written
 
 
@@ -100,8 +97,8 @@ def found(recording: Recording, body: Any) -> bytes | None:
     return None if key is None else text_of(recording.next_answer(key))
 
 
-def text_of(answer: Answer[Raw]) -> bytes:
-    return b"".join(bytes_of(read_chunk(chunk).data) for chunk in answer.chunks)
+def text_of(answer: Answer) -> bytes:
+    return b"".join(bytes_of(chunk.data) for chunk in answer.chunks)
 
 
 @pytest.mark.parametrize(

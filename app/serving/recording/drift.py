@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from http.client import HTTPException
-from itertools import zip_longest
-from typing import Any
+from itertools import islice, zip_longest
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -66,20 +66,16 @@ def _check(given: argparse.Namespace) -> int:
     agree = count = 0
     for number, exchange in recorded(given.file):
         count += 1
-        found = list(differences(_seen(exchange), asked(target, exchange, given.api_key, given.model)))
+        request, answer = exchange.request, exchange.answer
+        body = b"".join(bytes_of(chunk.data) for chunk in answer.chunks)
+        was = Seen(answer.status, _media_type(answer.header("content-type")), body)
+        found = list(differences(was, asked(target, exchange, given.api_key, given.model)))
         agree += not found
         if found:
-            request = exchange.request
             print(f"line {number}: {request.method} {request.target}: {len(found)} differences")
             print(*(f"    {line}" for line in found[:MOST_TOLD]), sep="\n", flush=True)
     print(f"{agree} of {count} exchanges agree")
     return 0 if agree == count else 1
-
-
-def _seen(exchange: Exchange) -> Seen:
-    answer = exchange.answer
-    body = b"".join(bytes_of(chunk.data) for chunk in answer.chunks)
-    return Seen(answer.status, content_type_of(answer.header("content-type")), body)
 
 
 def asked(target: Target, exchange: Exchange, key: str | None, model: str | None) -> Seen:
@@ -89,7 +85,10 @@ def asked(target: Target, exchange: Exchange, key: str | None, model: str | None
     headers.pop("accept-encoding", None)
     if key is not None:
         headers["authorization"] = f"Bearer {key}"
-    body = _with_model(bytes_of(request.body), model)
+    body = bytes_of(request.body)
+    fields = _decoded(body) if model else None
+    if isinstance(fields, dict) and "model" in fields:
+        body = msgspec.json.encode({**fields, "model": model})
     with closing(target.connection(READ_TIMEOUT_S)) as connection:
         try:
             connection.request(request.method, target.prefix + request.target, body or None, headers)
@@ -97,17 +96,7 @@ def asked(target: Target, exchange: Exchange, key: str | None, model: str | None
             content = response.read(MOST_LINE_BYTES)
         except (OSError, HTTPException) as error:
             raise RecordingError(f"{target.url}: {error!r}") from None
-        return Seen(response.status, content_type_of(response.getheader("content-type") or ""), content)
-
-
-def _with_model(body: bytes, model: str | None) -> bytes:
-    try:
-        fields: Any = msgspec.json.decode(body) if model else None
-    except msgspec.MsgspecError:
-        return body
-    if isinstance(fields, dict) and "model" in fields:
-        return msgspec.json.encode({**fields, "model": model})
-    return body
+        return Seen(response.status, _media_type(response.getheader("content-type") or ""), content)
 
 
 class Seen(Struct, frozen=True):
@@ -118,7 +107,7 @@ class Seen(Struct, frozen=True):
     body: bytes
 
 
-def content_type_of(header: str) -> str:
+def _media_type(header: str) -> str:
     return header.partition(";")[0].strip().lower()
 
 
@@ -126,56 +115,38 @@ def differences(recorded: Seen, live: Seen) -> Iterator[str]:
     """Yields a line for each difference in shape between the recorded and the `live` answer."""
     if recorded.status != live.status:
         yield _told("status", str(recorded.status), str(live.status))
-        return
-    if recorded.content_type != live.content_type:
+    elif recorded.content_type != live.content_type:
         yield _told("content type", recorded.content_type or "none", live.content_type or "none")
-        return
-    if recorded.content_type == "text/event-stream":
-        yield from _of_streams(recorded.body, live.body)
+    elif recorded.content_type == "text/event-stream":
+        pairs = zip_longest(_events(recorded.body), _events(live.body), fillvalue="the end")
+        parts = ((number, was, came) for number, (was, came) in enumerate(pairs, 1) if was != came)
+        yield from (_told(f"stream, part {number}", was, came) for number, was, came in islice(parts, 1))
     elif recorded.content_type.endswith("json"):
-        yield from _of_documents(recorded.body, live.body)
-
-
-def _of_documents(recorded: bytes, live: bytes) -> Iterator[str]:
-    values = [_decoded(recorded), _decoded(live)]
-    if NO_JSON in values:
-        if values[0] != values[1]:
+        was, came = _decoded(recorded.body), _decoded(live.body)
+        if (was is NO_JSON) != (came is NO_JSON):
             yield "body: only one of them is JSON"
-        return
-    yield from _of_values("$", *values)
+        elif was is not NO_JSON:
+            yield from _compared("$", shape_of(was), shape_of(came))
 
 
-def _of_streams(recorded: bytes, live: bytes) -> Iterator[str]:
-    pairs = zip_longest(_event_shapes(recorded), _event_shapes(live), fillvalue="the end")
-    for number, (was, came) in enumerate(pairs, 1):
-        if was != came:
-            yield _told(f"stream, part {number}", was, came)
-            return
-
-
-def _event_shapes(body: bytes) -> list[str]:
-    """Shapes of a stream's events, in order; equal neighbours are merged."""
+def _events(body: bytes) -> list[str]:
+    """Returns the shapes of a stream's events (WHATWG HTML 9.2), in order; equal neighbours are merged."""
     shapes: list[str] = []
     for block in body.replace(b"\r\n", b"\n").split(b"\n\n"):
-        shape = _event_shape(block.decode(errors="replace"))
+        fields = [line.partition(":") for line in block.decode(errors="replace").split("\n")]
+        name = next((value.strip() for field, _, value in fields if field == "event"), "")
+        data = "\n".join(value.removeprefix(" ") for field, _, value in fields if field == "data")
+        value = _decoded(data.encode()) if data else NO_JSON
+        shape = f"{name} {data if value is NO_JSON else _text(shape_of(value))}".strip()
         if shape and shape not in shapes[-1:]:
             shapes.append(shape)
     return shapes
 
 
-def _event_shape(block: str) -> str:
-    """Shape of one event (WHATWG HTML 9.2); empty for a comment."""
-    fields = [line.partition(":") for line in block.split("\n")]
-    name = next((value.strip() for field, _, value in fields if field == "event"), "")
-    data = "\n".join(value.removeprefix(" ") for field, _, value in fields if field == "data")
-    if not data:
-        return name
-    value = _decoded(data.encode())
-    return f"{name} {data if value is NO_JSON else shape_of(value)}".strip()
-
-
 NO_JSON = object()
 """Marks a body that is not JSON."""
+Shape: TypeAlias = "str | dict[str, Shape] | list[Shape]"
+"""Shape of a JSON value: the kind of a scalar, or the shapes of members or items."""
 
 
 def _decoded(body: bytes) -> Any:
@@ -185,56 +156,53 @@ def _decoded(body: bytes) -> Any:
         return NO_JSON
 
 
-def shape_of(value: object, key: str = "") -> str:
-    """Formats keys and types of a JSON value. List items of equal shape appear once."""
+def shape_of(value: object, key: str = "") -> Shape:
+    """Returns keys and kinds of a JSON value. Items of equal shape appear once, and so do members under
+    token ids.
+    """
     if isinstance(value, dict):
-        if _is_table(value):
-            return "{*: " + " | ".join(_distinct(value.values())) + "}"
-        items = [f"{name}: {shape_of(item, name)}" for name, item in sorted(value.items())]
-        return "{" + ", ".join(items) + "}"
+        if value and all(name.isdecimal() for name in value):
+            return {"*": _distinct(value.values())}
+        return {name: shape_of(item, name) for name, item in sorted(value.items())}
     if isinstance(value, list):
-        return "[" + " | ".join(_distinct(value)) + "]"
-    return repr(value) if key in NAMES and isinstance(value, str) else _kind(value)
+        return _distinct(value)
+    if isinstance(value, str):
+        return repr(value) if key in NAMES else "string"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "bool"
+    return "number"
 
 
-def _distinct(values: Any) -> Sequence[str]:
-    return list(dict.fromkeys(map(shape_of, values)))
+def _distinct(values: Iterable[object]) -> list[Shape]:
+    shapes: list[Shape] = []
+    for shape in map(shape_of, values):
+        if shape not in shapes:
+            shapes.append(shape)
+    return shapes
 
 
-def _is_table(value: Mapping[str, object]) -> bool:
-    """True if all keys are token ids: then only the shapes of the values matter."""
-    return bool(value) and all(key.isdecimal() for key in value)
+def _text(shape: Shape) -> str:
+    if isinstance(shape, dict):
+        return "{" + ", ".join(f"{name}: {_text(item)}" for name, item in shape.items()) + "}"
+    return "[" + " | ".join(map(_text, shape)) + "]" if isinstance(shape, list) else shape
 
 
-def _kind(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "bool"
-    return "number" if isinstance(value, int | float) else "string"
-
-
-def _of_values(path: str, was: object, came: object, key: str = "") -> Iterator[str]:
-    if isinstance(was, dict) and isinstance(came, dict) and not (_is_table(was) or _is_table(came)):
+def _compared(path: str, was: Shape, came: Shape) -> Iterator[str]:
+    """Yields the differences of two shapes; of lists, only the first items are compared."""
+    if isinstance(was, dict) and isinstance(came, dict) and "*" not in (*was, *came):
         for name in sorted(was.keys() | came.keys()):
             if name not in came:
                 yield f"{path}.{name}: was recorded, and did not come"
             elif name not in was:
                 yield f"{path}.{name}: came, and was not recorded"
             else:
-                yield from _of_values(f"{path}.{name}", was[name], came[name], name)
-    elif isinstance(was, list) and isinstance(came, list):
-        if was and came and isinstance(was[0], dict) and isinstance(came[0], dict):
-            yield from _of_values(f"{path}[0]", was[0], came[0])
-        elif bool(was) != bool(came) or (_distinct(was[:1]) != _distinct(came[:1])):
-            yield _told(path, shape_of(was[:1]), shape_of(came[:1]))
-    elif shape_of(was, key) != shape_of(came, key):
-        yield _told(path, shape_of(was, key), shape_of(came, key))
+                yield from _compared(f"{path}.{name}", was[name], came[name])
+    elif isinstance(was, list) and isinstance(came, list) and was and came:
+        yield from _compared(f"{path}[0]", was[0], came[0])
+    elif was != came:
+        yield _told(path, _text(was), _text(came))
 
 
 def _told(path: str, was: str, came: str) -> str:
-    return f"{path}: {_short(was)} was recorded, {_short(came)} came"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "..."
+    was, came = (text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "..." for text in (was, came))
+    return f"{path}: {was} was recorded, {came} came"

@@ -5,19 +5,22 @@ ends.
     {"at_s": 0.51, "request": {...}, "answer": {"status": 200, "chunks": [[0.03, "data: ..."], ...], ...}}
 
 UTF-8 bytes are written as text, other bytes as base64. Times within an answer are seconds since the whole
-request was sent.
+request was sent. Secrets are masked before an exchange is kept, in headers, queries and bodies.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from typing import Annotated, Generic, TypeAlias, TypeVar
+from typing import Annotated, TypeAlias
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Struct
 
+from app.serving.middleware.masking import MASK, is_secret, mask_pieces
 from config import ConfigError
 from config.installation import COMMAND
 
@@ -28,6 +31,11 @@ MOST_BODY_BYTES = 8 << 20
 MOST_LINE_BYTES = 5 * MOST_BODY_BYTES
 """Longest line, in bytes: both bodies with their escapes, and all other fields."""
 
+MOST_PLAIN_BYTES = 4 * MOST_BODY_BYTES
+"""Most decompressed bytes of a body that are searched for secrets."""
+_BEYOND = re.compile(r"[^\x00-\xff]")
+_WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 47}
+"""Content codings that zlib reads, with its `wbits` argument (RFC 9110, section 8.4.1)."""
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Bytes that JSON would write as six characters each; base64 is shorter."""
 
@@ -78,49 +86,35 @@ class Request(Struct, frozen=True, omit_defaults=True):
     body: Data = ""
 
 
-C = TypeVar("C")
-
-
-class Answer(Struct, Generic[C], frozen=True, omit_defaults=True, weakref=True):
+class Answer(Struct, frozen=True, omit_defaults=True, weakref=True):
     """A recorded answer: its head came after `head_s` seconds, its end after `end_s`, each chunk at its own
     time.
 
-    `is_broken`: the connection was lost after `end_s`. Chunks are `Chunk`, or undecoded JSON.
+    `is_broken`: the connection was lost after `end_s`.
     """
 
     status: Status
     headers: Headers
     head_s: Moment
-    chunks: Sequence[C]
+    chunks: Sequence[Chunk]
     end_s: Moment
     is_broken: bool = False
 
     def header(self, name: str) -> str:
-        """Returns the first header with this name (lower case); empty without one."""
-        return next((value for each, value in self.headers if each.lower() == name), "")
-
-
-class Asked(Struct, frozen=True):
-    """An exchange decoded without its answer. `at_s` is its arrival in seconds since the start of the
-    recording.
-    """
-
-    at_s: float
-    request: Request
-
-
-class Answered(Struct, frozen=True):
-    """An exchange decoded without its request. Each chunk is decoded when it is due."""
-
-    answer: Answer[Raw]
+        return header_of(self.headers, name)
 
 
 class Exchange(Struct, frozen=True):
-    """A line of the file."""
+    """A line of the file. `at_s` is the request's arrival in seconds since the start of the recording."""
 
     at_s: float
     request: Request
-    answer: Answer[Chunk]
+    answer: Answer
+
+
+def header_of(headers: Headers, name: str) -> str:
+    """Returns the first header with this name (lower case); empty without one."""
+    return next((value for each, value in headers if each.lower() == name), "")
 
 
 def sendable(headers: Headers) -> list[tuple[str, str]]:
@@ -143,26 +137,68 @@ def bytes_of(data: Data) -> bytes:
     return data.encode() if isinstance(data, str) else b64decode(data.base64, validate=True)
 
 
-_asked = msgspec.json.Decoder(Asked)
-_answered = msgspec.json.Decoder(Answered)
-_exchange = msgspec.json.Decoder(Exchange)
-read_asked, read_answered, read_exchange = _asked.decode, _answered.decode, _exchange.decode
-"""Decode a line of the file. msgspec.MsgspecError for a line that is not an exchange."""
-read_chunk = msgspec.json.Decoder(Chunk).decode
+_decode = msgspec.json.Decoder(Exchange).decode
+
+
+def read_exchange(line: bytes) -> Exchange:
+    """Decodes a line of the file. ValueError for a line that is not an exchange."""
+    exchange = _decode(line)
+    for data in (exchange.request.body, *(chunk.data for chunk in exchange.answer.chunks)):
+        if not isinstance(data, str):
+            bytes_of(data)
+    return exchange
 
 
 def line_of(item: Header | Exchange) -> bytes:
     return msgspec.json.encode(item) + b"\n"
 
 
-def check_header(line: bytes, path: str) -> Header:
-    """Parses the first line of a file. RecordingError: no recording, or another version of the format."""
+def check_header(line: bytes, path: str) -> None:
+    """Checks the first line of a file. RecordingError: no recording, or another version of the format."""
     try:
         header = msgspec.json.decode(line, type=Header)
     except msgspec.MsgspecError:
-        raise RecordingError(f"{path}: is no recording of {COMMAND} record --proxy") from None
+        header = Header("", 0)
     if header.format != FORMAT:
         raise RecordingError(f"{path}: is no recording of {COMMAND} record --proxy")
     if header.version != VERSION:
         raise RecordingError(f"{path}: has version {header.version} of the format; this is for {VERSION}")
-    return header
+
+
+class HiddenSecrets(Exception):
+    """A body has secrets that cannot be masked, or may have some. The text gives the reason."""
+
+
+def masked_headers(headers: Headers) -> list[tuple[str, str]]:
+    return [(name, MASK if is_secret(name) else value) for name, value in headers]
+
+
+def masked_pieces(pieces: Sequence[bytes], coding: str = "") -> list[bytes]:
+    """Masks the secrets in the parts of a body.
+
+    HiddenSecrets: a body with a content `coding` has secrets or cannot be decoded.
+    """
+    if coding.strip().lower() in ("", "identity"):
+        # Latin-1 maps each byte to one character, so parts may end anywhere and no byte is lost. Characters
+        # decoded from JSON escapes become escapes again.
+        masked = mask_pieces([piece.decode("latin-1") for piece in pieces])
+        return [
+            _BEYOND.sub(lambda found: json.dumps(found[0])[1:-1], text).encode("latin-1") for text in masked
+        ]
+    plain = _decompressed(b"".join(pieces), coding.strip().lower()).decode("latin-1")
+    if mask_pieces([plain]) != [plain]:
+        raise HiddenSecrets(f"there are secrets in its {coding} body")
+    return list(pieces)
+
+
+def _decompressed(body: bytes, coding: str) -> bytes:
+    if coding not in _WINDOWS:
+        raise HiddenSecrets(f"its content coding {coding} cannot be read")
+    reader = zlib.decompressobj(_WINDOWS[coding])
+    try:
+        plain = reader.decompress(body, MOST_PLAIN_BYTES)
+    except zlib.error as error:
+        raise HiddenSecrets(f"its {coding} body is broken: {error}") from None
+    if reader.unconsumed_tail or reader.unused_data:
+        raise HiddenSecrets(f"its {coding} body has several parts, or more than {MOST_PLAIN_BYTES >> 20} MiB")
+    return plain

@@ -20,12 +20,15 @@ from app.serving.recording.exchange import (
     Chunk,
     Exchange,
     Header,
+    HiddenSecrets,
     RecordingError,
     Request,
     data_of,
+    header_of,
     line_of,
+    masked_headers,
+    masked_pieces,
 )
-from app.serving.recording.masks import HiddenSecrets, masked_headers, masked_pieces
 
 MOST_HELD_BYTES = 256 << 20
 """Most bytes held by all open exchanges."""
@@ -189,31 +192,29 @@ class KeptExchange:
     def line(self) -> bytes:
         """Encodes the exchange as a line of the file. HiddenSecrets: a body cannot be masked."""
         asked_s = self.asked_s
-        [body] = masked_pieces([b"".join(self._body)], _header(self.request_headers, "content-encoding"))
-        came = masked_pieces([it for _, it in self._pieces], _header(self.headers, "content-encoding"))
+        coding = header_of(self.request_headers, "content-encoding")
+        [body] = masked_pieces([b"".join(self._body)], coding)
+        coding = header_of(self.headers, "content-encoding")
+        came = masked_pieces([piece for _, piece in self._pieces], coding)
         chunks = [
             Chunk(round(at_s - asked_s, 6), data_of(content))
             for (at_s, _), content in zip(self._pieces, came, strict=True)
         ]
         headers = masked_headers(self.request_headers)
         request = Request(self.method, mask_query(self._target), headers, data_of(body))
+        headers = masked_headers(self.headers)
+        length = sum(map(len, came))
+        if length and not self.is_broken:  # without a body: such as the answer to a HEAD request
+            # Masking may have changed the length.
+            headers = [
+                (name, str(length) if name.lower() == "content-length" else value) for name, value in headers
+            ]
         answer = Answer(
             self.status,
-            _with_length(masked_headers(self.headers), None if self.is_broken else sum(map(len, came))),
+            headers,
             round(self.head_s - asked_s, 6),
             chunks,
             round(self.end_s - asked_s, 6),
             self.is_broken,
         )
         return line_of(Exchange(round(self._at_s - self._file.began_s, 6), request, answer))
-
-
-def _with_length(headers: list[tuple[str, str]], length: int | None) -> list[tuple[str, str]]:
-    """Sets Content-Length to the recorded length, which masking may have changed."""
-    if not length:  # such as the answer to a HEAD request
-        return headers
-    return [(name, str(length) if name.lower() == "content-length" else value) for name, value in headers]
-
-
-def _header(headers: list[tuple[str, str]], name: str) -> str:
-    return next((value for each, value in headers if each.lower() == name), "")

@@ -1,30 +1,39 @@
-"""Index of a recording: finds the exchange for a request, and reads its answer from the file when needed."""
+"""Index of a recording: finds the exchange for a request, and reads its answer from the file when needed.
+
+Requests are equal when method, path, query and normalized body are. A JSON object is normalized: secrets
+masked, keys sorted, VOLATILE fields removed. Other bodies are compared byte by byte.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+import re
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from operator import eq
 from typing import BinaryIO
+from urllib.parse import unquote
 from weakref import WeakValueDictionary
+from zlib import crc32
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from app.base.clock.pause import Slices, call_off_hub
+from app.serving.middleware.masking import mask_query
 from app.serving.recording.exchange import (
     MOST_LINE_BYTES,
     Answer,
-    Asked,
     Exchange,
     RecordingError,
     bytes_of,
     check_header,
-    read_answered,
-    read_asked,
+    header_of,
     read_exchange,
 )
-from app.serving.recording.matching import Likeness, RequestForm, form_of
 
 SLICE = 1_500
 """Candidates compared between two pauses: about 4 ms of work."""
@@ -46,13 +55,6 @@ class Place(Struct, frozen=True):
     at_s: float
 
 
-class Candidate(Struct, frozen=True):
-    """A recorded request to compare with similar requests."""
-
-    likeness: Likeness
-    key: bytes
-
-
 class Recording:
     """The exchanges of the file at `path`. With `alike`, similar requests match, too.
 
@@ -67,15 +69,24 @@ class Recording:
         """Number of answers given, by line number."""
         self._equal: dict[bytes, list[Place]] = {}
         self._next: dict[bytes, int] = {}
-        self._likeness_bytes = 0
-        self._candidates: dict[bytes, list[Candidate]] = {}
-        self._answers: WeakValueDictionary[int, Answer[Raw]] = WeakValueDictionary()
+        self._candidates: dict[bytes, list[tuple[Likeness, bytes]]] = {}
+        """Requests to compare with similar ones and their keys, by route."""
+        self._answers: WeakValueDictionary[int, Answer] = WeakValueDictionary()
         """Answers being sent, by position; requests with the same answer share one copy."""
         self._slices = Slices(SLICE)
         self._file = opened(path)
+        likeness_bytes = 0
         try:
-            for place, asked, _ in exchanges(path, self._file):
-                self._add(place, asked)
+            for place, exchange in exchanges(path, self._file):
+                request = exchange.request
+                kind = header_of(request.headers, "content-type")
+                form = form_of(request.method, request.target, kind, bytes_of(request.body), alike)
+                if form.likeness is not None and form.key not in self._equal:
+                    likeness_bytes += form.likeness.size_bytes
+                    if likeness_bytes > MOST_LIKENESS_BYTES:
+                        raise RecordingError(f"{path}: is too large for replay-match nearest")
+                    self._candidates.setdefault(form.place, []).append((form.likeness, form.key))
+                self._equal.setdefault(form.key, []).append(place)
         except RecordingError:
             self.close()
             raise
@@ -85,22 +96,20 @@ class Recording:
     def __len__(self) -> int:
         return sum(map(len, self._equal.values()))
 
-    def _add(self, place: Place, asked: Asked) -> None:
-        request = asked.request
-        content_type = next((value for name, value in request.headers if name.lower() == "content-type"), "")
-        form = form_of(request.method, request.target, content_type, bytes_of(request.body), self.alike)
-        if form.likeness is not None and form.key not in self._equal:
-            self._likeness_bytes += form.likeness.size_bytes
-            if self._likeness_bytes > MOST_LIKENESS_BYTES:
-                raise RecordingError(f"{self.path}: is too large for replay-match nearest")
-            self._candidates.setdefault(form.place, []).append(Candidate(form.likeness, form.key))
-        self._equal.setdefault(form.key, []).append(place)
-
     def find(self, form: RequestForm) -> bytes | None:
         """Returns the key of equal requests, else of the most similar ones; None without a match."""
-        return form.key if form.key in self._equal else self._most_alike(form)
+        likeness, best, found = form.likeness, None, None
+        if form.key in self._equal or likeness is None:
+            return form.key if form.key in self._equal else None
+        for candidate, key in self._candidates.get(form.place, ()):
+            self._slices.spend()
+            if candidate.stream == likeness.stream:
+                rank = candidate.rank(likeness)
+                if best is None or rank > best:
+                    best, found = rank, key
+        return found
 
-    def next_answer(self, key: bytes) -> Answer[Raw]:
+    def next_answer(self, key: bytes) -> Answer:
         """Returns the recorded answers of equal requests in order, then repeats the last.
 
         RecordingError: the file has changed.
@@ -109,41 +118,29 @@ class Recording:
         self._next[key] = turn + 1
         place = places[min(turn, len(places) - 1)]
         self.given[place.number] = self.given.get(place.number, 0) + 1
-        return self._answer(place)
-
-    def _most_alike(self, form: RequestForm) -> bytes | None:
-        likeness, best, found = form.likeness, None, None
-        if likeness is None:
-            return None
-        for candidate in self._candidates.get(form.place, ()):
-            self._slices.spend()
-            if candidate.likeness.stream == likeness.stream:
-                rank = candidate.likeness.rank(likeness)
-                if best is None or rank > best:
-                    best, found = rank, candidate.key
-        return found
-
-    def _answer(self, place: Place) -> Answer[Raw]:
-        known = self._answers.get(place.start)
-        if known is not None:
-            return known
-        where = self._file.fileno(), place.length, place.start
-        try:
-            line = os.pread(*where) if place.length <= QUICK_BYTES else call_off_hub(os.pread, *where)
-            answer = self._answers[place.start] = read_answered(line).answer
-        except msgspec.MsgspecError:
-            raise RecordingError(f"{self.path}: line {place.number} has changed") from None
+        answer = self._answers.get(place.start)
+        if answer is None:
+            try:
+                # A thread reads long lines, because a disk may be slow.
+                is_quick = place.length <= QUICK_BYTES
+                answer = self._read(place) if is_quick else call_off_hub(self._read, place)
+            except ValueError:
+                raise RecordingError(f"{self.path}: line {place.number} has changed") from None
+            self._answers[place.start] = answer
         return answer
+
+    def _read(self, place: Place) -> Answer:
+        return read_exchange(os.pread(self._file.fileno(), place.length, place.start)).answer
 
     def close(self) -> None:
         self._file.close()
 
 
 def check(path: str) -> None:
-    """Validates the whole file. Raises the errors of `Recording`."""
+    """Reads the whole file. Raises the errors of `Recording`."""
     with opened(path) as file:
-        for place, _, line in exchanges(path, file):
-            whole(path, place, line)
+        for _ in exchanges(path, file):
+            pass
 
 
 def opened(path: str) -> BinaryIO:
@@ -154,8 +151,8 @@ def opened(path: str) -> BinaryIO:
         raise RecordingError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def exchanges(path: str, file: BinaryIO) -> Iterator[tuple[Place, Asked, bytes]]:
-    """Yields position, request and line of each exchange. Raises the errors of `Recording`."""
+def exchanges(path: str, file: BinaryIO) -> Iterator[tuple[Place, Exchange]]:
+    """Yields the position and content of each exchange. Raises the errors of `Recording`."""
     check_header(file.readline(MOST_LINE_BYTES), path)
     number, count = 1, 0
     while True:
@@ -167,7 +164,8 @@ def exchanges(path: str, file: BinaryIO) -> Iterator[tuple[Place, Asked, bytes]]
             if len(line) < MOST_LINE_BYTES:
                 log.warning("%s: line %d is cut off, and left out", path, number)
                 return
-            _skip_line(file)
+            while (rest := file.readline(1 << 20)) and not rest.endswith(b"\n"):
+                pass
             log.warning(
                 "%s: line %d is longer than %d MiB, and left out", path, number, MOST_LINE_BYTES >> 20
             )
@@ -176,34 +174,165 @@ def exchanges(path: str, file: BinaryIO) -> Iterator[tuple[Place, Asked, bytes]]
         if count > MOST_EXCHANGES:
             raise RecordingError(f"{path}: has more than {MOST_EXCHANGES} exchanges")
         try:
-            asked = read_asked(line)
-            bytes_of(asked.request.body)
-        except (msgspec.MsgspecError, ValueError) as error:
+            exchange = read_exchange(line)
+        except ValueError as error:
             raise RecordingError(f"{path}: line {number} is no exchange: {error}") from None
-        yield Place(start, len(line), number, asked.at_s), asked, line
-
-
-def whole(path: str, place: Place, line: bytes) -> Exchange:
-    """Decodes the exchange of a line. RecordingError for an invalid line."""
-    try:
-        exchange = read_exchange(line)
-        for chunk in exchange.answer.chunks:
-            if not isinstance(chunk.data, str):
-                bytes_of(chunk.data)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise RecordingError(f"{path}: line {place.number} is no exchange: {error}") from None
-    return exchange
+        yield Place(start, len(line), number, exchange.at_s), exchange
 
 
 def recorded(path: str) -> Iterator[tuple[int, Exchange]]:
     """Yields line numbers and exchanges of a recording, in the order of arrival."""
     with opened(path) as file:
-        places = sorted((place for place, *_ in exchanges(path, file)), key=lambda place: place.at_s)
+        places = sorted((place for place, _ in exchanges(path, file)), key=lambda place: place.at_s)
         for place in places:
             file.seek(place.start)
-            yield place.number, whole(path, place, file.read(place.length))
+            yield place.number, read_exchange(file.read(place.length))
 
 
-def _skip_line(file: BinaryIO) -> None:
-    while (rest := file.readline(1 << 20)) and not rest.endswith(b"\n"):
-        pass
+VOLATILE = frozenset(
+    (
+        *("user", "request_id", "metadata", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_retention", "cache_salt", "priority", "service_tier"),
+    )
+)
+"""Fields about the client or scheduling, which do not change the answer."""
+MOST_TURNS = 512
+"""Most turns compared: the last ones of a conversation."""
+MOST_WORDS = 64
+MOST_CHARACTERS = 1 << 14
+"""Characters of a turn that are searched for words."""
+_BOUNDARY = re.compile(r'boundary="?([^";,]+)')
+_WORD = re.compile(r"\w+")
+DIGEST_BYTES = 16
+_OBJECT = re.compile(rb"[ \t\n\r]*+\{")
+_encoder = msgspec.json.Encoder(order="sorted")
+
+
+class Likeness(Struct, frozen=True):
+    """The parts of a JSON request that are compared to find the most similar one."""
+
+    stream: bool
+    roles: bytes
+    """Hash of the roles of all compared turns, in order."""
+    turns: array[int]
+    """Hashes of messages, inputs or prompts, 8 bytes each."""
+    words: frozenset[int]
+    """Hashes of words of the last turn."""
+    model: object
+    rest: bytes
+    """Hash of all other fields."""
+
+    @property
+    def size_bytes(self) -> int:
+        return 800 + 8 * len(self.turns) + 80 * len(self.words)
+
+    def rank(self, other: Likeness) -> tuple[bool, int, float, bool, bool]:
+        """Similarity as a tuple; larger is more similar.
+
+        Order of comparison: equal roles, number of equal turns at equal positions, shared words of the last
+        turn, model, all other fields.
+        """
+        shared = len(self.words & other.words) / (len(self.words | other.words) or 1)
+        return (
+            self.roles == other.roles,
+            sum(map(eq, self.turns, other.turns)),
+            shared,
+            self.model == other.model,
+            self.rest == other.rest,
+        )
+
+
+class RequestForm(Struct, frozen=True):
+    """Lookup form of a request. Equal requests share `key`; requests for the same route share `place`."""
+
+    key: bytes
+    place: bytes
+    model: str | None
+    likeness: Likeness | None
+    """None for a body that is not a JSON object."""
+
+
+def form_of(method: str, target: str, content_type: str, body: bytes, alike: bool) -> RequestForm:
+    """Builds the lookup form, with secrets of the target masked. With `alike`, adds the likeness of a JSON
+    object.
+    """
+    path, mark, query = mask_query(target).partition("?")
+    place = hash_of([f"{method} {unquote(path)}{mark}{query}".encode()])
+    fields = json_object(body)
+    if fields is not None:
+        # 1.0 is equal to 1: clients write either.
+        known = {
+            name: int(value) if isinstance(value, float) and value.is_integer() else value
+            for name, value in fields.items()
+            if name not in VOLATILE and value is not None
+        }
+        model = known.get("model")
+        with suppress(ValueError, RecursionError):  # JSON that cannot be encoded again
+            return RequestForm(
+                hash_of((place, digest(known))),
+                place,
+                model if isinstance(model, str) else None,
+                _likeness(known) if alike else None,
+            )
+    boundary = _BOUNDARY.search(content_type) if content_type.startswith("multipart/") else None
+    if boundary is not None:  # differs in every request
+        body = body.replace(boundary[1].encode("latin-1", "replace"), b"boundary")
+    return RequestForm(hash_of((place, body)), place, None, None)
+
+
+def _likeness(fields: dict[str, object]) -> Likeness:
+    name = next((name for name in ("messages", "input", "prompt") if name in fields), "")
+    value = fields.get(name)
+    turns = value[-MOST_TURNS:] if isinstance(value, list) else [value]
+    roles = [turn.get("role") or turn.get("type") if isinstance(turn, dict) else None for turn in turns]
+    words = _WORD.findall(_text(turns[-1])[:MOST_CHARACTERS].lower()) if turns else ()
+    rest = {key: value for key, value in fields.items() if key not in (name, "model", "stream")}
+    return Likeness(
+        fields.get("stream") is True,
+        digest(roles),
+        array("Q", (int.from_bytes(digest(turn)[:8]) for turn in turns)),
+        frozenset(crc32(word.encode()) for word in words[:MOST_WORDS]),
+        fields.get("model"),
+        digest(rest),
+    )
+
+
+def _text(turn: object) -> str:
+    """Text of a message, an input or a prompt; empty without text."""
+    content = turn.get("content", turn.get("output")) if isinstance(turn, dict) else turn
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        return "\n".join(text for text in texts if isinstance(text, str))
+    return content if isinstance(content, str) else ""
+
+
+def json_object(body: bytes) -> dict[str, object] | None:
+    """Returns the JSON object in `body`; None for other content."""
+    if _OBJECT.match(body) is None:
+        return None
+    try:
+        value = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def digest(value: object) -> bytes:
+    """Hashes a JSON value.
+
+    ValueError or RecursionError for values that JSON cannot encode: half a surrogate pair, integers beyond 64
+    bits, deep nesting.
+    """
+    try:
+        return blake2b(_encoder.encode(value), digest_size=DIGEST_BYTES).digest()
+    except OverflowError as error:
+        raise ValueError(str(error)) from None
+
+
+def hash_of(parts: Sequence[bytes]) -> bytes:
+    """Hashes `parts`; the same bytes split differently have another hash."""
+    made = blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        made.update(len(part).to_bytes(8))
+        made.update(part)
+    return made.digest()

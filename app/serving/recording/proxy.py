@@ -1,4 +1,4 @@
-"""A WSGI application that forwards requests to one server, and records exchanges with their timing.
+"""`python -m app record --proxy`: forwards requests to one server, and records exchanges with their timing.
 
 Parts are forwarded unbuffered. The proxy requests answers without a content coding, so that secrets can be
 found; all else passes unchanged.
@@ -6,15 +6,21 @@ found; all else passes unchanged.
 
 from __future__ import annotations
 
+import argparse
+import gc
+import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from http.client import HTTPException, HTTPResponse
+from pathlib import Path
 from typing import Any
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 import gevent
+from gevent.event import Event
+from gevent.pywsgi import WSGIServer
 
 from app.serving.http.client import Connection, Target
 from app.serving.http.relay import (
@@ -29,7 +35,18 @@ from app.serving.http.relay import (
 )
 from app.serving.recording.exchange import MOST_BODY_BYTES, sendable
 from app.serving.recording.file import KeptExchange, RecordingFile
+from config import ConfigError
+from config.flags import Parser, whole_number
+from config.installation import COMMAND
 
+ABOUT = """\
+Pass requests on to a server (any that speaks like OpenAI's), and keep whole exchanges with the moment of
+every chunk (docs/recording.md). Secrets in headers, queries and bodies are masked in the file. It ends with
+Ctrl-C or SIGTERM.
+"""
+STOP_S = 5.0
+"""Longest wait for open answers at shutdown, in seconds."""
+MIB = 1 << 20
 PIECE = 65536
 PARTING_S = 0.2
 """Grace in seconds: a client may leave at a stream's last event, before the server ends the answer."""
@@ -135,3 +152,47 @@ def _answer_headers(response: HTTPResponse) -> list[tuple[str, str]]:
     if response.length is None or response.status in (204, 304):
         left_out = left_out | {"content-length"}
     return sendable([each for each in response.getheaders() if each[0].lower() not in left_out])
+
+
+def run(argv: Sequence[str]) -> int:
+    """Records until Ctrl-C or SIGTERM; returns the exit status."""
+    flags = Parser(prog=f"{COMMAND} record --proxy", description=ABOUT, allow_abbrev=False)
+    add = flags.add_argument
+    add("--proxy", action="store_true", required=True, help=argparse.SUPPRESS)
+    add("--target", required=True, metavar="URL", help="the server, such as http://host:8000")
+    add("--out", required=True, type=Path, metavar="FILE", help="file to write; it must not be there yet")
+    add("--host", default="127.0.0.1", metavar="ADDRESS", help="where clients come to [127.0.0.1]")
+    add("--port", type=whole_number(0, 65535), default=8001, metavar="N", help="0 is any free one [8001]")
+    add(
+        "--max-body-mb",
+        type=whole_number(1, MOST_BODY_BYTES // MIB),
+        default=MOST_BODY_BYTES // MIB,
+        metavar="N",
+        help="exchanges with larger bodies pass, and are not kept [8]",
+    )
+    given = flags.parse_args(argv)
+    target = Target.of(given.target)
+    file = RecordingFile(given.out, target.url)
+    proxy = RecordingProxy(target, file, given.max_body_mb * MIB)
+    server = WSGIServer(
+        (given.host, given.port), proxy, handler_class=RecordingHandler, log=None, error_log=None
+    )
+    try:
+        server.start()
+    except OSError as error:
+        file.close()
+        given.out.unlink()
+        raise ConfigError(f"port {given.port}: {error.strerror or error}") from None
+    print(
+        f"http://{given.host}:{server.server_port} passes on to {target.url}, kept in {file.path}", flush=True
+    )
+    gc.collect()
+    gc.freeze()  # a full collection takes tens of milliseconds, which recorded times would include
+    over = Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        gevent.signal_handler(number, over.set)
+    over.wait()
+    server.stop(STOP_S)
+    file.close()
+    print(f"{file.path}: {file.kept} exchanges, {file.left_out} not kept", flush=True)
+    return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from gevent.event import Event as Bell
-from msgspec import Raw
 
 from app.base.clock.pause import Slices
 from app.base.clock.timer_wheel import TimerWheel
@@ -23,12 +22,10 @@ from app.serving.recording.exchange import (
     Answer,
     RecordingError,
     bytes_of,
-    read_chunk,
+    masked_pieces,
     sendable,
 )
-from app.serving.recording.library import Recording
-from app.serving.recording.masks import masked_pieces
-from app.serving.recording.matching import RequestForm, form_of
+from app.serving.recording.library import Recording, form_of
 from config.settings import Settings
 
 PREFIXES = ("/v1/", "/v2/", "/inference/")
@@ -92,7 +89,10 @@ class Replay(Middleware):
         if len(body) > MOST_BODY_BYTES:  # recordings have no such requests
             self._miss(context)
             return None
-        form = self._form(context, body)
+        _, mark, query = context.target.partition("?")
+        target = f"{context.path}{mark}{query}"  # without root-path
+        content_type = context.content_type or ""
+        form = form_of(context.method, target, content_type, masked_pieces([body])[0], recording.alike)
         key = recording.find(form)
         if key is None:
             self._miss(context)
@@ -109,12 +109,6 @@ class Replay(Middleware):
         response = _response(answer, pace, context)
         return damage(response, fault_of(context), context)
 
-    def _form(self, context: RequestContext, body: bytes) -> RequestForm:
-        _, mark, query = context.target.partition("?")
-        target = f"{context.path}{mark}{query}"  # without root-path
-        content_type = context.content_type or ""
-        return form_of(context.method, target, content_type, masked_pieces([body])[0], self.recording.alike)
-
     def _miss(self, context: RequestContext) -> None:
         if context.method == "POST" and context.path.startswith(PREFIXES):
             self.missed += 1
@@ -122,7 +116,7 @@ class Replay(Middleware):
                 raise not_found("The recording has no answer to this request.")
 
 
-def _response(answer: Answer[Raw], pace: Pace, context: RequestContext) -> Response:
+def _response(answer: Answer, pace: Pace, context: RequestContext) -> Response:
     """Builds the response; waits here for the due time of a response in a single part."""
     headers = _headers(answer)
     if len(answer.chunks) > 1 or answer.is_broken:
@@ -133,7 +127,7 @@ def _response(answer: Answer[Raw], pace: Pace, context: RequestContext) -> Respo
             return json_response(b"", CLIENT_GONE)
     finally:
         pace.close()
-    data = b"".join(bytes_of(read_chunk(chunk).data) for chunk in answer.chunks)
+    data = b"".join(bytes_of(chunk.data) for chunk in answer.chunks)
     response = Response(data, answer.status, streamed=True)
     if "Content-Length" in headers and context.method != "HEAD":
         headers["Content-Length"] = str(len(data))
@@ -197,7 +191,7 @@ class Pace:
 class RecordedBody(StreamingBody):
     """Yields the chunks of an answer at their times. Iterate once; always close."""
 
-    def __init__(self, answer: Answer[Raw], pace: Pace) -> None:
+    def __init__(self, answer: Answer, pace: Pace) -> None:
         super().__init__()
         self._answer = answer
         self._pace = pace
@@ -207,8 +201,7 @@ class RecordedBody(StreamingBody):
         self._pace.watch(self._leave)
         if wait_for(answer.head_s):
             yield b""  # status line and headers leave now
-        for raw in answer.chunks:
-            chunk = read_chunk(raw)
+        for chunk in answer.chunks:
             if not wait_for(chunk.at_s):
                 return
             data = bytes_of(chunk.data)
@@ -225,7 +218,7 @@ class RecordedBody(StreamingBody):
         self._pace.close()
 
 
-def _headers(answer: Answer[Raw]) -> dict[str, str]:
+def _headers(answer: Answer) -> dict[str, str]:
     """Returns the recorded headers without masked ones and the server's own; disables proxy buffering of
     streams.
     """

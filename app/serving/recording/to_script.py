@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import yaml
+from msgspec import Struct, field
 
 from app.serving.recording.exchange import Answer, Chunk, Exchange, bytes_of
-from app.serving.recording.families import ParsedReply, ParsedRequest, parse_reply, parse_request
 from app.serving.recording.library import recorded
 from config import ConfigError
 from config.flags import Parser
 from config.installation import COMMAND
 
 ABOUT = f"""\
-Make a script of a recording ({COMMAND} record --proxy): a rule for each exchange, told by the last
-message of the user and the result of a tool. The script is to be edited: make its conditions wider, its
+Make a script of a recording ({COMMAND} record --proxy): a rule for each chat and completion, told by the
+last message of the user and the result of a tool. The script is to be edited: make its conditions wider, its
 replies templates.
 """
 MOST_BYTES = 2 << 20
@@ -35,12 +34,25 @@ LEAST_PAUSE_S, PAUSE_GAPS = 0.1, 4
 """A pause is a gap between tokens above 0.1 s and above 4 times the median gap."""
 _MARK = re.compile(r"\{[{%#]")
 """Start of a template expression."""
+FAMILIES = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+Json: TypeAlias = Mapping[str, Any]
+BROKEN = (msgspec.MsgspecError, AttributeError, KeyError, TypeError, ValueError)
+"""Errors that a malformed body raises."""
 
 
 def run(argv: Sequence[str]) -> int:
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    given = _parser().parse_args(argv)
-    text = _written(recorded(given.file))
+    flags = Parser(prog=f"{COMMAND} script from-recording", description=ABOUT, allow_abbrev=False)
+    flags.add_argument("file", metavar="FILE", help="the recording")
+    flags.add_argument("--out", type=Path, metavar="FILE", help="a new file for the script [standard output]")
+    given = flags.parse_args(argv)
+    document = script_of(recorded(given.file))
+    if not document["rules"]:
+        raise ConfigError("the recording has no exchange that a script could answer")
+    text = "# From a recording; edit it at will (docs/scripts.md).\n"
+    text += yaml.safe_dump(document, allow_unicode=True, sort_keys=False, width=110)
+    if len(text.encode()) > MOST_BYTES:
+        print(f"WARNING: more than the {MOST_BYTES >> 20} MiB that a script may have", file=sys.stderr)
     if given.out is None:
         print(text, end="")
         return 0
@@ -52,77 +64,82 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    flags = Parser(prog=f"{COMMAND} script from-recording", description=ABOUT, allow_abbrev=False)
-    flags.add_argument("file", metavar="FILE", help="the recording")
-    flags.add_argument("--out", type=Path, metavar="FILE", help="a new file for the script [standard output]")
-    return flags
-
-
-def _written(exchanges: Iterable[tuple[int, Exchange]]) -> str:
-    """Returns the script as YAML. ConfigError when a script can answer no exchange of the recording."""
-    document = script_of(exchanges)
-    if not document["rules"]:
-        raise ConfigError("the recording has no exchange that a script could answer")
-    text = yaml.safe_dump(document, allow_unicode=True, sort_keys=False, width=110)
-    if len(text.encode()) > MOST_BYTES:
-        print(f"WARNING: more than the {MOST_BYTES >> 20} MiB that a script may have", file=sys.stderr)
-    return f"# From a recording; edit it at will (docs/scripts.md).\n{text}"
-
-
 def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> dict[str, Any]:
-    """Builds the document of a script. Logs each exchange that scripts cannot answer to stderr."""
+    """Builds the document of a script. Prints each exchange that is left out to stderr.
+
+    Rules with equal conditions answer once, in order, except the last. The model is a condition only if there
+    are several.
+    """
     rules: list[dict[str, Any]] = []
     tools: dict[str, Any] = {}
-    models: set[str] = set()
     for number, exchange in exchanges:
-        request, answer = exchange.request, exchange.answer
-        asked = parse_request(request.target, bytes_of(request.body)) if request.method == "POST" else None
-        then = None if asked is None else _then(asked.api, answer)
-        if asked is None or then is None:
+        request = exchange.request
+        try:
+            api = FAMILIES[request.target.partition("?")[0]]
+            asked = msgspec.json.decode(bytes_of(request.body), type=dict[str, Any])
+            when, then = _when(api, asked), _then(exchange.answer)
+            offered = dict(_tools(asked.get("tools") or ()))
+        except BROKEN:
             print(f"line {number}: left out: {request.method} {request.target}", file=sys.stderr)
             continue
-        tools |= asked.tools
-        models.add(asked.model)
-        rules.append({"name": f"line {number}", "when": _when(asked), "then": then})
-    _tell_apart(rules, len(models) > 1)
-    return ({"tools": tools} if tools else {}) | {"rules": rules}
-
-
-def _when(asked: ParsedRequest) -> dict[str, Any]:
-    result: bool | dict[str, str] = False
-    if asked.result is not None:
-        result = ({"tool": asked.tool} if asked.tool else {}) | {"exact": asked.result}
-    return {
-        "api": asked.api,
-        "model": asked.model,
-        "message": {"role": "user", "exact": asked.user},
-        **({"turn": asked.turn} if asked.turn > 1 else {}),
-        "tool_result": result,
-    }
-
-
-def _tell_apart(rules: list[dict[str, Any]], by_model: bool) -> None:
-    """Makes rules with equal conditions answer once, in order, except the last.
-
-    Removes the condition on the model unless `by_model`.
-    """
+        tools |= offered
+        rules.append({"name": f"line {number}", "when": when, "then": then})
+    models = {rule["when"]["model"] for rule in rules}
     seen: set[bytes] = set()
     for rule in reversed(rules):
-        if not by_model:
+        if len(models) == 1:
             del rule["when"]["model"]
         key = msgspec.json.encode(rule["when"])
         if key in seen:
             rule["when"]["nth"] = 1
         seen.add(key)
+    return ({"tools": tools} if tools else {}) | {"rules": rules}
 
 
-def _then(api: str, answer: Answer[Chunk]) -> dict[str, Any] | None:
+def _when(api: str, asked: Json) -> dict[str, Any]:
+    """Returns the conditions for a request: the user's last message, the turn, the tool result at the end."""
+    turns = asked["prompt"] if api == "completions" else asked["messages"]
+    if isinstance(turns, str):
+        turns = [{"role": "user", "content": turns}]
+    names = {
+        str(call.get("id")): str(call["function"]["name"])
+        for turn in turns
+        for call in turn.get("tool_calls") or ()
+    }
+    result: bool | dict[str, str] = False
+    if turns and turns[-1].get("role") == "tool":
+        tool = names.get(str(turns[-1].get("tool_call_id")))
+        result = ({"tool": tool} if tool else {}) | {"exact": _text(turns[-1].get("content"))}
+    users = [text for turn in turns if turn.get("role") == "user" and (text := _text(turn.get("content")))]
+    return {
+        "api": api,
+        "model": str(asked.get("model") or ""),
+        "message": {"role": "user", "exact": users[-1] if users else ""},
+        **({"turn": len(users)} if len(users) > 1 else {}),
+        "tool_result": result,
+    }
+
+
+def _text(content: object) -> str:
+    """Joins a message's texts with line breaks, as scripts do."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else ()
+    texts = (part.get("text") for part in parts if isinstance(part, dict))
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _tools(listed: Iterable[Json]) -> Iterator[tuple[str, Json]]:
+    for tool in listed:
+        function = tool.get("function") or tool
+        if isinstance(function.get("name"), str) and isinstance(function.get("parameters"), dict):
+            yield function["name"], function["parameters"]
+
+
+def _then(answer: Answer) -> dict[str, Any]:
     if answer.status >= 400:
         return {"fault": _error(answer)}
-    reply = parse_reply(api, answer)
-    if reply is None:
-        return None
+    reply = reply_of(answer)
     then: dict[str, Any] = {"reasoning": _literal(reply.reasoning)} if reply.reasoning else {}
     if reply.text or not reply.calls:
         then["text"] = _literal(reply.text)
@@ -135,7 +152,7 @@ def _then(api: str, answer: Answer[Chunk]) -> dict[str, Any] | None:
     return then | {"delays": _delays(reply, answer.end_s)}
 
 
-def _error(answer: Answer[Chunk]) -> dict[str, Any]:
+def _error(answer: Answer) -> dict[str, Any]:
     """Builds the equivalent fault rule (docs/faults.md)."""
     fault: dict[str, Any] = {"action": "error", "status": answer.status}
     body = b"".join(bytes_of(chunk.data) for chunk in answer.chunks)
@@ -144,6 +161,67 @@ def _error(answer: Answer[Chunk]) -> dict[str, Any]:
     except msgspec.MsgspecError:
         return fault
     return fault | {name: error[name] for name in ("type", "message") if isinstance(error.get(name), str)}
+
+
+class Reply(Struct):
+    """The first choice of an answer.
+
+    `calls` holds names and arguments (JSON texts), `events` the number of stream events. `moments` holds the
+    times of events with a part of the reply; vLLM sends one per token.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[list[str]] = field(default_factory=list)
+    finish: str = ""
+    events: int = 0
+    moments: list[float] = field(default_factory=list)
+
+    def take(self, event: Json) -> bool:
+        """Adds an answer, or a chunk of a stream. True if the event has a part of the reply."""
+        length = 0
+        for choice in event.get("choices") or ():
+            if choice.get("index"):
+                continue
+            self.finish = choice.get("finish_reason") or self.finish
+            part = choice.get("message") or choice.get("delta") or {}
+            text = (choice.get("text") or "") + (part.get("content") or "")
+            reasoning = part.get("reasoning") or part.get("reasoning_content") or ""
+            calls = part.get("tool_calls") or ()
+            self.text += text
+            self.reasoning += reasoning
+            for place, call in enumerate(calls):
+                index, function = call.get("index"), call.get("function") or {}
+                number = place if index is None else min(index, len(self.calls))
+                if number == len(self.calls):
+                    self.calls.append(["", ""])
+                self.calls[number][0] += function.get("name") or ""
+                self.calls[number][1] += function.get("arguments") or ""
+            length += len(text) + len(reasoning) + len(calls)
+        return length > 0
+
+
+def reply_of(answer: Answer) -> Reply:
+    """Parses an answer, whole or streamed. Raises one of `BROKEN` for a body that is not a reply."""
+    reply, decode = Reply(), msgspec.json.Decoder(dict[str, Any]).decode
+    if answer.header("content-type").lower().startswith("text/event-stream"):
+        for at_s, data in _events(answer.chunks):
+            reply.events += 1
+            if reply.take(decode(data)):
+                reply.moments.append(at_s)
+    else:
+        reply.take(decode(b"".join(bytes_of(chunk.data) for chunk in answer.chunks)))
+    return reply
+
+
+def _events(chunks: Sequence[Chunk]) -> Iterator[tuple[float, bytes]]:
+    """Yields time and data of each event of a stream, without the final [DONE]."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + bytes_of(chunk.data)).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                yield chunk.at_s, data
 
 
 def _call(name: str, arguments: str) -> dict[str, Any]:
@@ -169,7 +247,7 @@ def _literal(text: str) -> str:
     return _MARK.sub(lambda found: "{{ '" + found[0] + "' }}", text)
 
 
-def _delays(reply: ParsedReply, end_s: float) -> dict[str, Any]:
+def _delays(reply: Reply, end_s: float) -> dict[str, Any]:
     """Returns delays of the first token, of each later token, and of pauses."""
     moments = reply.moments
     if len(moments) < 2:
