@@ -38,11 +38,6 @@ OURS = ("/admin", "/console")
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-def has_scripts(app: Understudy) -> bool:
-    """True if replies can be scripted: the application has the route /admin/script."""
-    return any(route.path == "/admin/script" for route in app.routes)
-
-
 class ConsoleWatch(Middleware):
     """Shows each choice of each request as a bar, and requests refused before their first choice."""
 
@@ -88,14 +83,18 @@ class Console:
         streams: Streams,
     ) -> None:
         """Adds the page and its routes to `app`."""
-
         observer = self.observer
-        feed = Feed(observer, lambda: self._told(siblings.own, ranks) | {"scripts": has_scripts(app)})
+
+        def server() -> dict[str, Any]:
+            scripts = any(route.path == "/admin/script" for route in app.routes)
+            return self._described(siblings.own, ranks) | {"scripts": scripts}
+
+        feed = Feed(observer, server)
         app.until_drained.append(feed.close)
-        app.caches.append(lambda: observer.bars.caches)
+        app.caches.append(lambda: {"console requests": observer.bars})
         generator = self._generator(tokenizer, streams)
         app.until_drained.append(generator.end)
-        observer.load = generator.told
+        observer.load = generator.summary
         app.add_routes("console", page.routes())
         app.add_routes("console_stream", routes.stream_routes(feed, observer, siblings))
         app.add_routes("console_requests", routes.request_routes(observer.bars, tokenizer))
@@ -103,7 +102,7 @@ class Console:
         app.add_routes("console_actions", routes.action_routes(self._lifecycle, self._live.current.dump))
         app.add_routes("console_load", routes.load_routes(generator, body))
 
-    def _told(self, rank: int, ranks: Sequence[int]) -> dict[str, Any]:
+    def _described(self, rank: int, ranks: Sequence[int]) -> dict[str, Any]:
         """Returns the server's description for a newly opened page."""
         settings, steps, cache = self._live.current, self.observer.steps, self._cache
         counted = settings.kvcache.kv_cache_size - 1 if steps.shared else 0

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import partial
+from itertools import count
 
 from cachetools import LRUCache
 from msgspec import Struct
 
-from app.base.clock.pause import Slices
-from app.console.frames import EndRow, Frame, NewBar, PhaseRow
+from app.console.frames import EndRow, Frame, NewBar
 from app.engine.core.batch import Phase, SequenceStatus
 from app.engine.core.request import EngineRequest, Outcome, Watch
 from app.engine.core.sequence import BaseEngine, Sequence
@@ -32,8 +32,6 @@ MOST_PAST, PAST_S = 1000, 300.0
 MOST_CHARACTERS = 128
 """Most characters of a text that a client chooses: ids, paths."""
 TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
-LOOK_AT_ONCE, LOOK_STEPS = 100, 50
-"""Bars between two checks of the clock by `Slices`, and their cost in steps of `Slices`."""
 
 
 class Origin(Struct, frozen=True):
@@ -83,6 +81,8 @@ class Bar(Struct, gc=False, eq=False):
 class RequestBars:
     """The bars of one engine; `began_s` is moment 0 of all times on the page."""
 
+    limit_bytes = OVER_BYTES
+
     def __init__(self, engine: BaseEngine, now: Callable[[], float], began_s: float) -> None:
         """`now` is the engine's clock."""
         self._engine = engine
@@ -92,7 +92,7 @@ class RequestBars:
         self._live: dict[int, Bar] = {}
         """Bars by `id(request)`; each bar keeps its request alive."""
         self._over: LRUCache[int, Bar] = LRUCache(OVER_BYTES, getsizeof=lambda bar: bar.size_bytes)
-        self._numbers = 0
+        self._numbers = count(1)
         self._unseen = 0
         self._new: list[Bar] = []
         self._ended: list[EndRow] = []
@@ -101,7 +101,6 @@ class RequestBars:
         self._counts_blocks = False
         self._skipped = False
         """True when a frame had no room for a sequence, which still needs a bar."""
-        self.limit_bytes = OVER_BYTES
 
     @property
     def size_bytes(self) -> int:
@@ -121,19 +120,17 @@ class RequestBars:
         Numbers continue, so that an old page does not confuse two bars.
         """
         self._open = False
-        self._live.clear()
-        self._over.clear()
-        self._new.clear()
-        self._ended.clear()
+        for kept in (self._live, self._over, self._new, self._ended):
+            kept.clear()
         self._unseen = 0
 
     def watch(self, origin: Origin, request: EngineRequest) -> Watch | None:
         """Adds a bar for a submitted choice, and returns the receiver of its outcome."""
-        bar = self._begun(request, origin) if self._open else self._bar(request, origin)
+        bar = self._begun(request, origin)
         if bar is None:
             return None
         bar.watched = True
-        return partial(self._over_with, bar)
+        return partial(self._finish, bar)
 
     def refused(self, context: RequestContext, status: int) -> None:
         """Adds a bar for a request that never reached the engine."""
@@ -142,112 +139,95 @@ class RequestBars:
             max_tokens=0, limited=False, arrival_s=context.arrival_s,
         )  # fmt: skip
         bar = self._begun(request, Origin.of(context))
-        if bar is not None:
-            del self._live[id(request)]
-            self._over[bar.number] = bar
-        elif self._open:
+        if bar is None:
             return
-        else:
-            bar = self._bar(request, Origin.of(context))
-        now_ms = in_ms(self._now() - self._began_s)
-        self._told(bar, (bar.number, f"status {status}", now_ms, 0, 0, None, None, None))
+        if self._live.pop(id(request), None) is not None:
+            self._over[bar.number] = bar
+        self._note_end(bar, (bar.number, f"status {status}", self._ms(self._now()), 0, 0, None, None, None))
 
-    def _told(self, bar: Bar, end: EndRow) -> None:
+    def _begun(self, request: EngineRequest, origin: Origin) -> Bar | None:
+        """Returns the bar of a new request; None where a page is open and the frame has no room for it."""
+        if self._open and len(self._new) >= MOST_NEW:
+            self._unseen += 1
+            return None
+        bar = Bar(next(self._numbers), request, origin, since_ms=self._ms(request.arrival_s))
+        if self._open:
+            self._live[id(request)] = bar
+            self._new.append(bar)
+        return bar
+
+    def _finish(self, bar: Bar, outcome: Outcome) -> None:
+        live = self._live.pop(id(bar.request), None)
+        moments = (outcome.scheduled_s, outcome.first_token_s, outcome.last_token_s)
+        running, first, last = (None if moment_s is None else self._ms(moment_s) for moment_s in moments)
+        end_ms, cached = self._ms(outcome.ended_s), outcome.cached_tokens
+        number = (live or bar).number
+        end = number, outcome.reason, end_ms, outcome.tokens, cached, running, first, last
+        if live is None:  # no page has this bar
+            self._past.append((bar.row(self._began_s), end))
+            return
+        live.outcome, live.tokens = outcome, outcome.tokens
+        self._over[number] = live
+        self._note_end(live, end)
+
+    def _note_end(self, bar: Bar, end: EndRow) -> None:
         self._past.append((bar.row(self._began_s), end))
         if self._open:
             self._ended.append(end)
 
-    def _begun(self, request: EngineRequest, origin: Origin) -> Bar | None:
-        if not self._open:
-            return None
-        if len(self._new) >= MOST_NEW:
-            self._unseen += 1
-            return None
-        bar = self._bar(request, origin)
-        self._live[id(request)] = bar
-        self._new.append(bar)
-        return bar
-
-    def _bar(self, request: EngineRequest, origin: Origin) -> Bar:
-        self._numbers += 1
-        return Bar(self._numbers, request, origin, since_ms=in_ms(request.arrival_s - self._began_s))
-
-    def _over_with(self, bar: Bar, outcome: Outcome) -> None:
-        live = self._live.pop(id(bar.request), None)
-        if live is None:  # no page has this bar
-            self._past.append((bar.row(self._began_s), self._end_of(bar, outcome)))
-            return
-        live.outcome, live.tokens = outcome, outcome.tokens
-        self._over[live.number] = live
-        self._told(live, self._end_of(live, outcome))
-
-    def _end_of(self, bar: Bar, outcome: Outcome) -> EndRow:
-        moments = (outcome.scheduled_s, outcome.first_token_s, outcome.last_token_s)
-        running, first, last = (None if it is None else in_ms(it - self._began_s) for it in moments)
-        end_ms = in_ms(outcome.ended_s - self._began_s)
-        return bar.number, outcome.reason, end_ms, outcome.tokens, outcome.cached_tokens, running, first, last
+    def _ms(self, moment_s: float) -> float:
+        return in_ms(moment_s - self._began_s)
 
     def changes(self, frame: Frame) -> None:
-        """Writes the changes since the last frame into `frame`. May pause."""
-        slices = Slices()
-        self._place(slices)
-        for bars in slices.parts(list(self._live.values()), LOOK_AT_ONCE, LOOK_STEPS):
-            for bar in bars:
-                sequence = bar.sequence
-                if sequence is None:
-                    continue
-                if not sequence.over:
-                    self._look(bar, sequence, frame)
-                elif not bar.watched:
-                    self._over_with(bar, self._seen_end(bar))
+        """Writes the changes since the last frame into `frame`."""
+        self._place()
+        for bar in list(self._live.values()):
+            sequence = bar.sequence
+            if sequence is None:
+                continue
+            if not sequence.over:
+                self._look(bar, sequence, frame)
+            elif not bar.watched:  # it ended since the last frame
+                now_s, status = self._now(), sequence.status()
+                outcome = Outcome(
+                    reason="over",
+                    scheduled_s=status.scheduled_s,
+                    first_token_s=status.first_s,
+                    last_token_s=now_s,
+                    ended_s=now_s,
+                    cached_tokens=0,
+                    tokens=sequence.tokens,
+                )
+                self._finish(bar, outcome)
         new, self._new = self._new, []
         frame.new = [bar.row(self._began_s) for bar in new]
         frame.ended, self._ended = self._ended, []
         frame.unseen, self._unseen = self._unseen, 0
 
-    def _place(self, slices: Slices) -> None:
-        """Finds the sequences of new bars, and begins bars for sequences without one.
+    def _place(self) -> None:
+        """Finds the sequences of new bars, and begins bars for sequences that were submitted while no page
+        was open.
 
         The engine lists the latest sequences first: after a known one all others are known.
         """
         fresh: list[Sequence] = []
         for sequence in self._engine.sequences():
-            slices.spend()
             bar = self._live.get(id(sequence.request))
             if bar is None or bar.sequence is None:
                 fresh.append(sequence)
             elif not self._skipped:
                 break
         self._skipped = False
+        unseen = self._unseen
         for sequence in reversed(fresh):
             if sequence.over:
                 continue
-            bar = self._live.get(id(sequence.request)) or self._found(sequence)
+            bar = self._live.get(id(sequence.request)) or self._begun(sequence.request, Origin())
             if bar is None:
                 self._skipped = True
             else:
                 bar.sequence = sequence
-
-    def _found(self, sequence: Sequence) -> Bar | None:
-        """Begins a bar for a sequence that was submitted while no page was open."""
-        unseen = self._unseen
-        bar = self._begun(sequence.request, Origin())
         self._unseen = unseen
-        return bar
-
-    def _seen_end(self, bar: Bar) -> Outcome:
-        """Estimates the outcome of a bar without an observer, whose sequence ended since the last frame."""
-        now_s = self._now()
-        standing = bar.sequence.status() if bar.sequence is not None else None
-        return Outcome(
-            reason="over",
-            scheduled_s=standing.scheduled_s if standing else None,
-            first_token_s=standing.first_s if standing else None,
-            last_token_s=now_s,
-            ended_s=now_s,
-            cached_tokens=0,
-            tokens=bar.sequence.tokens if bar.sequence is not None else bar.tokens,
-        )
 
     def _look(self, bar: Bar, sequence: Sequence, frame: Frame) -> None:
         number, tokens = bar.number, sequence.tokens
@@ -256,37 +236,29 @@ class RequestBars:
             frame.tokens += (number, tokens)
             if bar.phase == Phase.DECODE and not self._counts_blocks:
                 return
-        standing = sequence.status()
-        if standing.phase != bar.phase:
-            bar.preemptions = sequence.preemptions
-            frame.phases += self._turns(bar, standing, sequence.request.remote_prefill)
-        if standing.computed != bar.computed:
-            bar.computed = standing.computed
+        status = sequence.status()
+        if status.phase != bar.phase:
+            self._turn(bar, status, sequence, frame)
+        if status.computed != bar.computed:
+            bar.computed = status.computed
             frame.computed += (number, bar.computed)
-        if self._counts_blocks and standing.held != bar.held:
-            bar.held = standing.held
+        if self._counts_blocks and status.held != bar.held:
+            bar.held = status.held
             frame.held += (number, bar.held)
 
-    def _turns(self, bar: Bar, standing: SequenceStatus, remote: bool) -> list[PhaseRow]:
-        """Returns the change to another phase, and any whole phase that fell between two frames."""
-        rows: list[PhaseRow] = []
-        number, running_s, first_s = bar.number, standing.scheduled_s, standing.first_s
-        first_time = not bar.preemptions
-        if (
-            standing.phase == Phase.DECODE
-            and bar.phase == Phase.QUEUED
-            and running_s is not None
-            and first_time
-        ):
-            before = Phase.TRANSFER if remote else Phase.PREFILL
-            rows.append((number, int(before), in_ms(running_s - self._began_s), 0))
-        begun_s = (
-            {Phase.PREFILL: running_s, Phase.DECODE: first_s}.get(standing.phase) if first_time else None
-        )
-        bar.since_ms = in_ms((self._now() if begun_s is None else begun_s) - self._began_s)
-        bar.phase = int(standing.phase)
-        rows.append((number, bar.phase, bar.since_ms, bar.preemptions))
-        return rows
+    def _turn(self, bar: Bar, status: SequenceStatus, sequence: Sequence, frame: Frame) -> None:
+        """Writes the change to another phase, and any whole phase that fell between two frames."""
+        number, running_s = bar.number, status.scheduled_s
+        bar.preemptions = sequence.preemptions
+        begun_s = None
+        if not bar.preemptions:
+            begun_s = {Phase.PREFILL: running_s, Phase.DECODE: status.first_s}.get(status.phase)
+            if status.phase == Phase.DECODE and bar.phase == Phase.QUEUED and running_s is not None:
+                before = Phase.TRANSFER if sequence.request.remote_prefill else Phase.PREFILL
+                frame.phases.append((number, int(before), self._ms(running_s), 0))
+        bar.since_ms = self._ms(self._now() if begun_s is None else begun_s)
+        bar.phase = int(status.phase)
+        frame.phases.append((number, bar.phase, bar.since_ms, bar.preemptions))
 
     def picture(self, frame: Frame) -> None:
         """Writes into `frame` all live bars as the last frame left them, and the recently ended ones."""
@@ -298,17 +270,17 @@ class RequestBars:
         for bar in self._live.values():
             frame.new.append(bar.row(self._began_s))
             frame.phases.append((bar.number, bar.phase, bar.since_ms, bar.preemptions))
-            for told, value in (
+            for pairs, value in (
                 (frame.tokens, bar.tokens),
                 (frame.computed, bar.computed),
                 (frame.held, bar.held),
             ):
                 if value:
-                    told += (bar.number, value)
+                    pairs += (bar.number, value)
 
-    def live(self) -> Iterator[Bar]:
+    def live(self) -> list[Bar]:
         """Returns the bars of requests that have not ended."""
-        return iter(list(self._live.values()))
+        return list(self._live.values())
 
     def number_of(self, request: EngineRequest) -> int | None:
         bar = self._live.get(id(request))
@@ -318,10 +290,6 @@ class RequestBars:
         """Returns the bar with this number; None once it is forgotten."""
         over = self._over.get(number)
         return over or next((bar for bar in self._live.values() if bar.number == number), None)
-
-    @property
-    def caches(self) -> Mapping[str, RequestBars]:
-        return {"console requests": self}
 
 
 def in_ms(seconds: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from app.base.clock.pause import pause_if_possible
 from app.console.bars import Bar
 from app.console.frames import Frame
 from app.engine.kvcache.cache import KVCache
@@ -12,10 +11,6 @@ FREE, CACHED, HELD, SHARED = range(4)
 """States of a block: empty; unused but cached; used by one sequence; used by several."""
 MOST_BLOCKS = 1 << 16
 """Blocks on the map: higher numbers are left out. The pool takes low numbers first."""
-
-
-SLICE_BLOCKS = 1 << 13
-"""Blocks between two pauses, about 3 ms of work; also the most blocks of a frame."""
 
 
 class BlockMap:
@@ -31,63 +26,40 @@ class BlockMap:
         """Number of blocks already marked as the bar's, by bar."""
         self._dirty: set[int] = set()
         self._evicted: list[int] = []
-        self._looks: object = None
-        """Identity of the current observation; another object after each `begin`."""
         self._firsts: dict[int, int] = {}
         """First block of each bar."""
 
     def begin(self) -> None:
-        """Observes the cache from now on, and reads the state of each block. May pause."""
+        """Observes the cache from now on, and reads the state of each block."""
         self._behind = self._cache.observer
         self._cache.observe(self)
-        self._looks = looks = object()
-        for number, block in enumerate(list(self._cache.blocks()), 1):
+        for block in self._cache.blocks():
             if block.number < MOST_BLOCKS:
-                self._uses[block.number] = uses = block.references
-                unused = CACHED if block.hash else FREE
-                self._set(block.number, unused if not uses else HELD if uses < 2 else SHARED)
-            if number % SLICE_BLOCKS == 0:
-                pause_if_possible()
-                if self._looks is not looks:
-                    return
+                self._set(block.number, block.references, CACHED if block.hash else FREE)
 
     def end(self) -> None:
-        self._looks = None
         if self._cache.observer is self:
             self._cache.observe(self._behind)
         self._behind = None
-        for kept in (
-            self._uses,
-            self._states,
-            self._owners,
-            self._held,
-            self._dirty,
-            self._evicted,
-            self._firsts,
-        ):
+        for kept in (self._uses, self._states, self._owners, self._held, self._firsts):
             kept.clear()
+        self._dirty.clear()
+        self._evicted.clear()
 
     # Calls from the pool.
 
     def allocated(self, block: int) -> None:
-        if block < MOST_BLOCKS:
-            self._uses[block] = 1
-            self._set(block, HELD)
+        self._set(block, 1)
         if self._behind is not None:
             self._behind.allocated(block)
 
     def accessed(self, block: int) -> None:
-        if block < MOST_BLOCKS:
-            self._uses[block] = uses = self._uses.get(block, 0) + 1
-            self._set(block, HELD if uses < 2 else SHARED)
+        self._set(block, self._uses.get(block, 0) + 1)
         if self._behind is not None:
             self._behind.accessed(block)
 
     def released(self, block: int, findable: bool) -> None:
-        if block < MOST_BLOCKS:
-            self._uses[block] = uses = max(0, self._uses.get(block, 1) - 1)
-            unused = CACHED if findable else FREE
-            self._set(block, unused if not uses else HELD if uses < 2 else SHARED)
+        self._set(block, max(0, self._uses.get(block, 1) - 1), CACHED if findable else FREE)
         if self._behind is not None:
             self._behind.released(block, findable)
 
@@ -100,13 +72,16 @@ class BlockMap:
     def cleared(self) -> None:
         for block, state in list(self._states.items()):
             if state == CACHED:
-                self._set(block, FREE)
+                self._set(block, 0)
         if self._behind is not None:
             self._behind.cleared()
 
-    def _set(self, block: int, state: int) -> None:
-        self._states[block] = state
-        self._dirty.add(block)
+    def _set(self, block: int, uses: int, unused: int = FREE) -> None:
+        """Notes how many sequences use a block; `unused` is its state when none does."""
+        if block < MOST_BLOCKS:
+            self._uses[block] = uses
+            self._states[block] = SHARED if uses > 1 else HELD if uses else unused
+            self._dirty.add(block)
 
     # Output for the page.
 
@@ -133,11 +108,7 @@ class BlockMap:
 
     def changes(self, frame: Frame) -> None:
         """Writes the changes since the last frame into `frame`."""
-        dirty = self._dirty
-        if len(dirty) > SLICE_BLOCKS:
-            dirty = {self._dirty.pop() for _ in range(SLICE_BLOCKS)}
-        else:
-            self._dirty = set()
+        dirty, self._dirty = self._dirty, set()
         frame.blocks = self._rows(dirty)
         frame.evicted, self._evicted = self._evicted, []
 

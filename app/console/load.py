@@ -83,7 +83,7 @@ class Generator:
         self._running.kill(block=False)
         self._running = Pool(MOST_IN_FLIGHT)
 
-    def told(self) -> dict[str, Any] | None:
+    def summary(self) -> dict[str, Any] | None:
         """Returns the plan and its counters; None before the first plan."""
         if self._plan is None:
             return None

@@ -138,19 +138,16 @@ class Events:
 
 def row_of(event: KVEvent, sequence: int) -> EventRow:
     """Returns an event of the message numbered `sequence`."""
-    if isinstance(event, BlockStored):
-        hashes = event.block_hashes
-        return "stored", sequence, len(hashes), len(event.token_ids), _first(hashes), event.lora_name or ""
+    if not isinstance(event, BlockStored | BlockRemoved):
+        return "cleared", sequence, 0, 0, "", ""
+    hashes, first = event.block_hashes, ""
+    if hashes:
+        first = (
+            f"{hashes[0] % (1 << 64):016x}" if isinstance(hashes[0], int) else hashes[0].hex()[:SHOWN_DIGITS]
+        )
     if isinstance(event, BlockRemoved):
-        return "removed", sequence, len(event.block_hashes), 0, _first(event.block_hashes), ""
-    return "cleared", sequence, 0, 0, "", ""
-
-
-def _first(hashes: list[int | bytes]) -> str:
-    if not hashes:
-        return ""
-    first = hashes[0]
-    return f"{first % (1 << 64):016x}" if isinstance(first, int) else first.hex()[:SHOWN_DIGITS]
+        return "removed", sequence, len(hashes), 0, first, ""
+    return "stored", sequence, len(hashes), len(event.token_ids), first, event.lora_name or ""
 
 
 class Observer:

@@ -179,11 +179,11 @@ def load_routes(generator: Generator, body: BodyLimits) -> list[Route]:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise malformed(f"body: {error}", "body") from None
         generator.begin(plan)
-        return json_response(generator.told())
+        return json_response(generator.summary())
 
     def end(context: RequestContext) -> Response:
         """Ends sending requests, and cuts off the running ones."""
         generator.end()
-        return json_response(generator.told() or {})
+        return json_response(generator.summary() or {})
 
     return [post(f"{ROOT}/load", begin), Route(methods=("DELETE",), path=f"{ROOT}/load", handle=end)]

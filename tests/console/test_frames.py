@@ -10,7 +10,7 @@ from typing import Any
 import gevent
 import pytest
 
-from app.console import bars, blocks
+from app.console import bars
 from app.console import feed as feeds
 from app.console.bars import Origin
 from app.console.feed import MOST_CONSOLES, ClientQueue, Feed
@@ -153,20 +153,6 @@ def test_the_map_of_blocks_is_the_caches(steps: bool) -> None:
     assert page.evicted
 
 
-def test_a_large_map_is_told_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "SLICE_BLOCKS", 7)
-    it = Watched(seen=False, slots=4, blocks=100, **SLOW)
-    for number in range(4):
-        it.ask(f"r{number}", prompt_ids=list(range(number * 100, number * 100 + 90)))
-    it.harness.clock.advance(0.5)
-    it.look()
-    page = it.frame(0.01)
-    assert len(page.states()) <= 7
-    for _ in range(8):
-        page = it.frame(0.01)
-    assert page.states() == it.true_states()
-
-
 def test_blocks_are_whose_they_are() -> None:
     it = Watched(slots=4, blocks=100, **SLOW)
     it.ask("a", prompt_ids=list(range(50)), max_tokens=20)
@@ -296,15 +282,15 @@ def test_a_frame_has_no_more_than_so_many_new_bars(monkeypatch: pytest.MonkeyPat
     assert len(page.bars) == 25, "what still runs gets its bar later"
 
 
-def test_ten_thousand_requests_leave_no_more_than_is_allowed() -> None:
-    it = Watched(slots=200, max_waiting=10_000, inter_token_latency=0.001)
-    for number in range(10_000):
+def test_thousands_of_requests_leave_no_more_than_is_allowed() -> None:
+    it = Watched(slots=200, max_waiting=4000, inter_token_latency=0.001)
+    for number in range(4000):
         it.ask(f"r{number}", prompt_ids=list(range(50)))
         if not number % 400:
             it.frame(0.01)
     page = it.frame(60)
-    assert page.figures["length"] == 10_000
-    assert it.observer.bars.size_bytes <= it.observer.bars.limit_bytes
+    assert page.figures["length"] == 4000
+    assert 0.9 < it.observer.bars.size_bytes / it.observer.bars.limit_bytes <= 1
     assert not list(it.observer.bars.live())
 
 
