@@ -359,6 +359,7 @@ def test_functions_of_namespaces_and_custom_tools_may_be_called_and_no_others() 
     assert [tool.function.name for tool in asked.tools or ()] == ["weather", "shell", "home__weather"]
     assert (asked.tools or ())[1].function.parameters == CUSTOM_PARAMETERS
     assert called_tools(decoded(tools=[WEATHER, CUSTOM, SPACE]).tools) == {
+        "weather": CalledTool("weather"),
         "shell": CalledTool("shell", None, True),
         "home__weather": CalledTool("weather", "home"),
     }

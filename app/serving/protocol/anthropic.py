@@ -31,7 +31,6 @@ from app.serving.protocol.options import (
     NamedToolChoice,
     ResponseFormat,
     Tool,
-    ToolChoice,
 )
 
 Name = Annotated[str, Meta(min_length=1)]
@@ -247,6 +246,17 @@ BILLING_HEADER = "x-anthropic-billing-header"
 """Start of system texts that are dropped: they change with each request, and would spoil the prefix cache."""
 
 
+SAME = (
+    *("stream", "temperature", "top_p", "top_k", "cache_salt", "kv_transfer_params", "ec_transfer_params"),
+    *("vllm_xargs", "priority"),
+)
+"""Fields with the same name and meaning in a chat."""
+CHOICES: Mapping[str, Literal["none", "auto", "required"]] = {
+    "auto": "auto",
+    "any": "required",
+    "none": "none",
+}
+
 Asked = MessagesRequest | CountTokensRequest
 
 
@@ -259,28 +269,46 @@ def chat_request(
     effort without thinking. Each is called only when needed.
     """
     inline = any(message.role == "system" for message in asked.messages)
+    choice = asked.tool_choice
     chat = ChatCompletionRequest(
         model=asked.model,
         messages=_messages(asked.system, asked.messages, inline and merges_system()),
         chat_template_kwargs=asked.chat_template_kwargs,
+        parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
+        tools=[Tool(function=_function(tool)) for tool in _tools_now(asked)] or None,
     )
-    _take_tools(chat, asked)
+    if choice is not None and choice.type == "tool":
+        chat.tool_choice = NamedToolChoice(function=NamedFunction(name=choice.name or ""))
+    elif choice is not None:
+        chat.tool_choice = CHOICES[choice.type]
+    if chat.tools is None:
+        chat.tool_choice = "none"
     if isinstance(asked, MessagesRequest):
-        _take_sampling(chat, asked)
-        _take_transfer(chat, asked)
-    _take_output(chat, asked, disabled_effort)
+        for name in SAME:
+            setattr(chat, name, getattr(asked, name))
+        chat.max_tokens = chat.max_completion_tokens = asked.max_tokens
+        chat.stop = asked.stop_sequences
+    if asked.output_config is not None:
+        form, chat.reasoning_effort = asked.output_config.format, asked.output_config.effort
+        if form is not None and form.json_schema:
+            schema = JsonSchema(name=form.type, json_schema=form.json_schema)
+            chat.response_format = ResponseFormat(type=form.type, json_schema=schema)
+    if isinstance(asked.thinking, ThinkingDisabled):
+        chat.reasoning_effort = disabled_effort()
+    elif isinstance(asked.thinking, ThinkingEnabled):
+        chat.thinking_token_budget = asked.thinking.budget_tokens
     chat.check_rules()
     return chat
 
 
-def _take_tools(chat: ChatCompletionRequest, asked: Asked) -> None:
-    choice = asked.tool_choice
-    if choice is not None:
-        chat.parallel_tool_calls = not choice.disable_parallel_tool_use
-    chat.tools = [_tool(tool) for tool in _tools_now(asked)] or None
-    chat.tool_choice = _tool_choice(choice)
-    if chat.tools is None:
-        chat.tool_choice = "none"
+def _function(tool: ToolParam) -> FunctionDefinition:
+    return FunctionDefinition(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.input_schema,
+        strict=tool.strict,
+        defer_loading=tool.defer_loading,
+    )
 
 
 def _tools_now(asked: Asked) -> Sequence[ToolParam]:
@@ -303,53 +331,6 @@ def _tools_now(asked: Asked) -> Sequence[ToolParam]:
     return [tool for name, tool in tools.items() if name not in removed]
 
 
-def _tool(tool: ToolParam) -> Tool:
-    function = FunctionDefinition(
-        name=tool.name,
-        description=tool.description,
-        parameters=tool.input_schema,
-        strict=tool.strict,
-        defer_loading=tool.defer_loading,
-    )
-    return Tool(function=function)
-
-
-def _tool_choice(choice: ToolChoiceParam | None) -> ToolChoice:
-    if choice is None or choice.type == "auto":
-        return "auto"
-    if choice.type == "tool":
-        return NamedToolChoice(function=NamedFunction(name=choice.name or ""))
-    return "required" if choice.type == "any" else "none"
-
-
-def _take_sampling(chat: ChatCompletionRequest, asked: MessagesRequest) -> None:
-    chat.max_tokens = chat.max_completion_tokens = asked.max_tokens
-    chat.stop = asked.stop_sequences
-    chat.stream = asked.stream
-    chat.temperature, chat.top_p, chat.top_k = asked.temperature, asked.top_p, asked.top_k
-
-
-def _take_output(chat: ChatCompletionRequest, asked: Asked, disabled_effort: Callable[[], Effort]) -> None:
-    """Sets the chat's response format, effort and thinking budget."""
-    if asked.output_config is not None:
-        form, chat.reasoning_effort = asked.output_config.format, asked.output_config.effort
-        if form is not None and form.json_schema:
-            schema = JsonSchema(name=form.type, json_schema=form.json_schema)
-            chat.response_format = ResponseFormat(type=form.type, json_schema=schema)
-    if isinstance(asked.thinking, ThinkingDisabled):
-        chat.reasoning_effort = disabled_effort()
-    elif isinstance(asked.thinking, ThinkingEnabled):
-        chat.thinking_token_budget = asked.thinking.budget_tokens
-
-
-def _take_transfer(chat: ChatCompletionRequest, asked: MessagesRequest) -> None:
-    chat.cache_salt = asked.cache_salt
-    chat.kv_transfer_params = asked.kv_transfer_params
-    chat.ec_transfer_params = asked.ec_transfer_params
-    chat.vllm_xargs = asked.vllm_xargs
-    chat.priority = asked.priority
-
-
 def _messages(
     system: str | Sequence[Block] | None, messages: Sequence[MessageParam], merges: bool
 ) -> list[Message]:
@@ -370,12 +351,9 @@ def _messages(
 
 
 def _system_text(content: str | Iterable[Block]) -> str:
-    texts = [content] if isinstance(content, str) else _texts(content)
+    blocks = content if not isinstance(content, str) else [Block(type="text", text=content)]
+    texts = [block.text for block in blocks if block.type == "text" and block.text]
     return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
-
-
-def _texts(blocks: Iterable[Block]) -> list[str]:
-    return [block.text for block in blocks if block.type == "text" and block.text]
 
 
 def _turns(message: MessageParam) -> Iterator[Message]:
@@ -402,12 +380,17 @@ def _said(role: str, blocks: Sequence[Block]) -> Message:
     thoughts: list[str] = []
     calls: list[JsonObject] = []
     for block in blocks:
-        if (part := _part(role, block)) is not None:
-            parts.append(part)
+        if block.type == "text" and block.text:
+            parts.append({"type": "text", "text": block.text})
+        elif block.type == "image" and block.source:
+            parts.append(_image(block.source))
+        elif block.type == "tool_result" and role == "assistant":
+            parts.append({"type": "text", "text": f"Tool result: {block.content or ''}"})
         elif block.type == "thinking" and block.thinking is not None:
             thoughts.append(block.thinking)
         elif block.type == "tool_use":
-            calls.append(_call(block))
+            function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
+            calls.append({"id": block.id or "", "type": "function", "function": function})
     said: Message = {"role": role}
     if thoughts:
         said["reasoning"] = "".join(thoughts)
@@ -419,27 +402,12 @@ def _said(role: str, blocks: Sequence[Block]) -> Message:
     return said
 
 
-def _part(role: str, block: Block) -> JsonObject | None:
-    if block.type == "text" and block.text:
-        return {"type": "text", "text": block.text}
-    if block.type == "image" and block.source:
-        return _image(block.source)
-    if block.type == "tool_result" and role == "assistant":
-        return {"type": "text", "text": f"Tool result: {block.content or ''}"}
-    return None
-
-
 def _image(source: JsonObject) -> JsonObject:
     if source.get("type") == "url":
         url = source.get("url", "")
     else:
         url = f"data:{source.get('media_type', 'image/jpeg')};base64,{source.get('data', '')}"
     return {"type": "image_url", "image_url": {"url": url}}
-
-
-def _call(block: Block) -> JsonObject:
-    function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
-    return {"id": block.id or "", "type": "function", "function": function}
 
 
 def _tool_results(block: Block) -> Iterator[Message]:

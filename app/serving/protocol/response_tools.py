@@ -6,237 +6,152 @@ A tool of no known type is reported as a wrong function, the first type that vLL
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from types import GenericAlias, NoneType
-from typing import Any, Literal, NamedTuple, cast, get_args
+from functools import reduce
+from operator import or_
+from types import GenericAlias
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 from msgspec import NODEFAULT, Struct
 
 from app.serving.http.errors import bad_request
 from app.serving.protocol.coercion import JsonObject, Misfit, convert
-from app.serving.protocol.options import FunctionDefinition
+from app.serving.protocol.options import Effort, FunctionDefinition
 
-
-def _kind(title: str, /, **fields: object) -> Any:
-    """Builds a struct of `fields`; nullable fields are optional."""
-    rows: list[Any] = [
-        (key, hint, None if NoneType in get_args(hint) or hint is object else NODEFAULT)
-        for key, hint in fields.items()
-    ]
-    return msgspec.defstruct(title, rows, kw_only=True, rename={"is_async": "async"})
-
-
-def _list(hint: Any) -> Any:
-    return GenericAlias(list, (hint,))
-
-
-TEXT, TEXTS, FLAG, OBJECT, COUNT = str | None, list[str] | None, bool | None, JsonObject | None, int | None
-CALLERS = list[Literal["direct", "programmatic"]] | None
-SIZE = Literal["low", "medium", "high"] | None
-_LATER = {"allowed_callers": CALLERS, "is_async": FLAG, "defer_loading": FLAG, "description": TEXT}
-
-FUNCTION = _kind(
-    "FunctionTool",
-    name=str,
-    parameters=OBJECT,
-    strict=FLAG,
-    type=Literal["function"],
-    **_LATER,
-    output_schema=OBJECT,
+LATER = "allowed_callers:callers is_async:flag defer_loading:flag description"
+PLACE = "city country region timezone"
+CONTAINER = "file_ids:texts memory_limit?=1g|4g|16g|64g network_policy:NetworkDisabled|NetworkAllowlist"
+CONNECTORS = (
+    "connector_dropbox|connector_gmail|connector_googlecalendar|connector_googledrive|"
+    "connector_microsoftteams|connector_outlookcalendar|connector_outlookemail|connector_sharepoint"
 )
-_FORMAT = _kind("CustomToolFormat", type=Literal["text"])
-_CUSTOM = _kind("CustomTool", name=str, type=Literal["custom"], **_LATER, format=_FORMAT | None)
-_MEMBER = _kind(
-    "NamespaceFunction",
-    name=str,
-    type=Literal["function"],
-    **_LATER,
-    output_schema=OBJECT,
-    parameters=object,
-    strict=FLAG,
-)
-_NAMESPACE = _kind(
-    "NamespaceTool", description=str, name=str, tools=_list(_MEMBER | _CUSTOM), type=Literal["namespace"]
-)
-_COMPARISON = _kind(
-    "ComparisonFilter",
-    key=str,
-    type=Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"],
-    value=str | float | bool | list[str | float],
-)
-_COMPOUND = _kind("CompoundFilter", filters=list[object], type=Literal["and", "or"])
-_HYBRID = _kind("HybridSearch", embedding_weight=float, text_weight=float)
-_RANKING = _kind(
-    "RankingOptions",
-    hybrid_search=_HYBRID | None,
-    ranker=Literal["auto", "default-2024-11-15"] | None,
-    score_threshold=float | None,
-)
-_FILE_SEARCH = _kind(
-    "FileSearchTool",
-    type=Literal["file_search"],
-    vector_store_ids=list[str],
-    filters=_COMPARISON | _COMPOUND | None,
-    max_num_results=COUNT,
-    ranking_options=_RANKING | None,
-)
-_COMPUTER_PREVIEW = _kind(
-    "ComputerUsePreviewTool",
-    display_height=int,
-    display_width=int,
-    environment=Literal["windows", "mac", "linux", "ubuntu", "browser"],
-    type=Literal["computer_use_preview"],
-)
-_PLACE = {"city": TEXT, "country": TEXT, "region": TEXT, "timezone": TEXT}
-_WEB_SEARCH = _kind(
-    "WebSearchTool",
-    type=Literal["web_search", "web_search_2025_08_26"],
-    external_web_access=FLAG,
-    filters=_kind("WebSearchFilters", allowed_domains=TEXTS) | None,
-    search_context_size=SIZE,
-    user_location=_kind("UserLocation", **_PLACE, type=Literal["approximate"] | None) | None,
-)
-_WEB_SEARCH_PREVIEW = _kind(
-    "WebSearchPreviewTool",
-    type=Literal["web_search_preview", "web_search_preview_2025_03_11"],
-    search_content_types=list[Literal["text", "image"]] | None,
-    search_context_size=SIZE,
-    user_location=_kind("UserLocation", type=Literal["approximate"], **_PLACE) | None,
-)
-_MCP_FILTER = _kind("McpToolFilter", read_only=FLAG, tool_names=TEXTS)
-_MCP = _kind(
-    "Mcp",
-    server_label=str,
-    type=Literal["mcp"],
-    allowed_callers=CALLERS,
-    allowed_tools=list[str] | _MCP_FILTER | None,
-    authorization=TEXT,
-    connector_id=Literal[
-        "connector_dropbox",
-        "connector_gmail",
-        "connector_googlecalendar",
-        "connector_googledrive",
-        "connector_microsoftteams",
-        "connector_outlookcalendar",
-        "connector_outlookemail",
-        "connector_sharepoint",
-    ]
-    | None,
-    defer_loading=FLAG,
-    headers=dict[str, str] | None,
-    require_approval=_kind("McpApproval", always=_MCP_FILTER | None, never=_MCP_FILTER | None)
-    | Literal["always", "never"]
-    | None,
-    server_description=TEXT,
-    server_url=TEXT,
-    tunnel_id=TEXT,
-)
-_SECRET = _kind("DomainSecret", domain=str, name=str, value=str)
-_NETWORK = (
-    _kind("NetworkDisabled", type=Literal["disabled"])
-    | _kind(
-        "NetworkAllowlist",
-        allowed_domains=list[str],
-        type=Literal["allowlist"],
-        domain_secrets=_list(_SECRET) | None,
-    )
-    | None
-)
-_CONTAINER = {
-    "file_ids": TEXTS,
-    "memory_limit": Literal["1g", "4g", "16g", "64g"] | None,
-    "network_policy": _NETWORK,
+STRUCTS: Mapping[str, str] = {
+    "FunctionTool": f"name! parameters:object strict:flag type=function {LATER} output_schema:object",
+    "CustomToolFormat": "type=text",
+    "CustomTool": f"name! type=custom {LATER} format:CustomToolFormat",
+    "NamespaceFunction": f"name! type=function {LATER} output_schema:object parameters:any strict:flag",
+    "NamespaceTool": "description! name! tools!:[NamespaceFunction|CustomTool] type=namespace",
+    "ComparisonFilter": "key! type=eq|ne|gt|gte|lt|lte|in|nin value!:filter_value",
+    "CompoundFilter": "filters!:[any] type=and|or",
+    "HybridSearch": "embedding_weight!:number text_weight!:number",
+    "RankingOptions": "hybrid_search:HybridSearch ranker?=auto|default-2024-11-15 score_threshold:number",
+    "FileSearchTool": "type=file_search vector_store_ids!:texts filters:ComparisonFilter|CompoundFilter "
+    "max_num_results:count ranking_options:RankingOptions",
+    "ComputerTool": "type=computer",
+    "ComputerUsePreviewTool": "display_height!:count display_width!:count "
+    "environment=windows|mac|linux|ubuntu|browser type=computer_use_preview",
+    "WebSearchFilters": "allowed_domains:texts",
+    "UserLocation": f"{PLACE} type?=approximate",
+    "WebSearchTool": "type=web_search|web_search_2025_08_26 external_web_access:flag "
+    "filters:WebSearchFilters search_context_size:size user_location:UserLocation",
+    "PreviewLocation": f"type=approximate {PLACE}",
+    "WebSearchPreviewTool": "type=web_search_preview|web_search_preview_2025_03_11 "
+    "search_content_types:[search_content] search_context_size:size user_location:PreviewLocation",
+    "McpToolFilter": "read_only:flag tool_names:texts",
+    "McpApproval": "always:McpToolFilter never:McpToolFilter",
+    "Mcp": "server_label! type=mcp allowed_callers:callers allowed_tools:texts|McpToolFilter authorization "
+    f"connector_id?={CONNECTORS} defer_loading:flag headers:headers "
+    "require_approval:McpApproval|approval server_description server_url tunnel_id",
+    "DomainSecret": "domain! name! value!",
+    "NetworkDisabled": "type=disabled",
+    "NetworkAllowlist": "allowed_domains!:texts type=allowlist domain_secrets:[DomainSecret]",
+    "AutoContainer": f"type=auto {CONTAINER}",
+    "CodeInterpreter": "container!:text|AutoContainer type=code_interpreter allowed_callers:callers",
+    "SkillReference": "skill_id! type=skill_reference version",
+    "SkillSource": "data! media_type=application/zip type=base64",
+    "InlineSkill": "description! name! source!:SkillSource type=inline",
+    "LocalSkill": "description! name! path!",
+    "ContainerAuto": f"type=container_auto {CONTAINER} skills:[SkillReference|InlineSkill]",
+    "LocalEnvironment": "type=local skills:[LocalSkill]",
+    "ContainerReference": "container_id! type=container_reference",
+    "FunctionShellTool": "type=shell allowed_callers:callers "
+    "environment:ContainerAuto|LocalEnvironment|ContainerReference",
+    "LocalShell": "type=local_shell",
+    "SvgReasoning": "effort:effort",
+    "Svg": "model reasoning:SvgReasoning",
+    "ImageMask": "file_id image_url",
+    "ImageGeneration": "type=image_generation action?=generate|edit|auto background?=transparent|opaque|auto "
+    "complexity:size frame_count:count frame_duration_ms:count input_fidelity?=high|low "
+    "input_image_mask:ImageMask model moderation?=auto|low output_compression:count "
+    "output_format?=png|webp|jpeg|gif|svg partial_images:count quality?=low|medium|high|xhigh|max|auto size "
+    "svg:Svg",
+    "ToolSearchTool": "type=tool_search description execution?=server|client parameters:any",
+    "ProgrammaticToolCalling": "type=programmatic_tool_calling",
+    "ApplyPatchTool": "type=apply_patch allowed_callers:callers",
+    "AllowedTools": "mode=auto|required tools!:[object] type=allowed_tools",
+    "ChosenFunction": "name! type=function",
+    "ChosenMcp": "server_label! type=mcp name",
+    "ChosenCustom": "name! type=custom",
+    "ChosenType": "type=file_search|web_search_preview|computer|computer_use_preview|computer_use|shell|"
+    "web_search_preview_2025_03_11|image_generation|code_interpreter|apply_patch|programmatic_tool_calling",
 }
-_CODE_INTERPRETER = _kind(
-    "CodeInterpreter",
-    container=str | _kind("AutoContainer", type=Literal["auto"], **_CONTAINER),
-    type=Literal["code_interpreter"],
-    allowed_callers=CALLERS,
-)
-_SKILL = _kind("SkillReference", skill_id=str, type=Literal["skill_reference"], version=TEXT) | _kind(
-    "InlineSkill",
-    description=str,
-    name=str,
-    source=_kind("SkillSource", data=str, media_type=Literal["application/zip"], type=Literal["base64"]),
-    type=Literal["inline"],
-)
-_LOCAL_SKILL = _kind("LocalSkill", description=str, name=str, path=str)
-_SHELL = _kind(
-    "FunctionShellTool",
-    type=Literal["shell"],
-    allowed_callers=CALLERS,
-    environment=_kind(
-        "ContainerAuto", type=Literal["container_auto"], **_CONTAINER, skills=_list(_SKILL) | None
-    )
-    | _kind("LocalEnvironment", type=Literal["local"], skills=_list(_LOCAL_SKILL) | None)
-    | _kind("ContainerReference", container_id=str, type=Literal["container_reference"])
-    | None,
-)
-_EFFORT = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None
-_SVG = _kind("Svg", model=TEXT, reasoning=_kind("SvgReasoning", effort=_EFFORT) | None)
-_IMAGE_GENERATION = _kind(
-    "ImageGeneration",
-    type=Literal["image_generation"],
-    action=Literal["generate", "edit", "auto"] | None,
-    background=Literal["transparent", "opaque", "auto"] | None,
-    complexity=SIZE,
-    frame_count=COUNT,
-    frame_duration_ms=COUNT,
-    input_fidelity=Literal["high", "low"] | None,
-    input_image_mask=_kind("ImageMask", file_id=TEXT, image_url=TEXT) | None,
-    model=TEXT,
-    moderation=Literal["auto", "low"] | None,
-    output_compression=COUNT,
-    output_format=Literal["png", "webp", "jpeg", "gif", "svg"] | None,
-    partial_images=COUNT,
-    quality=Literal["low", "medium", "high", "xhigh", "max", "auto"] | None,
-    size=TEXT,
-    svg=_SVG | None,
-)
-_TOOL_SEARCH = _kind(
-    "ToolSearchTool",
-    type=Literal["tool_search"],
-    description=TEXT,
-    execution=Literal["server", "client"] | None,
-    parameters=object,
-)
-TOOLS: Mapping[str, type[Struct]] = {
-    "function": FUNCTION,
-    "file_search": _FILE_SEARCH,
-    "computer": _kind("ComputerTool", type=Literal["computer"]),
-    "computer_use_preview": _COMPUTER_PREVIEW,
-    **dict.fromkeys(("web_search", "web_search_2025_08_26"), _WEB_SEARCH),
-    "mcp": _MCP,
-    "code_interpreter": _CODE_INTERPRETER,
-    "programmatic_tool_calling": _kind("Programmatic", type=Literal["programmatic_tool_calling"]),
-    "image_generation": _IMAGE_GENERATION,
-    "local_shell": _kind("LocalShell", type=Literal["local_shell"]),
-    "shell": _SHELL,
-    "custom": _CUSTOM,
-    "namespace": _NAMESPACE,
-    "tool_search": _TOOL_SEARCH,
-    **dict.fromkeys(("web_search_preview", "web_search_preview_2025_03_11"), _WEB_SEARCH_PREVIEW),
-    "apply_patch": _kind("ApplyPatchTool", type=Literal["apply_patch"], allowed_callers=CALLERS),
+"""Fields of each struct in the answer's order: texts, or `name:hint`; `name=a|b` is one of these words.
+
+Fields are nullable, but for words and for names with `!`; `?=` makes words nullable. A hint is a name of
+`HINTS` or an earlier struct, several by `|`, a list in brackets.
+"""
+HINTS: Mapping[str, Any] = {
+    "text": str,
+    "texts": list[str],
+    "flag": bool,
+    "count": int,
+    "number": float,
+    "any": object,
+    "object": JsonObject,
+    "headers": dict[str, str],
+    "callers": list[Literal["direct", "programmatic"]],
+    "size": Literal["low", "medium", "high"],
+    "effort": Effort,
+    "approval": Literal["always", "never"],
+    "search_content": Literal["text", "image"],
+    "filter_value": str | float | bool | list[str | float],
 }
+
+
+def _build_structs() -> Mapping[str, type[Struct]]:
+    """Builds `STRUCTS`, each from `HINTS` and the structs before."""
+    built: dict[str, Any] = {}
+
+    def hint_of(text: str) -> Any:
+        if text.startswith("["):
+            return GenericAlias(list, (hint_of(text[1:-1]),))
+        return reduce(or_, (HINTS.get(name) or built[name] for name in text.split("|")))
+
+    for title, fields in STRUCTS.items():
+        rows: list[tuple[str, Any, Any]] = []
+        for name, marks, hint in re.findall(r"(\w+)([!?]?[:=]?)(\S*)", fields):
+            kind = Literal[tuple(hint.split("|"))] if marks.endswith("=") else hint_of(hint or "text")
+            if marks.startswith("!") or marks == "=":
+                rows.append((name, kind, NODEFAULT))
+            else:
+                rows.append((name, kind if kind is object else kind | None, None))
+        built[title] = msgspec.defstruct(title, rows, kw_only=True, rename={"is_async": "async"})
+    return built
+
+
+def _by_type(titles: Sequence[str]) -> Mapping[str, type[Struct]]:
+    """Maps each word that a struct allows as its type to the struct."""
+    return {
+        word: BUILT[title]
+        for title in titles
+        for words in re.findall(r"\btype=(\S+)", STRUCTS[title])
+        for word in words.split("|")
+    }
+
+
+BUILT = _build_structs()
+FUNCTION = BUILT["FunctionTool"]
+TOOLS = _by_type(
+    (
+        *("FunctionTool", "FileSearchTool", "ComputerTool", "ComputerUsePreviewTool", "WebSearchTool", "Mcp"),
+        *("CodeInterpreter", "ProgrammaticToolCalling", "ImageGeneration", "LocalShell", "FunctionShellTool"),
+        *("CustomTool", "NamespaceTool", "ToolSearchTool", "WebSearchPreviewTool", "ApplyPatchTool"),
+    )
+)
 """Structs by type. Only functions, also in a namespace, and custom tools are ever called."""
-_ALONE = (
-    *("file_search", "web_search_preview", "computer", "computer_use_preview", "computer_use", "shell"),
-    *("web_search_preview_2025_03_11", "image_generation", "code_interpreter", "apply_patch"),
-    "programmatic_tool_calling",
-)
-CHOICES: Mapping[str, type[Struct]] = {
-    "allowed_tools": _kind(
-        "AllowedTools",
-        mode=Literal["auto", "required"],
-        tools=list[JsonObject],
-        type=Literal["allowed_tools"],
-    ),
-    "function": _kind("ChosenFunction", name=str, type=Literal["function"]),
-    "mcp": _kind("ChosenMcp", server_label=str, type=Literal["mcp"], name=TEXT),
-    "custom": _kind("ChosenCustom", name=str, type=Literal["custom"]),
-    **dict.fromkeys(_ALONE, _kind("ChosenType", type=str)),
-}
+CHOICES = _by_type(("AllowedTools", "ChosenFunction", "ChosenMcp", "ChosenCustom", "ChosenType"))
 """Structs of `tool_choice` objects, by type."""
 
 
@@ -323,39 +238,29 @@ class CalledTool(NamedTuple):
     is_custom: bool = False
 
 
-def callable_functions(tools: Sequence[ToolParam]) -> Iterator[FunctionDefinition]:
-    """Yields the functions in the model's prompt; a custom tool becomes a function with a text argument."""
+def callable_functions(tools: Sequence[ToolParam]) -> Iterator[tuple[FunctionDefinition, CalledTool]]:
+    """Yields the functions in the model's prompt, with their names in the answer.
+
+    A custom tool becomes a function with a text argument.
+    """
     for tool in tools:
         kind, name = tool["type"], str(tool.get("name"))
         if kind == "function":
-            yield msgspec.convert(tool, FunctionDefinition)
+            yield msgspec.convert(tool, FunctionDefinition), CalledTool(name)
         elif kind == "custom":
             description = cast(str | None, tool["description"])
-            yield FunctionDefinition(name=name, description=description, parameters=CUSTOM_PARAMETERS)
-        for member in _members(tool):
-            yield msgspec.convert(
-                {**member, "name": flat_name(name, str(member["name"]))}, FunctionDefinition
-            )
+            function = FunctionDefinition(name=name, description=description, parameters=CUSTOM_PARAMETERS)
+            yield function, CalledTool(name, is_custom=True)
+        for member in cast(list[JsonObject], tool["tools"]) if kind == "namespace" else ():
+            if member["type"] == "function":
+                own = str(member["name"])
+                function = msgspec.convert({**member, "name": flat_name(name, own)}, FunctionDefinition)
+                yield function, CalledTool(own, name)
 
 
 def called_tools(tools: Sequence[ToolParam]) -> Mapping[str, CalledTool]:
-    """Maps the model's names of custom tools and namespace functions to the answer's."""
-    called = {
-        str(tool["name"]): CalledTool(str(tool["name"]), None, True)
-        for tool in tools
-        if tool["type"] == "custom"
-    }
-    for tool in tools:
-        for member in _members(tool):
-            namespace, name = str(tool["name"]), str(member["name"])
-            called[flat_name(namespace, name)] = CalledTool(name, namespace)
-    return called
-
-
-def _members(tool: ToolParam) -> Iterator[JsonObject]:
-    members = tool["tools"] if tool["type"] == "namespace" else ()
-    assert isinstance(members, list | tuple)
-    yield from (member for member in members if member["type"] == "function")
+    """Maps the model's names of functions to the answer's."""
+    return {function.name: called for function, called in callable_functions(tools)}
 
 
 def check_tool_use(tools: object, choice: object) -> None:

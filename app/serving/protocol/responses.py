@@ -110,34 +110,18 @@ class InputItem(Struct, kw_only=True):
         for key in NEEDED[self.kind]:
             if getattr(self, key) is None:
                 raise Misfit("a value, it is missing", "input" if key == "payload" else key)
-        for content, allowed in (
-            (self.content, self._content_types()),
-            (self.output, SAID_TO),
-            (self.summary, ("summary_text",)),
-        ):
-            for part in content if isinstance(content, list) else ():
-                if part.type not in allowed:
-                    raise Misfit(f"parts of type {' or '.join(allowed)}")
-
-    def _content_types(self) -> tuple[str, ...]:
-        """Returns the allowed types of content parts; an earlier response's messages have a `type`."""
-        if self.kind == "reasoning":
-            return ("reasoning_text",)
-        parts = self.content if isinstance(self.content, list) else ()
-        told = self.type == "message" and self.role == "assistant"
-        return (
-            SAID_BY_ASSISTANT if told and any(part.type in SAID_BY_ASSISTANT for part in parts) else SAID_TO
-        )
+        parts = self.content if isinstance(self.content, list) else []
+        types: tuple[str, ...] = ("reasoning_text",) if self.kind == "reasoning" else SAID_TO
+        if self.type == "message" and self.role == "assistant":  # a message of an earlier response
+            types = SAID_BY_ASSISTANT if any(part.type in SAID_BY_ASSISTANT for part in parts) else SAID_TO
+        outputs = self.output if isinstance(self.output, list) else []
+        for group, allowed in ((parts, types), (outputs, SAID_TO), (self.summary or [], ("summary_text",))):
+            if any(part.type not in allowed for part in group):
+                raise Misfit(f"parts of type {' or '.join(allowed)}")
 
     @property
     def kind(self) -> str:
-        """The item's type; the default is a message."""
         return "message" if self.type is UNSET else self.type
-
-    @property
-    def is_partial(self) -> bool:
-        """True for an unfinished message or reasoning item, which the model continues."""
-        return self.kind in ("message", "reasoning") and self.status in ("in_progress", "incomplete")
 
 
 NEEDED = {
