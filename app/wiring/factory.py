@@ -29,7 +29,7 @@ from app.serving.api.chat import route as chat
 from app.serving.api.generate import routes as generate
 from app.serving.api.identity import Identity, system_fingerprint
 from app.serving.api.kv import event_sources
-from app.serving.api.openapi import routes as openapi
+from app.serving.api.openapi import document as openapi
 from app.serving.api.plain import PlainChats, PlainCompletions
 from app.serving.api.pooling import routes as pooling
 from app.serving.api.responder import ServerLoad

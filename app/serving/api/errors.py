@@ -82,10 +82,7 @@ def respond_to_error(error: Exception, context: RequestContext) -> Response:
     """Returns the error response in the form of the route's family."""
     route = context.route
     on_error = error_response if route is None or route.on_error is None else route.on_error
-    response = on_error(error)
-    if context.method == "HEAD":
-        response.without_body()
-    return response
+    return on_error(error)
 
 
 def forget_frames(error: BaseException | None) -> None:

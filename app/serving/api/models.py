@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec import Struct
+
 from app.engine.lora.adapters import LoRARegistry
 from app.serving.api.identity import Identity
 from app.serving.http.body import BodyLimits
@@ -48,64 +50,95 @@ class ServedModels:
             yield adapter.name, adapter.path, self.names[0], None
 
 
+class Model(Struct, kw_only=True):
+    """A model or an adapter that is served. `created` is Unix seconds."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "vllm"
+    root: str
+    parent: str | None
+    max_model_len: int | None
+    permission: list[dict[str, Any]]
+
+
+class ModelList(Struct):
+    """All models and adapters that are served."""
+
+    object: str
+    data: list[Model]
+
+
+class AnthropicModel(Struct, kw_only=True):
+    """A model or an adapter, as Anthropic's SDK wants it."""
+
+    type: str = "model"
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: str = "active"
+    max_input_tokens: int
+    max_tokens: int
+
+
+class AnthropicModelList(Struct):
+    """All models and adapters, for a client that sends `anthropic-version`."""
+
+    data: list[AnthropicModel]
+    has_more: bool
+    first_id: str
+    last_id: str
+
+
+PERMISSION = {
+    "allow_create_engine": False,
+    "allow_sampling": True,
+    "allow_logprobs": True,
+    "allow_search_indices": False,
+    "allow_view": True,
+    "allow_fine_tuning": False,
+    "organization": "*",
+    "group": None,
+    "is_blocking": False,
+}
+
+
 def routes(models: ServedModels, identity: Identity) -> list[Route]:
 
     def list_models(context: RequestContext) -> Response:
         """Lists every served name and adapter: as model cards, or in the form of Anthropic's SDK."""
+        now_s = identity.now_s()
         if "anthropic-version" in context.headers:
-            return json_response(_anthropic_list(identity.now_s(), models))
-        return json_response({"object": "list", "data": [_card(identity, *row) for row in models.rows()]})
+            return json_response(_anthropic_list(now_s, models))
+        cards = []
+        for name, root, parent, max_model_len in models.rows():
+            permission = {"id": f"modelperm-{identity.fresh_id()}", "object": "model_permission"}
+            cards.append(
+                Model(
+                    id=name,
+                    created=now_s,
+                    root=root,
+                    parent=parent,
+                    max_model_len=max_model_len,
+                    permission=[{**permission, "created": now_s, **PERMISSION}],
+                )
+            )
+        return json_response(ModelList("list", cards))
 
-    return [
-        get("/v1/models", list_models),
-    ]
-
-
-def _card(
-    identity: Identity, name: str, root: str, parent: str | None, max_model_len: int | None
-) -> dict[str, Any]:
-    created = identity.now_s()
-    permission = {
-        "id": f"modelperm-{identity.fresh_id()}",
-        "object": "model_permission",
-        "created": created,
-        "allow_create_engine": False,
-        "allow_sampling": True,
-        "allow_logprobs": True,
-        "allow_search_indices": False,
-        "allow_view": True,
-        "allow_fine_tuning": False,
-        "organization": "*",
-        "group": None,
-        "is_blocking": False,
-    }
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "vllm",
-        "root": root,
-        "parent": parent,
-        "max_model_len": max_model_len,
-        "permission": [permission],
-    }
+    return [get("/v1/models", list_models)]
 
 
-def _anthropic_list(now_s: int, models: ServedModels) -> dict[str, Any]:
+def _anthropic_list(now_s: int, models: ServedModels) -> AnthropicModelList:
     created_at = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    longest = models.max_model_len
     data = [
-        {
-            "type": "model",
-            "id": name,
-            "display_name": name,
-            "created_at": created_at,
-            "lifecycle": "active",
-            "max_input_tokens": models.max_model_len,
-            "max_tokens": models.max_model_len,
-        }
+        AnthropicModel(
+            id=name, display_name=name, created_at=created_at, max_input_tokens=longest, max_tokens=longest
+        )
         for name, *_ in models.rows()
     ]
-    return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
+    return AnthropicModelList(data, False, data[0].id, data[-1].id)
 
 
 def adapter_routes(body: BodyLimits, models: ServedModels) -> list[Route]:

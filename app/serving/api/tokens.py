@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from msgspec import Struct
+
 from app.serving.api.chat.prompt import chat_options
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.http.context import RequestContext
@@ -10,6 +14,15 @@ from app.serving.http.route import Route, get, post
 from app.serving.protocol.decoding import decode, decode_first
 from app.serving.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest, TokenizeChatRequest
 from app.text.huggingface import LocalTokenizer
+
+
+class Tokens(Struct):
+    """The tokens of a text or a conversation."""
+
+    count: int
+    max_model_len: int
+    tokens: Sequence[int]
+    token_strs: Sequence[str] | None
 
 
 def routes(pipeline: RequestPipeline, with_info: bool) -> list[Route]:
@@ -23,14 +36,8 @@ def routes(pipeline: RequestPipeline, with_info: bool) -> list[Route]:
             ids = tokenizer.encode_chat(asked.messages, chat_options(asked, pipeline.chat_rules))
         else:
             ids = tokenizer.encode(asked.prompt, asked.add_special_tokens)
-        return json_response(
-            {
-                "count": len(ids),
-                "max_model_len": models.max_model_len,
-                "tokens": ids,
-                "token_strs": tokenizer.token_strings(ids) if asked.return_token_strs else None,
-            }
-        )
+        texts = tokenizer.token_strings(ids) if asked.return_token_strs else None
+        return json_response(Tokens(len(ids), models.max_model_len, ids, texts))
 
     def detokenize(context: RequestContext) -> Response:
         """The text of token ids."""

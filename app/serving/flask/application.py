@@ -205,7 +205,10 @@ class Understudy(Flask):
             response = super().process_response(_of_flask(response))
         if not isinstance(response, Response):
             response = _of_ours(response)
-        self.middleware.end(current_context(), response)
+        context = current_context()
+        if context.method == "HEAD":
+            response.without_body()
+        self.middleware.end(context, response)
         return response
 
     def _error(self, error: Exception) -> Response:
@@ -222,8 +225,6 @@ class Understudy(Flask):
         response = json_response({"detail": error.name}, error.code or 500)
         if isinstance(error, MethodNotAllowed) and error.valid_methods:
             response.headers["Allow"] = ", ".join(sorted(error.valid_methods))
-        if context.method == "HEAD":
-            response.without_body()
         return response
 
     # From the first request to the last.

@@ -11,7 +11,7 @@ from app.engine.kvcache.publisher import Publisher
 from app.kvindex.service import Listening, aliases, fed, fed_encoded, index_of
 from app.serving.api.admin import reports
 from app.serving.api.kv import index as kv_index
-from app.serving.api.openapi import routes as openapi
+from app.serving.api.openapi import document as openapi
 from app.serving.api.pipeline import ChatRules
 from app.serving.api.responder import ServerLoad
 from app.serving.flask.application import Understudy

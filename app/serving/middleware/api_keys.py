@@ -38,10 +38,7 @@ class ApiKeys(Middleware):
         keys = self._keys_for(context.path)
         if not keys or context.method == "OPTIONS" or _is_among(_presented(context), keys):
             return None
-        response = json_response(UNAUTHORIZED, 401)
-        if context.method == "HEAD":
-            response.without_body()
-        return response
+        return json_response(UNAUTHORIZED, 401)
 
     def _keys_for(self, path: str) -> tuple[bytes, ...]:
         if path.startswith(ADMIN):

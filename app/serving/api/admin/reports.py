@@ -74,14 +74,9 @@ def metrics_routes(exposition: Exposition) -> list[Route]:
 
     def metrics(context: RequestContext) -> Response:
         """All families in Prometheus' text format."""
-        response = Response(exposition.render(), 200, content_type=CONTENT_TYPE)
-        if context.method == "HEAD":
-            response.without_body()
-        return response
+        return Response(exposition.render(), 200, content_type=CONTENT_TYPE)
 
-    return [
-        Route(methods=ANY_METHOD, path="/metrics", handle=metrics),
-    ]
+    return [Route(methods=ANY_METHOD, path="/metrics", handle=metrics)]
 
 
 def statistics_routes(figures: Callable[[], Figures]) -> list[Route]:

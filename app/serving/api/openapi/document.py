@@ -1,29 +1,136 @@
-"""The OpenAPI document of the routes that are served: schemas from structs, operations from their table."""
+"""GET /openapi.json, /docs, /redoc and GET /: schemas from structs, operations from their table."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import msgspec
 from msgspec import NODEFAULT, Meta, Raw, Struct, UnsetType
 
-from app.serving.api.openapi.operations import (
-    JSON,
-    OPERATIONS,
-    REFINEMENTS,
-    TEXT,
-    UNKNOWN,
-    Error,
-    Operation,
-    RoutingError,
-)
-from app.serving.http.route import Route
+from app.base.clock.pause import call_off_hub
+from app.serving.http.context import RequestContext
+from app.serving.http.response import Response, json_response
+from app.serving.http.route import Route, get
+from config import VERSION
 
 Schema = dict[str, Any]
-Refinements = Mapping[tuple[type, str], Schema]
+
+DOCUMENT = "/openapi.json"
+HTML = "text/html; charset=utf-8"
+CDN = "https://cdn.jsdelivr.net/npm"
+PAGE = (
+    '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Understudy</title></head><body>'
+    '<a href="{document}">{document}</a>{viewer}</body></html>'
+)
+"""Page with the viewer of vLLM's framework; without network only a link to the document."""
+VIEWERS = {
+    "/docs": f'<link rel="stylesheet" href="{CDN}/swagger-ui-dist@5/swagger-ui.css"><div id="docs"></div>'
+    f'<script src="{CDN}/swagger-ui-dist@5/swagger-ui-bundle.js"></script>'
+    '<script>SwaggerUIBundle({url: "DOCUMENT", dom_id: "#docs"})</script>',
+    "/docs/oauth2-redirect": "",
+    "/redoc": '<redoc spec-url="DOCUMENT"></redoc>'
+    f'<script src="{CDN}/redoc@2/bundles/redoc.standalone.js"></script>',
+}
+WHERE = {"openapi": DOCUMENT, "health": "/health", "metrics": "/metrics"}
+
+
+def root_routes(served: Callable[[], Iterable[Route]], about: Mapping[str, object]) -> list[Route]:
+    """GET /: `about` describes the server."""
+
+    def root(context: RequestContext) -> Response:
+        """A description of this server, with the paths of its documents."""
+        paths = sorted({(route.path, method) for route in served() for method in route.methods})
+        routes = [f"{method} {path}" for path, method in paths if method != "HEAD"]
+        where = {name: path for name, path in WHERE.items() if f"GET {path}" in routes}
+        return json_response({"name": "understudy", "version": VERSION, **about, **where, "routes": routes})
+
+    return [get("/", root)]
+
+
+def document_routes(served: Callable[[], Iterable[Route]], root_path: str, model: str) -> list[Route]:
+    """Returns GET /openapi.json, which describes the routes `served` at its first use, and pages for it."""
+    made: list[bytes] = []
+
+    def openapi(context: RequestContext) -> Response:
+        """This document."""
+        if not made:
+            # Importing and building would hold the event loop for too long.
+            made.append(call_off_hub(document, tuple(served()), root_path, model))
+        return json_response(made[0])
+
+    def page(context: RequestContext) -> Response:
+        """The document, for people to read."""
+        assert context.route is not None
+        viewer = VIEWERS[context.route.path].replace("DOCUMENT", root_path + DOCUMENT)
+        text = PAGE.format(document=root_path + DOCUMENT, viewer=viewer)
+        return Response(text.encode(), content_type=HTML)
+
+    handlers = {DOCUMENT: openapi, **dict.fromkeys(VIEWERS, page)}
+    return [Route(methods=("GET", "HEAD"), path=path, handle=handle) for path, handle in handlers.items()]
+
+
+ABOUT = (
+    "Plays a vLLM server: its API, its metrics and its timing, without a model. Bodies are taken as "
+    "leniently as vLLM takes them; rules that no schema can say are told by a 400."
+)
+_VARIABLE = re.compile(r"\{(\w+)\}")
+
+
+def document(routes: Iterable[Route], root_path: str, model: str) -> bytes:
+    """Returns the document as JSON. Examples name `model` where they need a model."""
+    from app.serving.api.openapi.operations import (
+        JSON,
+        OPERATIONS,
+        REFINEMENTS,
+        TEXT,
+        UNKNOWN,
+        Error,
+        RoutingError,
+    )
+
+    schemas = Schemas(REFINEMENTS)
+    paths: dict[str, Schema] = {}
+    served = [(route, method) for route in routes for method in route.methods if method != "HEAD"]
+    for route, method in served:
+        about = OPERATIONS.get(f"{method} {route.path}", UNKNOWN)
+        query = about.query
+        if not isinstance(query, Mapping):
+            query = {field.encode_name: field.type for field in msgspec.structs.fields(query)}
+        text: Schema = {"type": "string", "minLength": 1}
+        variables = _VARIABLE.findall(route.path)
+        parameters = [{"name": name, "in": "path", "required": True, "schema": text} for name in variables]
+        parameters += [
+            {"name": name, "in": "query", "schema": schemas.of(kind)} for name, kind in query.items()
+        ]
+        content: Schema = {} if about.answer is None else {JSON: {"schema": schemas.of(about.answer)}}
+        content |= {kind: {"schema": {"type": "string"}} if kind == TEXT else {} for kind in about.media}
+        errors = [schemas.of(kind) for kind in dict.fromkeys((about.error, Error, RoutingError))]
+        bad = {"description": "Why not.", "content": {JSON: {"schema": {"anyOf": errors}}}}
+        good: Schema = {"description": "What was asked for."}
+        if content:
+            good["content"] = content
+        operation: Schema = {
+            "operationId": f"{method.lower()}{re.sub(r'[^a-z0-9]+', '_', route.path.lower())}".rstrip("_"),
+            "summary": (route.handle.__doc__ or "").partition("\n")[0],
+            "parameters": parameters,
+            "responses": {str(about.status): good, "4XX": bad, "5XX": bad},
+        }
+        if about.body is not None:
+            body: Schema = {"schema": schemas.of(about.body)}
+            if about.example is not None:
+                body["example"] = {**about.example, **({"model": model} if "model" in about.example else {})}
+            operation["requestBody"] = {"required": about.needs_body, "content": {JSON: body}}
+        paths.setdefault(route.path, {})[method.lower()] = operation
+    info = {"title": "Understudy", "version": VERSION, "description": ABOUT}
+    servers = {"servers": [{"url": root_path}]} if root_path else {}
+    components = {"schemas": schemas.components}
+    return msgspec.json.encode(
+        {"openapi": "3.1.0", "info": info, **servers, "paths": paths, "components": components}
+    )
+
 
 REFERENCE = "#/components/schemas/"
 _PLAIN: Mapping[object, Schema] = {
@@ -33,7 +140,7 @@ _PLAIN: Mapping[object, Schema] = {
     bool: {"type": "boolean"},
     NoneType: {"type": "null"},
 }
-_LIMITS: Mapping[str, str] = {
+_LIMITS = {
     "ge": "minimum",
     "gt": "exclusiveMinimum",
     "le": "maximum",
@@ -49,7 +156,7 @@ class Schemas:
     `refinements` add to the schemas of fields.
     """
 
-    def __init__(self, refinements: Refinements) -> None:
+    def __init__(self, refinements: Mapping[tuple[type, str], Schema]) -> None:
         self.components: dict[str, Schema] = {}
         self._names: dict[type, str] = {}
         self._refinements = refinements
@@ -63,18 +170,14 @@ class Schemas:
             return _limited(self.of(args[0]), args[1:])
         if origin is Literal:
             return {"enum": list(args)}
-        if origin in (Union, UnionType):
-            return self._union([arg for arg in args if arg is not UnsetType])
+        if origin in (Union, UnionType):  # rendered JSON (Raw) is of one of the other kinds
+            known = [arg for arg in args if arg not in (UnsetType, Raw)]
+            if not known or any(arg in (object, Any) for arg in known):
+                return {}
+            return self.of(known[0]) if len(known) == 1 else {"anyOf": [self.of(arg) for arg in known]}
         if isinstance(kind, type) and (issubclass(kind, Struct) or is_typeddict(kind)):
             return self._reference(kind)
         return self._container(origin or kind, args)
-
-    def _union(self, kinds: Sequence[Any]) -> Schema:
-        """Leaves out `Raw`: rendered JSON is of one of the other kinds."""
-        known = [kind for kind in kinds if kind is not Raw]
-        if not known or any(kind in (object, Any) for kind in known):
-            return {}
-        return self.of(known[0]) if len(known) == 1 else {"anyOf": [self.of(kind) for kind in known]}
 
     def _container(self, kind: Any, args: tuple[Any, ...]) -> Schema:
         if not isinstance(kind, type) or kind in (object, Raw):
@@ -84,123 +187,52 @@ class Schemas:
             return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
         if issubclass(kind, Mapping):
             return {"type": "object", "additionalProperties": self.of(args[1]) if args else {}}
-        if issubclass(kind, Sequence):
-            return {"type": "array", "items": self.of(args[0]) if args else {}}
-        return {}
+        return (
+            {"type": "array", "items": self.of(args[0]) if args else {}} if issubclass(kind, Sequence) else {}
+        )
 
-    def _reference(self, kind: type) -> Schema:
+    def _reference(self, kind: Any) -> Schema:
         if kind not in self._names:
             taken = kind.__name__ in self.components
             name = f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}" if taken else kind.__name__
             self._names[kind] = name
             self.components[name] = {}  # a struct may hold itself
-            self.components[name] = self._struct(kind) if issubclass(kind, Struct) else self._dict(kind)
+            if issubclass(kind, Struct):
+                properties, required = self._fields(kind)
+            else:
+                hints = get_type_hints(kind, include_extras=True)
+                properties = {field: self.of(hint) for field, hint in hints.items()}
+                required = [*kind.__required_keys__]
+            made: Schema = {"type": "object", "properties": properties}
+            if required:
+                made["required"] = sorted(required)
+            if about := " ".join((kind.__doc__ or "").partition("\n\n")[0].split()):
+                made["description"] = about
+            self.components[name] = made
         return {"$ref": REFERENCE + self._names[kind]}
 
-    def _struct(self, kind: type[Struct]) -> Schema:
-        properties, required = {}, []
-        at = kind.__struct_config__
-        if at.tag_field is not None:
-            properties[at.tag_field] = {"const": at.tag}
-            required.append(at.tag_field)
+    def _fields(self, kind: type[Struct]) -> tuple[Schema, list[str]]:
+        """Returns the schemas of a struct's fields by name, and the names of the required ones."""
+        properties: Schema = {}
+        required: list[str] = []
+        config = kind.__struct_config__
+        if config.tag_field is not None:
+            properties[config.tag_field] = {"const": config.tag}
+            required.append(config.tag_field)
         for field in msgspec.structs.fields(kind):
             name = field.encode_name
             properties[name] = {**self.of(field.type), **self._refinements.get((kind, name), {})}
             if field.required:
                 required.append(name)
-            elif field.default is not NODEFAULT and _is_plain(field.default):
+            elif field.default is not NODEFAULT and isinstance(field.default, str | int | float):
                 properties[name]["default"] = field.default
-        return _object(kind, properties, required)
-
-    def _dict(self, kind: Any) -> Schema:
-        hints = get_type_hints(kind, include_extras=True)
-        return _object(kind, {name: self.of(hint) for name, hint in hints.items()}, [*kind.__required_keys__])
-
-
-def _object(kind: type, properties: Schema, required: list[str]) -> Schema:
-    made: Schema = {"type": "object", "properties": properties}
-    if required:
-        made["required"] = sorted(required)
-    about = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
-    return made | ({"description": about} if about else {})
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, str | int | float)
+        return properties, required
 
 
 def _limited(schema: Schema, extras: tuple[Any, ...]) -> Schema:
     for meta in (extra for extra in extras if isinstance(extra, Meta)):
-        for name, keyword in _LIMITS.items():
-            if (limit := getattr(meta, name)) is not None:
-                schema[keyword] = limit
-        least, most = _LENGTHS.get(schema.get("type", ""), ("", ""))
-        for keyword, length in ((least, meta.min_length), (most, meta.max_length)):
-            if keyword and length is not None:
-                schema[keyword] = length
+        limits = {keyword: getattr(meta, name) for name, keyword in _LIMITS.items()}
+        if lengths := _LENGTHS.get(schema.get("type", "")):
+            limits |= dict(zip(lengths, (meta.min_length, meta.max_length), strict=True))
+        schema |= {keyword: limit for keyword, limit in limits.items() if limit is not None}
     return schema
-
-
-ABOUT = (
-    "Plays a vLLM server: its API, its metrics and its timing, without a model. Bodies are taken as "
-    "leniently as vLLM takes them; rules that no schema can say are told by a 400."
-)
-_VARIABLE = re.compile(r"\{(\w+)\}")
-Json = dict[str, Any]
-
-
-def document(routes: Iterable[Route], version: str, root_path: str, model: str) -> bytes:
-    """Returns the document as JSON. Examples name `model` where they need a model."""
-    described = [
-        (route, method, OPERATIONS.get(f"{method} {route.path}", UNKNOWN))
-        for route in routes
-        for method in route.methods
-        if method != "HEAD"
-    ]
-    schemas = Schemas(REFINEMENTS)
-    paths: dict[str, Json] = {}
-    for route, method, told in described:
-        paths.setdefault(route.path, {})[method.lower()] = _operation(route, method, told, schemas, model)
-    info = {"title": "Understudy", "version": version, "description": ABOUT}
-    made: Json = {"openapi": "3.1.0", "info": info}
-    if root_path:
-        made["servers"] = [{"url": root_path}]
-    return msgspec.json.encode(made | {"paths": paths, "components": {"schemas": schemas.components}})
-
-
-def _operation(route: Route, method: str, told: Operation, schemas: Schemas, model: str) -> Json:
-    operation: Json = {
-        "operationId": f"{method.lower()}{re.sub(r'[^a-z0-9]+', '_', route.path.lower())}".rstrip("_"),
-        "summary": (route.handle.__doc__ or "").partition("\n")[0],
-        "parameters": [*map(_path_parameter, _VARIABLE.findall(route.path)), *_query(told, schemas)],
-        "responses": _responses(told, schemas),
-    }
-    if told.body is not None:
-        content: Json = {"schema": schemas.of(told.body)}
-        if told.example is not None:
-            named = {"model": model} if "model" in told.example else {}
-            content["example"] = {**told.example, **named}
-        operation["requestBody"] = {"required": told.needs_body, "content": {JSON: content}}
-    return operation
-
-
-def _path_parameter(name: str) -> Json:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-
-
-def _query(told: Operation, schemas: Schemas) -> list[Json]:
-    query = told.query
-    if not isinstance(query, Mapping):
-        query = {field.encode_name: field.type for field in msgspec.structs.fields(query)}
-    return [{"name": name, "in": "query", "schema": schemas.of(kind)} for name, kind in query.items()]
-
-
-def _responses(told: Operation, schemas: Schemas) -> Json:
-    content: Json = {} if told.answer is None else {JSON: {"schema": schemas.of(told.answer)}}
-    for kind in told.media:
-        content[kind] = {"schema": {"type": "string"}} if kind == TEXT else {}
-    good: Json = {"description": "What was asked for."}
-    kinds = dict.fromkeys((told.error, Error, RoutingError))
-    error = {"anyOf": [schemas.of(kind) for kind in kinds]}
-    bad = {"description": "Why not.", "content": {JSON: {"schema": error}}}
-    return {str(told.status): good | ({"content": content} if content else {}), "4XX": bad, "5XX": bad}

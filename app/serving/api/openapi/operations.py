@@ -10,55 +10,25 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from app.serving.api.admin.lifecycle import InfoQuery, PauseQuery, ResetQuery, SleepQuery
+from app.serving.api import models, tokens
+from app.serving.api.admin import lifecycle
 from app.serving.api.admin.reports import ANY_METHOD
 from app.serving.faults.audit import AuditReport
-from app.serving.protocol.admin import (
-    FinishUpdateRequest,
-    InitTransferRequest,
-    LoadAdapterRequest,
-    RegisterAdapterRequest,
-    StartProfileRequest,
-    UnloadAdapterRequest,
-    UpdateWeightsRequest,
-    WeightCheckRequest,
-    WeightVersionRequest,
-    WorldSizeQuery,
+from app.serving.protocol import (
+    admin,
+    anthropic,
+    derender,
+    generate,
+    label_reads,
+    pooling,
+    responses,
+    tokenize,
 )
-from app.serving.protocol.anthropic import CountTokensRequest, ErrorResponse, MessageResponse, MessagesRequest
 from app.serving.protocol.chat import BatchChatRequest, ChatCompletion, ChatCompletionRequest
 from app.serving.protocol.completions import Completion, CompletionRequest
-from app.serving.protocol.derender import (
-    DerenderChatRequest,
-    DerenderCompletionRequest,
-    DerenderStreamRequest,
-)
-from app.serving.protocol.generate import AbortRequest, GenerateRequest, GenerateResponse
-from app.serving.protocol.label_reads import DecisionRequest, Decisions, GenerativeScoringRequest, ScoreList
-from app.serving.protocol.pooling import (
-    ClassificationRequest,
-    CohereEmbedRequest,
-    CohereEmbedResponse,
-    EmbeddingRequest,
-    ItemList,
-    PoolingRequest,
-    RerankRequest,
-    ScoreRequest,
-)
-from app.serving.protocol.responses import ResponseObject, ResponsesRequest
-from app.serving.protocol.tokenize import (
-    DetokenizeRequest,
-    ScoreChatRequest,
-    ScoreTextRequest,
-    ScoreTokensRequest,
-    TokenizeChatRequest,
-    TokenizeRequest,
-)
 
 JSON, TEXT, EVENTS, BYTES = "application/json", "text/plain", "text/event-stream", "application/octet-stream"
 HELLO = [{"role": "user", "content": "hi"}]
-
-
 ANYTHING = dict[str, object]
 
 
@@ -81,56 +51,6 @@ class RoutingError(Struct):
     """The body when there is no such route, or not with this method."""
 
     detail: str
-
-
-class Model(Struct):
-    """A model or an adapter that is served."""
-
-    id: str
-    created: int
-    owned_by: str
-    root: str
-    parent: str | None
-    max_model_len: int | None
-    permission: list[ANYTHING]
-    object: str = "model"
-
-
-class ModelList(Struct):
-    """All models and adapters that are served."""
-
-    object: str
-    data: list[Model]
-
-
-class AnthropicModel(Struct):
-    """A model or an adapter, as Anthropic's SDK wants it."""
-
-    id: str
-    display_name: str
-    created_at: str
-    lifecycle: str
-    max_input_tokens: int
-    max_tokens: int
-    type: str = "model"
-
-
-class AnthropicModelList(Struct):
-    """All models and adapters, for a client that sends `anthropic-version`."""
-
-    data: list[AnthropicModel]
-    has_more: bool
-    first_id: str
-    last_id: str
-
-
-class Tokens(Struct):
-    """The tokens of a text or a conversation."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
 
 
 class RerankedDocument(Struct):
@@ -173,9 +93,11 @@ _MESSAGE = {"model": "", "messages": HELLO, "max_tokens": 8}
 _SAID = {"request_id": "x", "choices": [{"index": 0, "token_ids": [5, 6]}]}
 _PAIR = {"queries": "what is a cat", "documents": ["an animal", "a tool"]}
 _DOCUMENTS = {"query": "what is a cat", "documents": ["an animal", "a tool"]}
-_SCORE = Operation(body=ScoreRequest, example=_PAIR, answer=ItemList)
-_RERANK = Operation(body=RerankRequest, example=_DOCUMENTS, answer=Reranking)
-_ABORT = Operation(body=AbortRequest, needs_body=False, example={"request_ids": ["cmpl-1"]}, answer=ANYTHING)
+_SCORE = Operation(body=pooling.ScoreRequest, example=_PAIR, answer=pooling.ItemList)
+_RERANK = Operation(body=pooling.RerankRequest, example=_DOCUMENTS, answer=Reranking)
+_ABORT = Operation(
+    body=generate.AbortRequest, needs_body=False, example={"request_ids": ["cmpl-1"]}, answer=ANYTHING
+)
 
 
 def _each(operations: str, told: Operation) -> Mapping[str, Operation]:
@@ -189,47 +111,64 @@ OPERATIONS: Mapping[str, Operation] = {
         BatchChatRequest, {"messages": [HELLO], "max_tokens": 8}, ChatCompletion
     ),
     "POST /v1/completions": Operation(CompletionRequest, _TEXT, Completion, (EVENTS,)),
-    "POST /v1/responses": Operation(ResponsesRequest, {"input": "hello"}, ResponseObject, (EVENTS,)),
-    "GET /v1/responses/{response_id}": Operation(
-        answer=ResponseObject, media=(EVENTS,), query={"stream": bool, "starting_after": int}
+    "POST /v1/responses": Operation(
+        responses.ResponsesRequest, {"input": "hello"}, responses.ResponseObject, (EVENTS,)
     ),
-    "POST /v1/responses/{response_id}/cancel": Operation(answer=ResponseObject),
+    "GET /v1/responses/{response_id}": Operation(
+        answer=responses.ResponseObject, media=(EVENTS,), query={"stream": bool, "starting_after": int}
+    ),
+    "POST /v1/responses/{response_id}/cancel": Operation(answer=responses.ResponseObject),
     "POST /v1/messages": Operation(
-        MessagesRequest, _MESSAGE, MessageResponse, (EVENTS,), error=ErrorResponse
+        anthropic.MessagesRequest,
+        _MESSAGE,
+        anthropic.MessageResponse,
+        (EVENTS,),
+        error=anthropic.ErrorResponse,
     ),
     "POST /v1/messages/count_tokens": Operation(
-        CountTokensRequest, {"model": "", "messages": HELLO}, ANYTHING, error=ErrorResponse
+        anthropic.CountTokensRequest,
+        {"model": "", "messages": HELLO},
+        ANYTHING,
+        error=anthropic.ErrorResponse,
     ),
     "POST /v1/chat/completions/render": Operation(ChatCompletionRequest, _CHAT, ANYTHING),
     "POST /v1/completions/render": Operation(CompletionRequest, _TEXT, list[ANYTHING]),
-    "POST /v1/messages/render": Operation(MessagesRequest, _MESSAGE, ANYTHING),
-    "POST /v1/responses/render": Operation(ResponsesRequest, {"input": "hello"}, ANYTHING),
+    "POST /v1/messages/render": Operation(anthropic.MessagesRequest, _MESSAGE, ANYTHING),
+    "POST /v1/responses/render": Operation(responses.ResponsesRequest, {"input": "hello"}, ANYTHING),
     "POST /v1/chat/completions/derender": Operation(
-        DerenderChatRequest | DerenderStreamRequest, {"generate_response": _SAID}, ANYTHING
+        derender.DerenderChatRequest | derender.DerenderStreamRequest, {"generate_response": _SAID}, ANYTHING
     ),
     "POST /v1/completions/derender": Operation(
-        DerenderCompletionRequest | DerenderStreamRequest, {"generate_responses": [_SAID]}, ANYTHING
+        derender.DerenderCompletionRequest | derender.DerenderStreamRequest,
+        {"generate_responses": [_SAID]},
+        ANYTHING,
     ),
     "POST /inference/v1/generate": Operation(
-        GenerateRequest,
+        generate.GenerateRequest,
         {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 5}},
-        GenerateResponse,
+        generate.GenerateResponse,
         (EVENTS,),
     ),
     **_each("POST /abort_requests, POST /inference/v1/abort_requests", _ABORT),
-    "POST /v1/embeddings": Operation(EmbeddingRequest, {"input": "hello"}, ItemList, (BYTES,)),
-    "POST /pooling": Operation(PoolingRequest, {"input": "hello"}, ItemList, (BYTES,)),
-    "POST /v2/embed": Operation(CohereEmbedRequest, {"texts": ["hello"]}, CohereEmbedResponse),
-    "POST /classify": Operation(ClassificationRequest, {"input": "hello"}, ItemList),
+    "POST /v1/embeddings": Operation(
+        pooling.EmbeddingRequest, {"input": "hello"}, pooling.ItemList, (BYTES,)
+    ),
+    "POST /pooling": Operation(pooling.PoolingRequest, {"input": "hello"}, pooling.ItemList, (BYTES,)),
+    "POST /v2/embed": Operation(
+        pooling.CohereEmbedRequest, {"texts": ["hello"]}, pooling.CohereEmbedResponse
+    ),
+    "POST /classify": Operation(pooling.ClassificationRequest, {"input": "hello"}, pooling.ItemList),
     **_each("POST /score, POST /v1/score", _SCORE),
     **_each("POST /rerank, POST /v1/rerank, POST /v2/rerank", _RERANK),
     "POST /generative_scoring": Operation(
-        GenerativeScoringRequest, {"query": "a", "items": ["b", "c"], "label_token_ids": [5, 6]}, ScoreList
+        label_reads.GenerativeScoringRequest,
+        {"query": "a", "items": ["b", "c"], "label_token_ids": [5, 6]},
+        label_reads.ScoreList,
     ),
     "POST /v1/systemone": Operation(
-        DecisionRequest,
+        label_reads.DecisionRequest,
         {"state": "a cat", "questions": {"alive": {"type": "noul", "instructions": "Is it alive?"}}},
-        Decisions,
+        label_reads.Decisions,
     ),
     "POST /invocations": Operation(ANYTHING, _CHAT, ANYTHING, (EVENTS, BYTES)),
     "POST /scale_elastic_ep": Operation(ANYTHING, {"new_data_parallel_size": 1}, dict[str, str]),
@@ -237,15 +176,17 @@ OPERATIONS: Mapping[str, Operation] = {
         "POST /is_scaling_elastic_ep, GET /is_sleeping, GET /is_paused",
         Operation(answer=dict[str, bool]),
     ),
-    "GET /v1/models": Operation(answer=ModelList | AnthropicModelList),
+    "GET /v1/models": Operation(answer=models.ModelList | models.AnthropicModelList),
     "POST /v1/load_lora_adapter": Operation(
-        LoadAdapterRequest, {"lora_name": "sql", "lora_path": "/sql"}, media=(TEXT,)
+        admin.LoadAdapterRequest, {"lora_name": "sql", "lora_path": "/sql"}, media=(TEXT,)
     ),
-    "POST /v1/unload_lora_adapter": Operation(UnloadAdapterRequest, {"lora_name": "sql"}, media=(TEXT,)),
-    "POST /adapters": Operation(RegisterAdapterRequest, {"name": "sql", "src": "/sql"}, media=(TEXT,)),
+    "POST /v1/unload_lora_adapter": Operation(
+        admin.UnloadAdapterRequest, {"lora_name": "sql"}, media=(TEXT,)
+    ),
+    "POST /adapters": Operation(admin.RegisterAdapterRequest, {"name": "sql", "src": "/sql"}, media=(TEXT,)),
     "DELETE /adapters/{adapter_name}": Operation(media=(TEXT,)),
-    "POST /tokenize": Operation(TokenizeRequest, {"prompt": "hello"}, Tokens),
-    "POST /detokenize": Operation(DetokenizeRequest, {"tokens": [120, 121]}, dict[str, str]),
+    "POST /tokenize": Operation(tokenize.TokenizeRequest, {"prompt": "hello"}, tokens.Tokens),
+    "POST /detokenize": Operation(tokenize.DetokenizeRequest, {"tokens": [120, 121]}, dict[str, str]),
     **_each(
         "GET /tokenizer_info, GET /, GET /openapi.json, GET /kv_event_sources, GET /kv/index, "
         "GET /admin/script, DELETE /admin/script, GET /admin/memory, GET /admin/plugins",
@@ -265,9 +206,13 @@ OPERATIONS: Mapping[str, Operation] = {
     **{f"{method} /metrics": Operation(media=(TEXT,)) for method in ANY_METHOD if method != "HEAD"},
     **_each("GET /docs, GET /docs/oauth2-redirect, GET /redoc", Operation(media=("text/html",))),
     "GET /query": Operation(answer=dict[str, dict[str, str]]),
-    "POST /score_completions": Operation(ScoreTextRequest, {"prompt": "hello"}, dict[str, float] | None),
-    "POST /score_chat_completions": Operation(ScoreChatRequest, {"messages": HELLO}, ANYTHING | None),
-    "POST /score_tokens": Operation(ScoreTokensRequest, {"tokens": [1, 2, 3]}, ANYTHING),
+    "POST /score_completions": Operation(
+        tokenize.ScoreTextRequest, {"prompt": "hello"}, dict[str, float] | None
+    ),
+    "POST /score_chat_completions": Operation(
+        tokenize.ScoreChatRequest, {"messages": HELLO}, ANYTHING | None
+    ),
+    "POST /score_tokens": Operation(tokenize.ScoreTokensRequest, {"tokens": [1, 2, 3]}, ANYTHING),
     "POST /fake_metrics": Operation(ANYTHING, {"running-requests": 3}, status=204),
     "GET /admin/config": Operation(answer=ANYTHING, query={"ranks": Literal["all"]}),
     "POST /admin/config": Operation(
@@ -276,25 +221,27 @@ OPERATIONS: Mapping[str, Operation] = {
     "POST /admin/drain": Operation(answer=ANYTHING, query={"ranks": Literal["all"]}),
     "GET /admin/verdict": Operation(answer=AuditReport, query={"over": bool}),
     "DELETE /admin/verdict": Operation(answer=AuditReport),
-    "POST /sleep": Operation(answer=ANYTHING, query=SleepQuery),
+    "POST /sleep": Operation(answer=ANYTHING, query=lifecycle.SleepQuery),
     "POST /wake_up": Operation(answer=ANYTHING, query={"tags": list[str]}),
-    "POST /pause": Operation(answer=dict[str, str], query=PauseQuery),
-    "POST /reset_prefix_cache": Operation(answer=dict[str, bool], query=ResetQuery),
-    "GET /server_info": Operation(answer=ANYTHING, query=InfoQuery),
-    "POST /init_weight_transfer_engine": Operation(InitTransferRequest, {"init_info": {}}, dict[str, str]),
+    "POST /pause": Operation(answer=dict[str, str], query=lifecycle.PauseQuery),
+    "POST /reset_prefix_cache": Operation(answer=dict[str, bool], query=lifecycle.ResetQuery),
+    "GET /server_info": Operation(answer=ANYTHING, query=lifecycle.InfoQuery),
+    "POST /init_weight_transfer_engine": Operation(
+        admin.InitTransferRequest, {"init_info": {}}, dict[str, str]
+    ),
     **_each(
         "POST /shutdown_weight_transfer_engine, POST /start_weight_update, POST /start_draft_weight_update",
         Operation(answer=dict[str, str]),
     ),
-    "POST /update_weights": Operation(UpdateWeightsRequest, {"update_info": {}}, dict[str, str]),
+    "POST /update_weights": Operation(admin.UpdateWeightsRequest, {"update_info": {}}, dict[str, str]),
     "POST /finish_weight_update": Operation(
-        FinishUpdateRequest, {"weight_version": "2"}, dict[str, str], needs_body=False
+        admin.FinishUpdateRequest, {"weight_version": "2"}, dict[str, str], needs_body=False
     ),
-    "POST /update_weight_version": Operation(WeightVersionRequest, {"new_version": "2"}, ANYTHING),
-    "POST /weight_checker": Operation(WeightCheckRequest, {"action": "checksum"}, ANYTHING),
-    "GET /get_world_size": Operation(answer=dict[str, int], query=WorldSizeQuery),
+    "POST /update_weight_version": Operation(admin.WeightVersionRequest, {"new_version": "2"}, ANYTHING),
+    "POST /weight_checker": Operation(admin.WeightCheckRequest, {"action": "checksum"}, ANYTHING),
+    "GET /get_world_size": Operation(answer=dict[str, int], query=admin.WorldSizeQuery),
     "POST /collective_rpc": Operation(ANYTHING, {"method": "sleep"}, ANYTHING),
-    "POST /start_profile": Operation(StartProfileRequest, {}, needs_body=False),
+    "POST /start_profile": Operation(admin.StartProfileRequest, {}, needs_body=False),
 }
 _CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]}
 _MESSAGE_SCHEMA = {
@@ -306,8 +253,8 @@ _MESSAGES = {"type": "array", "items": _MESSAGE_SCHEMA}
 REFINEMENTS: Mapping[tuple[type, str], dict[str, Any]] = {
     (ChatCompletionRequest, "messages"): _MESSAGES,
     (BatchChatRequest, "messages"): {"type": "array", "items": _MESSAGES},
-    (TokenizeChatRequest, "messages"): _MESSAGES,
-    (ScoreChatRequest, "messages"): _MESSAGES,
+    (tokenize.TokenizeChatRequest, "messages"): _MESSAGES,
+    (tokenize.ScoreChatRequest, "messages"): _MESSAGES,
 }
 """Schemas of fields that the protocol only knows as objects."""
 UNKNOWN = Operation(answer=None)
