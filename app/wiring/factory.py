@@ -28,7 +28,6 @@ from app.serving.api.anthropic.writer import ThreadStore
 from app.serving.api.chat import route as chat
 from app.serving.api.generate import routes as generate
 from app.serving.api.identity import Identity, system_fingerprint
-from app.serving.api.kv import event_sources
 from app.serving.api.openapi import document as openapi
 from app.serving.api.plain import PlainChats, PlainCompletions
 from app.serving.api.pooling import routes as pooling
@@ -38,7 +37,7 @@ from app.serving.api.responses.store import ResponseStore
 from app.serving.api.sampling import RealModel
 from app.serving.faults.audit import AuditTrail
 from app.serving.faults.injector import FaultInjector
-from app.serving.flask.application import StartedLater, Understudy
+from app.serving.flask.application import Understudy
 from app.serving.gunicorn import ranks
 from app.serving.gunicorn.ranks import handed_over
 from app.serving.http.response import json_response
@@ -216,7 +215,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     transfers = settings.server.weight_transfer and not settings.engine.is_real
     weights = Weights(model.model, model.tensor_parallel_size, transfers)
     if settings.model.task == "generate":
-        app.services.append(StartedLater(components.schemas.load))
+        app.after_start.append(components.schemas.load)
         plain_chats, plain_completions = PlainChats(pipeline), PlainCompletions(pipeline)
         store, threads = ResponseStore(settings.api.enable_responses_store), ThreadStore()
         app.caches.append(
@@ -252,9 +251,9 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.add_routes("metrics", reports.metrics_routes(Exposition(families, http_metrics)))
     if settings.engine.is_real:
         app.add_routes("stats", reports.statistics_routes(components.recorder.figures))
-    app.add_routes("kv_events", event_sources.routes(publishes, publisher is not None, server.ranks))
+    app.add_routes("kv_events", reports.publisher_routes(publishes, publisher is not None, server.ranks))
     first = f"http://{server.pod_ip or socket.gethostname()}:{settings.server.port}"
-    app.add_routes("bootstrap", event_sources.bootstrap_routes(first, server.data_parallel_size))
+    app.add_routes("bootstrap", reports.bootstrap_routes(first, server.data_parallel_size))
     app.add_routes("admin", admin.routes(live, lifecycle, engine, pipeline.body, peers))
     app.add_routes("memory", reports.memory_routes(app.caches))
     app.add_routes("verdict", reports.verdict_routes(audit.report, audit.restart))

@@ -140,7 +140,6 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 @pytest.mark.parametrize(
     ("wanted", "constraint"),
     [
-        (None, None),
         (StructuredOutputs(json=SCHEMA), Constraint(schema=SCHEMA)),
         (StructuredOutputs(json=json.dumps(SCHEMA)), Constraint(schema=SCHEMA)),
         (StructuredOutputs(json_object=True), Constraint(schema=ANY_OBJECT)),
@@ -149,7 +148,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         (StructuredOutputs(choice=[]), None),
     ],
 )
-def test_a_form_is_a_constraint(wanted: StructuredOutputs | None, constraint: Constraint | None) -> None:
+def test_a_form_is_a_constraint(wanted: StructuredOutputs, constraint: Constraint | None) -> None:
     assert constraint_of(wanted, Schemas()) == constraint
 
 
@@ -185,6 +184,8 @@ def test_what_is_no_form_is_refused(wanted: StructuredOutputs, word: str) -> Non
 def test_a_structural_tag_that_is_none_is_refused_by_its_field(fields: dict[str, Any], param: str) -> None:
     asked = chat(**fields)
     with pytest.raises(ApiError) as caught:
-        tag_of(constrained_outputs(asked), asked, Schemas())
+        wanted = constrained_outputs(asked)
+        assert wanted is not None and wanted.structural_tag is not None
+        tag_of(wanted.structural_tag, asked, Schemas())
     assert caught.value.status == 400 and caught.value.param == param
     assert "Invalid structural tag specification" in caught.value.message

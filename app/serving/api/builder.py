@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
-from types import MappingProxyType
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from app.base.clock.pause import Slices
 from app.engine.core.request import Constraint, EngineRequest
-from app.engine.core.wire import Sampling
 from app.engine.forms.schema import Schemas
 from app.engine.lora.adapters import LoRARegistry
 from app.serving.api.chat.media import Features, placeholders
-from app.serving.api.chat.thinking import Thinking, thinking
+from app.serving.api.chat.thinking import thinking
 from app.serving.api.chat.tools import tool_calls_of
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.sampling import RealModel, SamplingDefaults, check_real, text_form
-from app.serving.faults.injector import fault_of
+from app.serving.faults.fault import Fault
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
 from app.serving.protocol.chat import ChatCompletionRequest
@@ -31,7 +29,6 @@ from config.settings import Settings
 
 AT_ONCE = 1_000
 """Engine requests made between two pauses; each takes about 2 us."""
-NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 class Prompt(Struct, frozen=True):
@@ -81,7 +78,26 @@ class RequestBuilder:
         first = self._first(asked, meta, prompts, context, constraint, image)
         if len(prompts) == asked.n == 1:
             return [first]
-        return list(_choices(first, meta, prompts, asked.max_tokens))
+        requests: list[EngineRequest] = []
+        slices = Slices(AT_ONCE)
+        for number, (prompt, max_tokens) in enumerate(zip(prompts, asked.max_tokens, strict=True)):
+            own = first
+            if number:
+                own = replace(
+                    first,
+                    request_id=meta.engine_id(number),
+                    index=number * first.n,
+                    prompt_ids=prompt.ids,
+                    echo_text=prompt.echo_text,
+                    turns=prompt.turns,
+                    max_tokens=max_tokens,
+                    media=placeholders(prompt.features),
+                )
+            for k in range(first.n):
+                seed = None if own.seed is None else own.seed + k
+                requests.append(replace(own, index=own.index + k, seed=seed) if k else own)
+                slices.spend()
+        return requests
 
     def _first(
         self,
@@ -92,22 +108,36 @@ class RequestBuilder:
         constraint: Constraint | None,
         image: bool,
     ) -> EngineRequest:
-        request, prompt, fault = asked.request, prompts[0], fault_of(context)
-        transfer = (request.kv_transfer_params or NOTHING) if self.settings.kvcache.transfers else NOTHING
-        if self.real is not None:
+        request, prompt, fault, real = asked.request, prompts[0], context.kept(Fault), self.real
+        settings, headers = self.settings, context.headers
+        transfer: Mapping[str, object] = {}
+        if request.kv_transfer_params and settings.kvcache.transfers:
+            transfer = request.kv_transfer_params
+        if real is not None:
             check_real(request, prompt.features is not None)
-        priority = priority_of(context, request.priority)
-        least_hit_rate = self._least_hit_rate(request, context)
+        priority = priority_of(context, request.priority) if PRIORITY in headers else request.priority
+        least_hit_rate = request.cache_hit_threshold
+        if CACHE_THRESHOLD in headers and truth(context, CACHE_THRESHOLD):
+            least_hit_rate = inf
+        elif least_hit_rate is None:
+            least_hit_rate = settings.kvcache.global_cache_hit_threshold
         tool_calls, thinks, thinking_budget = None, "no", None
         if isinstance(request, ChatCompletionRequest):
-            computes = self.real is not None
-            tool_calls = tool_calls_of(request, self.settings.tools, self.schemas, computes)
-            thinks, thinking_budget = self._thinking(request), request.thinking_token_budget
-        form = None
-        if self.real is not None:
+            if request.tools:
+                tool_calls = tool_calls_of(request, settings.tools, self.schemas, real is not None)
+            if parser := settings.reply.reasoning_parser:
+                thinks = thinking(
+                    request, parser, json_object(settings.api.default_chat_template_kwargs or "{}")
+                )
+            thinking_budget = request.thinking_token_budget
+        form, sampling = None, None
+        if real is not None:
+            sampling = real.defaults.of(request)
             form = text_form(asked.structured_outputs, tool_calls)
-            if form is not None and thinks != "no" and self.real.thoughts is not None:
-                form = replace(form, thoughts=self.real.thoughts.after(prompt.ids))
+            if form is not None and thinks != "no" and real.thoughts is not None:
+                form = replace(form, thoughts=real.thoughts.after(prompt.ids))
+        elif request.logit_bias or request.allowed_token_ids:
+            sampling = SamplingDefaults().of(request)
         return EngineRequest(
             request_id=meta.engine_id(0),
             index=0,
@@ -130,7 +160,7 @@ class RequestBuilder:
             prompt_logprobs=asked.prompt_logprobs,
             tool_calls=tool_calls,
             constraint=constraint,
-            sampling=self._sampling(request),
+            sampling=sampling,
             form=form,
             reasoning=thinks != "no",
             only_thoughts=thinks == "all",
@@ -138,7 +168,7 @@ class RequestBuilder:
             adapter=asked.model if asked.model in self.adapters else None,
             priority=priority,
             cache_salt=request.cache_salt,
-            media=placeholders(prompt.features),
+            media=placeholders(prompt.features) if prompt.features else (),
             least_hit_rate=least_hit_rate,
             image=image,
             remote_prefill=bool(transfer.get("do_remote_prefill")),
@@ -149,55 +179,6 @@ class RequestBuilder:
             together=len(prompts) * asked.n,
             observers=context.observers,
         )
-
-    def _sampling(self, request: GenerationRequest) -> Sampling | None:
-        """Returns the sampling parameters; None when a simulation chooses tokens freely."""
-        if self.real is not None:
-            return self.real.defaults.of(request)
-        if request.logit_bias or request.allowed_token_ids:
-            return SamplingDefaults().of(request)
-        return None
-
-    def _least_hit_rate(self, request: GenerationRequest, context: RequestContext) -> float:
-        """Returns the request's threshold, else the server's (simulator.md 13.7); infinite by header."""
-        if truth(context, CACHE_THRESHOLD):
-            return inf
-        own = request.cache_hit_threshold
-        return self.settings.kvcache.global_cache_hit_threshold if own is None else own
-
-    def _thinking(self, request: ChatCompletionRequest) -> Thinking:
-        parser, defaults = (
-            self.settings.reply.reasoning_parser,
-            self.settings.api.default_chat_template_kwargs,
-        )
-        return thinking(request, parser, json_object(defaults) if defaults else NOTHING)
-
-
-def _choices(
-    first: EngineRequest, meta: ResponseMeta, prompts: Sequence[Prompt], max_tokens: Sequence[int]
-) -> Iterator[EngineRequest]:
-    slices = Slices(AT_ONCE)
-    for number, (prompt, most) in enumerate(zip(prompts, max_tokens, strict=True)):
-        own = first if number == 0 else _for_prompt(first, meta.engine_id(number), number, prompt, most)
-        for k in range(first.n):
-            seed = None if own.seed is None else own.seed + k
-            yield own if k == 0 else replace(own, index=own.index + k, seed=seed)
-            slices.spend()
-
-
-def _for_prompt(
-    first: EngineRequest, request_id: str, number: int, prompt: Prompt, max_tokens: int
-) -> EngineRequest:
-    return replace(
-        first,
-        request_id=request_id,
-        index=number * first.n,
-        prompt_ids=prompt.ids,
-        echo_text=prompt.echo_text,
-        turns=prompt.turns,
-        max_tokens=max_tokens,
-        media=placeholders(prompt.features),
-    )
 
 
 RANK = "x-data-parallel-rank"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct
 
 from app.engine.core.outputs import EngineOutput, Started, Tokens
 from app.serving.api.builder import Prompt
@@ -15,19 +14,15 @@ from app.serving.api.pieces import HOLE, SLICE, Holes
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.writer import (
     ChoiceState,
+    ChunkWriter,
     PlainChoice,
-    ResponseWriter,
-    chunk_event,
-    chunk_head,
-    last_event,
-    places,
 )
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
-from app.serving.http.response import DONE, Response
+from app.serving.http.response import Response
 from app.serving.http.route import PlainHandler, Route, post
 from app.serving.protocol import common as wire
-from app.serving.protocol.common import NO_TAIL, ChunkTail, KVTransferParams, PromptTokensDetails, Usage
+from app.serving.protocol.common import KVTransferParams, PromptTokensDetails, Usage
 from app.serving.protocol.completions import (
     Completion,
     CompletionChoice,
@@ -35,9 +30,6 @@ from app.serving.protocol.completions import (
     CompletionRequest,
     TokenIds,
 )
-from app.serving.protocol.validation import ValidatedRequest
-
-COMPLETION = "text_completion"
 
 
 class EchoedPrompt(Struct, frozen=True):
@@ -59,43 +51,21 @@ class CompletionResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     transfer: KVTransferParams | None = None
     """`kv_transfer_params` of the answer."""
 
-    @property
-    def plain(self) -> bool:
-        return not (self.logprobs or self.token_ids or self.continuous_usage or self.echo)
 
-
-PLAIN_TEXT = PlainChoice(CompletionChunkChoice(HOLE, HOLE))
-
-
-class CompletionWriter(ResponseWriter):
-    keeps_alive = True
+class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
+    kind = "text_completion"
+    plain_text = PlainChoice(CompletionChunkChoice(HOLE, HOLE))
 
     def __init__(self, meta: ResponseMeta, options: CompletionResponseOptions) -> None:
-        super().__init__(len(options.prompts) * options.n)
-        self._meta = meta
-        self._options = options
-        self._plain = options.plain
+        special = options.logprobs or options.token_ids or options.continuous_usage or options.echo
+        super().__init__(meta, options, len(options.prompts) * options.n, not special)
         self._prompt_entries: list[SomeEntries | None] = [None] * len(options.prompts)
         self._logprobs: dict[int, CompletionLogprobs] = {}
         """Log probabilities of each choice that a stream has begun to show."""
-        self._texts: list[bytes] = []
-        """Beginning of each choice's plain chunks, up to the text."""
 
-    @cached_property
-    def _head(self) -> bytes:
-        return chunk_head(self._meta, COMPLETION)
-
-    def _tokens(self, output: Tokens) -> bytes:
-        if not self._plain:
-            return b"".join(self._special(output))
-        if output.finish is None:
-            return self._plain_chunks(output, len(output.texts))
-        number = max(0, len(output.texts) - 1)
-        return self._plain_chunks(output, number) + b"".join(self._special(output, number))
-
-    def _start(self, output: Started) -> bytes:
+    def begin(self, output: Started) -> None:
         self._prompt_entries[output.index // self._options.n] = output.prompt_logprobs
-        return super()._start(output)
+        super().begin(output)
 
     def is_large(self, output: EngineOutput) -> bool:
         options, index = self._options, output.index
@@ -104,21 +74,6 @@ class CompletionWriter(ResponseWriter):
         entries = self._prompt_entries[index // options.n] if options.echo and options.logprobs else None
         return len(options.prompts[index // options.n].ids) * width(entries) > SLICE
 
-    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
-        return (self._texts[index], PLAIN_TEXT.end) if self._texts else None
-
-    def closing(self) -> bytes:
-        options = self._options
-        if not options.include_usage or self.has_failed:
-            return DONE
-        details: PromptTokensDetails | UnsetType = UNSET
-        if options.prompt_details and options.prompts:
-            details = PromptTokensDetails(self.told_cached)
-        usage = self._usage(options.prompts, self.choices)
-        usage.prompt_tokens_details = details
-        timing = (self.timing(UNSET) or UNSET) if options.metrics else UNSET
-        return last_event(self._head, ChunkTail(usage, self._meta.signature, metrics=timing)) + DONE
-
     def take(self, output: EngineOutput) -> None:
         super().take(output)
         if type(output) is Started:
@@ -126,16 +81,11 @@ class CompletionWriter(ResponseWriter):
 
     def _plain_chunks(self, output: Tokens, number: int) -> bytes:
         if not self._texts:
-            self._texts = PLAIN_TEXT.begins(self._head, len(self.choices))
+            self._texts = self.plain_text.begins(self._head, len(self.choices))
         self.choices[output.index].tokens += len(output.ids[:number])
-        return PLAIN_TEXT.events(self._texts[output.index], output.texts[:number])
+        return self.plain_text.events(self._texts[output.index], output.texts[:number])
 
-    def _special(self, output: Tokens, first: int = 0) -> Iterator[bytes]:
-        for i in places(output)[first:]:
-            choice, tail = self._special_choice(output, i)
-            yield chunk_event(self._head, choice, tail)
-
-    def _special_choice(self, output: Tokens, i: int) -> tuple[CompletionChunkChoice, ChunkTail]:
+    def _special(self, output: Tokens, i: int) -> bytes:
         options, index, ids = self._options, output.index, output.ids[i : i + 1]
         finish = output.finish if i + 1 >= len(output.texts) else None
         choice, prompt = self.choices[index], options.prompts[index // options.n]
@@ -156,11 +106,8 @@ class CompletionWriter(ResponseWriter):
         if finish is not None:
             choice.ended_s = output.at_s
             shown.finish_reason, shown.stop_reason = finish.reason, finish.stop_reason
-        elif not options.continuous_usage:
-            return shown, NO_TAIL
         usage = self._usage((prompt,), (choice,)) if options.continuous_usage else UNSET
-        unsigned = finish is None or options.include_usage
-        return shown, ChunkTail(usage, UNSET if unsigned else self._meta.signature)
+        return self._chunk(shown, usage, finish is not None)
 
     def _texts_of(self, prompt: EchoedPrompt, texts: Sequence[str], echoes: bool) -> Sequence[str]:
         """Returns the parts of a choice's text. With token ids, vLLM leaves out the prompt's text."""
@@ -185,6 +132,13 @@ class CompletionWriter(ResponseWriter):
         if options.token_id_names:
             names = [token_name(token_id, "", True) for token_id in prompt.ids]
         return logprobs.lists([of_prompt, *(() if options.prompt_only else spans)], names, holes)
+
+    def _whole_usage(self) -> Usage:
+        options = self._options
+        usage = self._usage(options.prompts, self.choices)
+        if options.prompt_details and options.prompts:
+            usage.prompt_tokens_details = PromptTokensDetails(self.told_cached)
+        return usage
 
     def _usage(self, prompts: Sequence[EchoedPrompt], choices: Sequence[ChoiceState]) -> Usage:
         return self._usage_of(sum([len(prompt.ids) for prompt in prompts]), choices)
@@ -235,59 +189,52 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
 
     def completions(context: RequestContext) -> Response:
         """The continuations of one or several prompts, whole or as a stream."""
-        asked = pipeline.decode(context, CompletionRequest)
-        if asked.stream and asked.use_beam_search:
+        request = pipeline.decode(context, CompletionRequest)
+        if request.stream and request.use_beam_search:
             raise bad_request("Beam search cannot be streamed.")
-        accepted = pipeline.admit(asked, context)
-        if asked.suffix is not None:
+        asked = pipeline.admit(request, context)
+        if request.suffix is not None:
             raise bad_request("This model cannot fill in before a suffix.", "suffix")
-        if asked.prompt_embeds:
+        if request.prompt_embeds:
             raise bad_request("Prompts as embeddings are not enabled.", "prompt_embeds")
-        prompts = [completion_prompt(pipeline, asked, prompt) for prompt in asked.prompts()]
-        _check_repeated(accepted, prompts)
-        head = pipeline.identity.head("cmpl", context, asked.request_id, accepted.model)
-        shape = CompletionResponseOptions(
-            **pipeline.options(accepted),
-            prompts=[_echoed(pipeline, asked, prompt) for prompt in prompts],
-            echo=bool(asked.echo),
-            prompt_only=asked.max_tokens == 0,
-            logprobs=asked.logprobs is not None,
-            transfer=address_of(asked, pipeline.identity, head, len(prompts[0].ids)) if prompts else None,
+        prompts = [completion_prompt(pipeline, request, prompt) for prompt in request.prompts()]
+        if request.stream and request.echo and request.logprobs is not None:
+            entries = max((len(prompt.ids) for prompt in prompts), default=0) * asked.entries_per_prompt_token
+            if entries > MOST_STREAMED:
+                raise bad_request(
+                    f"echo and logprobs would tell {entries} log probabilities of a prompt at once, "
+                    f"more than {MOST_STREAMED} for a stream.",
+                    "echo",
+                )
+        head = pipeline.identity.head("cmpl", context, request.request_id, asked.model)
+        options = CompletionResponseOptions(
+            **pipeline.options(asked),
+            prompts=[_echoed(pipeline, request, prompt) for prompt in prompts],
+            echo=bool(request.echo),
+            prompt_only=request.max_tokens == 0,
+            logprobs=request.logprobs is not None,
+            transfer=address_of(request, pipeline.identity, head, len(prompts[0].ids)) if prompts else None,
         )
-        return pipeline.submit(accepted, head, prompts, CompletionWriter(head, shape), context)
+        return pipeline.submit(asked, head, prompts, CompletionWriter(head, options), context)
 
-    return [
-        post("/v1/completions", completions, plain=plain),
-    ]
+    return [post("/v1/completions", completions, plain=plain)]
 
 
-def _check_repeated(asked: ValidatedRequest[CompletionRequest], prompts: Sequence[Prompt]) -> None:
-    """Raises ApiError 400 for a stream that repeats more log probabilities of a prompt than fit an event."""
-    request, longest = asked.request, max((len(prompt.ids) for prompt in prompts), default=0)
-    if not (request.stream and request.echo and request.logprobs is not None):
-        return
-    entries = longest * asked.entries_per_prompt_token
-    if entries > MOST_STREAMED:
-        raise bad_request(
-            f"echo and logprobs would tell {entries} log probabilities of a prompt at once, "
-            f"more than {MOST_STREAMED} for a stream.",
-            "echo",
-        )
-
-
-def completion_prompt(pipeline: RequestPipeline, asked: CompletionRequest, prompt: str | TokenIds) -> Prompt:
+def completion_prompt(
+    pipeline: RequestPipeline, request: CompletionRequest, prompt: str | TokenIds
+) -> Prompt:
     """Returns a prompt as tokens; a prompt of ids echoes as its decimal ids (simulator.md 5.2)."""
     if isinstance(prompt, str):
         pipeline.check_text(prompt)
-        ids = pipeline.fit(asked, pipeline.tokenizer.encode(prompt, asked.add_special_tokens))
+        ids = pipeline.fit(request, pipeline.tokenizer.encode(prompt, request.add_special_tokens))
         return Prompt(ids, prompt, (("user", prompt),) if pipeline.keeps_turns else ())
-    return Prompt(pipeline.fit(asked, prompt), ",".join(map(str, prompt)))
+    return Prompt(pipeline.fit(request, prompt), ",".join(map(str, prompt)))
 
 
-def _echoed(pipeline: RequestPipeline, asked: CompletionRequest, prompt: Prompt) -> EchoedPrompt:
+def _echoed(pipeline: RequestPipeline, request: CompletionRequest, prompt: Prompt) -> EchoedPrompt:
     """Returns the prompt for repetition: text only with `echo`, tokens only with log probabilities, too."""
-    if asked.echo:
-        pipeline.slices.spend(len(prompt.ids))
-    text = pipeline.tokenizer.decode(prompt.ids) if asked.echo else ""
-    texts = pipeline.tokenizer.token_texts(prompt.ids) if asked.echo and asked.logprobs is not None else ()
-    return EchoedPrompt(prompt.ids, text, texts)
+    if not request.echo:
+        return EchoedPrompt(prompt.ids)
+    pipeline.slices.spend(len(prompt.ids))
+    texts = pipeline.tokenizer.token_texts(prompt.ids) if request.logprobs is not None else ()
+    return EchoedPrompt(prompt.ids, pipeline.tokenizer.decode(prompt.ids), texts)

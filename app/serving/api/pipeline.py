@@ -8,14 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from app.base.clock.pause import Slices
 from app.engine.core.request import Constraint
 from app.serving.api.builder import SEND_IMAGE, Prompt, RequestBuilder, check_rank, truth
 from app.serving.api.chat.media import encoded
 from app.serving.api.chat.tools import constraint_of, tag_of
-from app.serving.api.identity import Identity, ResponseMeta, ResponseOptions
+from app.serving.api.identity import Identity, ResponseMeta
 from app.serving.api.models import ServedModels
 from app.serving.api.pieces import check_answer_size
 from app.serving.api.responder import Responder
@@ -47,16 +46,6 @@ CHARS = 2
 
 T = TypeVar("T", bound=Request)
 R = TypeVar("R", bound=GenerationRequest)
-
-
-def remote_cached_tokens(request: GenerationRequest) -> int | None:
-    """Returns the prompt tokens that the prefill side had cached, if the request names them.
-
-    The answer repeats this number.
-    """
-    transfer = request.kv_transfer_params or {}
-    cached = transfer.get("remote_prefill_cached_tokens") if transfer.get("do_remote_prefill") else None
-    return cached if isinstance(cached, int) else None
 
 
 class ChatRules(Struct, frozen=True):
@@ -148,21 +137,18 @@ class RequestPipeline:
     def options(self, asked: ValidatedRequest[GenerationRequest]) -> dict[str, Any]:
         """Returns the fields of `ResponseOptions` for this request."""
         request = asked.request
-        options = request.stream_options
+        options, names = request.stream_options, request.return_tokens_as_token_ids
         usage = options is not None and bool(options.include_usage)
-        names = request.return_tokens_as_token_ids
         everywhere = usage and options is not None and bool(options.continuous_usage_stats)
-        return asdict(
-            ResponseOptions(
-                n=asked.n,
-                include_usage=usage or self.force_usage,
-                continuous_usage=everywhere or self.force_usage,
-                token_ids=bool(request.return_token_ids),
-                token_id_names=self.token_id_names if names is None else names,
-                prompt_details=self.prompt_details and not request.use_beam_search,
-                metrics=self.request_metrics,
-            )
-        )
+        return {
+            "n": asked.n,
+            "include_usage": usage or self.force_usage,
+            "continuous_usage": everywhere or self.force_usage,
+            "token_ids": bool(request.return_token_ids),
+            "token_id_names": self.token_id_names if names is None else names,
+            "prompt_details": self.prompt_details and not request.use_beam_search,
+            "metrics": self.request_metrics,
+        }
 
     def submit(
         self,
@@ -178,35 +164,39 @@ class RequestPipeline:
 
         A stream carries the engine's refusals after its 200.
         """
-        responder = responder or self.responder
-        stream, cached = bool(asked.request.stream), remote_cached_tokens(asked.request)
-        if cached is not None:
-            writer.usage = UsageOverrides(cached_tokens=cached)
+        responder, request, stream = responder or self.responder, asked.request, bool(asked.request.stream)
+        transfer = request.kv_transfer_params
+        if transfer and transfer.get("do_remote_prefill"):
+            # The answer repeats how many of the prompt's tokens the prefill side had cached.
+            cached = transfer.get("remote_prefill_cached_tokens")
+            if isinstance(cached, int):
+                writer.usage = UsageOverrides(cached_tokens=cached)
         asked.check_sampling([len(prompt.ids) for prompt in prompts])
-        form, schemas = asked.structured_outputs, self.builder.schemas
-        tag = tag_of(form, asked.request, schemas)
+        form, constraint = asked.structured_outputs, None
+        if form is not None and form.structural_tag is not None:
+            constraint = Constraint(grammar=tag_of(form.structural_tag, request, self.builder.schemas))
         try:
             check_rank(context, self.rank)
             asked.check_engine([prompt.ids for prompt in prompts])
-            constraint = constraint_of(form, schemas) if tag is None else Constraint(grammar=tag)
+            if form is not None and constraint is None:
+                constraint = constraint_of(form, self.builder.schemas)
         except ApiError as error:
             if stream:
                 return responder.broken(error, writer)
             raise
         together = len(prompts) * asked.n
         # Without a limit replies are short, unless their end is ignored.
-        if not stream and (asked.requested is not None or asked.request.ignore_eos):
+        if not stream and (asked.requested is not None or request.ignore_eos):
             tokens, prompt_tokens = (
                 asked.n * sum(asked.max_tokens),
                 sum(len(prompt.ids) for prompt in prompts),
             )
             entries = tokens * asked.entries_per_token
-            check_answer_size(
-                together, tokens, entries + asked.n * prompt_tokens * asked.entries_per_prompt_token
-            )
-        # Checked before a hostile request makes too many engine requests.
-        responder.engine.check_admission(together)
+            entries += asked.n * prompt_tokens * asked.entries_per_prompt_token
+            check_answer_size(together, tokens, entries)
+        if together > 1:  # a hostile request must not make too many engine requests
+            responder.engine.check_admission(together)
         requests = self.builder.build(asked, meta, prompts, context, constraint, image)
         if self.scripts is not None:
-            requests = self.scripts.direct(asked.request, prompts, requests, writer, context)
+            requests = self.scripts.direct(request, prompts, requests, writer, context)
         return responder.respond(requests, writer, stream, context)

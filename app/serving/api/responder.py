@@ -15,7 +15,7 @@ from app.serving.api.pieces import WHOLE_BYTES, paced
 from app.serving.api.stream import EventStream, TakeOver
 from app.serving.api.writer import ResponseWriter
 from app.serving.faults.damage import damage
-from app.serving.faults.injector import fault_of
+from app.serving.faults.fault import Fault
 from app.serving.http.connection import Connection
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
@@ -70,21 +70,15 @@ class Responder:
 
         Raises errors of `EngineClient.submit`.
         """
-        fault = fault_of(context)
+        fault, connection = context.kept(Fault), context.connection
         if stream:
-            direct = context.http_version == "HTTP/1.1" and (fault is None or fault.damage is None)
-            connection = context.connection
-            takes_over = direct and connection is not None and connection.plain
-            response = self._stream(
-                requests,
-                writer,
-                connection,
-                self._take_over if takes_over else None,
-                may_join=fault is None or fault.damage is None,
-            )
+            intact = fault is None or fault.damage is None
+            direct = intact and connection is not None and connection.plain
+            take_over = self.transport if direct and context.http_version == "HTTP/1.1" else None
+            response = self._stream(requests, writer, connection, take_over, may_join=intact)
         else:
-            response = self._whole(requests, writer, context.connection)
-        return damage(response, fault, context)
+            response = self._whole(requests, writer, connection)
+        return response if fault is None else damage(response, fault, context)
 
     def respond_soon(
         self,
@@ -99,17 +93,30 @@ class Responder:
         collector = ResponseCollector(writer, len(requests))
         collector.submit(self.engine, requests)
         if not collector.unfinished:
-            return json_response(collector.body(), 200, self.headers)
-        return self._pending(collector)
+            return json_response(b"".join(collector.pieces()), 200, self.headers)
+
+        def over(future: Future[None]) -> None:
+            self.load.end()
+            if collector.gone:
+                return
+            try:
+                pending.resolve(json_response(b"".join(collector.pieces()), 200, self.headers))
+            except Exception as error:
+                pending.resolve(error)
+
+        pending = PendingResponse(collector.leave)
+        self.load.begin()
+        collector.on_done(over)
+        return pending
 
     def broken(self, error: ApiError, writer: ResponseWriter) -> Response:
         chunks = [writer.chunk(Failed(0, error)), writer.closing()]
         return Response(chunks, 200, self.headers, EVENT_STREAM)
 
-    def transport(
-        self, connection: Connection, finished: Callable[[], None], head: bytes = b"", ends_body: bool = True
-    ) -> StreamTransport:
-        return StreamTransport(connection, self.batcher, self.write_timeout_s, finished, ends_body, head)
+    def transport(self, connection: Connection, finished: Callable[[], None]) -> StreamTransport:
+        """Returns a stream's way to its socket. Without `connection.ended` the server ends the body."""
+        ends_body = connection.ended is not None
+        return StreamTransport(connection, self.batcher, self.write_timeout_s, finished, ends_body)
 
     def _stream(
         self,
@@ -132,10 +139,6 @@ class Responder:
             response.on_close(self.load.end)
         return response
 
-    def _take_over(self, connection: Connection, finished: Callable[[], None]) -> StreamTransport:
-        """Returns a transport; without `connection.ended` the server ends the body itself."""
-        return self.transport(connection, finished, ends_body=connection.ended is not None)
-
     def _whole(
         self, requests: Sequence[EngineRequest], writer: ResponseWriter, connection: Connection | None
     ) -> Response:
@@ -153,21 +156,6 @@ class Responder:
         if sum(map(len, pieces)) <= WHOLE_BYTES:
             return json_response(b"".join(pieces), 200, self.headers)
         return Response(paced(pieces), 200, self.headers, JSON)
-
-    def _pending(self, collector: ResponseCollector) -> PendingResponse:
-        def over(future: Future[None]) -> None:
-            self.load.end()
-            if collector.gone:
-                return
-            try:
-                pending.resolve(json_response(collector.body(), 200, self.headers))
-            except Exception as error:
-                pending.resolve(error)
-
-        pending = PendingResponse(collector.leave)
-        self.load.begin()
-        collector.on_done(over)
-        return pending
 
 
 class ResponseCollector:
@@ -202,11 +190,8 @@ class ResponseCollector:
         if type(output) is Tokens and output.finish is not None:
             self.unfinished -= 1
 
-    def body(self) -> bytes:
-        return b"".join(self.pieces())
-
     def pieces(self) -> list[bytes]:
-        """Returns `body` in pieces; pauses for other requests where the answer is long."""
+        """Returns the answer in pieces; pauses for other requests where it is long."""
         if self._error is not None:
             raise self._error
         return self._writer.pieces()
@@ -218,14 +203,14 @@ class ResponseCollector:
             self._handle.abort()
 
     def on_done(self, callback: Callable[[Future[None]], None]) -> None:
-        """Calls `callback` when all choices are over; then drops the handle, which refers to it."""
-        assert self._handle is not None
-        future = self._handle.future
-        future.add_done_callback(self._forget)
-        future.add_done_callback(callback)
+        """Drops the handle, which refers to `callback`, and calls it, when all choices are over."""
 
-    def _forget(self, future: Future[None]) -> None:
-        self._handle = None
+        def over(future: Future[None]) -> None:
+            self._handle = None
+            callback(future)
+
+        assert self._handle is not None
+        self._handle.future.add_done_callback(over)
 
     def wait(self, connection: Connection | None) -> None:
         """Sleeps until all choices are over; a client that leaves ends them."""

@@ -185,22 +185,14 @@ class EventStream(StreamingBody):
                 connection.watch(self.leave)
         if connection is not None and self._take_over is not None and self.unfinished:
             self._bell = bell = Bell()
-            self.attach(self._take_over(connection, bell.set))
-            self._wait_for_transport(bell)
-        else:
-            yield from self._written()
-
-    def _wait_for_transport(self, bell: Bell) -> None:
-        """Runs in the greenlet: sleeps until all has been written, or the client has left."""
-        transport = self.transport
-        while transport is not None and transport.is_open:
-            bell.wait()
-            bell.clear()
-        if not self.gone and self._connection is not None and self._connection.ended is not None:
-            self._connection.ended()
-
-    def _written(self) -> Iterator[bytes]:
-        """Runs in the greenlet: yields outputs to the server as they come, until the end."""
+            transport = self._take_over(connection, bell.set)
+            self.attach(transport)
+            while transport.is_open:  # until all has been written, or the client has left
+                bell.wait()
+                bell.clear()
+            if not self.gone and connection.ended is not None:
+                connection.ended()
+            return
         self._bell = bell = Bell()
         while not self.gone:
             bell.clear()
@@ -217,10 +209,12 @@ class EventStream(StreamingBody):
 
     def _slice(self) -> bytes:
         """Renders waiting outputs up to one slice, and the end of the stream behind the last one."""
-        room, chunks = self._slice_tokens, []
-        taken = 0
         if self._large is not None:
-            return self._next_of_large(self._large)
+            piece = next(self._large, None)
+            if piece is not None:
+                return piece
+            self._large = None
+        room, chunks, taken = self._slice_tokens, [], 0
         for output in self._pending:
             if room <= 0:
                 break
@@ -241,14 +235,6 @@ class EventStream(StreamingBody):
         if not self._pending and not self.unfinished and self._large is None:
             chunks.append(self.writer.closing())
         return b"".join(chunks)
-
-    def _next_of_large(self, pieces: Iterator[bytes]) -> bytes:
-        """Returns the next piece of a large output; behind the last piece, the next slice."""
-        piece = next(pieces, None)
-        if piece is not None:
-            return piece
-        self._large = None
-        return self._slice()
 
     def leave(self) -> None:
         """Ends the sequences of a client that has left, and wakes the greenlet."""
@@ -288,7 +274,9 @@ class PlainTokens:
         stream, around = self._stream, self._around
         transport = stream.transport
         if around is None or transport is None or transport.lags or not stream.unfinished:
-            self._take_otherwise(text, token_id, at_s)
+            stream.emit(Tokens(self._index, [text], [token_id], at_s))
+            if around is None and transport is not None and not transport.lags:
+                self._prepare()
             return
         before, behind, length, choice = around
         shown = encode(text)
@@ -297,14 +285,12 @@ class PlainTokens:
         stream.bytes_sent += length
         transport.send_soon(b"%x\r\n%b%b%b\r\n" % (length, before, shown, behind))
 
-    def _take_otherwise(self, text: str, token_id: int, at_s: float) -> None:
-        """Emits a token like any output. In a stream that is being written, prepares for plain tokens."""
-        stream, index = self._stream, self._index
-        stream.emit(Tokens(index, [text], [token_id], at_s))
-        if self._around is None and stream.transport is not None and not stream.transport.lags:
-            around = stream.writer.around_text(index)
-            if around is not None:
-                self._around = *around, sum(map(len, around)), stream.writer.choices[index]
+    def _prepare(self) -> None:
+        """Learns the constant bytes of the choice's events, once there are any."""
+        stream = self._stream
+        around = stream.writer.around_text(self._index)
+        if around is not None:
+            self._around = *around, sum(map(len, around)), stream.writer.choices[self._index]
 
 
 def _weight(output: EngineOutput) -> int:

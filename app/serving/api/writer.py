@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from functools import cached_property
+from typing import Generic, TypeVar
 
-from msgspec import Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from app.base.clock.pause import Slices
 from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, Started, TokenLogprob, Tokens
 from app.serving.api.errors import as_stream_error
-from app.serving.api.identity import ResponseMeta
+from app.serving.api.identity import ResponseMeta, ResponseOptions
 from app.serving.api.logprobs import SomeEntries, width
 from app.serving.api.pieces import BLOCK_BYTES, HOLE, SLICE, Holes, filled, template
-from app.serving.http.response import error_event
+from app.serving.http.response import DONE, error_event
 from app.serving.protocol.chat import ChunkChoice, Delta
 from app.serving.protocol.common import NO_TAIL, ChunkHead, ChunkTail, PerRequestMetrics, Usage, encode
 
@@ -321,6 +322,73 @@ class ResponseWriter(ABC):
         return HOLE
 
 
+Options = TypeVar("Options", bound=ResponseOptions)
+
+
+class ChunkWriter(ResponseWriter, Generic[Options]):
+    """Writes chats and completions: a stream has one chunk for each token, as clients count chunks.
+
+    Tokens of which nothing special was asked are written into a chunk that is constant but for its text.
+    """
+
+    keeps_alive = True
+    kind: str
+    """`object` of a chunk."""
+    plain_text: PlainChoice
+
+    def __init__(self, meta: ResponseMeta, options: Options, choices: int, plain: bool) -> None:
+        super().__init__(choices)
+        self._meta = meta
+        self._options = options
+        self._plain = plain
+        self._texts: Sequence[bytes] = ()
+        """Beginning of each choice's plain chunks, up to the text."""
+
+    @cached_property
+    def _head(self) -> bytes:
+        """The event of a chunk up to its first choice."""
+        meta = self._meta
+        return b'data: %b,"choices":[' % encode(ChunkHead(meta.id, self.kind, meta.created, meta.model))[:-1]
+
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        return (self._texts[index], self.plain_text.end) if self._texts else None
+
+    def _tokens(self, output: Tokens) -> bytes:
+        number = 0
+        if self._plain and (output.part is None or output.part.kind == "reasoning"):
+            if output.finish is None:
+                return self._plain_chunks(output, len(output.texts))
+            number = max(0, len(output.texts) - 1)
+        chunks = [self._plain_chunks(output, number)] if number else []
+        return b"".join(chunks + [self._special(output, i) for i in places(output)[number:]])
+
+    @abstractmethod
+    def _plain_chunks(self, output: Tokens, number: int) -> bytes:
+        """Returns the chunks of the first `number` tokens, which are plain."""
+
+    @abstractmethod
+    def _special(self, output: Tokens, i: int) -> bytes:
+        """Returns the chunk of token `i`, with all requested fields; empty when it shows nothing."""
+
+    def _chunk(self, choice: Struct, usage: Usage | UnsetType, is_last: bool) -> bytes:
+        """Returns a chunk; the last one of a choice is signed, unless the stream's usage follows."""
+        signed = is_last and not self._options.include_usage
+        if usage is UNSET and not signed:
+            return chunk_event(self._head, choice)
+        return chunk_event(self._head, choice, ChunkTail(usage, self._meta.signature if signed else UNSET))
+
+    def closing(self) -> bytes:
+        options = self._options
+        if not options.include_usage or self.has_failed:
+            return DONE
+        timing = (self.timing(UNSET) or UNSET) if options.metrics else UNSET
+        return self._head + _end(ChunkTail(self._whole_usage(), self._meta.signature, metrics=timing)) + DONE
+
+    @abstractmethod
+    def _whole_usage(self) -> Usage:
+        """Returns the usage at the end of a stream."""
+
+
 class PlainChoice:
     """The choice of a plain chunk: constant but for its number and its text."""
 
@@ -340,12 +408,6 @@ class PlainChoice:
         return begin + (self.end + begin).join(map(encode, texts)) + self.end if texts else b""
 
 
-def chunk_head(meta: ResponseMeta, kind: str) -> bytes:
-    """Returns the event of a chunk up to its first choice; `kind` is its `object`."""
-    head = encode(ChunkHead(meta.id, kind, meta.created, meta.model))
-    return b'data: %b,"choices":[' % head[:-1]
-
-
 def chunk_event(head: bytes, choice: Struct | Raw, tail: ChunkTail = NO_TAIL) -> bytes:
     return b"%b%b%b" % (head, encode(choice), _end(tail))
 
@@ -357,10 +419,6 @@ def chunk_events(head: bytes, delta: Delta, choices: int, tail: ChunkTail) -> It
     before, after = template(ChunkChoice(HOLE, delta))
     before, after = head + before, after + _end(tail)
     return (b"%b%d%b" % (before, index, after) for index in range(choices))
-
-
-def last_event(head: bytes, tail: ChunkTail) -> bytes:
-    return head + _end(tail)
 
 
 def _end(tail: ChunkTail) -> bytes:

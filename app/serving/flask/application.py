@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,7 +30,7 @@ from app.serving.api.errors import forget_frames, respond_to_error
 from app.serving.flask.other_server import OtherServer
 from app.serving.http.context import CONTEXT, RequestContext, context_of, current_request
 from app.serving.http.response import Response, StreamingBody, json_response
-from app.serving.http.route import Route
+from app.serving.http.route import Handler, Route
 from app.serving.http.rpc import RpcService
 from app.serving.middleware.stack import MiddlewareStack
 
@@ -55,19 +55,6 @@ class BackgroundService(Protocol):
 
     def close(self) -> None:
         """Finishes pending work, within about a second, then closes sockets and greenlets."""
-
-
-class StartedLater:
-    """Calls `work` in a greenlet after the worker's start; no request waits for `work`."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
-
-    def start(self) -> None:
-        gevent.spawn(self._work)
-
-    def close(self) -> None:
-        """Does nothing: the greenlet ends by itself."""
 
 
 class Drains(Protocol):
@@ -117,7 +104,7 @@ class Understudy(Flask):
         self.url_map.merge_slashes = False
         self.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
         self.register_error_handler(HTTPException, self._http_error)
-        self.register_error_handler(Exception, self._error)
+        self.register_error_handler(Exception, lambda error: respond_to_error(error, current_context()))
         self.before_request(self._begin_request)
         self._engine = engine
         self.middleware = middleware
@@ -129,6 +116,8 @@ class Understudy(Flask):
         """Routes by endpoint."""
         self.services: list[BackgroundService] = []
         """Started and closed with the worker."""
+        self.after_start: list[Callable[[], None]] = []
+        """Called in greenlets after the worker's start; no request waits for them."""
         self.until_drained: list[Callable[[], None]] = []
         """Called at SIGTERM to end work that has no end."""
         self.caches: list[Caches] = []
@@ -149,7 +138,8 @@ class Understudy(Flask):
             endpoint = f"route_{number}"
             self._routes[f"{name}.{endpoint}"] = route
             path = _VARIABLE.sub(r"<\1>", route.path)
-            blueprint.add_url_rule(path, endpoint, _view(route), methods=list(route.methods))
+            view = partial(_answer, route.handle)
+            blueprint.add_url_rule(path, endpoint, view, methods=list(route.methods))
         self.register_blueprint(blueprint)
 
     @cached_property
@@ -202,7 +192,11 @@ class Understudy(Flask):
     def process_response(self, response: Any) -> Any:
         """Runs functions of extensions, then the middleware."""
         if self.after_request_funcs or request_ctx._after_request_functions or self.secret_key:
-            response = super().process_response(_of_flask(response))
+            if isinstance(response, Response):
+                ours, headers = response, list(response.headers.items())
+                response = FlaskResponse(ours.body, ours.status, headers)
+                response.call_on_close(ours.close)
+            response = super().process_response(response)
         if not isinstance(response, Response):
             response = _of_ours(response)
         context = current_context()
@@ -210,9 +204,6 @@ class Understudy(Flask):
             response.without_body()
         self.middleware.end(context, response)
         return response
-
-    def _error(self, error: Exception) -> Response:
-        return respond_to_error(error, current_context())
 
     def _http_error(self, error: HTTPException) -> Response:
         """Answers a request without a route, with FastAPI's body, as vLLM does."""
@@ -235,6 +226,8 @@ class Understudy(Flask):
             self._has_begun = True
             for service in self.services:
                 service.start()
+            for work in self.after_start:
+                gevent.spawn(work)
 
     def drain(self) -> None:
         """Admits no more requests (SIGTERM); running requests go on."""
@@ -262,20 +255,8 @@ def current_context(request: Request | None = None) -> RequestContext:
     return context
 
 
-def _view(route: Route) -> Callable[..., Response]:
-    def view(**params: str) -> Response:
-        return route.handle(current_context())
-
-    return view
-
-
-def _of_flask(response: Any) -> FlaskResponse:
-    """Returns a Flask response with the same body, for extensions."""
-    if not isinstance(response, Response):
-        return response  # type: ignore[no-any-return]
-    made = FlaskResponse(response.body, response.status, list(response.headers.items()))
-    made.call_on_close(response.close)
-    return made
+def _answer(handle: Handler, **params: str) -> Response:
+    return handle(current_context())
 
 
 def _of_ours(response: FlaskResponse) -> Response:

@@ -9,8 +9,8 @@ from app.base.clock.clock import LiveClock
 from app.base.metrics.exposition import Exposition, Families
 from app.engine.kvcache.publisher import Publisher
 from app.kvindex.service import Listening, aliases, fed, fed_encoded, index_of
+from app.serving.api import kv_index
 from app.serving.api.admin import reports
-from app.serving.api.kv import index as kv_index
 from app.serving.api.openapi import document as openapi
 from app.serving.api.pipeline import ChatRules
 from app.serving.api.responder import ServerLoad

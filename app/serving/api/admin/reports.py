@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
+from uuid import NAMESPACE_URL, uuid5
 
 from app.base.clock.clock import Clock
 from app.base.metrics.exposition import CONTENT_TYPE, Exposition
 from app.base.metrics.figures import Figures
+from app.engine.kvcache.endpoints import PublisherSettings, of_rank
 from app.engine.kvcache.memo import Bounded
 from app.serving.api.responder import ServerLoad
 from app.serving.faults.audit import AuditReport
@@ -34,6 +36,20 @@ def readiness(service: Drains, clock: Clock, startup_s: float) -> Callable[[], b
     """Returns a check that is true from `startup_s` seconds after now until the server drains."""
     ready_at_s = clock.now() + startup_s
     return lambda: clock.now() >= ready_at_s and service.healthy and not service.draining
+
+
+Work = Callable[[RequestContext], object]
+
+
+def action(method: str, path: str, summary: str, work: Work) -> Route:
+    """Returns a route that answers what `work` returns: JSON, or an empty 200 for None."""
+
+    def handle(context: RequestContext) -> Response:
+        answer = work(context)
+        return Response() if answer is None else json_response(answer)
+
+    handle.__doc__ = summary
+    return Route(methods=(method,), path=path, handle=handle)
 
 
 def health_routes(
@@ -111,43 +127,64 @@ def memory_routes(rooms: Iterable[Caches]) -> list[Route]:
             name: {"size_bytes": cache.size_bytes, "limit_bytes": cache.limit_bytes}
             for name, cache in sorted(caches.items())
         }
-        return json_response(
-            {
-                "size_bytes": sum(size["size_bytes"] for size in sizes.values()),
-                "limit_bytes": sum(size["limit_bytes"] for size in sizes.values()),
-                "caches": sizes,
-            }
-        )
+        sums = {key: sum(size[key] for size in sizes.values()) for key in ("size_bytes", "limit_bytes")}
+        return json_response({**sums, "caches": sizes})
 
     return [get("/admin/memory", memory)]
 
 
 def plugin_routes(report: Callable[[], Mapping[str, object]] | None) -> list[Route]:
     """`report` is None where there are no plugins."""
-
-    def plugins(context: RequestContext) -> Response:
-        """The plugins, their settings, and how often each hook was asked, failed or held the event loop."""
-        return json_response({"api": API, "plugins": []} if report is None else report())
-
-    return [get("/admin/plugins", plugins)]
+    about = "The plugins, their settings, and how often each hook was asked, failed or held the event loop."
+    none = {"api": API, "plugins": []}
+    return [action("GET", "/admin/plugins", about, lambda context: report() if report else none)]
 
 
-Report = Callable[[bool], AuditReport]
-
-
-def verdict_routes(report: Report, restart: Callable[[], None]) -> list[Route]:
+def verdict_routes(report: Callable[[bool], AuditReport], restart: Callable[[], None]) -> list[Route]:
     """Returns the routes; `report(True)` gives the verdict as if no client came back any more."""
 
-    def verdict(context: RequestContext) -> Response:
-        """Verdict on the clients' behaviour; with `?over=true`, as if no client came back any more."""
-        return json_response(report(context.argument("over").lower() in ("1", "true", "yes")))
+    def verdict(context: RequestContext) -> AuditReport:
+        return report(context.argument("over").lower() in ("1", "true", "yes"))
 
-    def begin_anew(context: RequestContext) -> Response:
-        """Restarts the audit, for the next test."""
+    def begin_anew(context: RequestContext) -> AuditReport:
         restart()
-        return json_response(report(False))
+        return report(False)
 
+    about = "Verdict on the clients' behaviour; with `?over=true`, as if no client came back any more."
     return [
-        get("/admin/verdict", verdict),
-        Route(methods=("DELETE",), path="/admin/verdict", handle=begin_anew),
+        action("GET", "/admin/verdict", about, verdict),
+        action("DELETE", "/admin/verdict", "Restarts the audit, for the next test.", begin_anew),
     ]
+
+
+def publisher_routes(settings: PublisherSettings, enabled: bool, ranks: Iterable[int]) -> list[Route]:
+    """GET /kv_event_sources. `settings` belong to rank 0; the endpoints of all `ranks` follow from them."""
+
+    def source(rank: int) -> dict[str, object]:
+        endpoint, replay = settings.endpoint, settings.replay_endpoint
+        return {
+            "enable_kv_cache_events": enabled,
+            "publisher": "zmq" if enabled else "null",
+            "endpoint": of_rank(endpoint, rank) if endpoint else "",
+            "replay_endpoint": of_rank(replay, rank) if replay else "",
+            "buffer_steps": settings.replay_batches,
+            "hwm": settings.hwm,
+            "max_queue_size": settings.queue_events,
+            "topic": settings.topic,
+        }
+
+    about = "The publisher of every rank, by its number."
+    return [
+        action("GET", "/kv_event_sources", about, lambda context: {str(rank): source(rank) for rank in ranks})
+    ]
+
+
+def bootstrap_routes(server: str, ranks: int) -> list[Route]:
+    """Returns GET /query, as in Mooncake's bootstrap server. `server` is the base URL of rank 0.
+
+    The ids follow from that URL: all ranks, which are separate processes, answer the same.
+    """
+    engines = {
+        str(rank): {"engine_id": str(uuid5(NAMESPACE_URL, f"{server}/{rank}"))} for rank in range(ranks)
+    }
+    return [action("GET", "/query", "The engine of every rank, by its number.", lambda context: engines)]

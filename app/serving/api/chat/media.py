@@ -70,22 +70,20 @@ def media_tokens(
 
     `count` returns the number of tokens of messages.
     """
-    whole = count(messages)
-    return {each: max(0, whole - count(_without(messages, each))) for each in modalities}
 
+    def is_of(part: object, modality: str) -> bool:
+        return isinstance(part, Mapping) and MODALITIES.get(str(part.get("type"))) == modality
 
-def _without(messages: Sequence[Message], modality: str) -> list[Message]:
-    kept: list[Message] = []
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, list):
-            content = [part for part in content if _modality(part) != modality]
-        kept.append({**message, "content": content})
-    return kept
-
-
-def _modality(part: object) -> str | None:
-    return MODALITIES.get(str(part.get("type"))) if isinstance(part, Mapping) else None
+    whole, added = count(messages), {}
+    for modality in modalities:
+        others: list[Message] = []
+        for message in messages:
+            content = message.get("content")
+            if isinstance(content, list):
+                content = [part for part in content if not is_of(part, modality)]
+            others.append({**message, "content": content})
+        added[modality] = max(0, whole - count(others))
+    return added
 
 
 def placeholders(media: Features | None) -> tuple[tuple[str, int, int], ...]:

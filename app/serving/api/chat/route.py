@@ -8,8 +8,8 @@ from itertools import chain
 from msgspec.structs import replace
 
 from app.serving.api.builder import Prompt
-from app.serving.api.chat.media import Features, features, media_tokens
-from app.serving.api.chat.prompt import chat_options, chat_prompt, chat_prompts
+from app.serving.api.chat.media import features, media_tokens
+from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.chat.thinking import TELLS_EMPTY
 from app.serving.api.chat.tools import check_tool_choice
 from app.serving.api.chat.writer import ChatResponseOptions, ChatWriter
@@ -42,9 +42,16 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
 
     def chat_batch(context: RequestContext) -> Response:
         """The next message of each of several conversations, as the choices of one answer."""
-        request = _decode_batch(pipeline, context)
+        try:
+            request = pipeline.decode(context, BatchChatRequest)
+        except ApiError as error:
+            # A field that vLLM checks late is refused without a `param`.
+            field = (error.param or "").removeprefix("body.").partition(".")[0]
+            if error.type != "Bad Request" or field not in BATCH_LATE:
+                raise
+            raise bad_request(error.message) from None
         asked = pipeline.admit(request, context)
-        prompts = chat_prompts(pipeline, request, request.messages)
+        prompts = [chat_prompt(pipeline, request, messages) for messages in request.messages]
         head = pipeline.identity.head("chatcmpl", context, request.request_id, asked.model)
         all_ids = list(chain.from_iterable(prompt.ids for prompt in prompts))
         last = request.messages[-1]
@@ -61,17 +68,6 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
     ]
 
 
-def _decode_batch(pipeline: RequestPipeline, context: RequestContext) -> BatchChatRequest:
-    """Returns the batch in a body. ApiError without a `param` for a wrong field that vLLM checks late."""
-    try:
-        return pipeline.decode(context, BatchChatRequest)
-    except ApiError as error:
-        field = (error.param or "").removeprefix("body.").partition(".")[0]
-        if error.type != "Bad Request" or field not in BATCH_LATE:
-            raise
-        raise bad_request(error.message) from None
-
-
 def response_options(
     pipeline: RequestPipeline,
     asked: ValidatedRequest[ChatCompletionRequest],
@@ -82,15 +78,21 @@ def response_options(
 ) -> ChatResponseOptions:
     request, last, ids, media = asked.request, messages[-1], prompt.ids, prompt.features
     role = pipeline.response_role if request.add_generation_prompt else str(last["role"])
-    choice = request.tool_choice
+    choice, top_logprobs = request.tool_choice, None
+    if request.logprobs:  # all alternatives when the client names tokens
+        top_logprobs = ALL if request.logprob_token_ids else request.top_logprobs
     named = isinstance(choice, NamedToolChoice) and choice.type == "function"
     recorder = pipeline.responder.engine.recorder
+    tokens_of: Mapping[str, int] | None = None
+    if media and pipeline.prompt_details:
+        template, encode = chat_options(request, pipeline.chat_rules), pipeline.tokenizer.encode_chat
+        tokens_of = media_tokens(messages, media["mm_hashes"], lambda some: len(encode(some, template)))
     return ChatResponseOptions(
         **pipeline.options(asked),
         prompt_ids=ids,
         role=role,
         echo=(content_text(last.get("content")) if last["role"] == role else "") if request.echo else None,
-        top_logprobs=_shown_logprobs(request),
+        top_logprobs=top_logprobs,
         beams=request.use_beam_search,
         prompt_text=pipeline.tokenizer.decode(ids, False) if request.return_prompt_text else None,
         named_tool=named,
@@ -103,24 +105,6 @@ def response_options(
         show_reasoning=request.include_reasoning,
         blocks=image,
         transfer=address_of(request, pipeline.identity, meta, len(ids)),
-        encoded_media=pipeline.encoded_media(media and media["mm_hashes"]),
-        media_tokens=_media_tokens(pipeline, request, messages, media) if media else None,
-    )
-
-
-def _shown_logprobs(request: ChatCompletionRequest) -> int | None:
-    """Number of alternatives shown per token; all when the client names tokens."""
-    if not request.logprobs:
-        return None
-    return ALL if request.logprob_token_ids else request.top_logprobs
-
-
-def _media_tokens(
-    pipeline: RequestPipeline, request: ChatCompletionRequest, messages: Sequence[Message], media: Features
-) -> Mapping[str, int] | None:
-    if not pipeline.prompt_details:
-        return None
-    options = chat_options(request, pipeline.chat_rules)
-    return media_tokens(
-        messages, media["mm_hashes"], lambda some: len(pipeline.tokenizer.encode_chat(some, options))
+        encoded_media=pipeline.encoded_media(media["mm_hashes"]) if media else None,
+        media_tokens=tokens_of,
     )

@@ -109,44 +109,36 @@ def _tool(param: ToolParam) -> Tool:
     return Tool(param.function.name, param.function.parameters or NO_PARAMETERS)
 
 
-def tag_of(wanted: StructuredOutputs | None, request: GenerationRequest, schemas: Schemas) -> Grammar | None:
-    """Returns the request's structural tag. ApiError 400 for an invalid tag, at once as in vLLM."""
-    if wanted is None or wanted.structural_tag is None:
-        return None
+def tag_of(tag: str, request: GenerationRequest, schemas: Schemas) -> Grammar:
+    """Returns the grammar of a structural tag. ApiError 400 for an invalid tag, at once as in vLLM."""
     field = "structured_outputs" if request.structured_outputs is not None else "response_format"
     schemas.load()
     from app.engine.forms.grammar.compiling import compile_structural_tag
 
     try:
-        return compile_structural_tag(wanted.structural_tag, schemas)
+        return compile_structural_tag(tag, schemas)
     except SchemaError as error:
         raise bad_request(f"Invalid structural tag specification: {error}", field) from None
 
 
-def constraint_of(wanted: StructuredOutputs | None, schemas: Schemas) -> Constraint | None:
+def constraint_of(wanted: StructuredOutputs, schemas: Schemas) -> Constraint | None:
     """Returns the constraint on the reply's text, a structural tag aside; None for free text.
 
     ApiError 400 for an invalid schema or grammar, or for one that vLLM's structured outputs do not take.
     """
-    if wanted is None:
-        return None
     if wanted.json is not None:
         return Constraint(schema=_schema_of(wanted.json, schemas))
     if wanted.json_object:
         return Constraint(schema=ANY_OBJECT)
     if wanted.regex is not None:
         return Constraint(regex=wanted.regex)
-    if wanted.grammar is not None:
-        return Constraint(grammar=_grammar_of(wanted.grammar, schemas))
-    return Constraint(choices=tuple(wanted.choice)) if wanted.choice else None
-
-
-def _grammar_of(text: str, schemas: Schemas) -> Grammar:
+    if wanted.grammar is None:
+        return Constraint(choices=tuple(wanted.choice)) if wanted.choice else None
     schemas.load()
     from app.engine.forms.grammar.compiling import compile_grammar
 
     try:
-        return compile_grammar(text)
+        return Constraint(grammar=compile_grammar(wanted.grammar))
     except SchemaError as error:
         raise bad_request(f"Invalid grammar specification: {error}") from None
 

@@ -13,16 +13,10 @@ from app.serving.api.logprobs import ChatLogprobs, prompt_entries, rendered
 from app.serving.api.pieces import HOLE, SLICE, blocks
 from app.serving.api.writer import (
     ChoiceState,
+    ChunkWriter,
     PlainChoice,
-    ResponseWriter,
-    Segment,
-    chunk_event,
     chunk_events,
-    chunk_head,
-    last_event,
-    places,
 )
-from app.serving.http.response import DONE
 from app.serving.protocol.chat import (
     ChatChoice,
     ChatCompletion,
@@ -46,13 +40,6 @@ from app.serving.protocol.common import (
     Usage,
 )
 
-CHUNK = "chat.completion.chunk"
-
-
-def no_ids() -> str:
-    """Draws no ids, for answers without tool calls."""
-    return ""
-
 
 class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     prompt_ids: Sequence[int]
@@ -67,8 +54,8 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     """A named tool had to be called: the reply then ends with `stop`."""
     forced_tool: bool = False
     """A tool had to be called: beside its calls, the reply's text is empty instead of null."""
-    new_call_id: Callable[[], str] = no_ids
-    """Draws the id of a tool call."""
+    new_call_id: Callable[[], str] = str
+    """Draws the id of a tool call; `str` where there are none."""
     parsed: Callable[[bool, bool, int], None] | None = None
     """Counts runs of the parser of tool calls, if any: in a stream, found a call, number of runs."""
     parses: bool = False
@@ -92,29 +79,22 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     def hides(self) -> bool:
         return self.parses and not self.show_reasoning
 
-    @property
-    def plain(self) -> bool:
-        special = self.token_ids or self.continuous_usage or self.blocks or self.parsed is not None
-        return self.top_logprobs is None and not special
 
-
-PLAIN_TEXT = PlainChoice(ChunkChoice(HOLE, Delta(content=HOLE), token_ids=None))
 PLAIN_THOUGHT = PlainChoice(ChunkChoice(HOLE, Delta(reasoning=HOLE), token_ids=None))
 
 
-class ChatWriter(ResponseWriter):
-    keeps_alive = True
+class ChatWriter(ChunkWriter[ChatResponseOptions]):
+    kind = "chat.completion.chunk"
+    plain_text = PlainChoice(ChunkChoice(HOLE, Delta(content=HOLE), token_ids=None))
     _logprobs: ChatLogprobs | None = None
-    _plain = False
-    _head = b""
-    _texts: Sequence[bytes] = ()
     _thoughts: Sequence[bytes] = ()
-    """Beginning of each choice's plain chunks, up to the text."""
+    """Beginning of each choice's plain chunks of thoughts, up to the text."""
 
     def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
-        super().__init__(options.n)
-        self._meta = meta
-        self._options = options
+        special = (
+            options.token_ids or options.continuous_usage or options.blocks or options.parsed is not None
+        )
+        super().__init__(meta, options, options.n, options.top_logprobs is None and not special)
         if options.top_logprobs is not None and not options.hides:
             self._logprobs = ChatLogprobs(options.top_logprobs, options.token_id_names, options.beams)
 
@@ -131,30 +111,14 @@ class ChatWriter(ResponseWriter):
         values = len(options.prompt_text or "") + options.n * len(options.echo or "")
         return values + (len(options.prompt_ids) if options.token_ids else 0) > SLICE
 
-    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
-        return (self._texts[index], PLAIN_TEXT.end) if self._texts else None
-
-    def closing(self) -> bytes:
-        options = self._options
-        if not options.include_usage or self.has_failed:
-            return DONE
-        details: PromptTokensDetails | UnsetType = UNSET
-        if options.prompt_details:
-            details = PromptTokensDetails(self.told_cached, self.told_created, options.media_tokens or UNSET)
-        usage = self._usage(self.choices, details, UNSET)
-        timing = (self.timing(UNSET) or UNSET) if options.metrics else UNSET
-        return last_event(self._head, ChunkTail(usage, self._meta.signature, metrics=timing)) + DONE
-
     def _begin(self, output: Started) -> Iterable[bytes]:
         """Returns the role chunks of all choices together, when the first choice begins."""
-        if self._head:
+        if self.started is not None:
             return ()
-        options = self._options
+        options, head = self._options, self._head
         self.begin(output)
-        self._head = head = chunk_head(self._meta, CHUNK)
-        self._plain = options.plain
         if self._plain:
-            self._texts = PLAIN_TEXT.begins(head, options.n)
+            self._texts = self.plain_text.begins(head, options.n)
         usage = self._usage((), UNSET, None) if options.continuous_usage else UNSET
         ids = options.prompt_ids if options.token_ids else None
         tail = ChunkTail(usage, UNSET, ids, options.prompt_text)
@@ -165,24 +129,16 @@ class ChatWriter(ResponseWriter):
         return chain(opening, echo)
 
     def _tokens(self, output: Tokens) -> bytes:
-        """Returns one chunk for each token, as vLLM's clients count chunks."""
-        choice, options, part = self.choices[output.index], self._options, output.part
-        if options.parsed is not None:
-            options.parsed(True, part is not None and part.kind == "call", max(1, len(output.ids)))
-        if not self._plain or (part is not None and part.kind != "reasoning"):
-            return b"".join([self._special(choice, output, i) for i in places(output)])
-        if output.finish is None:
-            return self._plain_chunks(choice, output, len(output.texts))
-        last = len(output.texts) - 1
-        if last < 1:
-            return self._special(choice, output, 0)
-        return self._plain_chunks(choice, output, last) + self._special(choice, output, last)
+        if (parsed := self._options.parsed) is not None:
+            part = output.part
+            parsed(True, part is not None and part.kind == "call", max(1, len(output.ids)))
+        return super()._tokens(output)
 
-    def _plain_chunks(self, choice: ChoiceState, output: Tokens, number: int) -> bytes:
+    def _plain_chunks(self, output: Tokens, number: int) -> bytes:
+        choice, texts = self.choices[output.index], output.texts[:number]
         choice.tokens += len(output.ids[:number])
-        texts = output.texts[:number]
         if output.part is None:
-            return PLAIN_TEXT.events(self._texts[output.index], texts)
+            return self.plain_text.events(self._texts[output.index], texts)
         choice.reasoning_tokens += len(output.ids[:number])
         if not self._thoughts:
             self._thoughts = PLAIN_THOUGHT.begins(self._head, self._options.n)
@@ -191,9 +147,8 @@ class ChatWriter(ResponseWriter):
         shown = texts if self._options.empty_thoughts else [text for text in texts if text]
         return PLAIN_THOUGHT.events(self._thoughts[output.index], shown)
 
-    def _special(self, choice: ChoiceState, output: Tokens, i: int) -> bytes:
-        """Returns the chunk of token `i`, with all requested fields; empty when it shows nothing."""
-        options, part = self._options, output.part
+    def _special(self, output: Tokens, i: int) -> bytes:
+        options, part, choice = self._options, output.part, self.choices[output.index]
         last = i + 1 >= len(output.texts)
         of = slice(i, None if last else i + 1)  # a whole beam is one text of many tokens
         text, ids = output.texts[i] if output.texts else "", output.ids[of]
@@ -217,11 +172,8 @@ class ChatWriter(ResponseWriter):
         if finish is not None:
             choice.finish, choice.ended_s = finish, output.at_s
             shown.finish_reason, shown.stop_reason = self._finish_reason(choice), finish.stop_reason
-        elif not options.continuous_usage:
-            return chunk_event(self._head, shown)
         usage = self._usage((choice,), UNSET, None) if options.continuous_usage else UNSET
-        unsigned = finish is None or options.include_usage
-        return chunk_event(self._head, shown, ChunkTail(usage, UNSET if unsigned else self._meta.signature))
+        return self._chunk(shown, usage, finish is not None)
 
     def _delta(self, choice: ChoiceState, part: Part | None, text: str) -> Delta | None:
         """Returns a token's addition to the message; None for markup or a hidden thought."""
@@ -246,6 +198,13 @@ class ChatWriter(ResponseWriter):
         if reason == "stop" and choice.called and not self._options.named_tool:
             return "tool_calls"
         return reason
+
+    def _whole_usage(self) -> Usage:
+        options = self._options
+        details: PromptTokensDetails | UnsetType = UNSET
+        if options.prompt_details:
+            details = PromptTokensDetails(self.told_cached, self.told_created, options.media_tokens or UNSET)
+        return self._usage(self.choices, details, UNSET)
 
     def _usage(
         self,
@@ -303,8 +262,15 @@ class ChatWriter(ResponseWriter):
             return ChatMessage(options.role, "".join(texts))
         message = ChatMessage(options.role, self._content(choice, texts))
         if choice.called:
-            calls = [segment for segment in choice.segments if segment.kind == "call"]
-            message.tool_calls = [self._tool_call(call) for call in calls]
+            message.tool_calls = [
+                ToolCall(
+                    call.part.id or options.new_call_id(),
+                    "function",
+                    function=FunctionCall(call.part.name, call.text),
+                )
+                for call in choice.segments
+                if call.part is not None and call.part.kind == "call"
+            ]
         thoughts = choice.texts_of("reasoning")
         if options.show_reasoning and any(thoughts):
             message.reasoning = "".join(thoughts)
@@ -316,16 +282,7 @@ class ChatWriter(ResponseWriter):
             text = [TextBlock("".join(texts))] if said else []
             return [*text, ImageBlock(ImageURL("".join(images)))]
         options = self._options
-        if (
-            not said
-            and options.echo is None
-            and not options.forced_tool
-            and (choice.called or options.reasons)
-        ):
+        is_open = options.echo is None and not options.forced_tool
+        if is_open and not said and (choice.called or options.reasons):
             return None
         return "".join(texts)
-
-    def _tool_call(self, call: Segment) -> ToolCall:
-        part = call.part or Part("call")
-        function = FunctionCall(part.name, "".join(call.texts))
-        return ToolCall(part.id or self._options.new_call_id(), "function", function=function)

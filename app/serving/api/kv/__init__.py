@@ -1,1 +1,0 @@
-"""Publishers of KV events, and the index of KV blocks."""
