@@ -55,20 +55,35 @@ def rendered(
     return joined((encode(render(part)) for part in _parts(spans)), holes)
 
 
-class ChatLogprobs:
-    """Log probabilities of a chat, with `top` alternatives each, the token itself first.
+class TokenNames:
+    """Names of tokens in an answer: `top` alternatives each; `token_id:N` instead of texts if `as_ids`."""
 
-    Names are `token_id:N` if `as_ids`. An alternative's bytes encode its name; the entry's own bytes encode
-    its text, or are null if `byteless`.
-    """
+    __slots__ = ("_as_ids", "_bytes", "_top")
 
-    __slots__ = ("_as_ids", "_byteless", "_bytes", "_top")
-
-    def __init__(self, top: int, as_ids: bool = False, byteless: bool = False) -> None:
+    def __init__(self, top: int, as_ids: bool = False) -> None:
         self._top = top
         self._as_ids = as_ids
-        self._byteless = byteless
         self._bytes = lru_cache(MOST_KNOWN)(token_bytes)
+
+    def _shown(self, entry: TokenLogprob) -> Sequence[tuple[int, str, float]]:
+        """Returns id, name and log probability of the shown alternatives."""
+        shown = entry.top if self._top == ALL else entry.top[: self._top]
+        if not self._as_ids:
+            return shown
+        return [(token_id, f"token_id:{token_id}", logprob) for token_id, _, logprob in shown]
+
+
+class ChatLogprobs(TokenNames):
+    """Log probabilities of a chat, the token itself first.
+
+    An alternative's bytes encode its name; the entry's own bytes encode its text, or are null if `byteless`.
+    """
+
+    __slots__ = ("_byteless",)
+
+    def __init__(self, top: int, as_ids: bool = False, byteless: bool = False) -> None:
+        super().__init__(top, as_ids)
+        self._byteless = byteless
 
     def entries(self, entries: Entries) -> list[wire.ChatLogprob]:
         of, as_ids, alternative = self._bytes, self._as_ids, wire.ChatAlternative
@@ -78,71 +93,39 @@ class ChatLogprobs:
                 token_name(entry.token_id, entry.token, as_ids),
                 entry.logprob,
                 NULL if byteless else of(entry.token),
-                [alternative(name, logprob, of(name)) for _, name, logprob in self._named(entry)],
+                [alternative(name, logprob, of(name)) for _, name, logprob in self._shown(entry)],
             )
             for entry in entries
         ]
 
-    def _named(self, entry: TokenLogprob) -> Sequence[tuple[int, str, float]]:
-        shown = _shown(entry, self._top)
-        if not self._as_ids:
-            return shown
-        return [(token_id, token_name(token_id, "", True), logprob) for token_id, _, logprob in shown]
 
+class ItemLogprobs(TokenNames):
+    """Log probabilities of a message of the Responses family. Bytes encode names."""
 
-class ItemLogprobs:
-    """Log probabilities of a message of the Responses family, with `top` alternatives each.
-
-    With `as_ids` tokens are named `token_id:N`, and bytes encode that name.
-    """
-
-    __slots__ = ("_as_ids", "_bytes", "_top")
-
-    def __init__(self, top: int, as_ids: bool = False) -> None:
-        self._top = top
-        self._as_ids = as_ids
-        self._bytes = lru_cache(MOST_KNOWN)(token_bytes)
+    __slots__ = ()
 
     def entries(self, entries: Entries) -> list[wire.ItemLogprob]:
         of, alternative = self._bytes, wire.ItemAlternative
         return [
             wire.ItemLogprob(
-                entry.token,
-                of(entry.token),
+                name := token_name(entry.token_id, entry.token, self._as_ids),
+                of(name),
                 entry.logprob,
-                [alternative(text, of(text), logprob) for _, text, logprob in _shown(entry, self._top)],
+                [alternative(text, of(text), logprob) for _, text, logprob in self._shown(entry)],
             )
-            for entry in self._named(entries)
+            for entry in entries
         ]
 
     def event_entries(self, entries: Entries) -> list[wire.EventLogprob]:
         """Returns the entries as in events, without bytes."""
         return [
             wire.EventLogprob(
-                entry.token,
+                token_name(entry.token_id, entry.token, self._as_ids),
                 entry.logprob,
-                [wire.EventAlternative(text, logprob) for _, text, logprob in _shown(entry, self._top)],
-            )
-            for entry in self._named(entries)
-        ]
-
-    def _named(self, entries: Entries) -> Entries:
-        if not self._as_ids:
-            return entries
-        return [
-            TokenLogprob(
-                entry.token_id,
-                token_name(entry.token_id, "", True),
-                entry.logprob,
-                [(token_id, token_name(token_id, "", True), logprob) for token_id, _, logprob in entry.top],
-                entry.rank,
+                [wire.EventAlternative(text, logprob) for _, text, logprob in self._shown(entry)],
             )
             for entry in entries
         ]
-
-
-def _shown(entry: TokenLogprob, top: int) -> Sequence[tuple[int, str, float]]:
-    return entry.top if top == ALL else entry.top[:top]
 
 
 def token_id_entries(entries: Entries) -> list[wire.TokenIdLogprob]:
@@ -193,42 +176,28 @@ class CompletionLogprobs:
         """Returns the lists of the next tokens; `names` has the tokens whose entries are None."""
         tokens: list[str] = []
         values: list[float | None] = []
-        places: list[int] = []
+        offsets: list[int] = []
 
         def tops() -> Iterator[bytes]:
             for part in _parts(spans):
-                entries = tuple(part)  # computes each entry only once
-                places.extend(self._offsets(entries, names, tokens, values))
-                yield encode(self._tops(entries))
+                top: list[dict[str, float] | None] = []
+                for entry in part:
+                    if entry is None:
+                        name = names[len(tokens)]
+                    else:
+                        name = token_name(entry.token_id, entry.token, self._as_ids)
+                    values.append(None if entry is None else entry.logprob)
+                    top.append(None if entry is None else self._top(entry))
+                    tokens.append(name)
+                    offsets.append(self._offset)
+                    self._offset += len(name)
+                yield encode(top)
 
         return wire.CompletionLogprobs(
-            top_logprobs=joined(tops(), holes), text_offset=places, token_logprobs=values, tokens=tokens
+            top_logprobs=joined(tops(), holes), text_offset=offsets, token_logprobs=values, tokens=tokens
         )
-
-    def _offsets(
-        self, entries: SomeEntries, names: Sequence[str], tokens: list[str], values: list[float | None]
-    ) -> list[int]:
-        """Returns the offset of each token in characters.
-
-        Adds names to `tokens` and log probabilities to `values`.
-        """
-        offsets = []
-        for entry in entries:
-            if entry is None:
-                token = names[len(tokens)]
-                values.append(None)
-            else:
-                token = token_name(entry.token_id, entry.token, self._as_ids)
-                values.append(entry.logprob)
-            tokens.append(token)
-            offsets.append(self._offset)
-            self._offset += len(token)
-        return offsets
-
-    def _tops(self, entries: SomeEntries) -> list[dict[str, float] | None]:
-        return [None if entry is None else self._top(entry) for entry in entries]
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
         if self._as_ids:
-            return {token_name(token_id, "", True): logprob for token_id, _, logprob in entry.top}
+            return {f"token_id:{token_id}": logprob for token_id, _, logprob in entry.top}
         return {text: logprob for _, text, logprob in entry.top}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from hashlib import sha256
 from hmac import compare_digest
 
@@ -35,32 +34,19 @@ class ApiKeys(Middleware):
         self.active = bool(self._admin)
 
     def begin(self, context: RequestContext) -> Response | None:
-        keys = self._keys_for(context.path)
-        if not keys or context.method == "OPTIONS" or _is_among(_presented(context), keys):
+        """Returns 401 unless the bearer key or, below /admin, X-Admin-Key opens the path."""
+        is_admin, headers = context.path.startswith(ADMIN), context.headers
+        keys = self._admin if is_admin else self._api if context.path.startswith(GUARDED) else ()
+        if not keys or context.method == "OPTIONS":
             return None
-        return json_response(UNAUTHORIZED, 401)
-
-    def _keys_for(self, path: str) -> tuple[bytes, ...]:
-        if path.startswith(ADMIN):
-            return self._admin
-        return self._api if path.startswith(GUARDED) else ()
-
-
-def _presented(context: RequestContext) -> list[bytes]:
-    """Returns the keys of a request: its bearer key and, below /admin, its X-Admin-Key."""
-    offered = [key] if (key := bearer(context.headers)) is not None else []
-    admin_key = context.headers.get("x-admin-key")
-    if admin_key is not None and context.path.startswith(ADMIN):
-        offered.append(admin_key.encode("latin-1", "replace"))
-    return offered
-
-
-def _is_among(offered: Iterable[bytes], keys: tuple[bytes, ...]) -> bool:
-    found = False
-    for digest in map(_digest, offered):
-        for key in keys:  # compare all: the time must not reveal which key matched
-            found |= compare_digest(digest, key)
-    return found
+        offered = [bearer(headers)]
+        if is_admin and (admin_key := headers.get("x-admin-key")) is not None:
+            offered.append(admin_key.encode("latin-1", "replace"))
+        is_open = False
+        for digest in (_digest(key) for key in offered if key is not None):
+            for key in keys:  # compare all: the time must not reveal which key matched
+                is_open |= compare_digest(digest, key)
+        return None if is_open else json_response(UNAUTHORIZED, 401)
 
 
 def _digest(key: bytes) -> bytes:

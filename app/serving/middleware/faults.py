@@ -7,7 +7,7 @@ from functools import partial
 
 from app.serving.faults.audit import AuditReport, AuditTrail, ClientAudit, Exchange
 from app.serving.faults.fault import Fault
-from app.serving.faults.injector import FaultInjector, fault_of
+from app.serving.faults.injector import FaultInjector
 from app.serving.http.context import RequestContext, client_name
 from app.serving.http.response import CLIENT_GONE, Response, StreamingBody
 from app.serving.middleware.stack import Middleware
@@ -41,23 +41,19 @@ class FaultAudit(Middleware):
         if response.status < 400 and not self._looks and not self._injector.active:
             return
         route = context.route
-        if route is None:
+        if route is None or not (context.is_generation or "Retry-After" in response.headers):
             return
-        if context.is_generation or "Retry-After" in response.headers:
-            self._look_at(route.path, context, response)
-
-    def _look_at(self, path: str, context: RequestContext, response: Response) -> None:
         self._looks = True
-        fault = fault_of(context) or Fault()
-        gone = response.status == CLIENT_GONE
+        fault, gone = context.kept(Fault) or Fault(), response.status == CLIENT_GONE
+        retry_after = response.headers.get("Retry-After", "")
         exchange = Exchange(
-            path=path,
+            path=route.path,
             body=None if context.body is None else hash(context.body),
             request_id=(context.request_id or "-")[:LONGEST_ID],
             arrived_s=context.arrival_s,
             answered_s=self._now(),
             status=200 if gone else response.status,
-            retry_after_s=_number(response.headers.get("Retry-After")),
+            retry_after_s=float(retry_after) if retry_after.isdecimal() and len(retry_after) < 19 else None,
             fault=fault.name,
         )
         audit = self.trail.begin(client_name(context), exchange)
@@ -75,7 +71,3 @@ class FaultAudit(Middleware):
         audit.disconnects += stream.gone
         if not stream.gone:
             self.trail.end(audit, exchange, self._now(), stream.was_damaged, stream.is_cut_off)
-
-
-def _number(text: str | None) -> float | None:
-    return float(text) if text and text.isdecimal() and len(text) < 19 else None

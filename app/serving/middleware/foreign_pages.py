@@ -52,18 +52,20 @@ class ForeignPages(Middleware):
         is_ours, headers = path.startswith(OURS), context.headers
         if not is_ours and (path not in CONTROL or not headers.keys() & {"origin", "sec-fetch-site"}):
             return
-        if is_loopback(context.bound_to) and not self._is_own_host(headers.get("host", "")):
+        host = host_of(headers.get("host", ""))
+        is_own_host = not host or host in self._hosts or is_loopback(host)
+        if is_loopback(context.bound_to) and not is_own_host:
             raise _refused("The Host header names neither this machine nor one of allowed-hosts.")
         if context.method in READING:
             return
         if self._is_foreign(context):
             raise _refused("A web page of another origin may not do this.")
-        if is_ours and _has_body(context) and not is_json(context.content_type):
+        has_body = (
+            headers.keys() & {"content-type", "transfer-encoding"}
+            or headers.get("content-length", "0") != "0"
+        )
+        if is_ours and has_body and not is_json(context.content_type):
             raise ApiError(415, "Unsupported Media Type", "The content type must be application/json.")
-
-    def _is_own_host(self, host: str) -> bool:
-        name = host_of(host)
-        return not name or name in self._hosts or is_loopback(name)
 
     def _is_foreign(self, context: RequestContext) -> bool:
         headers = context.headers
@@ -96,15 +98,6 @@ def is_loopback(host: str) -> bool:
     except ValueError:
         return False
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
-
-
-def _has_body(context: RequestContext) -> bool:
-    headers = context.headers
-    return (
-        "content-type" in headers
-        or "transfer-encoding" in headers
-        or headers.get("content-length", "0") != "0"
-    )
 
 
 def _refused(message: str) -> ApiError:

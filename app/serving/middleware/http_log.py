@@ -26,33 +26,23 @@ class HttpLog(Middleware):
 
     def end(self, context: RequestContext, response: Response) -> None:
         """Writes the line. An unread part of the request's body is missing."""
-        if log.isEnabledFor(logging.INFO):
-            log.info("%s", json.dumps({**_request(context), **_response(response)}))
+        if not log.isEnabledFor(logging.INFO):
+            return
+        body = response.body
+        whole = b"".join(body) if isinstance(body, list | tuple) else body
+        line = {
+            "method": context.method,
+            "path": mask_query(context.target),
+            "client": context.client,
+            "headers": mask_headers((name.title(), value) for name, value in context.headers.items()),
+            "body": _text(context.body_read),
+            "status": response.status,
+            "response_headers": mask_headers(response.header_items()),
+            "response": _text(whole) if isinstance(whole, bytes) and not response.streamed else "(stream)",
+        }
+        log.info("%s", json.dumps(line))
 
 
-def _request(context: RequestContext) -> dict[str, object]:
-    body = context.body_read
-    return {
-        "method": context.method,
-        "path": mask_query(context.target),
-        "client": context.client,
-        "headers": mask_headers((name.title(), value) for name, value in context.headers.items()),
-        "body": _text(body[:MOST_BYTES], len(body)),
-    }
-
-
-def _response(response: Response) -> dict[str, object]:
-    body = response.body
-    whole = b"".join(body) if isinstance(body, list | tuple) else body
-    return {
-        "status": response.status,
-        "response_headers": mask_headers(response.header_items()),
-        "response": _text(whole[:MOST_BYTES], len(whole))
-        if isinstance(whole, bytes) and not response.streamed
-        else "(stream)",
-    }
-
-
-def _text(kept: bytes, length: int) -> str:
-    text = mask_text(kept.decode(errors="replace"))
-    return text if len(kept) == length else f"{text}... ({length} bytes)"
+def _text(data: bytes) -> str:
+    text = mask_text(data[:MOST_BYTES].decode(errors="replace"))
+    return text if len(data) <= MOST_BYTES else f"{text}... ({len(data)} bytes)"

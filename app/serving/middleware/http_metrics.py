@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -40,57 +40,6 @@ class HttpSeries:
     seconds_high: Histogram
     seconds: Histogram
 
-    def observe_all(self, rows: Sequence[Row]) -> None:
-        seconds = [row[1] for row in rows]
-        self.requests.inc(len(rows))
-        self.request_bytes.observe_all([_size(row[2]) for row in rows])
-        self.response_bytes.observe_all([row[3] for row in rows])
-        self.seconds_high.observe_all(seconds)
-        self.seconds.observe_all(seconds)
-
-
-class HttpFamilies:
-    """The `http_*` families. A series appears with its first exchange. `now` returns Unix seconds."""
-
-    def __init__(self, now: Callable[[], float] = time.time) -> None:
-        low, high = partial(Histogram, LOW_RESOLUTION), partial(Histogram, HIGH_RESOLUTION)
-        whole, of_body = "From arrival to the end of the response", "http_{}_size_bytes"
-        self._requests = Family(
-            "http_requests_total", "Requests by method, class of status and route.", Counter, "counter", now
-        )
-        self._request_bytes = Family(
-            of_body.format("request"), "Declared size of request bodies by route.", Summary, "summary", now
-        )
-        self._response_bytes = Family(
-            of_body.format("response"), "Size of response bodies by route.", Summary, "summary", now
-        )
-        name = "http_request_duration_{}seconds"
-        self._seconds_high = Family(
-            name.format("highr_"), f"{whole}, all routes, in fine buckets.", high, "histogram", now
-        )
-        self._seconds = Family(
-            name.format(""), f"{whole} by method and route, in coarse buckets.", low, "histogram", now
-        )
-        self._served = Family(
-            "understudy_requests_total", "Requests by the way that served them.", Counter, "counter", now
-        )
-        self.by_way = {way: self._served.labels(way=way) for way in ("flask", "fast", "probe", "grpc")}
-        self._seconds_high.labels()  # a series without labels exists before the first request
-
-    def exchange(self, method: str, handler: str, status: int) -> HttpSeries:
-        return HttpSeries(
-            self._requests.labels(method=method, status=f"{status // 100}xx", handler=handler),
-            self._request_bytes.labels(handler=handler),
-            self._response_bytes.labels(handler=handler),
-            self._seconds_high.labels(),
-            self._seconds.labels(method=method, handler=handler),
-        )
-
-    def render(self) -> str:
-        sizes = self._request_bytes, self._response_bytes
-        families = self._requests, *sizes, self._seconds_high, self._seconds, self._served
-        return "".join(family.render() for family in families)
-
 
 UNMATCHED = "none"
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"))
@@ -98,8 +47,8 @@ METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS",
 _EXCLUDED = re.compile("/metrics|/health|/load|/ping|/version|/server_info|^/ready$")
 
 
-Row = tuple[HttpSeries, float, str | None, int]
-"""Series, duration in seconds, declared Content-Length and response bytes of an exchange."""
+Row = tuple[float, str | None, int]
+"""Duration in seconds, declared Content-Length and response bytes of an exchange."""
 BLOCK = 512
 """Rows counted together; a block takes a millisecond or two."""
 
@@ -114,10 +63,28 @@ class HttpMetrics(Middleware):
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
     ) -> None:
-        self.families = HttpFamilies(now)
         self._clock = clock
-        self._served = self.families.by_way
-        self._rows: list[Row] = []
+        low, high = partial(Histogram, LOW_RESOLUTION), partial(Histogram, HIGH_RESOLUTION)
+        of_body, took = "http_{}_size_bytes", "http_request_duration_{}seconds"
+        whole = "From arrival to the end"
+        self._requests = Family(
+            "http_requests_total", "Requests by method, class of status and route.", Counter, "counter", now
+        )
+        self._request_bytes = Family(
+            of_body.format("request"), "Declared size of request bodies by route.", Summary, "summary", now
+        )
+        self._response_bytes = Family(
+            of_body.format("response"), "Size of response bodies by route.", Summary, "summary", now
+        )
+        about = f"{whole} of the response, all routes, in fine buckets."
+        self._seconds_high = Family(took.format("highr_"), about, high, "histogram", now)
+        about = f"{whole} of the response by method and route, in coarse buckets."
+        self._seconds = Family(took.format(""), about, low, "histogram", now)
+        about = "Requests by the way that served them."
+        self._by_way = Family("understudy_requests_total", about, Counter, "counter", now)
+        self._served = {way: self._by_way.labels(way=way) for way in ("flask", "fast", "probe", "grpc")}
+        self._seconds_high.labels()  # a series without labels exists before the first request
+        self._rows: list[tuple[HttpSeries, Row]] = []
         self._exchanges: dict[tuple[str, str, int], HttpSeries | None] = {}
         """Maps method, route label and status to series; None for routes that are not counted."""
 
@@ -154,46 +121,54 @@ class HttpMetrics(Middleware):
         if is_outside(response):
             return
         label = context.label or (None if _EXCLUDED.search(context.path) else UNMATCHED)
-        exchange = self._exchange(context.method, label, response.status) if label else None
-        if exchange is None:
+        if label is None:
+            return
+        # Clients must not create series with invented methods.
+        key = (context.method if context.method in METHODS else "other", label, response.status)
+        if key not in self._exchanges:
+            self._exchanges[key] = None if _EXCLUDED.search(label) else self._series(*key)
+        series = self._exchanges[key]
+        if series is None:
             return
         body = response.body
         if isinstance(body, bytes):  # complete, and sent next
-            self._note(exchange, context, len(body))
+            self._note(series, context, len(body))
             return
         if not isinstance(body, StreamingBody):
             response.body = body = CountedBody(body)
-        response.on_close(lambda: self._note(exchange, context, body.bytes_sent))
+        response.on_close(lambda: self._note(series, context, body.bytes_sent))
 
-    def _note(self, exchange: HttpSeries, context: RequestContext, response_bytes: int) -> None:
+    def _series(self, method: str, handler: str, status: int) -> HttpSeries:
+        return HttpSeries(
+            self._requests.labels(method=method, status=f"{status // 100}xx", handler=handler),
+            self._request_bytes.labels(handler=handler),
+            self._response_bytes.labels(handler=handler),
+            self._seconds_high.labels(),
+            self._seconds.labels(method=method, handler=handler),
+        )
+
+    def _note(self, series: HttpSeries, context: RequestContext, response_bytes: int) -> None:
         seconds = self._clock() - context.arrival_s
-        self._rows.append((exchange, seconds, context.headers.get("content-length"), response_bytes))
+        self._rows.append((series, (seconds, context.headers.get("content-length"), response_bytes)))
         if len(self._rows) >= BLOCK:
             self.fold()
 
     def fold(self) -> None:
         """Counts all noted rows, grouped by series: a fifth of the cost of counting each row."""
         rows, self._rows = self._rows, []
-        kinds: dict[HttpSeries, list[Row]] = {}
-        for row in rows:
-            kinds.setdefault(row[0], []).append(row)
-        for series, of_one in kinds.items():
-            series.observe_all(of_one)
+        grouped: dict[HttpSeries, list[Row]] = {}
+        for series, row in rows:
+            grouped.setdefault(series, []).append(row)
+        for series, of_one in grouped.items():
+            seconds, declared, sent = zip(*of_one, strict=True)
+            valid = (text if text and text.isdecimal() and len(text) < 19 else 0 for text in declared)
+            series.requests.inc(len(of_one))
+            series.request_bytes.observe_all(list(map(int, valid)))
+            series.response_bytes.observe_all(sent)
+            series.seconds_high.observe_all(seconds)
+            series.seconds.observe_all(seconds)
 
     def text(self) -> str:
         self.fold()
-        return self.families.render()
-
-    def _exchange(self, method: str, label: str, status: int) -> HttpSeries | None:
-        # Clients must not create series with invented methods.
-        key = (method if method in METHODS else "other", label, status)
-        try:
-            return self._exchanges[key]
-        except KeyError:
-            found = None if _EXCLUDED.search(label) else self.families.exchange(key[0], label, status)
-            self._exchanges[key] = found
-            return found
-
-
-def _size(declared: str | None) -> int:
-    return int(declared) if declared and declared.isdecimal() and len(declared) < 19 else 0
+        sizes, seconds = (self._request_bytes, self._response_bytes), (self._seconds_high, self._seconds)
+        return "".join(family.render() for family in (self._requests, *sizes, *seconds, self._by_way))

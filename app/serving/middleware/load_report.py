@@ -29,21 +29,15 @@ class LoadReports(Middleware):
             context.endings = (self._report, *context.endings)
 
     def _report(self, context: RequestContext, response: Response) -> None:
-        format_ = context.headers[FORMAT]
-        if response.status != 200:
+        if response.status != 200 or response.headers.get("Content-Type") != JSON:
             return
-        if response.headers.get("Content-Type") == JSON and (write := WRITERS.get(format_.lower())):
-            figures = self._figures()
-            load = {"num_requests_waiting": figures.waiting, "kv_cache_usage_perc": figures.cache_usage}
-            response.headers[REPORT] = write({name: float(value) for name, value in load.items()})
-
-
-def _as_text(load: dict[str, float]) -> str:
-    return "TEXT " + ", ".join(f"named_metrics.{name}={value}" for name, value in load.items())
-
-
-def _as_json(load: dict[str, float]) -> str:
-    return "JSON " + json.dumps({"named_metrics": load})
-
-
-WRITERS = {"text": _as_text, "json": _as_json}
+        figures, wanted = self._figures(), context.headers[FORMAT].lower()
+        load = {
+            "num_requests_waiting": float(figures.waiting),
+            "kv_cache_usage_perc": float(figures.cache_usage),
+        }
+        if wanted == "json":
+            response.headers[REPORT] = "JSON " + json.dumps({"named_metrics": load})
+        elif wanted == "text":
+            values = ", ".join(f"named_metrics.{name}={value}" for name, value in load.items())
+            response.headers[REPORT] = f"TEXT {values}"

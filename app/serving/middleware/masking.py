@@ -51,7 +51,7 @@ _SCHEMA = re.compile(
 """Start of a field's JSON Schema, which is not a secret."""
 _LOGPROB = re.compile(r'"?\s*+,\s*+"(?:logprob|bytes)"')
 """Text after the `token` of a log probability; that token is not a secret."""
-_BEARER_KEY = re.compile(r"(?<!\w)[bB][eE][aA][rR][eE][rR]\s++([\w.~+/=-]++)")
+_BEARER_KEY = re.compile(r"(?<!\w)[bB][eE][aA][rR][eE][rR]\s++(?P<value>[\w.~+/=-]++)")
 
 Replacement = tuple[int, int, str]
 """Start and end of a replaced range, and the new text."""
@@ -72,12 +72,12 @@ def mask_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 def mask_query(path: str) -> str:
     """Masks the values of secret parameters in a path with query."""
-    return _QUERY.sub(_mask_parameter, path)
 
+    def masked(found: re.Match[str]) -> str:
+        before, name, value = found.groups()
+        return f"{before}{name}={MASK if is_secret(unquote(name)) else value}"
 
-def _mask_parameter(found: re.Match[str]) -> str:
-    before, name, value = found.groups()
-    return f"{before}{name}={MASK if is_secret(unquote(name)) else value}"
+    return _QUERY.sub(masked, path)
 
 
 def mask_text(text: str, slices: Slices | None = None, depth: int = DEEPEST) -> str:
@@ -94,8 +94,21 @@ def mask_pieces(pieces: Sequence[str]) -> list[str]:
 def _masked(text: str, cuts: list[int], slices: Slices, depth: int) -> tuple[str, list[int]]:
     """Masks `text`; returns the new text and the new positions of `cuts` (ascending)."""
     masked, cuts = _replaced(text, _fields(text, depth, slices), cuts)
-    masked, cuts = _replaced(masked, _bearer_keys(masked, slices), cuts)
-    return (masked, cuts) if _is_json(text) else _replaced(masked, _loose_fields(masked, slices), cuts)
+    masked, cuts = _replaced(masked, _found(_BEARER_KEY, masked, slices), cuts)
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return _replaced(masked, _found(_LOOSE, masked, slices), cuts)
+    return masked, cuts
+
+
+def _found(pattern: re.Pattern[str], text: str, slices: Slices) -> Iterator[Replacement]:
+    """Yields masks for the values that `pattern` finds, if their names, where it finds names, are secret."""
+    for found in pattern.finditer(text):
+        slices.spend()
+        name = found.groupdict().get("name")
+        if name is None or is_secret(name) and not (name == "token" and _LOGPROB.match(text, found.end())):
+            yield (*found.span("value"), MASK)
 
 
 def _replaced(text: str, replacements: Iterable[Replacement], cuts: list[int]) -> tuple[str, list[int]]:
@@ -111,20 +124,17 @@ def _replaced(text: str, replacements: Iterable[Replacement], cuts: list[int]) -
     return "".join([*pieces, text[done:]]), moved
 
 
-def _is_json(text: str) -> bool:
-    try:
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return False
-    return True
-
-
 def _fields(text: str, depth: int, slices: Slices) -> Iterator[Replacement]:
     """Yields replacements of fields with a secret name, and of strings that hide such fields."""
     at = 0
     while (found := _SUSPECT.search(text, at)) is not None:
         slices.spend(LOOK if "\\" in found["text"] else 1)
-        string, at = _unescaped(found["text"]), found.end()
+        string, at = found["text"], found.end()
+        if "\\" in string:
+            try:
+                string = str(json.loads(f'"{string}"', strict=False))
+            except ValueError:  # an invalid escape
+                string = string.replace("\\", "")
         if found["colon"] is None:
             if depth and _MAY_HIDE.search(string):
                 masked = mask_text(string, slices, depth - 1)
@@ -134,14 +144,6 @@ def _fields(text: str, depth: int, slices: Slices) -> Iterator[Replacement]:
             start, at = at, _end_of_value(text, at, slices)
             if at > start and not (string == "token" and _LOGPROB.match(text, at)):
                 yield start, at, f'"{MASK}"'
-
-
-def _unescaped(text: str) -> str:
-    """Decodes the content of a JSON string; removes the backslashes of invalid escapes."""
-    try:
-        return str(json.loads(f'"{text}"', strict=False)) if "\\" in text else text
-    except ValueError:
-        return text.replace("\\", "")
 
 
 def _end_of_value(text: str, start: int, slices: Slices) -> int:
@@ -159,16 +161,3 @@ def _end_of_value(text: str, start: int, slices: Slices) -> int:
         if not awaited:
             return part.end()
     return len(text)
-
-
-def _bearer_keys(text: str, slices: Slices) -> Iterator[Replacement]:
-    for found in _BEARER_KEY.finditer(text):
-        slices.spend()
-        yield (*found.span(1), MASK)
-
-
-def _loose_fields(text: str, slices: Slices) -> Iterator[Replacement]:
-    for found in _LOOSE.finditer(text):
-        slices.spend()
-        if is_secret(found["name"]) and not (found["name"] == "token" and _LOGPROB.match(text, found.end())):
-            yield (*found.span("value"), MASK)

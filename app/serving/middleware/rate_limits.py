@@ -9,12 +9,13 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from typing import NamedTuple
 
 from cachetools import LRUCache
 
 from app.base.clock.clock import Clock
 from app.base.clock.token_bucket import ROUNDING_S, TokenBucket
-from app.engine.core.request import EngineRequest, Outcome, Watch
+from app.engine.core.request import EngineRequest, Watch
 from app.serving.http.context import RequestContext, bearer
 from app.serving.http.errors import too_many
 from app.serving.http.response import Response
@@ -56,11 +57,9 @@ class Usage:
         return told
 
 
-@dataclass(frozen=True, slots=True)
-class LimitedRequest:
-    """Client, buckets and arrival of a request that counts; kept in its context."""
+class LimitedRequest(NamedTuple):
+    """Buckets and arrival of a request that counts; kept in its context."""
 
-    caller: bytes
     usage: Usage
     asked_s: float
 
@@ -94,13 +93,16 @@ class RateLimits(Middleware):
         """Counts the request. ApiError 429 when its client has reached a limit."""
         if context.method != "POST" or context.path not in LIMITED:
             return
-        caller = caller_of(context)
-        usage, now_s = self._of(caller), self._clock.now()
-        context.keep(LimitedRequest(caller, usage, now_s))
+        key = bearer(context.headers)
+        caller = context.client.encode() if key is None else sha256(key).digest()
+        usage, now_s = self._usage_of(caller), self._clock.now()
+        context.keep(LimitedRequest(usage, now_s))
         context.observers = (*context.observers, partial(self._observe, caller))
-        wait_s = _debt_s(usage.tokens, now_s)
-        if wait_s > ROUNDING_S:
-            raise _exceeded(self._limits[1], "tokens", wait_s)
+        if usage.tokens is not None:  # it may be in debt, and has to hold a token again
+            bucket = usage.tokens
+            debt_s = bucket.full_in(now_s) - (bucket.burst - 1) * MINUTE_S / bucket.per_minute
+            if debt_s > ROUNDING_S:
+                raise _exceeded(self._limits[1], "tokens", debt_s)
         wait_s = usage.requests.take(1, now_s) if usage.requests is not None else 0.0
         if wait_s > 0:
             raise _exceeded(self._limits[0], "requests", wait_s)
@@ -110,12 +112,12 @@ class RateLimits(Middleware):
         if limited is not None:
             response.headers.update(limited.usage.headers(limited.asked_s))
 
-    def charge(self, caller: bytes | None, tokens: int) -> None:
-        """Subtracts used tokens from the bucket of `caller`; None is a client without limits.
+    def charge(self, caller: bytes, tokens: int) -> None:
+        """Subtracts used tokens from the bucket of `caller`.
 
         The bucket may become negative: further requests are refused until it holds a token again.
         """
-        bucket = None if caller is None else self._of(caller).tokens
+        bucket = self._usage_of(caller).tokens
         if bucket is not None:
             bucket.spend(tokens, self._clock.now())
 
@@ -123,31 +125,15 @@ class RateLimits(Middleware):
         """Charges a sequence: the prompt once, each choice at its end."""
         if request.index % request.n == 0:
             self.charge(caller, len(request.prompt_ids))
-        return partial(self._ended, caller)
+        return lambda outcome: self.charge(caller, outcome.tokens)
 
-    def _ended(self, caller: bytes, outcome: Outcome) -> None:
-        self.charge(caller, outcome.tokens)
-
-    def _of(self, caller: bytes) -> Usage:
+    def _usage_of(self, caller: bytes) -> Usage:
         usage = self._usage.get(caller)
         if usage is None:
             now_s = self._clock.now()
             buckets = (TokenBucket(most, now_s=now_s) if most else None for most in self._limits)
             usage = self._usage[caller] = Usage(*buckets)
         return usage
-
-
-def caller_of(context: RequestContext) -> bytes:
-    """Returns a hash of the bearer key or, without one, the address."""
-    key = bearer(context.headers)
-    return sha256(key).digest() if key is not None else context.client.encode()
-
-
-def _debt_s(bucket: TokenBucket | None, now_s: float) -> float:
-    """Returns the seconds until `bucket` holds a token; at most 0, but for rounding, if one is there."""
-    if bucket is None:
-        return 0.0
-    return bucket.full_in(now_s) - (bucket.burst - 1) * MINUTE_S / bucket.per_minute
 
 
 def _exceeded(limit: int | None, what: str, wait_s: float) -> Exception:

@@ -97,26 +97,22 @@ class Traces(Middleware):
     def begin(self, context: RequestContext) -> None:
         if context.path in UNTRACED:
             return
-        method = context.method if context.method in METHODS else OTHER
-        route = context.route
-        name = f"{method} {route.path}" if route else method
+        method, name = context.method if context.method in METHODS else OTHER, ""
         attributes = {HTTP_METHOD: method, URL_PATH: context.path}
-        if route:
-            attributes[HTTP_ROUTE] = route.path
-        given = {key: context.headers[key] for key in PARENT if key in context.headers}
-        parent = self._propagator.extract(given, Context())
-        trace = RequestTrace(self._tracer, name, attributes, parent, context.arrival_s, self._zero_ns())
-        if trace.span.is_recording():
-            context.keep(trace)
-            context.observers = (*context.observers, trace.watch)
-
-    def _zero_ns(self) -> int:
-        """Returns the Unix time of the clock's zero, from readings of both clocks in quick succession."""
-        for _ in range(READINGS):
+        if context.route:
+            attributes[HTTP_ROUTE] = context.route.path
+            name = f" {context.route.path}"
+        for _ in range(READINGS):  # the Unix time of the clock's zero, from both clocks in quick succession
             before_s, unix_ns, after_s = self._clock.now(), self._unix_ns(), self._clock.now()
             if after_s - before_s < TOGETHER_S:
                 break
-        return unix_ns - int((before_s + after_s) / 2 * NANOSECONDS)
+        zero_ns = unix_ns - int((before_s + after_s) / 2 * NANOSECONDS)
+        given = {key: context.headers[key] for key in PARENT if key in context.headers}
+        parent = self._propagator.extract(given, Context())
+        trace = RequestTrace(self._tracer, method + name, attributes, parent, context.arrival_s, zero_ns)
+        if trace.span.is_recording():
+            context.keep(trace)
+            context.observers = (*context.observers, trace.watch)
 
     def end(self, context: RequestContext, response: Response) -> None:
         trace = context.kept(RequestTrace)
@@ -196,7 +192,12 @@ class RequestTrace:
             self._latency[name] = worst(seconds, self._latency.get(name, seconds))
         passed = phases(generation.arrival_s, outcome)
         for phase, (begin_s, end_s) in passed.items():
-            told = {CHOICE: generation.index, **_told(phase, generation, outcome)}
+            told: dict[str, AttributeValue] = {CHOICE: generation.index}
+            if phase == PREFILL:
+                told[PROMPT_TOKENS] = len(generation.prompt_ids)
+                told[CACHED_TOKENS] = outcome.cached_tokens
+            elif phase == DECODE:
+                told[COMPLETION_TOKENS], told[FINISH_REASONS] = outcome.tokens, (outcome.reason,)
             span = self._tracer.start_span(phase, self._below, attributes=told, start_time=self._ns(begin_s))
             if outcome.reason in BROKEN and phase == list(passed)[-1]:
                 span.set_status(Status(StatusCode.ERROR, outcome.reason))
@@ -232,11 +233,3 @@ def latencies(arrival_s: float, outcome: Outcome) -> dict[str, float]:
         told[TIME_IN_DECODE] = last_s - first_s
         told[TIME_IN_INFERENCE] = last_s - scheduled_s
     return told
-
-
-def _told(phase: str, generation: EngineRequest, outcome: Outcome) -> dict[str, AttributeValue]:
-    if phase == PREFILL:
-        return {PROMPT_TOKENS: len(generation.prompt_ids), CACHED_TOKENS: outcome.cached_tokens}
-    if phase == DECODE:
-        return {COMPLETION_TOKENS: outcome.tokens, FINISH_REASONS: (outcome.reason,)}
-    return {}

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from app.engine.core.client import EngineClient
 from app.engine.core.lifecycle import Operations
+from app.serving.api.admin.reports import action
 from app.serving.http.body import BodyLimits
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, bad_request, malformed, unavailable
-from app.serving.http.response import Response, json_response
-from app.serving.http.route import Route, get, post
+from app.serving.http.response import Response
+from app.serving.http.route import Route, post
 from config import ConfigError
 from config.fake_metrics import FakeMetricsError, merged
 from config.live import LiveSettings
@@ -36,29 +37,20 @@ def routes(
 ) -> list[Route]:
     """Returns the routes. A request with `?ranks=all` concerns all ranks, and is answered by rank."""
 
-    def for_all(
-        context: RequestContext, own: Callable[[], Any], data: bytes = b"", check: str = ""
-    ) -> Response:
-        """Returns our own answer or, for all ranks, every rank's.
+    def config(context: RequestContext) -> object:
+        return siblings.answers(context, live.current.dump())
 
-        With `check`, all ranks must agree first.
-        """
-        if check and concerns_all(context):
-            siblings.ask(context.method, check, context.headers, data)
-        return json_response(siblings.answers(context, own(), data))
+    def live_names(context: RequestContext) -> object:
+        return {row.name: row.help for row in live.current.table.rows if row.live}
 
-    def config(context: RequestContext) -> Response:
-        """All settings by name; secrets masked."""
-        return for_all(context, lambda: live.current.dump())
-
-    def live_names(context: RequestContext) -> Response:
-        """The settings that may change, with their meaning."""
-        return json_response({row.name: row.help for row in live.current.table.rows if row.live})
-
-    def change(context: RequestContext) -> Response:
-        """Changes some settings, all or none; the answer has all settings. `?check=true` changes nothing."""
+    def change(context: RequestContext) -> object:
         data = body.read(context)
-        values = _object(data)
+        try:
+            values = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise malformed(f"body: {error}", "body") from None
+        if not isinstance(values, dict):
+            raise malformed("body: expected an object", "body")
         try:
             if FAKES in values:
                 values[FAKES] = merged(live.current.metrics.fake_metrics, values[FAKES])
@@ -66,31 +58,27 @@ def routes(
         except (ConfigError, FakeMetricsError) as error:
             raise bad_request(f"{error}.") from None
         if context.argument("check") == "true":
-            return json_response(changed.dump())
-        return for_all(context, lambda: live.change(values).dump(), data, CHECK)
+            return changed.dump()
+        if concerns_all(context):  # all ranks must agree before any changes
+            siblings.ask(context.method, CHECK, context.headers, data)
+        return siblings.answers(context, live.change(values).dump(), data)
 
-    def drain(context: RequestContext) -> Response:
-        """Stops admitting requests and reports not ready; running requests continue."""
+    def drain(context: RequestContext) -> object:
         lifecycle.drain()
-        told = {"status": "draining", "running": service.running, "waiting": service.waiting}
-        return for_all(context, lambda: told)
+        counts = {"running": service.running, "waiting": service.waiting}
+        return siblings.answers(context, {"status": "draining", **counts})
 
+    about_change = (
+        "Changes some settings, all or none; the answer has all settings. `?check=true` changes nothing."
+    )
+    about_drain = "Stops admitting requests and reports not ready; running requests continue."
+    about_live = "The settings that may change, with their meaning."
     return [
-        get("/admin/config", config),
-        get("/admin/config/live", live_names),
-        post("/admin/config", change),
-        post("/admin/drain", drain),
+        action("GET", "/admin/config", "All settings by name; secrets masked.", config),
+        action("GET", "/admin/config/live", about_live, live_names),
+        action("POST", "/admin/config", about_change, change),
+        action("POST", "/admin/drain", about_drain, drain),
     ]
-
-
-def _object(data: bytes) -> dict[str, Any]:
-    try:
-        values = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise malformed(f"body: {error}", "body") from None
-    if not isinstance(values, dict):
-        raise malformed("body: expected an object", "body")
-    return values
 
 
 def fake_metrics_routes(body: BodyLimits, live: LiveSettings) -> list[Route]:
@@ -105,9 +93,7 @@ def fake_metrics_routes(body: BodyLimits, live: LiveSettings) -> list[Route]:
             raise bad_request(str(error), FAKES) from None
         return Response(b"", 204)
 
-    return [
-        post("/fake_metrics", change),
-    ]
+    return [post("/fake_metrics", change)]
 
 
 def concerns_all(context: RequestContext) -> bool:
@@ -123,7 +109,11 @@ class PeerRanks:
     def __init__(self, own: int, others: Sequence[tuple[int, str]]) -> None:
         self.own = own
         self._others = others
-        self._pool = _pool() if others else None
+        self._pool: PoolManager | None = None
+        if others:
+            from urllib3 import PoolManager  # a slow import, and most servers have one rank
+
+            self._pool = PoolManager(timeout=TIMEOUT_S, retries=False, cert_reqs="CERT_NONE")
 
     def answers(self, context: RequestContext, own: Any, body: bytes = b"") -> Any:
         """Returns `own`, our answer to a request; with `?ranks=all` every rank's answer, by rank.
@@ -160,25 +150,15 @@ class PeerRanks:
         raise ApiError(answer.status, kind, f"Rank {rank}: {message}")
 
 
-def _pool() -> PoolManager:
-    from urllib3 import PoolManager  # a slow import, and most servers have one rank
-
-    return PoolManager(timeout=TIMEOUT_S, retries=False, cert_reqs="CERT_NONE")
-
-
 def script_routes(book: ScriptSet, siblings: PeerRanks) -> list[Route]:
     """Returns routes to read and restart the report of `book`; `?ranks=all` is for all ranks."""
 
-    def script(context: RequestContext) -> Response:
-        """Number of answers of each rule of each script."""
-        return json_response(siblings.answers(context, book.report()))
-
-    def begin_anew(context: RequestContext) -> Response:
-        """Restarts the counts of all rules, for the next test."""
+    def begin_anew(context: RequestContext) -> object:
         book.restart()
-        return json_response(siblings.answers(context, book.report()))
+        return siblings.answers(context, book.report())
 
+    about, path = "Number of answers of each rule of each script.", "/admin/script"
     return [
-        get("/admin/script", script),
-        Route(methods=("DELETE",), path="/admin/script", handle=begin_anew),
+        action("GET", path, about, lambda context: siblings.answers(context, book.report())),
+        action("DELETE", path, "Restarts the counts of all rules, for the next test.", begin_anew),
     ]
