@@ -38,10 +38,6 @@ class ResponseMeta(Struct, frozen=True):
         return f"{self.id}{self.joint}{prompt}" if self.joint else self.id
 
 
-JOINTS = {"cmpl": "-"}
-"""`joint` by prefix of the id: even the only prompt of a text completion has a number."""
-
-
 class ResponseOptions(Struct, frozen=True, kw_only=True):
     """Options of an answer that all API families share."""
 
@@ -90,9 +86,10 @@ class Identity:
         """Returns the head of an answer; its id is the header's, else the body's (`own_id`), else random."""
         request_id = context.headers.get("x-request-id")
         if request_id is None:
-            request_id = own_id or self.fresh_id()
-        own = f"{prefix}-{request_id}"
-        return ResponseMeta(own, self.now_s(), model, self._fingerprint, JOINTS.get(prefix, ""))
+            request_id = own_id or f"{self._rng.getrandbits(64):016x}"
+        # Even the only prompt of a text completion has a number.
+        joint = "-" if prefix == "cmpl" else ""
+        return ResponseMeta(f"{prefix}-{request_id}", int(self._now()), model, self._fingerprint, joint)
 
     def now_s(self) -> int:
         return int(self._now())
@@ -115,13 +112,10 @@ def system_fingerprint(settings: Settings) -> str | None:
 
 def pod_headers(server: ServerSettings) -> dict[str, str]:
     """Returns headers that name the answering pod to a gateway (simulator.md 2.2)."""
-    headers = {}
-    if server.pod_name:
-        headers["x-inference-pod"] = server.pod_name
-        headers["x-inference-port"] = str(server.port)
-    if server.pod_namespace:
-        headers["x-inference-namespace"] = server.pod_namespace
-    return headers
+    pod = (
+        {"x-inference-pod": server.pod_name, "x-inference-port": str(server.port)} if server.pod_name else {}
+    )
+    return pod | ({"x-inference-namespace": server.pod_namespace} if server.pod_namespace else {})
 
 
 def address_of(

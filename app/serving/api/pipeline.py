@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from app.base.clock.pause import Slices
 from app.engine.core.request import Constraint
-from app.serving.api.builder import SEND_IMAGE, Prompt, RequestBuilder, check_rank, truth
+from app.serving.api.builder import RANK, Prompt, RequestBuilder, check_rank
 from app.serving.api.chat.media import encoded
 from app.serving.api.chat.tools import constraint_of, tag_of
 from app.serving.api.identity import Identity, ResponseMeta
@@ -126,10 +126,6 @@ class RequestPipeline:
         """Returns the part of a prompt that the request keeps. ApiError 400 when it exceeds the context."""
         return fit_prompt(request, ids, self.limits.max_model_len)
 
-    def wants_image(self, context: RequestContext) -> bool:
-        """True when an image should follow the reply: requested by header, or drawn (simulator.md 2.2)."""
-        return self.omni and self.builder.wants_image(truth(context, SEND_IMAGE))
-
     def encoded_media(self, hashes: Mapping[str, Sequence[str]] | None) -> ECTransferParams | None:
         """Returns `ec_transfer_params` of an encoder's answer; None for other models."""
         return encoded(hashes) if self.encoder_only else None
@@ -176,7 +172,8 @@ class RequestPipeline:
         if form is not None and form.structural_tag is not None:
             constraint = Constraint(grammar=tag_of(form.structural_tag, request, self.builder.schemas))
         try:
-            check_rank(context, self.rank)
+            if RANK in context.headers:
+                check_rank(context, self.rank)
             asked.check_engine([prompt.ids for prompt in prompts])
             if form is not None and constraint is None:
                 constraint = constraint_of(form, self.builder.schemas)

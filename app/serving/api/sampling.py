@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from app.engine.core.request import Tool, ToolCalls
+from app.engine.core.request import ToolCalls
 from app.engine.core.wire import Sampling, TextForm, Thoughts
 from app.serving.http.errors import bad_request
 from app.serving.protocol.options import StructuredOutputs
@@ -48,7 +48,22 @@ def text_form(wanted: StructuredOutputs | None, calls: ToolCalls | None) -> Text
     A named tool's call is its arguments alone; other calls are a list.
     """
     if calls is not None and calls.least:
-        schema = calls.tools[0].schema if calls.named else _calls_schema(calls)
+        schema = calls.tools[0].schema
+        if not calls.named:
+            kinds = [
+                {
+                    "type": "object",
+                    "properties": {
+                        "name": {"type": "string", "enum": [tool.name]},
+                        "parameters": tool.schema,
+                    },
+                    "required": ["name", "parameters"],
+                    "additionalProperties": False,
+                }
+                for tool in calls.tools
+            ]
+            most = {"maxItems": 1} if calls.most == 1 else {}
+            schema = {"type": "array", "minItems": calls.least, "items": {"anyOf": kinds}, **most}
         return TextForm(json_schema=_json(schema))
     if wanted is None:
         return None
@@ -59,24 +74,6 @@ def text_form(wanted: StructuredOutputs | None, calls: ToolCalls | None) -> Text
     if wanted.choice:
         return TextForm(choices=tuple(wanted.choice))
     return TextForm(regex=wanted.regex, grammar=wanted.grammar, structural_tag=wanted.structural_tag)
-
-
-def _calls_schema(calls: ToolCalls) -> dict[str, object]:
-    schema: dict[str, object] = {
-        "type": "array",
-        "minItems": calls.least,
-        "items": {"anyOf": [_call_schema(tool) for tool in calls.tools]},
-    }
-    return schema | ({"maxItems": 1} if calls.most == 1 else {})
-
-
-def _call_schema(tool: Tool) -> dict[str, object]:
-    return {
-        "type": "object",
-        "properties": {"name": {"type": "string", "enum": [tool.name]}, "parameters": tool.schema},
-        "required": ["name", "parameters"],
-        "additionalProperties": False,
-    }
 
 
 def _json(schema: object) -> str:

@@ -74,15 +74,33 @@ class ScriptResolver:
         """
         if not requests:
             return []
+        chat = asked if isinstance(asked, ChatCompletionRequest) else None
+        tools: Mapping[str, object] = {}
+        if chat is not None and chat.tool_choice != "none":
+            tools = {tool.function.name: tool.function.parameters or {} for tool in chat.tools or ()}
         directed: list[EngineRequest] = []
         slices = Slices()
         for number, conversation in enumerate(self._conversations(asked, prompts)):
             slices.spend(PROMPT_STEPS + self.book.rules)
             first = requests[number * requests[0].n]
-            seen = request_of(context, asked.model or first.model, conversation, tools_of(asked))
-            decision = self.decide(seen, own_stream(first, seen))
             own = requests[number * first.n : (number + 1) * first.n]
-            directed += own if decision is None else self._directed(decision, asked, own, writer, context)
+            seen = request_of(context, asked.model or first.model, conversation, tools)
+            repeats = first.seed is not None or first.greedy
+            rng = Random(f"{first.seed} {seen.last[:KNOWN]}") if repeats else None
+            decision = self.decide(seen, rng)
+            if decision is None:
+                directed += own
+                continue
+            fault, answer, reply = decision.fault, decision.answer, None
+            if fault is not None:
+                self.faults.apply(context, fault)
+            if answer is not None:
+                if (told := answer.usage) is not None:
+                    counts = told.prompt_tokens, told.completion_tokens, told.cached_tokens
+                    writer.usage = UsageOverrides(*counts)
+                reply = replace(answer.reply, in_parts=chat is not None)
+            delays = () if fault is None else fault.delays
+            directed += [replace(one, script=reply, delays=(*one.delays, *delays)) for one in own]
         return directed
 
     def pooled(
@@ -108,27 +126,6 @@ class ScriptResolver:
             return self.book.decide(request, own)
         except ScriptFailure as error:
             raise ApiError(500, "InternalServerError", f"{error}.", headers=NO_RETRY) from None
-
-    def _directed(
-        self,
-        decision: Decision,
-        asked: GenerationRequest,
-        requests: Sequence[EngineRequest],
-        writer: ResponseWriter,
-        context: RequestContext,
-    ) -> Iterator[EngineRequest]:
-        fault, answer = decision.fault, decision.answer
-        if fault is not None:
-            self.faults.apply(context, fault)
-        if answer is not None and answer.usage is not None:
-            told = answer.usage
-            writer.usage = UsageOverrides(told.prompt_tokens, told.completion_tokens, told.cached_tokens)
-        reply = None
-        if answer is not None:
-            reply = replace(answer.reply, in_parts=isinstance(asked, ChatCompletionRequest))
-        delays = () if fault is None else fault.delays
-        for request in requests:
-            yield replace(request, script=reply, delays=(*request.delays, *delays))
 
     def _conversations(
         self, asked: GenerationRequest, prompts: Sequence[Prompt]
@@ -179,17 +176,3 @@ def messages_of(messages: Sequence[WireMessage]) -> list[Message]:
         tool = called.get(str(message.get("tool_call_id")), "") if role == "tool" else ""
         found.append(Message(role, content_text(message.get("content")), tool))
     return found
-
-
-def tools_of(asked: GenerationRequest) -> Mapping[str, object]:
-    """Name and argument schema of each tool that the request lets the model call."""
-    if not isinstance(asked, ChatCompletionRequest) or asked.tool_choice == "none":
-        return {}
-    return {tool.function.name: tool.function.parameters or {} for tool in asked.tools or ()}
-
-
-def own_stream(request: EngineRequest, seen: Request) -> Random | None:
-    """Stream of random numbers for a request that should repeat; None for any other."""
-    if request.seed is None and not request.greedy:
-        return None
-    return Random(f"{request.seed} {seen.last[:KNOWN]}")

@@ -162,8 +162,9 @@ class Understudy(Flask):
     # Requests.
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        is_ours = CONTEXT in environ or TEST_CLIENT in environ
-        return (self.wsgi_app if is_ours else self._other_server.serve)(environ, start_response)
+        if CONTEXT in environ or TEST_CLIENT in environ:
+            return self.wsgi_app(environ, start_response)
+        return self._other_server.serve(environ, start_response)
 
     def test_client(self, use_cookies: bool = True, **options: Any) -> FlaskClient:
         """Returns Flask's test client; its requests start no services."""

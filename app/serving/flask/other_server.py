@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import Context, copy_context
-from functools import partial
 from importlib import import_module
 from queue import SimpleQueue
 from threading import Lock, Thread, main_thread
@@ -66,11 +65,6 @@ class Application(Protocol):
         """Called after the last request."""
 
 
-def brings_thread(environ: WSGIEnvironment) -> bool:
-    """True if requests come in several native threads."""
-    return bool(environ.get("wsgi.multithread")) and not monkey.is_module_patched("threading")
-
-
 class LoopThread:
     """Serves `app` to any number of threads.
 
@@ -108,17 +102,15 @@ class LoopThread:
         made: SimpleQueue[Loop] = SimpleQueue()
         Thread(target=_run, args=(made,), name="event loop", daemon=True).start()
         self._loop = loop = made.get()
-        Thread(target=self._end_with_process, args=(ThreadRequest(loop),), name="end of event loop").start()
+
+        def end_with_process() -> None:
+            # The interpreter waits for this thread. In `atexit`, no threads could be started (3.12).
+            main_thread().join()
+            ThreadRequest(loop).call(self._app.end)
+
+        Thread(target=end_with_process, name="end of event loop").start()
         ThreadRequest(loop).call(self._app.begin)
         return loop
-
-    def _end_with_process(self, request: ThreadRequest) -> None:
-        """Native thread: ends the application after the main thread.
-
-        The interpreter waits for this thread. In `atexit`, application code could not start threads (3.12).
-        """
-        main_thread().join()
-        request.call(self._app.end)
 
 
 def _run(made: SimpleQueue[Loop]) -> None:
@@ -140,19 +132,19 @@ class ThreadRequest:
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Thread: runs `function` in a greenlet of the loop; returns or raises its outcome."""
         outcome: Future[T] = Future()
-        work = partial(function, *args, **kwargs)
-        self._loop.run_callback_threadsafe(gevent.spawn, self._attempt, outcome, work)
+
+        def attempt() -> None:
+            try:
+                outcome.set_result(function(*args, **kwargs))
+            except BaseException as error:
+                outcome.set_exception(error)
+            finally:
+                self._errands.put(None)
+
+        self._loop.run_callback_threadsafe(gevent.spawn, attempt)
         while (errand := self._errands.get()) is not None:
             errand()
         return outcome.result()
-
-    def _attempt(self, outcome: Future[T], work: Callable[[], T]) -> None:
-        try:
-            outcome.set_result(work())
-        except BaseException as error:
-            outcome.set_exception(error)
-        finally:
-            self._errands.put(None)
 
     def send(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Greenlet: runs `function` in the waiting thread; returns or raises its outcome."""
@@ -210,13 +202,10 @@ class AnswerPieces:
         return self
 
     def __next__(self) -> bytes:
-        piece = self._request.call(self._run, self._piece)
+        piece = self._request.call(self._run, lambda: next(self._pieces, None))
         if piece is None:
             raise StopIteration
         return piece
-
-    def _piece(self) -> bytes | None:
-        return next(self._pieces, None)
 
     def close(self) -> None:
         if (close := getattr(self._body, "close", None)) is not None:
@@ -256,19 +245,16 @@ class OtherServer:
             kind = ShownConnection if WAITRESS in environ else Connection
             resets = UWSGI in environ or ends_with_connection(environ)
             context.connection = kind(sock, plain=False, resets=resets)
-        self._warn_of_processes(environ)
-        if brings_thread(environ):
+        if environ.get("wsgi.multiprocess") and GUNICORN not in environ and not self._has_warned:
+            self._has_warned = True  # gunicorn's workers have been counted at its start
+            log.warning(SEVERAL)
+        if environ.get("wsgi.multithread") and not monkey.is_module_patched("threading"):
             body = self._loop_thread.serve(environ, start_response, context, sock)
         else:
             self._app.begin()
             body = self._app(environ, start_response)
-        return body if GUNICORN in environ else BreakableBody(body, environ, sock)
-
-    def _warn_of_processes(self, environ: WSGIEnvironment) -> None:
-        """Logs a warning once. gunicorn's workers have been counted at its start."""
-        if environ.get("wsgi.multiprocess") and GUNICORN not in environ and not self._has_warned:
-            self._has_warned = True
-            log.warning(SEVERAL)
+        is_known = UWSGI in environ or WAITRESS in environ or MOD_WSGI in environ
+        return BreakableBody(body, environ, sock) if is_known else body
 
 
 def client_socket(environ: WSGIEnvironment) -> socket.socket | None:
@@ -298,7 +284,12 @@ class BreakableBody:
         self._body = body
         self._pieces = iter(body)
         self._sock = sock if UWSGI in environ else None
-        self._end = quiet_end(environ)
+        self._end: BaseException = SystemExit("broken off on purpose")
+        """Ends an answer under this server without a traceback."""
+        if UWSGI in environ:
+            self._end = StopIteration()
+        elif WAITRESS in environ:
+            self._end = import_module("waitress.channel").ClientDisconnected()
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -311,7 +302,7 @@ class BreakableBody:
         except Exception as error:
             if self._sock is not None:  # uWSGI sends no chunks: only a reset shows the client the break
                 reset_when_closed(self._sock)
-            if not isinstance(error, BrokenOffError) or self._end is None:
+            if not isinstance(error, BrokenOffError):
                 raise
         raise self._end
 
@@ -322,13 +313,3 @@ class BreakableBody:
         finally:
             if self._sock is not None:
                 self._sock.close()
-
-
-def quiet_end(environ: WSGIEnvironment) -> BaseException | None:
-    """Returns the exception that ends an answer without a traceback; None where BrokenOffError does."""
-    if UWSGI in environ:
-        return StopIteration()
-    if WAITRESS in environ:
-        end: BaseException = import_module("waitress.channel").ClientDisconnected()
-        return end
-    return SystemExit("broken off on purpose") if MOD_WSGI in environ else None

@@ -7,7 +7,7 @@ from itertools import chain
 
 from msgspec.structs import replace
 
-from app.serving.api.builder import Prompt
+from app.serving.api.builder import SEND_IMAGE, Prompt, truth
 from app.serving.api.chat.media import features, media_tokens
 from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.chat.thinking import TELLS_EMPTY
@@ -36,7 +36,7 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         check_tool_choice(request, pipeline.builder.settings.tools)
         prompt = chat_prompt(pipeline, request, request.messages)
         head = pipeline.identity.head("chatcmpl", context, request.request_id, asked.model)
-        image = pipeline.wants_image(context)
+        image = pipeline.omni and pipeline.builder.wants_image(truth(context, SEND_IMAGE))
         options = response_options(pipeline, asked, head, request.messages, prompt, image)
         return pipeline.submit(asked, head, [prompt], ChatWriter(head, options), context, image=image)
 
