@@ -4,101 +4,51 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from app.engine.core import errors
 from app.engine.core.errors import EngineError
 from app.serving.api.errors import ENGINE_ERRORS, as_api_error, as_stream_error
 from app.serving.http.errors import ApiError
 
-TABLE: list[tuple[EngineError, int, str, str | None, str]] = [
+UNAVAILABLE, BAD, INTERNAL = "Service Unavailable", "BadRequestError", "InternalServerError"
+LEFT = "The client left before what it had asked for was done."
+BUSY = "The server holds 3 of at most 4 requests; retry later."
+FULL = "The KV cache has too few free blocks for the prompt; retry later."
+PAUSE, MEMORY = "a completed pause first", "all memory to be resident"
+TABLE: list[tuple[EngineError, int, str, str]] = [
+    (errors.Draining(), 503, UNAVAILABLE, "The server is shutting down and takes no new requests."),
+    (errors.TooManyRequests(3, 4), 503, UNAVAILABLE, BUSY),
+    (errors.Aborted(), 503, UNAVAILABLE, "The request was aborted by the server."),
     (
-        errors.Draining(),
-        503,
-        "Service Unavailable",
-        None,
-        "The server is shutting down and takes no new requests.",
-    ),
-    (
-        errors.TooManyRequests(3, 4),
-        503,
-        "Service Unavailable",
-        None,
-        "The server holds 3 of at most 4 requests; retry later.",
-    ),
-    (
-        errors.QueueFull(7),
-        429,
-        "RateLimitError",
-        None,
+        *(errors.QueueFull(7), 429, "RateLimitError"),
         "The waiting requests queue is full: 7 wait already; retry later.",
     ),
+    (errors.KVCacheFull(), 503, "ServiceUnavailableError", FULL),
     (
-        errors.KVCacheFull(),
-        503,
-        "ServiceUnavailableError",
-        None,
-        "The KV cache has too few free blocks for the prompt; retry later.",
-    ),
-    (
-        errors.PromptExceedsCache(32, 24),
-        400,
-        "BadRequestError",
-        None,
+        *(errors.PromptExceedsCache(32, 24), 400, BAD),
         "The prompt of 32 tokens exceeds the KV cache of 24 tokens.",
     ),
-    (errors.Aborted(), 503, "Service Unavailable", None, "The request was aborted by the server."),
     (
-        errors.SchemaUnsatisfiable("a.b: no value"),
-        400,
-        "BadRequestError",
-        None,
+        *(errors.SchemaUnsatisfiable("a.b: no value"), 400, BAD),
         "No reply can have the form that is asked for: a.b: no value.",
     ),
+    (errors.RequestRefused("No such form."), 400, BAD, "No such form."),
+    (errors.CallerLeft(), 499, "ClientClosedRequest", LEFT),
+    (errors.PauseNotComplete(), 500, INTERNAL, f"To release the KV cache requires {PAUSE}."),
+    (errors.MemoryNotResident(), 500, INTERNAL, f"To release the KV cache requires {MEMORY}."),
     (
-        errors.CallerLeft(),
-        499,
-        "ClientClosedRequest",
-        None,
-        "The client left before what it had asked for was done.",
-    ),
-    (
-        errors.PauseNotComplete(),
-        500,
-        "InternalServerError",
-        None,
-        "To release the KV cache requires a completed pause first.",
-    ),
-    (
-        errors.MemoryNotResident(),
-        500,
-        "InternalServerError",
-        None,
-        "To release the KV cache requires all memory to be resident.",
-    ),
-    (
-        errors.EngineDead(),
-        500,
-        "InternalServerError",
-        None,
+        *(errors.EngineDead(), 500, INTERNAL),
         "The engine has stopped and is being started again; retry later.",
     ),
-    (errors.EngineFailed("No numbers."), 500, "InternalServerError", None, "No numbers."),
-    (errors.CommandFailed("No memory."), 500, "InternalServerError", None, "No memory."),
-    (errors.RequestRefused("No such form."), 400, "BadRequestError", None, "No such form."),
+    (errors.EngineFailed("No numbers."), 500, INTERNAL, "No numbers."),
+    (errors.CommandFailed("No memory."), 500, INTERNAL, "No memory."),
 ]
 
 
-@pytest.mark.parametrize(("error", "status", "kind", "param", "message"), TABLE)
-def test_each_error_has_its_status_type_and_text(
-    error: EngineError, status: int, kind: str, param: str | None, message: str
-) -> None:
-    known = as_api_error(error)
-    told = {"message": message, "type": kind, "param": param, "code": status}
-    assert (known.status, json.loads(known.body()), known.headers) == (status, {"error": told}, {})
-
-
-def test_no_error_of_the_engine_is_left_out() -> None:
+def test_each_error_has_its_status_type_and_text() -> None:
+    for error, status, kind, message in TABLE:
+        known = as_api_error(error)
+        told = {"message": message, "type": kind, "param": None, "code": status}
+        assert (known.status, json.loads(known.body()), known.headers) == (status, {"error": told}, {})
     assert set(ENGINE_ERRORS) == set(EngineError.__subclasses__()) == {type(row[0]) for row in TABLE}
 
 
