@@ -1,45 +1,25 @@
-"""The index: batches of events in, scores of pods out.
-
-Engines announce blocks one by one. Applying several blocks together costs much less, so consecutive events
-that differ only in their blocks form one group.
-"""
+"""The index: batches of events in, scores of pods out."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
-from typing import TypeAlias, cast
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec import Struct
 
 from app.base.clock.pause import pause_if_possible
-from app.engine.kvcache.events import BlockHash, BlockRemoved, BlockStored, EventBatch, KVEvent
+from app.engine.kvcache.events import EventBatch
 from app.engine.kvcache.memo import Bounded
 from app.engine.kvcache.prompt import Placeholder
-from app.kvindex.alignment import BlockAligner, Refused, StoreGroup, engine_keys_of, parent_of
-from app.kvindex.backend import (
-    GPU,
-    MOST_TIERS,
-    Backend,
-    Clear,
-    Offload,
-    Operation,
-    Outcome,
-    Owned,
-    Remove,
-    Size,
-    Stamp,
-    Store,
-)
+from app.kvindex.backend import Backend, Outcome, Size, Stamp
 from app.kvindex.decoding import Batch, field_losses
 from app.kvindex.holders import Engine, TooManyHolders
+from app.kvindex.ingest import Ingest
 from app.kvindex.keys import (
     DEFAULT_GENERATION,
     Generation,
     PrefixKeyCache,
-    RequestKeys,
     granularities,
     request_keys,
     requested_features,
@@ -49,161 +29,6 @@ from app.kvindex.scorer import PodScore, Weights, score_prefixes
 from config.sections.observability import TRACE
 
 log = logging.getLogger(__name__)
-
-MOST_TIER_LETTERS, MOST_NAME_LETTERS = 64, 512
-"""Longest names of tiers and of adapters, in characters."""
-MOST_MEDIA = 256
-"""Most spellings of tiers that are remembered."""
-MOST_GROUPS = 64
-"""Most KV cache groups of one engine."""
-
-Known: TypeAlias = dict[tuple[int, int], Owned | None]
-"""(group, engine key) -> request keys of a block; None for an unknown block."""
-
-
-class Ingest:
-    """Converts events to operations. An unusable event is lost with a reason.
-
-    A refused group is tried event by event; a single refused event is lost.
-    """
-
-    def __init__(self, backend: Backend, request_keys: RequestKeys) -> None:
-        self._backend = backend
-        self._media: dict[str | None, str] = {}
-        self._block_size = request_keys.block_size
-        self.stores = BlockAligner(request_keys)
-
-    def operations(self, source: Engine, events: Sequence[KVEvent], losses: list[str]) -> list[Operation]:
-        """Returns the operations of some events of a batch; appends reasons for lost events to `losses`.
-
-        The caller applies the operations before the next call. May raise BackendUnavailable.
-        """
-        groups = [events] if len(events) == 1 else event_groups(events, self._block_size)
-        parsed = list(chain.from_iterable(self._parsed(group, losses) for group in groups))
-        stored = [each for each in parsed if isinstance(each, StoreGroup)]
-        wanted = [(run.group, parent) for run in stored for parent in run.parents if parent is not None]
-        found = self._backend.owned(source, wanted) if wanted else ()
-        known: Known = dict(zip(wanted, found, strict=True))
-        operations: list[Operation] = []
-        for number, each in enumerate(parsed, 1):
-            made = self._stores(source, each, known, losses) if isinstance(each, StoreGroup) else [each]
-            if number < len(parsed):
-                _learn(known, made)
-            operations += made
-        return operations
-
-    def tier(self, medium: str | None) -> str:
-        """Returns the tier of a medium. Raises Refused for a name too long, and beyond MOST_TIERS."""
-        if medium in self._media:
-            return self._media[medium]
-        if medium and len(medium) > MOST_TIER_LETTERS:
-            raise Refused("bad_medium")
-        tier = medium.lower() if medium else GPU
-        known = {*self._media.values(), *self._backend.tiers}
-        if tier not in known and len(known) >= MOST_TIERS:
-            raise Refused("too_many_tiers")
-        if len(self._media) < MOST_MEDIA:
-            self._media[medium] = tier
-        return tier
-
-    def _parsed(self, events: Sequence[KVEvent], losses: list[str]) -> list[StoreGroup | Operation]:
-        """Converts a group of events, as one if possible."""
-        try:
-            match events[0]:
-                case BlockStored():
-                    return [self._stored(cast(Sequence[BlockStored], events))]
-                case BlockRemoved():
-                    return [self._removed(cast(Sequence[BlockRemoved], events))]
-            return [Clear()]
-        except Refused as refused:
-            if len(events) == 1:
-                losses.append(str(refused))
-                return []
-            return list(chain.from_iterable(self._parsed([event], losses) for event in events))
-
-    def _stored(self, events: Sequence[BlockStored]) -> StoreGroup | Offload:
-        first = events[0]
-        if first.lora_name and len(first.lora_name) > MOST_NAME_LETTERS:
-            raise Refused("bad_lora_name")
-        run = StoreGroup(
-            events,
-            engine_keys_of("block_hashes", _hashes(events)),
-            [parent_of(event) for event in events],
-            _group_of(first.group_idx),
-            self.tier(first.medium),
-            # vLLM before 0.14 publishes only the number of an adapter.
-            first.lora_name or (str(first.lora_id) if first.lora_id else None),
-        )
-        return run if first.token_ids else Offload(run.group, run.tier, run.engine)
-
-    def _removed(self, events: Sequence[BlockRemoved]) -> Remove:
-        engine = engine_keys_of("block_hashes", _hashes(events))
-        return Remove(_group_of(events[0].group_idx), self.tier(events[0].medium), engine)
-
-    def _stores(self, source: Engine, run: StoreGroup, known: Known, losses: list[str]) -> list[Operation]:
-        try:
-            return [self.stores.operation(source, run, known)]
-        except Refused as refused:
-            if len(run.events) == 1:
-                losses.append(str(refused))
-                return []
-        operations: list[Operation] = []
-        for each in run.apart():
-            made = self._stores(source, each, known, losses)
-            _learn(known, made)
-            operations += made
-        return operations
-
-
-def _learn(known: Known, made: Sequence[Operation]) -> None:
-    """Adds the blocks of operations to `known`; later events of the batch may continue them."""
-    for store in made if known else ():
-        if isinstance(store, Store):
-            for key, owned in chain(zip(store.engine, store.owned, strict=True), store.remapped):
-                known[store.group, key] = owned
-
-
-def event_groups(events: Iterable[KVEvent], block_size: int) -> Iterator[list[KVEvent]]:
-    """Splits events, in their order, into groups for one operation each.
-
-    A group has removals of one medium and cache group, or stores of one medium, cache group and adapter. The
-    blocks of such stores have `block_size` tokens and no extra keys.
-    """
-    group: list[KVEvent] = []
-    before: tuple[object, ...] | None = None
-    for event in events:
-        likeness = _likeness(event, block_size)
-        if group and (likeness is None or likeness != before):
-            yield group
-            group = []
-        before = likeness
-        group.append(event)
-    if group:
-        yield group
-
-
-def _likeness(event: KVEvent, block_size: int) -> tuple[object, ...] | None:
-    """Returns the properties that events of one group share; None for an event that stays alone."""
-    if isinstance(event, BlockStored):
-        extra = event.extra_keys
-        if event.block_size != block_size or not event.token_ids or extra and any(extra):
-            return None
-        return event.medium, event.group_idx, event.lora_name, event.lora_id, event.kv_cache_spec_kind
-    return (event.medium, event.group_idx) if isinstance(event, BlockRemoved) else None
-
-
-def _hashes(events: Sequence[BlockStored] | Sequence[BlockRemoved]) -> Sequence[BlockHash]:
-    """Returns the block hashes of all events, in order."""
-    if len(events) == 1:
-        return events[0].block_hashes
-    return [name for event in events for name in event.block_hashes]
-
-
-def _group_of(group: int | None) -> int:
-    if group is not None and not 0 <= group < MOST_GROUPS:
-        raise Refused("bad_group_idx")
-    return group or 0
-
 
 DEFAULT_BLOCK_SIZE = 16
 EVENTS_A_TURN = 1024
@@ -246,7 +71,7 @@ class Index:
     def caches(self) -> Mapping[str, Bounded]:
         """Caches beside the backend, by name."""
         return {
-            "index tails": self._ingest.stores.tails,
+            "index tails": self._ingest.tails,
             "index key roots": self._keys.roots,
             "index keys": self._prefix_keys.parts,
         }
@@ -380,7 +205,7 @@ class Index:
         media: Sequence[Placeholder],
     ) -> list[PodScore]:
         """Scores a prompt with features, for each block size of engines; an engine's best score counts."""
-        sizes = granularities(self._ingest.stores.block_sizes.get(model, ()), self.settings.block_size)
+        sizes = granularities(self._ingest.block_sizes.get(model, ()), self.settings.block_size)
         best: dict[tuple[str, int], PodScore] = {}
         for size in sizes:
             keys = self._chain(model, tokens, lora, salt, media, size)

@@ -1,10 +1,21 @@
-"""The index in this process: a table of block -> copies, and a map of engine key -> block per holder."""
+"""The index in this process: a table of block -> copies, and a map of engine key -> block per holder.
+
+Blocks are in segments, and a cachetools cache keeps the segments' order of use. A segment is a dictionary of
+blocks stored around the same time. A cache entry for every block costs five to seven times as much
+(benchmarks/kv_index.py). Eviction therefore removes whole segments, least recently stored or looked up
+first. A segment has at most `SEGMENT_BLOCKS` blocks and weighs at most a 1024th of the bound, except a
+single block.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from sys import getsizeof
+
+from cachetools import LRUCache
+from msgspec import Struct
 
 from app.base.clock.pause import pause_if_possible
 from app.engine.kvcache.memo import Memo
@@ -12,6 +23,7 @@ from app.kvindex.backend import (
     CPU,
     GPU,
     MOST_HOLDERS,
+    MOST_TIERS,
     Backend,
     Clear,
     Found,
@@ -35,7 +47,6 @@ from app.kvindex.holders import (
     with_holder,
     without_holder,
 )
-from app.kvindex.tables import BlockTable, EngineMap
 
 MOST_COPIES = 10_000_000
 """Default bound of the index, in copies of blocks."""
@@ -59,6 +70,15 @@ SPARE = 64
 """Stale entries that every holder's map may have."""
 
 
+PLACES = 256
+PLACE = PLACES - 1
+"""Number of dictionaries of key -> segment; a single dictionary would take a tenth of a second to grow."""
+SEGMENT_BLOCKS = 1365
+"""Most blocks of a segment: a dictionary of 2,048 places holds this many before its next growth."""
+SEGMENTS = 1024
+"""Fewest segments of a full table; a heavier segment is split."""
+
+
 def weigh_bytes(copies: Copies) -> int:
     """Returns the most bytes that a block takes; blocks of one prompt share masks, and take less."""
     if not copies:
@@ -73,6 +93,213 @@ def weigh_copies(copies: Copies) -> int:
     A block then takes at most `SHARE_BYTES` for each counted copy.
     """
     return sum([mask.bit_count() + (mask.bit_length() >> MASK_SHIFT) for mask in copies])
+
+
+class Segment(Struct, gc=False, eq=False):
+    """Blocks with their total weight."""
+
+    blocks: dict[int, Copies]
+    weight: int = 0
+
+
+class BlockTable:
+    """Block -> copies, with a total weight up to `bound`.
+
+    `weigh` returns the weight of a block with these copies, 0 for none. `on_evict` receives evicted blocks.
+    The caller calls `settle` after every change; the bound holds after each call.
+    """
+
+    def __init__(
+        self,
+        bound: int,
+        weigh: Callable[[Copies], int],
+        on_evict: Callable[[Mapping[int, Copies]], None],
+    ) -> None:
+        self.bound = bound
+        self.weight = 0
+        """Total weight of all blocks."""
+        self.weigh = weigh
+        self._on_evict = on_evict
+        self._grain = max(1, bound // SEGMENTS)
+        self._cache: LRUCache[Segment, None] = LRUCache(math.inf)
+        """Segments in their order of use."""
+        self._segment_of: list[dict[int, Segment]] = [{} for _ in range(PLACES)]
+        self._open = Segment({})
+        self._heavy: dict[Segment, None] = {}
+        """Segments that may be too heavy."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._segment_of))
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._segment_of[key & PLACE]
+
+    def __iter__(self) -> Iterator[tuple[int, Copies]]:
+        """Yields all blocks with copies, in arbitrary order."""
+        everything = chain.from_iterable(each.items() for each in self._segment_of)
+        return ((key, segment.blocks[key]) for key, segment in everything)
+
+    def get(self, key: int) -> Copies:
+        """Returns the copies of a block; () for an unknown block."""
+        segment = self._segment_of[key & PLACE].get(key)
+        return () if segment is None else segment.blocks[key]
+
+    def prefix(self, keys: Sequence[int]) -> list[Copies]:
+        """Returns the copies of the first `keys`, up to an unknown block. Marks the blocks as used."""
+        found: list[Copies] = []
+        used: dict[Segment, None] = {}
+        places, rest = self._segment_of, iter(keys)
+        key = next(rest, None)
+        while key is not None and (segment := places[key & PLACE].get(key)) is not None:
+            used[segment] = None
+            found.append(segment.blocks[key])
+            key = None
+            try:  # mostly one segment has all keys
+                found.extend(map(segment.blocks.__getitem__, rest))
+            except KeyError:
+                key = keys[len(found)]
+        # A table less than half full evicts nothing soon, so the order of use may stay.
+        if self.weight * 2 > self.bound:
+            for segment in used:
+                self._cache[segment] = None
+        return found
+
+    def runs(self, keys: Sequence[int]) -> Iterable[tuple[Segment | None, Copies, Sequence[int]]]:
+        """Splits keys into runs with one segment and equal copies; None and () for a run of new keys.
+
+        The caller may `put` a run before taking the next run.
+        """
+        places = self._segment_of
+        segments = [places[key & PLACE].get(key) for key in keys]
+        if segments.count(None) == len(segments):
+            return ((None, (), keys),) if keys else ()
+        return self._runs(keys, segments)
+
+    def _runs(
+        self, keys: Sequence[int], segments: Sequence[Segment | None]
+    ) -> Iterator[tuple[Segment | None, Copies, Sequence[int]]]:
+        for start, end in _equal(segments):
+            segment, run = segments[start], keys[start:end]
+            if segment is None:
+                yield None, (), run
+                continue
+            found = list(map(segment.blocks.__getitem__, run))
+            for first, last in _equal(found):
+                yield segment, found[first], run[first:last]
+
+    def put(self, segment: Segment | None, keys: Sequence[int], before: Copies, after: Copies) -> None:
+        """Replaces the copies `before` of a run's blocks by `after`. Marks the blocks as used.
+
+        New blocks go to the open segment, or to a new one.
+        """
+        if segment is not None:
+            for key in keys:
+                segment.blocks[key] = after
+            self._grow(segment, (self.weigh(after) - self.weigh(before)) * len(keys))
+            return
+        weight, segment_of = self.weigh(after), self._segment_of
+        for start in range(0, len(keys), SEGMENT_BLOCKS):
+            some, segment = keys[start : start + SEGMENT_BLOCKS], self._open
+            if len(segment.blocks) + len(some) > SEGMENT_BLOCKS or segment.weight >= self._grain:
+                segment = self._open = Segment({})
+            segment.blocks.update(dict.fromkeys(some, after))
+            for key in some:
+                segment_of[key & PLACE][key] = segment
+            self._grow(segment, weight * len(some))
+
+    def use(self, segment: Segment | None) -> None:
+        """Marks a segment as used, after its blocks were stored again."""
+        if segment is not None:
+            self._grow(segment, 0)
+
+    def reduce(self, key: int, loss: int, left: Copies) -> None:
+        """Replaces a block's copies by `left`, with `loss` less weight; removes a block without copies."""
+        segment = self._segment_of[key & PLACE][key]
+        segment.weight -= loss
+        self.weight -= loss
+        if left:
+            segment.blocks[key] = left
+            return
+        del segment.blocks[key], self._segment_of[key & PLACE][key]
+        if not segment.blocks:
+            self._cache.pop(segment, None)
+
+    def settle(self) -> None:
+        """Splits heavy segments, then evicts segments until the table keeps its bound."""
+        while self._heavy:
+            segment, _ = self._heavy.popitem()
+            if segment.weight > self._grain and len(segment.blocks) > 1:
+                self._split(segment)
+        while self.weight > self.bound:
+            segment = self._cache.popitem()[0]
+            self.weight -= segment.weight
+            blocks, segment.blocks, segment.weight = segment.blocks, {}, 0
+            for key in blocks:
+                del self._segment_of[key & PLACE][key]
+            self._on_evict(blocks)
+
+    def _grow(self, segment: Segment, gain: int) -> None:
+        segment.weight += gain
+        self.weight += gain
+        self._cache[segment] = None
+        if segment.weight > self._grain:
+            self._heavy[segment] = None
+
+    def _split(self, segment: Segment) -> None:
+        """Moves the newer half of a segment's blocks to a new segment."""
+        items = list(segment.blocks.items())
+        lower, upper = items[: len(items) // 2], Segment(dict(items[len(items) // 2 :]))
+        segment.blocks = dict(lower)
+        weight = sum(map(self.weigh, upper.blocks.values()))
+        for each, gain in ((segment, -weight), (upper, weight)):
+            self.weight -= gain
+            self._grow(each, gain)
+        for key in upper.blocks:
+            self._segment_of[key & PLACE][key] = upper
+        if segment is self._open:
+            self._open = upper
+
+
+def _equal(values: Sequence[object]) -> Iterator[tuple[int, int]]:
+    """Yields start and end of each stretch of equal neighbours."""
+    if not values:
+        return
+    if values.count(values[0]) == len(values):
+        yield 0, len(values)
+        return
+    start = 0
+    for end in range(1, len(values) + 1):
+        if end == len(values) or values[end] != values[start]:
+            yield start, end
+            start = end
+
+
+class EngineMap:
+    """Map of one holder: engine key -> request keys, and blocks that the holder has more than once."""
+
+    __slots__ = ("owned", "repeats", "stale")
+
+    def __init__(self) -> None:
+        self.owned: dict[int, Owned] = {}
+        self.repeats: dict[tuple[int, int], int] = {}
+        """(tier, engine key) -> number of further copies."""
+        self.stale = 0
+        """Approximate number of entries for evicted blocks."""
+
+    def forget(self, key: int) -> int:
+        """Removes a block; returns the number of tiers with repeats of the block."""
+        del self.owned[key]
+        tiers = range(MOST_TIERS) if self.repeats else ()
+        return sum(self.repeats.pop((tier, key), 0) > 0 for tier in tiers)
+
+    def repeat(self, tier: int, key: int, count: int = 1) -> bool:
+        """Adds `count`, 1 or -1, to a block's copies; returns True for the first or the last repeat."""
+        repeats = self.repeats.get((tier, key), 0)
+        if repeats + count:
+            self.repeats[tier, key] = repeats + count
+        else:
+            del self.repeats[tier, key]
+        return not repeats or not repeats + count
 
 
 class MemoryBackend(Backend):
@@ -97,6 +324,7 @@ class MemoryBackend(Backend):
         self.epoch = ""
         self.times_lost = 0
         self.table = BlockTable(bound, weigh, self._made_room)
+        self._unit_bytes = 1 if weigh is weigh_bytes else SHARE_BYTES
         self._count_repeats = count_repeats
         self._maps: dict[int, EngineMap] = {}
         self._due: dict[int, None] = {}
@@ -106,12 +334,11 @@ class MemoryBackend(Backend):
     @property
     def size_bytes(self) -> int:
         """Upper estimate of the memory in use, in bytes, by `weigh_bytes` or `SHARE_BYTES`."""
-        held = self._bytes(self.table.weight) + REPEAT_BYTES * self._repeats
-        return held + self._alone.size_bytes
+        return self.table.weight * self._unit_bytes + REPEAT_BYTES * self._repeats + self._alone.size_bytes
 
     @property
     def limit_bytes(self) -> int:
-        return self._bytes(self.table.bound) + REPEATS_BYTES + ALONE_BYTES
+        return self.table.bound * self._unit_bytes + REPEATS_BYTES + ALONE_BYTES
 
     def owned(self, source: Engine, engine: Sequence[tuple[int, int]]) -> list[Owned | None]:
         numbers = self.holders.groups(source)
@@ -125,9 +352,20 @@ class MemoryBackend(Backend):
         outcome = Outcome()
         if stamp is not None and stamp.restart:
             outcome.removed += self._clear(source)
-        left = iter(operations)
-        while self._apply_until_clear(source, left, outcome):
-            outcome.removed += self._clear(source)
+        try:
+            for operation in operations:
+                match operation:
+                    case Store():
+                        self._store(source, operation, outcome)
+                    case Remove():
+                        self._remove(source, operation, outcome)
+                    case Offload():
+                        self._offload(source, operation, outcome)
+                    case Clear():  # pauses, so the table keeps its bound before
+                        self.table.settle()
+                        outcome.removed += self._clear(source)
+        finally:
+            self.table.settle()
         if self._due:
             self._sweep()
         return outcome
@@ -150,26 +388,6 @@ class MemoryBackend(Backend):
     def close(self) -> None:
         pass
 
-    def _bytes(self, weight: int) -> int:
-        return weight if self.table.weigh is weigh_bytes else weight * SHARE_BYTES
-
-    def _apply_until_clear(self, source: Engine, operations: Iterator[Operation], outcome: Outcome) -> bool:
-        """Applies operations without a pause, up to a clear; returns True if a clear is due."""
-        try:
-            for operation in operations:
-                match operation:
-                    case Store():
-                        self._store(source, operation, outcome)
-                    case Remove():
-                        self._remove(source, operation, outcome)
-                    case Offload():
-                        self._offload(source, operation, outcome)
-                    case Clear():
-                        return True
-            return False
-        finally:
-            self.table.settle()
-
     def _store(self, source: Engine, store: Store, outcome: Outcome) -> None:
         number = self.holders.number(source, store.group, store.scored)
         mapping = self._maps.get(number)
@@ -189,6 +407,7 @@ class MemoryBackend(Backend):
     def _meet_again(self, number: int, tier: int, mapping: EngineMap, store: Store, outcome: Outcome) -> None:
         """Handles known blocks of a store: either further copies, or keys that now mean other tokens."""
         for key, owned in zip(store.engine, store.owned, strict=True):
+            room = self._count_repeats and REPEAT_BYTES * self._repeats < REPEATS_BYTES
             before = mapping.owned.get(key)
             if before is None:
                 continue
@@ -196,12 +415,8 @@ class MemoryBackend(Backend):
                 kept = set(keys_of(owned))
                 lost = [other for other in keys_of(before) if other not in kept]
                 outcome.removed += self._take(lost, number)
-            elif self._may_repeat and self._has(owned, number, tier):
+            elif room and self._has(owned, number, tier):
                 self._repeats += mapping.repeat(tier, key)
-
-    @property
-    def _may_repeat(self) -> bool:
-        return self._count_repeats and REPEAT_BYTES * self._repeats < REPEATS_BYTES
 
     def _offload(self, source: Engine, offload: Offload, outcome: Outcome) -> None:
         number, tier = self.holders.find(source, offload.group), self._tier(offload.tier)
@@ -255,7 +470,11 @@ class MemoryBackend(Backend):
             # Neighbours mostly have the same holders: they then share one tuple.
             if copies != before:
                 before = copies
-                after = with_holder(copies, tier, 1 << number) if copies else self._only(number, tier)
+                # Blocks with a single copy share one tuple, too.
+                alone = None if copies else self._alone.get((number, tier))
+                after = alone or with_holder(copies, tier, 1 << number)
+                if not copies and alone is None:
+                    self._alone.put((number, tier), after, getsizeof(after[-1]) + 300)
             if after is before:
                 self.table.use(segment)
             else:
@@ -263,14 +482,6 @@ class MemoryBackend(Backend):
                 added += len(run)
         self._copies += added
         return added
-
-    def _only(self, number: int, tier: int) -> Copies:
-        """Returns the shared tuple for blocks with a single copy, in this tier of this holder."""
-        alone = self._alone.get((number, tier))
-        if alone is None:
-            alone = with_holder((), tier, 1 << number)
-            self._alone.put((number, tier), alone, getsizeof(alone[-1]) + 300)
-        return alone
 
     def _take(self, keys: Iterable[int], number: int, tier: int | None = None) -> int:
         """Removes blocks from a holder, in one tier or all; returns the number of copies removed."""
@@ -330,11 +541,7 @@ class MemoryBackend(Backend):
             mapping.stale, keys = 0, list(mapping.owned)
             for start in range(0, len(keys), SLICE):
                 for key in keys[start : start + SLICE]:
-                    if key in mapping.owned and not self._is_held(mapping.owned[key]):
+                    held = keys_of(mapping.owned[key]) if key in mapping.owned else ()
+                    if held and not any(map(self.table.__contains__, held)):
                         self._repeats -= mapping.forget(key)
                 pause_if_possible()
-
-    def _is_held(self, owned: Owned) -> bool:
-        """True if any of the blocks is still in the table; also without blocks."""
-        keys = keys_of(owned)
-        return not keys or any(key in self.table for key in keys)

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from app.engine.kvcache.events import BlockHash, BlockStored
 from app.engine.kvcache.prompt import Placeholder
-from app.kvindex import alignment
-from app.kvindex.alignment import (
+from app.kvindex import ingest
+from app.kvindex.backend import UNALIGNED, Owned, Store
+from app.kvindex.index import Index, IndexSettings
+from app.kvindex.ingest import (
     MOST_BLOCK_TOKENS,
     Aligned,
-    BlockAligner,
+    Ingest,
     PartialBlocks,
     Refused,
     Span,
@@ -26,8 +28,6 @@ from app.kvindex.alignment import (
     engine_keys_of,
     parent_of,
 )
-from app.kvindex.backend import UNALIGNED, Owned, Store
-from app.kvindex.index import Index, IndexSettings
 from app.kvindex.keys import Features, request_keys
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import batch, removed, stored
@@ -59,7 +59,7 @@ def test_a_prompt_may_fork_inside_a_block_of_the_index() -> None:
 
 def test_a_tail_that_is_forgotten_is_a_loss_with_a_name() -> None:
     index = make_index(64)
-    stores = index._ingest.stores
+    stores = index._ingest
     stores.tails = type(stores.tails)(3000)
     index.ingest(batch(stored([1, 2], list(range(32)), size=16)), "a", "m")
     index.ingest(batch(stored([3], list(range(16)), 1, 16)), "a", "m")
@@ -205,7 +205,7 @@ def test_events_are_cut_as_their_prompt_is(data: st.DataObject, size: int, engin
 
 def test_a_tail_is_kept_for_whom_it_is_if_there_is_room_for_it() -> None:
     tail = Tail(5, [7], (Span(1, 0, 1, None),))
-    need = alignment._tail_bytes(tail)
+    need = ingest._tail_bytes(tail)
     for limit, kept in ((need, tail), (need - 1, None)):
         tails = PartialBlocks(limit)
         tails.put("a", {1: tail})
@@ -245,7 +245,7 @@ def run_of(*events: BlockStored, adapter: str | None = None) -> StoreGroup:
 
 
 def operation(
-    stores: BlockAligner, run: StoreGroup, known: Mapping[int, Owned] | None = None, model: str = "m"
+    stores: Ingest, run: StoreGroup, known: Mapping[int, Owned] | None = None, model: str = "m"
 ) -> Store:
     blocks = {(run.group, key): (known or {}).get(key) for key in (*run.parents, *run.engine) if key}
     return stores.operation(source(model=model), run, blocks)
@@ -294,7 +294,7 @@ def a_run(draw: st.DrawFn) -> StoreGroup:
 def test_several_stores_are_one_operation_where_each_can_be_used_and_no_block_comes_twice(
     run: StoreGroup,
 ) -> None:
-    stores, keys = BlockAligner(KEYS), plain_keys(run)
+    stores, keys = Ingest(MemoryBackend(), KEYS), plain_keys(run)
     if keys is None:
         with pytest.raises(Refused):
             operation(stores, run, KNOWN)
@@ -306,7 +306,7 @@ def test_several_stores_are_one_operation_where_each_can_be_used_and_no_block_co
 def test_the_first_blocks_follow_the_adapter_or_else_the_model() -> None:
     for adapter, root in ((None, KEYS.root("other")), ("alice", KEYS.root("alice"))):
         for events in ([stored([1], [7, 8], None, 2)], [stored([k], [k, 8], None, 2) for k in (1, 2)]):
-            made = operation(BlockAligner(KEYS), run_of(*events, adapter=adapter), model="other")
+            made = operation(Ingest(MemoryBackend(), KEYS), run_of(*events, adapter=adapter), model="other")
             assert list(made.keys) == [KEYS.keys(root, event.token_ids)[0] for event in events]
             assert (made.adapter, made.group, made.tier) == (adapter, 3, "cpu")
 
@@ -317,7 +317,7 @@ def test_the_first_blocks_follow_the_adapter_or_else_the_model() -> None:
 )
 def test_only_some_groups_are_scored(kind: str | None, scored: bool | None) -> None:
     event = stored([1], [7, 8], None, 2, kv_cache_spec_kind=kind)
-    assert operation(BlockAligner(KEYS), run_of(event)).scored is scored
+    assert operation(Ingest(MemoryBackend(), KEYS), run_of(event)).scored is scored
 
 
 LONGEST = MOST_BLOCK_TOKENS
@@ -346,7 +346,7 @@ LONGEST = MOST_BLOCK_TOKENS
     ],
 )
 def test_what_is_wrong_with_a_store_has_a_name(event: BlockStored, reason: str | None) -> None:
-    stores = BlockAligner(KEYS)
+    stores = Ingest(MemoryBackend(), KEYS)
     if reason is None:
         operation(stores, run_of(event), KNOWN)
     else:
@@ -372,8 +372,8 @@ def test_hashes_that_are_none_are_refused_by_their_field(bad: bytes) -> None:
 
 
 def test_a_few_block_sizes_of_a_few_models_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alignment, "MOST_MODELS", 2)
-    stores = BlockAligner(KEYS)
+    monkeypatch.setattr(ingest, "MOST_MODELS", 2)
+    stores = Ingest(MemoryBackend(), KEYS)
     for model in ("a", "b", "c"):
         for size in range(1, 20):
             operation(stores, run_of(stored([1, 2], range(2 * size), size=size)), model=model)
@@ -381,7 +381,7 @@ def test_a_few_block_sizes_of_a_few_models_are_remembered(monkeypatch: pytest.Mo
 
 
 def test_a_block_alone_says_nothing_of_the_block_size() -> None:
-    stores = BlockAligner(KEYS)
+    stores = Ingest(MemoryBackend(), KEYS)
     operation(stores, run_of(stored([1], range(5), size=5)))
     operation(stores, run_of(stored([1], [1, 2], size=2), stored([2], [3, 4], size=2)))
     assert stores.block_sizes == {}

@@ -18,11 +18,12 @@ from app.kvindex.memory import (
     COPY_BYTES,
     REPEAT_BYTES,
     SHARE_BYTES,
+    BlockTable,
     MemoryBackend,
+    Segment,
     weigh_bytes,
     weigh_copies,
 )
-from app.kvindex.tables import BlockTable, Segment
 from tests.kvindex.held import content, source, store
 
 A, B = source("a"), source("b")
@@ -278,7 +279,7 @@ def small(segment_blocks: int, segments: int) -> Iterator[None]:
             ("SEGMENT_BLOCKS", segment_blocks),
             ("SEGMENTS", segments),
         ):
-            patch.setattr(f"app.kvindex.tables.{name}", value)
+            patch.setattr(f"app.kvindex.memory.{name}", value)
         yield
 
 
