@@ -25,10 +25,12 @@ import msgspec
 import zmq.green as zmq
 
 from app.engine.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KVEvent
-from app.kvindex.event_pool import MOST_PODS
-from app.kvindex.index import IndexSettings
-from app.kvindex.service import KvIndex, KvIndexSettings
+from app.kvindex.index import Index, IndexSettings
+from app.kvindex.memory import MemoryBackend
+from app.kvindex.service import KvIndex
+from app.kvindex.streams import MOST_PODS
 from app.kvindex.subscriber import SubscriberSettings
+from app.kvindex.tokenizers import Tokenization
 from app.text import default_tokenizer
 from benchmarks.options import parser
 from benchmarks.processes import collect_as_a_worker
@@ -122,11 +124,9 @@ class Fleet:
 @contextmanager
 def fleet() -> Iterator[Fleet]:
     """An index that listens; a pod called hello has one block."""
-    settings = KvIndexSettings(
-        subscriber=SubscriberSettings(bind="tcp://127.0.0.1:*", model=MODEL),
-        index=IndexSettings(block_size=BLOCK),
-    )
-    index = KvIndex(settings, lambda model: default_tokenizer())
+    subscriber = SubscriberSettings(bind="tcp://127.0.0.1:*", model=MODEL)
+    tokenization = Tokenization(lambda model: default_tokenizer())
+    index = KvIndex(Index(MemoryBackend(), IndexSettings(BLOCK)), tokenization, subscriber)
     index.start()
     with zmq.Context() as context, context.socket(zmq.PUB) as socket:
         socket.linger, socket.sndhwm = 0, 0
@@ -204,7 +204,7 @@ def a_long_prompt(pods: Fleet) -> Callable[[], None]:
 
     def work() -> None:
         _publish(pods, [payload], {})
-        (score,) = pods.index.score_tokens(MODEL, tokens)
+        (score,) = pods.index.index.score(MODEL, tokens)
         expect(score.matched, LONG // BLOCK)
 
     return work
@@ -221,7 +221,7 @@ def many_pods(pods: Fleet) -> Callable[[], None]:
             if number_ % 50 == 0:
                 gevent.sleep(0.001)
         pods.until_applied()
-        scores = pods.index.score_tokens(MODEL, tokens)
+        scores = pods.index.index.score(MODEL, tokens)
         expect(len(scores), MOST_PODS)
         kept = range(PODS - MOST_PODS, PODS)
         expect(all(int(score.pod.removeprefix("pod")) in kept for score in scores), True)

@@ -20,6 +20,9 @@ IGNORED_SWITCHES = frozenset(
     | {"add-dir-header", "alsologtostderr", "logtostderr", "one-output", "skip-headers", "skip-log-headers"}
 )
 RETIRED = {
+    "kv-index-redis-prefix": "keys begin with understudy; name another database in kv-index-redis-url",
+    "kv-index-refresh-interval": "files and names of kv-index-pods are looked at every 2 s",
+    "kv-index-unknown-tier-weight": "a tier that kv-index-tier-weights does not name counts 0.5",
     "kv-index-redis-timeout": "Redis has 1 s to answer",
     "kv-index-shards": "there are four queues, and answers do not depend on that",
     "kv-index-tokenizer-timeout": "a prompt has 10 s to be tokenized, with loading the tokenizer",

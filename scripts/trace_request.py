@@ -32,10 +32,14 @@ sys.path.insert(0, str(ROOT))
 from gunicorn.config import Config  # noqa: E402
 
 from app.engine.kvcache.events import BlockStored, EventBatch, encoder  # noqa: E402
-from app.kvindex.event_pool import Pool, PoolSettings  # noqa: E402
 from app.kvindex.index import DEFAULT_BLOCK_SIZE, Index  # noqa: E402
 from app.kvindex.memory import MemoryBackend  # noqa: E402
-from app.kvindex.streams import Message, Replays  # noqa: E402
+from app.kvindex.replays import Replays  # noqa: E402
+from app.kvindex.streams import (  # noqa: E402
+    Message,
+    Pool,
+    PoolSettings,
+)
 from app.serving.flask.application import Understudy  # noqa: E402
 from app.serving.gunicorn.connections import Connections, FastPath  # noqa: E402
 from app.serving.gunicorn.fair_turns import FairTurns  # noqa: E402

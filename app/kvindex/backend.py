@@ -182,7 +182,7 @@ class RedisSettings(Struct, frozen=True, kw_only=True):
     """
 
     url: str = "redis://127.0.0.1:6379"
-    namespace: str = "kvindex"
+    namespace: str = "understudy"
     ttl_s: int = 0
     timeout_s: float = 1.0
     most_holders: int = MOST_HOLDERS

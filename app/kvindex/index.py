@@ -35,7 +35,7 @@ EVENTS_A_TURN = 1024
 """Events applied in one go, in about 3 ms, before other greenlets run."""
 
 
-class IndexSettings(Struct, frozen=True, kw_only=True):
+class IndexSettings(Struct, frozen=True):
     """`block_size` is the index's, in tokens; engines may differ. `generation` selects the hash."""
 
     block_size: int = DEFAULT_BLOCK_SIZE

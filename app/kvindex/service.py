@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, TypeAlias
 
 import gevent
 import zmq
@@ -21,27 +19,23 @@ from app.base.clock.pause import PAUSE_S
 from app.engine.kvcache.event_sender import Listener
 from app.engine.kvcache.events import encoder
 from app.engine.kvcache.memo import Bounded
-from app.engine.kvcache.prompt import Placeholder
 from app.engine.kvcache.sockets import IO_THREADS, end_context
 from app.engine.lora.adapters import adapters_of
 from app.kvindex.backend import Backend, BackendUnavailable, RedisSettings, Size
-from app.kvindex.event_pool import Pool, PoolSettings, Position, Shard
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.keys import GENERATIONS, Generation
-from app.kvindex.memory import MOST_COPIES, MemoryBackend, weigh_bytes
+from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.pods import TargetSource, parse_topic, target_sources
-from app.kvindex.scorer import PodScore, Weights
-from app.kvindex.streams import Message, ReplayLimits, Replays
-from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
-from app.kvindex.tokenizers import Discovery, Find, Tokenization, TokenizationSettings, TokenizerLibrary
+from app.kvindex.replays import Replays
+from app.kvindex.scorer import Weights
+from app.kvindex.streams import Message, Pool, PoolSettings, Position, Shard
+from app.kvindex.subscriber import LOOK_AGAIN_S, Context, Subscriber, SubscriberSettings
+from app.kvindex.tokenizers import Discovery, Tokenization, TokenizationSettings, TokenizerLibrary
 from app.text import Tokenizer, load_tokenizer
 from config import ConfigError, Settings
 from config.sections.kvindex import KVIndexSettings, tier_weights, tokenizer_sources
-from config.settings import TokenizerSettings
 
 log = logging.getLogger(__name__)
-
-BackendName: TypeAlias = Literal["memory", "cost-aware", "redis"]
 
 MOST_SOCKETS = 1 << 16
 LISTEN_S = 0.25
@@ -49,26 +43,6 @@ LISTEN_S = 0.25
 WAITING_S, IDLE_S = 0.02, 1.0
 """Longest waits of a worker, in seconds: while a replay runs or the backend is down, and when idle."""
 JOIN_S = 5.0
-
-
-class KvIndexSettings(Struct, frozen=True, kw_only=True):
-    """Settings of the index, the backend, the pool and the subscriber.
-
-    `most_copies` bounds the memory backend, `most_bytes` the cost-aware backend. `targets` lists publishers
-    to connect to, in the form of `target_sources`.
-    """
-
-    backend: BackendName = "memory"
-    most_copies: int = MOST_COPIES
-    most_bytes: int = 2 << 30
-    count_repeats: bool = True
-    redis: RedisSettings = RedisSettings()
-    index: IndexSettings = IndexSettings()
-    pool: PoolSettings = PoolSettings()
-    subscriber: SubscriberSettings = SubscriberSettings()
-    targets: Sequence[str] = ()
-    replays: ReplayLimits = ReplayLimits()
-    tokenization: TokenizationSettings = TokenizationSettings()
 
 
 class Stats(Struct, frozen=True):
@@ -86,41 +60,45 @@ class Stats(Struct, frozen=True):
     skipped_events: dict[str, int]
 
 
-def open_backend(settings: KvIndexSettings) -> Backend:
+def open_backend(at: KVIndexSettings) -> Backend:
     """Creates the backend of the settings. ValueError for an invalid URL."""
-    match settings.backend:
-        case "memory":
-            return MemoryBackend(settings.most_copies, count_repeats=settings.count_repeats)
-        case "cost-aware":
-            return MemoryBackend(settings.most_bytes, weigh_bytes, count_repeats=settings.count_repeats)
-        case "redis":
-            from app.kvindex.redis_backend import RedisBackend  # its client is slow to import
+    counts = at.kv_index_repeats == "copies"
+    if at.kv_index_backend == "memory":
+        return MemoryBackend(at.kv_index_size, count_repeats=counts)
+    if at.kv_index_backend == "cost-aware":
+        return MemoryBackend(at.kv_index_memory_mb << 20, weigh_bytes, count_repeats=counts)
+    from app.kvindex.redis_backend import RedisBackend  # its client is slow to import
 
-            return RedisBackend(settings.redis)
-    raise ValueError(f"no index backend is called {settings.backend}")
+    ttl_s = math.ceil(at.kv_index_ttl)
+    return RedisBackend(RedisSettings(url=at.kv_index_redis_url, ttl_s=ttl_s, count_repeats=counts))
 
 
 class KvIndex:
     """An index with its subscriber. `start` opens sockets and spawns greenlets.
 
-    `find` returns the tokenizer of a model, for prompts as text. `now` is monotonic, `wall` since 1970, both
-    in seconds. `caches` are further caches to report, by name, such as the tokenizers'.
+    `targets` lists publishers to connect to, in the form of `target_sources`. `now` is monotonic, `wall`
+    since 1970, both in seconds. `caches` are further caches to report, by name, such as the tokenizers'.
     """
 
     def __init__(
         self,
-        settings: KvIndexSettings,
-        find: Find,
+        index: Index,
+        tokenization: Tokenization,
+        subscriber: SubscriberSettings,
+        targets: Sequence[str] = (),
+        pool: PoolSettings = PoolSettings(),  # noqa: B008 (immutable)
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         caches: Mapping[str, Bounded] = MappingProxyType({}),
     ) -> None:
-        """Raises ValueError for invalid settings."""
+        """Raises ValueError for invalid targets."""
+        self.index, self.tokenization = index, tokenization
+        self.block_size = index.settings.block_size
+        """Tokens of a block of the index."""
         self._further_caches = caches
-        self._settings, self._now, self._wall = settings, now, wall
-        self._sources = target_sources(settings.targets)
-        self.index = Index(open_backend(settings), settings.index)
-        self.tokenization = Tokenization(find, settings.tokenization, self.index.metrics)
+        self._subscriber_settings, self._pool_settings = subscriber, pool
+        self._now, self._wall = now, wall
+        self._sources = target_sources(targets)
         self._context: Context | None = None
         self._pool: Pool | None = None
         self._subscriber: Subscriber | None = None
@@ -131,11 +109,6 @@ class KvIndex:
     def address(self) -> str | None:
         """Address that pods connect to, with the port in use."""
         return None if self._subscriber is None else self._subscriber.address
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of a block of the index."""
-        return self._settings.index.block_size
 
     @property
     def caches(self) -> Mapping[str, Bounded]:
@@ -158,16 +131,10 @@ class KvIndex:
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MOST_SOCKETS)
         self._context.set(zmq.IO_THREADS, IO_THREADS)
-        pool = self._pool = Pool(
-            self.index, Replays(self._context, self._settings.replays), self._settings.pool, self._wall
-        )
-        subscriber = self._subscriber = Subscriber(
-            pool,
-            self.index.losses,
-            self._context,
-            self._settings.subscriber,
-            self._sources,
-        )
+        replays, losses = Replays(self._context), self.index.losses
+        pool = self._pool = Pool(self.index, replays, self._pool_settings, self._wall)
+        settings, sources = self._subscriber_settings, self._sources
+        subscriber = self._subscriber = Subscriber(pool, losses, self._context, settings, sources)
         try:
             subscriber.open()
         except zmq.ZMQError:
@@ -195,23 +162,6 @@ class KvIndex:
         """Queues a message that did not come over a socket; drops the message if a queue is full."""
         if self._pool is not None and not self._pool.full:
             self._pool.put(message)
-
-    def base_model(self, name: str) -> str:
-        """Same as `Index.base_model`."""
-        return self.index.base_model(name)
-
-    def score_tokens(
-        self,
-        model: str,
-        tokens: Sequence[int],
-        *,
-        pods: Collection[str] = (),
-        lora: str | None = None,
-        salt: str | None = None,
-        media: Sequence[Placeholder] = (),
-    ) -> list[PodScore]:
-        """Same as `Index.score`, for token ids."""
-        return self.index.score(model, tokens, pods=pods, lora=lora, salt=salt, media=media)
 
     def stats(self) -> Stats:
         losses = self.index.losses
@@ -244,28 +194,28 @@ class KvIndex:
             source.refresh()
             if source.targets != before:
                 self._subscriber.look()
-            self._end.wait(self._settings.subscriber.look_again_s)
+            self._end.wait(LOOK_AGAIN_S)
 
     def _subscribe(self) -> None:
         while not self._end.is_set() and self._subscriber is not None:
-            if self._step(self._subscriber.step):
-                gevent.sleep(PAUSE_S)
-            else:
+            if not self._step(self._subscriber.step):
                 self._subscriber.wait(LISTEN_S)
 
     def _work(self, shard: Shard) -> None:
         while not self._end.is_set():
-            if self._step(shard.step):
-                gevent.sleep(PAUSE_S)
-            else:
+            if not self._step(shard.step):
                 shard.wake.wait(WAITING_S if shard.waiting else IDLE_S)
 
     def _step(self, step: Callable[[float], bool]) -> bool:
+        """Runs a step, and pauses if more work is ready."""
+        more = False
         try:
-            return step(self._now())
+            more = step(self._now())
         except Exception:
             log.exception("the KV index goes on after an error")
-            return False
+        if more:
+            gevent.sleep(PAUSE_S)
+        return more
 
 
 DEFAULT_BIND = "tcp://*:5557"
@@ -279,76 +229,47 @@ TOKENIZER_TIMEOUT_S = 10.0
 
 def index_of(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
     """Creates the index, not yet started. ConfigError for invalid addresses."""
-    at, model = settings.kvindex, settings.model
+    at, model, source = settings.kvindex, settings.model, settings.tokenizer
+
+    def load(name: str) -> Tokenizer:
+        token, folder = source.hf_token, source.tokenizers_cache_dir
+        return load_tokenizer(model=name, tokenizer=name, explicit=True, hf_token=token, cache_dir=folder)
+
     adapters = [adapter.name for adapter in adapters_of(settings.lora, model)]
-    own = dict.fromkeys((model.model, *model.served_names, *adapters), tokenizer)
     folder = at.kv_index_tokenizer_dir
     library = TokenizerLibrary(
-        partial(_load, at=settings.tokenizer),
-        ready=own,
+        load,
+        ready=dict.fromkeys((model.model, *model.served_names, *adapters), tokenizer),
         sources=tokenizer_sources(at.kv_index_tokenizers),
         discovery=Discovery(Path(folder).expanduser(), time.monotonic) if folder else None,
         hub=at.kv_index_fetch_tokenizers,
         timeout_s=TOKENIZER_TIMEOUT_S,
     )
+    alone = at.role == "indexer" and not at.kv_index_pods
+    subscriber = SubscriberSettings(
+        bind=at.kv_index_bind or (DEFAULT_BIND if alone else None),
+        topic=at.kv_index_topic,
+        model=model.model,
+        replay_port=at.kv_index_replay_port,
+        grace_s=at.kv_index_pod_grace,
+    )
+    weights = Weights(tier_weights(at.kv_index_tier_weights))
+    generation = GENERATION[at.kv_index_hash]
+    keys = IndexSettings(at.kv_index_block_size, generation, at.kv_index_hash_seed, weights)
+    pool = PoolSettings(most_payload_bytes=at.kv_index_max_message_mb << 20)
+    caches = {"index tokenizers": library}
     try:
-        return KvIndex(_service_settings(settings), library.get, caches={"index tokenizers": library})
+        index = Index(open_backend(at), keys)
+        limits = TokenizationSettings(timeout_s=TOKENIZER_TIMEOUT_S)
+        tokenization = Tokenization(library.get, limits, index.metrics)
+        return KvIndex(index, tokenization, subscriber, at.kv_index_pods, pool, caches=caches)
     except ValueError as error:
         raise ConfigError(f"setting kv-index-pods or kv-index-redis-url: {error}") from None
-
-
-def _load(source: str, at: TokenizerSettings) -> Tokenizer:
-    return load_tokenizer(
-        model=source,
-        tokenizer=source,
-        explicit=True,
-        hf_token=at.hf_token,
-        cache_dir=at.tokenizers_cache_dir,
-    )
 
 
 def aliases(settings: Settings) -> Mapping[str, str]:
     """Returns served name -> name of the model in the pods' events."""
     return dict.fromkeys(settings.model.served_names, settings.model.model)
-
-
-def _service_settings(settings: Settings) -> KvIndexSettings:
-    at = settings.kvindex
-    counts = at.kv_index_repeats == "copies"
-    return KvIndexSettings(
-        backend=at.kv_index_backend,
-        most_copies=at.kv_index_size,
-        most_bytes=at.kv_index_memory_mb << 20,
-        count_repeats=counts,
-        redis=RedisSettings(
-            url=at.kv_index_redis_url,
-            namespace=at.kv_index_redis_prefix,
-            ttl_s=math.ceil(at.kv_index_ttl),
-            count_repeats=counts,
-        ),
-        index=IndexSettings(
-            block_size=at.kv_index_block_size,
-            generation=GENERATION[at.kv_index_hash],
-            seed=at.kv_index_hash_seed,
-            weights=Weights(tier_weights(at.kv_index_tier_weights), at.kv_index_unknown_tier_weight),
-        ),
-        pool=PoolSettings(most_payload_bytes=at.kv_index_max_message_mb << 20),
-        subscriber=_subscriber_settings(at, settings.model.model),
-        targets=at.kv_index_pods,
-        tokenization=TokenizationSettings(timeout_s=TOKENIZER_TIMEOUT_S),
-    )
-
-
-def _subscriber_settings(at: KVIndexSettings, model: str) -> SubscriberSettings:
-    alone = at.role == "indexer" and not at.kv_index_pods
-    return SubscriberSettings(
-        bind=at.kv_index_bind or (DEFAULT_BIND if alone else None),
-        topic=at.kv_index_topic,
-        model=model,
-        replay_port=at.kv_index_replay_port,
-        grace_s=at.kv_index_pod_grace,
-        look_again_s=at.kv_index_refresh_interval,
-    )
 
 
 def fed(index: KvIndex, model: str) -> Listener:

@@ -16,7 +16,6 @@ from zmq.utils.monitor import parse_monitor_message
 from app.engine.kvcache.endpoints import is_ipv6, is_name
 from app.engine.kvcache.memo import Memo
 from app.engine.kvcache.sockets import address_of, affinity
-from app.kvindex.event_pool import Pool
 from app.kvindex.metrics import Losses
 from app.kvindex.pods import (
     PREFIX,
@@ -28,7 +27,7 @@ from app.kvindex.pods import (
     parse_topic,
     resolve_host,
 )
-from app.kvindex.streams import Message
+from app.kvindex.streams import Message, Pool
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +39,8 @@ COPIED_BYTES = 1 << 20
 """Larger payloads, in bytes, stay in ZMQ's memory: copying 128 MB takes a tenth of a second."""
 TOPICS_BYTES = 8 << 20
 """Memory of parsed topics, in bytes."""
+LOOK_AGAIN_S = 2.0
+"""Time between two looks at files and host names with pods, in seconds."""
 FULL_S = 0.01
 """Longest wait while a queue is full, in seconds."""
 MOST_A_STEP, MOST_BYTES_A_STEP = 64, 4 << 20
@@ -63,7 +64,6 @@ class SubscriberSettings(Struct, frozen=True, kw_only=True):
     hwm: int = 1_000
     most_bytes: int = 128 << 20
     grace_s: float = 30.0
-    look_again_s: float = 5.0
 
 
 class Line(Struct):
@@ -127,7 +127,7 @@ class Subscriber:
         """
         self.open()
         if now >= self._look_at:
-            self._look_at = now + self._settings.look_again_s
+            self._look_at = now + LOOK_AGAIN_S
             self._follow(now)
         lines = self._all_lines()
         ready = dict(self._poller.poll(0))

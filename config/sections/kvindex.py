@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from config.declaration import About, Count, Duration, Port, PositiveDuration, Section, understood_by
+from config.declaration import About, Count, Duration, Port, Section, understood_by
 from config.zmq_addresses import ZMQ_ADDRESS
 
 
@@ -56,8 +56,6 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     other ranks follow."""
     kv_index_pod_grace: Duration = 30.0
     """Time without a connection after which a pod's blocks are forgotten."""
-    kv_index_refresh_interval: PositiveDuration = 5.0
-    """How often files and names of kv-index-pods are looked at."""
     kv_index_backend: Literal["memory", "cost-aware", "redis"] = "memory"
     """Storage of the index: memory bounded in blocks, memory bounded in bytes, or Redis (Valkey), which
     several indexers can share."""
@@ -69,8 +67,6 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
         "redis://127.0.0.1:6379"
     )
     """Address of backend redis: redis://, rediss://, valkey://, valkeys:// or unix://."""
-    kv_index_redis_prefix: str = "understudy"
-    """Prefix of the keys of backend redis; indexers that share data have the same prefix."""
     kv_index_ttl: Duration = 0.0
     """Time without a use after which backend redis forgets a block; 0 never."""
     kv_index_repeats: Literal["copies", "reports"] = "copies"
@@ -87,9 +83,7 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index_tier_weights: Annotated[
         tuple[str, ...], understood_by(tier_weights, "must be a list of tier=weight")
     ] = ("gpu=1.0", "cpu=0.8")
-    """Weight of a block in a score by its storage tier, as tier=weight."""
-    kv_index_unknown_tier_weight: Annotated[float, Meta(ge=0)] = 0.5
-    """Weight of a block in any other tier."""
+    """Weight of a block in a score by its storage tier, as tier=weight; 0.5 for other tiers."""
     kv_index_tokenizers: Annotated[
         tuple[str, ...], About(path=True), understood_by(tokenizer_sources, "must be a list of model=source")
     ] = ()

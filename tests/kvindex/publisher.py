@@ -12,11 +12,11 @@ import zmq
 
 from app.engine.kvcache.events import KVEvent, LayoutName, encoder
 from app.kvindex.backend import Backend
-from app.kvindex.event_pool import Pool, PoolSettings
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.pods import TargetSource
-from app.kvindex.streams import END, ReplayLimits, Replays
+from app.kvindex.replays import END, ReplayLimits, Replays
+from app.kvindex.streams import Pool, PoolSettings
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
 from tests.kvindex.engines import batch
 from tests.kvindex.held import matched

@@ -13,10 +13,10 @@ from app.engine.kvcache.events import EventBatch, LayoutName, encoder
 from app.engine.kvcache.hashing import BlockHasher
 from app.engine.kvcache.prompt import Adapter, ExtraKeys
 from app.kvindex.backend import Backend
-from app.kvindex.event_pool import Pool
 from app.kvindex.holders import bits
 from app.kvindex.index import Index, IndexSettings
-from app.kvindex.streams import Message, Replays
+from app.kvindex.replays import Replays
+from app.kvindex.streams import Message, Pool
 
 PODS, DAY_S, BLOCK = 100, 24 * 3600.0, 4
 REQUESTS_PER_POD = 40

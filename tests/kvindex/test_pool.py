@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.events import AllBlocksCleared, KVEvent, encoder
-from app.kvindex import event_pool
+from app.kvindex import streams
 from app.kvindex.backend import BackendUnavailable, Operation, Outcome, Stamp
-from app.kvindex.event_pool import MOST_PODS, Pool, PoolSettings
 from app.kvindex.holders import Engine
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
-from app.kvindex.streams import MESSAGE_BYTES, REMEMBERED, Message, Replays
+from app.kvindex.replays import Replays
+from app.kvindex.streams import MESSAGE_BYTES, MOST_PODS, REMEMBERED, Message, Pool, PoolSettings
 from tests.kvindex.engines import PROMPT, batch, block, removed, stored
 from tests.kvindex.held import matched
 from tests.kvindex.publisher import Station, station
@@ -187,7 +187,7 @@ def test_a_queue_rests_twice_as_long_every_time_and_at_most_five_seconds() -> No
 def test_others_have_a_turn_when_a_message_has_taken_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tick passes with every look at the clock: two of them are more than two milliseconds."""
     turns: list[None] = []
-    monkeypatch.setattr(event_pool, "pause_if_possible", lambda: turns.append(None))
+    monkeypatch.setattr(streams, "pause_if_possible", lambda: turns.append(None))
     clock = count().__next__
     index = Index(MemoryBackend(), IndexSettings(block_size=4))
     pool = Pool(index, Replays(None), PoolSettings(shards=1), clock=lambda: 0.0011 * clock())
@@ -348,7 +348,7 @@ def test_values_that_are_no_events_are_malformed_events(junk: bytes) -> None:
 def test_others_have_a_turn_after_some_thousand_events(monkeypatch: pytest.MonkeyPatch) -> None:
     index, pool = make()
     copies = [0]
-    for module in ("index", "memory", "event_pool"):
+    for module in ("index", "memory", "streams"):
         monkeypatch.setattr(
             f"app.kvindex.{module}.pause_if_possible", lambda: copies.append(index.size().copies)
         )

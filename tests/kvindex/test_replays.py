@@ -14,7 +14,8 @@ from app.engine.kvcache.events import BlockStored, KVEvent
 from app.kvindex import streams
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.pods import FixedTargets, PodEndpoint
-from app.kvindex.streams import MESSAGE_BYTES, Message, Replay, Replayed, ReplayLimits
+from app.kvindex.replays import Replay, Replayed, ReplayLimits
+from app.kvindex.streams import MESSAGE_BYTES, Message
 from app.kvindex.subscriber import Context
 from tests.kvindex.engines import PROMPT, block, removed, stored
 from tests.kvindex.publisher import FakeEngine, Station, ends, station

@@ -14,30 +14,28 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.engine.kvcache.events import EventBatch, encoder
 from app.engine.kvcache.memo import Memo
-from app.kvindex.backend import BackendUnavailable, RedisSettings, Remove
-from app.kvindex.index import IndexSettings
+from app.kvindex.backend import Backend, BackendUnavailable, RedisSettings, Remove
+from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
 from app.kvindex.metrics import EVENT_LOSSES, MESSAGE_LOSSES
 from app.kvindex.pods import PodEndpoint
 from app.kvindex.redis_backend import RedisBackend
-from app.kvindex.scorer import Weights
+from app.kvindex.replays import ReplayLimits
 from app.kvindex.service import (
-    GENERATION,
     TOKENIZER_TIMEOUT_S,
     KvIndex,
-    KvIndexSettings,
     Listening,
     aliases,
     fed,
     index_of,
     open_backend,
 )
-from app.kvindex.streams import Message
+from app.kvindex.streams import Message, PoolSettings
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
+from app.kvindex.tokenizers import Tokenization, TokenizationSettings
 from app.text import LocalTokenizer, default_tokenizer
 from app.text.base import TokenizerError, TokenizerLoadError
 from config import ConfigError
-from config.sections.kvindex import tier_weights
 from config.settings import KVIndexSettings, ModelSettings, Settings
 from tests.kvindex.engines import stored
 from tests.kvindex.held import source, store
@@ -54,14 +52,14 @@ def load(model: str) -> LocalTokenizer:
     return default_tokenizer()
 
 
-def settings(**more: object) -> KvIndexSettings:
-    fixed = {"index": IndexSettings(block_size=4), "subscriber": SUBSCRIBER}
-    return KvIndexSettings(**(fixed | more))  # type: ignore[arg-type]
+def make(backend: Backend | None = None, subscriber: SubscriberSettings = SUBSCRIBER, **more: Any) -> KvIndex:
+    index = Index(backend or MemoryBackend(), IndexSettings(block_size=4))
+    return KvIndex(index, Tokenization(load, metrics=index.metrics), subscriber, **more)
 
 
 @pytest.fixture
 def index() -> Iterator[KvIndex]:
-    made = KvIndex(settings(), load)
+    made = make()
     made.start()
     yield made
     made.close()
@@ -86,8 +84,8 @@ def meet(index: KvIndex, engine: FakeEngine) -> None:
 def test_events_come_in_and_scores_go_out(index: KvIndex, engine: FakeEngine) -> None:
     meet(index, engine)
     engine.publish(stored([1, 2], PROMPT[:8]))
-    until(lambda: bool(index.score_tokens("m", PROMPT)))
-    assert index.score_tokens("m", PROMPT)[0].matched == 2
+    until(lambda: bool(index.index.score("m", PROMPT)))
+    assert index.index.score("m", PROMPT)[0].matched == 2
     stats = index.stats()
     assert stats.pods == ["a"] and stats.size is not None and stats.size.copies == 2
     assert [(stream.pod, stream.model, stream.sequence) for stream in stats.streams] == [("a", "m", 0)]
@@ -97,7 +95,7 @@ def test_events_come_in_and_scores_go_out(index: KvIndex, engine: FakeEngine) ->
 def test_messages_may_come_without_a_socket(index: KvIndex) -> None:
     payload = encoder()(EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
     index.receive(Message("b", "m", 0, payload))
-    until(lambda: bool(index.score_tokens("m", PROMPT)))
+    until(lambda: bool(index.index.score("m", PROMPT)))
 
 
 def test_it_begins_once(index: KvIndex) -> None:
@@ -108,7 +106,7 @@ def test_it_begins_once(index: KvIndex) -> None:
 
 def test_what_it_keeps_has_names(index: KvIndex) -> None:
     further = Memo[str, str](1000)
-    made = KvIndex(settings(), load, caches={"further": further})
+    made = make(caches={"further": further})
     assert made.caches["further"] is further and made.caches["index blocks"] is made.index.backend
     started = {"index messages", "index topics"}
     assert not started & made.caches.keys() and started < index.caches.keys()
@@ -119,7 +117,7 @@ def test_what_it_keeps_has_names(index: KvIndex) -> None:
 def test_metrics_are_valid_and_name_every_loss(index: KvIndex, engine: FakeEngine) -> None:
     meet(index, engine)
     engine.publish(stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 99))
-    until(lambda: bool(index.score_tokens("m", PROMPT)))
+    until(lambda: bool(index.index.score("m", PROMPT)))
     families = {family.name: family for family in text_string_to_metric_families(index.metrics_text())}
     assert all(name.startswith("kvcache_") for name in families)
     samples = {
@@ -140,7 +138,7 @@ def test_metrics_are_valid_and_name_every_loss(index: KvIndex, engine: FakeEngin
 
 def test_an_address_that_is_taken_is_an_error_and_can_be_tried_again(index: KvIndex) -> None:
     taken = SubscriberSettings(bind=index.address, model="m")
-    other = KvIndex(settings(subscriber=taken), load)
+    other = make(subscriber=taken)
     for _ in range(2):
         with pytest.raises(zmq.ZMQError):
             other.start()
@@ -158,15 +156,15 @@ def _starts(index: KvIndex) -> bool:
 
 
 def test_what_never_began_can_be_asked_and_closed() -> None:
-    made = KvIndex(settings(), load)
+    made = make()
     assert made.address is None and made.stats().streams == []
-    assert made.score_tokens("m", PROMPT) == []
+    assert made.index.score("m", PROMPT) == []
     made.close()
 
 
 def test_a_backend_that_is_away_leaves_sizes_open() -> None:
     redis = RedisSettings(url="redis://127.0.0.1:1", timeout_s=0.2)
-    made = KvIndex(settings(backend="redis", redis=redis), load)
+    made = make(RedisBackend(redis))
     assert made.stats().size is None
     assert "kvcache_index_blocks" in made.metrics_text()
     made.close()
@@ -186,7 +184,7 @@ def test_messages_that_wait_for_the_backend_are_taken_up_without_another_one(
     monkeypatch.setattr(index.index.backend, "apply", flaky)
     payload = encoder()(EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
     index.receive(Message("b", "m", 0, payload))
-    until(lambda: bool(index.score_tokens("m", PROMPT)))
+    until(lambda: bool(index.index.score("m", PROMPT)))
 
 
 def test_after_an_error_a_thread_waits_and_goes_on(
@@ -207,7 +205,7 @@ def test_after_an_error_a_thread_waits_and_goes_on(
 
     monkeypatch.setattr(Subscriber, "step", fail_twice)
     monkeypatch.setattr(Subscriber, "wait", noted)
-    made = KvIndex(settings(), load)
+    made = make()
     made.start()
     until(lambda: len(done) > 5)
     made.close()
@@ -216,15 +214,15 @@ def test_after_an_error_a_thread_waits_and_goes_on(
 
 
 def test_backends_are_chosen_by_name() -> None:
-    assert isinstance(open_backend(KvIndexSettings()), MemoryBackend)
-    costly = open_backend(KvIndexSettings(backend="cost-aware", most_bytes=1 << 20))
+    assert isinstance(open_backend(KVIndexSettings()), MemoryBackend)
+    costly = open_backend(KVIndexSettings(kv_index_backend="cost-aware", kv_index_memory_mb=3))
     assert isinstance(costly, MemoryBackend)
-    assert costly.table.weigh is weigh_bytes and costly.size().bound == 1 << 20
-    assert isinstance(open_backend(KvIndexSettings(backend="redis")), RedisBackend)
+    assert costly.table.weigh is weigh_bytes and costly.size().bound == 3 << 20
+    shared = open_backend(KVIndexSettings(kv_index_backend="redis", kv_index_ttl=1.5))
+    assert isinstance(shared, RedisBackend)
+    assert (shared._settings.ttl_s, shared._settings.namespace) == (2, "understudy")
     with pytest.raises(ValueError):
-        open_backend(KvIndexSettings(backend="other"))  # type: ignore[arg-type]
-    with pytest.raises(ValueError):
-        KvIndex(settings(targets=["nonsense"]), load)
+        make(targets=["nonsense"])
 
 
 def test_a_source_that_is_slow_delays_no_other(index: KvIndex, engine: FakeEngine) -> None:
@@ -238,7 +236,7 @@ def test_a_source_that_is_slow_delays_no_other(index: KvIndex, engine: FakeEngin
             self.targets = [PodEndpoint("inproc://slow")]
 
     slow = Slow()
-    made = KvIndex(settings(targets=["127.0.0.1:1"]), load)
+    made = make(targets=["127.0.0.1:1"])
     made._sources = [slow, *made._sources]
     made.start()
     until(lambda: made.stats().targets)
@@ -268,7 +266,7 @@ def made(**asked: Any) -> KvIndex:
 )
 def test_an_indexer_listens_unless_it_is_given_pods(asked: dict[str, Any], bind: str | None) -> None:
     index = made(**asked)
-    assert index._settings.subscriber.bind == bind
+    assert index._subscriber_settings.bind == bind
     index.close()
 
 
@@ -278,16 +276,6 @@ def test_repeats_are_what_the_settings_say(repeats: str, copies: int) -> None:
     backend = index.index.backend
     backend.apply(source(), [store([1], [11]), store([1], [11]), Remove(0, "gpu", [1])])
     assert backend.size().copies == copies
-    assert index._settings.redis.count_repeats == bool(copies)
-    index.close()
-
-
-def test_sizes_are_what_the_settings_say() -> None:
-    index = made(
-        kv_index_backend="cost-aware", kv_index_memory_mb=3, kv_index_max_message_mb=2, kv_index_ttl=1.5
-    )
-    assert index.index.backend.size().bound == 3 << 20
-    assert (index._settings.pool.most_payload_bytes, index._settings.redis.ttl_s) == (2 << 20, 2)
     index.close()
 
 
@@ -323,7 +311,7 @@ def test_what_our_own_publisher_publishes_is_taken(topic: str, pod: str) -> None
     index = made(kv_index_block_size=4)
     index.start()
     fed(index, "org/m")(topic, 0, EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
-    until(lambda: [score.pod for score in index.score_tokens("org/m", PROMPT)] == [pod])
+    until(lambda: [score.pod for score in index.index.score("org/m", PROMPT)] == [pod])
     index.close()
 
 
@@ -355,37 +343,26 @@ def test_one_that_is_closed_tries_no_more() -> None:
     assert index._greenlets == []
 
 
-OURS, AT = KvIndexSettings(), Settings().kvindex
-
-
-def test_as_much_is_held() -> None:
-    assert (OURS.most_copies, OURS.most_bytes) == (AT.kv_index_size, AT.kv_index_memory_mb << 20)
-    assert OURS.count_repeats == OURS.redis.count_repeats == (AT.kv_index_repeats == "copies")
-
-
-def test_blocks_have_the_same_keys_and_weights() -> None:
-    assert (OURS.index.block_size, OURS.index.seed) == (AT.kv_index_block_size, AT.kv_index_hash_seed)
-    assert OURS.index.generation == GENERATION[AT.kv_index_hash]
-    assert Weights(tier_weights(AT.kv_index_tier_weights), AT.kv_index_unknown_tier_weight) == Weights()
-
-
-def test_messages_are_taken_alike() -> None:
-    subscriber = OURS.subscriber
-    assert OURS.pool.most_payload_bytes == AT.kv_index_max_message_mb << 20
-    assert (subscriber.topic, subscriber.replay_port) == (AT.kv_index_topic, AT.kv_index_replay_port)
-    paces = AT.kv_index_pod_grace, AT.kv_index_refresh_interval
-    assert (subscriber.grace_s, subscriber.look_again_s) == paces
-
-
-def test_others_are_waited_for_as_long() -> None:
-    assert (OURS.redis.url, OURS.redis.ttl_s) == (AT.kv_index_redis_url, AT.kv_index_ttl)
+def test_an_index_without_settings_has_the_defaults_of_the_settings() -> None:
+    at, (bare, asked) = KVIndexSettings(), (make(), made())
+    pool, subscriber = PoolSettings(), SubscriberSettings(model=MODEL.model, bind=None)
+    assert asked._pool_settings == pool and asked._subscriber_settings == subscriber
+    assert asked.index.settings == IndexSettings()
+    sizes = [each.index.backend.size().bound for each in (bare, asked)]
+    assert sizes == [at.kv_index_size] * 2 and RedisSettings().url == at.kv_index_redis_url
+    bare.close()
+    asked.close()
 
 
 def test_bounds_without_a_setting_are_those_that_the_docs_tell() -> None:
     told = " ".join((ROOT / "docs/kv-index.md").read_text().split())
-    pool, subscriber, replays = OURS.pool, OURS.subscriber, OURS.replays
-    redis, tokenization = OURS.redis, OURS.tokenization
-    assert (pool.shards, redis.timeout_s) == (4, 1.0)  # as `RETIRED` says
+    pool, subscriber, replays, tokenization = (
+        PoolSettings(),
+        SUBSCRIBER,
+        ReplayLimits(),
+        TokenizationSettings(),
+    )
+    assert (pool.shards, RedisSettings().timeout_s) == (4, 1.0)  # as `RETIRED` says
     assert (tokenization.workers, tokenization.timeout_s) == (5, TOKENIZER_TIMEOUT_S)
     queue = f"({pool.most_messages:,} messages or {(pool.most_bytes // pool.shards) >> 20} MiB each)"
     assert queue in told and f"there are {pool.most_engines:,} engines already" in told

@@ -8,9 +8,8 @@ import pytest
 import zmq
 
 from app.kvindex import subscriber as module
-from app.kvindex.event_pool import Pool, PoolSettings
 from app.kvindex.pods import FileTargets, FixedTargets, PodEndpoint
-from app.kvindex.streams import Message
+from app.kvindex.streams import Message, Pool, PoolSettings
 from app.kvindex.subscriber import Context, Subscriber, SubscriberSettings
 from tests.kvindex.engines import stored
 from tests.kvindex.publisher import LOCAL, FakeEngine, Station, ends, station
@@ -76,7 +75,7 @@ def test_a_list_may_change(place: Station, tmp_path: Path) -> None:
     path = tmp_path / "pods"
     a, b = place.engine("kv@a@m", connect=False), place.engine("kv@b@m", connect=False)
     path.write_text(a.endpoint)
-    subscriber = place.listen(FileTargets(path), bind=None, grace_s=30.0, look_again_s=5.0)
+    subscriber = place.listen(FileTargets(path), bind=None, grace_s=30.0)
     place.meet(a)
     a.publish(FIRST)
     place.until(lambda: place.matched(PROMPT) == {"a": 1})
@@ -371,10 +370,10 @@ def test_a_target_tells_more_than_a_topic(
 
 def test_sources_are_looked_at_again_after_a_while_or_when_told(place: Station) -> None:
     source = FixedTargets([])
-    subscriber = place.listen(source, look_again_s=5.0)
+    subscriber = place.listen(source)
     step(place)
-    for now, told, seen in ((4.9, False, 0), (5.0, False, 1), (6.0, False, 1), (6.1, True, 2)):
-        source.targets = [PodEndpoint(f"inproc://{number}") for number in range(1 if now < 6 else 2)]
+    for now, told, seen in ((1.9, False, 0), (2.0, False, 1), (3.0, False, 1), (3.1, True, 2)):
+        source.targets = [PodEndpoint(f"inproc://{number}") for number in range(1 if now < 3 else 2)]
         if told:
             subscriber.look()
         step(place, now)

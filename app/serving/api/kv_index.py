@@ -77,7 +77,7 @@ def score_routes(
     def speaker(asked: Asked) -> str:
         """Returns the model whose tokenizer reads the prompt; for an adapter its base model."""
         name = base(asked)
-        return name if name == model else index.base_model(name)
+        return name if name == model else index.index.base_model(name)
 
     def scores(
         asked: Asked, tokens: Sequence[int], media: Sequence[Placeholder] = ()
@@ -85,7 +85,7 @@ def score_routes(
         """Returns the scores, the best first; None for a prompt without a full block."""
         if len(tokens) < index.block_size:
             return None
-        return index.score_tokens(
+        return index.index.score(
             base(asked), tokens, pods=asked.pods or (), lora=asked.lora, salt=asked.cache_salt, media=media
         )
 

@@ -221,7 +221,7 @@ def test_pods_may_be_connected_to(tmp_path: Path) -> None:
     events, replays = free_port(), free_port()
     listed = tmp_path / "pods"
     listed.write_text("# none yet\n")
-    flags = ("--kv-index-pods", f"file:{listed}", "--kv-index-refresh-interval", "100ms")
+    flags = ("--kv-index-pods", f"file:{listed}")
     replay = ("--kv-events-replay-endpoint", f"tcp://*:{replays}")
     with served("--role", "indexer", *flags) as index, pod(f"tcp://*:{events}", *replay) as client:
         client.complete(prompt=TOKENS)
