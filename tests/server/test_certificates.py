@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from gunicorn.config import Config
 
@@ -79,11 +84,17 @@ def test_one_file_may_have_both(cfg: Config) -> None:
     check_pair(str(both), None)
 
 
-def test_what_is_no_pem_is_refused_in_one_line(cfg: Config) -> None:
-    Path(cfg.keyfile).write_bytes(b"\0nothing\n")
-    with pytest.raises(CertificateError) as refused:
-        ServerCertificate(cfg)
-    assert cfg.keyfile in str(refused.value) and "\n" not in str(refused.value)
+def test_what_is_no_pair_is_refused_in_one_line(cfg: Config) -> None:
+    certificate, key = Path(cfg.certfile), Path(cfg.keyfile)
+    secret = load_pem_private_key(key.read_bytes(), None).private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"x")
+    )
+    for file, content in ((key, b"\0nothing\n"), (certificate, b"\0\1\2"), (key, secret)):
+        renew(cfg)
+        file.write_bytes(content)
+        with pytest.raises(CertificateError) as refused:
+            ServerCertificate(cfg)
+        assert str(file) in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_it_is_for_servers_and_valid_from_an_hour_ago_for_ten_years() -> None:

@@ -58,8 +58,7 @@ class ClientServer(StreamServer):  # type: ignore[misc]
         self._silent_until_s = 0.0
 
     def full(self) -> bool:
-        is_full = self._is_full()
-        if is_full:
+        if is_full := self._is_full():
             self._accept_later()
         return is_full
 
@@ -72,24 +71,20 @@ class ClientServer(StreamServer):  # type: ignore[misc]
                 raise
             self.stop_accepting()
             self._accept_later()
-            self._tell(error)
+            if (now_s := time.monotonic()) >= self._silent_until_s:
+                self._silent_until_s = now_s + TELL_AGAIN_S
+                log.error("clients wait, no more connections can be accepted: %s", error.strerror)
             return None
 
-    def _tell(self, error: OSError) -> None:
-        now_s = time.monotonic()
-        if now_s >= self._silent_until_s:
-            self._silent_until_s = now_s + TELL_AGAIN_S
-            log.error("clients wait, no more connections can be accepted: %s", error.strerror)
-
     def _accept_later(self) -> None:
+        def accept_again() -> None:
+            timer.close()
+            if self.started:
+                self.start_accepting()
+
         if self.started:
             timer = self.loop.timer(LOOK_AGAIN_S)
-            timer.start(self._accept_again, timer)
-
-    def _accept_again(self, timer: Any) -> None:
-        timer.close()
-        if self.started:
-            self.start_accepting()
+            timer.start(accept_again)
 
     def do_handle(self, *args: Any) -> None:
         """Leaves closing the connection to `accept`."""
@@ -190,17 +185,14 @@ class JoinedResponse(Response):  # type: ignore[misc]
 @lru_cache(maxsize=16)
 def default_head(status: str, second: int, closes: bool, chunked: bool, version: str = "HTTP/1.1") -> str:
     """Returns gunicorn's status line and headers before the application's headers, at a Unix second."""
-    connection = "close" if closes else "keep-alive"
-    lines = (
-        f"{version} {status}\r\nServer: {SERVER}\r\nDate: {http_date(second)}\r\nConnection: {connection}\r\n"
-    )
+    connection, date = "close" if closes else "keep-alive", _http_date(second)
+    lines = f"{version} {status}\r\nServer: {SERVER}\r\nDate: {date}\r\nConnection: {connection}\r\n"
     return lines + "Transfer-Encoding: chunked\r\n" if chunked else lines
 
 
 @lru_cache(maxsize=2)
-def http_date(second: int) -> str:
-    """Formats a Unix second for the Date header (RFC 9110 section 5.6.7)."""
-    return formatdate(second, usegmt=True)
+def _http_date(second: int) -> str:
+    return formatdate(second, usegmt=True)  # as RFC 9110 section 5.6.7 has it
 
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]+)(:\d*)?", re.ASCII)
@@ -239,10 +231,7 @@ LINGER_S = 1.0
 
 def has_much_unread(req: Any) -> bool:
     """True if the unread body of gunicorn's `req` is chunked, or above LITTLE_BYTES."""
-    body = getattr(req, "body", None)
-    if body is None:
-        return False
-    reader = body.reader
+    reader = getattr(getattr(req, "body", None), "reader", None)
     if isinstance(reader, LengthReader):
         return bool(reader.length > LITTLE_BYTES)
     return isinstance(reader, ChunkedReader) and reader.parser is not None

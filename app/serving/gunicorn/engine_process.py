@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from contextlib import suppress
 from logging import Logger
 from pathlib import Path
@@ -126,7 +126,10 @@ class EngineProcess:
         self._heartbeat.stop()
         options = replace(self.options, endpoint=self.endpoint, parent_pid=os.getpid())
         command = [sys.executable, "-m", MODULE, msgspec.json.encode(options).decode()]
-        self._pid = os.posix_spawn(sys.executable, command, _environment(os.environ))
+        # Without the settings of the workers, and with this package's folder in its path.
+        environ = {name: text for name, text in os.environ.items() if name != SETTINGS}
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH"))))
+        self._pid = os.posix_spawn(sys.executable, command, environ)
         self._started_s, self._again_s = time.monotonic(), None
         self._log.info("The engine loads %s (pid %d)", options.model, self._pid)
 
@@ -146,28 +149,25 @@ class EngineProcess:
         """Waits until the engine is ready. ConfigError: the engine failed, with its reason."""
         import zmq  # only servers with a real engine need it
 
-        context = zmq.Context()
+        context, reason = zmq.Context(), "the engine has ended, and says why above"
         try:
             socket = context.socket(zmq.DEALER)
             socket.linger = 0
             socket.connect(self.endpoint)
             socket.send(msgspec.msgpack.encode([Hello()]))
             decode = msgspec.msgpack.Decoder(list[Notice]).decode
-            while True:
+            ended = False
+            while not ended:
                 ended = not self._runs()
                 while socket.poll(0 if ended else POLL_MS):
                     for notice in decode(socket.recv()):
                         if type(notice) is Ready:
                             return notice
                         if type(notice) is Answer and notice.error is not None:
-                            raise self._refused(notice.error)
-                if ended:
-                    raise self._refused("the engine has ended, and says why above")
+                            ended, reason = True, notice.error
         finally:
             context.destroy(linger=0)  # before anything is forked
-
-    def _refused(self, reason: str) -> ConfigError:
-        return ConfigError(f"setting model: {self.options.model!r} cannot be served by engine llm: {reason}")
+        raise ConfigError(f"setting model: {self.options.model!r} cannot be served by engine llm: {reason}")
 
 
 def private_folder() -> str:
@@ -186,9 +186,3 @@ def given_length(settings: Settings) -> int | None:
     """Returns max-model-len; None when not set."""
     length = settings.model.max_model_len
     return None if length == OWN_LENGTH else length
-
-
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns `environ` without SETTINGS, and with this package's folder in PYTHONPATH."""
-    path = os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH"))))
-    return {name: text for name, text in environ.items() if name != SETTINGS} | {"PYTHONPATH": path}

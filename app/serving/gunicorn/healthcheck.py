@@ -42,15 +42,12 @@ def environment_of_server(processes: Path = Path("/proc")) -> dict[str, str] | N
         try:
             words = (process / "cmdline").read_bytes().split(b"\0")
             if APPLICATION in words and (process / "cwd").resolve() == ROOT:
-                return _variables((process / "environ").read_bytes())
+                parts = (process / "environ").read_bytes().split(b"\0")
+                pairs = (os.fsdecode(part).partition("=") for part in parts if part)
+                return {name: text for name, _, text in pairs}
         except OSError:  # the process has ended, or belongs to another user
             continue
     return None
-
-
-def _variables(block: bytes) -> dict[str, str]:
-    parts = (os.fsdecode(part).partition("=") for part in block.split(b"\0") if part)
-    return {name: text for name, _, text in parts}
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:

@@ -47,46 +47,36 @@ class AccessFields(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if isinstance(record.args, Mapping):
-            fields = _access_fields(record.args)
+        atoms = record.args
+        if isinstance(atoms, Mapping):
+            path = str(atoms.get("{raw_uri}e") or atoms.get("U") or "-").partition("?")[0]
+            context = atoms.get(f"{{{CONTEXT}}}e")
+            identifier = context.request_id if isinstance(context, RequestContext) else ""
+            status, sent, micros = (int(str(atoms.get(name) or 0)) for name in "sBD")
+            fields: dict[str, Any] = {
+                "client": atoms.get("h"),
+                "method": atoms.get("m"),
+                "path": path if path.isprintable() else path.encode("unicode_escape").decode(),
+                "status": status,
+                "bytes": sent,
+                "duration": micros / 1_000_000,
+                "request_id": identifier or current_request_id(),
+            }
             record.__dict__.update(fields)
             record.msg = "{method} {path} {status} {bytes} bytes {duration:.3f} s".format(**fields)
             record.args = None
         return True
 
 
-def _access_fields(atoms: Mapping[str, object]) -> dict[str, Any]:
-    path = str(atoms.get("{raw_uri}e") or atoms.get("U") or "-").partition("?")[0]
-    context = atoms.get(f"{{{CONTEXT}}}e")
-    identifier = context.request_id if isinstance(context, RequestContext) else ""
-    return {
-        "client": atoms.get("h"),
-        "method": atoms.get("m"),
-        "path": path if path.isprintable() else path.encode("unicode_escape").decode(),
-        "status": _whole(atoms.get("s")),
-        "bytes": _whole(atoms.get("B")),
-        "duration": _whole(atoms.get("D")) / 1_000_000,
-        "request_id": identifier or current_request_id(),
-    }
-
-
-def _whole(atom: object) -> int:
-    return int(str(atom or 0))
-
-
-class _UtcTime(logging.Formatter):
-    """ISO 8601 in UTC with milliseconds."""
+class TextLines(logging.Formatter):
+    """Lines for people. Times are ISO 8601 in UTC with milliseconds."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         moment = datetime.fromtimestamp(record.created, UTC)
         return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-class TextLines(_UtcTime):
-    """Lines for people."""
-
-
-class JsonLines(_UtcTime, JsonFormatter):
+class JsonLines(TextLines, JsonFormatter):
     """One JSON object per line; fields given as `extra` become keys."""
 
 

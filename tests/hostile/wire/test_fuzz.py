@@ -15,8 +15,39 @@ import pytest
 from tests.hostile.fuzzing import FuzzedRequest, Fuzzer
 from tests.hostile.raw_client import PATIENCE_S, get
 from tests.hostile.stressed_server import stressed_indexer, stressed_server
-from tests.hostile.test_fuzz import EVERYTHING, ROUNDS, SERVERS
+from tests.running_server import ROOT
 
+WEATHER_SCRIPT = ROOT / "examples/scripts/weather.yaml"
+FAULTS = (
+    {"action": "error", "status": 429, "retry_after": 1, "every": 11},
+    {"action": "disconnect", "after": 2, "every": 13},
+    {"action": "truncate", "every": 17},
+    {"action": "malformed-chunk", "every": 19},
+    {"action": "stall", "seconds": 0.05, "every": 23},
+)
+EVERYTHING = (
+    *("--server-dev-mode", "--profiling", "--enable-scale-out", "--allow-runtime-lora-updating"),
+    *("--enable-responses-store", "--force-dummy-tokenizer", "--max-model-len", "1024", "--max-loras", "4"),
+)
+SERVERS = {
+    "generate": (700, (*EVERYTHING, "--enable-kvcache", "--kv-index")),
+    "prefill and decode": (
+        600,
+        (
+            *(*EVERYTHING, "--enable-kvcache", "--kv-connector", "nixl", "--script", str(WEATHER_SCRIPT)),
+            *("--kv-cache-transfer-latency", "5ms", "--fault-rules", json.dumps(FAULTS)),
+        ),
+    ),
+    "general way": (300, (*EVERYTHING, "--fast-path=false", "--reasoning-parser", "qwen3", "--omni")),
+    "pooling": (700, (*EVERYTHING, "--task", "pooling")),
+    "embed": (200, (*EVERYTHING, "--task", "embed")),
+    "score": (200, (*EVERYTHING, "--task", "score")),
+    "classify": (200, (*EVERYTHING, "--task", "classify")),
+    "indexer": (700, ("--force-dummy-tokenizer",)),
+}
+"""How many requests each gets, and its flags."""
+ROUNDS = [*((name, 0) for name in SERVERS), ("generate", 1), ("generate", 2)]
+"""The largest is in three parts, each of which takes its time on a slow machine."""
 SEED = 20261120
 TIMES = int(os.environ.get("FUZZ_TIMES", "1"))
 SHUTTING = ("/admin/drain", "/sleep", "/pause", "/admin/config")
@@ -26,6 +57,10 @@ OWN_500S = (
     *("/start_weight_update", "/start_draft_weight_update", "/update_weights", "/finish_weight_update"),
 )
 """Where vLLM itself answers 500: no pause is complete, no method or size exists, no trainer is configured."""
+
+
+def test_there_are_five_thousand() -> None:
+    assert sum(SERVERS[name][0] for name, _ in ROUNDS) == 5000
 
 
 @pytest.mark.parametrize(("name", "again"), ROUNDS)

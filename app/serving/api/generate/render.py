@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -200,13 +200,24 @@ def _parser_kwargs(pipeline: RequestPipeline, chat: ChatCompletionRequest) -> Js
     return {"chat_template_kwargs": {**defaults, **(chat.chat_template_kwargs or {}), **used}}
 
 
-MAX_TOKENS = 16
-"""vLLM's default; left out even when a client sets it."""
 DELTA, FINAL_ONLY = 1, 2
 """Kinds of output: of a stream, of a whole answer."""
 BIAS = 100.0
 LEAST_TEMPERATURE = 0.01
 """Least temperature of sampling that is not greedy."""
+SHOWN = object()
+PARAMETERS: Mapping[str, object] = {
+    **{"n": 1, "presence_penalty": SHOWN, "frequency_penalty": SHOWN, "repetition_penalty": SHOWN},
+    **{"temperature": SHOWN, "watermarking": None, "top_p": SHOWN, "top_k": 0, "min_p": SHOWN, "seed": None},
+    **{"stop": SHOWN, "stop_token_ids": SHOWN, "ignore_eos": False, "max_tokens": 16, "min_tokens": 0},
+    **{"logprobs": None, "prompt_logprobs": None, "logprob_token_ids": None, "skip_special_tokens": True},
+    **{"spaces_between_special_tokens": True, "include_stop_str_in_output": False, "output_kind": SHOWN},
+    **{"stream_interval": None, "skip_clone": SHOWN, "output_text_buffer_length": 0},
+    **{"structured_outputs": None, "logit_bias": None, "allowed_token_ids": None, "extra_args": None},
+    **{"bad_words": SHOWN, "skip_reading_prefix_cache": SHOWN, "thinking_token_budget": None},
+    **{"repetition_detection": None, "routed_experts_prompt_start": 0},
+}
+"""Sampling parameters in vLLM's order, with their defaults: those are left out, even where a client sets them."""
 
 
 def sampling_params(
@@ -215,86 +226,43 @@ def sampling_params(
     form: StructuredOutputs | None,
     extra_args: JsonObject | None,
 ) -> JsonObject:
-    """Returns all sampling parameters in vLLM's order. `form` constrains the reply."""
-    request, ids = asked.request, asked.request.logprob_token_ids or None
+    """Returns all sampling parameters. `form` constrains the reply."""
+    request = asked.request
     tools = isinstance(request, ChatCompletionRequest) and request.tools and request.tool_choice != "none"
-    return {
-        **_but({"n": (asked.n, 1)}),
+    temperature = 1.0 if request.temperature is None else request.temperature
+    greedy = not temperature
+    bias, held_back = request.logit_bias, 0
+    if asked.stop and not request.include_stop_str_in_output:
+        held_back = max(map(len, asked.stop)) - 1
+    own: dict[str, Any] = {
+        "n": asked.n,
         "presence_penalty": request.presence_penalty or 0.0,
         "frequency_penalty": request.frequency_penalty or 0.0,
         "repetition_penalty": 1.0 if request.repetition_penalty is None else request.repetition_penalty,
-        **_distribution(asked),
-        **_but({"seed": (asked.seed, None)}),
+        "temperature": 0.0 if greedy else max(temperature, LEAST_TEMPERATURE),
+        "top_p": 1.0 if greedy or request.top_p is None else request.top_p,
+        "top_k": 0 if greedy else request.top_k or 0,
+        "min_p": 0.0 if greedy else request.min_p or 0.0,
+        "seed": asked.seed,
         "stop": list(asked.stop),
         "stop_token_ids": list(dict.fromkeys(request.stop_token_ids or ())),
-        **_but(
-            {
-                "ignore_eos": (request.ignore_eos, False),
-                "max_tokens": (max_tokens, MAX_TOKENS),
-                "min_tokens": (request.min_tokens, 0),
-                "logprobs": (asked.logprobs, None),
-                "prompt_logprobs": (asked.prompt_logprobs, None),
-                "logprob_token_ids": (ids, None),
-                "skip_special_tokens": (request.skip_special_tokens and not tools, True),
-                "spaces_between_special_tokens": (request.spaces_between_special_tokens, True),
-                "include_stop_str_in_output": (request.include_stop_str_in_output, False),
-            }
-        ),
+        "max_tokens": max_tokens,
+        "logprobs": asked.logprobs,
+        "prompt_logprobs": asked.prompt_logprobs,
+        "logprob_token_ids": request.logprob_token_ids or None,
+        "skip_special_tokens": request.skip_special_tokens and not tools,
         "output_kind": DELTA if request.stream else FINAL_ONLY,
-        **_but({"stream_interval": (request.stream_interval, None)}),
         "skip_clone": True,
-        **_but(
-            {
-                "output_text_buffer_length": (_held_back(asked), 0),
-                "structured_outputs": (form and _form(form), None),
-                "logit_bias": (request.logit_bias and _clamped(request.logit_bias), None),
-                "allowed_token_ids": (request.allowed_token_ids, None),
-                "extra_args": (extra_args, None),
-            }
-        ),
+        "output_text_buffer_length": held_back,
+        "structured_outputs": form
+        and {**msgspec.to_builtins(form), "_backend": None, "_backend_was_auto": False},
+        "logit_bias": bias and {str(int(token)): min(BIAS, max(-BIAS, bias[token])) for token in bias},
+        "extra_args": extra_args,
         "bad_words": list(dict.fromkeys(request.bad_words)),
         "skip_reading_prefix_cache": asked.prompt_logprobs is not None,
-        **_but(
-            {
-                "thinking_token_budget": (request.thinking_token_budget, None),
-                "repetition_detection": (request.repetition_detection, None),
-                "routed_experts_prompt_start": (request.routed_experts_prompt_start, 0),
-            }
-        ),
     }
-
-
-def _but(given: dict[str, tuple[object, object]]) -> JsonObject:
-    return {name: value for name, (value, default) in given.items() if value != default}
-
-
-def _distribution(asked: ValidatedRequest[GenerationRequest]) -> JsonObject:
-    request = asked.request
-    temperature = 1.0 if request.temperature is None else request.temperature
-    temperature = max(temperature, LEAST_TEMPERATURE) if temperature else 0.0
-    greedy = not temperature
-    return {
-        "temperature": temperature,
-        **_but({"watermarking": (request.watermarking, None)}),
-        "top_p": 1.0 if greedy or request.top_p is None else request.top_p,
-        **_but({"top_k": (0 if greedy else request.top_k or 0, 0)}),
-        "min_p": 0.0 if greedy else request.min_p or 0.0,
-    }
-
-
-def _held_back(asked: ValidatedRequest[GenerationRequest]) -> int:
-    if not asked.stop or asked.request.include_stop_str_in_output:
-        return 0
-    return max(map(len, asked.stop)) - 1
-
-
-def _clamped(bias: dict[str, float]) -> dict[str, float]:
-    return {str(int(token)): min(BIAS, max(-BIAS, value)) for token, value in bias.items()}
-
-
-def _form(form: StructuredOutputs) -> JsonObject:
-    fields: JsonObject = msgspec.to_builtins(form)
-    return {**fields, "_backend": None, "_backend_was_auto": False}
+    values = {name: own[name] if name in own else getattr(request, name) for name in PARAMETERS}
+    return {name: value for name, value in values.items() if value != PARAMETERS[name]}
 
 
 def form_of(

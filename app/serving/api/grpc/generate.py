@@ -20,7 +20,7 @@ from app.serving.api.identity import ResponseMeta, address_of
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.responder import Responder
 from app.serving.api.stream import EventStream
-from app.serving.api.writer import ChoiceState, ResponseWriter
+from app.serving.api.writer import ResponseWriter
 from app.serving.faults.damage import ends_after
 from app.serving.faults.fault import Damage
 from app.serving.faults.injector import fault_of
@@ -79,7 +79,11 @@ def completion_of(message: Any, prompt: str | list[int], max_model_len: int) -> 
         rules.check_number(name, given[name])
         if (given[name] or 0) < -1:
             raise bad_request(f"{name} must be 0 or more, or -1", name)
-    form = _constraint(at)
+    form, name = None, at.WhichOneof("constraint")  # as no thoughts precede, it holds from the first token
+    if name == "choice":
+        form = StructuredOutputs(choice=list(at.choice.choices))
+    elif name is not None and (name != "json_object" or at.json_object):
+        form = StructuredOutputs(**{"json" if name == "json_schema" else name: getattr(at, name)})
     if form is not None:
         rules.check_structural_tag(form)
     return CompletionRequest(
@@ -93,19 +97,6 @@ def completion_of(message: Any, prompt: str | list[int], max_model_len: int) -> 
         kv_transfer_params=transfer_of(message),
         **given,
     )
-
-
-def _constraint(at: Any) -> StructuredOutputs | None:
-    """Returns the constraint on the reply.
-
-    `grammar_from_first_token` always holds, as no thoughts precede a completion.
-    """
-    name = at.WhichOneof("constraint")
-    if name is None or name == "json_object" and not at.json_object:
-        return None
-    if name == "choice":
-        return StructuredOutputs(choice=list(at.choice.choices))
-    return StructuredOutputs(**{"json" if name == "json_schema" else name: getattr(at, name)})
 
 
 def transfer_of(message: Any) -> JsonObject | None:
@@ -130,7 +121,8 @@ def transfer_of(message: Any) -> JsonObject | None:
 def features_of(message: Any, tokens: int) -> Features | None:
     """Returns hashes and placeholders of media from a gateway; blocks are cached under the hashes.
 
-    ApiError 400 for media that this server cannot fetch, and for placeholders outside the prompt.
+    Items without hashes get hashes of the whole batch. ApiError 400 for media that no server of this version
+    could fetch, and for placeholders outside the prompt.
     """
     if message.HasField("media_refs"):
         raise bad_request("media_refs need a media processor, and this server has none.", "media_refs")
@@ -142,13 +134,17 @@ def features_of(message: Any, tokens: int) -> Features | None:
         raise bad_request("mm_inputs need tokenized input", "mm_inputs")
     found: Features = {"mm_hashes": {}, "mm_placeholders": {}, "kwargs_data": {}}
     for batch in batches:
-        _check_tensors(batch)
+        tensors: Mapping[str, Any] = batch.model_specific_tensors
+        if any(it.WhichOneof("payload") == "remote" for it in (batch.pixel_values, *tensors.values())):
+            raise bad_request("tensors of mm_inputs cannot be fetched from elsewhere", "mm_inputs")
         if batch.modality >= len(MODALITIES):
             raise bad_request(f"mm_inputs.modality {batch.modality} is unknown", "mm_inputs")
-        modality = MODALITIES[batch.modality]
-        names = _names(batch)
-        if len(names) != len(batch.mm_placeholders):
-            count = len(batch.mm_placeholders)
+        modality, count = MODALITIES[batch.modality], len(batch.mm_placeholders)
+        names = list(batch.mm_hashes)
+        if not names:
+            whole = hashlib.sha256(batch.SerializeToString()).hexdigest()
+            names = [f"{whole}-{number}" for number in range(count)]
+        if len(names) != count:
             raise bad_request(f"mm_inputs has {len(names)} hashes and {count} placeholders", "mm_inputs")
         spans = found["mm_placeholders"].setdefault(modality, [])
         for place in batch.mm_placeholders:
@@ -157,22 +153,6 @@ def features_of(message: Any, tokens: int) -> Features | None:
             spans.append({"offset": place.offset, "length": place.length})
         found["mm_hashes"].setdefault(modality, []).extend(names)
     return found
-
-
-def _names(batch: Any) -> Sequence[str]:
-    """Returns a hash of each item. Items without hashes get hashes of the whole batch."""
-    if batch.mm_hashes:
-        return list(batch.mm_hashes)
-    whole = hashlib.sha256(batch.SerializeToString()).hexdigest()
-    return [f"{whole}-{number}" for number in range(len(batch.mm_placeholders))]
-
-
-def _check_tensors(batch: Any) -> None:
-    """Raises ApiError 400 for remote tensors, which no server of this version could fetch."""
-    tensors: Mapping[str, Any] = batch.model_specific_tensors
-    for tensor in (batch.pixel_values, *tensors.values()):
-        if tensor.WhichOneof("payload") == "remote":
-            raise bad_request("tensors of mm_inputs cannot be fetched from elsewhere", "mm_inputs")
 
 
 NO_MESSAGE = b"\xff\xff\xff"
@@ -184,31 +164,47 @@ COMPLETE = b"\x12"
 class DamagedMessages(EventStream):
     """A stream of messages, counted from 1, with `damage`: the call may end, or break, early."""
 
-    __slots__ = ("_damage", "_is_over", "_number", "was_damaged")
+    __slots__ = ("_damage", "_number", "was_damaged")
 
     def __init__(self, writer: GenerateWriter, choices: int, damage: Damage) -> None:
         super().__init__(writer, choices)
-        self._damage, self._number = damage, 0
-        self.was_damaged = self._is_over = ends_after(damage, 0)
-        writer.damage = self._altered
+        self._damage, self._number, self.was_damaged = damage, 0, False
 
     @property
     def is_cut_off(self) -> bool:
         return self.was_damaged and not isinstance(self._damage, MalformedChunkRule)
 
-    def _altered(self, data: bytes) -> bytes:
-        """Returns the bytes to send instead of these messages."""
-        kept, at = [], 0
-        while at < len(data) and not self._is_over:
+    def emit(self, output: EngineOutput) -> TakeToken | None:
+        """Queues an output: all messages come from `next_slice`."""
+        transport, self.transport = self.transport, None
+        super().emit(output)
+        self.transport = transport
+        if transport is not None:
+            transport.lag()
+        return None
+
+    def next_slice(self) -> tuple[bytes, bool, bool]:
+        data, more, last = super().next_slice()
+        kept, at, is_over = b"", 0, ends_after(self._damage, 0)
+        while at < len(data) and not is_over:
             begin = at + PREFIX_BYTES
             at = begin + int.from_bytes(data[at + 1 : begin], "big")
             self._number += 1
-            kept.append(self._altered_one(data[begin:at]))
-            if ends_after(self._damage, self._number):
-                self.was_damaged = self._is_over = True
-        return b"".join(kept)
+            kept += self._altered(data[begin:at])
+            is_over = ends_after(self._damage, self._number)
+        if not is_over:
+            return kept, more, last
+        self.was_damaged, self.unfinished = True, 0
+        if self.handle is not None:
+            self.handle.abort()
+        if isinstance(self._damage, DisconnectRule) and self.transport is not None:
+            self.transport.write(kept)
+            self.transport.break_off()
+            return b"", False, False
+        return kept, False, True
 
-    def _altered_one(self, message: bytes) -> bytes:
+    def _altered(self, message: bytes) -> bytes:
+        """Returns the bytes to send instead of a message."""
         damage = self._damage
         if isinstance(damage, MalformedChunkRule) and self._number == damage.chunk:
             changed = framed(NO_MESSAGE + message)
@@ -220,30 +216,6 @@ class DamagedMessages(EventStream):
             return framed(message)
         self.was_damaged = True
         return changed
-
-    def emit(self, output: EngineOutput) -> TakeToken | None:
-        super().emit(output)
-        transport = self.transport
-        if self._is_over and self.unfinished and transport is not None and not transport.lags:
-            self.unfinished = 0
-            if self.handle is not None:
-                self.handle.abort()
-            if isinstance(self._damage, DisconnectRule):
-                transport.break_off()
-            else:
-                transport.write(b"", True)
-        return None
-
-    def next_slice(self) -> tuple[bytes, bool, bool]:
-        data, more, last = super().next_slice()
-        if not self._is_over:
-            return data, more, last
-        self.unfinished = 0
-        if isinstance(self._damage, DisconnectRule) and self.transport is not None:
-            self.transport.write(data)
-            self.transport.break_off()
-            return b"", False, False
-        return data, False, True
 
     def close(self) -> None:
         """Closes the stream; a client that is cut off has not left."""
@@ -260,8 +232,13 @@ def generate_method(pipeline: RequestPipeline) -> RpcMethod:
         kind = message.WhichOneof("input")
         if kind is None or kind == "tokenized" and not message.tokenized.input_ids:
             raise bad_request("a prompt is needed: tokenized, or text", "input")
-        given: str | list[int] = message.text if kind == "text" else _ids(message, pipeline)
-        request = completion_of(message, given, pipeline.limits.max_model_len)
+        most, given = pipeline.limits.max_model_len, message.text
+        if kind == "tokenized":
+            tokens = message.tokenized.input_ids
+            if not message.sampling_params.HasField("truncate_prompt_tokens"):
+                check_prompt_length(len(tokens), most)
+            given = list(tokens[:most])  # the beginning, never more than the context
+        request = completion_of(message, given, most)
         accepted = pipeline.admit(request, context)
         if message.HasField("data_parallel_rank") and message.data_parallel_rank != pipeline.rank:
             text = f"data_parallel_rank is {message.data_parallel_rank}, but this is rank {pipeline.rank}."
@@ -289,15 +266,6 @@ def generate_method(pipeline: RequestPipeline) -> RpcMethod:
         return cast(RpcResponse, response)
 
     return RpcMethod(f"/{SERVICE}/Generate", generate)
-
-
-def _ids(message: Any, pipeline: RequestPipeline) -> list[int]:
-    """Returns the prompt's tokens. ApiError 400 for too many, before any work on them."""
-    ids, most = message.tokenized.input_ids, pipeline.limits.max_model_len
-    if message.sampling_params.HasField("truncate_prompt_tokens"):
-        return list(ids[:most])  # keeps the beginning, never more than the context
-    check_prompt_length(len(ids), most)
-    return list(ids)
 
 
 class RpcResponder(Responder):
@@ -334,35 +302,28 @@ class RpcResponder(Responder):
 
 
 class MessageStream(EventStream):
+    """A stream of messages; those of one choice's plain tokens differ only in the token."""
+
     __slots__ = ()
 
     def emit(self, output: EngineOutput) -> TakeToken | None:
         super().emit(output)
-        writer = self.writer
-        if type(output) is Started and isinstance(writer, GenerateWriter):
-            heads = writer.plain_heads(output.index)
-            return None if heads is None else PlainMessages(self, output.index, *heads).take
-        return None
+        writer, index = self.writer, output.index
+        if type(output) is not Started or not isinstance(writer, GenerateWriter):
+            return None
+        if (plain := writer.plain_heads(index)) is None:
+            return None
+        heads, tail, choice = plain
 
+        def take(text: str, token_id: int, at_s: float) -> None:
+            transport = self.transport
+            if transport is None or transport.lags or not self.unfinished:
+                self.emit(Tokens(index, [text], [token_id], at_s))
+                return
+            number = varint(token_id)
+            message = b"%b%b%b" % (heads[len(number)], number, tail)
+            choice.tokens += 1
+            self.bytes_sent += len(message)
+            transport.send_soon(message)
 
-class PlainMessages:
-    """Takes the plain tokens of one choice of a stream, whose messages differ only in the token."""
-
-    __slots__ = ("_choice", "_heads", "_index", "_stream", "_tail")
-
-    def __init__(
-        self, stream: MessageStream, index: int, heads: Sequence[bytes], tail: bytes, choice: ChoiceState
-    ) -> None:
-        self._stream, self._index, self._heads, self._tail, self._choice = stream, index, heads, tail, choice
-
-    def take(self, text: str, token_id: int, at_s: float) -> None:
-        stream = self._stream
-        transport = stream.transport
-        if transport is None or transport.lags or not stream.unfinished:
-            stream.emit(Tokens(self._index, [text], [token_id], at_s))
-            return
-        number = varint(token_id)
-        message = b"%b%b%b" % (self._heads[len(number)], number, self._tail)
-        self._choice.tokens += 1
-        stream.bytes_sent += len(message)
-        transport.send_soon(message)
+        return take

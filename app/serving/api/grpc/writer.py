@@ -6,7 +6,7 @@ takes several times as long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -47,8 +47,6 @@ class GenerateWriter(ResponseWriter):
     ) -> None:
         super().__init__(choices)
         self.outcome = RpcOutcome()
-        self.damage: Callable[[bytes], bytes] | None = None
-        """Alters messages for a fault."""
         self._prompt_tokens, self._stream = prompt_tokens, stream
         self._logprobs, self._prompt_logprobs = logprobs, prompt_logprobs
         self._prompt_ids, self._transfer = prompt_ids, transfer
@@ -63,8 +61,7 @@ class GenerateWriter(ResponseWriter):
 
     def chunk(self, output: EngineOutput) -> bytes:
         if type(output) is Tokens:
-            data = self._stream_of(output) if self._stream else self._whole_of(output)
-            return data if self.damage is None else self.damage(data)
+            return self._stream_of(output) if self._stream else self._whole_of(output)
         if type(output) is Started:
             self.take(output)
             return b""

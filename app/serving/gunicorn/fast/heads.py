@@ -66,8 +66,14 @@ class RequestHeads:
         if known is not None:
             return known
         head = self._parse(data)
-        if head is not None:
-            self._remember(data, head)
+        if head is None:
+            return None
+        self._known[data] = head
+        self.size_bytes += len(data) + HEAD_OVERHEAD_BYTES
+        while self.size_bytes > self.limit_bytes:
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            self.size_bytes -= len(oldest) + HEAD_OVERHEAD_BYTES
         return head
 
     def _parse(self, data: bytes) -> RequestHead | None:
@@ -81,10 +87,17 @@ class RequestHeads:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             return None
-        if parser.get_http_version() != "1.1":
+        if parser.get_http_version() != "1.1" or len(fields.read) > self._most_fields:
             return None
-        headers = fields.plain(self._most_fields)
-        if headers is None or not HOST.fullmatch(headers.get("host", "")):
+        headers: dict[str, str] = {}
+        for raw_name, raw_value in fields.read:
+            name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+            if name in headers or "_" in name:
+                return None
+            if name in GENERAL and not (name == "connection" and value.lower() in CONNECTION):
+                return None
+            headers[name] = value.strip(" \t")
+        if not HOST.fullmatch(headers.get("host", "")):
             return None
         if not route.plain.special_headers.isdisjoint(headers):
             return None
@@ -98,35 +111,15 @@ class RequestHeads:
             return None
         return RequestHead(route, "POST", headers, int(length))
 
-    def _remember(self, data: bytes, head: RequestHead) -> None:
-        self._known[data] = head
-        self.size_bytes += len(data) + HEAD_OVERHEAD_BYTES
-        while self.size_bytes > self.limit_bytes:
-            oldest = next(iter(self._known))
-            del self._known[oldest]
-            self.size_bytes -= len(oldest) + HEAD_OVERHEAD_BYTES
-
 
 class _Fields:
+    """Callbacks of httptools' parser."""
+
     def __init__(self) -> None:
-        self._fields: list[tuple[bytes, bytes]] = []
+        self.read: list[tuple[bytes, bytes]] = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._fields.append((name, value))
-
-    def plain(self, most: int) -> dict[str, str] | None:
-        """Returns the headers; None when one is repeated, or needs the general path."""
-        if len(self._fields) > most:
-            return None
-        headers: dict[str, str] = {}
-        for raw_name, raw_value in self._fields:
-            name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
-            if name in headers or "_" in name:
-                return None
-            if name in GENERAL and not (name == "connection" and value.lower() in CONNECTION):
-                return None
-            headers[name] = value.strip(" \t")
-        return headers
+        self.read.append((name, value))
 
 
 def response_head(response: Response, closes: bool = False) -> bytes:
