@@ -64,7 +64,7 @@ class BodyLimits:
             raise too_large(f"The request body has more than {self.most_values} values (--max-json-values).")
 
     def _receive(self, context: RequestContext) -> bytes:
-        """Returns at most one byte more than allowed; `context.body_read` keeps the bytes that arrived."""
+        """Returns at most one byte more than allowed; `context.part` keeps the bytes that arrived."""
         source = context.source
         if source is None:
             return b""
@@ -83,12 +83,12 @@ class BodyLimits:
         except (OSError, ParseException) as error:
             raise malformed(f"body: it broke off: {error}", "body") from error
         finally:
-            context.body_read = b"".join(parts)
+            context.part = b"".join(parts)
         if not ended and received <= self.most_bytes:
             raise ApiError(
                 408, "Request Timeout", f"The request body did not arrive within {self.timeout_s:g} s."
             )
-        return context.body_read
+        return context.part
 
     def _too_large(self) -> ApiError:
         return too_large(f"The request body is larger than {self.most_bytes >> 20} MiB.")

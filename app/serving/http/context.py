@@ -10,6 +10,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qs
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SequenceObserver = Callable[..., Callable[..., None] | None]
 Ending = Callable[["RequestContext", "Response"], None]
-
-
-def _no_id() -> str:
-    return "-"
 
 
 class Readable(Protocol):
@@ -47,64 +44,55 @@ class MatchedRoute(Protocol):
         """Builds the response for an error; None where the general error format applies."""
 
 
+@dataclass(eq=False, repr=False)
 class RequestContext:
     """Method, path, headers, client, body and connection of one request.
 
     `headers` has lower-case names. `target` is the path and query as sent; `path` is decoded. `arrival_s` is
-    in monotonic seconds. `body` is the whole body once `app.serving.http.body` has read it; `body_read` is
-    the part that has arrived.
+    in monotonic seconds.
     """
 
-    bound_to = ""
+    method: str
+    path: str
+    target: str
+    headers: Mapping[str, str]
+    client: str
+    arrival_s: float
+    _: KW_ONLY
+    body: bytes | None = None
+    """The whole body, once `app.serving.http.body` has read it."""
+    part: bytes = b""
+    """The part of a body that has arrived, where it is not read to its end."""
+    source: Readable | None = None
+    connection: Connection | None = None
+    http_version: str = "HTTP/1.1"
+    scheme: str = "http"
+    host: str = ""
+    bound_to: str = ""
     """Address that the server listens on (WSGI's SERVER_NAME); empty on the fast path."""
+    new_id: Callable[[], str] = lambda: "-"
+    """Draws an id for a request without one."""
+    route: MatchedRoute | None = None
+    """None when no route serves the request."""
+    label: str = ""
+    """Path of the route in metrics; empty when no route takes the path and method."""
+    params: Mapping[str, str] = field(default_factory=dict)
+    """The variable parts of the path."""
+    way: str = "flask"
+    """Serving path: flask, fast or probe."""
+    is_generation: bool = False
+    """The request asks for generation, and was decoded."""
+    observers: Sequence[SequenceObserver] = ()
+    """Called for each sequence that the engine makes for the request (`app.engine.core.request`)."""
+    endings: Sequence[Ending] = ()
+    """Called with the response by the middleware; set when the request begins."""
+    _request_id: str = ""
+    _kept: dict[type, object] | None = None
 
-    def __init__(
-        self,
-        method: str,
-        path: str,
-        target: str,
-        headers: Mapping[str, str],
-        client: str,
-        arrival_s: float,
-        *,
-        body: bytes | None = None,
-        source: Readable | None = None,
-        connection: Connection | None = None,
-        http_version: str = "HTTP/1.1",
-        scheme: str = "http",
-        host: str = "",
-    ) -> None:
-        self.method = method
-        self.path = path
-        self.target = target
-        self.headers = headers
-        self.client = client
-        self.arrival_s = arrival_s
-        self.body = body
-        self.body_read = body or b""
-        self.source = source
-        self.connection = connection
-        self.http_version = http_version
-        self.scheme = scheme
-        self.host = host
-        self.new_id: Callable[[], str] = _no_id
-        """Draws an id for a request without one."""
-        self._request_id = ""
-        self.route: MatchedRoute | None = None
-        """None when no route serves the request."""
-        self.label = ""
-        """Path of the route in metrics; empty when no route takes the path and method."""
-        self.params: Mapping[str, str] = {}
-        """The variable parts of the path."""
-        self.way = "flask"
-        """Serving path: flask, fast or probe."""
-        self.is_generation = False
-        """The request asks for generation, and was decoded."""
-        self.observers: Sequence[SequenceObserver] = ()
-        """Called for each sequence that the engine makes for the request (`app.engine.core.request`)."""
-        self.endings: Sequence[Ending] = ()
-        """Called with the response by the middleware; set when the request begins."""
-        self._kept: dict[type, object] | None = None
+    @property
+    def body_read(self) -> bytes:
+        """The body as far as it has arrived."""
+        return self.part if self.body is None else self.body
 
     def keep(self, item: object) -> None:
         if self._kept is None:
@@ -229,7 +217,7 @@ def context_of(
     path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
     sock: Any = environ.get("gunicorn.socket")
     query = environ.get("QUERY_STRING", "")
-    context = RequestContext(
+    return RequestContext(
         environ["REQUEST_METHOD"],
         path,
         environ.get("RAW_URI") or (f"{path}?{query}" if query else path),
@@ -243,6 +231,5 @@ def context_of(
         http_version=environ.get("SERVER_PROTOCOL", "HTTP/1.1"),
         scheme=scheme,
         host=environ.get("HTTP_HOST", ""),
+        bound_to=environ.get("SERVER_NAME", ""),
     )
-    context.bound_to = environ.get("SERVER_NAME", "")
-    return context

@@ -217,7 +217,7 @@ PARAMETERS: Mapping[str, object] = {
     **{"bad_words": SHOWN, "skip_reading_prefix_cache": SHOWN, "thinking_token_budget": None},
     **{"repetition_detection": None, "routed_experts_prompt_start": 0},
 }
-"""Sampling parameters in vLLM's order, with their defaults: those are left out, even where a client sets them."""
+"""Sampling parameters in vLLM's order, with defaults, which are left out even where a client sets them."""
 
 
 def sampling_params(

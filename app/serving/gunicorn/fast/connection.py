@@ -105,9 +105,11 @@ class FastConnection(HubConnection):
             body=body,
             connection=self.connection,
             host=head.headers["host"],
+            new_id=path.new_id,
+            route=route,
+            label=route.path,
+            way=WAYS[head.method],
         )
-        context.route, context.label, context.way = route, route.path, WAYS[head.method]
-        context.new_id = path.new_id
         self._closes = head.closes
         self._buffer = rest
         self.busy, self.is_new, self.has_head = True, False, False

@@ -269,16 +269,16 @@ class RpcCall:
     def _new_context(self, message: bytes) -> RequestContext:
         headers, path = self._headers, self._headers[":path"]
         headers["content-length"] = str(len(message))
-        context = RequestContext(
+        return RequestContext(
             *("POST", path, path, headers, self._connection.address[0], time.monotonic()),
             body=message,
             http_version="HTTP/2",
             host=headers.get(":authority", ""),
+            new_id=self._connection.path.new_id,
+            route=self._method,
+            label="" if self._method is None else path,
+            way="grpc",
         )
-        context.new_id, context.way = self._connection.path.new_id, "grpc"
-        if self._method is not None:
-            context.route, context.label = self._method, self._method.path
-        return context
 
     # Answer.
 
