@@ -26,7 +26,7 @@ from app.lab.fleet.routing import COMPARED, NO_MORE, PolicyMaker, policy_of
 from app.lab.load.client import LoadClient
 from app.lab.load.policies import POLICIES
 from app.lab.load.report import check_target, progress_of
-from app.lab.load.workload import Compose, Workload, arrivals, make_workload
+from app.lab.load.workload import Workload, arrivals, make_workload
 from app.text import Tokenizer, TokenizerError
 from config import ConfigError, Settings, UsageError
 from config.flags import Parser, number_of, whole_number
@@ -143,7 +143,7 @@ def run(
         more = plugged(settings)
         options = with_policies(options, more)
         with _ended_by_signals():
-            _run(options, settings, flags, _composer(tokenizer_of(settings)), progress, more)
+            _run(options, settings, flags, tokenizer_of(settings), progress, more)
     except (ConfigError, FleetError, TokenizerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "status", 1)
@@ -164,10 +164,15 @@ def _run(
     options: Options,
     settings: Settings,
     flags: Sequence[str],
-    compose: Compose,
+    tokenizer: Tokenizer,
     progress: Progress,
     more: Mapping[str, PolicyMaker],
 ) -> None:
+    corpus = Corpus(tokenizer, sample_sentences())
+
+    def compose(tokens: int, rng: Random) -> str:
+        return "".join(corpus.compose(tokens, rng)[1])
+
     workload = make_workload(options.requests, options.groups, options.prefix_tokens, options.seed, compose)
     plan = make_plan(settings, flags, workload, options.pods, options.seed)
     with ExitStack() as ends:
@@ -189,7 +194,11 @@ def _serve(fleet: Fleet, options: Options, more: Mapping[str, PolicyMaker]) -> N
             (policy, ends.enter_context(proxied(fleet, policy, options.seed, more))[0])
             for policy in options.policies
         ]
-        print("\n".join(_urls(addresses, fleet)), flush=True)
+        for policy, address in addresses:
+            print(f"proxy, {policy}: http://{address}")
+        for number, pod in enumerate(fleet.pods):
+            print(f"pod {number}: http://{pod}")
+        print(f"indexer: http://{fleet.indexer.address}", flush=True)
         while True:
             gevent.sleep(CHECK_EVERY_S)
             fleet.processes.check()
@@ -208,7 +217,13 @@ def demonstrate(
     for name in options.policies:
         fleet.forget()
         with progress.phase(name, len(workload.requests)) as step:
-            summaries.append(_run_policy(fleet, workload, options, name, now, step, more))
+            gaps_s = arrivals(options.rate, Random(f"{options.seed}/arrivals")) if options.rate else None
+            with proxied(fleet, name, options.seed, more) as (address, proxy):
+                client = LoadClient(address, fleet.model, REPLY_TOKENS, now)
+                begun_s = now()
+                samples = client.run(workload, options.concurrency, gaps_s, step)
+                took_s = now() - begun_s
+            summaries.append(summarize(name, samples, took_s, fleet.pods, proxy.policy.fallbacks))
         fleet.processes.check()
     return summaries
 
@@ -227,36 +242,14 @@ def proxied(
         server.stop(timeout=1)
 
 
-def _run_policy(
-    fleet: Fleet,
-    workload: Workload,
-    options: Options,
-    policy: str,
-    now: Callable[[], float],
-    step: Callable[[], None],
-    more: Mapping[str, PolicyMaker],
-) -> Summary:
-    gaps_s = arrivals(options.rate, Random(f"{options.seed}/arrivals")) if options.rate else None
-    with proxied(fleet, policy, options.seed, more) as (address, proxy):
-        client = LoadClient(address, fleet.model, REPLY_TOKENS, now)
-        begun_s = now()
-        samples = client.run(workload, options.concurrency, gaps_s, lambda sample: step())
-        return summarize(policy, samples, now() - begun_s, fleet.pods, proxy.policy.fallbacks)
-
-
-def _urls(addresses: Sequence[tuple[str, str]], fleet: Fleet) -> list[str]:
-    """Returns the URLs of the fleet, a line each; `addresses` are pairs of policy and proxy address."""
-    lines = [f"proxy, {policy}: http://{address}" for policy, address in addresses]
-    lines += [f"pod {number}: http://{pod}" for number, pod in enumerate(fleet.pods)]
-    return [*lines, f"indexer: http://{fleet.indexer.address}"]
-
-
 def _show(summaries: Sequence[Summary], options: Options, workload: Workload) -> None:
     print(report.table(summaries))
     for line in report.notes(summaries):
         print(line)
     if options.json is not None:
-        _write_json(summaries, options, options.json)
+        names = ("pods", "requests", "groups", "prefix_tokens", "concurrency", "rate", "seed")
+        document = {"options": {name: getattr(options, name) for name in names}, "policies": summaries}
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
     if options.png is None:
         return
     if missing("fleet"):
@@ -268,22 +261,6 @@ def _show(summaries: Sequence[Summary], options: Options, workload: Workload) ->
         summaries, title + f"{options.groups} prefixes of {options.prefix_tokens} tokens", options.png
     )
     print(f"picture: {options.png}")
-
-
-def _write_json(summaries: Sequence[Summary], options: Options, path: Path) -> None:
-    names = ("pods", "requests", "groups", "prefix_tokens", "concurrency", "rate", "seed")
-    asked = {name: getattr(options, name) for name in names}
-    document = {"options": asked, "policies": summaries}
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
-
-
-def _composer(tokenizer: Tokenizer) -> Compose:
-    book = Corpus(tokenizer, sample_sentences())
-
-    def compose(tokens: int, rng: Random) -> str:
-        return "".join(book.compose(tokens, rng)[1])
-
-    return compose
 
 
 @contextmanager

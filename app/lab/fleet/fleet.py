@@ -84,32 +84,26 @@ def make_plan(settings: Settings, flags: Sequence[str], workload: Workload, pods
     """Returns the plan of a fleet for `workload`. `flags`, parsed as `settings`, override its defaults."""
     block = settings.kvcache.block_size
     length = workload.longest_tokens + REPLY_TOKENS
+    # A pod's part of the workload, but room for two prompts at least, and the block that is never used.
+    part = math.ceil(workload.distinct_tokens / CACHE_SHARE / pods / block)
+    blocks = 1 + max(part, 2 * math.ceil(length / block))
     usual = {
         **RHYTHM,
         "log-level": "warning",
         "graceful-timeout": "1s",
         "max-model-len": str(max(4096, length * 5 // 4)),
-        "kv-cache-size": str(_blocks(workload.distinct_tokens, length, block, pods)),
+        "kv-cache-size": str(blocks),
         "event-flush-interval": "20ms",
     }
     switches = ("--enable-kvcache", "--enable-prompt-tokens-details", "--server-dev-mode")
+    words = (word for name, value in usual.items() for word in (f"--{name}", value))
     return Plan(
-        pod_flags=(*_flags(usual), *switches, *flags),
+        pod_flags=(*words, *switches, *flags),
         indexer_flags=("--log-level", "warning", *flags),
         seed=seed,
         model=settings.model.served_names[0],
         block_size=block,
     )
-
-
-def _blocks(distinct_tokens: int, longest_tokens: int, block: int, pods: int) -> int:
-    """Returns the blocks of a pod's cache: its part of the workload, but room for two prompts at least."""
-    part = distinct_tokens / CACHE_SHARE / pods
-    return 1 + max(math.ceil(part / block), 2 * math.ceil(longest_tokens / block))
-
-
-def _flags(values: dict[str, str]) -> tuple[str, ...]:
-    return tuple(word for name, value in values.items() for word in (f"--{name}", value))
 
 
 def _at(port: int) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from gevent.pywsgi import WSGIServer
@@ -45,11 +45,15 @@ class Proxy:
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Handles a WSGI request. The client's socket in `environ` shows that a client has disconnected."""
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+
+        def least_loaded(incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
+            return min(pods, key=in_flight.__getitem__)
+
         incoming = Incoming(path, environ["wsgi.input"].read())
         if method == "POST" and path in GENERATING:
             return self._forward(incoming, environ, start_response, self.policy.choose)
         if method == "GET" and path == "/v1/models":
-            return self._forward(incoming, environ, start_response, _least_loaded)
+            return self._forward(incoming, environ, start_response, least_loaded)
         if method == "GET" and path in ("/health", "/routing"):
             return reply(start_response, "200 OK", self.statistics())
         return refuse(start_response, "404 Not Found", f"{method} {path} is not forwarded")
@@ -91,9 +95,12 @@ class Proxy:
         """Returns the pod's response, which counts as in flight until it is closed."""
         self.routed[pod] += 1
         relay = Relay(connection, watched(environ.get(CLIENT), connection.cut), lambda: self._release(pod))
+        target, query = incoming.path, environ.get("QUERY_STRING")
+        if query:
+            target += f"?{query}"
         try:
             method, body = environ["REQUEST_METHOD"], incoming.body or None
-            connection.request(method, _target(environ), body, request_headers(environ))
+            connection.request(method, target, body, request_headers(environ))
             response = connection.getresponse()
         except (OSError, HTTPException) as error:
             relay.close()
@@ -101,7 +108,8 @@ class Proxy:
         except BaseException:
             relay.close()
             raise
-        start_response(f"{response.status} {response.reason}", _response_headers(response, pod))
+        headers = [(name, value) for name, value in response.getheaders() if name.lower() not in HOP_BY_HOP]
+        start_response(f"{response.status} {response.reason}", [*headers, (ROUTED_TO, pod)])
         return relay.of(response)
 
     def _release(self, pod: str) -> None:
@@ -111,18 +119,3 @@ class Proxy:
 def server_of(application: WSGIApplication, port: int = 0) -> WSGIServer:
     """Returns a loopback server, not yet started and without a log; port 0 is any free port."""
     return WSGIServer((HOST, port), application, handler_class=ClientHandler, log=None, error_log=None)
-
-
-def _least_loaded(incoming: Incoming, pods: Sequence[str], in_flight: Mapping[str, int]) -> str:
-    return min(pods, key=in_flight.__getitem__)
-
-
-def _target(environ: WSGIEnvironment) -> str:
-    query = environ.get("QUERY_STRING")
-    path: str = environ["PATH_INFO"]
-    return f"{path}?{query}" if query else path
-
-
-def _response_headers(response: HTTPResponse, pod: str) -> list[tuple[str, str]]:
-    headers = [(name, value) for name, value in response.getheaders() if name.lower() not in HOP_BY_HOP]
-    return [*headers, (ROUTED_TO, pod)]

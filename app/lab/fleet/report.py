@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.lab.load.client import Sample
-from app.lab.load.report import BLUE, GREY, RED, Axes, four, markdown, new_figure
+from app.lab.load.report import BLUE, GREY, RED, four, markdown, new_figure
 
 HEADINGS = ("policy", "TTFT mean", "p50", "p90", "p99", "cached", "requests/s", "per pod", "failed")
 COLORS = (GREY, BLUE, RED)
@@ -71,7 +71,20 @@ def summarize(
 
 def table(summaries: Sequence[Summary]) -> str:
     """Returns a Markdown table, a row for each policy."""
-    rows = [HEADINGS, *(_row(summary) for summary in summaries)]
+    rows: list[tuple[str, ...]] = [HEADINGS]
+    for at in summaries:
+        times_s = (at.ttft_mean_s, at.ttft_p50_s, at.ttft_p90_s, at.ttft_p99_s)
+        counts = at.per_pod.values()
+        rows.append(
+            (
+                at.policy,
+                *("-" if math.isnan(time_s) else f"{time_s * 1000:.0f} ms" for time_s in times_s),
+                f"{at.cached_share:.0%}",
+                f"{at.requests_per_s:.1f}",
+                f"{min(counts, default=0)}-{max(counts, default=0)}",
+                str(at.failed),
+            )
+        )
     return markdown(rows)
 
 
@@ -88,55 +101,25 @@ def notes(summaries: Sequence[Summary]) -> list[str]:
     return lines
 
 
-def _row(at: Summary) -> tuple[str, ...]:
-    counts = at.per_pod.values()
-    return (
-        at.policy,
-        *(_ms(time_s) for time_s in (at.ttft_mean_s, at.ttft_p50_s, at.ttft_p90_s, at.ttft_p99_s)),
-        f"{at.cached_share:.0%}",
-        f"{at.requests_per_s:.1f}",
-        f"{min(counts, default=0)}-{max(counts, default=0)}",
-        str(at.failed),
-    )
-
-
-def _ms(time_s: float) -> str:
-    return "-" if math.isnan(time_s) else f"{time_s * 1000:.0f} ms"
-
-
 def draw(summaries: Sequence[Summary], title: str, path: Path) -> None:
     """Writes a PNG: the TTFTs, their quantiles, the cached share of the prompts. Raises OSError."""
     canvas, (shares, bars, cached) = new_figure(title, (11, 4.2), (1, 3), (5, 4, 2))
-    _draw_shares(shares, summaries)
-    _draw_quantiles(bars, summaries)
-    _draw_cached(cached, summaries)
-    canvas.print_png(path)
-
-
-def _draw_shares(axes: Axes, summaries: Sequence[Summary]) -> None:
-    for at, color in zip(summaries, COLORS, strict=False):
-        shares = [(rank + 1) / len(at.ttfts_s) * 100 for rank in range(len(at.ttfts_s))]
-        axes.step(
-            [time_s * 1000 for time_s in at.ttfts_s], shares, where="post", label=at.policy, color=color
-        )
-    axes.set(title="requests that have their first token", xlabel="ms", ylabel="%", ylim=(0, 102))
-    axes.set_xlim(left=0)
-    axes.legend(frameon=False, loc="lower right")
-
-
-def _draw_quantiles(axes: Axes, summaries: Sequence[Summary]) -> None:
     width = 0.8 / len(summaries)
     for number, (at, color) in enumerate(zip(summaries, COLORS, strict=False)):
-        times_s = (at.ttft_mean_s, at.ttft_p50_s, at.ttft_p90_s, at.ttft_p99_s)
+        percents = [(rank + 1) / len(at.ttfts_s) * 100 for rank in range(len(at.ttfts_s))]
+        times_ms = [time_s * 1000 for time_s in at.ttfts_s]
+        shares.step(times_ms, percents, where="post", label=at.policy, color=color)
+        quantiles_s = (at.ttft_mean_s, at.ttft_p50_s, at.ttft_p90_s, at.ttft_p99_s)
         places = [place + (number - (len(summaries) - 1) / 2) * width for place in range(len(QUANTILES))]
-        axes.bar(places, [time_s * 1000 for time_s in times_s], width, label=at.policy, color=color)
-    axes.set_xticks(range(len(QUANTILES)), QUANTILES)
-    axes.set(title="time to first token", ylabel="ms")
-
-
-def _draw_cached(axes: Axes, summaries: Sequence[Summary]) -> None:
+        bars.bar(places, [time_s * 1000 for time_s in quantiles_s], width, label=at.policy, color=color)
+    shares.set(title="requests that have their first token", xlabel="ms", ylabel="%", ylim=(0, 102))
+    shares.set_xlim(left=0)
+    shares.legend(frameon=False, loc="lower right")
+    bars.set_xticks(range(len(QUANTILES)), QUANTILES)
+    bars.set(title="time to first token", ylabel="ms")
     names = [at.policy for at in summaries]
-    bars = axes.bar(names, [at.cached_share * 100 for at in summaries], color=COLORS[: len(names)])
-    axes.bar_label(bars, fmt="%.0f")
-    axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
-    axes.set(title="cached prompt tokens", ylabel="%", ylim=(0, 105))
+    drawn = cached.bar(names, [at.cached_share * 100 for at in summaries], color=COLORS[: len(names)])
+    cached.bar_label(drawn, fmt="%.0f")
+    cached.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    cached.set(title="cached prompt tokens", ylabel="%", ylim=(0, 105))
+    canvas.print_png(path)

@@ -63,7 +63,12 @@ class Indexer:
         if question is None:
             return {}
         path, body = question
-        answer = self._ask(path, msgspec.json.encode(body))
+        try:
+            status, answer = exchange(self.address, "POST", path, msgspec.json.encode(body), self._timeout_s)
+        except OSError as error:
+            raise IndexerError(f"{path} was not answered: {error}") from error
+        if status != 200:
+            raise IndexerError(f"{path} was answered with status {status}")
         try:
             if path == "/score_tokens":
                 by_pod = msgspec.json.decode(answer, type=_TokenScores).scores or {}
@@ -71,15 +76,6 @@ class Indexer:
             return msgspec.json.decode(answer, type=dict[str, float] | None) or {}
         except msgspec.MsgspecError as error:
             raise IndexerError(f"{path} was answered with something else than scores: {error}") from error
-
-    def _ask(self, path: str, body: bytes) -> bytes:
-        try:
-            status, answer = exchange(self.address, "POST", path, body, self._timeout_s)
-        except OSError as error:
-            raise IndexerError(f"{path} was not answered: {error}") from error
-        if status != 200:
-            raise IndexerError(f"{path} was answered with status {status}")
-        return answer
 
 
 def _question(incoming: Incoming) -> tuple[str, dict[str, object]] | None:

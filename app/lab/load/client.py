@@ -54,7 +54,7 @@ class LoadClient:
         workload: Workload,
         concurrency: int | None,
         gaps_s: Iterable[float] | None,
-        done: Callable[[Sample], None],
+        done: Callable[[], None],
     ) -> list[Sample]:
         """Sends every request in order, and returns the samples in the order of their ends.
 
@@ -64,7 +64,7 @@ class LoadClient:
 
         def one(prompt: str) -> None:
             samples.append(self.sample(prompt))
-            done(samples[-1])
+            done()
 
         running = Pool(concurrency)
         due_s = self._now()

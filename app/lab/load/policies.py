@@ -56,18 +56,6 @@ class RoundRobin:
         return pod
 
 
-class LeastRequests:
-    """Chooses a random pod among those with the fewest requests."""
-
-    fallbacks = 0
-
-    def __init__(self, rng: Random) -> None:
-        self._rng = rng
-
-    def choose(self, incoming: object, pods: Sequence[Pod], in_flight: InFlight[Pod]) -> Pod:
-        return _best(pods, [-in_flight[pod] for pod in pods], self._rng)
-
-
 class PrefixAware(Generic[Request, Pod]):
     """Chooses the pod with the most cached blocks, less `blocks_per_request` for each request in flight.
 
@@ -94,20 +82,18 @@ class PrefixAware(Generic[Request, Pod]):
         except IndexerError:
             self.fallbacks += 1
         price = self._blocks_per_request
-        return _best(pods, [scores.get(pod, 0.0) - price * in_flight[pod] for pod in pods], self._rng)
+        worth = [scores.get(pod, 0.0) - price * in_flight[pod] for pod in pods]
+        most = max(worth)
+        best = [pod for pod, value in zip(pods, worth, strict=True) if value == most]
+        return best[0] if len(best) == 1 else self._rng.choice(best)
 
 
 def make_policy(
     name: str, scores: Callable[[Request], Mapping[Pod, float]], rng: Random
-) -> RandomChoice | RoundRobin | LeastRequests | PrefixAware[Request, Pod]:
+) -> RandomChoice | RoundRobin | PrefixAware[Request, Pod]:
     if name == RANDOM:
         return RandomChoice(rng)
     if name == ROUND_ROBIN:
         return RoundRobin()
-    return LeastRequests(rng) if name == LEAST_REQUESTS else PrefixAware(scores, rng)
-
-
-def _best(pods: Sequence[Pod], worth: Sequence[float], rng: Random) -> Pod:
-    most = max(worth)
-    best = [pod for pod, value in zip(pods, worth, strict=True) if value == most]
-    return best[0] if len(best) == 1 else rng.choice(best)
+    # Without scores, the pod with the fewest requests is the best.
+    return PrefixAware(scores if name == PREFIX_AWARE else lambda request: {}, rng)

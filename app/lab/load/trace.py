@@ -8,8 +8,7 @@ import io
 import math
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -67,60 +66,68 @@ def read_trace(path: Path, told: Callable[[int], None] = lambda bytes_read: None
     The header is row 1, as in an editor. `told` receives the bytes read now and then.
     """
     load = Load(str(path), rows="row", first_row=2)
-    with _naming(path), path.open("rb") as packed, _text(packed) as file:
-        rows = csv.reader(file, strict=True)
-        try:
-            header = next(rows, [])
-        except csv.Error as error:
-            raise ConfigError(f"{load.row(-1)}: {error}") from None
-        places = _places(path, header)
-        try:
-            _read_rows(rows, places, load, lambda: told(packed.tell()))
-        except UnicodeDecodeError:
-            raise
-        except (csv.Error, ValueError) as error:
-            raise ConfigError(f"{load.row(len(load))}: {error}") from None
+    try:
+        with path.open("rb") as packed:
+            is_packed = packed.peek(2)[:2] == _GZIP
+            binary = gzip.GzipFile(fileobj=packed) if is_packed else packed
+            with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
+                _read_rows(file, load, lambda: told(packed.tell()))
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: it is neither text in UTF-8 nor such text packed by gzip") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ConfigError(f"{path}: it cannot be unpacked: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
     if not load:
         raise ConfigError(f"{path}: it has no rows")
     return load
 
 
-def _read_rows(
-    rows: Iterable[list[str]], places: Sequence[int], load: Load, told: Callable[[], None]
-) -> None:
-    """Adds `rows` to `load`. Raises ValueError for the first wrong row, which is the next one of `load`."""
-    arrival, tokens_in, tokens_out, *prefix = places
-    before_s, width = 0.0, max(places) + 1
-    groups: dict[str, int] = {}
-    for row in rows:
-        if len(row) < width:
-            raise ValueError("is empty" if not any(row) else f"has {len(row)} fields, and lacks some")
-        at_s = _moment(row[arrival])
-        if at_s < before_s:
-            raise ValueError(f"arrival_s {row[arrival]} is before that of the row above")
-        count_in = _tokens(COLUMNS[1], row[tokens_in])
-        count_out = _tokens(COLUMNS[2], row[tokens_out])
-        if prefix:
-            group, shared = _prefix(row[prefix[0]], row[prefix[1]], count_in)
-            load.group.append(NO_GROUP if not shared else groups.setdefault(group, len(groups)))
-            load.prefix_tokens.append(shared)
-        load.input_tokens.append(count_in)
-        load.output_tokens.append(count_out)
-        load.arrival_s.append(at_s)
-        before_s = at_s
-        if not len(load) % TELL_EVERY:
-            told()
-
-
-def _places(path: Path, header: Sequence[str]) -> list[int]:
+def _read_rows(file: TextIO, load: Load, told: Callable[[], None]) -> None:
+    """Adds the rows of `file` to `load`. Raises ConfigError for the first wrong row."""
+    rows = csv.reader(file, strict=True)
+    try:
+        header = next(rows, [])
+    except csv.Error as error:
+        raise ConfigError(f"{load.row(-1)}: {error}") from None
     names = [name.strip() for name in header]
     has_groups = any(name in names for name in PREFIX_COLUMNS)
     wanted = COLUMNS + PREFIX_COLUMNS if has_groups else COLUMNS
     for name in wanted:
         if names.count(name) != 1:
             what = "twice" if name in names else "missing"
-            raise ConfigError(f"{path}, row 1: column {name} is {what}; needed are {', '.join(wanted)}")
-    return [names.index(name) for name in wanted]
+            raise ConfigError(
+                f"{load.origin}, row 1: column {name} is {what}; needed are {', '.join(wanted)}"
+            )
+    arrival, tokens_in, tokens_out, *prefix = places = [names.index(name) for name in wanted]
+    before_s, width = 0.0, max(places) + 1
+    groups: dict[str, int] = {}
+    try:
+        for row in rows:
+            if len(row) < width:
+                raise ValueError("is empty" if not any(row) else f"has {len(row)} fields, and lacks some")
+            at_s = _moment(row[arrival])
+            if at_s < before_s:
+                raise ValueError(f"arrival_s {row[arrival]} is before that of the row above")
+            count_in = _tokens(COLUMNS[1], row[tokens_in])
+            count_out = _tokens(COLUMNS[2], row[tokens_out])
+            if prefix:
+                group, text = row[prefix[0]].strip(), row[prefix[1]]
+                shared = _tokens(PREFIX_COLUMNS[1], text, 0) if group else 0
+                if shared > count_in:
+                    raise ValueError(f"prefix_tokens {shared} must not exceed input_tokens {count_in}")
+                load.group.append(NO_GROUP if not shared else groups.setdefault(group, len(groups)))
+                load.prefix_tokens.append(shared)
+            load.input_tokens.append(count_in)
+            load.output_tokens.append(count_out)
+            load.arrival_s.append(at_s)
+            before_s = at_s
+            if not len(load) % TELL_EVERY:
+                told()
+    except UnicodeDecodeError:
+        raise
+    except (csv.Error, ValueError) as error:
+        raise ConfigError(f"{load.row(len(load))}: {error}") from None
 
 
 def _moment(text: str) -> float:
@@ -138,35 +145,3 @@ def _tokens(name: str, text: str, least: int = 1) -> int:
     if not (digits.isascii() and digits.isdecimal()) or not least <= int(digits[:20]) <= MOST_TOKENS:
         raise ValueError(f"{name} {text[:40]!r} must be a whole number from {least} to {MOST_TOKENS}")
     return int(digits)
-
-
-def _prefix(group: str, text: str, prompt_tokens: int) -> tuple[str, int]:
-    """Returns the group and its shared tokens; 0 tokens without a group."""
-    if not group.strip():
-        return "", 0
-    tokens = _tokens(PREFIX_COLUMNS[1], text, 0)
-    if tokens > prompt_tokens:
-        raise ValueError(f"prefix_tokens {tokens} must not exceed input_tokens {prompt_tokens}")
-    return group.strip(), tokens
-
-
-@contextmanager
-def _text(file: io.BufferedReader) -> Iterator[TextIO]:
-    """Yields the text of `file`, unpacked if packed by gzip."""
-    packed = file.peek(2)[:2] == _GZIP
-    binary = gzip.GzipFile(fileobj=file) if packed else file
-    with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
-        yield text
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Turns errors of reading the file into a ConfigError with its name."""
-    try:
-        yield
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: it is neither text in UTF-8 nor such text packed by gzip") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ConfigError(f"{path}: it cannot be unpacked: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None

@@ -47,45 +47,39 @@ def make_workload(requests: int, groups: int, prefix_tokens: int, seed: int, com
 
     Equal arguments make equal workloads; the number of requests does not change the system prompts.
     """
-    conversations = {(group, user): turns for group, user, turns in _conversations(requests, groups)}
-    prefixes = [_prefix(group, prefix_tokens, seed, compose) for group in range(groups)]
+    conversations: dict[tuple[int, int], int] = {}
+    """Turns by group and user."""
+    for group in range(groups):
+        left = requests // groups + (group < requests % groups)
+        for user in range(math.ceil(left / TURNS)):
+            conversations[group, user] = min(TURNS, left - user * TURNS)
+    # The heading gives each group a different first block, whatever the text begins with.
+    prefixes = [
+        f"Instructions {group}\n{compose(prefix_tokens, Random(f'{seed}/{group}'))}"
+        for group in range(groups)
+    ]
     prompts = {
         (group, user): _prompts(prefixes[group], turns, Random(f"{seed}/{group}/{user}"), compose)
         for (group, user), turns in conversations.items()
     }
-    sequence = tuple(
-        WorkloadRequest(group, user, turn, prompts[group, user][turn])
-        for group, user, turn in _shuffled(conversations, Random(f"{seed}/order"))
-    )
-    own = [_own_tokens(turns) for turns in conversations.values()]
-    return Workload(sequence, prefix_tokens + max(own), min(groups, requests) * prefix_tokens + sum(own))
+    order = [conversation for conversation, turns in conversations.items() for _ in range(turns)]
+    Random(f"{seed}/order").shuffle(order)
+    begun: Counter[tuple[int, int]] = Counter()
+    sequence: list[WorkloadRequest] = []
+    for group, user in order:
+        turn = begun[group, user]
+        sequence.append(WorkloadRequest(group, user, turn, prompts[group, user][turn]))
+        begun[group, user] += 1
+    own = [turns * QUESTION_TOKENS + (turns - 1) * ANSWER_TOKENS for turns in conversations.values()]
+    """Tokens of each conversation that its group does not share."""
+    distinct = min(groups, requests) * prefix_tokens + sum(own)
+    return Workload(tuple(sequence), prefix_tokens + max(own), distinct)
 
 
 def arrivals(rate: float, rng: Random) -> Iterator[float]:
     """Yields endless gaps in seconds: a Poisson process of `rate` requests a second."""
     while True:
         yield rng.expovariate(rate)
-
-
-def _conversations(requests: int, groups: int) -> Iterator[tuple[int, int, int]]:
-    for group in range(groups):
-        left = requests // groups + (group < requests % groups)
-        for user in range(math.ceil(left / TURNS)):
-            yield group, user, min(TURNS, left - user * TURNS)
-
-
-def _shuffled(conversations: dict[tuple[int, int], int], rng: Random) -> Iterator[tuple[int, int, int]]:
-    places = [conversation for conversation, turns in conversations.items() for _ in range(turns)]
-    rng.shuffle(places)
-    begun: Counter[tuple[int, int]] = Counter()
-    for group, user in places:
-        yield group, user, begun[group, user]
-        begun[group, user] += 1
-
-
-def _prefix(group: int, tokens: int, seed: int, compose: Compose) -> str:
-    # The heading gives each group a different first block, whatever the text begins with.
-    return f"Instructions {group}\n{compose(tokens, Random(f'{seed}/{group}'))}"
 
 
 def _prompts(prefix: str, turns: int, rng: Random, compose: Compose) -> list[str]:
@@ -95,8 +89,3 @@ def _prompts(prefix: str, turns: int, rng: Random, compose: Compose) -> list[str
         turn = (compose(ANSWER_TOKENS, rng), compose(QUESTION_TOKENS, rng))
         prompts.append(SEPARATOR.join((prompts[-1], *turn)))
     return prompts
-
-
-def _own_tokens(turns: int) -> int:
-    """Tokens of a conversation that its group does not share."""
-    return turns * QUESTION_TOKENS + (turns - 1) * ANSWER_TOKENS
