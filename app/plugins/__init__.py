@@ -10,8 +10,7 @@ from app.engine.core.request import EngineRequest, ScriptedReply
 from app.engine.core.step_cost import CostModel, StepCost
 from app.lab.fleet.routing import Incoming, Policy, PolicyMaker, Scores
 from app.plugins.hooks import PROJECT, FaultHook, LengthHook, MetricsHook, PluginHost, ReplyHook, off_loop
-from app.serving.faults.fault import Fault
-from app.serving.faults.script import RequestFacts
+from app.serving.faults.fault import Fault, RequestFacts
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError
 from app.serving.http.response import Response, json_response

@@ -18,8 +18,7 @@ from app.base.clock.pause import call_off_hub
 from app.engine.core.request import EngineRequest, ScriptedReply
 from app.engine.core.step_cost import CostModel
 from app.lab.fleet.routing import PolicyMaker
-from app.serving.faults.fault import Fault
-from app.serving.faults.script import RequestFacts
+from app.serving.faults.fault import Fault, RequestFacts
 from app.serving.http.context import RequestContext, current_request
 from app.serving.http.route import Route
 from app.serving.middleware.stack import Middleware

@@ -33,9 +33,8 @@ from app.lab.fleet.routing import Incoming, PolicyMaker, Scores
 from app.lab.load.policies import POLICIES
 from app.plugins import hooks as specifications
 from app.plugins.hooks import HOOKS, PROJECT, FaultHook, LengthHook, MetricsHook, PluginHost, ReplyHook
-from app.serving.faults.fault import DAMAGE, Fault
+from app.serving.faults.fault import DAMAGE, Fault, RequestFacts
 from app.serving.faults.injector import FaultSource
-from app.serving.faults.script import RequestFacts
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, internal
 from app.serving.http.response import Response

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.serving.faults.script import RequestFacts
+from app.serving.faults.fault import RequestFacts
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from app.serving.faults.script import PATHS
+from app.serving.faults.fault import PATHS
 from config.fault_rules import ACTIONS, FaultRule, parse_fault, parse_fault_rules
 from config.loader import load
 from config.sections.api import FAILURE_TYPES

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.serving.faults.fault import Fault
-from app.serving.faults.script import PATHS, FaultScript, RequestFacts
+from app.serving.faults.fault import PATHS, Fault, FaultScript, RequestFacts
 from config.fault_rules import parse_fault_rules
 from tests.faults.asking import CHAT, TEXT, asking
 

@@ -17,8 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.lab.fleet.report import Summary, draw, notes, summarize, table
-from app.lab.load.client import LoadClient, Sample
-from app.lab.load.workload import TURNS, Workload, WorkloadRequest, arrivals, make_workload
+from app.lab.load.workload import (
+    TURNS,
+    LoadClient,
+    Sample,
+    Workload,
+    WorkloadRequest,
+    arrivals,
+    make_workload,
+)
 from config.installation import missing
 from tests.fleet import stubs
 

@@ -23,10 +23,9 @@ from app.lab.fleet.processes import HOST, FleetError
 from app.lab.fleet.proxy import Proxy, server_of
 from app.lab.fleet.report import Summary, summarize
 from app.lab.fleet.routing import COMPARED, NO_MORE, PolicyMaker, policy_of
-from app.lab.load.client import LoadClient
 from app.lab.load.policies import POLICIES
 from app.lab.load.report import check_target, progress_of
-from app.lab.load.workload import Workload, arrivals, make_workload
+from app.lab.load.workload import LoadClient, Workload, arrivals, make_workload
 from app.text import Tokenizer, TokenizerError
 from config import ConfigError, Settings, UsageError
 from config.flags import Parser, number_of, whole_number
@@ -61,7 +60,32 @@ class Options:
 
 def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
     """Returns the options and the remaining flags. Raises ConfigError, in one line, for wrong values."""
-    given, flags = _parser().parse_beside_settings(argv)
+    flags = Parser(prog=f"{COMMAND} fleet", description=ABOUT, allow_abbrev=False)
+    whole = whole_number(1)
+    flags.add_argument("--pods", type=whole_number(1, MOST_PODS), default=4, help="servers to start [4]")
+    flags.add_argument("--requests", type=whole, default=200, help="requests to send under each policy [200]")
+    flags.add_argument("--groups", type=whole, default=10, help="system prompts that they share [10]")
+    flags.add_argument("--prefix-tokens", type=whole, default=2000, help="length of a system prompt [2000]")
+    pace = flags.add_mutually_exclusive_group()
+    pace.add_argument("--concurrency", type=whole, default=12, help="requests that run at once [12]")
+    pace.add_argument(
+        "--rate", type=number_of(0, 1e6), help="requests a second instead, however many then run at once"
+    )
+    flags.add_argument(
+        "--policies",
+        nargs="+",
+        help=f"ways of routing: {', '.join(POLICIES)}, and those of plugins [all but least-requests]",
+        metavar="POLICY",
+    )
+    flags.add_argument(
+        "--seed", type=whole_number(0, 2**31), default=1, help="of workload, routing and pods [1]"
+    )
+    picture = flags.add_mutually_exclusive_group()
+    picture.add_argument("--png", type=Path, help="picture to draw [fleet.png, with matplotlib]")
+    picture.add_argument("--no-png", action="store_true", help="draw none")
+    flags.add_argument("--json", type=Path, help="file for the figures, every TTFT among them")
+    flags.add_argument("--serve", action="store_true", help="play nothing: serve until Ctrl-C, tell the URLs")
+    given, others = flags.parse_beside_settings(argv)
     if given.png is not None and not given.no_png:
         check_installed("fleet", "--png")
     for path in (given.png, given.json):
@@ -79,7 +103,7 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
         json=given.json,
         serve=given.serve,
     )
-    return options, flags
+    return options, others
 
 
 def with_policies(options: Options, more: Iterable[str]) -> Options:
@@ -90,35 +114,6 @@ def with_policies(options: Options, more: Iterable[str]) -> Options:
             told = ", ".join(map(repr, known))
             raise UsageError(f"argument --policies: invalid choice: {name!r} (choose from {told})")
     return replace(options, policies=options.policies or (*COMPARED, *more))
-
-
-def _parser() -> Parser:
-    flags = Parser(prog=f"{COMMAND} fleet", description=ABOUT, allow_abbrev=False)
-    whole = whole_number(1)
-    flags.add_argument("--pods", type=whole_number(1, MOST_PODS), default=4, help="servers to start [4]")
-    flags.add_argument("--requests", type=whole, default=200, help="requests to send under each policy [200]")
-    flags.add_argument("--groups", type=whole, default=10, help="system prompts that they share [10]")
-    flags.add_argument("--prefix-tokens", type=whole, default=2000, help="length of a system prompt [2000]")
-    load = flags.add_mutually_exclusive_group()
-    load.add_argument("--concurrency", type=whole, default=12, help="requests that run at once [12]")
-    load.add_argument(
-        "--rate", type=number_of(0, 1e6), help="requests a second instead, however many then run at once"
-    )
-    flags.add_argument(
-        "--policies",
-        nargs="+",
-        help=f"ways of routing: {', '.join(POLICIES)}, and those of plugins [all but least-requests]",
-        metavar="POLICY",
-    )
-    flags.add_argument(
-        "--seed", type=whole_number(0, 2**31), default=1, help="of workload, routing and pods [1]"
-    )
-    picture = flags.add_mutually_exclusive_group()
-    picture.add_argument("--png", type=Path, help="picture to draw [fleet.png, with matplotlib]")
-    picture.add_argument("--no-png", action="store_true", help="draw none")
-    flags.add_argument("--json", type=Path, help="file for the figures, every TTFT among them")
-    flags.add_argument("--serve", action="store_true", help="play nothing: serve until Ctrl-C, tell the URLs")
-    return flags
 
 
 CHECK_EVERY_S = 1.0
@@ -134,16 +129,15 @@ def run(
     plugged: Plugged = lambda settings: NO_MORE,
 ) -> int:
     """Returns the exit status. `tokenizer_of` makes the tokenizer that a pod would use."""
-    progress = Progress(sys.stderr)
     options = None
     try:
         options, flags = read(argv)
         check_flags(flags)
-        settings = load(flags, {}, warn=lambda text: progress.note(f"warning: {text}"))
+        settings = load(flags, {}, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
         more = plugged(settings)
         options = with_policies(options, more)
         with _ended_by_signals():
-            _run(options, settings, flags, tokenizer_of(settings), progress, more)
+            _run(options, settings, flags, tokenizer_of(settings), more)
     except (ConfigError, FleetError, TokenizerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "status", 1)
@@ -165,7 +159,6 @@ def _run(
     settings: Settings,
     flags: Sequence[str],
     tokenizer: Tokenizer,
-    progress: Progress,
     more: Mapping[str, PolicyMaker],
 ) -> None:
     corpus = Corpus(tokenizer, sample_sentences())
@@ -176,11 +169,11 @@ def _run(
     workload = make_workload(options.requests, options.groups, options.prefix_tokens, options.seed, compose)
     plan = make_plan(settings, flags, workload, options.pods, options.seed)
     with ExitStack() as ends:
-        with progress.phase("starting indexer and pods", options.pods + 1) as step:
+        with phase(sys.stderr, "starting indexer and pods", options.pods + 1) as step:
             fleet = ends.enter_context(running_fleet(plan, options.pods, time.monotonic, gevent.sleep, step))
         if options.serve:
             _serve(fleet, options, more)
-        summaries = demonstrate(fleet, workload, options, time.perf_counter, progress, more)
+        summaries = demonstrate(fleet, workload, options, time.perf_counter, sys.stderr, more)
     _show(summaries, options, workload)
 
 
@@ -209,14 +202,14 @@ def demonstrate(
     workload: Workload,
     options: Options,
     now: Callable[[], float],
-    progress: Progress,
+    stream: TextIO,
     more: Mapping[str, PolicyMaker] = NO_MORE,
 ) -> list[Summary]:
     """Runs each policy with empty caches, and returns the figures. Raises FleetError when a process ends."""
     summaries = []
     for name in options.policies:
         fleet.forget()
-        with progress.phase(name, len(workload.requests)) as step:
+        with phase(stream, name, len(workload.requests)) as step:
             gaps_s = arrivals(options.rate, Random(f"{options.seed}/arrivals")) if options.rate else None
             with proxied(fleet, name, options.seed, more) as (address, proxy):
                 client = LoadClient(address, fleet.model, REPLY_TOKENS, now)
@@ -264,6 +257,20 @@ def _show(summaries: Sequence[Summary], options: Options, workload: Workload) ->
 
 
 @contextmanager
+def phase(stream: TextIO, name: str, steps: int) -> Iterator[Callable[[], None]]:
+    """Shows a phase: a progress line on a terminal, a line elsewhere. Yields a function to call after each
+    of its `steps`.
+    """
+    if not stream.isatty():
+        print(f"{name} ...", file=stream, flush=True)
+        yield lambda: None
+        return
+    done = count(1)
+    with progress_of(stream, name, steps, "steps") as progress:
+        yield lambda: progress(next(done))
+
+
+@contextmanager
 def _ended_by_signals() -> Iterator[None]:
     """Ends the block by KeyboardInterrupt, raised in this greenlet, on SIGINT, SIGTERM and SIGHUP."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -276,25 +283,3 @@ def _ended_by_signals() -> Iterator[None]:
         for watcher, number, handler in zip(watchers, numbers, before, strict=True):
             watcher.cancel()
             signal.signal(number, handler)
-
-
-class Progress:
-    """Reports phases on `stream`: a progress line on a terminal, a line for each phase elsewhere."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    @contextmanager
-    def phase(self, name: str, steps: int) -> Iterator[Callable[[], None]]:
-        """Begins a phase; yields a callback to call after each of its `steps`."""
-        if not self._stream.isatty():
-            self.note(f"{name} ...")
-            yield lambda: None
-            return
-        done = count(1)
-        with progress_of(self._stream, name, steps, "steps") as progress:
-            yield lambda: progress(next(done))
-
-    def note(self, text: str) -> None:
-        """Prints a line that stays."""
-        print(text, file=self._stream, flush=True)

@@ -200,7 +200,7 @@ def running_fleet(
     Raises FleetError, with the last line of the log, when a process does not start.
     """
     with Processes(now, sleep) as processes:
-        events = f"tcp://{HOST}:{processes.ports.take()}"
+        events = f"tcp://{HOST}:{processes.port()}"
         servers = [processes.start("indexer", partial(plan.indexer, events=events))]
         servers += [
             processes.start(f"pod {number}", partial(plan.pod, number, events=events))

@@ -39,35 +39,6 @@ class FleetError(Exception):
     """A process failed to start or ended, or an index gets no events; the text is one line."""
 
 
-class Ports:
-    """Reserves ports that were free when taken; `close` releases all.
-
-    On Linux a socket that never listens stays bound to each port. The kernel then never picks the port for
-    another process. A server that names the port and sets SO_REUSEADDR, as gunicorn and ZMQ do, gets it.
-    On other systems another process may take the port first.
-    """
-
-    def __init__(self) -> None:
-        self._reserved: list[socket.socket] = []
-
-    def take(self) -> int:
-        """Returns a free port, each time another one."""
-        reserved = socket.socket()
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind((HOST, 0))
-        port = int(reserved.getsockname()[1])
-        if sys.platform == "linux":
-            self._reserved.append(reserved)
-        else:
-            reserved.close()
-        return port
-
-    def close(self) -> None:
-        for reserved in self._reserved:
-            reserved.close()
-        self._reserved.clear()
-
-
 class ServerProcess:
     """One server process and its log. `address` is host:port."""
 
@@ -75,12 +46,12 @@ class ServerProcess:
         self.name = name
         self.command = command
         self.address = f"{HOST}:{port}"
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
+        self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
         self.process = subprocess.Popen(
             command(port),
             env=environ,
             stdin=subprocess.DEVNULL,
-            stdout=self._log,
+            stdout=self.log,
             stderr=subprocess.STDOUT,
             # A Ctrl-C concerns the fleet, which ends its processes itself.
             start_new_session=True,
@@ -101,8 +72,8 @@ class ServerProcess:
 
     def last_line(self) -> str:
         """Returns the last line of the log with "error", else the last line."""
-        size = os.fstat(self._log.fileno()).st_size
-        tail = os.pread(self._log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
+        size = os.fstat(self.log.fileno()).st_size
+        tail = os.pread(self.log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
         lines = [line.strip() for line in tail.splitlines() if line.strip()]
         errors = [line for line in lines if "error" in line.lower()]
         return (errors or lines or ["it has logged nothing"])[-1]
@@ -113,9 +84,6 @@ class ServerProcess:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
 
-    def close_log(self) -> None:
-        self._log.close()
-
 
 class Processes:
     """Server processes that end with the `with` block, also after an error."""
@@ -125,7 +93,7 @@ class Processes:
         self._now, self._sleep = now, sleep
         self.servers: list[ServerProcess] = []
         """Servers in the order of their start."""
-        self.ports = Ports()
+        self._reserved: list[socket.socket] = []
 
     def __enter__(self) -> Processes:
         return self
@@ -135,9 +103,26 @@ class Processes:
     ) -> None:
         self.close()
 
+    def port(self) -> int:
+        """Returns a port that was free, each time another one, and reserves it until `close`.
+
+        On Linux a socket that never listens stays bound to each port. The kernel then never picks the port
+        for another process. A server that names the port and sets SO_REUSEADDR, as gunicorn and ZMQ do, gets
+        it. On other systems another process may take the port first.
+        """
+        reserved = socket.socket()
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((HOST, 0))
+        port = int(reserved.getsockname()[1])
+        if sys.platform == "linux":
+            self._reserved.append(reserved)
+        else:
+            reserved.close()
+        return port
+
     def start(self, name: str, command: Command) -> ServerProcess:
         """Starts a server on a free port; call `wait` before use."""
-        server = ServerProcess(name, command, self.ports.take(), inherited(os.environ))
+        server = ServerProcess(name, command, self.port(), inherited(os.environ))
         self.servers.append(server)
         return server
 
@@ -159,7 +144,7 @@ class Processes:
             if tried == TRIES - 1 or not any(words in ended.lower() for words in TAKEN):
                 break
             self.servers.remove(server)
-            server.close_log()
+            server.log.close()
             server = self.start(server.name, server.command)
         raise FleetError(ended)
 
@@ -183,9 +168,11 @@ class Processes:
                 server.signal(signal.SIGKILL)
             for server in self.servers:
                 server.process.wait()
-                server.close_log()
+                server.log.close()
             self.servers.clear()
-            self.ports.close()
+            for reserved in self._reserved:
+                reserved.close()
+            self._reserved.clear()
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.lab.load.client import Sample
 from app.lab.load.report import BLUE, GREY, RED, four, markdown, new_figure
+from app.lab.load.workload import Sample
 
 HEADINGS = ("policy", "TTFT mean", "p50", "p90", "p99", "cached", "requests/s", "per pod", "failed")
 COLORS = (GREY, BLUE, RED)

@@ -1,18 +1,29 @@
-"""The fault of a request, and its possible errors (simulator.md 2.2, 11)."""
+"""The fault of a request, its errors (simulator.md 2.2, 11), and ordered rules with their counters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import translate
+from random import Random
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.base.clock.token_bucket import TokenBucket
 from app.serving.http.errors import ApiError
+from config.durations import format_duration
 from config.fault_rules import (
     DisconnectRule,
     EmptyRule,
+    ErrorRule,
+    FaultRule,
     MalformedChunkRule,
     MissingDoneRule,
+    RateLimitRule,
+    SlowFirstTokenRule,
+    StallRule,
     TruncatedJsonRule,
     TruncateRule,
 )
@@ -75,3 +86,151 @@ def failure(kind: str, model: str, context: int) -> ApiError:
     status, message, param = _FAILURES[kind]
     text = message.format(model=model, context=context, beyond=context + BEYOND)
     return ApiError(status, error_type(status), text, param)
+
+
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+    "generate": "/inference/v1/generate",
+    "grpc": "/vllm.grpc.engine.VllmEngine/Generate",
+}
+
+
+class RequestFacts(Struct, frozen=True):
+    """The parts of a request that rules compare. `tokens` is an estimate of its use."""
+
+    path: str
+    model: str | None
+    header: Callable[[str], str | None]
+    client: Callable[[], str]
+    tokens: float = 0.0
+
+
+class FaultScript:
+    """Rules in order. Each counts its matching requests; the first that applies decides.
+
+    Rules that are also in `before` keep their counters.
+    """
+
+    def __init__(self, rules: Sequence[FaultRule], now_s: float, before: FaultScript | None = None) -> None:
+        known = list(before._rules) if before else []
+        self._rules: list[_Rule] = []
+        for rule in rules:
+            same = next((each for each in known if each.rule == rule), None)
+            if same is not None:
+                known.remove(same)
+            self._rules.append(same or _Rule(rule, now_s))
+
+    def fault_for(self, request: RequestFacts, rng: Random, now_s: float) -> Fault | None:
+        """Returns the fault of this request; None when no rule applies."""
+        decided, headers = Fault(), dict[str, str]()
+        for rule in self._rules:
+            if not (rule.fits(request) and rule.is_turn()) or decided.name:
+                continue
+            if rule.applies(rng):
+                decided = rule.fault(request, now_s)
+                rule.applied += bool(decided.name)
+                headers |= decided.headers  # from a quota that still allows the request
+        return decided.with_headers(headers) if decided.name or headers else None
+
+
+class _Rule:
+    def __init__(self, rule: FaultRule, now_s: float) -> None:
+        self.rule = rule
+        self._path = PATHS[rule.api] if rule.api else None
+        self._fits_path = re.compile(translate(rule.path)).match if rule.path is not None else None
+        self._quota = Quota(rule, now_s) if isinstance(rule, RateLimitRule) else None
+        self._met = self.applied = 0
+
+    def fits(self, request: RequestFacts) -> bool:
+        rule = self.rule
+        return (
+            (rule.model is None or rule.model == request.model)
+            and (self._path is None or self._path == request.path)
+            and (self._fits_path is None or self._fits_path(request.path) is not None)
+            and all(
+                (found := request.header(name)) is not None and wanted in (None, found)
+                for name, wanted in rule.headers.items()
+            )
+        )
+
+    def is_turn(self) -> bool:
+        """Counts a matching request; True when `nth` and `every` select it."""
+        self._met += 1
+        rule = self.rule
+        return (rule.nth is None or self._met == rule.nth) and (
+            rule.every is None or self._met % rule.every == 0
+        )
+
+    def applies(self, rng: Random) -> bool:
+        """True when `times` and `probability` allow the fault."""
+        rule = self.rule
+        if rule.times is not None and self.applied >= rule.times:
+            return False
+        return rule.probability >= 1 or rng.random() < rule.probability
+
+    def fault(self, request: RequestFacts, now_s: float) -> Fault:
+        """Returns the fault for this request; without a name when a quota still allows the request."""
+        rule = self.rule
+        name = rule.name or rule.action
+        if self._quota is not None:
+            error = self._quota.take(request.tokens, now_s)
+            return Fault(name=name if error else "", error=error, headers=self._quota.headers(now_s))
+        if isinstance(rule, ErrorRule):
+            message = rule.message or f"A scripted fault: status {rule.status}."
+            headers = {} if rule.retry_after is None else {"Retry-After": str(rule.retry_after)}
+            error = ApiError(rule.status, rule.type or error_type(rule.status), message, rule.param, headers)
+            return Fault(name=name, error=error)
+        if isinstance(rule, StallRule):
+            return Fault(name=name, delays=((rule.after, rule.seconds),))
+        if isinstance(rule, SlowFirstTokenRule):
+            return Fault(name=name, delays=((0, rule.seconds),))
+        assert isinstance(rule, DAMAGE)
+        return Fault(name=name, damage=rule)
+
+
+class Quota:
+    """The buckets of a `rate-limit` rule: requests and, if configured, tokens."""
+
+    def __init__(self, rule: RateLimitRule, now_s: float) -> None:
+        self._requests = TokenBucket(rule.rate, max(rule.burst or rule.rate, 1.0), now_s)
+        self._tokens = TokenBucket(rule.token_rate, rule.token_burst, now_s) if rule.token_rate else None
+
+    def take(self, tokens: float, now_s: float) -> ApiError | None:
+        """Takes a request and its tokens from the buckets. When too few are left, takes nothing and returns
+        a 429.
+
+        A request with more tokens than the bucket can hold takes a full bucket.
+        """
+        tokens = min(tokens, self._tokens.burst) if self._tokens else 0.0
+        wait_s = self._requests.wait(1.0, now_s)
+        if self._tokens:
+            wait_s = max(wait_s, self._tokens.wait(tokens, now_s))
+        if not wait_s:
+            self._requests.spend(1.0, now_s)
+            if self._tokens:
+                self._tokens.spend(tokens, now_s)
+            return None
+        retry_after_s = math.ceil(wait_s)
+        return ApiError(
+            429,
+            "RateLimitError",
+            f"The quota of {self._requests.per_minute:g} requests per minute is used up; "
+            f"try again in {retry_after_s} s.",
+            headers={"Retry-After": str(retry_after_s)},
+        )
+
+    def headers(self, now_s: float) -> dict[str, str]:
+        """Returns remainders and times until the buckets are full, as OpenAI's headers."""
+        requests = _quota_headers("requests", self._requests, now_s)
+        return requests | _quota_headers("tokens", self._tokens, now_s) if self._tokens else requests
+
+
+def _quota_headers(unit: str, bucket: TokenBucket, now_s: float) -> dict[str, str]:
+    return {
+        f"x-ratelimit-limit-{unit}": f"{int(bucket.burst)}",
+        f"x-ratelimit-remaining-{unit}": f"{int(bucket.remaining(now_s))}",
+        f"x-ratelimit-reset-{unit}": format_duration(math.ceil(bucket.full_in(now_s) * 1000) / 1000),
+    }

@@ -9,8 +9,7 @@ from random import Random
 
 from cachetools import LRUCache
 
-from app.serving.faults.fault import Fault, error_type, failure
-from app.serving.faults.script import FaultScript, RequestFacts
+from app.serving.faults.fault import Fault, FaultScript, RequestFacts, error_type, failure
 from app.serving.http.context import RequestContext, client_name
 from app.serving.http.errors import ApiError, bad_request
 from config.fault_rules import parse_fault, parse_fault_rules

@@ -21,8 +21,7 @@ from cachetools import LRUCache
 from app.base.clock.pause import call_off_hub
 from app.engine.forms.schema import SchemaError, Schemas
 from app.engine.forms.schema.document import JSON
-from app.serving.faults.fault import Fault
-from app.serving.faults.script import FaultScript, RequestFacts
+from app.serving.faults.fault import Fault, FaultScript, RequestFacts
 from app.serving.scripts.action import Accepts, Action, Answer
 from app.serving.scripts.matching import KNOWN, WORDS, Conditions, Groups, Request, TooSlow, is_in
 from app.serving.scripts.rules import (

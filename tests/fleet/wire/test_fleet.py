@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.lab.fleet.command import Options, Progress, demonstrate, proxied
+from app.lab.fleet.command import Options, demonstrate, proxied
 from app.lab.fleet.fleet import Fleet
 from app.lab.fleet.routing import Incoming
 from app.lab.load.workload import Workload
@@ -28,9 +28,8 @@ def completion(address: str, body: dict[str, object], path: str = "/v1/completio
 
 def test_every_policy_is_played(fleet: Fleet, workload: Workload, options: Options, tmp_path: Path) -> None:
     with (tmp_path / "progress").open("w") as told:
-        summaries = {
-            at.policy: at for at in demonstrate(fleet, workload, options, time.perf_counter, Progress(told))
-        }
+        played = demonstrate(fleet, workload, options, time.perf_counter, told)
+    summaries = {at.policy: at for at in played}
     assert (tmp_path / "progress").read_text() == "random ...\nround-robin ...\nprefix-aware ...\n"
     assert list(summaries) == ["random", "round-robin", "prefix-aware"]
     for at in summaries.values():

@@ -11,7 +11,7 @@ import time
 import gevent
 import pytest
 
-from app.lab.fleet.processes import ROOT, FleetError, Ports, Processes, inherited
+from app.lab.fleet.processes import ROOT, FleetError, Processes, inherited
 
 SERVE = """
 import sys
@@ -107,15 +107,13 @@ def test_a_port_that_is_taken_is_exchanged_for_another() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ports can be reserved on Linux")
 def test_a_reserved_port_is_given_to_nobody_but_the_server() -> None:
-    ports = Ports()
-    port = ports.take()
-    with socket.socket() as other, pytest.raises(OSError):
-        other.bind(("127.0.0.1", port))
-    with socket.socket() as server:
+    with processes() as started, socket.socket() as other, socket.socket() as server:
+        port = started.port()
+        with pytest.raises(OSError):
+            other.bind(("127.0.0.1", port))
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(("127.0.0.1", port))
         server.listen()
-    ports.close()
 
 
 def test_settings_of_this_environment_are_not_those_of_a_pod() -> None:
