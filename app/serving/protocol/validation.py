@@ -7,7 +7,7 @@ Each rule runs once; `ValidatedRequest` keeps the values derived from the fields
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
@@ -19,7 +19,7 @@ from app.serving.http.errors import bad_request
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.completions import CompletionRequest
-from app.serving.protocol.options import INT64_MIN, ResponseFormat, StopStrings, StructuredOutputs
+from app.serving.protocol.options import INT64_MIN, StructuredOutputs
 
 GenerationRequest = ChatCompletionRequest | CompletionRequest
 
@@ -89,21 +89,6 @@ class ModelLimits:
         return list(islice((each for each in token_ids if not 0 <= each < self.vocab_size), MAX_NAMED))
 
 
-def check_logprob_token_ids(ids: Sequence[int]) -> None:
-    if len(ids) > MAX_LOGPROB_TOKEN_IDS:
-        raise bad_request(
-            f"at most {MAX_LOGPROB_TOKEN_IDS} logprob_token_ids are possible, got {len(ids)}",
-            "logprob_token_ids",
-        )
-
-
-def check_bad_words(words: Sequence[str]) -> None:
-    if not all(map(str.strip, words)):
-        raise bad_request("each of bad_words needs at least one token", "bad_words")
-    if len(set(words)) > MAX_BAD_WORDS:
-        raise bad_request(f"at most {MAX_BAD_WORDS} bad_words are possible", "bad_words")
-
-
 def check_constraint(wanted: StructuredOutputs) -> None:
     if wanted.choice == []:
         raise bad_request("structured_outputs.choice must not be empty")
@@ -143,13 +128,6 @@ def _is_deeper_than(levels: int, value: object) -> bool:
     return True
 
 
-def check_choices(n: int) -> None:
-    if n < 1:
-        raise bad_request(f"n must be at least 1, got {n}")
-    if n > MAX_CHOICES:
-        raise bad_request(f"n must be at most {MAX_CHOICES}, got {n}")
-
-
 def constrained_outputs(request: GenerationRequest) -> StructuredOutputs | None:
     """Merges `structured_outputs` and `response_format`. Raises `ApiError` for a conflict."""
     wanted, form = request.structured_outputs, request.response_format
@@ -161,29 +139,14 @@ def constrained_outputs(request: GenerationRequest) -> StructuredOutputs | None:
     elif form.type == "json_schema":
         fields["json"] = form.json_schema.json_schema if form.json_schema else None
     else:
-        fields["structural_tag"] = _structural_tag(form)
-    return StructuredOutputs(**fields)
-
-
-def _structural_tag(form: ResponseFormat) -> str:
-    """Returns the tag as JSON. ApiError 400 when nested too deeply."""
-    tag: JsonObject = {"format": form.format}
-    if form.format is None:
-        tag = {"structures": form.structures, "triggers": form.triggers}
-    try:
-        return msgspec.json.encode(tag).decode()
-    except RecursionError:
-        raise bad_request("response_format is nested too deeply", "response_format") from None
-
-
-def biased_ids(logit_bias: Mapping[str, float] | None) -> list[int]:
-    ids = []
-    for key in logit_bias or ():
+        tag: JsonObject = {"format": form.format}
+        if form.format is None:
+            tag = {"structures": form.structures, "triggers": form.triggers}
         try:
-            ids.append(int(key))
-        except ValueError:
-            raise bad_request(f"logit_bias takes token ids as keys, got {key[:40]!r}", "logit_bias") from None
-    return ids
+            fields["structural_tag"] = msgspec.json.encode(tag).decode()
+        except RecursionError:
+            raise bad_request("response_format is nested too deeply", "response_format") from None
+    return StructuredOutputs(**fields)
 
 
 def check_extra_arguments(request: GenerationRequest) -> None:
@@ -199,26 +162,26 @@ def check_extra_arguments(request: GenerationRequest) -> None:
             pending.extend(value)
 
 
-def check_penalties(request: GenerationRequest) -> None:
-    presence, frequency = request.presence_penalty, request.frequency_penalty
-    if presence is not None and not -2 <= presence <= 2:
-        raise bad_request(f"presence_penalty must be in [-2, 2], got {presence}")
-    if frequency is not None and not -2 <= frequency <= 2:
-        raise bad_request(f"frequency_penalty must be in [-2, 2], got {frequency}")
-    repetition = request.repetition_penalty
-    if repetition is not None and not 0 < repetition < math.inf:
-        raise bad_request(f"repetition_penalty must be a finite number above 0, got {repetition}")
+Range = tuple[str, Callable[[float], bool], str, str | None]
+"""A field, its valid values as a function and in words, and the `param` of an error."""
+PENALTIES: Sequence[Range] = (
+    ("presence_penalty", lambda value: -2 <= value <= 2, "in [-2, 2]", None),
+    ("frequency_penalty", lambda value: -2 <= value <= 2, "in [-2, 2]", None),
+    ("repetition_penalty", lambda value: 0 < value < math.inf, "a finite number above 0", None),
+)
+DISTRIBUTION: Sequence[Range] = (
+    ("temperature", lambda value: 0 <= value <= 2, "in [0, 2]", "temperature"),
+    ("top_p", lambda value: 0 < value <= 1, "in (0, 1]", "top_p"),
+    ("top_k", lambda value: value >= -1, "0 (off) or at least 1", None),
+    ("min_p", lambda value: 0 <= value <= 1, "in [0, 1]", None),
+)
 
 
-def check_distribution(request: GenerationRequest) -> None:
-    if request.temperature is not None and not 0 <= request.temperature <= 2:
-        raise bad_request(f"temperature must be in [0, 2], got {request.temperature}", "temperature")
-    if request.top_p is not None and not 0 < request.top_p <= 1:
-        raise bad_request(f"top_p must be in (0, 1], got {request.top_p}", "top_p")
-    if request.top_k is not None and request.top_k < -1:
-        raise bad_request(f"top_k must be 0 (off) or at least 1, got {request.top_k}")
-    if request.min_p is not None and not 0 <= request.min_p <= 1:
-        raise bad_request(f"min_p must be in [0, 1], got {request.min_p}")
+def check_ranges(request: GenerationRequest, ranges: Sequence[Range]) -> None:
+    for name, fits, words, param in ranges:
+        value = getattr(request, name)
+        if value is not None and not fits(value):
+            raise bad_request(f"{name} must be {words}, got {value}", param)
 
 
 def check_token_counts(request: GenerationRequest, max_tokens: int) -> None:
@@ -231,19 +194,6 @@ def check_token_counts(request: GenerationRequest, max_tokens: int) -> None:
         raise bad_request(f"min_tokens must be at least 0, got {request.min_tokens}")
     if request.min_tokens > max_tokens:
         raise bad_request(f"min_tokens={request.min_tokens} is more than max_tokens={max_tokens}")
-
-
-def check_words(stop: StopStrings, bad_words: Sequence[str]) -> None:
-    """Raises `ApiError` for an empty stop string or bad word."""
-    if stop == "" or isinstance(stop, list) and "" in stop:
-        raise bad_request("stop must not contain an empty string")
-    if "" in bad_words:
-        raise bad_request("bad_words must not contain an empty string")
-
-
-def check_greedy(n: int, temperature: float | None) -> None:
-    if n > 1 and temperature is not None and 0 <= temperature < GREEDY_BELOW:
-        raise bad_request(f"n must be 1 with greedy sampling, got {n}")
 
 
 R = TypeVar("R", bound=GenerationRequest, covariant=True)
@@ -331,17 +281,25 @@ class ValidatedRequest(Generic[R]):
         """Choices per prompt."""
         self.requested, name = requested_max_tokens(request)
         """The request's token limit; None without one."""
-        check_choices(self.n)
-        if isinstance(request, ChatCompletionRequest):
-            _check_media_options(request)
-        _check_length(name, self.requested, limits)
-        _check_length("truncate_prompt_tokens", request.truncate_prompt_tokens, limits)
+        if self.n < 1:
+            raise bad_request(f"n must be at least 1, got {self.n}")
+        if self.n > MAX_CHOICES:
+            raise bad_request(f"n must be at most {MAX_CHOICES}, got {self.n}")
+        for option in ("mm_processor_kwargs", "media_io_kwargs"):
+            if getattr(request, option, None):
+                raise bad_request(f"{option} is for models that take more than text.", option)
+        most, kept = limits.max_model_len, request.truncate_prompt_tokens
+        for param, tokens in ((name, self.requested), ("truncate_prompt_tokens", kept)):
+            if tokens is not None and tokens > most:
+                raise bad_request(f"{param}={tokens} is more than the context of {most} tokens", param)
 
         stop, temperature = request.stop or (), request.temperature
         self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
         self.seed = None if request.seed == NO_SEED else request.seed
         self.greedy = temperature is not None and temperature < GREEDY_BELOW
-        top = _top_logprobs(request)
+        top = request.logprobs if isinstance(request, CompletionRequest) else None
+        if isinstance(request, ChatCompletionRequest) and request.logprobs:
+            top = request.top_logprobs
         self.logprobs = len(request.logprob_token_ids) if request.logprob_token_ids else top
         """Alternatives per generated token (-1: all); None without log probabilities."""
         self.prompt_logprobs = request.prompt_logprobs
@@ -367,17 +325,22 @@ class ValidatedRequest(Generic[R]):
         most = [resolve_max_tokens(self.requested, tokens, limits) for tokens in prompt_tokens]
         self.max_tokens = most if min(most) > 0 else [max(tokens, 1) for tokens in most]
         self.structured_outputs = constrained_outputs(request)
-        if request.logit_bias:
-            self._biased_ids = biased_ids(request.logit_bias)
+        key = ""
+        try:
+            self._biased_ids = [int(key := each) for each in request.logit_bias or ()]
+        except ValueError:
+            raise bad_request(f"logit_bias takes token ids as keys, got {key[:40]!r}", "logit_bias") from None
         if request.use_beam_search:
             return
         if request.vllm_xargs or request.kv_transfer_params or request.ec_transfer_params:
             check_extra_arguments(request)
-        check_penalties(request)
-        check_distribution(request)
+        check_ranges(request, PENALTIES)
+        check_ranges(request, DISTRIBUTION)
         check_token_counts(request, most[0])
-        check_words(request.stop, request.bad_words)
-        check_greedy(self.n, request.temperature)
+        if request.stop == "" or "" in self.stop or "" in request.bad_words:
+            raise bad_request("stop and bad_words must not contain an empty string")
+        if self.n > 1 and self.greedy:
+            raise bad_request(f"n must be 1 with greedy sampling, got {self.n}")
         for tokens in most[1:]:
             check_token_counts(request, tokens)
 
@@ -388,17 +351,18 @@ class ValidatedRequest(Generic[R]):
         request, limits = self.request, self._limits
         if request.use_beam_search:
             limits.check_logprobs("logprobs", 2 * self.n)  # each step of the search needs this many
-            check_distribution(request)
+            check_ranges(request, DISTRIBUTION)
         else:
-            self._check_logprobs()
             self._check_token_ids()
         if self.structured_outputs is not None:
             check_constraint(self.structured_outputs)
         if request.thinking_token_budget is not None and not limits.reasons:
             raise bad_request("thinking_token_budget needs a reasoning parser")
         self._check_prompt(prompts[0])
-        if request.bad_words:
-            check_bad_words(request.bad_words)
+        if not all(map(str.strip, request.bad_words)):
+            raise bad_request("each of bad_words needs at least one token", "bad_words")
+        if len(set(request.bad_words)) > MAX_BAD_WORDS:
+            raise bad_request(f"at most {MAX_BAD_WORDS} bad_words are possible", "bad_words")
         for prompt_ids in prompts[1:]:
             self._check_prompt(prompt_ids)
 
@@ -412,18 +376,20 @@ class ValidatedRequest(Generic[R]):
         """Log probabilities in the answer per generated token, alternatives included."""
         return 0 if self.logprobs is None else 1 + self._limits.logprobs(self.logprobs)
 
-    def _check_logprobs(self) -> None:
-        limits, by_id = self._limits, self.request.logprob_token_ids
+    def _check_token_ids(self) -> None:
+        request, limits = self.request, self._limits
+        by_id = request.logprob_token_ids
         if self.logprobs and not by_id:
             limits.check_logprobs("logprobs", self.logprobs)
         if by_id:
-            check_logprob_token_ids(by_id)
+            if len(by_id) > MAX_LOGPROB_TOKEN_IDS:
+                raise bad_request(
+                    f"at most {MAX_LOGPROB_TOKEN_IDS} logprob_token_ids are possible, got {len(by_id)}",
+                    "logprob_token_ids",
+                )
             limits.check_vocabulary("logprob_token_ids", by_id)
         if self.prompt_logprobs:
             limits.check_logprobs("prompt_logprobs", self.prompt_logprobs)
-
-    def _check_token_ids(self) -> None:
-        request, limits = self.request, self._limits
         if self._biased_ids:
             limits.check_vocabulary("logit_bias", self._biased_ids)
         if request.stop_token_ids:
@@ -440,22 +406,3 @@ class ValidatedRequest(Generic[R]):
             raise bad_request(
                 "routed_experts_prompt_start lies behind the prompt", "routed_experts_prompt_start"
             )
-
-
-def _check_media_options(request: ChatCompletionRequest) -> None:
-    name = "mm_processor_kwargs" if request.mm_processor_kwargs else "media_io_kwargs"
-    if request.mm_processor_kwargs or request.media_io_kwargs:
-        raise bad_request(f"{name} is for models that take more than text.", name)
-
-
-def _check_length(param: str, tokens: int | None, limits: ModelLimits) -> None:
-    if tokens is not None and tokens > limits.max_model_len:
-        raise bad_request(
-            f"{param}={tokens} is more than the context of {limits.max_model_len} tokens", param
-        )
-
-
-def _top_logprobs(request: GenerationRequest) -> int | None:
-    if isinstance(request, CompletionRequest):
-        return request.logprobs
-    return request.top_logprobs if request.logprobs else None
