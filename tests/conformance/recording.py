@@ -39,20 +39,6 @@ def recorded(cases: Path = CASES) -> list[dict[str, Any]]:
     return [json.loads(line) for line in cases.read_text().splitlines()]
 
 
-def disagreement(url: str, path: str) -> str:
-    """What the replay reports of the recorded exchanges with `path` in theirs; empty when all agree."""
-    return "".join(_disagreement(url, path, cases) for cases in (CASES, MORE_CASES))
-
-
-def _disagreement(url: str, path: str, cases: Path) -> str:
-    names = [case["name"] for case in recorded(cases) if path in case["path"]]
-    if not names:
-        return f"nothing with {path} is recorded" if cases == CASES else ""
-    report = replay(url, "--cases", str(cases), "--only", ",".join(names))
-    agree = report == f"{len(names)} of {len(names)} exchanges agree\n"
-    return "" if agree else report or "the replay reports nothing"
-
-
 def replay(url: str, *flags: str) -> str:
     """What the recording's own replay reports of a server."""
     command = [sys.executable, str(REPLAY), "--verbose", "--server", url, *flags]

@@ -38,24 +38,19 @@ def allowed(tools: object) -> dict[str, object]:
     [
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"top_logprobs": 1}, "top_logprobs"),
-        ({"top_logprobs": -1}, "top_logprobs"),
         ({"top_logprobs": -2, "logprobs": True}, "top_logprobs"),
         ({"top_logprobs": "5", "logprobs": True}, "top_logprobs"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         *(({"prompt_logprobs": number}, "prompt_logprobs") for number in (-2, -0.5)),
-        ({"prompt_logprobs": -1, "stream": True}, "prompt_logprobs"),
         ({"prompt_logprobs": []}, "prompt_logprobs"),
         ({"logprob_token_ids": [1]}, "logprob_token_ids"),
         ({"logprob_token_ids": [1], "logprobs": True, "use_beam_search": True}, "logprob_token_ids"),
         ({"tools": []}, "tools"),
         ({"tool_choice": "auto"}, "tool_choice"),
-        ({"tool_choice": named("weather")}, "tool_choice"),
-        ({"tool_choice": "any", "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": 5, "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": named("tides"), "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": {}, "tools": [TOOL]}, "tool_choice.function"),
         ({"tool_choice": allowed([]), "tools": [TOOL]}, "tool_choice.allowed_tools"),
-        ({"tool_choice": allowed("weather"), "tools": [TOOL]}, "tool_choice.allowed_tools"),
         ({"tool_choice": allowed([named("tides")]), "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": {"function": {}}, "tools": [TOOL]}, "tool_choice.function.name"),
         ({"tool_choice": named(""), "tools": [TOOL]}, "tool_choice.function.name"),
@@ -64,17 +59,13 @@ def allowed(tools: object) -> dict[str, object]:
         ({"response_format": {"type": "structural_tag"}}, "response_format"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, None),
         ({"structured_outputs": {"regex": "a", "grammar": "b"}}, None),
-        ({"structured_outputs": {}}, None),
         ({"structured_outputs": {"structural_tag": ""}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a"}, "tools": [TOOL], "tool_choice": named("weather")}, None),
-        ({"structured_outputs": {"regex": "a"}, "tool_choice": None}, None),
         ({"continue_final_message": True, "add_generation_prompt": True}, None),
         *(({"cache_salt": salt}, "cache_salt") for salt in ("", 5, "a@b", "a" * 129, "/", "\\", "\0")),
         *(({"thinking_token_budget": it}, "thinking_token_budget") for it in (-2, True, 1.0, "1")),
-        ({"repetition_detection": {"max_pattern_size": -1}}, None),
         ({"repetition_detection": {"max_pattern_size": 3, "min_count": 1}}, None),
         ({"messages": 5}, None),
-        ({"messages": None}, None),
     ],
 )
 def test_a_broken_rule_names_the_bare_field_or_none(fields: dict[str, Any], param: str | None) -> None:
@@ -113,24 +104,14 @@ ENDS = {"begin": "<a>", "schema": {}, "end": "</a>"}
     [
         {"structures": [ENDS]},
         {"triggers": ["<a"]},
-        {"structures": ENDS, "triggers": ["<a"]},
         {"structures": [ENDS], "triggers": "<a"},
         {"structures": [ENDS, {"begin": "<b>"}], "triggers": ["<a"]},
-        {"structures": [{"end": "<b>"}], "triggers": ["<a"]},
         {"structures": [ENDS], "triggers": ["<a", 5]},
     ],
 )
 def test_a_structural_tag_needs_structures_and_their_triggers(tag: dict[str, Any]) -> None:
     found = refusal(response_format={"type": "structural_tag", **tag})
     assert found[0] == 400 and found[2] is not None and "response_format" in found[2]
-
-
-@pytest.mark.parametrize(
-    "tag",
-    [{"format": {}}, {"structures": [], "triggers": []}, {"structures": [ENDS], "triggers": ["<a"]}],
-)
-def test_a_whole_structural_tag_is_accepted(tag: dict[str, Any]) -> None:
-    assert chat(response_format={"type": "structural_tag", **tag}).response_format is not None
 
 
 def test_the_rules_are_looked_at_in_vllms_order() -> None:
@@ -152,18 +133,14 @@ def test_the_tool_choice_defaults_to_auto_with_tools_and_to_none_without() -> No
         {"role": "user"},
         {"role": "narrator", "content": "x"},
         {"role": "narrator", "content": ["a", {"type": "text", "text": "b"}]},
-        {"role": "system", "content": [{"type": "text", "text": "x"}]},
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"role": "assistant", "refusal": "no", "audio": {"id": "a"}},
         {"role": "tool", "content": "x", "tool_call_id": "a"},
         {"role": "function", "content": None, "name": "f"},
         {"role": "user", "content": "x", "anything": {"else": 1}},
         {"role": "user", "content": {}},
-        {"role": "developer", "content": {}, "name": "n"},
-        {"role": "tool", "content": {}, "tool_call_id": "a"},
         {"role": "tool", "content": "x"},
         {"role": "assistant", "content": {}, "refusal": None, "audio": None, "function_call": None},
-        {"role": "assistant", "content": {}, "function_call": {"arguments": "", "name": "f"}},
         {"role": "narrator", "tools": [{"type": "function", "function": {"name": "f"}}]},
         {"role": "narrator", "tool_call_id": "a", "reasoning": "b", "task": "c", "tools": None},
         {"role": "narrator", "tool_calls": [CALL]},
@@ -177,22 +154,15 @@ def test_messages_of_every_kind_pass_and_keep_their_keys(message: dict[str, Any]
     ("message", "param"),
     [
         (5, DEVELOPER),
-        (None, DEVELOPER),
         ({}, DEVELOPER + ".content"),
         ({"content": "x"}, DEVELOPER + ".role"),
-        ({"role": 5, "content": "x"}, DEVELOPER + ".role"),
         ({"role": "user", "content": 5}, DEVELOPER + ".content"),
-        ({"role": "user", "content": None}, DEVELOPER + ".content"),
         ({"role": "user", "content": "x", "name": 5}, DEVELOPER + ".role"),
         ({"role": "developer", "content": "x", "name": 5}, DEVELOPER + ".name"),
         ({"role": "narrator", "content": [5]}, DEVELOPER + ".role"),
         ({"role": "narrator", "content": "x", "tools": [5]}, DEVELOPER + ".role"),
-        ({"role": "narrator", "content": {}}, DEVELOPER + ".role"),
         ({"role": "narrator", "content": "x", "name": 5}, DEVELOPER + ".role"),
-        ({"role": "narrator", "content": "x", "tool_call_id": 5}, DEVELOPER + ".role"),
-        ({"role": "narrator", "content": "x", "reasoning": 5}, DEVELOPER + ".role"),
         ({"role": "narrator", "content": "x", "task": 5}, DEVELOPER + ".role"),
-        ({"role": "narrator", "content": "x", "tools": [{"type": "function"}]}, DEVELOPER + ".role"),
         (
             {"role": "narrator", "content": "x", "tools": [{"type": "function", "function": {}}]},
             DEVELOPER + ".role",
@@ -202,30 +172,18 @@ def test_messages_of_every_kind_pass_and_keep_their_keys(message: dict[str, Any]
             DEVELOPER + ".role",
         ),
         ({"role": "tool", "content": {}}, DEVELOPER + ".role"),
-        ({"role": "tool", "tool_call_id": "a", "content": 5}, DEVELOPER + ".content"),
         ({"role": "function", "content": None}, DEVELOPER + ".content"),
-        ({"role": "function", "content": {}, "name": "f"}, DEVELOPER + ".role"),
         ({"role": "assistant", "content": {}, "refusal": 5}, DEVELOPER + ".role"),
-        ({"role": "assistant", "content": {}, "refusal": 5, "tool_calls": []}, DEVELOPER + ".role"),
         ({"role": "narrator", "tool_calls": [5]}, DEVELOPER + ".content"),
         ({"role": "assistant", "content": {}, "audio": {}}, DEVELOPER + ".role"),
-        ({"role": "assistant", "content": {}, "audio": 5}, DEVELOPER + ".role"),
         ({"role": "assistant", "content": {}, "function_call": {"name": "f"}}, DEVELOPER + ".role"),
         ({"role": "assistant", "tool_calls": [5]}, TOOL_CALL),
-        ({"role": "assistant", "tool_calls": "abc"}, TOOL_CALL),
         ({"role": "assistant", "tool_calls": [{"id": 5}]}, TOOL_CALL + ".id"),
         ({"role": "assistant", "tool_calls": [{"id": "a"}]}, TOOL_CALL + ".function"),
     ],
 )
 def test_a_message_of_no_kind_is_reported_as_a_developer_message(message: object, param: str) -> None:
     assert refusal(messages=[message]) == (400, "Bad Request", param)
-
-
-def test_the_second_message_is_counted_as_one() -> None:
-    assert (
-        refusal(messages=[*HELLO, {"role": "user", "content": 5}])[2]
-        == DEVELOPER.replace("0", "1") + ".content"
-    )
 
 
 @pytest.mark.parametrize("calls", [5, True, 1.5])

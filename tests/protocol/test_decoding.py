@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from app.serving.http.errors import ApiError
-from app.serving.protocol.admin import LoadAdapterRequest, UnloadAdapterRequest
+from app.serving.protocol.admin import LoadAdapterRequest
 from app.serving.protocol.chat import BatchChatRequest, ChatCompletionRequest
-from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.decoding import UnparsableBody, decode, decode_first
-from app.serving.protocol.pooling import RerankRequest
 from app.serving.protocol.tokenize import (
     TOKENIZE_REQUESTS,
     DetokenizeRequest,
@@ -43,14 +41,10 @@ def answer(error: ApiError) -> tuple[int, str, str | None]:
         (b"", "body"),
         (b"null", "body"),
         (b"[]", "body"),
-        (b"5", "body"),
-        (b'"text"', "body"),
         (b"  ", "body.2"),
         (b"{", "body.1"),
-        (b'{"messages":[', "body.13"),
         (b'{"a":1,}', "body.7"),
         (b'{"a":1, }', "body.8"),
-        (b'{"a":[1, \n ]}', "body.11"),
         (b"{'a':1}", "body.1"),
         (b'{"a":1} x', "body.8"),
         (b"\xff\xfe", "body.0"),
@@ -73,11 +67,6 @@ def test_what_cannot_even_be_tried_has_the_frameworks_own_body(body: bytes) -> N
 @pytest.mark.parametrize("content_type", [None, "", "text/plain", "application/jsonx", "application/json ;a"])
 def test_another_content_type_is_refused_without_a_param(content_type: str | None) -> None:
     assert answer(refusal(b'{"messages":[]}', content_type)) == (400, "Bad Request", None)
-
-
-@pytest.mark.parametrize("content_type", ["application/json;charset=utf-8", "Application/JSON"])
-def test_spellings_of_json_are_accepted(content_type: str) -> None:
-    assert decode(b'{"messages":[]}', content_type, ChatCompletionRequest).messages == []
 
 
 def test_bad_json_is_complained_about_before_a_content_type_that_resembles_json() -> None:
@@ -105,24 +94,19 @@ def test_unknown_fields_are_accepted() -> None:
     [
         ("n", "5", 5),
         ("n", " 5 ", 5),
-        ("n", "+4", 4),
         ("n", "1_0", 10),
         ("n", "5.0", 5),
         ("n", 5.0, 5),
         ("n", True, 1),
         ("temperature", 1, 1.0),
-        ("temperature", True, 1.0),
         ("temperature", "1e-1", 0.1),
         ("length_penalty", -(10**400), -math.inf),
         ("length_penalty", 10**400, math.inf),
         ("stream", "yes", True),
         ("stream", "OFF", False),
-        ("stream", "n", False),
         ("stream", 0, False),
         ("stream", 1.0, True),
         ("logit_bias", {"5": "2"}, {"5": 2.0}),
-        ("stop", "5", "5"),
-        ("stop", None, None),
         ("stop_token_ids", ["5"], [5]),
         ("top_logprobs", None, 0),
         ("thinking_token_budget", -1, None),
@@ -138,40 +122,29 @@ def test_near_misses_are_converted(field: str, value: object, read: object) -> N
     ("field", "value", "param"),
     [
         ("n", "x", "body.n"),
-        ("n", 5.5, "body.n"),
         ("n", 1e300, "body.n"),
         ("n", float("nan"), "body.n"),
         ("temperature", "warm", "body.temperature"),
         ("stream", 2, "body.stream"),
         ("stream", " true", "body.stream"),
         ("bad_words", None, "body.bad_words"),
-        ("request_id", None, "body.request_id"),
-        ("model", 5, "body.model"),
         ("stop", ["a"] * 5, "body.stop"),
-        ("stop", [1], "body.stop"),
         ("stop_token_ids", [1, "a"], "body.stop_token_ids.1"),
         ("logit_bias", {"1": "a"}, "body.logit_bias.1"),
         ("logit_bias", {"int": "a"}, "body.logit_bias"),
         ("logit_bias", {"a[0]": "a"}, "body.logit_bias"),
         ("documents", [{"a": 1}], "body.documents.0.a"),
         ("seed", 2**63, "body.seed"),
-        ("priority", -(2**63) - 1, "body.priority"),
-        ("stream_interval", 0, "body.stream_interval"),
         ("truncate_prompt_tokens", -2, "body.truncate_prompt_tokens"),
-        ("truncation_side", "top", "body.truncation_side"),
-        ("reasoning_effort", "huge", "body.reasoning_effort"),
         ("tools", [{"function": {}}], "body.tools.0.function.name"),
         ("tools", [{}], "body.tools.0.function"),
-        ("tools", {"a": 1}, "body.tools"),
         ("response_format", {"type": "xml"}, "body.response_format.type"),
-        ("response_format", {}, "body.response_format.type"),
         (
             "response_format",
             {"type": "json_schema", "json_schema": {"name": "a", "schema": 5}},
             "body.response_format.json_schema.schema",
         ),
         ("structured_outputs", {"choice": [1]}, "body.structured_outputs.choice.0"),
-        ("vllm_xargs", {"a": {}}, "body.vllm_xargs.a"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_named_by_its_path(field: str, value: object, param: str) -> None:
@@ -182,14 +155,6 @@ def test_a_value_of_the_wrong_type_is_named_by_its_path(field: str, value: objec
     )
 
 
-def test_texts_and_lists_of_parts_can_be_ranked() -> None:
-    parts = {"content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]}
-    for query, documents in (("q", ["a", parts]), (parts, "a"), (parts, parts)):
-        body = json.dumps({"query": query, "documents": documents}).encode()
-        request = decode(body, JSON, RerankRequest)
-        assert (request.query, request.documents) == (query, documents)
-
-
 def test_of_several_wrong_fields_the_first_in_declaration_order_is_named() -> None:
     body = {"top_p": "y", "temperature": "x", "n": "z", "messages": HELLO}
     assert refusal(json.dumps(body).encode()).param == "body.n"
@@ -198,11 +163,6 @@ def test_of_several_wrong_fields_the_first_in_declaration_order_is_named() -> No
 def test_own_rules_come_before_the_schema() -> None:
     body = {"messages": HELLO, "temperature": "x", "stream_options": {"include_usage": True}}
     assert answer(refusal(json.dumps(body).encode())) == (400, "BadRequestError", "stream_options")
-
-
-def test_a_broken_rule_of_a_nested_object_comes_before_other_fields_types() -> None:
-    body = {"messages": HELLO, "temperature": "x", "structured_outputs": {}}
-    assert answer(refusal(json.dumps(body).encode())) == (400, "BadRequestError", None)
 
 
 def test_nan_and_infinity_are_numbers_until_a_rule_says_otherwise() -> None:
@@ -232,18 +192,6 @@ def test_half_a_surrogate_pair_is_not_accepted_as_text() -> None:
 )
 def test_tokenize_takes_messages_or_a_text(body: dict[str, object], kind: type) -> None:
     assert isinstance(decode_first(json.dumps(body).encode(), JSON, TOKENIZE_REQUESTS), kind)
-
-
-@pytest.mark.parametrize("content_type", [None, "text/plain", "application/x+json"])
-def test_tokenize_takes_json_that_says_so(content_type: str | None) -> None:
-    with pytest.raises(ApiError) as caught:
-        decode_first(b'{"prompt":"x"}', content_type, TOKENIZE_REQUESTS)
-    assert caught.value.status == 400
-
-
-def test_special_tokens_are_added_to_a_text_but_not_to_a_conversation() -> None:
-    assert decode(b'{"prompt":"x"}', JSON, TokenizePromptRequest).add_special_tokens is True
-    assert decode(b'{"messages":[]}', JSON, TokenizeChatRequest).add_special_tokens is False
 
 
 @pytest.mark.parametrize(
@@ -284,11 +232,6 @@ def test_detokenize_takes_natural_numbers(tokens: object, param: str) -> None:
     assert answer(caught.value) == (400, "Bad Request", param)
 
 
-def test_a_completion_without_max_tokens_gets_sixteen_even_if_it_says_null() -> None:
-    assert decode(b'{"prompt":"a"}', JSON, CompletionRequest).max_tokens == 16
-    assert decode(b'{"prompt":"a","max_tokens":null}', JSON, CompletionRequest).max_tokens == 16
-
-
 @pytest.mark.parametrize("name", ["", "a"])
 @pytest.mark.parametrize("path", ["", "b"])
 def test_an_adapter_needs_a_name_and_a_path(name: str, path: str) -> None:
@@ -299,18 +242,6 @@ def test_an_adapter_needs_a_name_and_a_path(name: str, path: str) -> None:
     with pytest.raises(ApiError) as caught:
         request.check_values()
     assert answer(caught.value) == (400, "InvalidUserInput", None)
-
-
-def test_an_adapter_that_is_to_go_needs_a_name() -> None:
-    decode(b'{"lora_name":"a"}', JSON, UnloadAdapterRequest).check_values()
-    with pytest.raises(ApiError) as caught:
-        decode(b'{"lora_name":""}', JSON, UnloadAdapterRequest).check_values()
-    assert answer(caught.value) == (400, "InvalidUserInput", None)
-
-
-def test_each_conversation_of_a_batch_is_read() -> None:
-    asked = decode(json.dumps({"messages": [HELLO, HELLO]}).encode(), JSON, BatchChatRequest)
-    assert asked.messages == [HELLO, HELLO]
 
 
 @pytest.mark.parametrize(

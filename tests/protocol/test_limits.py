@@ -19,7 +19,6 @@ from app.serving.protocol.validation import (
     ModelLimits,
     ValidatedRequest,
     check_prompt_text,
-    constrained_outputs,
     fit_prompt,
     resolve_max_tokens,
 )
@@ -164,32 +163,6 @@ def test_borders_that_need_no_model(fields: dict[str, Any], beyond: dict[str, An
     assert refused(lambda: chat(**beyond))[0] == 400
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"temperature": 2, "n": 16384},
-        {"seed": -1},
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}},
-        {"use_beam_search": True, "n": 3},
-        {"repetition_detection": {"max_pattern_size": 3, "min_count": 2}},
-    ],
-)
-def test_what_the_model_can_do_is_accepted(fields: dict[str, Any]) -> None:
-    check(chat(**fields))
-
-
-@pytest.mark.parametrize(
-    "tag",
-    [
-        {"format": {"type": "const_string", "value": "a"}},
-        {"structures": [{"begin": "<a", "end": ">"}], "triggers": ["<a"]},
-    ],
-)
-def test_a_structural_tag_is_kept_whole(tag: dict[str, Any]) -> None:
-    outputs = constrained_outputs(chat(response_format={"type": "structural_tag", **tag}))
-    assert outputs is not None and json.loads(outputs.structural_tag or "") == tag
-
-
 def test_an_error_names_five_tokens_that_the_model_does_not_know() -> None:
     wrong = [4096, 0, 4097, -1, 4098, 1, 4099, 5000, 49]
     with pytest.raises(ApiError) as caught:
@@ -215,13 +188,6 @@ def test_what_concerns_the_prompts_is_looked_at_prompt_by_prompt() -> None:
     assert refusal(chat(routed_experts_prompt_start=17, bad_words=list(map(str, range(129)))), 17, 16) == (
         "bad_words"
     )
-
-
-def test_a_request_without_prompts_obeys_the_first_rules_only() -> None:
-    asked = accepted(completion(prompt=[], prompt_embeds=["AA=="], temperature=9))
-    asked.check_sampling([])
-    asked.check_engine([])
-    assert list(asked.max_tokens) == []
 
 
 def test_what_follows_from_the_fields_is_kept() -> None:
@@ -274,11 +240,6 @@ def test_an_empty_prompt_and_foreign_token_ids_are_refused_without_a_param() -> 
         with pytest.raises(ApiError) as caught:
             accepted(completion()).check_engine([prompt])
         assert (caught.value.status, caught.value.param) == (400, None)
-
-
-def test_echo_alone_needs_no_output() -> None:
-    check(completion(echo=True, max_tokens=0))
-    assert refusal(completion(max_tokens=0)) == "max_tokens"
 
 
 @pytest.mark.parametrize(
@@ -371,22 +332,6 @@ def test_a_call_made_earlier_is_whole_or_named_by_its_place(call: Any, where: st
     status, _, param = refused(check)
     assert status == 400 and param is not None
     assert param.startswith("body.1.") and param.endswith(where)
-
-
-@pytest.mark.parametrize(
-    ("features", "hashes"),
-    [
-        (None, None),
-        (
-            {"mm_hashes": {"image": ["a"]}, "mm_placeholders": {"image": [{"offset": 0, "length": 1}]}},
-            {"image": ["a"]},
-        ),
-    ],
-)
-def test_hashes_of_images_are_an_object_or_none(features: Any, hashes: Any) -> None:
-    body = {"token_ids": [1], "sampling_params": {}, "features": features}
-    request = decode(json.dumps(body).encode(), "application/json", GenerateRequest)
-    assert request.mm_hashes == hashes
 
 
 def test_what_is_asked_for_by_tokens_is_a_completion_of_the_same() -> None:

@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from app.serving.protocol.completions import DEFAULT_MAX_TOKENS
 from app.serving.protocol.plain import MOST_TOKENS, PlainChat, PlainCompletion, PlainReader, Recognised
 from app.serving.protocol.validation import ModelLimits
 
@@ -55,19 +54,9 @@ def test_a_chat_may_be_as_long_as_the_client_says_or_there_is_room(
     assert found is not None and list(found.prompt_ids) == list(range(10))
 
 
-def test_a_completion_has_a_limit_in_any_case() -> None:
-    assert room(recognise(PlainCompletion)) == (DEFAULT_MAX_TOKENS, True)
-    assert room(recognise(PlainCompletion, max_tokens=5)) == (5, True)
-
-
 @pytest.mark.parametrize(("ids", "most"), [(0, None), (1, 99), (MOST_PROMPT, 40), (MOST_PROMPT + 1, None)])
 def test_prompts_have_some_tokens_and_not_too_many(ids: int, most: int | None) -> None:
     assert room(recognise(ids=ids)) == (None if most is None else (most, False))
-
-
-@pytest.mark.parametrize(("ids", "most"), [(9, 1), (10, None), (11, None)])
-def test_a_prompt_leaves_room_for_one_token(ids: int, most: int | None) -> None:
-    assert room(recognise(ids=ids, length=10)) == (None if most is None else (most, False))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 import requests
 
 from tests.conformance.calls import MESSAGES, error_of, named_events, ok, post
-from tests.conformance.recording import disagreement
 from tests.running_server import RunningServer
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
@@ -46,24 +45,6 @@ def refusal(got: requests.Response) -> tuple[int, str]:
     return got.status_code, body["error"]["type"]
 
 
-@pytest.mark.shared
-def test_every_recorded_exchange_agrees(vllm: RunningServer) -> None:
-    assert disagreement(vllm.url, PATH) == ""
-
-
-def test_a_message_ends_before_a_stop_sequence(vllm: RunningServer) -> None:
-    asked = {"max_tokens": 40, "temperature": 0}
-    said = message(vllm, **asked)["content"][0]["text"]
-    word = said.split()[1]
-    answer = message(vllm, **asked, stop_sequences=[word])
-    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", word)
-    assert answer["content"][0]["text"] == said[: said.index(word)]
-    assert stream(vllm, **asked, stop_sequences=[word])[-2]["delta"] == {
-        "stop_reason": "stop_sequence",
-        "stop_sequence": word,
-    }
-
-
 def test_the_id_is_that_of_the_request(vllm: RunningServer) -> None:
     got = post(vllm, PATH, ASKED, **{"X-Request-Id": "mine"})
     assert (got.json()["id"], got.headers["X-Request-Id"]) == ("chatcmpl-mine", "mine")
@@ -83,11 +64,6 @@ def test_what_is_counted_is_what_a_message_costs(vllm: RunningServer) -> None:
     assert counted(vllm, **asked) > counted(vllm)
 
 
-def test_the_billing_header_costs_nothing(vllm: RunningServer) -> None:
-    header = {"type": "text", "text": "x-anthropic-billing-header: cc=1"}
-    assert counted(vllm, system=[header]) == counted(vllm)
-
-
 def test_a_count_names_the_tokens_before_any_management(vllm: RunningServer) -> None:
     answer = ok(send(vllm, COUNT))
     assert list(answer) == ["input_tokens", "context_management"]
@@ -95,31 +71,10 @@ def test_a_count_names_the_tokens_before_any_management(vllm: RunningServer) -> 
 
 
 @PATHS
-@pytest.mark.parametrize(
-    ("asked", "param"),
-    [
-        ({"model": None}, "body.model"),
-        ({"messages": None}, "body.messages"),
-        ({"messages": [{"role": "user", "content": 5}]}, "body.messages.0.content"),
-        ({"tools": [{"name": "a"}]}, "body.tools.0.input_schema"),
-    ],
-)
-def test_a_schema_error_keeps_the_shape_of_the_other_families(
-    vllm: RunningServer, path: str, asked: dict[str, Any], param: str
-) -> None:
-    assert error_of(send(vllm, path, **asked)) == (400, "Bad Request", param)
-
-
-def test_the_limit_of_tokens_is_required_and_positive(vllm: RunningServer) -> None:
-    missing = post(vllm, PATH, {"model": "tiny", "messages": MESSAGES})
-    assert error_of(missing) == (400, "Bad Request", "body.max_tokens")
-    assert error_of(send(vllm, max_tokens=0)) == (400, "Bad Request", "body.max_tokens")
-
-
-@PATHS
-def test_another_content_type_is_refused_as_everywhere(vllm: RunningServer, path: str) -> None:
+def test_a_schema_error_keeps_the_shape_of_the_other_families(vllm: RunningServer, path: str) -> None:
+    assert error_of(send(vllm, path, model=None)) == (400, "Bad Request", "body.model")
     got = requests.post(vllm.url + path, data=json.dumps(ASKED), timeout=20)
-    assert error_of(got) == (400, "Bad Request", None)
+    assert error_of(got) == (400, "Bad Request", None), "another content type"
 
 
 @PATHS
@@ -128,17 +83,6 @@ def test_another_content_type_is_refused_as_everywhere(vllm: RunningServer, path
     [
         ({"model": "other"}, 404, "NotFoundError"),
         ({"messages": []}, 400, "BadRequestError"),
-        ({"messages": [{"role": "user", "content": "word " * 3000}]}, 400, "BadRequestError"),
-        ({"messages": [{"role": "user", "content": "w" * 300_000}]}, 400, "BadRequestError"),
-        (
-            {
-                "tools": [{"name": "a", "input_schema": {}}],
-                "tool_choice": {"type": "tool", "name": "b"},
-            },
-            400,
-            "BadRequestError",
-        ),
-        ({"chat_template_kwargs": {"chat_template": "x"}}, 400, "BadRequestError"),
         ({"messages": [{"role": "user", "content": "w" * (5 << 20)}]}, 413, "Request Entity Too Large"),
     ],
 )
@@ -149,22 +93,8 @@ def test_later_errors_have_the_shape_of_this_family(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"max_tokens": 4096},
-        {"temperature": 3},
-        {"top_p": 0},
-        {"top_k": -2},
-        {"stop_sequences": [""]},
-        {"cache_salt": "a@b"},
-        {"vllm_xargs": {"a": 2**70}},
-    ],
-)
-def test_what_cannot_be_sampled_is_refused_before_a_stream_begins(
-    vllm: RunningServer, stream: bool, asked: dict[str, Any]
-) -> None:
-    assert refusal(send(vllm, stream=stream, **asked)) == (400, "BadRequestError")
+def test_what_cannot_be_sampled_is_refused_before_a_stream_begins(vllm: RunningServer, stream: bool) -> None:
+    assert refusal(send(vllm, stream=stream, temperature=3)) == (400, "BadRequestError")
 
 
 def test_what_the_engine_refuses_ends_a_stream_with_an_error(vllm: RunningServer) -> None:
@@ -176,7 +106,7 @@ def test_what_the_engine_refuses_ends_a_stream_with_an_error(vllm: RunningServer
 
 def test_what_is_nested_too_deeply_is_a_bad_request(vllm: RunningServer) -> None:
     frame = json.dumps({**ASKED, "messages": [{"role": "assistant", "content": [TOOL_USE]}]})
-    depths = [400, *range(900, 960, 2), 50_000]
+    depths = [400, *range(900, 960, 10), 50_000]
     bodies = [frame.replace('"nested"', "[" * depth + "]" * depth) for depth in depths]
     headers = {"Content-Type": "application/json"}
     codes = [requests.post(vllm.url + PATH, body, headers=headers, timeout=20).status_code for body in bodies]

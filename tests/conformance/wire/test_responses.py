@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from tests.conformance.calls import error_of, named_events, ok, post
-from tests.conformance.recording import CASES, ENVIRONMENT, FLAGS, disagreement
+from tests.conformance.recording import ENVIRONMENT, FLAGS
 from tests.running_server import RunningServer, running_server
 
 PATH = "/v1/responses"
@@ -71,32 +71,6 @@ def text_of(response: dict[str, Any]) -> str:
     return text
 
 
-@pytest.mark.shared
-def test_every_recorded_exchange_agrees(vllm: RunningServer) -> None:
-    assert disagreement(vllm.url, PATH) == ""
-
-
-@pytest.mark.shared
-@pytest.mark.parametrize("name", ["responses", "responses_stream"])
-def test_keys_are_in_the_order_of_the_recorded_ones(vllm: RunningServer, name: str) -> None:
-    (case,) = (case for case in map(json.loads, CASES.read_text().splitlines()) if case["name"] == name)
-    got = post(vllm, PATH, case["request"]).text
-    recorded, answered = (
-        [keys_of(json.loads(line[line.index("{") :])) for line in text.splitlines() if "{" in line]
-        for text in (case["body"], got)
-    )
-    assert answered[0] == recorded[0]
-    assert answered[-1] == recorded[-1]
-    assert all(keys in recorded for keys in answered)
-
-
-def keys_of(value: Any) -> Any:
-    """The keys of nested objects, in order."""
-    if isinstance(value, dict):
-        return [(key, keys_of(item)) for key, item in value.items()]
-    return [keys_of(item) for item in value] if isinstance(value, list) else None
-
-
 def test_without_a_limit_the_context_is_the_limit(vllm: RunningServer) -> None:
     response = respond(vllm, **FREELY)
     assert response["max_output_tokens"] == 2048 - response["usage"]["input_tokens"]
@@ -123,7 +97,7 @@ def test_what_was_asked_is_repeated(vllm: RunningServer) -> None:
 
 @pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}, {"tool_choice": "required"}])
 def test_one_function_is_called(vllm: RunningServer, choice: dict[str, Any]) -> None:
-    for _ in range(5):
+    for _ in range(3):
         response = respond(vllm, tools=[WEATHER, TIME], **choice, **FREELY)
         (call,) = response["output"]
         assert (call["type"], call["status"]) == ("function_call", "completed")
@@ -172,24 +146,6 @@ def test_allowed_tools_may_be_called_and_need_not(vllm: RunningServer) -> None:
         if len(found) == 2:
             break
     assert found == {"message", "function_call"}
-
-
-def test_every_kind_of_input_is_taken(vllm: RunningServer) -> None:
-    parts = [
-        {"type": "input_text", "text": "Look and listen"},
-        {"type": "input_image", "image_url": "https://images.invalid/a.png", "detail": "auto"},
-    ]
-    for content in ("hi", parts[:1], parts[1:2], parts):
-        for role in ("user", "developer", "system"):
-            assert text_of(respond(vllm, input=[{"role": role, "content": content}]))
-
-
-def test_an_unfinished_message_is_continued(vllm: RunningServer) -> None:
-    begun = {"type": "message", "role": "assistant", "content": "Once upon", "status": "in_progress"}
-    ended = {**begun, "status": "completed"}
-    hello = {"role": "user", "content": "hi"}
-    costs = [respond(vllm, input=[hello, message])["usage"]["input_tokens"] for message in (begun, ended)]
-    assert costs[0] < costs[1]
 
 
 @pytest.mark.parametrize(
@@ -266,21 +222,10 @@ def test_a_prompt_that_is_too_long_is_cut_on_demand(vllm: RunningServer) -> None
     ("asked", "status", "kind", "param"),
     [
         ({"model": "other"}, 404, "NotFoundError", "model"),
-        ({"input": [{"type": "oven"}]}, 400, "Bad Request", "body.input"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, 400, "BadRequestError", "input"),
         ({"tools": [{"type": "oven"}]}, 400, "Bad Request", "body.tools.0.FunctionTool.name"),
-        ({"temperature": 3}, 400, "BadRequestError", "temperature"),
         ({"max_output_tokens": 4096}, 400, "BadRequestError", "max_output_tokens"),
-        ({"max_output_tokens": 0}, 400, "BadRequestError", "max_tokens"),
-        ({"background": None}, 400, "BadRequestError", None),
         ({"background": True}, 400, "invalid_request_error", "background"),
         ({"previous_response_id": "resp_1"}, 404, "invalid_request_error", "response_id"),
-        (
-            {"previous_response_id": "resp_1", "previous_input_messages": [{}]},
-            400,
-            "invalid_request_error",
-            "previous_response_id",
-        ),
         ({"input": "w" * (5 << 20)}, 413, "Request Entity Too Large", None),
     ],
 )
@@ -309,53 +254,12 @@ def test_without_a_store_there_is_nothing_to_read(vllm: RunningServer) -> None:
         assert error_of(got) == (404, "invalid_request_error", "response_id")
 
 
-BODIES: list[Any] = [
-    b"",
-    b"{",
-    b"[]",
-    b"null",
-    b"\xff",
-    b'{"input":"\\ud800"}',
-    b'{"input":[{"role":"user","content":"\\ud800"}]}',
-    b'{"input":[{"role":"user","content":[{"type":"input_text","text":"\\udc00"}]}]}',
-    b'{"input":"hi","metadata":{"a":"\\ud800"}}',
-    b'{"input":"hi","tools":[{"type":"function","name":"\\ud800"}]}',
-    b'{"input":' + b"[" * 100_000,
-    {"input": []},
-    {"input": ""},
-    {"input": [None]},
-    {"input": [[]]},
-    {"input": [{}]},
-    {"input": [{"role": "user", "content": [[]]}]},
-    {"input": [{"role": "assistant", "content": "", "status": "in_progress"}]},
-    {"input": "hi", "previous_response_id": "../../x"},
-    {"input": "hi", "previous_response_id": ""},
-    {"input": "hi", "max_output_tokens": -(2**70)},
-    {"input": "hi", "temperature": float("nan")},
-    {"input": "hi", "seed": 2**64},
-    {"input": "hi", "top_logprobs": 10**9, **LOGPROBS},
-    {"input": "hi", "truncation": "auto", "max_output_tokens": -5},
-    {"input": "hi", "tools": [{"type": "function", "name": "a", "parameters": {"type": "oven"}}]},
-    {"input": "hi", "chat_template_kwargs": {"chat_template": "{{ 1 }}"}},
-    {"input": "hi", "tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": 5}},
-    {"input": "hi", "mm_processor_kwargs": {"a": 1}},
-]
-
-
-@pytest.mark.parametrize("body", BODIES)
-def test_whatever_comes_is_answered(vllm: RunningServer, body: Any) -> None:
-    data = body if isinstance(body, bytes) else json.dumps(body)
-    got = requests.post(vllm.url + PATH, data, headers={"Content-Type": "application/json"}, timeout=20)
-    assert got.status_code in (200, 400, 404)
-    assert text_of(respond(vllm))
-
-
 @pytest.mark.parametrize("stream", ["false", "true"])
 def test_what_is_nested_too_deeply_is_a_bad_request(vllm: RunningServer, stream: str) -> None:
     tool = {**WEATHER, "parameters": {"properties": {"a": {"default": "nested"}}}}
     frame = json.dumps({**ASKED, "tools": [tool], "tool_choice": "none"})
     frame = frame.replace('"hi"', f'"hi", "stream": {stream}')
-    depths = [3, *range(900, 990, 2), 50_000]
+    depths = [3, *range(900, 990, 10), 50_000]
     bodies = [frame.replace('"nested"', "[" * depth + "]" * depth) for depth in depths]
     headers = {"Content-Type": "application/json"}
     got = [requests.post(vllm.url + PATH, body, headers=headers, timeout=20) for body in bodies]

@@ -51,13 +51,6 @@ def test_a_chat_echoes_the_last_message_only_in_its_own_role(vllm: RunningServer
     assert own["content"].startswith("hi")
 
 
-def test_a_chat_echo_brings_log_probabilities_of_the_prompt(vllm: RunningServer) -> None:
-    answer = chat(vllm, echo=True)
-    first, *others = answer["prompt_logprobs"]
-    assert first is None
-    assert [len(entry) for entry in others] == [1] * (answer["usage"]["prompt_tokens"] - 1)
-
-
 def test_prompt_log_probabilities_are_keyed_by_token_id(vllm: RunningServer) -> None:
     for entries in (
         chat(vllm, prompt_logprobs=2)["prompt_logprobs"],
@@ -94,15 +87,6 @@ def test_an_echo_with_log_probabilities_begins_with_the_prompts(vllm: RunningSer
     assert len(choice["prompt_logprobs"]) == len(prompt)
 
 
-def test_token_ids_come_back_when_asked(vllm: RunningServer) -> None:
-    answer = chat(vllm, return_token_ids=True)
-    assert len(answer["prompt_token_ids"]) == answer["usage"]["prompt_tokens"]
-    assert len(answer["choices"][0]["token_ids"]) == 2
-    choice = text(vllm, return_token_ids=True)["choices"][0]
-    assert choice["prompt_token_ids"] == token_ids(vllm)
-    assert len(choice["token_ids"]) == 2
-
-
 def test_tokens_can_be_named_by_their_ids(vllm: RunningServer) -> None:
     asked = {"return_tokens_as_token_ids": True, "return_token_ids": True, "seed": 7}
     choice = chat(vllm, logprobs=True, top_logprobs=1, **asked)["choices"][0]
@@ -114,10 +98,6 @@ def test_tokens_can_be_named_by_their_ids(vllm: RunningServer) -> None:
     assert bytes(sum((entry["bytes"] for entry in choice["logprobs"]["content"]), [])).decode() == content
     choice = text(vllm, logprobs=0, **asked)["choices"][0]
     assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
-
-
-def test_the_prompts_text_comes_back_when_asked(vllm: RunningServer) -> None:
-    assert "hi" in chat(vllm, return_prompt_text=True)["prompt_text"]
 
 
 def test_a_completion_tells_as_many_log_probabilities_as_wanted(vllm: RunningServer) -> None:

@@ -15,20 +15,11 @@ from tests.running_server import RunningServer
 BATCH = f"{CHAT}/batch"
 
 RULES: list[tuple[str, dict[str, Any], str | None]] = [
-    (CHAT, {"max_tokens": 0}, "max_tokens"),
-    (CHAT, {"max_completion_tokens": 2049}, "max_completion_tokens"),
-    (TEXT, {"prompt": [5] * 2048}, "max_tokens"),
-    (TEXT, {"prompt": [5] * 2049}, "input_tokens"),
     (CHAT, {"messages": [{"role": "user", "content": "é" * 9000}]}, "input_tokens"),
-    (CHAT, {"logprobs": True, "top_logprobs": 21}, "logprobs"),
-    (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
-    (CHAT, {"truncate_prompt_tokens": 0}, None),
     (CHAT, {"messages": []}, None),
     (CHAT, {"chat_template": "x"}, None),
-    (CHAT, {"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs"),
-    (TEXT, {"prompt": ""}, "prompt"),
-    (TEXT, {"prompt": [[]]}, None),
-    (TEXT, {"prompt": [10**6]}, None),
+    (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
+    (TEXT, {"prompt": [5] * 2048}, "max_tokens"),
     (TEXT, {"suffix": "x"}, "suffix"),
     (TEXT, {"stream": True, "use_beam_search": True}, None),
     (DETOKENIZE, {"tokens": [2**32]}, None),
@@ -36,7 +27,6 @@ RULES: list[tuple[str, dict[str, Any], str | None]] = [
 ]
 
 SCHEMA: list[tuple[str, Any, str]] = [
-    (CHAT, {"max_tokens": "x"}, "body.max_tokens"),
     (CHAT, {"messages": [5]}, "body.messages.0.ChatCompletionDeveloperMessageParam"),
     (BATCH, {"seed": "x"}, "body.seed"),
     (TEXT, {"prompt": ["a", 1]}, "body.prompt.0"),
@@ -83,21 +73,11 @@ def test_what_is_no_json_object_is_a_bad_request(vllm: RunningServer, path: str)
         assert error_of(got) == (400, "Bad Request", None)
 
 
-@pytest.mark.parametrize("media_type", ["application/json; charset=utf-8", "APPLICATION/JSON"])
-def test_json_may_be_spelled_otherwise(vllm: RunningServer, media_type: str) -> None:
-    assert raw(vllm, TOKENIZE, json.dumps(BASE[TOKENIZE]), media_type).status_code == 200
-
-
 @pytest.mark.parametrize("path", BASE)
 def test_an_unknown_model_is_not_found(vllm: RunningServer, path: str) -> None:
     for stream in ({}, {"stream": True}):
         got = post(vllm, path, {**BASE[path], **stream, "model": "nope"})
         assert error_of(got) == (404, "NotFoundError", "model")
-
-
-@pytest.mark.parametrize("model", [None, "", "tiny"])
-def test_a_request_may_leave_the_model_out(vllm: RunningServer, model: str | None) -> None:
-    assert chat(vllm, model=model)["model"] == "tiny"
 
 
 def test_what_vllm_takes_is_taken(vllm: RunningServer) -> None:
@@ -114,13 +94,10 @@ def test_what_vllm_takes_is_taken(vllm: RunningServer) -> None:
     ("path", "asked"),
     [
         (CHAT, lambda text: {"messages": [{"role": "user", "content": text}]}),
-        (CHAT, lambda text: {"messages": [{"role": "user", "content": text}], "stream": True}),
         (BATCH, lambda text: {"messages": [[{"role": "user", "content": text}]]}),
         (TEXT, lambda text: {"prompt": text}),
-        (TEXT, lambda text: {"prompt": ["short", text]}),
         ("/v1/messages", lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 1}),
         ("/v1/responses", lambda text: {"input": text}),
-        ("/v1/responses", lambda text: {"input": text, "stream": True}),
     ],
 )
 def test_every_family_says_by_the_words_of_vllm_that_a_prompt_is_too_long(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from tests.conformance.calls import chat, choices, text, text_stream
+from tests.conformance.calls import chat, text
 from tests.running_server import RunningServer
 
 LONG = {"max_tokens": 12, "ignore_eos": True, "return_token_ids": True}
@@ -48,16 +47,6 @@ def test_a_stop_token_is_counted_but_not_shown(vllm: RunningServer, seeded: dict
     assert kept["text"].startswith(choice["text"]) and len(kept["text"]) > len(choice["text"])
 
 
-def test_the_streamed_text_with_a_stop_string_is_the_whole_one(
-    vllm: RunningServer, seeded: dict[str, Any]
-) -> None:
-    whole = text(vllm, **seeded)["choices"][0]["text"]
-    word = whole.split()[1]
-    streamed = choices(text_stream(vllm, **seeded, stop=word))
-    assert "".join(choice["text"] for choice in streamed) == whole.partition(word)[0]
-    assert (streamed[-1]["finish_reason"], streamed[-1]["stop_reason"]) == ("stop", word)
-
-
 def test_a_reply_that_ignores_its_end_uses_its_limit_up(vllm: RunningServer) -> None:
     answer = chat(vllm, ignore_eos=True, max_tokens=90)
     assert answer["usage"]["completion_tokens"] == 90
@@ -77,18 +66,3 @@ def test_the_limit_is_what_the_context_leaves(vllm: RunningServer) -> None:
         "prompt_tokens_details": None,
         "completion_tokens_details": None,
     }
-
-
-@pytest.mark.parametrize(
-    ("asked", "kept"),
-    [
-        ({"truncate_prompt_tokens": 2}, [5, 6]),
-        ({"truncate_prompt_tokens": 2, "truncation_side": "left"}, [8, 9]),
-        ({"truncate_prompt_tokens": -1}, [5, 6, 7, 8, 9]),
-        ({"truncate_prompt_tokens": 9}, [5, 6, 7, 8, 9]),
-    ],
-)
-def test_a_prompt_is_truncated(vllm: RunningServer, asked: Mapping[str, Any], kept: list[int]) -> None:
-    answer = text(vllm, prompt=[5, 6, 7, 8, 9], return_token_ids=True, **asked)
-    assert answer["choices"][0]["prompt_token_ids"] == kept
-    assert answer["usage"]["prompt_tokens"] == len(kept)

@@ -46,12 +46,6 @@ def test_every_role_comes_before_the_first_token(vllm: RunningServer) -> None:
     assert ["role" in choice["delta"] for choice in chunks] == [True] * 3 + [False] * 6
 
 
-@pytest.mark.parametrize("asked", [{"n": 3}, {"prompt": ["a", "b", "c"]}])
-def test_choices_take_turns_token_by_token(vllm: RunningServer, asked: Mapping[str, Any]) -> None:
-    indexes = [choice["index"] for choice in choices(text_stream(vllm, max_tokens=3, **asked))]
-    assert indexes == [0, 1, 2] * 3
-
-
 def test_the_usage_chunk_takes_the_fingerprint(vllm: RunningServer) -> None:
     *_, last, usage, done = chat_stream(vllm, stream_options={"include_usage": True})
     assert list(last) == HEAD_KEYS
@@ -113,15 +107,6 @@ def test_a_completion_stream_echoes_in_the_first_chunk_of_each_choice(vllm: Runn
     assert [choice["prompt_token_ids"] for choice in others] == [None, None]
     (only, _) = text_stream(vllm, echo=True, max_tokens=0)
     assert only["choices"][0]["text"] == "hello"
-
-
-def test_a_stream_returns_token_ids_where_they_arise(vllm: RunningServer) -> None:
-    role, *tokens, _ = chat_stream(vllm, return_token_ids=True)
-    assert len(role["prompt_token_ids"]) > 1
-    assert [len(chunk["choices"][0]["token_ids"]) for chunk in tokens] == [1, 1]
-    chunks = choices(text_stream(vllm, return_token_ids=True))
-    assert [choice["prompt_token_ids"] for choice in chunks] == [token_ids(vllm), None]
-    assert [len(choice["token_ids"]) for choice in chunks] == [1, 1]
 
 
 def test_streamed_log_probabilities_come_with_their_tokens(vllm: RunningServer) -> None:
