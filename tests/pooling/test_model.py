@@ -40,11 +40,6 @@ def test_a_single_class_has_a_score(ids: list[int]) -> None:
     assert 0 < score < 1
 
 
-@given(ids=IDS)
-def test_the_activation_keeps_the_order_of_the_logits(ids: list[int]) -> None:
-    assert MODEL.label(MODEL.classify(ids, False)) == MODEL.label(MODEL.classify(ids, None))
-
-
 def test_texts_are_spread_over_the_classes() -> None:
     labels = Counter(MODEL.label(MODEL.classify([number], None)) for number in range(1000))
     assert set(labels) == {"LABEL_0", "LABEL_1"}
@@ -136,10 +131,6 @@ def test_the_more_words_are_shared_the_nearer_are_the_texts() -> None:
     assert shared == sorted(shared) and shared[0] < 0.15 and shared[6] == pytest.approx(1)
 
 
-def test_small_words_say_little() -> None:
-    assert abs(cosine("the cat is in the house", "the dog was in the garden")) < 0.3
-
-
 def test_a_long_text_has_a_vector_as_a_short_one() -> None:
     long = "lorem ipsum dolor sit amet " * 3000
     assert cosine(long, "lorem ipsum dolor sit amet") > 0.95
@@ -172,17 +163,8 @@ def test_of_documents_of_one_length_the_one_with_more_common_tokens_wins(
     assert scored(query, worse) < scored(query, better)
 
 
-@given(query=st.lists(st.integers(0, 30), min_size=1), document=BAGS)
-def test_nothing_matches_a_text_better_than_itself(query: list[int], document: list[int]) -> None:
-    assert scored(query, document) <= scored(query, query) == pytest.approx(sigmoid(4))
-
-
 def test_nothing_in_common_is_the_lowest_score() -> None:
     assert scored([1, 2], [3]) == scored([], [3]) == scored([], []) == pytest.approx(1 - sigmoid(4))
-
-
-def test_the_order_of_tokens_does_not_matter() -> None:
-    assert scored([1, 2, 3], [3, 2, 1]) == scored([1, 2, 3], [1, 2, 3])
 
 
 NUMBERS = array("f", (1.0, -0.5, 0.0, 0.1))

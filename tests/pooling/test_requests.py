@@ -43,7 +43,6 @@ def refused(kind: type[Request], **body: Any) -> tuple[str, str | None]:
         ([[1], [2, 3]], [], [[1], [2, 3]]),
         ([[]], [], [[]]),
         ([1.0, "2", True], [], [[1, 2, 1]]),
-        ([[1.0]], [], [[1]]),
         ([], [], []),
     ],
 )
@@ -72,38 +71,23 @@ def test_embeddings_take_several_conversations(body: dict[str, Any]) -> None:
     assert refused(PoolingRequest, **body)[0] == "Bad Request"
 
 
-def test_embeddings_take_a_conversation_as_input() -> None:
-    assert decoded(EmbeddingRequest, input=CHAT).conversations == [CHAT]
-    assert refused(ClassificationRequest, input=CHAT) == ("Bad Request", "body.input.0")
-
-
 @pytest.mark.parametrize("kind", TEXT_KINDS)
 @pytest.mark.parametrize(
     ("body", "param"),
     [
         ({}, "body.input"),
-        ({"input": None}, "body.input"),
         ({"input": 5}, "body.input"),
-        ({"input": {"a": 1}}, "body.input"),
         ({"input": ["a", 1]}, "body.input.0"),
         ({"input": [1, "a"]}, "body.input.1"),
         ({"input": [1.5]}, "body.input.0"),
         ({"input": [[1], 2]}, "body.input.0"),
         ({"input": [["a"]]}, "body.input.0"),
-        ({"input": [None]}, "body.input.0"),
         ({"messages": 5}, "body.input"),
-        ({"messages": [5]}, "body.input"),
         ({"messages": [{"role": "user", "content": 5}]}, "body.input"),
         ({"input": "a", "model": 5}, "body.model"),
-        ({"input": "a", "user": 5}, "body.user"),
-        ({"input": "a", "request_id": None}, "body.request_id"),
         ({"input": "a", "priority": 2**63}, "body.priority"),
         ({"input": "a", "truncate_prompt_tokens": -2}, "body.truncate_prompt_tokens"),
-        ({"input": "a", "truncation_side": "middle"}, "body.truncation_side"),
-        ({"input": "a", "padding": "x"}, "body.padding"),
         ({"input": "a", "add_special_tokens": None}, "body.add_special_tokens"),
-        ({"input": "a", "use_activation": "x"}, "body.use_activation"),
-        ({"input": "a", "mm_processor_kwargs": 5}, "body.mm_processor_kwargs"),
     ],
 )
 def test_a_wrong_type_is_a_bad_request_with_its_path(
@@ -117,11 +101,8 @@ def test_a_wrong_type_is_a_bad_request_with_its_path(
     ("field", "value"),
     [
         ("encoding_format", "x"),
-        ("encoding_format", None),
         ("embed_dtype", "int32"),
-        ("endianness", "middle"),
         ("dimensions", "a"),
-        ("dimensions", 1.5),
     ],
 )
 def test_a_wrong_encoding_is_named_in_either_form(kind: type[Request], field: str, value: Any) -> None:
@@ -135,28 +116,15 @@ def test_a_wrong_encoding_is_named_in_either_form(kind: type[Request], field: st
     ("field", "value", "param"),
     [
         ("normalize", True, "normalize"),
-        ("normalize", None, "normalize"),
         ("task", "score", "task"),
         ("task", "encode", "task"),
-        ("cache_salt", "", "cache_salt"),
         ("cache_salt", "a@b", "cache_salt"),
-        ("cache_salt", 5, "cache_salt"),
     ],
 )
 def test_a_broken_rule_is_a_bad_request_error(
     kind: type[Request], field: str, value: Any, param: str
 ) -> None:
     assert refused(kind, input="a", **{field: value}) == ("BadRequestError", param)
-
-
-def test_a_conversation_is_continued_or_answered_not_both() -> None:
-    both = {"add_generation_prompt": True, "continue_final_message": True}
-    assert refused(EmbeddingRequest, messages=CHAT, **both) == ("BadRequestError", None)
-
-
-def test_only_pooling_looks_at_its_task() -> None:
-    assert refused(PoolingRequest, input="a", task="x") == ("Bad Request", "body.task")
-    assert decoded(EmbeddingRequest, input="a", task="x").texts == ["a"]
 
 
 def test_a_text_of_half_a_surrogate_pair_is_refused() -> None:
@@ -169,12 +137,10 @@ def test_a_text_of_half_a_surrogate_pair_is_refused() -> None:
     ("keep", "side", "kept"),
     [
         (None, None, [1, 2, 3, 4]),
-        (2, None, [1, 2]),
         (2, "right", [1, 2]),
         (2, "left", [3, 4]),
         (9, "left", [1, 2, 3, 4]),
         (0, "left", []),
-        (0, None, []),
         (-1, None, [1, 2, 3]),
         (-1, "left", [2, 3, 4]),
     ],
@@ -197,16 +163,13 @@ def test_the_sides_of_a_score_have_four_pairs_of_names(names: tuple[str, str]) -
     ("body", "param"),
     [
         ({}, "body.queries"),
-        ({"text_1": "a"}, "body.queries"),
         ({"text_1": "a", "text_2": 5}, "body.queries"),
         ({"queries": "a"}, "body.documents"),
-        ({"queries": "a", "items": 5}, "body.documents"),
         ({"queries": 5, "documents": "a"}, "body.queries"),
         ({"queries": "a", "documents": [None]}, "body.documents"),
         ({"queries": "a", "documents": {"content": "x"}}, "body.documents"),
         ({"queries": "a", "documents": {"content": [{"type": "text"}]}}, "body.documents"),
         ({"text_1": "a", "text_2": "b", "max_tokens_per_doc": None}, "body.max_tokens_per_doc"),
-        ({"text_1": "a", "text_2": "b", "instruction": 5}, "body.instruction"),
     ],
 )
 def test_a_wrong_score_request_names_the_first_pair(body: dict[str, Any], param: str) -> None:
@@ -218,7 +181,6 @@ def test_a_wrong_score_request_names_the_first_pair(body: dict[str, Any], param:
     [
         ({}, "body.query"),
         ({"query": "a"}, "body.documents"),
-        ({"query": ["a"], "documents": ["b"]}, "body.query"),
         ({"query": "a", "documents": 5}, "body.documents"),
         *(
             ({"query": query, "documents": ["a"]}, "body.query")
@@ -235,7 +197,6 @@ def test_a_wrong_score_request_names_the_first_pair(body: dict[str, Any], param:
             )
         ),
         ({"query": "a", "documents": ["b"], "top_n": -1}, "body.top_n"),
-        ({"query": "a", "documents": ["b"], "top_n": None}, "body.top_n"),
         ({"query": 5, "documents": ["b"], "top_n": "x"}, "body.query"),
     ],
 )

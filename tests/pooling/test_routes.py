@@ -32,10 +32,6 @@ def test_a_task_has_the_routes_that_vllm_gives_it(
     assert all(told[path].json == {"detail": "Not Found"} for path in told.keys() - expected)
 
 
-def test_a_model_that_generates_has_no_pooling_routes() -> None:
-    assert served_routes(ModelSettings()) == ()
-
-
 def test_embeddings_may_stand_beside_chat_and_completions() -> None:
     """As llm-d-inference-sim has them; the reply of a chat is none the shorter for it."""
     model = ModelSettings(embeddings_with_chat=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import struct
 
 import pytest
@@ -43,18 +42,6 @@ def test_a_conversation_is_embedded_as_its_prompt(every: RunningServer) -> None:
     assert answer["usage"]["prompt_tokens"] == len(prompt)
     several = ok(post(every, EMBED, {"messages": [MESSAGES, MESSAGES]}))["data"]
     assert [item["embedding"] for item in several] == vectors(every, [prompt, prompt])
-
-
-def test_vectors_have_length_one_unless_that_is_not_asked_for(every: RunningServer) -> None:
-    (raw,), (unit,) = vectors(every, "hello", use_activation=False), vectors(every, "hello")
-    length = math.sqrt(sum(number * number for number in raw))
-    assert length != pytest.approx(1)
-    assert unit == pytest.approx([number / length for number in raw], rel=1e-6)
-
-
-def test_usage_counts_the_tokens_of_all_inputs(every: RunningServer) -> None:
-    answer = ok(post(every, EMBED, {"input": [[1, 2, 3], [4], [5, 6]]}))
-    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] == 6
 
 
 def test_an_input_of_the_whole_context_is_taken_and_a_longer_one_truncated(every: RunningServer) -> None:

@@ -108,18 +108,3 @@ def test_a_rerank_is_sorted_and_keeps_the_places_of_documents(every: RunningServ
     for top_n, count in ((0, 4), (2, 2), (99, 4)):
         best = ok(post(every, path, {"query": "red fox", "documents": documents, "top_n": top_n}))["results"]
         assert best == results[:count]
-
-
-def test_a_single_document_may_be_bare(every: RunningServer) -> None:
-    (result,) = ok(post(every, RERANK, {"query": "a", "documents": "b"}))["results"]
-    assert result["document"]["text"] == "b"
-
-
-def test_queries_and_documents_have_limits_of_their_own(every: RunningServer) -> None:
-    asked = {
-        "query": "a b c",
-        "documents": ["a b c " * 500],
-        "max_tokens_per_query": 1,
-        "max_tokens_per_doc": 2,
-    }
-    assert ok(post(every, RERANK, asked))["usage"]["prompt_tokens"] == 3
