@@ -15,9 +15,9 @@ from app.console.feed import Feed
 from app.console.load import Generator
 from app.console.observer import Observer
 from app.engine.core.cache_manager import KVCacheManager
+from app.engine.core.client import EngineClient
 from app.engine.core.engine import Engine
 from app.engine.core.lifecycle import Operations
-from app.engine.core.sequence import BaseEngine
 from app.engine.simulated.corpus import sample_sentences
 from app.serving.api.admin.config import PeerRanks
 from app.serving.flask.application import Understudy
@@ -60,7 +60,7 @@ class Console:
         self,
         live: LiveSettings,
         server: ServerSettings,
-        engine: BaseEngine,
+        engine: EngineClient,
         lifecycle: Operations,
         clock: Clock,
         cache: KVCacheManager | None,
@@ -119,7 +119,7 @@ class Console:
             "shared_steps": steps.shared,
             "profile": settings.steps.profile if steps.shared else "",
             "budget": steps.budget,
-            "blocks": counted if cache is None else cache.cache.capacity,
+            "blocks": counted if cache is None else cache.capacity,
             "numbered": cache is not None,
             "block_size": settings.kvcache.block_size,
             "adapter_slots": self._engine.lora.most if isinstance(self._engine, Engine) else 0,

@@ -17,8 +17,9 @@ from msgspec import Struct
 
 from app.console.frames import EndRow, Frame, NewBar
 from app.engine.core.batch import Phase, SequenceStatus
+from app.engine.core.client import EngineClient
 from app.engine.core.request import EngineRequest, Outcome, Watch
-from app.engine.core.sequence import BaseEngine, Sequence
+from app.engine.core.sequence import Sequence
 from app.serving.http.context import RequestContext, client_name
 
 MOST_NEW = 500
@@ -83,7 +84,7 @@ class RequestBars:
 
     limit_bytes = OVER_BYTES
 
-    def __init__(self, engine: BaseEngine, now: Callable[[], float], began_s: float) -> None:
+    def __init__(self, engine: EngineClient, now: Callable[[], float], began_s: float) -> None:
         """`now` is the engine's clock."""
         self._engine = engine
         self._now = now

@@ -5,7 +5,6 @@ from __future__ import annotations
 from app.console.bars import Bar
 from app.console.frames import Frame
 from app.engine.kvcache.cache import KVCache
-from app.engine.kvcache.residency import BlockObserver
 
 FREE, CACHED, HELD, SHARED = range(4)
 """States of a block: empty; unused but cached; used by one sequence; used by several."""
@@ -14,11 +13,10 @@ MOST_BLOCKS = 1 << 16
 
 
 class BlockMap:
-    """Observes the blocks of a cache while a page is open, and passes each call on to the former observer."""
+    """Observes the blocks of a cache while a page is open."""
 
     def __init__(self, cache: KVCache) -> None:
-        self._cache = cache
-        self._behind: BlockObserver | None = None
+        self._cache, self._pool = cache, cache.pool
         self._uses: dict[int, int] = {}
         self._states: dict[int, int] = {}
         self._owners: dict[int, int] = {}
@@ -31,16 +29,15 @@ class BlockMap:
 
     def begin(self) -> None:
         """Observes the cache from now on, and reads the state of each block."""
-        self._behind = self._cache.observer
-        self._cache.observe(self)
-        for block in self._cache.blocks():
+        self._pool.observers.append(self)
+        held = [block for sequence in self._cache.running for block in sequence.blocks]
+        for block in (*self._pool.free_blocks(), *held):
             if block.number < MOST_BLOCKS:
                 self._set(block.number, block.references, CACHED if block.hash else FREE)
 
     def end(self) -> None:
-        if self._cache.observer is self:
-            self._cache.observe(self._behind)
-        self._behind = None
+        if self in self._pool.observers:
+            self._pool.observers.remove(self)
         for kept in (self._uses, self._states, self._owners, self._held, self._firsts):
             kept.clear()
         self._dirty.clear()
@@ -50,31 +47,21 @@ class BlockMap:
 
     def allocated(self, block: int) -> None:
         self._set(block, 1)
-        if self._behind is not None:
-            self._behind.allocated(block)
 
     def accessed(self, block: int) -> None:
         self._set(block, self._uses.get(block, 0) + 1)
-        if self._behind is not None:
-            self._behind.accessed(block)
 
     def released(self, block: int, findable: bool) -> None:
         self._set(block, max(0, self._uses.get(block, 1) - 1), CACHED if findable else FREE)
-        if self._behind is not None:
-            self._behind.released(block, findable)
 
     def evicted(self, block: int) -> None:
         if self._states.get(block) == CACHED:
             self._evicted.append(block)
-        if self._behind is not None:
-            self._behind.evicted(block)
 
     def cleared(self) -> None:
         for block, state in list(self._states.items()):
             if state == CACHED:
                 self._set(block, 0)
-        if self._behind is not None:
-            self._behind.cleared()
 
     def _set(self, block: int, uses: int, unused: int = FREE) -> None:
         """Notes how many sequences use a block; `unused` is its state when none does."""
@@ -90,7 +77,7 @@ class BlockMap:
         if bar.sequence is None:
             return
         known = self._held.get(bar.number, 0)
-        new = bar.sequence.blocks_from(known)
+        new = bar.sequence.block_numbers(known)
         if new:
             if not known:
                 self._firsts[bar.number] = new[0]

@@ -15,10 +15,10 @@ from app.console.blocks import BlockMap
 from app.console.frames import FIGURES, EventRow, Frame, Picture, StepRow
 from app.engine.core.batch import Batch, Phase
 from app.engine.core.cache_manager import KVCacheManager
+from app.engine.core.client import EngineClient
 from app.engine.core.engine import Engine
 from app.engine.core.lifecycle import Operations
 from app.engine.core.request import EngineRequest
-from app.engine.core.sequence import BaseEngine
 from app.engine.core.stepped import StepExecutor, SteppedSequence
 from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 
@@ -36,7 +36,7 @@ class Steps:
     """Receives every step of the engine while a page is open. `began_s` is moment 0."""
 
     def __init__(
-        self, engine: BaseEngine, began_s: float, number_of: Callable[[EngineRequest], int | None]
+        self, engine: EngineClient, began_s: float, number_of: Callable[[EngineRequest], int | None]
     ) -> None:
         """`number_of` returns the number of a request's bar."""
         executor = engine.executor if isinstance(engine, Engine) else None
@@ -153,7 +153,7 @@ def row_of(event: KVEvent, sequence: int) -> EventRow:
 class Observer:
     def __init__(
         self,
-        engine: BaseEngine,
+        engine: EngineClient,
         lifecycle: Operations,
         now: Callable[[], float],
         unix: Callable[[], float],
@@ -167,7 +167,7 @@ class Observer:
         self._lora = engine.lora if isinstance(engine, Engine) else None
         self.bars = RequestBars(engine, now, self._began_s)
         self.steps = Steps(engine, self._began_s, self.bars.number_of)
-        self._map = None if cache is None else BlockMap(cache.cache)
+        self._map = None if cache is None else BlockMap(cache)
         self._events = Events(publisher)
         self._last: Figures | None = None
         self.load: Callable[[], dict[str, Any] | None] = lambda: None

@@ -99,7 +99,7 @@ def told(bar: Bar, tokenizer: Tokenizer) -> dict[str, Any]:
         "prompt_tokens": len(request.prompt_ids),
         "reply": "" if sequence is None else sequence.text[:SHOWN_CHARACTERS],
         "tokens": bar.tokens if sequence is None else sequence.tokens,
-        "blocks": [] if sequence is None or sequence.over else sequence.blocks_from(0),
+        "blocks": [] if sequence is None or sequence.over else sequence.block_numbers(0),
         "preemptions": bar.preemptions,
         "outcome": None if bar.outcome is None else msgspec.to_builtins(bar.outcome),
         "settings": {name: shown(value) for name, value in settings.items()},

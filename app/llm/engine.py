@@ -17,7 +17,6 @@ from msgspec import Struct
 from app.engine.core.batch import Batch, SchedulerLimits
 from app.engine.core.scheduler import Scheduler, WaitingQueue
 from app.engine.core.wire import EndReason, EngineCoreOutput, TextForm, WireLogprob
-from app.engine.kvcache.cache import KVCache
 from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.hashing import BlockHasher
 from app.llm.attention import DecodeRow
@@ -109,7 +108,7 @@ class LLMEngine:
         algorithm = options.prefix_caching_hash_algo
         random = Random(options.seed)
         hasher = BlockHasher(algorithm, options.block_size, options.hash_seed, random)  # type: ignore[arg-type]
-        self.cache = KVCache(
+        self.cache = PagedBlocks(
             options.num_blocks,
             hasher,
             caching=options.enable_prefix_caching,
@@ -127,7 +126,7 @@ class LLMEngine:
             by_priority=True,
         )
         self._waiting: WaitingQueue[Sequence] = WaitingQueue(by_priority=True)
-        self.scheduler: Scheduler[Sequence] = Scheduler(limits, PagedBlocks(self.cache), self._waiting)
+        self.scheduler: Scheduler[Sequence] = Scheduler(limits, self.cache, self._waiting)
         self._choices: dict[str, list[Sequence]] = {}
         """Unfinished choices by request id."""
         self.halted = False
@@ -208,7 +207,7 @@ class LLMEngine:
         queued_s = self._now()
         for sequence in choices:
             sequence.queued_s = queued_s
-            self.scheduler.add(sequence)
+            self._waiting.add(sequence)
 
     def compile(self, form: TextForm) -> Form:
         """Compiles the `form` for `add`. Thread-safe. Raises RequestError for a wrong one."""
@@ -282,7 +281,7 @@ class LLMEngine:
     def _parts(self, batch: Batch[Sequence]) -> tuple[list[DecodeRow], list[Chunk]]:
         decoding = set(batch.decodes)
         decodes = [
-            DecodeRow(it, it.output_ids[-1], it.prompt_tokens + len(it.output_ids) - 1, it.blocks)
+            DecodeRow(it, it.output_ids[-1], it.prompt_tokens + len(it.output_ids) - 1, it.block_numbers())
             for it in batch.decodes
         ]
         sampling = set(batch.prefilled)
@@ -292,14 +291,16 @@ class LLMEngine:
                 start, asked = it.stored, it.params.prompt_logprobs is not None
                 logits = asked and start < it.prompt_tokens - 1 and not it.output_ids
                 tokens = it.part(start, it.computed)
-                chunk = Chunk(it, tokens, start, it.blocks, samples=it in sampling, prompt_logits=logits)
+                chunk = Chunk(
+                    it, tokens, start, it.block_numbers(), samples=it in sampling, prompt_logits=logits
+                )
                 chunks.append(chunk)
         return decodes, chunks
 
     def _begun(self, sequence: Sequence, now_s: float) -> None:
         if not sequence.preemptions:
             sequence.scheduled_s = now_s
-            if sequence.prompt.looks_up:
+            if sequence.prompt is not None and sequence.prompt.reads and sequence.prompt.hashes is not None:
                 self.stats.prefix_queries += sequence.prompt_tokens
                 self.stats.prefix_hits += sequence.cached_tokens
 
@@ -347,7 +348,7 @@ class LLMEngine:
     def _said(self, sequence: Sequence, token: int, logprobs: WireLogprob | None) -> Output:
         self.stats.generated_tokens += 1
         sequence.output_ids.append(token)
-        self.cache.write(sequence.key, [token])
+        self.cache.extend(sequence, 1)
         said = self._output(sequence, [token])
         if logprobs is not None:
             said.logprobs = [logprobs]
@@ -385,10 +386,14 @@ class LLMEngine:
         """
         if not broken:
             return []
-        spoiled = self.runner.cleanse({block for sequence in broken for block in sequence.blocks})
+        spoiled = self.runner.cleanse({block for sequence in broken for block in sequence.block_numbers()})
         if spoiled:
             self.cache.discard()
-        sharing = [it for it in self.scheduler.running if not (it in broken or spoiled.isdisjoint(it.blocks))]
+        sharing = [
+            it
+            for it in self.scheduler.running
+            if not (it in broken or spoiled.isdisjoint(it.block_numbers()))
+        ]
         return [self._failed(sequence, NO_NUMBERS) for sequence in (*broken, *sharing)]
 
     def _failed(self, sequence: Sequence, error: str, is_refused: bool = False) -> Output:

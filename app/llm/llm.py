@@ -149,7 +149,7 @@ def stats_of(engine: LLMEngine, uptime: float) -> Result:
             "total_blocks": cache.capacity,
             "allocated_blocks": cache.capacity - cache.free,
             "free_blocks": cache.free,
-            "utilization": cache.usage,
+            "utilization": cache.pool.usage,
             "total_memory": engine.runner.store.size_bytes,
         },
         "model_stats": {

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
-from app.engine.core.batch import SequenceState
 from app.engine.core.wire import TextForm, WireLogprob
-from app.engine.kvcache.block_pool import Block
-from app.engine.kvcache.cache import KVCache
+from app.engine.kvcache.cache import CachedSequence, KVCache
 from app.engine.kvcache.prompt import Prompt
 from app.llm.errors import RequestError
 from app.llm.sampler import Form, SamplingState
@@ -25,15 +23,14 @@ if TYPE_CHECKING:
     from app.llm.structured_output import Forms
 
 
-class Sequence(SequenceState):
+class Sequence(CachedSequence):
     """Choice `index` of the request `request_id`."""
 
     adapter: str | None = None
     """The engine has no LoRA adapters."""
     __slots__ = (
-        *("blocks", "cached_tokens", "created_tokens", "deadline_s", "detokenizer", "ended", "hits", "index"),
-        *("key", "output_ids", "params", "prompt", "prompt_ids", "prompt_logprobs", "queued_s", "request_id"),
-        *("sampling", "scheduled_s", "stored"),
+        *("deadline_s", "detokenizer", "ended", "index", "key", "output_ids", "params", "prompt_ids"),
+        *("prompt_logprobs", "queued_s", "request_id", "sampling", "scheduled_s", "stored"),
     )
 
     def __init__(
@@ -48,25 +45,18 @@ class Sequence(SequenceState):
         sampling: SamplingState,
         deadline_s: float | None,
     ) -> None:
-        super().__init__(len(prompt.token_ids), output_tokens, priority)
+        super().__init__(prompt, len(prompt.token_ids), output_tokens, priority)
         self.request_id, self.index = request_id, index
         self.key = f"{request_id} {index}"
         self.params = sampling.params
-        self.prompt, self.prompt_ids = prompt, sampling.prompt_ids
+        self.prompt_ids = sampling.prompt_ids
         self.detokenizer = detokenizer
         self.deadline_s = deadline_s
         """Time at which the sequence stops waiting for its first step."""
         self.sampling = sampling
         self.output_ids = sampling.output_ids
-        self.hits: list[Block] = []
-        self.blocks: list[int] = []
-        """Block numbers."""
         self.stored = 0
         """Tokens whose keys and values are stored in the blocks."""
-        self.cached_tokens = 0
-        """Prompt tokens found in the cache at the first admission."""
-        self.created_tokens = 0
-        """Prompt tokens not found, to be cached once they are computed."""
         self.prompt_logprobs: list[WireLogprob | None] = [None]
         self.queued_s = 0.0
         self.scheduled_s: float | None = None
@@ -77,53 +67,21 @@ class Sequence(SequenceState):
     def token_ids(self) -> list[int]:
         return [*self.prompt_ids, *self.output_ids]
 
+    def reply_ids(self, start: int, stop: int) -> Listed[int]:
+        return self.output_ids[start:stop]
+
     def part(self, start: int, end: int) -> Listed[int]:
         """Returns the tokens from `start` to `end` (exclusive)."""
         return (self.prompt_ids if end <= len(self.prompt_ids) else self.token_ids)[start:end]
 
 
-class PagedBlocks:
-    """The scheduler's `Blocks` in a `KVCache`."""
+class PagedBlocks(KVCache):
+    """The KV cache, which also notes how many tokens of a sequence are stored in its blocks."""
 
-    def __init__(self, cache: KVCache) -> None:
-        self._cache = cache
-        self.block_size = cache.block_size
-        self.capacity = cache.capacity
-
-    @property
-    def free(self) -> int:
-        return self._cache.free
-
-    def find(self, sequence: Sequence, tokens: int) -> int:
-        if tokens != len(sequence.prompt.token_ids):  # preempted after it had written tokens
-            sequence.prompt = self._cache.again(sequence.prompt, sequence.token_ids)
-        sequence.hits = self._cache.hits(sequence.prompt)
-        return len(sequence.hits)
-
-    def fits(self, sequence: Sequence, tokens: int, found: int) -> bool:
-        return self._cache.fits(sequence.prompt, sequence.hits)
-
-    def begin(self, sequence: Sequence, found: int, count: int) -> None:
-        self._cache.begin(sequence.key, sequence.prompt, blocks=found + count, hits=sequence.hits)
-        sequence.blocks = self._cache.block_numbers(sequence.key)
+    def begin(self, sequence: CachedSequence, found: int, count: int) -> None:
+        super().begin(sequence, found, count)
+        assert isinstance(sequence, Sequence)
         sequence.stored = found * self.block_size
-        if not sequence.preemptions:
-            sequence.cached_tokens = sequence.stored
-            sequence.created_tokens = self._cache.created(sequence.prompt, sequence.stored)
-
-    def grow(self, sequence: Sequence, count: int) -> None:
-        self._cache.grow(sequence.key, count)
-        sequence.blocks = self._cache.block_numbers(sequence.key)
-
-    def filled(self, sequence: Sequence) -> None:
-        self._cache.compute(sequence.key, sequence.prompt, sequence.computed)
-
-    def release(self, sequence: Sequence, held: int, findable: int = 0) -> None:
-        self._cache.finish(sequence.key)
-        sequence.blocks, sequence.stored = [], 0
-
-    def forget(self, sequence: Sequence) -> None:
-        """Does nothing: the blocks left in the cache are found by hash."""
 
 
 class RequestPreprocessor:
@@ -179,7 +137,7 @@ class RequestPreprocessor:
             request_id,
             index,
             # Log probabilities of a prompt need the computation of all its tokens.
-            self._cache.prompt(ids, salt=cache_salt, reads=params.prompt_logprobs is None),
+            self._cache.make_prompt(ids, salt=cache_salt, reads=params.prompt_logprobs is None),
             priority=priority,
             output_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             detokenizer=None if self._tokenizer is None else Detokenizer(self._tokenizer.backend, params),

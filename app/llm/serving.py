@@ -373,7 +373,7 @@ class EngineService:
         return Load(
             running=engine.num_running,
             waiting=engine.num_waiting,
-            cache_usage=engine.cache.usage,
+            cache_usage=engine.cache.pool.usage,
             step_tokens=step_tokens,
             prefix_queries=engine.stats.prefix_queries,
             prefix_hits=engine.stats.prefix_hits,

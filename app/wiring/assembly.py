@@ -19,7 +19,6 @@ from app.engine.core.engine import Engine
 from app.engine.core.reply import Model
 from app.engine.dataset import Datasets, open_datasets
 from app.engine.forms.schema import Schemas
-from app.engine.kvcache.cache import KVCache
 from app.engine.kvcache.endpoints import PublisherSettings, of_rank
 from app.engine.kvcache.hashing import PART_BLOCKS, BlockHasher
 from app.engine.kvcache.memo import Bounded
@@ -381,12 +380,18 @@ def cache_of(components: Components, publisher: Publisher | None) -> KVCacheMana
             components.streams("residency"),
             components.clock.now,
         )
-    cache = KVCache(at.kv_cache_size, hasher, events=publisher is not None, observer=observer)
+    cache = KVCacheManager(
+        at.kv_cache_size,
+        hasher,
+        components.recorder,
+        partial(_adapter, components.adapters),
+        None if publisher is None else publisher.put,
+        store_of(at.kv_connector, at.block_size),
+        observer,
+    )
     if at.evict_unloaded_adapters_first:
-        components.adapters.watch(cache.load_adapter, cache.unload_adapter)
-    publish = None if publisher is None else publisher.put
-    store = store_of(at.kv_connector, at.block_size)
-    return KVCacheManager(cache, components.recorder, partial(_adapter, components.adapters), publish, store)
+        components.adapters.watch(cache.pool.load_adapter, cache.pool.unload_adapter)
+    return cache
 
 
 def _adapter(adapters: LoRARegistry, name: str) -> Adapter:
@@ -402,8 +407,7 @@ def caches_of(
         kept["adapter series"] = series
     rooms: list[Caches] = [lambda: kept, lambda: components.tokenizer.caches]
     if cache is not None:
-        stored = {} if cache.store is None else {"connector": cache.store.memo}
-        rooms.append(lambda: {**cache.cache.caches, **stored})
+        rooms.append(lambda: cache.caches)
     if publisher is not None:
         rooms.append(lambda: publisher.caches)
     return rooms

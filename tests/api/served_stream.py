@@ -9,8 +9,7 @@ from typing import cast
 
 import gevent
 
-from app.engine.core.client import Handle
-from app.engine.core.outputs import EngineOutput, Failed, Finish, Tokens
+from app.engine.core.outputs import EngineOutput, Failed, Finish, Handle, Tokens
 from app.serving.api.stream import EventStream
 from app.serving.api.writer import ChoiceState, ResponseWriter
 from app.serving.http.connection import Connection

@@ -33,7 +33,7 @@ class StandIn:
     def add(self, number: int, input_tokens: int, output_tokens: int) -> None:
         request = OfflineRequest(0.0, input_tokens, output_tokens)
         self._numbers[request] = number
-        self._scheduler.add(request)
+        self._scheduler.waiting.add(request)
 
     def step(self) -> tuple[Batch[Any], Sequence[Token]]:
         batch = self._scheduler.schedule()

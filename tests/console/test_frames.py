@@ -159,7 +159,7 @@ def test_blocks_are_whose_they_are() -> None:
     page = it.frame()
     number = page.number_of("a")
     sequence = next(iter(it.harness.engine.sequences()))
-    assert [block for block, (_, owner) in page.blocks.items() if owner == number] == sequence.blocks_from(0)
+    assert [block for block, (_, owner) in page.blocks.items() if owner == number] == sequence.block_numbers()
 
 
 @pytest.mark.parametrize("steps", [False, True])
@@ -222,13 +222,13 @@ def test_nothing_is_attached_while_nobody_looks() -> None:
     it = Watched(seen=False, slots=4, blocks=100, profile=quick_profile(), max_loras=1)
     cache, executor = it.harness.cache, it.harness.engine.executor
     assert cache is not None
-    assert cache.cache.observer is None and executor.watch_step is None
+    assert cache.pool.observers == [] and executor.watch_step is None
     it.look()
-    assert cache.cache.observer is not None and executor.watch_step is not None
+    assert cache.pool.observers != [] and executor.watch_step is not None
     it.ask("a", prompt_ids=list(range(30)))
     it.frame()
     it.observer.end()
-    assert cache.cache.observer is None and executor.watch_step is None
+    assert cache.pool.observers == [] and executor.watch_step is None
     it.ask("b", prompt_ids=list(range(30)))  # whose context was made while somebody looked
     it.harness.clock.advance(10)
     assert it.observer.bars.size_bytes == 0 and not list(it.observer.bars.live())

@@ -106,7 +106,9 @@ class Watched:
     def true_states(self) -> dict[int, int]:
         """By block, those that are not free: what the cache itself says."""
         assert self.harness.cache is not None
-        blocks = {block.number: block for block in self.harness.cache.cache.blocks()}
+        cache = self.harness.cache
+        used = [block for sequence in cache.running for block in sequence.blocks]
+        blocks = {block.number: block for block in (*cache.pool.free_blocks(), *used)}
         return {
             number: min(block.references, 2) + 1 if block.references else 1
             for number, block in blocks.items()

@@ -12,13 +12,11 @@ from app.base.clock.streams import Streams
 from app.base.clock.timer_wheel import SLOTS_PER_S
 from app.base.metrics.recorder import Recorder
 from app.engine.core.cache_manager import KVCacheManager
-from app.engine.core.client import Handle
 from app.engine.core.engine import Engine
-from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
+from app.engine.core.outputs import EngineOutput, Failed, Handle, Started, Tokens
 from app.engine.core.request import EngineRequest, Observer
 from app.engine.dataset import Datasets
 from app.engine.forms.schema import Schemas
-from app.engine.kvcache.cache import KVCache
 from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.hashing import BlockHasher
 from app.engine.kvcache.prompt import Adapter
@@ -117,9 +115,8 @@ class Harness:
         self.cache = None
         if blocks is not None:
             hasher = BlockHasher("sha256_cbor", BLOCK_TOKENS, "0", Random(seed))
-            cache = KVCache(blocks, hasher)
             self.cache = KVCacheManager(
-                cache, self.recorder, lambda name: Adapter(name, "/" + name), self.kv_events.extend
+                blocks, hasher, self.recorder, lambda name: Adapter(name, "/" + name), self.kv_events.extend
             )
         self.lora = LoRASlots(max_loras, lambda adapter: adapter in self.adapters)
         self.engine = Engine(

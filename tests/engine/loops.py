@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from math import inf
 
 from app.engine.core.batch import Batch
 from app.engine.core.scheduler import Scheduler
@@ -35,16 +36,19 @@ class ClientLoop(StepLoop[OfflineRequest]):
         self._places: list[float] | None = None if in_flight is None else [float("-inf")] * in_flight
         """When each place that is free, or known to be free soon, is."""
 
-    def next_s(self) -> float | None:
-        if not self.line:
-            self._send()
-        return super().next_s()
+    def advance(self, now_s: float) -> float:
+        self._fill(-inf)
+        while self.next_s <= now_s and self.next_s < inf:
+            self._fill(max(self.next_s, self.now_s))
+            self.go_on()
+            self._fill(-inf)
+        return self.next_s
 
-    def _make(self, now_s: float) -> bool:
-        while not self.line or self.line[-1][0] <= now_s:
+    def _fill(self, until_s: float) -> None:
+        """Has a request in the line that is seen after `until_s`, if there is one."""
+        while not self.line or self.line[-1][0] <= until_s:
             if not self._send():
                 break
-        return super()._make(now_s)
 
     def _send(self) -> bool:
         """Sends the next request, if a place is known to become free for it."""
@@ -67,3 +71,4 @@ class ClientLoop(StepLoop[OfflineRequest]):
         for request in batch.ends:
             if self._places is not None:
                 heappush(self._places, request.last_s + self._turnaround_s)
+        self._fill(self.now_s)

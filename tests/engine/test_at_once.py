@@ -87,7 +87,7 @@ def test_outputs_and_numbers_are_those_of_the_longer_way(
         ({"adapters": ["l1"]}, {"adapter": "l1"}),
         ({}, {"delays": ((2, 0.5),)}),
         ({}, {"logprobs": 1}),
-        ({}, {"least_hit_rate": 0.5}),
+        ({}, {"cache_hit_threshold": 0.5}),
         ({}, {"remote_prefill": True}),
         ({}, {"max_tokens": 2000}),
         ({}, {"choices": 2}),

@@ -92,7 +92,7 @@ def test_one_that_ends_at_once_may_end_others_or_break() -> None:
         raise RuntimeError("nobody takes it")
 
     for name, emit in (("ends", ends_the_other), ("breaks", breaks)):
-        harness.engine.submit([engine_request(request_id=name, least_hit_rate=0.5)], emit)
+        harness.engine.submit([engine_request(request_id=name, cache_hit_threshold=0.5)], emit)
     harness.ask("good", max_tokens=6)
     harness.clock.advance(2)
     assert harness.finish("good") == "length" and not harness.of("doomed")

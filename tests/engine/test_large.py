@@ -121,9 +121,16 @@ def test_each_prompt_is_hashed_once_for_all_its_choices(monkeypatch: pytest.Monk
     harness = Harness(slots=9, blocks=100)
     assert harness.cache is not None
     hashed: list[list[int]] = []
-    prompt = harness.cache.cache.prompt
+    prompt = harness.cache.make_prompt
+
+    def noted(ids: list[int], *rest: Any, **more: Any) -> Any:
+        hashed.append(ids)
+        return prompt(ids, *rest, **more)
+
     monkeypatch.setattr(
-        harness.cache.cache, "prompt", lambda ids, *rest: hashed.append(ids) or prompt(ids, *rest)
+        harness.cache,
+        "make_prompt",
+        lambda ids, *rest, **more: hashed.append(ids) or prompt(ids, *rest, **more),
     )
     prompts = [[1] * 20, [2] * 20]
     asked = [engine_request(index=index, n=3, prompt_ids=prompts[index // 3]) for index in range(6)]
@@ -192,7 +199,7 @@ def test_an_engine_keeps_nothing_of_what_is_over() -> None:
         handle.abort()
     harness.clock.advance(100)
     assert harness.is_idle() and not harness.engine._active and len(harness.wheel) == 0
-    assert all(not handle._sequences for handle in handles)
+    assert all(not handle.choices for handle in handles)
 
 
 def test_while_thousands_are_interrupted_others_have_their_turns() -> None:

@@ -14,6 +14,7 @@ from gevent.event import Event
 from app.engine.core.errors import CallerLeft, MemoryNotResident, PauseNotComplete
 from app.engine.core.lifecycle import Lifecycle, PauseMode
 from tests.engine.harness import Harness
+from tests.kvcache.caches import Replying
 
 STATES = ("awake", "weights_offloaded", "discard_all")
 
@@ -111,11 +112,11 @@ def test_levels_of_sleep_are_told_and_end(level: int) -> None:
     assert harness.cache is not None
     harness.life.sleep(level, "abort", harness.left)
     assert harness.life.is_sleeping is (level > 0) and harness.life.paused
-    assert harness.cache.cache.caching is (level == 0)
+    assert harness.cache.caching is (level == 0)
     assert harness.state == tuple(float(it == level) for it in range(3))
     harness.life.wake_up(None)
     assert (harness.life.is_sleeping, harness.life.paused, harness.state) == (False, False, (1, 0, 0))
-    assert harness.cache.cache.caching
+    assert harness.cache.caching
     for operation in ("sleep", "wake"):
         duration = "sleep_mode_operation_duration_seconds"
         assert harness.metric(f"{duration}_count", operation=operation) == 1
@@ -129,9 +130,9 @@ def test_parts_wake_one_by_one_and_requests_begin_with_the_last() -> None:
     harness.life.pause("abort", harness.left)
     for tags in (["weights"], ["scheduling"], ["weights"], ["kv_cache", "everything"], [""]):
         assert not harness.life.wake_up(tags)
-        assert harness.life.is_sleeping and harness.life.paused and not harness.cache.cache.caching
+        assert harness.life.is_sleeping and harness.life.paused and not harness.cache.caching
     assert harness.life.wake_up(["kv_cache", "scheduling"])
-    assert (harness.life.is_sleeping, harness.life.paused, harness.cache.cache.caching) == (
+    assert (harness.life.is_sleeping, harness.life.paused, harness.cache.caching) == (
         False,
         False,
         True,
@@ -163,7 +164,7 @@ def test_the_memory_of_the_cache_is_released_once_and_only_in_a_pause_that_is_co
         harness.life.release_cache()
     harness.clock.advance(5)
     harness.life.release_cache()
-    assert harness.life.is_sleeping and not harness.cache.cache.caching
+    assert harness.life.is_sleeping and not harness.cache.caching
     assert harness.state == (1, 0, 0)
     duration = "sleep_mode_operation_duration_seconds"
     assert harness.metric(f"{duration}_count", operation="release_kv_cache_memory") == 1
@@ -171,7 +172,7 @@ def test_the_memory_of_the_cache_is_released_once_and_only_in_a_pause_that_is_co
     with pytest.raises(MemoryNotResident):
         harness.life.release_cache()
     harness.life.wake_up(["kv_cache"])
-    assert not harness.life.is_sleeping and harness.cache.cache.caching
+    assert not harness.life.is_sleeping and harness.cache.caching
 
 
 def test_the_prefix_cache_is_not_reset_under_those_who_run() -> None:
@@ -192,5 +193,5 @@ def test_a_pause_empties_the_cache_unless_it_is_not_to(clears: bool) -> None:
     harness.ask("a", prompt_ids=ids)
     harness.clock.advance(5)
     harness.life.pause("keep", harness.left, clears)
-    prompt = harness.cache.cache.prompt(ids)
-    assert (not harness.cache.cache.hits(prompt)) is clears
+    found = harness.cache.find(Replying(harness.cache, ids), len(ids))
+    assert (not found) is clears

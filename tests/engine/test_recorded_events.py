@@ -17,7 +17,6 @@ from app.engine.core.engine import Engine
 from app.engine.core.outputs import Started
 from app.engine.core.reply import LENGTH, Model, Reply
 from app.engine.core.request import EngineRequest
-from app.engine.kvcache.cache import KVCache
 from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.hashing import BlockHasher
 from app.engine.kvcache.prompt import Adapter
@@ -50,20 +49,20 @@ class Play:
     def __init__(self, model: Model, profile: Profile | None) -> None:
         self.batches: list[Sequence[KVEvent]] = []
         self.recorder, self.clock = Recorder("m", 4096, {}, steps=profile is not None), VirtualClock(1000.0)
-        self.cache = KVCache(BLOCKS, BlockHasher("sha256_cbor", BLOCK_SIZE, "0", Random(1)))
-        self.manager = KVCacheManager(
-            self.cache, self.recorder, lambda name: Adapter(name, name), self.batches.append
+        hasher = BlockHasher("sha256_cbor", BLOCK_SIZE, "0", Random(1))
+        self.cache = KVCacheManager(
+            BLOCKS, hasher, self.recorder, lambda name: Adapter(name, name), self.batches.append
         )
         latency = LatencySettings(time_to_first_token=0.05, inter_token_latency=0.01)
         settings, lora = Settings(latency=latency), LoRASlots(0, lambda name: False)
         self.engine = Engine(
-            settings, model, self.recorder, self.clock, Streams(1, 0), lora, self.manager, profile
+            settings, model, self.recorder, self.clock, Streams(1, 0), lora, self.cache, profile
         )
 
     def ask(self, *prompts: list[int], **fields: Any) -> list[tuple[int, int]]:
         """Cached and created tokens of each prompt of a request, when all is over."""
         outputs: list[Any] = []
-        fields = {"max_tokens": 1, "arrival_s": self.clock.now(), "together": len(prompts), **fields}
+        fields = {"max_tokens": 1, "arrival_s": self.clock.now(), "num_choices": len(prompts), **fields}
         asked = [engine_request(prompt_ids=it, index=place, **fields) for place, it in enumerate(prompts)]
         self.engine.submit(asked, outputs.append)
         self.clock.advance(20)
@@ -84,7 +83,7 @@ timings = pytest.mark.parametrize(
 @timings
 def test_what_travels_together_and_what_is_new(profile: Profile | None) -> None:
     play, first = Play(OneToken(), profile), list(range(100))
-    assert play.manager.reset() and play.told() == [], "the next step tells it"
+    assert play.cache.reset() and play.told() == [], "the next step tells it"
     asked: list[tuple[list[list[int]], dict[str, Any], list[tuple[int, int]], list[list[int]]]] = [
         ([first], {}, [(0, 96)], [[0, 3]]),
         ([first], {}, [(96, 0)], []),
@@ -96,7 +95,7 @@ def test_what_travels_together_and_what_is_new(profile: Profile | None) -> None:
     ]
     for prompts, fields, tokens, batches in asked:
         assert (play.ask(*prompts, **fields), play.told()) == (tokens, batches), fields
-    assert play.manager.reset()
+    assert play.cache.reset()
     assert (play.ask([9] * 31), play.told()) == ([(0, 0)], [[0]])
     play.cache.check_integrity()
 

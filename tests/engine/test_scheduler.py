@@ -40,7 +40,7 @@ def test_a_step_of_decodes_alone_looks_at_none_of_them() -> None:
     )
     watched = [Watched(8, 100) for _ in range(8)]
     for sequence in watched:
-        scheduler.add(sequence)
+        scheduler.waiting.add(sequence)
     for _ in range(50):
         batch = scheduler.schedule()
         assert batch is not None
@@ -87,7 +87,7 @@ class Pair:
 
     def act(self, action: str, number: int) -> None:
         if action == "add" and self._come < len(self.all):
-            self.scheduler.add(self.all[self._come])
+            self.scheduler.waiting.add(self.all[self._come])
             self.plain.add(self.plain_all[self._come])
             self.here.add(self._come)
             self._come += 1
@@ -131,7 +131,7 @@ class Pair:
         return (*counted, drafted, *([self.all.index(it) for it in them] for them in some))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 60), st.integers(0, 30), st.integers(0, 2), st.booleans()),
@@ -182,8 +182,8 @@ def test_a_remote_prefill_takes_no_place_until_its_cache_has_come() -> None:
         SchedulerLimits(max_num_seqs=1), CountedBlocks(POOL, BLOCK)
     )
     remote, local = SequenceState(20, 2, remote=True), SequenceState(8, 1)
-    scheduler.add(remote)
-    scheduler.add(local)
+    scheduler.waiting.add(remote)
+    scheduler.waiting.add(local)
     first = scheduler.schedule()
     assert first is not None
     assert first.prefilled == [local]

@@ -84,12 +84,12 @@ def test_its_blocks_have_numbers_where_there_is_a_cache() -> None:
     harness.ask("a", prompt_ids=PROMPT)
     harness.ask("b", prompt_ids=PROMPT)
     second, first = harness.engine.sequences()
-    numbers = first.blocks_from(0)
-    assert len(set(numbers)) == 3 and first.blocks_from(2) == numbers[2:]
-    assert second.blocks_from(0) == []
+    numbers = first.block_numbers()
+    assert len(set(numbers)) == 3 and first.block_numbers(2) == numbers[2:]
+    assert second.block_numbers() == []
     without = Harness(**SLOW)
     without.ask("a", prompt_ids=PROMPT)
-    assert named(without, "a").blocks_from(0) == []
+    assert named(without, "a").block_numbers() == []
 
 
 @pytest.mark.parametrize("ahead", [True, False])
@@ -103,12 +103,12 @@ def test_in_shared_steps_a_long_prompt_is_computed_bit_by_bit(ahead: bool) -> No
     while (standing := sequence.status()).phase < Phase.DECODE:
         if standing.phase is Phase.PREFILL and standing.computed not in computed:
             computed.append(standing.computed)
-            assert standing.held == standing.computed // BLOCK_TOKENS == len(sequence.blocks_from(0))
+            assert standing.held == standing.computed // BLOCK_TOKENS == len(sequence.block_numbers())
             assert standing.scheduled_s is not None and standing.first_s is None
         harness.clock.advance(0.001)
     # Two steps are made together with async scheduling; once all of it is in one, its token is in flight.
     assert computed == [2048, 4096, 6144, 8192][ahead:] and standing.computed == 9000
-    assert waiting.status().phase is Phase.QUEUED and waiting.blocks_from(0) == []
+    assert waiting.status().phase is Phase.QUEUED and waiting.block_numbers() == []
     harness.clock.advance(0.3)
     first_s = sequence.status().first_s
     assert first_s == harness.tokens("a")[0].at_s and sequence.text == harness.said("a")
@@ -120,7 +120,7 @@ def test_in_shared_steps_it_decodes_until_its_last_token_is_told() -> None:
     assert phases(harness, "a") == [Phase.QUEUED, Phase.DECODE]  # its prompt fits into one step
 
 
-def test_in_shared_steps_a_remote_prefill_holds_its_blocks_from_the_start() -> None:
+def test_in_shared_steps_a_remote_prefill_holds_its_block_numbers_the_start() -> None:
     harness = stepped(blocks=100, kv_cache_transfer_latency=0.5)
     harness.ask("a", remote_prefill=True, prompt_ids=PROMPT)
     harness.clock.advance(0.1)
@@ -144,4 +144,4 @@ def test_of_an_engine_in_a_process_of_its_own_only_what_it_tells_is_known(said: 
     expected = (Phase.DECODE, 10, 0, 100.5, 101.0) if said else (Phase.QUEUED, 10, 0, None, None)
     assert play.choice.status() == SequenceStatus(*expected)
     assert play.choice.preemptions == (2 if said else 0)
-    assert (play.choice.blocks_from(0), play.choice.text) == ([], "")
+    assert (play.choice.block_numbers(), play.choice.text) == ([], "")

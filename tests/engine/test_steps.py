@@ -155,7 +155,7 @@ def test_a_full_cache_preempts_and_everybody_gets_all_the_same() -> None:
     assert harness.metric("num_preemptions_total") > 0
     assert harness.metric("request_num_preemptions_sum") == harness.metric("num_preemptions_total")
     assert harness.cache is not None
-    harness.cache.cache.check_integrity()
+    harness.cache.check_integrity()
     assert harness.is_idle() and harness.metric("kv_cache_usage_perc") == 0
 
 
@@ -177,7 +177,7 @@ def test_an_abort_at_any_time_gives_all_back(after_s: float) -> None:
 
 def test_choices_of_one_request_share_its_prompt() -> None:
     harness = stepped(blocks=BLOCKS, slots=4)
-    harness.ask("a", choices=3, prompt_ids=list(range(17)), max_tokens=4, together=3)
+    harness.ask("a", choices=3, prompt_ids=list(range(17)), max_tokens=4, num_choices=3)
     harness.clock.advance(1)
     assert [len(harness.tokens("a", index)) for index in range(3)] == [4, 4, 4]
     assert harness.metric("prefix_cache_hits_total") == 2 * 16
@@ -198,7 +198,7 @@ def test_a_cached_prompt_is_sooner() -> None:
 
 def test_too_little_cached_ends_at_once() -> None:
     harness = stepped(blocks=BLOCKS)
-    harness.ask("a", least_hit_rate=0.5)
+    harness.ask("a", cache_hit_threshold=0.5)
     harness.clock.advance(1)
     assert harness.finish("a") == "cache_threshold" and not moments(harness, "a")
     assert harness.is_idle()
@@ -210,7 +210,7 @@ def test_enough_cached_is_a_share_of_the_prompt(least: float, finish: str) -> No
     ids = list(range(10 * BLOCK_TOKENS))  # all but its last block is found again
     harness.ask("before", prompt_ids=ids)
     harness.clock.advance(1)
-    harness.ask("a", prompt_ids=ids, least_hit_rate=least)
+    harness.ask("a", prompt_ids=ids, cache_hit_threshold=least)
     harness.clock.advance(1)
     assert harness.finish("a") == finish and harness.is_idle()
 

@@ -64,7 +64,7 @@ def test_tokens_that_are_told_together_are_counted_with_the_gaps_between_them() 
 @pytest.mark.parametrize("gap_s", [0.0, 0.0001, 0.01])
 def test_choices_of_one_request_take_turns_token_by_token(gap_s: float) -> None:
     harness = Harness(slots=3, inter_token_latency=gap_s)
-    harness.ask("a", choices=3, together=3, max_tokens=4)
+    harness.ask("a", choices=3, num_choices=3, max_tokens=4)
     harness.clock.advance(1)
     turns = [it.index for _, it in harness.events if isinstance(it, Tokens)]
     assert sorted(turns[:3]) == [0, 1, 2] and turns == turns[:3] * 4
@@ -97,7 +97,7 @@ def test_too_little_cached_ends_at_once(least: float, finish: str) -> None:
     ids = list(range(3 * BLOCK_TOKENS))
     harness.ask("a", prompt_ids=ids)
     harness.clock.advance(50)
-    harness.ask("b", prompt_ids=ids, least_hit_rate=least)
+    harness.ask("b", prompt_ids=ids, cache_hit_threshold=least)
     harness.clock.advance(0.1 if finish == "cache_threshold" else 50)
     assert harness.finish("b") == finish and harness.is_idle()
     assert len(harness.said("b")) == 0 or finish == "length"

@@ -238,7 +238,7 @@ def test_no_block_is_lost_or_taken_twice(
     gone: set[OfflineRequest] = set()
     for action, number in [*actions, *[("add", 0)] * len(everyone), *[("step", 0)] * 4000]:
         if action == "add" and to_come:
-            scheduler.add(to_come.popleft())
+            scheduler.waiting.add(to_come.popleft())
         elif action == "abort" and number < len(everyone):
             victim = everyone[number]
             if victim not in gone and victim not in to_come and victim.arrived:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from app.engine.kvcache.cache import KVCache
+from app.engine.kvcache.cache import CachedSequence, KVCache
 from app.engine.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from app.engine.kvcache.hashing import BlockHasher
 from app.engine.kvcache.prompt import Adapter, Placeholder
@@ -19,25 +20,56 @@ def small_cache(usable: int = 8, block_size: int = 4, **options: Any) -> KVCache
     return KVCache(usable + 1, BlockHasher("sha256_cbor", block_size, "0", Random(0)), **options)
 
 
+class Replying(CachedSequence):
+    """A sequence whose reply is known as far as `reply`."""
+
+    def __init__(self, cache: KVCache, ids: list[int], *more: Any) -> None:
+        super().__init__(cache.make_prompt(ids, *more), len(ids), 100)
+        self.reply: list[int] = []
+
+    def reply_ids(self, start: int, stop: int) -> Sequence[int]:
+        return self.reply[start:stop]
+
+    def append(self, cache: KVCache, ids: list[int]) -> bool:
+        self.reply += ids
+        return cache.append(self, len(ids))
+
+
+def admit(cache: KVCache, sequence: CachedSequence, blocks: int | None = None) -> int | None:
+    """Gives a sequence so many blocks, or all of its prompt's: the cached tokens, None without room."""
+    assert sequence.prompt is not None
+    tokens = len(sequence.prompt.token_ids)
+    found = cache.find(sequence, tokens)
+    if not cache.fits(sequence, tokens, found):
+        return None
+    cache.begin(sequence, found, (-(-tokens // cache.block_size) if blocks is None else blocks) - found)
+    if blocks is None:
+        sequence.computed = tokens
+        cache.filled(sequence)
+    return found * cache.block_size
+
+
 def begin(
     cache: KVCache,
-    request_id: str,
     ids: list[int],
     adapter: Adapter | None = None,
     salt: str | None = None,
     placeholders: tuple[Placeholder, ...] = (),
-) -> int | None:
-    return cache.begin(request_id, cache.prompt(ids, adapter, salt, placeholders))
+) -> Replying:
+    """A sequence that has the blocks of its prompt."""
+    sequence = Replying(cache, ids, adapter, salt, placeholders)
+    assert admit(cache, sequence) is not None
+    return sequence
 
 
-def serve(cache: KVCache, ids: list[int], reply: list[int] | None = None, **options: Any) -> int | None:
+def serve(cache: KVCache, ids: list[int], reply: list[int] | None = None, **options: Any) -> int:
     """A request from its begin to its end; the cached tokens."""
-    cached = begin(cache, "served", ids, **options)
+    sequence = begin(cache, ids, **options)
     for token in reply or []:
-        assert cache.append("served", [token])
-    cache.finish("served")
+        assert sequence.append(cache, [token])
+    cache.release(sequence)
     cache.check_integrity()
-    return cached
+    return sequence.cached_tokens
 
 
 def tokens(start: int, count: int) -> list[int]:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from app.engine.kvcache.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
 from app.engine.kvcache.prompt import Adapter
-from tests.kvcache.caches import ALICE, begin, small_cache
+from tests.kvcache.caches import ALICE, Replying, admit, small_cache
 from tests.kvcache.plain_cache import PlainCache, Prefix
 
 few_tokens = st.integers(0, 1)
@@ -27,6 +27,7 @@ class Compared(RuleBasedStateMachine):
         self.cache = small_cache(usable, size)
         self.plain = PlainCache(usable, size)
         self.names = iter(map(str, range(10_000)))
+        self.sequences: dict[str, Replying] = {}
         self.prefix_of: dict[BlockHash, Prefix] = {}
         self.announced: Counter[BlockHash] = Counter()
 
@@ -36,23 +37,25 @@ class Compared(RuleBasedStateMachine):
     @rule(ids=st.lists(few_tokens, max_size=20), salt=salts, adapter=adapters)
     def begin(self, ids: list[int], salt: str | None, adapter: Adapter | None) -> None:
         name, free = next(self.names), self.cache.free
-        possible = self.cache.can_allocate(self.cache.prompt(ids, adapter, salt))
-        cached = begin(self.cache, name, ids, adapter, salt)
+        sequence = Replying(self.cache, ids, adapter, salt)
+        cached = admit(self.cache, sequence)
         assert cached == self.plain.begin(name, (salt, adapter), ids)
-        assert possible == (cached is not None)
-        assert possible or self.cache.free == free
+        if cached is None:
+            assert self.cache.free == free
+        else:
+            self.sequences[name] = sequence
 
     @precondition(running)
     @rule(data=st.data(), ids=st.lists(few_tokens, max_size=5))
     def append(self, data: st.DataObject, ids: list[int]) -> None:
         name = data.draw(st.sampled_from(sorted(self.plain.runs)))
-        assert self.cache.append(name, ids) == self.plain.append(name, ids)
+        assert self.sequences[name].append(self.cache, ids) == self.plain.append(name, ids)
 
     @precondition(running)
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.plain.runs)))
-        self.cache.finish(name)
+        self.cache.release(self.sequences.pop(name))
         self.plain.finish(name)
 
     @rule()
@@ -76,8 +79,8 @@ class Compared(RuleBasedStateMachine):
             return
         self.cache.check_integrity()
         assert 0 <= self.cache.free == len(self.plain.free) <= self.cache.capacity
-        assert len(self.cache) == len(self.plain.runs)
-        assert self.cache.usage == 1 - self.cache.free / self.cache.capacity
+        assert len(self.cache.running) == len(self.plain.runs)
+        assert self.cache.pool.usage == 1 - self.cache.free / self.cache.capacity
 
     def seen(self, event: KVEvent) -> tuple[Any, ...]:
         """The event as the plain cache tells it; what it says of tokens and parents is true."""
@@ -110,29 +113,29 @@ class Adapters(RuleBasedStateMachine):
     @initialize(usable=st.integers(1, 10))
     def make(self, usable: int) -> None:
         self.cache = small_cache(usable, 2)
-        self.names = iter(map(str, range(10_000)))
-        self.running: list[str] = []
+        self.running: list[Replying] = []
         self.announced: Counter[BlockHash] = Counter()
 
     @rule(ids=st.lists(few_tokens, max_size=12), adapter=adapters)
     def begin(self, ids: list[int], adapter: Adapter | None) -> None:
-        name = next(self.names)
-        if begin(self.cache, name, ids, adapter) is not None:
-            self.running.append(name)
+        sequence = Replying(self.cache, ids, adapter)
+        if admit(self.cache, sequence) is not None:
+            self.running.append(sequence)
 
     @rule(number=st.integers(0, 20), count=st.integers(0, 4))
     def append(self, number: int, count: int) -> None:
         if self.running:
-            self.cache.append(self.running[number % len(self.running)], [1] * count)
+            self.running[number % len(self.running)].append(self.cache, [1] * count)
 
     @rule(number=st.integers(0, 20))
     def finish(self, number: int) -> None:
         if self.running:
-            self.cache.finish(self.running.pop(number % len(self.running)))
+            self.cache.release(self.running.pop(number % len(self.running)))
 
     @rule(loaded=st.booleans())
     def load(self, loaded: bool) -> None:
-        (self.cache.load_adapter if loaded else self.cache.unload_adapter)(ALICE.name)
+        pool = self.cache.pool
+        (pool.load_adapter if loaded else pool.unload_adapter)(ALICE.name)
 
     @rule(caching=st.booleans())
     def switch(self, caching: bool) -> None:
@@ -160,12 +163,12 @@ class Adapters(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "cache"):
-            for name in self.running:
-                self.cache.finish(name)
+            for sequence in self.running:
+                self.cache.release(sequence)
             assert self.cache.free == self.cache.capacity
 
 
 TestCompared = Compared.TestCase
-TestCompared.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestCompared.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestAdapters = Adapters.TestCase
-TestAdapters.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestAdapters.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

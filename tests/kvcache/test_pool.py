@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.kvcache.block_pool import Block, BlockPool, CountedBlocks, FreeQueue
+from app.engine.kvcache.block_pool import BLOCK_BYTES, Block, BlockPool, CountedBlocks
 
 HASH = b"h" * 32
 
@@ -46,7 +46,7 @@ def test_the_check_finds_broken_books() -> None:
             case 1:
                 mine[0].hash = b"other"
             case 2:
-                ours.queue.give_back([mine[1]])
+                ours._empty.append(mine[1])
             case 3:
                 sequences = []
             case 4:
@@ -55,41 +55,40 @@ def test_the_check_finds_broken_books() -> None:
             ours.check_integrity(sequences)
 
 
-def held(number: int, adapter: str | None = None) -> Block:
-    return Block(number, hash=bytes([number]), adapter=adapter)
+def cached(ours: BlockPool, *adapters: str | None) -> list[Block]:
+    """New blocks, each cached for tokens of an adapter."""
+    blocks = ours.take(len(adapters))
+    for block, adapter in zip(blocks, adapters, strict=True):
+        ours.cache(block, bytes([block.number]), adapter)
+    return blocks
 
 
-def drained(queue: FreeQueue) -> list[int]:
-    return [queue.take().number for _ in range(queue.free)]
+def order(ours: BlockPool) -> list[int]:
+    return [block.number for block in ours.free_blocks()]
 
 
 def test_there_may_be_more_blocks_than_memory_for_them() -> None:
-    queue = FreeQueue(1, 10**15)
-    assert queue.free == 10**15 - 1
-    assert queue.take().number == 1
+    ours, _ = pool(10**15)
+    assert (ours.free, ours.take(1)[0].number, ours.size_bytes) == (10**15, 1, BLOCK_BYTES)
+    with pytest.raises(IndexError):
+        pool(1)[0].take(2)
 
 
-def test_blocks_of_unloaded_adapters_go_between_empty_and_other_cached_ones() -> None:
-    queue = FreeQueue(1, 1)
-    queue.give_back([held(1), held(2, "a")])
-    queue.give_back([held(3, "b"), Block(4)])
-    queue.unload("a")
-    queue.unload("b")
-    queue.give_back([held(5), held(6, "a")])
-    assert [block.number for block in queue] == [4, 2, 3, 6, 1, 5]
-    queue.load("b")
-    assert drained(queue) == [4, 2, 6, 1, 3, 5]
-
-
-def test_blocks_that_are_emptied_keep_their_order() -> None:
-    queue = FreeQueue(1, 1)
-    queue.give_back([held(1), held(2, "a")])
-    queue.unload("a")
-    for block in queue:
-        block.hash = None
-    queue.empty_all()
-    queue.give_back([held(3), Block(4)])
-    assert drained(queue) == [4, 2, 1, 3]
+def test_blocks_of_unloaded_adapters_go_between_empty_and_other_cached_ones_and_keep_their_order() -> None:
+    ours, evicted = pool(6)
+    first, second, third = cached(ours, "a", None), cached(ours, "b"), cached(ours, "a", None)
+    [fourth] = ours.take(1)
+    ours.release(first)
+    ours.release([fourth, *second])
+    ours.unload_adapter("a")
+    ours.unload_adapter("b")
+    ours.release(third)
+    assert order(ours) == [6, 1, 3, 4, 2, 5]
+    ours.load_adapter("b")
+    assert order(ours) == [6, 1, 4, 2, 3, 5]
+    ours.clear()
+    assert order(ours) == [6, 1, 4, 2, 3, 5] == [block.number for block in ours.take(6)]
+    assert evicted == []
 
 
 SIZE = 16

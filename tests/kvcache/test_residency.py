@@ -53,12 +53,11 @@ def test_uses_and_the_gaps_between_the_last_four_of_them(clock: VirtualClock, ob
     serve(cache, tokens(0, 4))
     for pause in (1, 2, 3, 4, 5):
         clock.advance(pause)
-        begin(cache, "r", tokens(0, 5))
-        cache.finish("r")
+        serve(cache, tokens(0, 5))
     clock.advance(6)
     observed.lifetimes.clear()
     observed.idle.clear()
-    begin(cache, "r", tokens(50, 8))
+    begin(cache, tokens(50, 8))
     assert sorted(observed.lifetimes) == [6, 1 + 2 + 3 + 4 + 5 + 6]
     assert observed.idle == [6, 6]
     assert observed.gaps == [3, 4, 5]
@@ -103,7 +102,7 @@ def test_an_observer_is_told_which_released_blocks_can_be_found() -> None:
 
     told = Told()
     cache = small_cache(8, observer=told)
-    begin(cache, "r", tokens(0, 10))
-    first, second, partial = cache.block_numbers("r")
-    cache.finish("r")
+    sequence = begin(cache, tokens(0, 10))
+    first, second, partial = sequence.block_numbers()
+    cache.release(sequence)
     assert told.released_blocks == [(partial, False), (second, True), (first, True)]

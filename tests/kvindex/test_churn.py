@@ -17,6 +17,7 @@ from app.kvindex.holders import bits
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.replays import Replays
 from app.kvindex.streams import Message, Pool
+from tests.kvcache.caches import Replying, admit
 
 PODS, DAY_S, BLOCK = 100, 24 * 3600.0, 4
 REQUESTS_PER_POD = 40
@@ -48,8 +49,7 @@ class Pod:
     def start(self) -> None:
         self.cache = KVCache(self.rng.randint(40, 120), self.fleet.hasher)
         self.sequence, self.sent = 0, list[Message]()
-        self.running: list[tuple[str, list[int], str | None, str | None]] = []
-        self.served = 0
+        self.running: list[tuple[Replying, list[int], str | None, str | None]] = []
 
     def live(self, now: float) -> Iterator[Message]:
         """What happens next, as messages."""
@@ -78,30 +78,27 @@ class Pod:
         tokens = list(range(first, first + rng.randrange(4, 60)))
         tokens += [rng.randrange(30_000) for _ in range(rng.randrange(30))]
         adapter, salt = rng.choice([None, None, "alice"]), rng.choice([None, None, "salt"])
-        name = f"{self.name}-{self.served}"
-        self.served += 1
-        prompt = self.cache.prompt(tokens, Adapter(adapter) if adapter else None, salt)
-        while self.cache.begin(name, prompt) is None:
+        sequence = Replying(self.cache, tokens, Adapter(adapter) if adapter else None, salt)
+        while admit(self.cache, sequence) is None:
             self._finish()
-        self.running.append((name, tokens, adapter, salt))
+        self.running.append((sequence, tokens, adapter, salt))
         for request in list(self.running):
             each, ids, lora, cache_salt = request
             more = [rng.randrange(30_000) for _ in range(rng.randrange(1, 12))]
             ids += more
-            if not self.cache.append(each, more):
-                self.cache.finish(each)
+            if not each.append(self.cache, more):
+                self.cache.release(each)
                 self.running.remove(request)
             self.fleet.note(ids, lora, cache_salt)
         if len(self.running) > 3:
             self._finish()
 
     def _finish(self) -> None:
-        name, *_ = self.running.pop(0)
-        self.cache.finish(name)
+        self.cache.release(self.running.pop(0)[0])
 
     def _finish_all(self) -> None:
-        for name in list(self.cache._running):
-            self.cache.finish(name)
+        for sequence in list(self.cache.running):
+            self.cache.release(sequence)
 
     def held(self) -> set[int]:
         return {self.fleet.request_keys[name] for name in self.cache.pool._cached}

@@ -77,7 +77,7 @@ def test_a_worker_that_does_not_read_holds_up_nobody(folder: Path) -> None:
         other.generate(1, [2] * 20, 450)
         turns.until(lambda: other.is_over(1), other)
         assert len(other.whole(1)[0]) == 450
-        assert turns.engine.cache.usage == 0
+        assert turns.engine.cache.pool.usage == 0
         turns.until(lambda: all(stalled.is_over(key) for key in range(3)), stalled, other)
         for key in range(3):
             assert stalled.said[key][-1].finish == "error" and len(stalled.whole(key)[0]) < 450

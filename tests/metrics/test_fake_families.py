@@ -169,7 +169,7 @@ def test_real_requests_leave_no_trace() -> None:
         }
     )
     before = faked.lines()
-    faked.recorder.running(3)
+    faked.recorder.read_load = lambda: (3, 0, 0.0)
     faked.recorder.prefilled(0.03, prompt_tokens=100, cached_tokens=64, at_s=1.0)
     faked.recorder.decoded(5, 0.02, at_s=1.1)
     faked.recorder.completed(n=1, longest=6)
@@ -178,7 +178,7 @@ def test_real_requests_leave_no_trace() -> None:
 
 def test_without_fake_metrics_the_true_ones_are_told() -> None:
     faked = Faked(None)
-    faked.recorder.running(3)
+    faked.recorder.read_load = lambda: (3, 0, 0.0)
     assert faked.value("num_requests_running") == 3
     assert "e2e_request_latency_seconds" in faked.names()
 

@@ -31,21 +31,22 @@ def test_in_the_beginning_nothing_runs_and_nothing_waits() -> None:
 
 def test_a_combination_has_the_moment_at_which_it_last_came_about() -> None:
     loras = requests()
-    loras.waiting("a", 1)
-    loras.waiting("a", -1)
-    loras.running("a", 2)
-    loras.running("b", 1)
-    loras.running("a", -1)  # the same adapters run
-    assert series(loras) == [("", "a", 2), ("", "", 3), ("a", "", 4), ("a,b", "", 6)]
-    loras.running("a", -1)
-    loras.running("b", -1)
-    assert series(loras)[-2:] == [("b", "", 7), ("", "", 8)]
+    loras.move(1, "a", "waiting")
+    loras.move(1, "a", "running")
+    loras.move(2, "a", "running")
+    loras.move(3, "b", "running")
+    loras.move(2, "a", None)  # the same adapters run
+    assert series(loras) == [("", "a", 2), ("", "", 3), ("a", "", 5), ("a,b", "", 7)]
+    loras.move(1, "a", None)
+    loras.move(3, "b", None)
+    loras.move(3, "b", None)
+    assert series(loras)[-2:] == [("b", "", 8), ("", "", 9)]
 
 
 def test_the_first_series_go_when_there_are_too_many() -> None:
     loras = requests()
     for number in range(MOST_SERIES):
-        loras.running(f"a{number}", 1)
+        loras.move(number, f"a{number}", "running")
     found = series(loras)
     assert len(found) == MOST_SERIES
     assert found[0][0] == "a0" and found[-1][0].endswith(f",a{MOST_SERIES - 1}")
@@ -54,8 +55,8 @@ def test_the_first_series_go_when_there_are_too_many() -> None:
 def test_memory_is_bounded_however_long_the_names_are() -> None:
     loras = requests()
     for number in range(MOST_SERIES):
-        loras.running(f"{number}" * 10_000, 1)
-        loras.running(f"{number}" * 10_000, -1)
+        loras.move(number, f"{number}" * 10_000, "running")
+        loras.move(number, f"{number}" * 10_000, None)
         assert loras.size_bytes <= loras.limit_bytes
-    loras.running("a" * LIMIT_BYTES, 1)
+    loras.move(-1, "a" * LIMIT_BYTES, "running")
     assert [len(running) for running, _, _ in series(loras)] == [LIMIT_BYTES]

@@ -37,8 +37,7 @@ def test_whole_answers_of_chats_and_completions_tell_the_load(
     path: str, wanted: str | None, report: str | None
 ) -> None:
     recorder = Recorder("tiny", 2048, {})
-    recorder.waiting(3)
-    recorder.cache_used(0.25)
+    recorder.read_load = lambda: (0, 3, 0.25)
     routes = [post(each, answer) for each in (*PATHS, "/v1/responses")]
     client = application(routes, LoadReports(recorder.figures)).test_client()
     got = client.post(path, headers={} if wanted is None else {FORMAT: wanted})

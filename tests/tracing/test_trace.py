@@ -76,7 +76,7 @@ def test_a_sequence_is_queued_then_prefilled_then_decoded() -> None:
 
 def test_the_request_tells_vllms_attributes() -> None:
     house = Traced()
-    house.ask("cmpl-mine", choices=2, together=2, max_tokens=4)
+    house.ask("cmpl-mine", choices=2, num_choices=2, max_tokens=4)
     house.clock.advance(10)
     own = house.end()
     assert own.name == "llm_request"

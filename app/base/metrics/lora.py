@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from sys import getsizeof
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from app.base.metrics.instruments import Family, Gauge
 
-if TYPE_CHECKING:
-    pass
-
+AdapterStage = Literal["waiting", "running"]
 MOST_SERIES = 64
 """Most combinations of adapters that are shown; readers use the latest only."""
 LIMIT_BYTES = 2**18
@@ -29,8 +27,8 @@ class LoraRequests:
 
     def __init__(self, most: int, now: Callable[[], float]) -> None:
         self._most, self._now = str(most), now
-        self._running: Counter[str] = Counter()
-        self._waiting: Counter[str] = Counter()
+        self._stages: dict[Hashable, AdapterStage] = {}
+        self._counters: dict[AdapterStage, Counter[str]] = {"running": Counter(), "waiting": Counter()}
         self._latest = "", ""
         """Names of the running and of the waiting adapters, joined by commas."""
         self._held: dict[tuple[str, str], float] = {}
@@ -40,16 +38,20 @@ class LoraRequests:
         self.limit_bytes = LIMIT_BYTES
         self._note()
 
-    def running(self, adapter: str, delta: int) -> None:
-        """Counts `delta` requests with `adapter` that began to run; negative: that stopped."""
-        if _count(self._running, adapter, delta):
-            self._latest = ",".join(self._running), self._latest[1]
-        self._note()
+    def move(self, owner: Hashable, adapter: str, stage: AdapterStage | None) -> None:
+        """Notes that `owner`, a request with `adapter`, began to wait or to run; None: that it ended."""
+        if (before := self._stages.pop(owner, None)) is not None:
+            self._count(before, adapter, -1)
+        if stage is not None:
+            self._stages[owner] = stage
+            self._count(stage, adapter, 1)
 
-    def waiting(self, adapter: str, delta: int) -> None:
-        """Counts `delta` requests with `adapter` that began to wait; negative: that stopped."""
-        if _count(self._waiting, adapter, delta):
-            self._latest = self._latest[0], ",".join(self._waiting)
+    def _count(self, stage: AdapterStage, adapter: str, delta: int) -> None:
+        counter = self._counters[stage]
+        counter[adapter] += delta
+        if not counter[adapter]:
+            del counter[adapter]
+        self._latest = ",".join(self._counters["running"]), ",".join(self._counters["waiting"])
         self._note()
 
     def render(self) -> str:
@@ -72,15 +74,6 @@ class LoraRequests:
             first = next(iter(self._held))
             del self._held[first]
             self.size_bytes -= _entry_bytes(first)
-
-
-def _count(counter: Counter[str], adapter: str, delta: int) -> bool:
-    """Returns True when `adapter` appears or disappears."""
-    before = counter[adapter]
-    counter[adapter] = before + delta
-    if not counter[adapter]:
-        del counter[adapter]
-    return not before or adapter not in counter
 
 
 def _entry_bytes(key: tuple[str, str]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -25,7 +25,7 @@ from app.base.metrics.families import (
 )
 from app.base.metrics.figures import Distribution, Figures
 from app.base.metrics.instruments import Counter, Gauge, Histogram
-from app.base.metrics.lora import LoraRequests
+from app.base.metrics.lora import AdapterStage, LoraRequests
 from app.base.metrics.sequences import BLOCK, FinishedSequence, FinishedSequences
 
 LAYERS, HEADS, HEAD_SIZE, NUMBER_BYTES = 32, 8, 128, 2
@@ -71,6 +71,8 @@ class Recorder:
         transfers: bool = False,
         steps: bool = False,
     ) -> None:
+        self.read_load: Callable[[], tuple[int, int, float]] = lambda: (0, 0, 0.0)
+        """Returns running and waiting sequences, and the used share of the KV cache (0 to 1)."""
         self._loras = None if max_loras is None else LoraRequests(max_loras, now)
         table = (*engine_table(cache_config, block_times, older_names), *ABORTED, *(LATE if steps else ()))
         server = {"model_name": model_name, "engine": engine}
@@ -143,20 +145,10 @@ class Recorder:
     def adapter_series(self) -> LoraRequests | None:
         return self._loras
 
-    def waiting(self, delta: int, adapter: str | None = None) -> None:
-        """Counts `delta` sequences that entered the waiting list (negative: left). `adapter` is the one they
-        need.
-        """
-        self._waiting.value += delta
-        self._waiting_for_capacity.value += delta
-        if adapter is not None and self._loras is not None:
-            self._loras.waiting(adapter, delta)
-
-    def running(self, delta: int, adapter: str | None = None) -> None:
-        """Counts `delta` sequences that began to run (negative: stopped). `adapter` is the one they need."""
-        self._running.value += delta
-        if adapter is not None and self._loras is not None:
-            self._loras.running(adapter, delta)
+    def adapter_moved(self, sequence: Hashable, adapter: str, stage: AdapterStage | None) -> None:
+        """Counts a sequence with an adapter that began to wait or to run; None: that ended."""
+        if self._loras is not None:
+            self._loras.move(sequence, adapter, stage)
 
     def step(self, tokens: int) -> None:
         """Observes the tokens computed in one engine step."""
@@ -188,10 +180,6 @@ class Recorder:
     def preempted(self, sequences: int = 1) -> None:
         """Counts sequences that lost their blocks and wait for new ones."""
         self._preemptions.value += sequences
-
-    def cache_used(self, share: float) -> None:
-        """Sets the used share of the KV cache, from 0 to 1."""
-        self._cache_usage.value = share
 
     def looked_up(self, tokens: int, found: int) -> None:
         """Counts `tokens` looked up in the prefix cache, and the `found` ones."""
@@ -328,7 +316,9 @@ class Recorder:
         return self._families.render() + (self._loras.render() if self._loras is not None else "")
 
     def fold(self) -> None:
-        """Counts all stored rows. Call it before reading any number."""
+        """Counts all stored rows, and reads the load. Call it before reading any number."""
+        self._running.value, waiting, self._cache_usage.value = self.read_load()
+        self._waiting.value = self._waiting_for_capacity.value = waiting
         self._fold_tokens()
         self._fold_prefills()
         self._fold_finished()

@@ -106,56 +106,32 @@ class SequenceState:
     def preempted(self) -> None:
         """Called after the sequence has lost its blocks and is queued again."""
 
-    @property
-    def last_step(self) -> int:
-        """Number of the step that samples a decode's last token."""
-        return self.prompt_tokens + self.output_tokens - 2 - self.lead
-
-    @property
-    def known(self) -> int:
-        """Prompt and output tokens, computed or not."""
-        return self.prompt_tokens + self.written
-
 
 S = TypeVar("S", bound=SequenceState)
 
 
-class Batch(Generic[S]):
+class Batch(Struct, Generic[S]):
     """One step: its work, and the sequences that get a token at its end.
 
     Tokens leave in the order `decodes`, then `prefilled`. `ends` holds the sequences with their last token.
     """
 
-    __slots__ = (
-        "admitted",
-        "attention",
-        "context",
-        "decodes",
-        "drafts",
-        "ends",
-        "prefilled",
-        "prefills",
-        "sequences",
-        "tokens",
-    )
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.sequences = 0
-        """Sequences that compute tokens in this step."""
-        self.context = 0
-        """Tokens computed before this step, summed over its decodes."""
-        self.attention = 0.0
-        """Sum over prefills: tokens times the mean number of tokens each one attends to."""
-        self.prefills = 0
-        """Sequences that compute a part of their prompt."""
-        self.admitted: list[S] = []
-        """Sequences that got a place in this step."""
-        self.decodes: Sequence[S] = ()
-        self.prefilled: list[S] = []
-        self.ends: list[S] = []
-        self.drafts: dict[S, tuple[int, int]] = {}
-        """Speculative decoding: drafted and accepted tokens per decode."""
+    tokens: int = 0
+    sequences: int = 0
+    """Sequences that compute tokens in this step."""
+    context: int = 0
+    """Tokens computed before this step, summed over its decodes."""
+    attention: float = 0.0
+    """Sum over prefills: tokens times the mean number of tokens each one attends to."""
+    prefills: int = 0
+    """Sequences that compute a part of their prompt."""
+    admitted: list[S] = []
+    """Sequences that got a place in this step."""
+    decodes: Sequence[S] = ()
+    prefilled: list[S] = []
+    ends: list[S] = []
+    drafts: dict[S, tuple[int, int]] = {}
+    """Speculative decoding: drafted and accepted tokens per decode."""
 
 
 class Blocks(Protocol[S]):  # type: ignore[misc]

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from app.base.clock.clock import Clock
 from app.base.clock.timer_wheel import TimerWheel
-from app.engine.core.client import Emit, Handle
-from app.engine.core.outputs import EngineOutput, Failed, Finish, Started, Tokens
+from app.engine.core.outputs import Emit, EngineOutput, Failed, Finish, Handle, Started, Tokens
 from app.engine.core.reply import LENGTH, STOP, Reply
 from app.engine.core.request import EngineRequest
 
@@ -83,7 +82,7 @@ class BeamSearch:
                 limited=True,
                 arrival_s=now_s if step else request.arrival_s,
                 n=1,
-                together=1,
+                num_choices=1,
                 beams=False,
             )
             token = Reply(reply.texts[step : step + 1], reply.ids[step : step + 1], LENGTH)

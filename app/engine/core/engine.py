@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Listed
 from functools import partial
 from itertools import count, repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -19,17 +19,15 @@ from app.base.metrics.recorder import Recorder
 from app.base.metrics.sequences import FinishedSequence
 from app.engine.core.beams import BeamSearch
 from app.engine.core.cache_manager import KVCacheManager
-from app.engine.core.client import Emit, Handle
+from app.engine.core.client import EngineClient
 from app.engine.core.errors import KVCacheFull
-from app.engine.core.outputs import Started, Tokens
+from app.engine.core.outputs import Emit, Handle, Started, Tokens
 from app.engine.core.reply import Model, Reply
-from app.engine.core.request import EngineRequest
+from app.engine.core.request import EngineRequest, watches_of
 from app.engine.core.sequence import (
     COUNTED_AS,
     MOST_AT_ONCE,
-    BaseEngine,
     ReplySequence,
-    Sequence,
     SequenceContext,
     Submission,
     emit_failure,
@@ -40,6 +38,7 @@ from app.engine.lora.adapters import LoRASlots
 from config.settings import Settings
 
 if TYPE_CHECKING:
+    from app.engine.core.batch import Blocks
     from app.engine.core.step_cost import CostModel
     from app.engine.core.stepped import StepExecutor
     from config.profile import Profile
@@ -59,7 +58,7 @@ SEEDS = 2**48
 log = logging.getLogger(__name__)
 
 
-class Engine(BaseEngine):
+class Engine(EngineClient):
     """The `EngineClient` of this process; sequences run on their own timelines or in shared steps."""
 
     def __init__(
@@ -92,12 +91,15 @@ class Engine(BaseEngine):
         if profile is None:
             slots = SequencePool(limits.max_num_seqs, lora, by_priority, self.wheel.call_soon)
             self.executor, self._sequence = slots, partial(TimedSequence, pool=slots)
+            self._blocks: Blocks[Any] | None = cache
         else:
             # Imported here because other modes need no scheduler.
             from app.engine.core.stepped import StepExecutor, SteppedSequence
 
             steps = StepExecutor(settings, profile, self._context, lora, streams("drafts"), cost)
             self.executor, self._sequence = steps, partial(SteppedSequence, executor=steps)
+            self._blocks = steps.blocks
+        recorder.read_load = self._load
         self._model = model
         self._cache = cache
         self._clock = clock
@@ -112,31 +114,18 @@ class Engine(BaseEngine):
     def waiting(self) -> int:
         return self.executor.waiting
 
-    def sequences(self) -> Iterator[Sequence]:
-        for submission in list(reversed(self._active)):
-            for choice in reversed(submission.choices):
-                if not choice.over:
-                    yield choice
-
     def on_settings(self, settings: Settings) -> None:
         self.timing.on_settings(settings)
 
-    @property
-    def _unfinished(self) -> int:
-        return self.executor.running + self.executor.waiting
-
-    @property
-    def _queued(self) -> int:
-        return self.executor.waiting
+    def _load(self) -> tuple[int, int, float]:
+        executor, blocks = self.executor, self._blocks
+        used = 0.0 if blocks is None else 1.0 - blocks.free / blocks.capacity
+        return executor.running, executor.queued, used
 
     def _free(self, adapter: str | None) -> int:
         return self.executor.free(adapter) + self._max_waiting - self.executor.waiting
 
     def submit(self, requests: Listed[EngineRequest], emit: Emit) -> Handle:
-        """Runs `requests`, the choices of one request; may emit outputs before returning.
-
-        Admits all or none. Raises any EngineError before anything has begun. May pause.
-        """
         if not requests:
             return Submission(self._active)
         replies = self._replies(requests)
@@ -162,7 +151,7 @@ class Engine(BaseEngine):
         self.check_admission(len(sequences), first.adapter)
         if first.observers:
             for sequence in sequences:
-                sequence.observe()
+                sequence.watches = watches_of(sequence.request)
         submission.begin(sequences)
         return submission
 
@@ -183,7 +172,7 @@ class Engine(BaseEngine):
         special = request.adapter or request.observers or request.delays or request.remote_prefill
         return not (
             special
-            or request.least_hit_rate
+            or request.cache_hit_threshold
             or request.logprobs is not None
             or reply.spans
             or reply.delays

@@ -7,6 +7,7 @@ An output belongs to one choice (`index`). A choice emits one `Started`, then `T
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from itertools import chain, count
 from typing import Literal, Protocol, TypeVar, overload
 
@@ -91,24 +92,10 @@ class Tokens(Struct, gc=False):
 
     def split(self, count: int) -> tuple[Tokens, Tokens]:
         """Splits off the first `count` tokens (at least 1, fewer than all); the rest keeps `finish`."""
-        texts, ids, logprobs = self.texts, self.ids, self.logprobs
-        first = Tokens(
-            self.index,
-            texts[:count],
-            ids[:count],
-            self.at_s,
-            None if logprobs is None else logprobs[:count],
-            None,
-            self.part,
-        )
-        rest = Tokens(
-            self.index,
-            texts[count:],
-            ids[count:],
-            self.at_s,
-            None if logprobs is None else logprobs[count:],
-            self.finish,
-            self.part,
+        index, at_s, part, entries = self.index, self.at_s, self.part, self.logprobs
+        first, rest = (
+            Tokens(index, self.texts[some], self.ids[some], at_s, entries and entries[some], finish, part)
+            for some, finish in ((slice(count), None), (slice(count, None), self.finish))
         )
         return first, rest
 
@@ -138,6 +125,26 @@ class Failed(Struct, gc=False):
 
 
 EngineOutput = Started | Tokens | Failed
+
+TakeToken = Callable[[str, int, float], None]
+"""Receives the text, id and due time of one plain token."""
+Emit = Callable[[EngineOutput], TakeToken | None]
+"""Receives an output, in the hub or in any greenlet; must not wait.
+
+The answer to a `Started` may be a `TakeToken`, which receives the choice's plain tokens from then on.
+Thousands of streams then cost no object per token.
+"""
+
+
+class Handle(Protocol):
+    """Choices of one submitted request."""
+
+    @property
+    def future(self) -> Future[None]:
+        """Future that is done when all choices have ended, in any way. The future cannot be cancelled."""
+
+    def abort(self) -> None:
+        """Ends unfinished choices. Nothing more is emitted."""
 
 
 T = TypeVar("T", covariant=True)

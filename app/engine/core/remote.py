@@ -18,13 +18,13 @@ from zmq.utils.monitor import recv_monitor_message
 from app.base.clock.clock import Clock
 from app.base.clock.pause import pause_if_possible
 from app.base.metrics.recorder import Recorder
-from app.engine.core.client import Emit
+from app.engine.core.client import EngineClient
 from app.engine.core.errors import CallerLeft, CommandFailed, EngineDead
 from app.engine.core.heartbeat import LONGEST_SILENCE_S, Heartbeat
-from app.engine.core.outputs import PartReader
+from app.engine.core.outputs import Emit, PartReader
 from app.engine.core.remote_sequence import Names, RemoteSequence
-from app.engine.core.request import EngineRequest
-from app.engine.core.sequence import BaseEngine, Submission
+from app.engine.core.request import EngineRequest, watches_of
+from app.engine.core.sequence import Submission
 from app.engine.core.wire import (
     Abort,
     Answer,
@@ -59,7 +59,7 @@ BlocksListener = Callable[[str, int, bytes], None]
 """Receives topic, sequence and batch of each `Blocks`."""
 
 
-class RemoteEngine(BaseEngine):
+class RemoteEngine(EngineClient):
     """The `EngineClient` of a worker, to be started in that worker; several workers may share the engine.
 
     The worker sends orders and receives notices. After a lost connection the engine is greeted again.
@@ -80,6 +80,7 @@ class RemoteEngine(BaseEngine):
         super().__init__(settings, recorder)
         self.load = Load()
         """Load of the engine, summed over its workers."""
+        recorder.read_load = lambda: (self.load.running, self.load.waiting, self.load.cache_usage)
         self._endpoint = endpoint
         self._is_greeted = False
         """True once the engine has answered on the current connection."""
@@ -180,7 +181,7 @@ class RemoteEngine(BaseEngine):
             self._leave,
             submission,
         )
-        choice.observe()
+        choice.watches = watches_of(request)
         return choice
 
     def sequences(self) -> Iterator[RemoteSequence]:
@@ -256,9 +257,6 @@ class RemoteEngine(BaseEngine):
         """Records the load of the engine with all its workers; every worker records the same."""
         recorder, before, self.load = self.recorder, self.load, load
         self._others = max(0, load.running + load.waiting - len(self._choices))
-        recorder.running(load.running - before.running)
-        recorder.waiting(load.waiting - before.waiting)
-        recorder.cache_used(load.cache_usage)
         queries, hits = load.prefix_queries - before.prefix_queries, load.prefix_hits - before.prefix_hits
         recorder.looked_up(max(0, queries), max(0, hits))
         recorder.preempted(max(0, load.preemptions - before.preemptions))

@@ -7,9 +7,8 @@ from collections.abc import Sequence as Listed
 
 from app.base.metrics.recorder import Recorder
 from app.engine.core.batch import Phase, SequenceStatus
-from app.engine.core.client import Emit
 from app.engine.core.errors import EngineError, EngineFailed, RequestRefused
-from app.engine.core.outputs import Finish, LazySequence, Part, PartReader, Piece, TokenLogprob, Tokens
+from app.engine.core.outputs import Emit, Finish, LazySequence, Part, PartReader, Piece, TokenLogprob, Tokens
 from app.engine.core.request import EngineRequest
 from app.engine.core.sequence import COUNTED_AS, Sequence, Submission
 from app.engine.core.wire import EngineCoreOutput, WireLogprob

@@ -129,7 +129,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     """Prompts with different salts share no cached block."""
     media: tuple[tuple[str, int, int], ...] = ()
     """(identifier, first token, tokens) of each image, audio or video in the prompt."""
-    least_hit_rate: float = 0.0
+    cache_hit_threshold: float = 0.0
     """Minimum cached share of the prompt; below, the request ends at once with `cache_threshold`."""
     remote_prefill: bool = False
     """The prefill ran on another engine: its cache is transferred instead of computed."""
@@ -142,7 +142,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     """Choices requested for this prompt (metrics only)."""
     beams: bool = False
     """The choices are the beams of a search."""
-    together: int = 1
+    num_choices: int = 1
     """Choices of the whole request. Several advance in turn, token by token, as in an engine's steps."""
     observers: Sequence[Observer] = ()
     """Called for this sequence at admission."""

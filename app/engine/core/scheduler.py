@@ -189,24 +189,29 @@ class Scheduler(Generic[S]):
         """True if there is nothing to compute, now or later."""
         return not self.running and not self.fetching and (self.paused or not self.waiting.members)
 
-    def add(self, sequence: S) -> None:
-        """Queues a sequence for its first step."""
-        self.waiting.add(sequence)
+    def remove(self, sequence: S) -> bool:
+        """Removes a sequence before its end; returns False after its end.
 
-    def remove(self, sequence: S) -> None:
-        """Removes a sequence before its end. Tokens in flight for the sequence are dropped."""
+        Tokens in flight for the sequence are dropped.
+        """
         if sequence.running:
-            if sequence.decodes:
-                self._part(sequence)
+            if sequence.decodes:  # takes it out of the bulk
+                self._decoding = [it for it in self._decoding if it is not sequence]
+                self._leads -= sequence.lead
+                next_need = sequence.held * self._block_size - sequence.lead
+                for calendar, step in ((self._ends, _last_step(sequence)), (self._needs, next_need)):
+                    if sequence in (noted := calendar.get(step, [])):
+                        noted.remove(sequence)
             elif sequence in self.prefilling:
                 self.prefilling.remove(sequence)
             self._leave(sequence, 0)
-            return
+            return True
         if sequence in self.fetching:
             self.fetching.remove(sequence)
-        else:
-            self.waiting.remove(sequence)
+        elif not self.waiting.remove(sequence):
+            return False
         self._forget(sequence)
+        return True
 
     def fetched(self, sequence: S) -> None:
         """Queues a sequence whose prompt cache has arrived; only the last prompt token remains to compute."""
@@ -229,7 +234,10 @@ class Scheduler(Generic[S]):
             self._step += 1
             self._under_way += 1
         if self._singly:
-            self._gather()
+            self._singly = False
+            self._decoding = [it for it in self.running if it.decodes]
+            for sequence in self._decoding:
+                self._join(sequence)
         if batch.prefilled:
             self._sample(batch)
         if batch.tokens:
@@ -266,11 +274,18 @@ class Scheduler(Generic[S]):
         needs = self._needs.get(self._step, ())
         budget, blocks = self.limits.max_num_batched_tokens - len(self._decoding), len(needs)
         allotted: list[tuple[S, int]] = []
-        if self.prefilling:
-            allotted = self._allotted(budget)
-            blocks += sum(self._lacks(it, it.computed + tokens) for it, tokens in allotted)
+        """Unfinished prompts, each with the tokens that it computes next."""
+        left = budget
+        for sequence in self.prefilling:
+            unknown = sequence.prompt_tokens + sequence.written - sequence.computed
+            tokens = min(unknown, left, self._limit)
+            if tokens > 0:
+                left -= tokens
+                allotted.append((sequence, tokens))
+                blocks += self._lacks(sequence, sequence.computed + tokens)
         lacks = blocks > 0 and blocks > self.blocks.free
-        if not self._in_bulk or budget < 0 or lacks or self.prefilling and not self._prefills_last():
+        prefills_last = self.running[len(self.running) - len(self.prefilling) :] == self.prefilling
+        if not self._in_bulk or budget < 0 or lacks or not prefills_last:
             return self._one_by_one(batch)
         self._advance(batch, needs)
         for sequence, tokens in allotted:
@@ -278,22 +293,8 @@ class Scheduler(Generic[S]):
             self._prefill(sequence, tokens, batch)
         return False
 
-    def _prefills_last(self) -> bool:
-        """Returns whether unfinished prompts were admitted after all other running sequences."""
-        return self.running[-len(self.prefilling) :] == self.prefilling
-
-    def _allotted(self, budget: int) -> list[tuple[S, int]]:
-        """Returns each unfinished prompt with the tokens that it computes next."""
-        allotted = []
-        for sequence in self.prefilling:
-            tokens = min(sequence.known - sequence.computed, budget, self._limit)
-            if tokens > 0:
-                budget -= tokens
-                allotted.append((sequence, tokens))
-        return allotted
-
     def _lacks(self, sequence: S, tokens: int) -> int:
-        return max(0, -(-tokens // self.blocks.block_size) - sequence.held)
+        return max(0, -(-tokens // self._block_size) - sequence.held)
 
     def _grow(self, sequence: S, tokens: int) -> None:
         lacks = self._lacks(sequence, tokens)
@@ -323,19 +324,31 @@ class Scheduler(Generic[S]):
 
     def _one_by_one(self, batch: Batch[S]) -> bool:
         """Gives running sequences tokens as budget and blocks allow; returns whether one was preempted."""
-        self._scatter()
+        for decode in self._decoding:  # ends the bulk
+            decode.computed = self._step + decode.lead
+            decode.written = decode.computed - decode.prompt_tokens + 1
+        self._needs.clear()
+        self._ends.clear()
+        self._leads = 0
+        self._singly = True
         preempted, place = False, 0
         budget = self.limits.max_num_batched_tokens
         allotted: dict[S, int] = {}
         while budget > 0 and place < len(self.running):
             sequence = self.running[place]
             place += 1
-            tokens = 0 if sequence.last else min(self._wanted(sequence), budget, self._limit)
+            wanted = sequence.prompt_tokens + sequence.written - sequence.computed
+            if self._speculation is not None and sequence.decodes:
+                left = sequence.output_tokens - sequence.written - 1
+                wanted += min(self._speculation.drafts, left)
+            tokens = 0 if sequence.last else min(wanted, budget, self._limit)
             if tokens <= 0:
                 continue
             while sequence.running and self._lacks(sequence, sequence.computed + tokens) > self.blocks.free:
                 preempted = True
-                victim = self._victim()
+                victim = self.running[-1]
+                if self.limits.by_priority:
+                    victim = max(self.running, key=lambda it: (it.priority, it.arrived))
                 if victim in allotted:  # lower priority, but admitted earlier
                     budget += allotted.pop(victim)
                     place -= 1
@@ -347,12 +360,6 @@ class Scheduler(Generic[S]):
             budget -= tokens
         self._compute(allotted, batch)
         return preempted
-
-    def _wanted(self, sequence: S) -> int:
-        wanted = sequence.known - sequence.computed
-        if self._speculation is None or not sequence.decodes:
-            return wanted
-        return wanted + min(self._speculation.drafts, sequence.output_tokens - sequence.written - 1)
 
     def _compute(self, allotted: dict[S, int], batch: Batch[S]) -> None:
         decodes = []
@@ -374,12 +381,6 @@ class Scheduler(Generic[S]):
                 self._end(sequence, batch)
         batch.decodes = decodes
 
-    def _victim(self) -> S:
-        """Returns the sequence to preempt: the last admitted, or the one of lowest priority."""
-        if not self.limits.by_priority:
-            return self.running[-1]
-        return max(self.running, key=lambda it: (it.priority, it.arrived))
-
     def _preempt(self, sequence: S) -> None:
         """Frees the blocks of a sequence and queues it in front; tokens in flight still arrive."""
         computed = sequence.computed
@@ -389,7 +390,7 @@ class Scheduler(Generic[S]):
             computed = max(computed - 1, min(computed, sequence.prompt_tokens))
         elif sequence in self.prefilling:
             self.prefilling.remove(sequence)
-        self._leave(sequence, computed // self.blocks.block_size)
+        self._leave(sequence, computed // self._block_size)
         sequence.computed = 0
         sequence.decodes = False
         sequence.preemptions += 1
@@ -400,7 +401,7 @@ class Scheduler(Generic[S]):
     # Waiting sequences are admitted (rule 3b).
 
     def _admit(self, batch: Batch[S]) -> None:
-        limits, blocks, size = self.limits, self.blocks, self.blocks.block_size
+        limits, blocks, size = self.limits, self.blocks, self._block_size
         while len(self.running) < limits.max_num_seqs:
             budget = limits.max_num_batched_tokens - batch.tokens
             sequence = self.waiting.head() if budget > 0 else None
@@ -411,8 +412,12 @@ class Scheduler(Generic[S]):
                 found = blocks.find(sequence, known)
                 if not blocks.fits(sequence, known, found):
                     return
-                if sequence.remote:
-                    self._fetch(sequence, found)
+                if sequence.remote:  # its cache will arrive; until then it has blocks but no place
+                    self.waiting.pop(sequence)
+                    self.waiting.left(sequence)
+                    sequence.held = -(-sequence.prompt_tokens // size)
+                    blocks.begin(sequence, found, sequence.held - found)
+                    self.fetching.append(sequence)
                     continue
                 sequence.computed = found * size + sequence.loaded
             tokens = min(known - sequence.computed, self._limit)
@@ -428,14 +433,6 @@ class Scheduler(Generic[S]):
             self.prefilling.append(sequence)
             batch.admitted.append(sequence)
             self._prefill(sequence, tokens, batch)
-
-    def _fetch(self, sequence: S, found: int) -> None:
-        """Assigns blocks for a prompt whose cache will arrive; the sequence has no place until then."""
-        self.waiting.pop(sequence)
-        self.waiting.left(sequence)
-        sequence.held = -(-sequence.prompt_tokens // self.blocks.block_size)
-        self.blocks.begin(sequence, found, sequence.held - found)
-        self.fetching.append(sequence)
 
     def _prefill(self, sequence: S, tokens: int, batch: Batch[S]) -> None:
         """Computes the next `tokens` of a prompt; blocks are assigned already."""
@@ -477,7 +474,7 @@ class Scheduler(Generic[S]):
         """Lets a decode advance in bulk from the next step on."""
         sequence.lead = sequence.computed - self._step
         self._leads += sequence.lead
-        self._ends.setdefault(sequence.last_step, []).append(sequence)
+        self._ends.setdefault(_last_step(sequence), []).append(sequence)
         self._note_need(sequence)
 
     def _note_need(self, sequence: S) -> None:
@@ -490,26 +487,7 @@ class Scheduler(Generic[S]):
             else:
                 needs.append(sequence)
 
-    def _part(self, sequence: S) -> None:
-        """Takes a decode out of the bulk."""
-        self._decoding = [it for it in self._decoding if it is not sequence]
-        self._leads -= sequence.lead
-        next_need = sequence.held * self.blocks.block_size - sequence.lead
-        for calendar, step in ((self._ends, sequence.last_step), (self._needs, next_need)):
-            if sequence in (noted := calendar.get(step, [])):
-                noted.remove(sequence)
 
-    def _scatter(self) -> None:
-        for sequence in self._decoding:
-            sequence.computed = self._step + sequence.lead
-            sequence.written = sequence.computed - sequence.prompt_tokens + 1
-        self._needs.clear()
-        self._ends.clear()
-        self._leads = 0
-        self._singly = True
-
-    def _gather(self) -> None:
-        self._singly = False
-        self._decoding = [it for it in self.running if it.decodes]
-        for sequence in self._decoding:
-            self._join(sequence)
+def _last_step(sequence: SequenceState) -> int:
+    """Returns the number of the step that samples a decode's last token."""
+    return sequence.prompt_tokens + sequence.output_tokens - 2 - sequence.lead

@@ -8,7 +8,7 @@ another process.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable
 from collections.abc import Sequence as Listed
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -20,15 +20,13 @@ from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.recorder import Recorder
 from app.base.metrics.sequences import FinishedSequence, FinishReason
 from app.engine.core.batch import SequenceStatus
-from app.engine.core.cache_manager import CachedSequence, KVCacheManager
-from app.engine.core.client import Emit, TakeToken
-from app.engine.core.errors import Draining, EngineDead, QueueFull, TooManyRequests
-from app.engine.core.outputs import Failed, Finish, Part, Started, TokenLogprob, Tokens
+from app.engine.core.cache_manager import KVCacheManager
+from app.engine.core.outputs import Emit, Failed, Finish, Part, Started, TakeToken, TokenLogprob, Tokens
 from app.engine.core.reply import Reply
-from app.engine.core.request import EngineRequest, Outcome, Watch, notify, watches_of
+from app.engine.core.request import EngineRequest, Outcome, Watch, notify
 from app.engine.core.timing import PerRequestTiming
+from app.engine.kvcache.cache import CachedSequence
 from app.engine.kvcache.prompt import Prompt
-from config.settings import Settings
 
 ABORT = Finish("abort")
 CACHE_THRESHOLD = Finish("cache_threshold")
@@ -65,7 +63,6 @@ class Sequence(CachedSequence):
 
     # Thousands of sequences take turns: each must touch little memory.
     __slots__ = (
-        "_begun",
         "_emit",
         "_first_s",
         "_last_s",
@@ -75,10 +72,12 @@ class Sequence(CachedSequence):
         "_scheduled_s",
         "_submission",
         "_take_token",
-        "watches",
         "adapter",
+        "begun",
         "over",
+        "request",
         "tokens",
+        "watches",
     )
 
     def __init__(
@@ -92,15 +91,18 @@ class Sequence(CachedSequence):
         prompt: Prompt | None = None,
     ) -> None:
         """`output_tokens` is the reply's length if known, else the limit; `now` returns monotonic seconds."""
-        super().__init__(request, output_tokens, prompt)
+        prompt_tokens, priority = len(request.prompt_ids), request.priority
+        super().__init__(prompt, prompt_tokens, output_tokens, priority, request.remote_prefill)
+        self.request = request
         self.adapter = request.adapter
         self.tokens = 0
         """Number of tokens emitted so far."""
+        self.begun = False
+        """True once `Started` has been emitted."""
         self.over = False
         self._now, self._recorder, self._emit, self._submission = now, recorder, emit, submission
         self.watches: Iterable[Watch] = ()
         self._take_token: TakeToken | None = None
-        self._begun = False
         self._queued_s = request.arrival_s
         """Time of queueing, in monotonic seconds."""
         self._scheduled_s: float | None = None
@@ -114,24 +116,18 @@ class Sequence(CachedSequence):
     def status(self) -> SequenceStatus:
         raise NotImplementedError
 
-    def blocks_from(self, first: int) -> list[int]:
-        """Returns the numbers of the KV blocks from index `first` on; empty where unknown."""
-        return []
-
     @property
     def text(self) -> str:
         """Text emitted so far, without markup; empty where not kept."""
         return ""
 
     def _withdraw(self) -> None:
+        """Takes the ended sequence out of the engine."""
         raise NotImplementedError
-
-    def observe(self) -> None:
-        self.watches = watches_of(self.request)
 
     def _start(self, at_s: float, prompt_logprobs: Listed[TokenLogprob | None] | None) -> TakeToken | None:
         """Emits `Started`; returns the writer's receiver of plain tokens, if any."""
-        self._begun = True
+        self.begun = True
         began_s = at_s if self._scheduled_s is None else self._scheduled_s
         cached = self.cached_tokens + self.fetched_tokens
         queue_s, prefill_s = max(0.0, began_s - self._queued_s), max(0.0, at_s - began_s)
@@ -175,7 +171,7 @@ class Sequence(CachedSequence):
         self.over = True
         now_s, index = self._now(), self.request.index
         try:
-            if not self._begun:
+            if not self.begun:
                 self._emit(Started(index, now_s))
             self._emit(Tokens(index, (), (), now_s, None, ABORT))
         finally:
@@ -183,48 +179,43 @@ class Sequence(CachedSequence):
 
     def _end(self, reason: FinishReason, counted: bool = True) -> None:
         """Takes the sequence out of the engine and counts it, after its last output."""
-        now_s = self._now()
+        now_s, request = self._now(), self.request
         self.over = True
         self._take_token = None
         self._withdraw()
-        choices, longest = self._submission.count(self)
+        choices, longest = (1, self.tokens) if request.n == 1 else self._submission.count(self)
         if counted:
-            self._recorder.sequence_finished(self._finished(reason, now_s, choices, longest))
+            scheduled_s = now_s if self._scheduled_s is None else self._scheduled_s
+            first_s = scheduled_s if self._first_s is None else self._first_s
+            finished = FinishedSequence(
+                reason,
+                prompt_tokens=self.prompt_tokens,
+                generation_tokens=self.tokens,
+                cached_tokens=self.cached_tokens + self.fetched_tokens,
+                max_tokens=request.max_tokens,
+                queue_s=max(0.0, scheduled_s - self._queued_s),
+                prefill_s=max(0.0, first_s - scheduled_s),
+                decode_s=max(0.0, self._last_s - first_s),
+                e2e_s=now_s - request.arrival_s,
+                preemptions=self.preemptions,
+                choices=choices,
+                longest=longest,
+            )
+            self._recorder.sequence_finished(finished)
         else:
             self._recorder.aborted()
         if self.watches:
-            notify(self.watches, self._outcome(reason, now_s))
+            outcome = Outcome(
+                reason=reason,
+                scheduled_s=self._scheduled_s,
+                first_token_s=self._first_s,
+                last_token_s=None if self._first_s is None else self._last_s,
+                ended_s=now_s,
+                cached_tokens=self.cached_tokens,
+                tokens=self.tokens,
+            )
+            notify(self.watches, outcome)
         self._submission.end_one()
-
-    def _finished(self, reason: FinishReason, now_s: float, choices: int, longest: int) -> FinishedSequence:
-        request = self.request
-        scheduled_s = now_s if self._scheduled_s is None else self._scheduled_s
-        first_s = scheduled_s if self._first_s is None else self._first_s
-        return FinishedSequence(
-            reason,
-            prompt_tokens=self.prompt_tokens,
-            generation_tokens=self.tokens,
-            cached_tokens=self.cached_tokens + self.fetched_tokens,
-            max_tokens=request.max_tokens,
-            queue_s=max(0.0, scheduled_s - self._queued_s),
-            prefill_s=max(0.0, first_s - scheduled_s),
-            decode_s=max(0.0, self._last_s - first_s),
-            e2e_s=now_s - request.arrival_s,
-            preemptions=self.preemptions,
-            choices=choices,
-            longest=longest,
-        )
-
-    def _outcome(self, reason: str, now_s: float) -> Outcome:
-        return Outcome(
-            reason=reason,
-            scheduled_s=self._scheduled_s,
-            first_token_s=self._first_s,
-            last_token_s=None if self._first_s is None else self._last_s,
-            ended_s=now_s,
-            cached_tokens=self.cached_tokens,
-            tokens=self.tokens,
-        )
 
 
 class ReplySequence(Sequence):
@@ -237,6 +228,7 @@ class ReplySequence(Sequence):
         "_context",
         "_delays",
         "_ids",
+        "_own_cache",
         "_part",
         "_part_end",
         "_parts_done",
@@ -261,24 +253,24 @@ class ReplySequence(Sequence):
             self.fetched_tokens = self.prompt_tokens
         self._reply, self._texts, self._ids = reply, reply.texts, reply.ids
         self._context = context
+        self._own_cache: KVCacheManager | None = None
+        """KV cache whose blocks the sequence takes and releases itself; None in shared steps."""
         self._delays: dict[int, float] | None = None
         if request.delays or reply.delays:
-            self._delays = summed(request.delays, reply.delays)
+            self._delays = {}
+            for token, seconds in chain(request.delays, reply.delays):
+                self._delays[token] = self._delays.get(token, 0.0) + seconds
         self._position = self._parts_done = 0
         self._part: Part | None
         self._part_end, self._part = reply.spans[0] if reply.spans else (len(self._texts), None)
 
     def fits(self) -> bool:
         """Returns whether the KV cache has room for the prompt now."""
-        prompt, cache = self.prompt, self._context.cache
-        return prompt is None or cache is None or cache.cache.can_allocate(prompt)
+        cache = self._context.cache
+        return cache is None or cache.can_allocate(self)
 
     def reply_ids(self, start: int, stop: int) -> Listed[int]:
         return self._ids[start:stop]
-
-    def blocks_from(self, first: int) -> list[int]:
-        cache = self._context.cache
-        return [] if cache is None else cache.cache.block_numbers(self, first)
 
     @property
     def text(self) -> str:
@@ -291,26 +283,22 @@ class ReplySequence(Sequence):
 
     def _emit_until(self, stop: int, at_s: float, part: Part | None) -> bool:
         """Emits and counts tokens up to `stop`, due at `at_s`, all of `part`; returns whether more follow."""
-        start, reply = self._position, self._reply
+        start, reply, cache = self._position, self._reply, self._own_cache
         self._position = stop
         texts, ids = self._texts[start:stop], self._ids[start:stop]
         logprobs = None if reply.logprobs is None else reply.logprobs[start:stop]
-        self._write(ids)
+        finish = None if stop < len(self._texts) else reply.finish
+        if cache is not None:
+            if ids:  # without a free block the reply continues anyway: nothing is preempted
+                cache.append(self, len(ids))
+            cache.publish()
+            if finish is not None:
+                cache.release(self)
         self._account(len(ids), at_s)
-        if stop < len(self._texts):
-            self._emit(Tokens(self.request.index, texts, ids, at_s, logprobs, None, part))
-            return True
-        self._release()
-        self._emit(Tokens(self.request.index, texts, ids, at_s, logprobs, reply.finish, part))
-        if not self.over:
-            self._end(COUNTED_AS[reply.finish.reason])
-        return False
-
-    def _write(self, ids: Listed[int]) -> None:
-        """Adds emitted tokens to the KV cache, in subclasses that do so on emission."""
-
-    def _release(self) -> None:
-        """Frees the blocks, in subclasses that own them."""
+        self._emit(Tokens(self.request.index, texts, ids, at_s, logprobs, finish, part))
+        if finish is not None and not self.over:
+            self._end(COUNTED_AS[finish.reason])
+        return finish is None
 
     def _empty(self, finish: Finish) -> None:
         self._reply = Reply((), (), finish)
@@ -324,7 +312,9 @@ class ReplySequence(Sequence):
         return self._part is not None and self._part.kind == "image"
 
     def _end(self, reason: FinishReason, counted: bool = True) -> None:
-        self._release()
+        if self._own_cache is not None and self in self._own_cache.running:
+            self._own_cache.release(self)
+            self._own_cache.publish()
         if reason == "abort":
             self._texts = self._ids = ()  # the timer wheel may hold the sequence for a while
         super()._end(reason, counted)
@@ -336,21 +326,17 @@ class Submission:
     The last choice to end clears all references to choices, so no cycle is left for the garbage collector.
     """
 
-    __slots__ = ("_active", "_future", "_lengths", "_sequences", "_unfinished")
+    __slots__ = ("_active", "_future", "_lengths", "_unfinished", "choices")
 
     def __init__(self, active: dict[Submission, None]) -> None:
         """`active` holds the engine's unfinished submissions, in order of arrival."""
         self._active = active
-        self._sequences: Listed[Sequence] = ()
+        self.choices: Listed[Sequence] = ()
+        """All choices; empty after the last one ends."""
         self._unfinished = 0
         self._lengths: dict[int, list[int]] | None = None
         """Token counts of finished choices, by prompt."""
         self._future: Future[None] | None = None
-
-    @property
-    def choices(self) -> Listed[Sequence]:
-        """All choices; empty after the last one ends."""
-        return self._sequences
 
     @property
     def future(self) -> Future[None]:
@@ -364,7 +350,7 @@ class Submission:
 
     def begin(self, sequences: Listed[Sequence]) -> None:
         """Submits all sequences in order; most of many start in later turns of the event loop."""
-        self._sequences = sequences
+        self.choices = sequences
         self._unfinished = len(sequences)
         self._active[self] = None
         for number, sequence in enumerate(sequences):
@@ -372,7 +358,7 @@ class Submission:
                 sequence.enter(soon=number >= STARTED_AT_ONCE)
 
     def abort(self) -> None:
-        for sequence in reversed(self._sequences):
+        for sequence in reversed(self.choices):
             sequence.abort()
 
     def interrupt(self, request_ids: Container[str] | None, slices: Slices, counted: bool) -> int:
@@ -382,7 +368,7 @@ class Submission:
         """
         found = [
             it
-            for it in reversed(self._sequences)
+            for it in reversed(self.choices)
             if not it.over and (request_ids is None or it.request.request_id in request_ids)
         ]
         parents = {it.request.index // it.request.n for it in found if it.request.n > 1}
@@ -393,91 +379,21 @@ class Submission:
 
     def count(self, sequence: Sequence) -> tuple[int, int]:
         """Returns `choices` and `longest` of `FinishedSequence`: 0, 0 before the prompt's last choice."""
-        n, tokens = sequence.request.n, sequence.tokens
-        if n == 1:
-            return 1, tokens
+        n = sequence.request.n
         if self._lengths is None:
             self._lengths = {}
         lengths = self._lengths.setdefault(sequence.request.index // n, [])
-        lengths.append(tokens)
+        lengths.append(sequence.tokens)
         return (n, max(lengths)) if len(lengths) == n else (0, 0)
 
     def end_one(self) -> None:
         """Counts one finished choice, after its last output; the last choice completes the future."""
         self._unfinished -= 1
         if not self._unfinished:
-            self._sequences = ()
+            self.choices = ()
             del self._active[self]
             if self._future is not None:
                 self._future.set_result(None)
-
-
-class BaseEngine:
-    """Base of local and remote engines: admission control and unfinished submissions."""
-
-    def __init__(self, settings: Settings, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.draining = False
-        limits = settings.scheduling
-        self._slots, self._max_waiting = limits.max_num_seqs, limits.max_waiting_queue_length
-        self._max_unfinished = limits.max_num_queued_reqs
-        self._active: dict[Submission, None] = {}
-        """Unfinished submissions, in order of arrival."""
-
-    @property
-    def healthy(self) -> bool:
-        return True
-
-    @property
-    def _unfinished(self) -> int:
-        """Number of running and waiting sequences."""
-        raise NotImplementedError
-
-    @property
-    def _queued(self) -> int:
-        raise NotImplementedError
-
-    def _free(self, adapter: str | None) -> int:
-        """Returns how many more sequences slots and waiting queue can take."""
-        raise NotImplementedError
-
-    def sequences(self) -> Iterator[Sequence]:
-        """Yields all unfinished choices, the latest first. The set may change at every pause."""
-        raise NotImplementedError
-
-    def check_accepting(self, sequences: int) -> None:
-        if self.draining:
-            raise Draining
-        if not self.healthy:
-            raise EngineDead
-        most = self._max_unfinished
-        if most is not None and (unfinished := self._unfinished) + sequences > most:
-            self.recorder.rejected("max_num_queued_reqs")
-            raise TooManyRequests(unfinished, most)
-
-    def check_admission(self, sequences: int, adapter: str | None = None) -> None:
-        self.check_accepting(sequences)
-        if sequences > self._free(adapter):
-            raise QueueFull(self._queued)
-
-    def room(self, adapter: str | None = None) -> int:
-        most, room = self._max_unfinished, self._free(adapter)
-        return room if most is None else min(room, most - self._unfinished)
-
-    def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
-        """See `EngineClient`. Pauses when there are many choices."""
-        slices = Slices()
-        return sum([it.interrupt(request_ids, slices, counted) for it in list(self._active)])
-
-    def drain(self) -> None:
-        self.draining = True
-
-
-def summed(*delays: Iterable[tuple[int, float]]) -> dict[int, float]:
-    waits: dict[int, float] = {}
-    for token, seconds in chain.from_iterable(delays):
-        waits[token] = waits.get(token, 0.0) + seconds
-    return waits
 
 
 def emit_failure(request: EngineRequest, error: Exception, emit: Emit) -> None:

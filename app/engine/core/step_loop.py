@@ -27,6 +27,8 @@ class StepLoop(Generic[S]):
         self.scheduler = scheduler
         self.now_s = -inf
         """Time of the event in progress."""
+        self.next_s = inf
+        """Time of the next event, inf without one. Arrivals count only while no step is under way."""
         self.steps = 0
         self.line: deque[tuple[float, S]] = deque()
         """Sequences in the front end, with the times at which the scheduler sees them."""
@@ -42,7 +44,6 @@ class StepLoop(Generic[S]):
         """Time at which the last token of earlier steps is handed out."""
         self._transfers: list[tuple[float, int, S]] = []
         """A heap: arrival time of each remote prefill's cache, arrival number, sequence."""
-        self._wake_s = inf
         self._seen_s = -inf
 
     # Hooks for subclasses.
@@ -73,66 +74,51 @@ class StepLoop(Generic[S]):
         due_s = self._front.visible_s(arrival_s, sequence.prompt_tokens)
         self._seen_s = max(nextafter(self._seen_s, inf) if apart else self._seen_s, due_s)
         self.line.append((self._seen_s, sequence))
+        self.wake(self._seen_s)
         return due_s
 
-    def wake(self, now_s: float) -> None:
-        """Checks at `now_s` whether a step can be made; for changes while no step is under way."""
-        self._wake_s = now_s
+    def wake(self, at_s: float) -> None:
+        """Checks at `at_s` whether a step can be made, if none is under way then."""
+        if at_s < self.next_s and not self._under_way:
+            self.next_s = at_s
 
-    def advance(self, now_s: float) -> float | None:
-        """Handles all events due by `now_s`; returns the time of the next event, or None."""
-        while (due_s := self.next_s()) is not None and due_s <= now_s:
-            self.go_on(due_s)
-        return due_s
+    def advance(self, now_s: float) -> float:
+        """Handles all events due by `now_s`; returns the time of the next event, or inf."""
+        while self.next_s <= now_s and self.next_s < inf:
+            self.go_on()
+        return self.next_s
 
-    @property
-    def busy(self) -> bool:
-        return bool(self._under_way)
-
-    def next_s(self) -> float | None:
-        """Returns the time of the next event, or None. Arrivals count only while no step is under way."""
-        if self._under_way:
-            return self._under_way[0][0]
-        next_s = self._wake_s
-        if self.line and self.line[0][0] < next_s:
-            next_s = self.line[0][0]
-        if self._transfers and self._transfers[0][0] < next_s:
-            next_s = self._transfers[0][0]
-        return None if next_s == inf else next_s
-
-    def go_on(self, due_s: float) -> None:
-        """Handles the next event, which is due at `due_s`."""
-        self.now_s = now_s = max(due_s, self.now_s)
-        if self._under_way:
-            self._complete(*self._under_way.popleft())
-        while len(self._under_way) < self._depth and self._make(now_s):
-            pass
-        self._wake_s = inf
-
-    def _complete(self, end_s: float, batch: Batch[S]) -> None:
-        first_s = max(end_s, self._handed_out_s) + self._out_s
-        self._handed_out_s = first_s + (len(batch.decodes) + len(batch.prefilled) - 1) * self._out_s
-        self.step_over(batch, first_s, self._out_s)
-        self.scheduler.complete(batch)
-
-    def _make(self, now_s: float) -> bool:
-        scheduler, line = self.scheduler, self.line
-        while line and line[0][0] <= now_s:
-            at_s, sequence = line.popleft()
-            if self.seen(sequence, at_s):
-                scheduler.add(sequence)
-        while self._transfers and self._transfers[0][0] <= now_s:
-            scheduler.fetched(heappop(self._transfers)[2])
-        fetching = len(scheduler.fetching)
-        batch = scheduler.schedule()
-        for sequence in scheduler.fetching[fetching:]:
-            heappush(self._transfers, (now_s + self.transfer_s(sequence), sequence.arrived, sequence))
-        if batch is None:
-            return False
-        idle = self._end_s <= now_s
-        start_s = max(now_s, self._end_s)
-        self._end_s = end_s = start_s + self._cost.seconds(batch, start_s, idle)
-        self._under_way.append((end_s, batch))
-        self.steps += 1
-        self.step_made(batch, start_s, end_s)
-        return True
+    def go_on(self) -> None:
+        """Handles the next event."""
+        self.now_s = now_s = max(self.next_s, self.now_s)
+        scheduler, line, under_way = self.scheduler, self.line, self._under_way
+        if under_way:
+            end_s, over = under_way.popleft()
+            first_s = max(end_s, self._handed_out_s) + self._out_s
+            self._handed_out_s = first_s + (len(over.decodes) + len(over.prefilled) - 1) * self._out_s
+            self.step_over(over, first_s, self._out_s)
+            scheduler.complete(over)
+        while len(under_way) < self._depth:
+            while line and line[0][0] <= now_s:
+                at_s, sequence = line.popleft()
+                if self.seen(sequence, at_s):
+                    scheduler.waiting.add(sequence)
+            while self._transfers and self._transfers[0][0] <= now_s:
+                scheduler.fetched(heappop(self._transfers)[2])
+            fetching = len(scheduler.fetching)
+            batch = scheduler.schedule()
+            for sequence in scheduler.fetching[fetching:]:
+                heappush(self._transfers, (now_s + self.transfer_s(sequence), sequence.arrived, sequence))
+            if batch is None:
+                break
+            start_s = max(now_s, self._end_s)
+            self._end_s = end_s = start_s + self._cost.seconds(batch, start_s, self._end_s <= now_s)
+            under_way.append((end_s, batch))
+            self.steps += 1
+            self.step_made(batch, start_s, end_s)
+        if under_way:
+            self.next_s = under_way[0][0]
+        else:
+            self.next_s = line[0][0] if line else inf
+            if self._transfers and self._transfers[0][0] < self.next_s:
+                self.next_s = self._transfers[0][0]

@@ -1,7 +1,7 @@
 """Sequences in shared steps of one engine, on the live clock.
 
-`StepLoop` computes the time of each token. One alarm in the timer wheel serves the whole engine: the alarm
-advances the loop and hands out due tokens.
+`StepLoop` computes the time of each token. One entry in the timer wheel serves the whole engine: its turns
+advance the loop and hand out due tokens.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import repeat
 from math import inf
 from random import Random
 
-from app.base.metrics.sequences import FinishReason
+from msgspec import Struct
+
 from app.engine.core.batch import Batch, Blocks, Drafts, Phase, SchedulerLimits, SequenceStatus
-from app.engine.core.client import Emit
+from app.engine.core.outputs import Emit
 from app.engine.core.reply import Reply
 from app.engine.core.request import EngineRequest
 from app.engine.core.scheduler import Scheduler, WaitingQueue
@@ -29,13 +31,15 @@ from config.settings import Settings
 
 MOST_PER_TURN = 256
 """Most tokens handed out in one turn of the event loop: about two milliseconds of work."""
+EARLY_S = 2e-6
+"""Most time that the wheel is too early by rounding, in seconds."""
 log = logging.getLogger(__name__)
 
 
 class SteppedSequence(ReplySequence):
     """One choice in the steps of an engine; the scheduler holds this object itself."""
 
-    __slots__ = ("_executor", "_gauge", "_late", "_promised", "_shift_s")
+    __slots__ = ("_executor", "_late", "_promised", "_shift_s")
 
     def __init__(
         self,
@@ -49,26 +53,19 @@ class SteppedSequence(ReplySequence):
     ) -> None:
         super().__init__(request, reply, prompt, context, emit, submission)
         self._executor = executor
-        self._gauge: Callable[[int, str | None], None] | None = None
-        """Gauge (waiting or running) that counts the sequence now."""
         self._promised = 0
-        """Number of tokens received from steps."""
+        """Number of tokens received from steps, if the reply has delays."""
         self._shift_s = 0.0
         """Sum of deliberate delays so far, in seconds."""
         self._late: deque[tuple[float, int]] = deque()
         """Due times and counts of delayed tokens."""
 
     def status(self) -> SequenceStatus:
-        if self.decodes or self.last:  # a decode in bulk has computed all of its prompt
-            return SequenceStatus(
-                Phase.DECODE, self.prompt_tokens, self.held, self._scheduled_s, self._first_s
-            )
-        waits = Phase.PREEMPTED if self.preemptions else Phase.TRANSFER if self.held else Phase.QUEUED
-        phase, computed = Phase.PREFILL if self.running else waits, min(self.computed, self.prompt_tokens)
+        phase, computed = Phase.DECODE, self.prompt_tokens  # a decode in bulk has computed all of its prompt
+        if not (self.decodes or self.last):
+            waits = Phase.PREEMPTED if self.preemptions else Phase.TRANSFER if self.held else Phase.QUEUED
+            phase, computed = Phase.PREFILL if self.running else waits, min(self.computed, computed)
         return SequenceStatus(phase, computed, self.held, self._scheduled_s, self._first_s)
-
-    def blocks_from(self, first: int) -> list[int]:
-        return [] if self.held <= first else super().blocks_from(first)
 
     def enter(self, soon: bool) -> None:
         """Sends the sequence to the front end; the scheduler sees each of several prompts separately."""
@@ -78,79 +75,62 @@ class SteppedSequence(ReplySequence):
     def seen(self, at_s: float) -> bool:
         """Handles the scheduler's first sight of the sequence; returns False if no step is needed."""
         self._queued_s = at_s
-        least = self.request.least_hit_rate
-        if least and self._cached_share() < least:
-            # Too little is cached: the reply is empty and immediate (simulator.md 13.7).
-            self._empty(CACHE_THRESHOLD)
-            self._scheduled_s = now_s = self._now()
-            self.take(now_s, 1)
-            return False
-        self._stand(self._recorder.waiting)
+        threshold, cache = self.request.cache_hit_threshold, self._context.cache
+        if threshold:
+            found = 0 if cache is None else cache.find(self, self.prompt_tokens) * cache.block_size
+            if found / max(1, self.prompt_tokens) < threshold:
+                # Too little is cached: the reply is empty and immediate (simulator.md 13.7).
+                self._empty(CACHE_THRESHOLD)
+                self._scheduled_s = now_s = self._now()
+                self.take(now_s, 1)
+                return False
+        if self.adapter is not None:
+            self._recorder.adapter_moved(self, self.adapter, "waiting")
         return True
-
-    def _cached_share(self) -> float:
-        cache = self._context.cache
-        if cache is None or self.prompt is None:
-            return 0.0
-        return len(cache.cache.hits(self.prompt)) * cache.block_size / max(1, self.prompt_tokens)
 
     def admitted(self, now_s: float) -> None:
         """Notes that the sequence has a place and joins the next step."""
         if self._scheduled_s is None:
             self._scheduled_s = now_s
-        self._stand(self._recorder.running)
+        if self.adapter is not None:
+            self._recorder.adapter_moved(self, self.adapter, "running")
 
     def preempted(self) -> None:
         if not self.over:
             self._recorder.preempted()
-            self._stand(self._recorder.waiting)
-
-    @property
-    def prefilled_tokens(self) -> int:
-        """Prompt tokens computed by the prefill; 0 after a preemption that follows the first token."""
-        return 0 if self._begun else self.prompt_tokens - self.cached_tokens - self.fetched_tokens
-
-    def has_last(self) -> None:
-        """Notes the end of the step with the last token, which frees the place."""
-        self._stand(None)
+            if self.adapter is not None:
+                self._recorder.adapter_moved(self, self.adapter, "waiting")
 
     def take(self, at_s: float, count: int) -> None:
         """Emits the next `count` tokens, due at `at_s`, or postpones them by deliberate delays."""
-        if self._delays is None:
-            self._emit_tokens(at_s, count)
+        take, start = self._take_token, self._position
+        if take is not None and count == 1 and start and start + 1 < self._part_end and self._part is None:
+            self._position = start + 1
+            self._recorder.decoded(1, at_s - self._last_s, at_s)
+            self.tokens += 1
+            self._last_s = at_s
+            take(self._texts[start], self._ids[start], at_s)
             return
-        for number in range(self._promised, self._promised + count):
-            self._shift_s += self._delays.get(number, 0.0)
-        self._promised += count
-        if not self._shift_s:
-            self._emit_tokens(at_s, count)
-            return
-        self._late.append((at_s + self._shift_s, count))
-        if len(self._late) == 1:
-            self._context.wheel.add(at_s + self._shift_s, self)
+        if self._delays is not None:
+            for number in range(self._promised, self._promised + count):
+                self._shift_s += self._delays.get(number, 0.0)
+            self._promised += count
+            if self._shift_s:
+                self._late.append((at_s + self._shift_s, count))
+                if len(self._late) == 1:
+                    self._context.wheel.add(at_s + self._shift_s, self)
+                return
+        self._emit_parts(at_s, count)
 
     def turn(self, now_s: float) -> float | None:
         """Emits delayed tokens that are due; returns the due time of the next one."""
-        while self._late and self._late[0][0] <= now_s:
-            self._emit_tokens(*self._late.popleft())
-            if self.over:
-                return None
-        return self._late[0][0] if self._late else None
-
-    def _emit_tokens(self, at_s: float, count: int) -> None:
-        take, start = self._take_token, self._position
-        if take is None or count != 1 or not start or start + 1 >= self._part_end or self._part is not None:
-            self._emit_parts(at_s, count)
-            return
-        self._position = start + 1
-        self._recorder.decoded(1, at_s - self._last_s, at_s)
-        self.tokens += 1
-        self._last_s = at_s
-        take(self._texts[start], self._ids[start], at_s)
+        while self._late and not self.over and self._late[0][0] <= now_s:
+            self._emit_parts(*self._late.popleft())
+        return self._late[0][0] if self._late and not self.over else None
 
     def _emit_parts(self, at_s: float, count: int) -> None:
         """Emits tokens part by part; an image after the last one takes its own time."""
-        if not self._begun:
+        if not self.begun:
             self._begin(at_s)
         while not self.over:
             part, stop, image = self._part, min(self._position + count, self._part_end), False
@@ -166,26 +146,20 @@ class SteppedSequence(ReplySequence):
             if image or count <= 0:
                 return
 
-    def _stand(self, gauge: Callable[[int, str | None], None] | None) -> None:
-        if self._gauge is not None:
-            self._gauge(-1, self.adapter)
-        if gauge is not None:
-            gauge(1, self.adapter)
-        self._gauge = gauge
-
     def _withdraw(self) -> None:
-        if self._gauge is None and self.arrived:
-            return  # `has_last` was called: the scheduler has dropped the sequence
         self._executor.withdraw(self)
-        self._stand(None)
-
-    def _end(self, reason: FinishReason, counted: bool = True) -> None:
-        super()._end(reason, counted)
-        self._late.clear()
 
 
 WatchStep = Callable[[Batch[SteppedSequence], float, float], None]
 """Receives a step with its start and end times."""
+
+
+class DueTokens(Struct):
+    """Tokens of a step, due one sequence after another; `next_s` is the time of the first one left."""
+
+    tokens: list[tuple[SteppedSequence, int]]
+    left: int
+    next_s: float
 
 
 class StepExecutor(StepLoop[SteppedSequence]):
@@ -212,14 +186,10 @@ class StepExecutor(StepLoop[SteppedSequence]):
             enable_chunked_prefill=at.enable_chunked_prefill,
             by_priority=scheduling.scheduling_policy == "priority",
         )
-        self.slots = limits.max_num_seqs
         self.watch_step: WatchStep | None = None
-        self._manager = context.cache
+        self._cache = context.cache
         counted = CountedBlocks(kvcache.kv_cache_size, kvcache.block_size, caching=False)
-        blocks: Blocks[SteppedSequence] = context.cache or counted
-        self._pool = counted if context.cache is None else context.cache.cache.pool.queue
-        """Pool that provides `free`, the number of free blocks."""
-        self._capacity = self._told_free = blocks.capacity
+        self.blocks: Blocks[SteppedSequence] = context.cache or counted
         self._clock, self._wheel, self._recorder = context.clock, context.wheel, context.recorder
         self._timing = context.timing
         self._queue: WaitingQueue[SteppedSequence] = WaitingQueue(lora, limits.by_priority)
@@ -227,15 +197,14 @@ class StepExecutor(StepLoop[SteppedSequence]):
         if profile.speculation is not None:
             drafts = Drafts(profile.speculation.acceptance, rng)
             context.recorder.expect_drafts(drafts.drafts)
-        scheduler = Scheduler(limits, blocks, self._queue, drafts)
+        scheduler = Scheduler(limits, self.blocks, self._queue, drafts)
         depth = 2 if at.async_scheduling else 1
         super().__init__(scheduler, cost or StepCost(profile.cost), profile.front, depth)
         self._in_line = 0
         """Number of unfinished sequences in the front end."""
         self._out: deque[DueTokens] = deque()
-        self._alarm: Alarm | None = None
-        self._due_s = inf
-        """Time of the alarm."""
+        self._alarm_s = inf
+        """Time of the next turn; an entry of the wheel that comes earlier is stale."""
         self._turning = False
 
     @property
@@ -243,18 +212,24 @@ class StepExecutor(StepLoop[SteppedSequence]):
         return len(self.scheduler.running)
 
     @property
-    def prefilling(self) -> Iterable[SteppedSequence]:
-        """Sequences with unfinished prompts, as of the latest step."""
-        return self.scheduler.prefilling
+    def queued(self) -> int:
+        """Number of waiting sequences that the scheduler has seen."""
+        return len(self._queue.members) + len(self.scheduler.fetching)
 
     @property
     def waiting(self) -> int:
         return self._in_line + len(self._queue.members) + len(self.scheduler.fetching)
 
+    @property
+    def prefilling(self) -> Iterable[SteppedSequence]:
+        """Sequences with unfinished prompts, as of the latest step."""
+        return self.scheduler.prefilling
+
     def free(self, adapter: str | None = None) -> int:
         """Returns the number of free places for sequences with this adapter."""
-        ready = not self.scheduler.paused and self._queue.is_ready(adapter)
-        return self.slots - len(self.scheduler.running) if ready else 0
+        if self.scheduler.paused or adapter is not None and not self._queue.is_ready(adapter):
+            return 0
+        return self.limits.max_num_seqs - len(self.scheduler.running)
 
     def pause(self) -> None:
         """Grants no more places; running sequences keep theirs."""
@@ -277,14 +252,14 @@ class StepExecutor(StepLoop[SteppedSequence]):
         if not sequence.arrived:
             self._in_line -= 1
             return
-        self.scheduler.remove(sequence)
-        if not self._turning:
-            self._tell_usage()
-        self._look()
+        if sequence.adapter is not None:
+            self._recorder.adapter_moved(sequence, sequence.adapter, None)
+        if self.scheduler.remove(sequence):
+            self._look()
 
     def _look(self) -> None:
         """Schedules a step if none is under way and there is work."""
-        if not self.busy and not self.scheduler.idle:
+        if not self._under_way and not self.scheduler.idle:
             self.wake(self._clock.now())
             self._arm()
 
@@ -315,81 +290,63 @@ class StepExecutor(StepLoop[SteppedSequence]):
                 sequence.admitted(self.now_s)
 
     def step_over(self, batch: Batch[SteppedSequence], first_s: float, gap_s: float) -> None:
-        due = DueTokens(batch, first_s)
-        tokens, manager = 0, self._manager
-        for sequence, count in due.tokens:
-            tokens += count
-            if manager is not None and sequence.running and not sequence.over:
-                manager.handed_out(sequence, count)
-        if manager is not None:
-            manager.publish()
-        for drafted, accepted in batch.drafts.values():
-            self._recorder.drafted(drafted, accepted)
+        cache, recorder, drafts = self._cache, self._recorder, batch.drafts
+        due = list(zip([*batch.decodes, *batch.prefilled], repeat(1), strict=False))
+        if drafts:
+            due = [(it, 1 + drafts[it][1] if it in drafts else 1) for it, _ in due]
+            for drafted, accepted in drafts.values():
+                recorder.drafted(drafted, accepted)
+        if cache is not None:
+            for sequence, count in due:
+                if sequence.running and not sequence.over:
+                    cache.extend(sequence, count)
+            cache.publish()
         for sequence in batch.ends:
-            if not sequence.over:
-                sequence.has_last()
-        if due.tokens:
-            # A prompt counts in the step of its last chunk, as in vLLM.
+            if sequence.adapter is not None and not sequence.over:
+                recorder.adapter_moved(sequence, sequence.adapter, None)
+        if due:
+            tokens = sum([count for _, count in due]) if drafts else len(due)
             for sequence in batch.prefilled:
-                tokens += 0 if sequence.over else sequence.prefilled_tokens
-            self._recorder.step(tokens)
-        self._out.append(due)
+                # A prompt counts in the step of its last chunk, as in vLLM; not after a first token.
+                if not sequence.over and not sequence.begun:
+                    tokens += sequence.prompt_tokens - sequence.cached_tokens - sequence.fetched_tokens
+            recorder.step(tokens)
+            self._out.append(DueTokens(due, len(due), first_s))
 
-    def _tell_usage(self) -> None:
-        if (free := self._pool.free) != self._told_free:
-            self._told_free = free
-            self._recorder.cache_used(1.0 - free / self._capacity)
-
-    # The alarm.
+    # The wheel.
 
     def _arm(self) -> None:
-        """Sets the alarm to the next event or due token."""
-        if self._turning:
-            return
-        event_s = self.next_s()
-        due_s = self._out[0].next_s if self._out else inf
-        if event_s is not None and event_s < due_s:
-            due_s = event_s
-        if due_s < self._due_s:
-            self._due_s = due_s
-            self._alarm = Alarm(self)
-            self._wheel.add(self._due_s, self._alarm)
+        """Has the wheel call at the next event or due token."""
+        due_s = min(self.next_s, self._out[0].next_s) if self._out else self.next_s
+        if due_s < self._alarm_s and not self._turning:
+            self._alarm_s = due_s
+            self._wheel.add(due_s, self)
 
-    def rearm(self) -> None:
-        self._alarm, self._due_s = None, inf
+    def fail(self, error: Exception) -> None:
+        self._alarm_s = inf
         self._arm()
 
-    def ring(self, alarm: Alarm, now_s: float) -> float | None:
-        """Handles everything due at `now_s`; returns the next due time, or None for none or a stale alarm."""
-        if alarm is not self._alarm:
-            return None
-        self._turning = True
+    def turn(self, now_s: float) -> float | None:
+        """Handles loop events and due tokens in order of time; returns the next due time, or None."""
+        if now_s < self._alarm_s - EARLY_S:
+            return None  # a stale entry
+        self._turning, budget, out = True, MOST_PER_TURN, self._out
         try:
-            due_s = self._run(now_s)
+            while True:
+                if out and (out_s := out[0].next_s) <= self.next_s:
+                    if out_s > now_s or budget <= 0:
+                        self._alarm_s = out_s
+                        break
+                    budget -= self._hand_out(min(now_s, self.next_s), budget)
+                elif self.next_s > now_s or budget <= 0:
+                    self._alarm_s = self.next_s
+                    break
+                else:
+                    self.go_on()
+                    budget -= 1
         finally:
             self._turning = False
-            self._tell_usage()
-        if due_s is None:
-            self._alarm, self._due_s = None, inf
-        else:
-            self._due_s = due_s
-        return due_s
-
-    def _run(self, now_s: float) -> float | None:
-        """Handles loop events and due tokens in order of time."""
-        budget = MOST_PER_TURN
-        while True:
-            event_s = self.next_s()
-            out_s = self._out[0].next_s if self._out else None
-            if out_s is not None and (event_s is None or out_s <= event_s):
-                if out_s > now_s or budget <= 0:
-                    return out_s
-                budget -= self._hand_out(now_s if event_s is None else min(now_s, event_s), budget)
-            elif event_s is None or event_s > now_s or budget <= 0:
-                return event_s
-            else:
-                self.go_on(event_s)
-                budget -= 1
+        return None if self._alarm_s == inf else self._alarm_s
 
     def _hand_out(self, until_s: float, most: int) -> int:
         """Hands out tokens due by `until_s`, at most `most`, of the oldest step; returns their number."""
@@ -409,32 +366,3 @@ class StepExecutor(StepLoop[SteppedSequence]):
         if not first.left:
             self._out.popleft()
         return count
-
-
-class DueTokens:
-    """Tokens of a step, due one sequence after another."""
-
-    __slots__ = ("left", "next_s", "tokens")
-
-    def __init__(self, batch: Batch[SteppedSequence], first_s: float) -> None:
-        counts, sequences = batch.drafts, (*batch.decodes, *batch.prefilled)
-        self.tokens = [(it, 1 + counts[it][1] if it in counts else 1) for it in sequences]
-        """Pairs of a sequence and its number of tokens."""
-        self.left = len(self.tokens)
-        self.next_s = first_s
-        """Due time of the first remaining token."""
-
-
-class Alarm:
-    """An engine's entry in the timer wheel; only the latest alarm is valid."""
-
-    __slots__ = ("_executor",)
-
-    def __init__(self, executor: StepExecutor) -> None:
-        self._executor = executor
-
-    def turn(self, now_s: float) -> float | None:
-        return self._executor.ring(self, now_s)
-
-    def fail(self, error: Exception) -> None:
-        self._executor.rearm()

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from collections.abc import Sequence as Listed
 
 from app.base.metrics.sequences import FinishReason
 from app.engine.core.batch import Phase, SequenceStatus
-from app.engine.core.client import Emit, TakeToken
+from app.engine.core.outputs import Emit, TakeToken
 from app.engine.core.reply import Reply
 from app.engine.core.request import EngineRequest
 from app.engine.core.scheduler import WaitingQueue
@@ -44,6 +43,7 @@ class TimedSequence(ReplySequence):
         pool: SequencePool,
     ) -> None:
         super().__init__(request, reply, prompt, context, emit, submission)
+        self._own_cache = context.cache
         self._pool = pool
         self._queued = self._holds_slot = False
         self._due_s = 0.0
@@ -52,21 +52,31 @@ class TimedSequence(ReplySequence):
         """Requests a slot, now or in a later turn; waits in the queue if none is free."""
         if not self._pool.submit(self, soon) and not self.over:
             self._queued = True
-            self._recorder.waiting(1, self.adapter)
+            if self.adapter is not None:
+                self._recorder.adapter_moved(self, self.adapter, "waiting")
 
     def start(self) -> bool:
         """Starts with a slot, and emits tokens already due; returns False if the sequence is over."""
-        context = self._context
-        now_s, recorder = context.clock.now(), context.recorder
-        at_s = self.request.arrival_s
-        if self._queued:
-            self._queued = False
-            recorder.waiting(-1, self.adapter)
-            at_s = now_s
-        self._scheduled_s = at_s
-        recorder.running(1, self.adapter)
+        context, request, prompt_tokens = self._context, self.request, self.prompt_tokens
+        now_s = context.clock.now()
+        self._scheduled_s = at_s = now_s if self._queued else request.arrival_s
+        self._queued = False
+        if self.adapter is not None:
+            self._recorder.adapter_moved(self, self.adapter, "running")
         try:
-            self._prefill(at_s)
+            if context.cache is not None:
+                context.cache.allocate(self)
+            if self.cached_tokens < request.cache_hit_threshold * prompt_tokens:
+                # Too little is cached: the reply is empty and immediate (simulator.md 13.7).
+                self._empty(CACHE_THRESHOLD)
+                self.fetched_tokens = self.created_tokens = 0
+                self._due_s = at_s
+            else:
+                known = self.cached_tokens + self.fetched_tokens
+                remote = request.remote_prefill
+                self._due_s = at_s + context.timing.time_to_first_token(prompt_tokens, known, remote)
+                if self._delays is not None:
+                    self._due_s += self._delays.get(0, 0.0)
             next_s = self.turn(now_s) if self._due_s <= now_s else self._due_s
         except Exception as error:
             log.exception("a sequence failed at its start")
@@ -78,23 +88,6 @@ class TimedSequence(ReplySequence):
         context.wheel.add(next_s, self)
         return True
 
-    def _prefill(self, at_s: float) -> None:
-        """Takes the blocks and computes the due time of the first token."""
-        request, prompt_tokens, cache = self.request, self.prompt_tokens, self._context.cache
-        if cache is not None:
-            cache.allocate(self)
-        if self.cached_tokens < request.least_hit_rate * prompt_tokens:
-            # Too little is cached: the reply is empty and immediate (simulator.md 13.7).
-            self._empty(CACHE_THRESHOLD)
-            self.fetched_tokens = self.created_tokens = 0
-            self._due_s = at_s
-            return
-        self._due_s = at_s + self._context.timing.time_to_first_token(
-            prompt_tokens, self.cached_tokens + self.fetched_tokens, request.remote_prefill
-        )
-        if self._delays is not None:
-            self._due_s += self._delays.get(0, 0.0)
-
     def turn(self, now_s: float) -> float | None:
         """Emits tokens due at `now_s`; returns the next due time, None after the last token."""
         take = self._take_token
@@ -102,19 +95,19 @@ class TimedSequence(ReplySequence):
             return next_s
         if self.over:  # the wheel now drops the sequence
             return None
-        context, start, at_s = self._context, self._position, self._due_s
-        if not self._begun:
+        timing, start, at_s = self._context.timing, self._position, self._due_s
+        if not self.begun:
             self._begin(at_s)
             if self.over:  # aborted by the receiver of `Started`
                 return None
         stop, next_s, part = start + 1, at_s, self._part
         if stop < self._part_end:
-            gap_s = context.timing.constant_gap_s
+            gap_s = timing.constant_gap_s
             next_s += gap_s if gap_s is not None and self._delays is None else self._gap(stop)
-            if next_s <= now_s and self.request.together == 1:  # several choices alternate token by token
+            if next_s <= now_s and self.request.num_choices == 1:  # several choices alternate token by token
                 stop, at_s, next_s = self._due_together(stop, next_s, now_s)
         if stop == self._part_end and stop < len(self._texts):
-            next_s += self._next_part(stop)
+            next_s += timing.image() if self._to_next_part() else self._gap(stop)
         self._due_s = next_s
         if not self._emit_until(stop, at_s, part):
             return None
@@ -131,13 +124,13 @@ class TimedSequence(ReplySequence):
         if next_s <= now_s:  # two tokens are due together
             return None
         self._position, self._due_s = stop, next_s
-        token_id = self._ids[start]
         if context.cache is not None:
-            context.cache.append(self, (token_id,))
+            context.cache.append(self, 1)
+            context.cache.publish()
         context.recorder.decoded(1, at_s - self._last_s, at_s)
         self.tokens += 1
         self._last_s = at_s
-        take(self._texts[start], token_id, at_s)
+        take(self._texts[start], self._ids[start], at_s)
         return next_s
 
     def _due_together(self, stop: int, next_s: float, now_s: float) -> tuple[int, float, float]:
@@ -145,7 +138,9 @@ class TimedSequence(ReplySequence):
 
         The token before `stop` is due, and token `stop` has been due since `next_s`.
         """
-        at_s, end = self._due_s, min(self._part_end, stop - 1 + self._most)
+        wanted = self.request.logprobs
+        most = MOST_AT_ONCE if wanted is None else max(1, MOST_AT_ONCE // (wanted + 2))
+        at_s, end = self._due_s, min(self._part_end, stop - 1 + most)
         if self._delays is None and self._context.timing.constant_gap_s == 0:
             return end, next_s, next_s
         while stop < end and next_s <= now_s:
@@ -155,19 +150,9 @@ class TimedSequence(ReplySequence):
                 next_s += self._gap(stop)
         return stop, at_s, next_s
 
-    @property
-    def _most(self) -> int:
-        """Most tokens in one output; fewer with log probabilities."""
-        wanted = self.request.logprobs
-        return MOST_AT_ONCE if wanted is None else max(1, MOST_AT_ONCE // (wanted + 2))
-
     def _gap(self, token: int) -> float:
         gap_s = self._context.timing.inter_token()
         return gap_s if self._delays is None else gap_s + self._delays.get(token, 0.0)
-
-    def _next_part(self, token: int) -> float:
-        """Moves to the part that begins with `token`; returns the seconds until that token."""
-        return self._context.timing.image() if self._to_next_part() else self._gap(token)
 
     def status(self) -> SequenceStatus:
         running_s, first_s = self._scheduled_s, self._first_s
@@ -177,22 +162,12 @@ class TimedSequence(ReplySequence):
         phase = before if first_s is None else Phase.DECODE
         return SequenceStatus(phase, self.prompt_tokens, 0, running_s, first_s)
 
-    def _write(self, ids: Listed[int]) -> None:
-        if self._context.cache is not None:
-            self._context.cache.append(self, ids)
-
-    def _release(self) -> None:
-        if self.prompt is not None and self._context.cache is not None:
-            self.prompt = None
-            self._context.cache.finish(self)
-
     def _withdraw(self) -> None:
         if self._queued:
             self._queued = False
             self._pool.withdraw(self)
-            self._recorder.waiting(-1, self.adapter)
-        elif self._scheduled_s is not None:
-            self._recorder.running(-1, self.adapter)
+        if self.adapter is not None:
+            self._recorder.adapter_moved(self, self.adapter, None)
 
     def _end(self, reason: FinishReason, counted: bool = True) -> None:
         super()._end(reason, counted)
@@ -227,6 +202,8 @@ class SequencePool:
     @property
     def waiting(self) -> int:
         return len(self._queue.members)
+
+    queued = waiting
 
     def free(self, adapter: str | None = None) -> int:
         """Returns the number of free slots for sequences with this adapter."""
@@ -286,13 +263,13 @@ class SequencePool:
             self._run(sequence)
 
     def _fill_later(self) -> None:
+        def fill() -> None:
+            self._will_fill = False
+            self._fill()
+
         if self._later is not None and not self._will_fill:
             self._will_fill = True
-            self._later(self._fill_now)
-
-    def _fill_now(self) -> None:
-        self._will_fill = False
-        self._fill()
+            self._later(fill)
 
     def _run(self, sequence: TimedSequence) -> None:
         self.running += 1

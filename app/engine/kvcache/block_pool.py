@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from msgspec import Struct
 
@@ -31,103 +31,14 @@ class Block(Struct, gc=False, eq=False):
     freed: int = 0
 
 
-class FreeQueue:
-    """Free blocks in order of reuse: empty ones, last returned first, then cached ones, least recent first.
-
-    After `unload`, cached blocks of that adapter precede other cached blocks. Taking, returning and removing
-    a block is O(1). `Block` objects are created on first use.
-    """
-
-    def __init__(self, first: int, end: int) -> None:
-        """Queues the blocks numbered from `first` up to `end`, excluding `end`."""
-        self._numbers = iter(range(first, end))
-        self.untouched = end - first
-        """Number of blocks never used."""
-        self.free = end - first
-        """Number of free blocks; an attribute since steps read it often."""
-        self._empty: deque[Block] = deque()
-        self._cached: OrderedDict[Block, None] = OrderedDict()
-        self._unloaded: OrderedDict[Block, None] = OrderedDict()
-        self._absent: dict[str, None] = {}
-        self._releases = 0
-
-    def __iter__(self) -> Iterator[Block]:
-        """Yields the blocks in their order, without blocks never used."""
-        yield from self._empty
-        yield from self._unloaded
-        yield from self._cached
-
-    def take(self) -> Block:
-        """Removes and returns the first block. Raises IndexError when none is free."""
-        if not self.free:
-            raise IndexError("no block is free")
-        self.free -= 1
-        if self._empty:
-            return self._empty.popleft()
-        if self.untouched:
-            self.untouched -= 1
-            return Block(next(self._numbers))
-        queue = self._unloaded or self._cached
-        return queue.popitem(last=False)[0]
-
-    def remove(self, block: Block) -> None:
-        """Removes a cached block that is used again. Raises KeyError for a block outside the queue."""
-        del self._queue_of(block)[block]
-        self.free -= 1
-
-    def give_back(self, blocks: Sequence[Block]) -> None:
-        """Queues freed blocks; of the cached ones, the first in `blocks` is reused first."""
-        self._releases += 1
-        self.free += len(blocks)
-        empty = []
-        for block in blocks:
-            if block.hash is None:
-                empty.append(block)
-            else:
-                block.freed = self._releases
-                self._queue_of(block)[block] = None
-        self._empty.extendleft(reversed(empty))
-
-    def empty_all(self) -> None:
-        """Turns cached blocks into empty ones, in the same order."""
-        self._empty.extend(self._unloaded)
-        self._empty.extend(self._cached)
-        self._unloaded.clear()
-        self._cached.clear()
-
-    def unload(self, adapter: str) -> None:
-        """Puts present and future blocks of `adapter` before other cached blocks. O(blocks)."""
-        if adapter in self._absent:
-            return
-        self._absent[adapter] = None
-        if len(self._absent) > MOST_UNLOADED:
-            del self._absent[next(iter(self._absent))]
-        self._sort()
-
-    def load(self, adapter: str) -> None:
-        """Treats blocks of `adapter` as other cached blocks again. O(blocks)."""
-        if adapter in self._absent:
-            del self._absent[adapter]
-            self._sort()
-
-    def _sort(self) -> None:
-        """Distributes cached blocks anew. Python's sort is stable, and linear for two sorted runs."""
-        blocks = sorted([*self._unloaded, *self._cached], key=lambda block: block.freed)
-        self._unloaded.clear()
-        self._cached.clear()
-        for block in blocks:
-            self._queue_of(block)[block] = None
-
-    def _queue_of(self, block: Block) -> OrderedDict[Block, None]:
-        return self._unloaded if block.adapter in self._absent else self._cached
-
-
 class BlockPool:
     """Pool of `num_blocks` blocks, including the null block, which allocates as vLLM 0.32 does.
 
     A full block can be cached under its hash. Equal blocks may be cached more than once; the first is found.
-    An unused cached block stays until its room is needed: `on_evict` then receives the hashes. Every
-    operation is O(1) per block.
+    An unused cached block stays until its room is needed: `on_evict` then receives the hashes. Blocks are
+    reused in this order: empty ones, last released first, then cached ones, least recent first. After
+    `unload_adapter`, cached blocks of that adapter precede other cached blocks. Every operation is O(1) per
+    block; `Block` objects are created on first use.
     """
 
     def __init__(
@@ -140,31 +51,40 @@ class BlockPool:
             raise ValueError(f"a pool needs more than {NULL_BLOCKS} block")
         self.capacity = num_blocks - NULL_BLOCKS
         """Number of blocks available to sequences."""
-        self.queue = FreeQueue(NULL_BLOCKS, num_blocks)
+        self.free = self.capacity
+        """Number of blocks that no sequence uses, including cached ones."""
+        self.observers = [] if observer is None else [observer]
+        """Observers of block events; may change at any time."""
+        self._on_evict = on_evict
+        self._created = 0
+        self._releases = 0
+        self._empty: deque[Block] = deque()
+        self._unused: OrderedDict[Block, None] = OrderedDict()
+        """Unused cached blocks, but for those in `_unloaded`."""
+        self._unloaded: OrderedDict[Block, None] = OrderedDict()
+        """Unused cached blocks of unloaded adapters."""
+        self._absent: dict[str, None] = {}
+        """Names of unloaded adapters, the oldest first."""
         self._cached: dict[bytes, Block] = {}
         self._copies: dict[bytes, dict[Block, None]] = {}
-        self._on_evict = on_evict
-        self.observer = observer
-        """Observer of block events; may be replaced at any time."""
 
     @property
     def size_bytes(self) -> int:
         """Memory of all blocks used so far, in bytes."""
-        return (self.capacity - self.queue.untouched) * BLOCK_BYTES
+        return self._created * BLOCK_BYTES
 
     @property
     def limit_bytes(self) -> int:
         return self.capacity * BLOCK_BYTES
 
     @property
-    def free(self) -> int:
-        """Number of blocks that no sequence uses, including cached ones."""
-        return self.queue.free
-
-    @property
     def usage(self) -> float:
         """Share of blocks in use, from 0 to 1 (vllm:kv_cache_usage_perc)."""
         return 1.0 - self.free / self.capacity
+
+    def free_blocks(self) -> list[Block]:
+        """Returns the free blocks in order of reuse, without blocks never used."""
+        return [*self._empty, *self._unloaded, *self._unused]
 
     def longest_prefix(self, hashes: Iterable[bytes]) -> list[Block]:
         """Returns the cached blocks of `hashes`, up to the first hash that is not cached."""
@@ -180,19 +100,29 @@ class BlockPool:
         """Adds one sequence to the users of cached blocks."""
         for block in blocks:
             if block.references == 0:
-                self.queue.remove(block)
+                del self._queue_of(block)[block]
+                self.free -= 1
             block.references += 1
-            if self.observer:
-                self.observer.accessed(block.number)
+            for observer in self.observers:
+                observer.accessed(block.number)
 
     def take(self, count: int) -> list[Block]:
-        """Returns `count` empty blocks, evicting cached ones. The caller has checked `free`."""
-        blocks, evicted = [], []
+        """Returns `count` empty blocks, evicting cached ones. Raises IndexError when too few are free."""
+        if count > self.free:
+            raise IndexError(f"{self.free} blocks are free, {count} are wanted")
+        self.free -= count
+        blocks, evicted, empty = [], [], self._empty
         for _ in range(count):
-            block = self.queue.take()
-            if self.observer:
-                self.observer.evicted(block.number)
-                self.observer.allocated(block.number)
+            if empty:
+                block = empty.popleft()
+            elif self._created < self.capacity:
+                block = Block(NULL_BLOCKS + self._created)
+                self._created += 1
+            else:
+                block = (self._unloaded or self._unused).popitem(last=False)[0]
+            for observer in self.observers:
+                observer.evicted(block.number)
+                observer.allocated(block.number)
             if block.hash is not None:
                 self._forget(block, block.hash)
                 evicted.append(block.hash)
@@ -212,24 +142,57 @@ class BlockPool:
 
     def release(self, blocks: Sequence[Block]) -> None:
         """Releases a sequence's blocks, the last one first: later blocks are useless without earlier ones."""
-        unused, observer = [], self.observer
+        empty = []
+        self._releases += 1
         for block in reversed(blocks):
             block.references -= 1
             if block.references == 0:
-                unused.append(block)
-            if observer:
+                self.free += 1
+                if block.hash is None:
+                    empty.append(block)
+                else:
+                    block.freed = self._releases
+                    self._queue_of(block)[block] = None
+            for observer in self.observers:
                 observer.released(block.number, block.hash is not None)
-        self.queue.give_back(unused)
+        self._empty.extendleft(reversed(empty))
 
     def clear(self, used: Iterable[Block] = ()) -> None:
-        """Makes all blocks unfindable. `used` are the blocks in use."""
-        for block in (*self.queue, *used):
+        """Makes all blocks unfindable, in their order of reuse. `used` are the blocks in use."""
+        for block in (*self._unloaded, *self._unused, *used):
             block.hash = None
-        self.queue.empty_all()
-        self._cached.clear()
-        self._copies.clear()
-        if self.observer:
-            self.observer.cleared()
+        self._empty.extend(self._unloaded)
+        self._empty.extend(self._unused)
+        for held in (self._unloaded, self._unused, self._cached, self._copies):
+            held.clear()
+        for observer in self.observers:
+            observer.cleared()
+
+    def unload_adapter(self, name: str) -> None:
+        """Reuses an adapter's cached blocks before others, until `load_adapter`. O(blocks)."""
+        if name in self._absent:
+            return
+        self._absent[name] = None
+        if len(self._absent) > MOST_UNLOADED:
+            del self._absent[next(iter(self._absent))]
+        self._sort()
+
+    def load_adapter(self, name: str) -> None:
+        """Treats an adapter's cached blocks like others again. O(blocks)."""
+        if name in self._absent:
+            del self._absent[name]
+            self._sort()
+
+    def _sort(self) -> None:
+        """Distributes unused cached blocks anew. Python's sort is stable, and linear for two sorted runs."""
+        blocks = sorted([*self._unloaded, *self._unused], key=lambda block: block.freed)
+        self._unloaded.clear()
+        self._unused.clear()
+        for block in blocks:
+            self._queue_of(block)[block] = None
+
+    def _queue_of(self, block: Block) -> OrderedDict[Block, None]:
+        return self._unloaded if block.adapter in self._absent else self._unused
 
     def _forget(self, block: Block, block_hash: bytes) -> None:
         copies = self._copies.get(block_hash)
@@ -247,7 +210,7 @@ class BlockPool:
         for blocks in used:
             for block in blocks:
                 references[block] = references.get(block, 0) + 1
-        idle = list(self.queue)
+        idle = self.free_blocks()
         everyone = {*idle, *references}
         hashed = {block for block in everyone if block.hash is not None}
         found = set(self._cached.values()).union(*self._copies.values())
@@ -255,7 +218,7 @@ class BlockPool:
             (len(everyone) != len(idle) + len(references), "a block is in two places"),
             (len({block.number for block in everyone}) != len(everyone), "two blocks have one number"),
             (any(block.references != references.get(block, 0) for block in everyone), "references are wrong"),
-            (self.free != self.queue.untouched + len(idle), "free blocks are miscounted"),
+            (self.free != self.capacity - self._created + len(idle), "free blocks are miscounted"),
             (self.free + len(references) != self.capacity, "blocks are missing, or there are too many"),
             (found != hashed, "what can be found is not what is held"),
             ({block.hash for block in hashed} != self._cached.keys(), "a hash finds a block of another"),

@@ -98,7 +98,7 @@ class EventLog:
     """
 
     def __init__(self, wanted: bool, int_hashes: bool, block_size: int) -> None:
-        self._wanted = wanted
+        self.wanted = wanted
         self._int_hashes = int_hashes
         self._block_size = block_size
         self.pending: list[KVEvent] = []
@@ -111,19 +111,17 @@ class EventLog:
         self,
         hashes: Sequence[bytes],
         parent: bytes | None,
-        token_ids: Sequence[int],
+        token_ids: list[int],
         first: int,
         keys: ExtraKeys,
         adapter: Adapter | None,
     ) -> None:
-        """Records that blocks from index `first` of a sequence hold the first of `token_ids`."""
-        if not self._wanted:
-            return
+        """Records that blocks from index `first` of a sequence hold `token_ids`, if `wanted`."""
         self.pending.append(
             BlockStored(
                 block_hashes=self._wire(hashes),
                 parent_block_hash=low64(parent) if parent is not None and self._int_hashes else parent,
-                token_ids=list(token_ids[: len(hashes) * self._block_size]),
+                token_ids=token_ids,
                 block_size=self._block_size,
                 lora_id=adapter.id if adapter else None,
                 medium=MEDIUM,
@@ -136,11 +134,11 @@ class EventLog:
 
     def removed(self, hashes: Sequence[bytes]) -> None:
         """Records evictions, one event per block, as vLLM does."""
-        if self._wanted:
+        if self.wanted:
             self.pending += [BlockRemoved([name], MEDIUM, GROUP) for name in self._wire(hashes)]
 
     def cleared(self) -> None:
-        if self._wanted:
+        if self.wanted:
             self.pending.append(AllBlocksCleared())
 
     def _wire(self, hashes: Sequence[bytes]) -> list[BlockHash]:

@@ -6,12 +6,12 @@ versions (from 0.19 on) bare ones. Events always carry bare keys.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
 
-from app.engine.kvcache.hashing import BlockHasher, Extra, Part
+from app.engine.kvcache.hashing import Extra
 
 Key: TypeAlias = tuple[Hashable, object]
 """An extra key: the hashed form, and the form in events."""
@@ -51,7 +51,12 @@ class ExtraKeys:
         every: list[Key] = []
         if adapter is not None:
             every.append((("lora", adapter.name, adapter.path) if tagged else adapter.name, adapter.name))
-        own = _by_block(block_size, placeholders, tagged) if placeholders else {}
+        own: dict[int, list[Key]] = {}
+        for item in sorted(placeholders, key=lambda item: item.offset):
+            for block in item.blocks(block_size):
+                offset = item.offset - block * block_size
+                hashed = ("mm", item.identifier, offset) if tagged else (item.identifier, offset)
+                own.setdefault(block, []).append((hashed, [item.identifier, offset]))
         if salt:
             own.setdefault(0, []).append((("cache_salt", salt) if tagged else salt, salt))
         self._every = _split(every)
@@ -61,27 +66,13 @@ class ExtraKeys:
         """Returns the hashed extra keys of blocks `first` to `last` (exclusive); None if all have none."""
         if not self._own and self._every[0] is None:
             return None
-        return [self._of(block)[0] for block in range(first, last)]
+        return [self._own.get(block, self._every)[0] for block in range(first, last)]
 
     def published(self, first: int, last: int) -> list[list[object] | None]:
         """Returns the extra keys of these blocks in the form for events."""
         if not self._own:
             return [self._every[1]] * (last - first)
-        return [self._of(block)[1] for block in range(first, last)]
-
-    def _of(self, block: int) -> tuple[Extra, list[object] | None]:
-        return self._own.get(block, self._every)
-
-
-def _by_block(block_size: int, placeholders: Sequence[Placeholder], tagged: bool) -> dict[int, list[Key]]:
-    """Returns the keys by block: the identifier and the offset of each placeholder in the block."""
-    keys: dict[int, list[Key]] = {}
-    for item in sorted(placeholders, key=lambda item: item.offset):
-        for block in item.blocks(block_size):
-            offset = item.offset - block * block_size
-            hashed = ("mm", item.identifier, offset) if tagged else (item.identifier, offset)
-            keys.setdefault(block, []).append((hashed, [item.identifier, offset]))
-    return keys
+        return [self._own.get(block, self._every)[1] for block in range(first, last)]
 
 
 def _split(keys: list[Key]) -> tuple[Extra, list[object] | None]:
@@ -90,46 +81,19 @@ def _split(keys: list[Key]) -> tuple[Extra, list[object] | None]:
     return tuple(hashed for hashed, _ in keys), [published for _, published in keys]
 
 
-class Prompt:
-    """Token ids whose blocks are hashed once, in parts if the caller wants pauses."""
+NO_KEYS = ExtraKeys(1)
+"""For prompts without adapter, salt and media, whatever the block size."""
 
-    def __init__(
-        self,
-        token_ids: Sequence[int],
-        hasher: BlockHasher | None,
-        keys: ExtraKeys,
-        adapter: Adapter | None = None,
-        reads: bool = True,
-    ) -> None:
-        """Without a `hasher` the prompt has no hashes, so nothing is cached or found.
 
-        Without `reads` no cached block is found, though all full blocks are cached.
-        """
-        self.token_ids = token_ids
-        self.keys = keys
-        self.adapter = adapter
-        self.cached = hasher is not None
-        self.reads = reads
-        self._hashes: list[bytes] = []
-        self._parts = iter(()) if hasher is None else self._chain(hasher)
+class Prompt(Struct, gc=False, frozen=True):
+    """A prompt for the KV cache; without `hashes` nothing of it is cached or found.
 
-    @property
-    def looks_up(self) -> bool:
-        return self.cached and self.reads
+    Without `reads` no cached block is found, though all full blocks are cached.
+    """
 
-    def hashing(self) -> Iterator[None]:
-        """Hashes remaining blocks; yields after each part, so that the caller can pause."""
-        for part in self._parts:
-            self._hashes += part
-            yield
-
-    @property
-    def hashes(self) -> list[bytes]:
-        for part in self._parts:
-            self._hashes += part
-        return self._hashes
-
-    def _chain(self, hasher: BlockHasher) -> Iterator[Part]:
-        count = len(self.token_ids) // hasher.chain.block_size
-        extras = self.keys.hashed(0, count)
-        return hasher.chain.parts(hasher.none_hash, self.token_ids, extras)
+    token_ids: Sequence[int]
+    keys: ExtraKeys
+    adapter: Adapter | None
+    reads: bool
+    hashes: list[bytes] | None
+    """Hashes of all full blocks."""

@@ -76,14 +76,14 @@ class BlockStore:
         """See `Store`. The last token must be computed."""
         first, last = cached // self._block_size, (len(prompt.token_ids) - 1) // self._block_size
         found = 0
-        for key in prompt.hashes[first:last] if prompt.cached else ():
+        for key in (prompt.hashes or ())[first:last]:
             if self.memo.get(key) is None:
                 break
             found += self._block_size
         return found
 
     def keep(self, prompt: Prompt) -> None:
-        for key in prompt.hashes if prompt.cached else ():
+        for key in prompt.hashes or ():
             if self.memo.get(key) is None:
                 self.memo.put(key, True, len(key))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
+from math import inf
 from random import Random
 
 from app.engine.core.batch import Batch, Blocks, Drafts, SchedulerLimits, SequenceState
@@ -192,8 +193,8 @@ class Pod(StepLoop[OfflineRequest]):
         drafts = None if rates is None else Drafts(rates.acceptance, Random(seed))
         scheduler = Scheduler(scheduler_limits(at), blocks, speculation=drafts)
         super().__init__(scheduler, cost, profile.front, depth=2 if at.async_scheduling else 1)
-        self.due_s: float | None = None
-        """Time of the next work; None without any."""
+        self.due_s = inf
+        """Time of the next work, as far as the simulation knows; inf without any."""
         self._timeline, self._watch, self._ended = timeline, watch, ended
 
     @property

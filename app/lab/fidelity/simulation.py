@@ -172,7 +172,7 @@ class Simulation:
         pod = self.pods[number]
         if pod.due_s == due_s:
             pod.due_s = next_s = pod.advance(until_s)
-            if next_s is not None:
+            if next_s < math.inf:
                 heappush(self._due, (next_s, number))
 
     def _send(self, request: OfflineRequest) -> None:
@@ -184,10 +184,9 @@ class Simulation:
         self.outcome.pod[request.number] = number
         pod = self.pods[number]
         pod.send(request, request.send_s)
-        due_s = pod.next_s()
-        if due_s is not None and due_s != pod.due_s:
-            pod.due_s = due_s
-            heappush(self._due, (due_s, number))
+        if pod.next_s != pod.due_s:
+            pod.due_s = pod.next_s
+            heappush(self._due, (pod.due_s, number))
 
     def _ended(self, request: OfflineRequest) -> None:
         out, number = self.outcome, request.number

@@ -169,14 +169,14 @@ class RequestBuilder:
             priority=priority,
             cache_salt=request.cache_salt,
             media=placeholders(prompt.features) if prompt.features else (),
-            least_hit_rate=least_hit_rate,
+            cache_hit_threshold=least_hit_rate,
             image=image,
             remote_prefill=bool(transfer.get("do_remote_prefill")),
             delays=() if fault is None else fault.delays,
             remote_decode=bool(transfer.get("do_remote_decode")),
             n=asked.n,
             beams=request.use_beam_search,
-            together=len(prompts) * asked.n,
+            num_choices=len(prompts) * asked.n,
             observers=context.observers,
         )
 

@@ -88,7 +88,7 @@ class PlainHandler(Generic[P]):
             seed=None if request.seed == -1 else request.seed,
             greedy=temperature is not None and temperature < GREEDY_BELOW,
             sampling=None if real is None else real.defaults.of_plain(request),
-            least_hit_rate=self._least_hit_rate,
+            cache_hit_threshold=self._least_hit_rate,
             observers=context.observers,
         )
         writer = self.writer(recognised, head)

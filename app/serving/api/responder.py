@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from gevent.event import Event as Bell
 
-from app.engine.core.client import EngineClient, Handle
-from app.engine.core.outputs import EngineOutput, Failed, Tokens
+from app.engine.core.client import EngineClient
+from app.engine.core.outputs import EngineOutput, Failed, Handle, Tokens
 from app.engine.core.request import EngineRequest
 from app.serving.api.pieces import WHOLE_BYTES, paced
 from app.serving.api.stream import EventStream, TakeOver

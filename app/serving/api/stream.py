@@ -15,8 +15,7 @@ from gevent.event import Event as Bell
 
 from app.base.clock.clock import Watcher
 from app.base.clock.pause import pause_if_possible
-from app.engine.core.client import Handle, TakeToken
-from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
+from app.engine.core.outputs import EngineOutput, Failed, Handle, Started, TakeToken, Tokens
 from app.serving.api.writer import ChoiceState, ResponseWriter
 from app.serving.http.connection import Connection
 from app.serving.http.response import StreamingBody

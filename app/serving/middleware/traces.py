@@ -162,7 +162,7 @@ class RequestTrace:
                     RESPONSE_MODEL: generation.model,
                     REQUEST_MAX_TOKENS: generation.max_tokens,
                     REQUEST_N: generation.n,
-                    NUM_SEQUENCES: generation.together,
+                    NUM_SEQUENCES: generation.num_choices,
                 }
             )
         self._open += 1

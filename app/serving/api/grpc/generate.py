@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from app.engine.core.client import TakeToken
-from app.engine.core.outputs import EngineOutput, Started, Tokens
+from app.engine.core.outputs import EngineOutput, Started, TakeToken, Tokens
 from app.engine.core.request import EngineRequest
 from app.serving.api.builder import Prompt
 from app.serving.api.chat.media import Features

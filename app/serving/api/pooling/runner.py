@@ -12,9 +12,8 @@ from gevent.event import Event as Bell
 from msgspec.structs import replace
 
 from app.base.clock.pause import Pace
-from app.engine.core.client import Handle
 from app.engine.core.errors import Aborted, CallerLeft
-from app.engine.core.outputs import EngineOutput, Failed, Tokens
+from app.engine.core.outputs import EngineOutput, Failed, Handle, Tokens
 from app.engine.core.request import EngineRequest
 from app.engine.vectors.model import PoolingModel
 from app.serving.api.builder import priority_of
@@ -264,7 +263,7 @@ class PoolingRunner:
             adapter=meta.model if meta.model in self.pipeline.builder.adapters else None,
             priority=priority_of(context, request.priority),
             cache_salt=request.cache_salt,
-            together=count,
+            num_choices=count,
             observers=context.observers,
             delays=(*((0, longest_s),) * bool(longest_s), *(() if fault is None else fault.delays)),
         )
@@ -278,7 +277,7 @@ class PoolingRunner:
     def _run_prompts(
         self, first: EngineRequest, prompt: Callable[[int], TokenIds], connection: Connection | None
     ) -> None:
-        engine, count, submitted = self.pipeline.responder.engine, first.together, 0
+        engine, count, submitted = self.pipeline.responder.engine, first.num_choices, 0
         bell, errors = Bell(), list[Exception]()
         running: dict[int, tuple[Handle, int]] = {}
         """Handles and sizes of unfinished groups, by the index of the first prompt."""
