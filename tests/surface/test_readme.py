@@ -20,7 +20,7 @@ def test_the_first_screen_says_what_it_is_for_whom_and_how_to_start() -> None:
 
 
 def test_its_first_two_commands_serve_and_test() -> None:
-    assert COMMANDS[:2] == ["make run", "make test"]
+    assert COMMANDS[:2] == ["make run", "make test-all"]
 
 
 def test_it_leads_to_every_page_and_to_nothing_that_is_not_there() -> None:
