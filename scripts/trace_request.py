@@ -6,7 +6,7 @@
     $ python scripts/trace_request.py --summary  # only the figures, of all three and of the KV index
 
 A *change of file* is a call that is made in another file than the call before it; a *room* is a folder of
-`app`.
+a system of `app`.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _before_submit(calls: list[Call]) -> list[str]:
 
 
 def _room(file: str) -> str:
-    return file.split("/")[1] if file.count("/") > 1 else file
+    return "/".join(file.split("/")[1:-1][:2]) or file
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 ROOT = Path(__file__).resolve().parent.parent
 SENTENCES = ROOT / "app" / "simulated" / "sentences"
-DATA = ROOT / "app" / "tokenization" / "data"
+DATA = ROOT / "app" / "text" / "data"
 
 VOCABULARY_SIZE = 6144
 END_OF_TEXT = "<|endoftext|>"

@@ -133,5 +133,5 @@ def test_both_stages_are_of_the_python_that_ci_tests() -> None:
     told = subprocess.run(
         ["make", "-n", "test-image", "IMAGE_PYTHON=it"], cwd=ROOT, capture_output=True, text=True
     )
-    assert "PYTHON=it" in told.stdout and "tests/test_image.py" in told.stdout
+    assert "PYTHON=it" in told.stdout and "tests/wire/test_image.py" in told.stdout
     assert 'make -C "$copy" test-image' in (ROOT / ".ci" / "run").read_text()
