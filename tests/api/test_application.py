@@ -18,3 +18,21 @@ def test_an_index_that_cannot_listen_anywhere_stops_the_start(address: str) -> N
 def test_an_index_of_pods_that_are_nowhere_stops_the_start() -> None:
     with pytest.raises(SystemExit, match="kv-index-pods"):
         create_app(load(("--role", "indexer", "--kv-index-pods", "tcp://a:0"), {}))
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ('{"name":"a","base_model_name":"another"}', "is for another model, 'another'"),
+        ('{"path":"a"}', "is no adapter"),
+        ('{"name":""}', "has no name"),
+        ("{", "is no adapter"),
+        ("base=x", "is a name of the base model"),
+        ("foo", "is no adapter"),
+        ("a=b,c=d", "is no adapter"),
+    ],
+)
+def test_a_wrong_adapter_stops_the_start(module: str, line: str) -> None:
+    with pytest.raises((SystemExit, ConfigError), match="setting lora-modules:") as caught:
+        create_app(load(("--model", "base", "--force-dummy-tokenizer", "--lora-modules", module), {}))
+    assert line in str(caught.value)
