@@ -85,14 +85,10 @@ def test_a_call_begins_with_its_id_and_name_and_goes_on_with_its_arguments() -> 
     assert list(told[0]["tool_calls"][0]) == ["id", "type", "index", "function"]
 
 
-def test_a_token_that_completes_the_name_and_begins_the_arguments_tells_both() -> None:
-    assert deltas(NAMED, named_tool=True) == [
-        calling(begun(0, "look"), more(0, '{"a"')),
-        calling(more(0, ": 1}")),
-    ]
-
-
 def test_nothing_is_told_of_a_call_before_its_name_is_known() -> None:
+    """A token that completes the name and begins the arguments tells both."""
+    both = calling(begun(0, "look"), more(0, '{"a"'))
+    assert deltas(NAMED, named_tool=True) == [both, calling(more(0, ": 1}"))]
     events: list[EngineOutput] = [tokens(["", ""], call(0, "")), tokens(["", "{}", ""], call(0), STOP)]
     assert deltas(events) == [calling(begun(0, "look")), calling(more(0, "{}")), {}]
     (made,) = whole(events)["choices"][0]["message"]["tool_calls"]
@@ -106,30 +102,22 @@ CUT = [
 """Calls that were cut off before their name, and behind it."""
 
 
-@pytest.mark.parametrize(("part", "told"), [(0, [{}]), (1, ["look", '{"a', '": "so'])])
-def test_a_call_that_was_cut_off_is_told_by_a_stream_as_far_as_it_came(part: int, told: list[Any]) -> None:
-    cut: list[EngineOutput] = [replace(CUT[part], finish=Finish("length"))]
-    expected = [calling(begun(0, "look")), *(calling(more(0, text)) for text in told[1:])] if part else told
-    assert deltas(cut) == expected
-    assert chunks(cut)[-1]["choices"][0]["finish_reason"] == "length"
-
-
 @pytest.mark.parametrize("part", [0, 1])
-def test_a_call_that_was_cut_off_is_the_text_of_a_whole_answer(part: int) -> None:
-    choice = whole([replace(CUT[part], finish=Finish("length"))], forced_tool=True)["choices"][0]
+def test_a_call_that_was_cut_off_is_as_far_as_it_came_or_the_text_of_a_whole_answer(part: int) -> None:
+    cut: list[EngineOutput] = [replace(CUT[part], finish=Finish("length"))]
+    named = [calling(begun(0, "look")), calling(more(0, '{"a')), calling(more(0, '": "so'))]
+    assert deltas(cut) == (named if part else [{}])
+    assert chunks(cut)[-1]["choices"][0]["finish_reason"] == "length"
+    choice = whole(cut, forced_tool=True)["choices"][0]
     assert CUT[part].part is not None and choice["message"]["content"] == CUT[part].part.raw
     assert "tool_calls" not in choice["message"]
     assert choice["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize(
-    ("events", "named", "reason"), [(MARKED_UP, False, "tool_calls"), (NAMED, True, "stop")]
-)
-def test_calls_end_for_themselves_unless_the_client_named_one(
-    events: list[EngineOutput], named: bool, reason: str
-) -> None:
-    assert chunks(events, named_tool=named)[-1]["choices"][0]["finish_reason"] == reason
-    assert whole(events, named_tool=named)["choices"][0]["finish_reason"] == reason
+def test_calls_end_for_themselves_unless_the_client_named_one() -> None:
+    for events, named, reason in ((MARKED_UP, False, "tool_calls"), (NAMED, True, "stop")):
+        assert chunks(events, named_tool=named)[-1]["choices"][0]["finish_reason"] == reason
+        assert whole(events, named_tool=named)["choices"][0]["finish_reason"] == reason
 
 
 def test_whole_calls_stand_between_function_call_and_reasoning() -> None:
@@ -140,32 +128,22 @@ def test_whole_calls_stand_between_function_call_and_reasoning() -> None:
         {"id": "call-0", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}},
         {"id": "call-1", "type": "function", "function": {"name": "seek", "arguments": "{}"}},
     ]
-
-
-def test_beside_a_call_that_had_to_be_made_the_text_is_empty() -> None:
     assert whole(MARKED_UP, forced_tool=True)["choices"][0]["message"]["content"] == ""
-
-
-def test_without_calls_there_is_no_key_for_them() -> None:
     assert "tool_calls" not in whole([tokens(["Hi"], None, STOP)])["choices"][0]["message"]
 
 
 THINKING: list[EngineOutput] = [tokens(["Hm", "."], THOUGHT), tokens(["Yes", "."], None, STOP)]
 
 
-def test_thoughts_come_before_the_reply_under_a_key_of_their_own() -> None:
+def test_thoughts_come_before_the_reply_under_a_key_of_their_own_and_are_counted() -> None:
     assert deltas(THINKING, reasons=True) == [
-        {"reasoning": "Hm"},
-        {"reasoning": "."},
-        {"content": "Yes"},
-        {"content": "."},
+        *({"reasoning": "Hm"}, {"reasoning": "."}),
+        *({"content": "Yes"}, {"content": "."}),
     ]
-    message = whole(THINKING, reasons=True)["choices"][0]["message"]
+    body = whole(THINKING, reasons=True)
+    message = body["choices"][0]["message"]
     assert (message["reasoning"], message["content"]) == ("Hm.", "Yes.")
-
-
-def test_thoughts_are_counted() -> None:
-    assert whole(THINKING, reasons=True)["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
     usage = chunks(THINKING, reasons=True, include_usage=True)[-1]["usage"]
     assert (usage["completion_tokens"], usage["completion_tokens_details"]) == (4, {"reasoning_tokens": 2})
 
@@ -192,13 +170,8 @@ def test_a_thought_without_text_has_a_chunk_with_some_parsers() -> None:
 
 
 def test_hidden_thoughts_leave_no_trace_but_their_number() -> None:
-    hidden = {
-        "parses": True,
-        "reasons": True,
-        "show_reasoning": False,
-        "token_ids": True,
-        "include_usage": True,
-    }
+    hidden = {"parses": True, "reasons": True, "show_reasoning": False}
+    hidden |= {"token_ids": True, "include_usage": True}
     assert deltas(THINKING, **hidden) == [{"content": "Yes"}, {"content": "."}]
     choice = whole(THINKING, **hidden)["choices"][0]
     assert (choice["message"]["reasoning"], choice["token_ids"]) == (None, None)

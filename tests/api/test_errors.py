@@ -43,24 +43,20 @@ def client() -> Iterator[FlaskClient]:
         yield client
 
 
-@pytest.mark.parametrize(
-    ("name", "status", "kind", "param"),
-    [
+def test_every_error_has_the_same_four_fields(client: FlaskClient) -> None:
+    for name, status, kind, param in (
         ("known", 404, "NotFoundError", "model"),
         ("busy", 429, "RateLimitError", None),
         ("text", 400, "BadRequestError", None),
         ("service", 500, "InternalServerError", None),
         ("bug", 500, "InternalServerError", None),
-    ],
-)
-def test_every_error_has_the_same_four_fields(
-    client: FlaskClient, name: str, status: int, kind: str, param: str | None
-) -> None:
-    answer = client.post(f"/raise/{name}")
-    assert (answer.status_code, answer.content_type) == (status, "application/json")
-    error = answer.get_json()["error"]
-    assert list(error) == ["message", "type", "param", "code"]
-    assert (error["type"], error["param"], error["code"]) == (kind, param, status)
+    ):
+        answer = client.post(f"/raise/{name}")
+        assert (answer.status_code, answer.content_type) == (status, "application/json")
+        error = answer.get_json()["error"]
+        assert list(error) == ["message", "type", "param", "code"]
+        assert (error["type"], error["param"], error["code"]) == (kind, param, status)
+        assert answer.headers.get("Retry-After") == ("3" if name == "busy" else None)
 
 
 def test_a_bug_is_logged_and_not_told(client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
@@ -71,7 +67,6 @@ def test_a_bug_is_logged_and_not_told(client: FlaskClient, caplog: pytest.LogCap
 def test_a_family_has_its_own_form(client: FlaskClient) -> None:
     answer = client.post("/family/known")
     assert (answer.status_code, answer.get_json()) == (418, {"failed": "no such thing"})
-    assert client.post("/raise/known").status_code == 404
 
 
 def test_an_error_lets_go_of_the_frames_that_it_came_through(client: FlaskClient) -> None:
@@ -84,28 +79,18 @@ def test_an_error_lets_go_of_the_frames_that_it_came_through(client: FlaskClient
     assert RAISED["chained"].__traceback__ is None and RAISED["busy"].__traceback__ is None
 
 
-def test_headers_of_an_error_are_sent(client: FlaskClient) -> None:
-    assert client.post("/raise/busy").headers["Retry-After"] == "3"
-
-
 def test_what_routing_refuses_has_the_framework_s_body(client: FlaskClient) -> None:
     missing, wrong = client.get("/nothing"), client.post("/v1/things")
     assert (missing.status_code, missing.get_json()) == (404, {"detail": "Not Found"})
     assert (wrong.status_code, wrong.get_json()) == (405, {"detail": "Method Not Allowed"})
     assert wrong.headers["Allow"] == "GET"
-
-
-def test_head_and_options_are_methods_like_any_other(client: FlaskClient) -> None:
     assert client.head("/v1/things").status_code == client.options("/v1/things").status_code == 405
 
 
-@pytest.mark.parametrize("path", ["/v1/things/", "/v1/things//"])
-def test_a_slash_too_many_is_redirected(client: FlaskClient, path: str) -> None:
-    answer = client.get(path + "?a=%20b")
-    assert answer.status_code == 307
-    assert answer.headers["Location"] == "http://localhost/v1/things?a=%20b"
-
-
-def test_a_redirect_leads_only_where_there_is_something(client: FlaskClient) -> None:
+def test_a_slash_too_many_is_redirected_where_there_is_something(client: FlaskClient) -> None:
+    for path in ("/v1/things/", "/v1/things//"):
+        answer = client.get(path + "?a=%20b")
+        assert answer.status_code == 307
+        assert answer.headers["Location"] == "http://localhost/v1/things?a=%20b"
     assert client.get("/nothing/").status_code == 404
     assert client.get("//evil.example/").status_code == 404

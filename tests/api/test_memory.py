@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-
 from app.serving.flask.application import Understudy
 from app.wiring.factory import create_app
 from config.loader import load
 
 NAMES = {
-    "block hashes",
-    "chat templates",
-    "client audit",
-    "conversations",
-    "fault scripts",
-    "index blocks",
-    "KV cache blocks",
-    "KV events to publish",
-    "KV events to replay",
-    "index key roots",
-    "index keys",
-    "index tails",
-    "index tokenizers",
-    "plain chats",
-    "plain prompts",
-    "prompt tokens",
-    "rate limits",
-    "responses",
-    "schemas",
-    "token bytes",
-    "token texts",
-    "words",
+    *("block hashes", "chat templates", "client audit", "conversations", "fault scripts", "index blocks"),
+    *("KV cache blocks", "KV events to publish", "KV events to replay", "index key roots", "index keys"),
+    *("index tails", "index tokenizers", "plain chats", "plain prompts", "prompt tokens", "rate limits"),
+    *("responses", "schemas", "token bytes", "token texts", "words"),
 }
-
-
-@pytest.fixture
-def app() -> Understudy:
-    return create_app(load(("--enable-kvcache", "--kv-index"), {}))
 
 
 def sizes(app: Understudy) -> dict[str, dict[str, int]]:
@@ -47,18 +22,14 @@ def sizes(app: Understudy) -> dict[str, dict[str, int]]:
     return caches
 
 
-def test_every_cache_is_told_with_its_bound(app: Understudy) -> None:
-    caches = sizes(app)
-    assert set(caches) >= NAMES
-    for name, cache in caches.items():
-        assert 0 <= cache["size_bytes"] <= cache["limit_bytes"], name
-
-
-def test_what_is_remembered_shows(app: Understudy) -> None:
+def test_every_cache_is_told_with_its_bound_and_what_is_remembered_shows() -> None:
+    app = create_app(load(("--enable-kvcache", "--kv-index"), {}))
     before = sizes(app)
+    assert set(before) >= NAMES
+    for name, cache in before.items():
+        assert 0 <= cache["size_bytes"] <= cache["limit_bytes"], name
     chat = {"messages": [{"role": "user", "content": "Remember me."}], "max_tokens": 4}
     assert app.test_client().post("/v1/chat/completions", json=chat).status_code == 200
     after = sizes(app)
-    for name in ("conversations", "KV cache blocks"):
-        assert after[name]["size_bytes"] >= before[name]["size_bytes"]
+    assert after["KV cache blocks"]["size_bytes"] >= before["KV cache blocks"]["size_bytes"]
     assert after["conversations"]["size_bytes"] > before["conversations"]["size_bytes"]

@@ -92,12 +92,10 @@ def test_requests_beyond_the_limit_wait_for_the_next_one_to_be_earned() -> None:
 def test_every_answer_tells_what_is_left() -> None:
     limited = Limited(requests_per_minute=2, tokens_per_minute=600)
     assert told(limited.post(), "requests") == ("2", "1", "30s")
-    second = limited.post()
-    assert told(second, "requests") == ("2", "0", "1m0s")
-    assert told(second, "tokens") == ("600", "594", "600ms")
-    refused = limited.post()
-    assert told(refused, "requests") == ("2", "0", "1m0s")
-    assert told(refused, "tokens") == ("600", "594", "600ms")
+    for _ in range(2):  # the second of which is refused
+        answer = limited.post()
+        assert told(answer, "requests") == ("2", "0", "1m0s")
+        assert told(answer, "tokens") == ("600", "594", "600ms")
     limited.advance(60)
     assert told(limited.post(), "requests") == ("2", "1", "30s")
 
@@ -111,12 +109,8 @@ def test_prompts_are_charged_at_once_and_replies_at_their_end() -> None:
     limited.post(max_tokens=40)
     limited.advance(40.5)
     assert told(limited.post(max_tokens=0), "tokens")[1] == "20"
-
-
-def test_choices_share_their_prompt() -> None:
-    limited = Limited(tokens_per_minute=60)
-    limited.post(choices=4)
-    assert told(limited.post(max_tokens=0), "tokens")[1] == "57"
+    limited.post("other", choices=4)
+    assert told(limited.post("other", max_tokens=0), "tokens")[1] == "57", "choices share their prompt"
 
 
 def test_who_has_used_more_than_there_was_waits_until_it_is_earned() -> None:
@@ -135,8 +129,7 @@ def test_a_client_that_leaves_pays_for_what_was_generated() -> None:
     limited.post(max_tokens=1000)
     limited.advance(100.5)
     limited.group.abort()
-    used = 6000 - int(told(limited.post(max_tokens=0), "tokens")[1])
-    assert used == 100
+    assert told(limited.post(max_tokens=0), "tokens")[1] == "5900"
 
 
 def test_a_refusal_for_tokens_costs_no_request() -> None:
@@ -147,16 +140,10 @@ def test_a_refusal_for_tokens_costs_no_request() -> None:
     assert told(refused, "requests")[1] == "9"
 
 
-def test_each_key_has_its_own_limits() -> None:
+def test_each_key_has_its_own_limits_and_without_a_key_each_address() -> None:
     limited = Limited(requests_per_minute=1)
     assert [limited.post(key).status_code for key in ("one", "two", "one")] == [200, 200, 429]
-
-
-def test_without_a_key_the_address_counts() -> None:
-    limited = Limited(requests_per_minute=1)
-    asked = [
-        limited.post("", address=address).status_code for address in ("10.0.0.1", "10.0.0.2", "10.0.0.1")
-    ]
+    asked = [limited.post("", address=f"10.0.0.{host}").status_code for host in (1, 2, 1)]
     assert asked == [200, 200, 429]
 
 
@@ -173,25 +160,21 @@ def test_what_generates_nothing_is_not_limited() -> None:
 def test_limits_come_and_go_while_the_server_runs() -> None:
     limited = Limited()
     assert not limits_told(limited.post())
-    limited.live.change({"requests-per-minute": 1})
-    assert [limited.post().status_code for _ in range(2)] == [200, 429]
-    limited.live.change({"log-http": True})
-    assert limited.post().status_code == 429
-    limited.live.change({"requests-per-minute": 2})
-    assert [limited.post().status_code for _ in range(3)] == [200, 200, 429]
-    limited.live.change({"requests-per-minute": None})
-    assert limited.post().status_code == 200
+    for limit, expected in ((1, [200, 429]), (2, [200, 200, 429]), (None, [200])):
+        limited.live.change({"requests-per-minute": limit})
+        assert [limited.post().status_code for _ in expected] == expected
+        limited.live.change({"log-http": True})  # another setting fills no bucket
+        assert limited.post().status_code == expected[-1]
 
 
 def test_no_more_than_so_many_callers_are_remembered() -> None:
     limited = Limited(tokens_per_minute=1)
-    limited.limits.charge(b"\x00", 1)
-    for number in range(MOST_CALLERS):
+    for number in range(MOST_CALLERS + 1):
         limited.limits.charge(b"%d" % number, 1)
     assert len(limited.limits) == MOST_CALLERS
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 @given(st.integers(1, 50), st.lists(st.floats(0, 30), min_size=1, max_size=80))
 def test_nobody_gets_more_than_the_limit_and_who_waits_is_served(per_minute: int, gaps: list[float]) -> None:
     limited = Limited(requests_per_minute=per_minute)
@@ -199,8 +182,7 @@ def test_nobody_gets_more_than_the_limit_and_who_waits_is_served(per_minute: int
     begin_s = limited.harness.clock.now()
     for gap_s in gaps:
         limited.advance(gap_s)
-        answer = limited.post(max_tokens=0)
-        served += answer.status_code == 200
+        served += limited.post(max_tokens=0).status_code == 200
         elapsed_s = limited.harness.clock.now() - begin_s
         assert served <= per_minute * (1 + elapsed_s / 60) + 1e-3
     answer = limited.post(max_tokens=0)
