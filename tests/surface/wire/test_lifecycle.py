@@ -61,10 +61,8 @@ def test_the_memory_of_the_cache_is_released_in_a_pause_and_comes_back() -> None
         client.post("/pause?mode=wait")
         client.post("/release_kv_cache_memory")
         client.post("/resume")
-        assert (
-            client.complete(prompt="Hello " * 100)["usage"]["prompt_tokens_details"] is None
-            or not (client.complete(prompt="Hello " * 100)["usage"]["prompt_tokens_details"]["cached_tokens"])
-        )
+        details = client.complete(prompt="Hello " * 100)["usage"]["prompt_tokens_details"]
+        assert details is None or not details["cached_tokens"]
         client.post("/wake_up")
         assert blocks() > 0
         client.post("/sleep")
@@ -141,22 +139,19 @@ def test_nobody_falls_asleep_for_a_caller_who_has_left(client: Client) -> None:
     client.post("/admin/config", {"inter-token-latency": "0s"})
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
+def test_words_that_mean_nothing_are_refused(client: Client) -> None:
+    for path in (
         *("/sleep?level=7", "/sleep?level=-1", "/sleep?level=x", "/sleep?level=", "/sleep?mode=perhaps"),
         *("/pause?mode=perhaps", "/pause?mode=", "/pause?mode=wait&mode=x", "/pause?clear_cache=perhaps"),
         *("/reset_prefix_cache?reset_running_requests=2", "/reset_prefix_cache?reset_external=x"),
         "/server_info?config_format=yaml",
-    ],
-)
-def test_words_that_mean_nothing_are_refused(client: Client, path: str) -> None:
-    answer = client.get(path) if path.startswith("/server") else client.post(path)
-    name = path.partition("=")[0].rpartition("?")[2]
-    error = answer.json()["error"]
-    assert (answer.status_code, error["type"], error["param"]) == (400, "Bad Request", f"query.{name}")
-    assert client.get("/is_sleeping").json() == {"is_sleeping": False}
-    assert client.get("/is_paused").json() == {"is_paused": False}
+    ):
+        answer = client.get(path) if path.startswith("/server") else client.post(path)
+        name = path.partition("=")[0].rpartition("?")[2]
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["param"]) == (400, "Bad Request", f"query.{name}")
+        assert client.get("/is_sleeping").json() == {"is_sleeping": False}
+        assert client.get("/is_paused").json() == {"is_paused": False}
 
 
 @pytest.mark.parametrize("ids", [["cmpl-mine-0"], None])
@@ -179,13 +174,6 @@ def test_an_aborted_request_ends_with_abort(client: Client, path: str, ids: list
     assert client.metric("vllm:request_success_total", finished_reason="abort") >= 1
 
 
-@pytest.mark.parametrize("path", ["/abort_requests", "/inference/v1/abort_requests"])
-@pytest.mark.parametrize("body", [[], "x"])
-def test_what_names_no_requests_is_refused(client: Client, path: str, body: object) -> None:
-    answer = client.post(path, body)
-    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "Bad Request")
-
-
 def test_the_small_routes_answer(client: Client) -> None:
     assert client.post("/reset_prefix_cache").json() == {"success": True}
     reset = "/reset_prefix_cache?reset_running_requests=yes&reset_external=1"
@@ -196,6 +184,10 @@ def test_the_small_routes_answer(client: Client) -> None:
     assert told["model"] == "base"
     assert "model='base'" in client.get("/server_info").json()["vllm_config"]
     assert list(client.get("/kv_event_sources").json()) == ["0"]
+    for path in ("/abort_requests", "/inference/v1/abort_requests"):
+        for body in ([], "x"):  # names no requests
+            answer = client.post(path, body)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (400, "Bad Request")
 
 
 def test_without_development_mode_they_are_not_there() -> None:

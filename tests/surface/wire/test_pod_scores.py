@@ -77,6 +77,7 @@ def fleet() -> Iterator[tuple[Client, Client, Client]]:
 def test_pods_are_scored_by_what_they_have(fleet: tuple[Client, Client, Client]) -> None:
     index, one, other = fleet
     assert scores(index) == {}
+    assert index.post("/score_completions", {"prompt": "Hi"}).text == "null", "too short for a score"
     one.complete(prompt=TOKENS)
     until(lambda: scores(index), {name(one): 6})
     other.complete(prompt=TOKENS[:50])
@@ -133,11 +134,6 @@ def test_a_reset_cache_scores_nothing(fleet: tuple[Client, Client, Client]) -> N
     until(lambda: scores(index, tokens=tokens), {})
 
 
-def test_short_prompts_have_no_score(fleet: tuple[Client, Client, Client]) -> None:
-    index, _, _ = fleet
-    assert index.post("/score_completions", {"prompt": "Hi"}).text == "null"
-
-
 def test_the_state_tells_of_pods_and_losses(fleet: tuple[Client, Client, Client]) -> None:
     index, one, other = fleet
     for client in (one, other):
@@ -176,27 +172,21 @@ def test_garbage_is_counted_and_harms_nobody(fleet: tuple[Client, Client, Client
     until(lambda: scores(index, tokens=tokens), {name(one): 4})
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "param"),
-    [
-        ("/score_completions", {"prompt": TEXT, "model": "unknown"}, 404, "model"),
-        ("/score_completions", {"model": MODEL}, 400, "body.prompt"),
-        ("/score_completions", {"prompt": 7}, 400, "body.prompt"),
-        ("/score_completions", {"prompt": "\ud800" * 300}, 400, None),
-        ("/score_chat_completions", {"messages": []}, 400, None),
-        ("/score_chat_completions", {"messages": CHAT, "chat_template": "{{ 1 }}"}, 400, None),
-        ("/score_tokens", {"tokens": [-1]}, 400, "body.tokens.0"),
-        ("/score_tokens", {"tokens": [2**32]}, 400, "body.tokens.0"),
-        ("/score_tokens", {"tokens": "all"}, 400, "body.tokens"),
-    ],
-)
-def test_bad_requests_are_told_as_vllm_would(
-    fleet: tuple[Client, Client, Client], path: str, body: Any, status: int, param: str | None
-) -> None:
-    answer = fleet[0].post(path, body)
-    assert answer.status_code == status, answer.text
-    if param is not None:
-        assert answer.json()["error"]["param"] == param
+def test_bad_requests_are_told_as_vllm_would(fleet: tuple[Client, Client, Client]) -> None:
+    for path, body, status, param in (
+        ("completions", {"prompt": TEXT, "model": "unknown"}, 404, "model"),
+        ("completions", {"model": MODEL}, 400, "body.prompt"),
+        ("completions", {"prompt": 7}, 400, "body.prompt"),
+        ("completions", {"prompt": "\ud800" * 300}, 400, None),
+        ("chat_completions", {"messages": []}, 400, None),
+        ("chat_completions", {"messages": CHAT, "chat_template": "{{ 1 }}"}, 400, None),
+        ("tokens", {"tokens": [-1]}, 400, "body.tokens.0"),
+        ("tokens", {"tokens": [2**32]}, 400, "body.tokens.0"),
+        ("tokens", {"tokens": "all"}, 400, "body.tokens"),
+    ):
+        answer = fleet[0].post(f"/score_{path}", body)
+        assert answer.status_code == status, answer.text
+        assert param is None or answer.json()["error"]["param"] == param
 
 
 def test_a_server_indexes_its_own_cache() -> None:
@@ -243,17 +233,12 @@ def scores_once_cached_anew(index: Client, client: Client) -> Any:
     return told
 
 
-def test_a_pod_that_is_gone_is_forgotten() -> None:
+def test_an_indexer_forgets_a_pod_that_is_gone_and_lives_through_a_reload() -> None:
     with indexer("--kv-index-pod-grace", "100ms") as (index, endpoint):
         with pod(endpoint) as client:
+            [first] = workers_of(index.server)
+            index.server.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: first not in workers_of(index.server))
             until(lambda: scores_once_cached_anew(index, client), {name(client): 6})
         until(lambda: scores(index), {})
         assert index.get("/kv/index").json()["size"]["blocks"] == 0
-
-
-def test_an_indexer_ends_and_lives_through_a_reload() -> None:
-    with indexer() as (index, endpoint), pod(endpoint) as client:
-        [first] = workers_of(index.server)
-        index.server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: first not in workers_of(index.server))
-        until(lambda: scores_once_cached_anew(index, client), {name(client): 6})

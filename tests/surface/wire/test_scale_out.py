@@ -20,18 +20,13 @@ def generate(client: Client, **fields: Any) -> Any:
     return answer.json()
 
 
-def test_tokens_come_for_tokens(client: Client) -> None:
-    told = generate(client, request_id="mine")
+def test_tokens_come_for_tokens_and_their_text_on_request(client: Client) -> None:
+    told = generate(client, request_id="mine", output_mode="text")
     assert told["request_id"] == "generate-tokens-mine"
     (choice,) = told["choices"]
     assert (len(choice["token_ids"]), choice["finish_reason"]) == (4, "length")
     assert (told["usage"]["prompt_tokens"], told["usage"]["completion_tokens"]) == (3, 4)
-
-
-def test_their_text_comes_on_request(client: Client) -> None:
-    (choice,) = generate(client, output_mode="text")["choices"]
-    text = client.post("/detokenize", {"tokens": choice["token_ids"]}).json()["prompt"]
-    assert choice["text"] == text
+    assert choice["text"] == client.post("/detokenize", {"tokens": choice["token_ids"]}).json()["prompt"]
 
 
 def test_a_stream_has_a_token_an_event_and_usage_only_when_asked(client: Client) -> None:
@@ -55,35 +50,28 @@ def media(*spans: tuple[int, int]) -> dict[str, Any]:
     return {"mm_hashes": {"image": ["a"] * len(spans)}, "mm_placeholders": {"image": placeholders}}
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
+def test_what_is_no_generate_request(client: Client) -> None:
+    one = {"token_ids": [1], "sampling_params": {}}
+    for body, param in (
         ({"sampling_params": {}}, "body.token_ids"),
         ({"token_ids": [1]}, "body.sampling_params"),
-        ({"token_ids": [], "sampling_params": {}}, "body.token_ids"),
-        ({"token_ids": [-1], "sampling_params": {}}, "body.token_ids"),
-        ({"token_ids": [1], "sampling_params": {"max_tokens": "x"}}, "body.sampling_params"),
-        ({"token_ids": [1], "sampling_params": {"temperature": 3}}, "temperature"),
-        ({"token_ids": [1], "sampling_params": {"max_tokens": 0}}, "max_tokens"),
-        ({"token_ids": [1], "sampling_params": {"detokenize": False}, "output_mode": "text"}, "body"),
+        *(({**one, "token_ids": ids}, "body.token_ids") for ids in ([], [-1], "x")),
+        ({**one, "sampling_params": {"max_tokens": "x"}}, "body.sampling_params"),
+        ({**one, "sampling_params": {"temperature": 3}}, "temperature"),
+        ({**one, "sampling_params": {"max_tokens": 0}}, "max_tokens"),
+        ({**one, "sampling_params": {"detokenize": False}, "output_mode": "text"}, "body"),
         ({**TWO, "features": {}}, "body.features.mm_hashes"),
         ({**TWO, "features": {"mm_hashes": {}}}, "body.features.mm_placeholders"),
         ({**TWO, "features": {**NO_MEDIA, "mm_hashes": {"image": ["a"]}}}, "body.features"),
         ({**TWO, "features": media((0, 2), (1, 1))}, "body.features"),
         ({**TWO, "features": media((1, 2))}, "body"),
         ({**TWO, "features": NO_MEDIA, "content_parts": [{}]}, "body"),
-        (
-            {"token_ids": [1], "sampling_params": {}, "reasoning_parser_kwargs": {"x": 1}},
-            "body.reasoning_parser_kwargs.x",
-        ),
+        ({**one, "reasoning_parser_kwargs": {"x": 1}}, "body.reasoning_parser_kwargs.x"),
         ({"token_ids": [1] * 40_000, "sampling_params": {"max_tokens": 5}}, None),
-        ({"token_ids": [1], "sampling_params": {"n": 300}}, None),
-        ({"token_ids": "x", "sampling_params": {}}, "body.token_ids"),
-    ],
-)
-def test_what_is_no_generate_request(client: Client, body: Any, param: str | None) -> None:
-    answer = client.post(GENERATE, body)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        ({**one, "sampling_params": {"n": 300}}, None),
+    ):
+        answer = client.post(GENERATE, body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), body
 
 
 def test_what_is_rendered_generates_what_the_chat_would(client: Client) -> None:
@@ -94,14 +82,11 @@ def test_what_is_rendered_generates_what_the_chat_would(client: Client) -> None:
     assert rendered["token_ids"] == count["tokens"]
     assert rendered["sampling_params"]["max_tokens"] == 7
     sent = {key: rendered[key] for key in ("token_ids", "sampling_params", "model")}
+    for model, status in (("first", 200), ("nobody's", 404)):
+        answer = client.post("/v1/chat/completions/render", {"model": model, "messages": MESSAGES})
+        assert (answer.status_code, answer.json().get("model", model)) == (status, model)
     text = generate(client, **sent, output_mode="text")["choices"][0]["text"]
     assert text == client.chat(max_tokens=7, temperature=0)["choices"][0]["message"]["content"]
-
-
-@pytest.mark.parametrize(("model", "status"), [("first", 200), ("nobody's", 404)])
-def test_adapters_are_rendered_for_too(client: Client, model: str, status: int) -> None:
-    answer = client.post("/v1/chat/completions/render", {"model": model, "messages": MESSAGES})
-    assert (answer.status_code, answer.json().get("model", model)) == (status, model)
 
 
 def test_media_have_hashes_and_share_the_prompt(client: Client) -> None:
@@ -181,29 +166,25 @@ def test_a_decode_may_be_handed_the_tokens_of_its_prompt(client: Client, ids: An
     assert batch.status_code == 400
 
 
-def test_a_remote_prefill_costs_the_transfer_and_nothing_else() -> None:
+def test_a_remote_prefill_costs_the_transfer_alone_and_is_counted_as_fetched() -> None:
     with served("--time-to-first-token", "5s", "--kv-cache-transfer-latency", "1ms") as client:
         client.complete(kv_transfer_params={"do_remote_prefill": True})
         assert client.metric("vllm:time_to_first_token_seconds_bucket", le="2.5") == 1
-
-
-def test_a_remote_prefill_is_counted_as_fetched() -> None:
     flags = ("--time-to-first-token", "1ms", "--kv-cache-transfer-latency", "1ms", "--enable-kvcache")
     with served(*flags, "--block-size", "4", "--kv-cache-size", "1000") as client:
-        prompt, source = list(range(100, 140)), "vllm:prompt_tokens_by_source_total"
+        prompt = list(range(100, 140))
         client.complete(prompt=prompt[:20])
         client.complete(prompt=prompt, kv_transfer_params={"do_remote_prefill": True})
-        assert client.metric(source, source="local_compute") == 20
-        assert client.metric(source, source="local_cache_hit") == 20
-        assert client.metric(source, source="external_kv_transfer") == 20
-        tiers = "vllm:prompt_tokens_cached_by_source_total"
-        assert [client.metric(tiers, source=tier) for tier in ("device", "p2p", "host")] == [20, 20, 0]
-        assert client.metric("vllm:external_prefix_cache_hits_total") == 20
-        assert client.metric("vllm:external_prefix_cache_queries_total") == 20
-        assert client.metric("vllm:prefix_cache_hits_total") == 20
-        assert client.metric("vllm:request_prefill_kv_computed_tokens_sum") == 20
-        assert client.metric("vllm:nixl_xfer_time_seconds_count") == 1
-        assert client.metric("vllm:num_requests_running") == 0
+        for source in ("local_compute", "local_cache_hit", "external_kv_transfer"):
+            assert client.metric("vllm:prompt_tokens_by_source_total", source=source) == 20
+        for tier, tokens in (("device", 20), ("p2p", 20), ("host", 0)):
+            assert client.metric("vllm:prompt_tokens_cached_by_source_total", source=tier) == tokens
+        for name, count in (
+            *(("external_prefix_cache_hits_total", 20), ("external_prefix_cache_queries_total", 20)),
+            *(("prefix_cache_hits_total", 20), ("request_prefill_kv_computed_tokens_sum", 20)),
+            *(("nixl_xfer_time_seconds_count", 1), ("num_requests_running", 0)),
+        ):
+            assert client.metric(f"vllm:{name}") == count, name
 
 
 def test_without_scale_out_all_of_it_is_forbidden() -> None:
