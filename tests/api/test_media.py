@@ -28,20 +28,13 @@ def test_items_are_found_in_order_whatever_is_between_them() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        "text", 5, None, {}, TEXT, {"type": 5}, {"type": "image_url"}, {"type": "image_url", "image_url": {}},
-        {"type": "image_url", "image_url": ""}, {"type": "image_url", "image_url": {"url": 5}},
-        {"type": "other_url", "other_url": {"url": "x"}},
-    ],
-)  # fmt: skip
-def test_what_is_no_item_is_passed_over(part: object) -> None:
-    assert list(items(said(part, IMAGE))) == [("image", "http://x/a.png")]
-    assert features(said(part), [1, 2, 3]) is None
-
-
-def test_an_item_may_be_given_by_its_address_alone() -> None:
+def test_what_is_no_item_is_passed_over() -> None:
+    for part in (
+        *("text", 5, None, {}, TEXT, {"type": 5}, {"type": "other_url", "other_url": {"url": "x"}}),
+        *({"type": "image_url"}, *({"type": "image_url", "image_url": url} for url in ({}, "", {"url": 5}))),
+    ):
+        assert list(items(said(part, IMAGE))) == [("image", "http://x/a.png")]
+        assert features(said(part), [1, 2, 3]) is None
     assert list(items(said({"type": "image_url", "image_url": "x"}))) == [("image", "x")]
 
 

@@ -110,17 +110,14 @@ REFUSALS: list[tuple[str, object, str, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "kind", "param"), REFUSALS)
-def test_refusals(path: str, body: object, kind: str, param: str | None) -> None:
-    told = client_of().post(path, json=body)
-    error = told.get_json()["error"]
-    assert (told.status_code, error["type"], error["param"]) == (400, kind, param)
-
-
-@pytest.mark.parametrize("path", [SCORING, DECISIONS])
-def test_an_unknown_model_comes_before_the_rules(path: str) -> None:
-    body = {**SCORE, "items": [], "state": 1, "questions": {}, "model": "other"}
-    assert client_of().post(path, json=body).status_code == 404
+def test_refusals() -> None:
+    for path, body, kind, param in REFUSALS:
+        told = client_of().post(path, json=body)
+        error = told.get_json()["error"]
+        assert (told.status_code, error["type"], error["param"]) == (400, kind, param), body
+    unknown = {**SCORE, "items": [], "state": 1, "questions": {}, "model": "other"}
+    for path in (SCORING, DECISIONS):  # an unknown model comes before the rules
+        assert client_of().post(path, json=unknown).status_code == 404
 
 
 def test_models_that_decide_nothing(tmp_path: Path) -> None:
