@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+from cachetools import LRUCache
 from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -70,7 +71,12 @@ class CompiledTemplate:
         if not options.continue_final_message:
             return self._rendered(conversation, variables)
         final, marked = _mark_final_text(conversation)
-        return _cut_at_mark(self._rendered(marked, variables), final)
+        rendered, mark = self._rendered(marked, variables), END_MARK.strip()
+        if mark not in rendered or final.strip() not in rendered:
+            raise ChatTemplateError("continue_final_message: the template does not show the final message.")
+        prompt = rendered[: rendered.rindex(mark)]
+        # A template that strips messages has removed the mark's blank, and would have removed the text's.
+        return prompt if rendered.startswith(END_MARK, len(prompt)) else prompt.rstrip()
 
     def _rendered(self, conversation: Conversation, variables: dict[str, object]) -> str:
         # `Template.render` would walk over the chained globals of the environment each time.
@@ -101,6 +107,7 @@ class ChatTemplates:
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
         takes_media: bool = True,
+        limit_bytes: int = TEMPLATES_BYTES,
     ) -> None:
         self._sources = sources
         self._takes_media = takes_media
@@ -108,10 +115,9 @@ class ChatTemplates:
         """True when a template reads the clock, so that equal conversations may give different prompts."""
         self._special_tokens = special_tokens
         self._environment = _environment(now)
-        self.limit_bytes = TEMPLATES_BYTES
-        self.size_bytes = 0
-        """Estimated memory of the compiled templates; the oldest ones are dropped above the limit."""
-        self._compiled: dict[str, CompiledTemplate] = {}
+        self.limit_bytes = limit_bytes
+        self._compiled: LRUCache[str, CompiledTemplate]
+        self._compiled = LRUCache(limit_bytes, getsizeof=lambda compiled: compiled.size_bytes)
         self._lock = Lock()
 
     def render(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
@@ -124,20 +130,19 @@ class ChatTemplates:
             ChatTemplateError: the template is missing or does not compile.
         """
         source = self._source(options)
-        compiled = self._compiled.get(source)
+        with self._lock:
+            compiled = self._compiled.get(source)
         if compiled is None:
             compiled = self._compile(source)
-            self._keep(source, compiled)
+            if compiled.size_bytes <= self.limit_bytes:
+                with self._lock:
+                    self._compiled[source] = compiled
         return compiled
 
-    def _keep(self, source: str, compiled: CompiledTemplate) -> None:
-        with self._lock:
-            if source in self._compiled or compiled.size_bytes > self.limit_bytes:
-                return
-            self._compiled[source] = compiled
-            self.size_bytes += compiled.size_bytes
-            while self.size_bytes > self.limit_bytes:
-                self.size_bytes -= self._compiled.pop(next(iter(self._compiled))).size_bytes
+    @property
+    def size_bytes(self) -> int:
+        """Estimated memory of the compiled templates."""
+        return int(self._compiled.currsize)
 
     def _source(self, options: ChatOptions) -> str:
         """Returns the request's template (source or name), else `tool_use` for tools, else `default`."""
@@ -192,15 +197,6 @@ def _mark_final_text(conversation: Conversation) -> tuple[str, Conversation]:
             message["content"] = [*content[:index], marked, *content[index + 1 :]]
             return part["text"], [*conversation[:-1], message]
     raise ChatTemplateError("continue_final_message needs a final message with text in it.")
-
-
-def _cut_at_mark(rendered: str, final: str) -> str:
-    mark = END_MARK.strip()
-    if mark not in rendered or final.strip() not in rendered:
-        raise ChatTemplateError("continue_final_message: the template does not show the final message.")
-    prompt = rendered[: rendered.rindex(mark)]
-    # A template that strips messages has removed the mark's blank, and would have removed the text's.
-    return prompt if rendered.startswith(END_MARK, len(prompt)) else prompt.rstrip()
 
 
 class GenerationTag(jinja2.ext.Extension):

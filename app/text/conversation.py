@@ -7,7 +7,6 @@ that lack the role.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from jinja2 import nodes
@@ -109,7 +108,10 @@ def _parse_message(message: Message, content_format: ContentFormat, takes_media:
     parts = [content] if isinstance(content, str) else content or []
     if not isinstance(parts, list):
         raise ChatTemplateError("The content of a message must be a string, a list of parts or null.")
-    if parts and not isinstance(content, str) and _is_openai(message) and not any(map(_is_known, parts)):
+    # vLLM requires one known part at least in a message of OpenAI's kinds.
+    is_openai = role in OPENAI_ROLES and (role == "tool") == ("tool_call_id" in message)
+    is_openai = is_openai and not any(field in message for field in OWN_FIELDS)
+    if parts and not isinstance(content, str) and is_openai and not any(map(_is_known, parts)):
         raise ChatTemplateError("None of the parts of a message's content has a form that is known.")
     parsed: dict[str, object] = {
         "role": role,
@@ -125,14 +127,6 @@ def _parse_message(message: Message, content_format: ContentFormat, takes_media:
     elif role == "developer":
         parsed["tools"] = message.get("tools")
     return parsed | {key: message[key] for key in KEPT_FIELDS if isinstance(message.get(key), str)}
-
-
-def _is_openai(message: Message) -> bool:
-    """Returns True for a message of OpenAI's kinds, where vLLM requires one known part at least."""
-    role = message["role"]
-    if role not in OPENAI_ROLES or any(field in message for field in OWN_FIELDS):
-        return False
-    return (role == "tool") == ("tool_call_id" in message)
 
 
 def _is_known(part: object) -> bool:
@@ -159,8 +153,7 @@ def _is_known(part: object) -> bool:
 def _parse_content(
     parts: Iterable[object], content_format: ContentFormat, takes_media: bool
 ) -> str | list[Part]:
-    parse = partial(_parse_part, takes_media=takes_media)
-    parsed = [part for part in map(parse, parts) if part is not None]
+    parsed = [found for part in parts if (found := _parse_part(part, takes_media)) is not None]
     if content_format == "openai":
         return parsed
     # Each medium becomes a placeholder before the text, as in vLLM without interleaving.
@@ -182,7 +175,10 @@ def _parse_part(part: object, takes_media: bool) -> Part | None:
     if not isinstance(kind, str):
         raise ChatTemplateError("A part of a message's content needs its type, a string.", "type")
     if kind in TEXT_FIELDS:
-        return _text_of(part, kind)
+        text = part.get(TEXT_FIELDS[kind])
+        if text is not None and not isinstance(text, str):
+            raise ChatTemplateError(f"A part of type {kind!r} needs its {TEXT_FIELDS[kind]}, a string.")
+        return None if text is None else _text_part(text)
     if kind == "tool_reference":
         return {"type": kind, "name": part.get("name")}
     if kind == "prompt_embeds":
@@ -191,24 +187,12 @@ def _parse_part(part: object, takes_media: bool) -> Part | None:
         known = ", ".join(sorted([*TEXT_FIELDS, *MODALITIES, "prompt_embeds", "tool_reference"]))
         raise ChatTemplateError(f"Unsupported chat content part type: {kind!r}, not one of {known}.", "type")
     if kind in ADDRESSED and not by_field:
-        _check_address(part.get(kind), kind)
+        address = part.get(kind)
+        if not isinstance(address, dict) or not isinstance(address.get("url"), str):
+            raise ChatTemplateError(f"A part of type {kind!r} needs {kind}.url, a string.")
     if not takes_media:
         raise ChatTemplateError("The served model is not a multimodal model: it reads text alone.")
     return {"type": MODALITIES[kind]}
-
-
-def _text_of(part: Mapping[str, object], kind: str) -> Part | None:
-    text = part.get(TEXT_FIELDS[kind])
-    if text is None:
-        return None
-    if not isinstance(text, str):
-        raise ChatTemplateError(f"A part of type {kind!r} needs its {TEXT_FIELDS[kind]}, a string.")
-    return _text_part(text)
-
-
-def _check_address(address: object, kind: str) -> None:
-    if not isinstance(address, dict) or not isinstance(address.get("url"), str):
-        raise ChatTemplateError(f"A part of type {kind!r} needs {kind}.url, a string.")
 
 
 def _text_part(text: str) -> Part:
@@ -227,24 +211,20 @@ def _assistant_fields(message: Message) -> dict[str, object]:
 
 
 def _parse_tool_call(call: object) -> dict[str, object]:
-    if isinstance(call, dict) and call.get("type", "function") == "function":
-        function = call.get("function")
-        if isinstance(function, dict):
-            return {
-                **call,
-                "function": {**function, "arguments": _parse_arguments(function.get("arguments"))},
-            }
-    raise ChatTemplateError("Each of an assistant's tool_calls must be an object of type 'function'.")
+    """Returns the call with its arguments as an object.
 
-
-def _parse_arguments(arguments: object) -> dict[str, object]:
-    """Returns the arguments as an object; empty for invalid ones, as history must not block the next turn."""
+    Invalid arguments become an empty object, as history must not block the next turn.
+    """
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or call.get("type", "function") != "function" or type(function) is not dict:
+        raise ChatTemplateError("Each of an assistant's tool_calls must be an object of type 'function'.")
+    arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
         except ValueError:
-            return {}
-    return arguments if isinstance(arguments, dict) else {}
+            arguments = {}
+    return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}}}
 
 
 def detect_content_format(template: nodes.Template) -> ContentFormat:

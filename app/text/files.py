@@ -56,12 +56,15 @@ def read_folder(path: Path) -> TokenizerFolder:
     folder = file.parent
     config = _read_json(folder / "tokenizer_config.json")
     model = _read_json(folder / "config.json")
+    text_config = model.get("text_config")
+    nested = text_config.get("vocab_size") if isinstance(text_config, dict) else None
+    vocab_size = model.get("vocab_size") or nested
     return TokenizerFolder(
         tokenizer_file=file,
         special_tokens=_special_tokens(_read_json(folder / "special_tokens_map.json") | config),
         chat_templates=_chat_templates(folder, config),
         eos_token_ids=_eos_token_ids(_read_json(folder / "generation_config.json"), model),
-        model_vocab_size=_vocab_size(model),
+        model_vocab_size=vocab_size if isinstance(vocab_size, int) else 0,
         takes_media=takes_media(model) is not False,
     )
 
@@ -127,12 +130,6 @@ def _eos_token_ids(*configs: Mapping[str, object]) -> tuple[int, ...]:
         if isinstance(value, int):
             return (value,)
     return ()
-
-
-def _vocab_size(model: Mapping[str, object]) -> int:
-    nested = model.get("text_config")
-    size = model.get("vocab_size") or (nested.get("vocab_size") if isinstance(nested, dict) else None)
-    return size if isinstance(size, int) else 0
 
 
 def model_config(name: str) -> dict[str, object]:

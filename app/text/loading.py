@@ -60,8 +60,17 @@ def load_tokenizer(
             render_url, model=model, timeout_s=render_timeout_s, mm_timeout_s=mm_render_timeout_s
         )
     source = tokenizer or model
+    path = Path(source).expanduser()
     try:
-        return _load(source, explicit, hf_token, cache_dir, chat_template, takes_media)
+        if path.exists():
+            return LocalTokenizer.from_path(path, source, chat_template, takes_media)
+        if source.startswith((".", "/", "~")):
+            raise TokenizerLoadError(f"There is nothing at {source}.")
+        if not explicit and "/" not in source:  # a model name such as `tiny` is no repository
+            return default_tokenizer(chat_template, takes_media)
+        cache = None if cache_dir is None else Path(cache_dir).expanduser()
+        folder = files.fetch(source, hf_token, cache)
+        return LocalTokenizer.from_path(folder, source, chat_template, takes_media)
     except TokenizerLoadError as error:
         if explicit:
             raise
@@ -77,23 +86,3 @@ def template_source(given: str | None) -> str | None:
         return Path(given).expanduser().read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerLoadError(f"The chat template {given} cannot be read: {error}.") from error
-
-
-def _load(
-    source: str,
-    explicit: bool,
-    hf_token: str | None,
-    cache_dir: str | None,
-    chat_template: str | None,
-    takes_media: bool | None,
-) -> LocalTokenizer:
-    path = Path(source).expanduser()
-    if path.exists():
-        return LocalTokenizer.from_path(path, source, chat_template, takes_media)
-    if source.startswith((".", "/", "~")):
-        raise TokenizerLoadError(f"There is nothing at {source}.")
-    if not explicit and "/" not in source:
-        return default_tokenizer(chat_template, takes_media)  # a model name such as `tiny` is no repository
-    cache = None if cache_dir is None else Path(cache_dir).expanduser()
-    folder = files.fetch(source, hf_token, cache)
-    return LocalTokenizer.from_path(folder, source, chat_template, takes_media)

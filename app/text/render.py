@@ -127,7 +127,9 @@ class RenderTokenizer:
             value = getattr(options, name)
             if value != getattr(PLAIN_CHAT, name):
                 fields[name] = [*value] if name == "tools" else value
-        timeout_s = self._mm_timeout_s if any(map(_has_image, messages)) else self._timeout_s
+        parts = [part for message in messages for part in _parts(message)]
+        has_image = any("image_url" in (part.get("type"), *part) for part in parts)
+        timeout_s = self._mm_timeout_s if has_image else self._timeout_s
         return self._render("/v1/chat/completions/render", fields, 1, timeout_s)[0]
 
     def _render(
@@ -155,7 +157,11 @@ class RenderTokenizer:
             with gevent.Timeout(timeout_s, TimeoutError):
                 status, data = wait_off_hub(self._request, path, body, timeout_s)
         except (urllib3.exceptions.HTTPError, TimeoutError) as error:
-            raise TokenizerServiceError(f"The tokenizer service {self.name} {_trouble(error)}.") from error
+            # A refused connection is a time-out in the library's class hierarchy.
+            is_refused = isinstance(error, urllib3.exceptions.NewConnectionError)
+            is_late = isinstance(error, urllib3.exceptions.TimeoutError | TimeoutError) and not is_refused
+            trouble = "timed out" if is_late else f"is out of reach: {error}"
+            raise TokenizerServiceError(f"The tokenizer service {self.name} {trouble}.") from error
         if len(data) > MOST_BYTES:
             raise self._unusable(path, f"more than {MOST_BYTES >> 20} MiB")
         if status in (400, 422):
@@ -167,44 +173,33 @@ class RenderTokenizer:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._unusable(path, "no JSON") from error
 
-    def _request(self, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
-        try:
-            return self._asked(path, body, timeout_s)
-        except urllib3.exceptions.ProtocolError:
-            # The service has just closed a kept connection; the call changes nothing, so it is repeated.
-            return self._asked(path, body, timeout_s)
-
-    def _asked(self, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+    def _request(self, path: str, body: bytes, timeout_s: float, again: bool = True) -> tuple[int, bytes]:
         """Returns status and body, cut soon after `MOST_BYTES`. Raises TimeoutError for a slow response."""
         until_s = time.monotonic() + timeout_s
-        timeout = urllib3.Timeout(total=timeout_s)
-        response = self._pool.request(
-            "POST", self.name + path, body=body, headers=JSON, timeout=timeout, preload_content=False
-        )
-        data = bytearray()
-        with response:  # closed, unless it is whole, which keeps its connection
-            while len(data) <= MOST_BYTES and (piece := response.read1(PIECE)):
-                data += piece
-                if time.monotonic() > until_s:
-                    raise TimeoutError
+        timeout, data = urllib3.Timeout(total=timeout_s), bytearray()
+        try:
+            response = self._pool.request(
+                "POST", self.name + path, body=body, headers=JSON, timeout=timeout, preload_content=False
+            )
+            with response:  # closed, unless it is whole, which keeps its connection
+                while len(data) <= MOST_BYTES and (piece := response.read1(PIECE)):
+                    data += piece
+                    if time.monotonic() > until_s:
+                        raise TimeoutError
+        except urllib3.exceptions.ProtocolError:
+            if not again:
+                raise
+            # The service has just closed a kept connection; the call changes nothing, so it is repeated.
+            return self._request(path, body, timeout_s, again=False)
         return response.status, bytes(data)
 
     def _unusable(self, path: str, what: str) -> TokenizerServiceError:
         return TokenizerServiceError(f"The tokenizer service {self.name} answered {path} with {what}.")
 
 
-def _has_image(message: Message) -> bool:
+def _parts(message: Message) -> list[dict[str, object]]:
     content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    return any(isinstance(part, dict) and "image_url" in (part.get("type"), *part) for part in parts)
-
-
-def _trouble(error: Exception) -> str:
-    # A refused connection is a time-out in the library's class hierarchy.
-    refused = isinstance(error, urllib3.exceptions.NewConnectionError)
-    if isinstance(error, urllib3.exceptions.TimeoutError | TimeoutError) and not refused:
-        return "timed out"
-    return f"is out of reach: {error}"
+    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
 
 
 def _reason(data: bytes) -> str:

@@ -186,8 +186,7 @@ def test_the_embedded_template_writes_roles_tools_and_calls(embedded: LocalToken
 
 
 def test_templates_of_requests_are_kept_within_a_limit_of_memory() -> None:
-    templates = ChatTemplates({}, {})
-    templates.limit_bytes = 100_000
+    templates = ChatTemplates({}, {}, limit_bytes=100_000)
     for number in range(50):
         assert templates.render(HI, ChatOptions(chat_template=f"{number}")) == str(number)
         assert 0 < templates.size_bytes <= templates.limit_bytes

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from app.text.files import TokenizerFolder
-from app.text.huggingface import LONGEST_WORD, MOST_NEW, LocalTokenizer, WordEncoder, knows_words
+from app.text.huggingface import LONGEST_WORD, LocalTokenizer, WordEncoder, knows_words
 from app.text.loading import EMBEDDED, default_tokenizer
 
 ASCII = "".join(map(chr, range(128)))
@@ -57,20 +57,16 @@ TEXTS = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(TEXTS)
 def test_ascii_texts_have_the_library_s_ids(text: str) -> None:
     for encoder, backend in zip(ENCODERS, BACKENDS, strict=True):
         expected = backend.encode(text, add_special_tokens=False).ids
-        for _ in range(20):  # new words are learnt bit by bit
-            ids = encoder.encode(text)
-            if ids is not None:
-                break
-        assert ids in (None, expected)
+        assert encoder.encode(text) == encoder.encode(text) == expected
         assert encoder.size_bytes <= encoder.limit_bytes
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(TEXTS | st.text(max_size=30), st.booleans())
 def test_a_tokenizer_encodes_any_text_as_its_library_does(text: str, framed: bool) -> None:
     for tokenizer in TOKENIZERS:
@@ -82,13 +78,10 @@ def test_a_tokenizer_encodes_any_text_as_its_library_does(text: str, framed: boo
 def test_words_are_learnt_and_looked_up() -> None:
     encoder = WordEncoder(PAIRWISE)
     text = "one two three four five six"
-    assert encoder.encode(" ".join(text.split()[:MOST_NEW])) is not None
-    encoder = WordEncoder(PAIRWISE)
-    assert encoder.encode(text) is None, "too many new words"
-    assert encoder.size_bytes > 0, "some of which were learnt"
     assert encoder.encode(text) == PAIRWISE.encode(text).ids
     held = encoder.size_bytes
-    encoder._backend = None  # type: ignore[assignment]  # nobody asks the library any more
+    assert held > 0
+    encoder._model = None  # type: ignore[assignment]  # nobody asks the library any more
     assert encoder.encode(text) == PAIRWISE.encode(text).ids
     assert encoder.size_bytes == held
 

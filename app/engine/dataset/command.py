@@ -165,14 +165,16 @@ def write_sqlite(path: Path, table_name: str, records: Iterable[Record]) -> None
     with engine.begin() as connection:
         connection.exec_driver_sql("BEGIN")
         table.create(connection)
-        rows = map(_row, records)
+        rows = (
+            {
+                "prompt_hash": record.prompt_hash,
+                "gen_tokens": encode(record.tokens),
+                "n_gen_tokens": len(record.tokens),
+            }
+            for record in records
+        )
         while batch := list(islice(rows, ROWS_PER_INSERT)):
             connection.execute(insert(table), batch)
-
-
-def _row(record: Record) -> dict[str, object]:
-    tokens = record.tokens
-    return {"prompt_hash": record.prompt_hash, "gen_tokens": encode(tokens), "n_gen_tokens": len(tokens)}
 
 
 def written_as_json(records: Iterable[Record], file: TextIO, tokenizer: Tokenizer) -> Iterator[Record]:
@@ -218,93 +220,76 @@ tokenizer matter.
 @as_command(DatasetError, TokenizerError)
 def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> int:
     """Returns the exit status. `tokenizer_of` makes the tokenizer that the server would use."""
-    options, flags = _parser().parse_beside_settings(argv)
-    settings = load(flags, os.environ, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
-    print(_build(options, settings, tokenizer_of(settings)))
-    return 0
-
-
-def _parser() -> Parser:
-    flags = Parser(prog=f"{COMMAND} dataset", description=ABOUT, allow_abbrev=False)
-    flags.add_argument("--input", required=True, type=Path, metavar="FILE.json", help="conversations to read")
-    flags.add_argument("--output", required=True, type=Path, metavar="OUT.sqlite3", help="file to make")
-    flags.add_argument("--table-name", help="table to make, the setting dataset-table-name if not given")
-    flags.add_argument(
+    parser = Parser(prog=f"{COMMAND} dataset", description=ABOUT, allow_abbrev=False)
+    parser.add_argument(
+        "--input", required=True, type=Path, metavar="FILE.json", help="conversations to read"
+    )
+    parser.add_argument("--output", required=True, type=Path, metavar="OUT.sqlite3", help="file to make")
+    parser.add_argument("--table-name", help="table to make, the setting dataset-table-name if not given")
+    parser.add_argument(
         "--max-records", type=whole_number(1), default=10_000, help="conversations to take [10000]"
     )
-    flags.add_argument("--debug-json", action="store_true", help="write all records as readable JSON, too")
-    return flags
-
-
-def _build(options: argparse.Namespace, settings: Settings, tokenizer: Tokenizer) -> str:
-    """Makes the files and returns a one-line summary."""
+    parser.add_argument("--debug-json", action="store_true", help="write all records as readable JSON, too")
+    options, flags = parser.parse_beside_settings(argv)
+    settings = load(flags, os.environ, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
+    table: str = options.table_name or settings.dataset.dataset_table_name
+    if not table.isidentifier():
+        raise ConfigError(
+            f"argument --table-name: {table!r} must be a name of letters, digits and underscores"
+        )
     output: Path = options.output
-    table = _table_name(options, settings)
     targets = [output, output.with_suffix(".md")]
     if options.debug_json:
         targets.append(output.with_suffix(".json"))
-    _check_targets(targets)
-    recorder = Recorder(tokenizer)
-    with _naming_files(options.input), _opened(options.input) as file:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with all_or_none(targets) as (sqlite, page, *debug):
-            records = recorder.records(islice(conversations(file), options.max_records))
-            with debug[0].open("w", encoding="utf-8") if debug else nullcontext() as readable:
-                if readable is not None:
-                    records = written_as_json(records, readable, tokenizer)
-                write_sqlite(sqlite, table, records)
-            refused = f"; {recorder.refused} were cut short: {recorder.refusal}" if recorder.refused else ""
-            if not recorder.recorded:
-                raise DatasetError(f"it has no question of a human with a reply{refused}")
-            card = CARD.format(
-                title=output.name.rpartition(".")[0] or output.name,
-                file=output.name,
-                source=options.input.name,
-                model=settings.model.model,
-                tokenizer=tokenizer.name,
-                table=table,
-                conversations=recorder.conversations,
-                records=recorder.recorded,
-            )
-            page.write_text(card, "utf-8")
-    made = f"{output}: {recorder.recorded} records of {recorder.conversations} conversations"
-    return made + refused
-
-
-def _table_name(options: argparse.Namespace, settings: Settings) -> str:
-    name: str = options.table_name or settings.dataset.dataset_table_name
-    if not name.isidentifier():
-        raise ConfigError(
-            f"argument --table-name: {name!r} must be a name of letters, digits and underscores"
-        )
-    return name
-
-
-def _check_targets(targets: Sequence[Path]) -> None:
     if len(set(targets)) < len(targets):
-        raise DatasetError(f"{targets[0]} must end with .sqlite3, not with {targets[0].suffix}")
+        raise DatasetError(f"{output} must end with .sqlite3, not with {output.suffix}")
     for target in targets:
         if target.exists():
             raise DatasetError(f"{target} exists already and is not written over")
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    with path.open("rb") as file:
-        total = os.fstat(file.fileno()).st_size
-        bar: Any = tqdm.wrapattr(file, "read", total=total, desc=path.name, disable=None)
-        with bar as counted:
-            yield counted
-
-
-@contextmanager
-def _naming_files(source: Path) -> Iterator[None]:
-    """Converts errors of the files to DatasetErrors that name the file."""
+    tokenizer = tokenizer_of(settings)
     try:
-        yield
+        with options.input.open("rb") as source:
+            print(_build(source, options, table, targets, settings.model.model, tokenizer))
     except DatasetError as error:
-        raise DatasetError(f"{source}: {error}") from error
+        raise DatasetError(f"{options.input}: {error}") from error
     except OSError as error:
-        raise DatasetError(f"{error.filename or source}: {error.strerror or error}") from error
+        raise DatasetError(f"{error.filename or options.input}: {error.strerror or error}") from error
     except DBAPIError as error:
         raise DatasetError(f"the dataset cannot be written: {error.orig}") from error
+    return 0
+
+
+def _build(
+    source: BinaryIO,
+    options: argparse.Namespace,
+    table: str,
+    targets: Sequence[Path],
+    model: str,
+    tokenizer: Tokenizer,
+) -> str:
+    """Makes the files `targets` and returns a one-line summary."""
+    output, recorder = targets[0], Recorder(tokenizer)
+    size = os.fstat(source.fileno()).st_size
+    counted: Any = tqdm.wrapattr(source, "read", total=size, desc=options.input.name, disable=None)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with all_or_none(targets) as (sqlite, page, *debug), counted as file:
+        records = recorder.records(islice(conversations(file), options.max_records))
+        with debug[0].open("w", encoding="utf-8") if debug else nullcontext() as readable:
+            if readable is not None:
+                records = written_as_json(records, readable, tokenizer)
+            write_sqlite(sqlite, table, records)
+        refused = f"; {recorder.refused} were cut short: {recorder.refusal}" if recorder.refused else ""
+        if not recorder.recorded:
+            raise DatasetError(f"it has no question of a human with a reply{refused}")
+        card = CARD.format(
+            title=output.name.rpartition(".")[0] or output.name,
+            file=output.name,
+            source=options.input.name,
+            model=model,
+            tokenizer=tokenizer.name,
+            table=table,
+            conversations=recorder.conversations,
+            records=recorder.recorded,
+        )
+        page.write_text(card, "utf-8")
+    return f"{output}: {recorder.recorded} records of {recorder.conversations} conversations{refused}"

@@ -114,7 +114,9 @@ class Rows:
                 with self._engine.connect() as connection:
                     self.catalogue, self._reply = _prepared(connection, table_name)
                     if in_memory:
-                        self._copy_bytes = _pages_bytes(connection)
+                        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+                        page_bytes = connection.exec_driver_sql("PRAGMA page_size").scalar_one()
+                        self._copy_bytes = int(pages) * int(page_bytes)
             except BaseException:
                 self.close()
                 raise
@@ -164,14 +166,6 @@ def _prepared(connection: Connection, table_name: str) -> tuple[Catalogue, Reply
     if not len(catalogue):
         raise DatasetError(f"table {table_name} is empty")
     return catalogue, select(table.c.gen_tokens).where(key == bindparam("key"))
-
-
-def _pages_bytes(connection: Connection) -> int:
-    """Size in bytes of SQLite's copy of the file."""
-    pages, size = (
-        connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("page_count", "page_size")
-    )
-    return int(pages) * int(size)
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -258,12 +252,18 @@ class Dataset:
         Raises:
             TokenizerError: the row lacks ids or strings, and the tokenizer cannot add them.
         """
-        key = self._key(prompt_ids, turns, least, most, rng)
+        catalogue = self._rows.catalogue
+        key = catalogue.recorded(ids_hash(prompt_ids), least, most, rng)
+        if key is None and turns:
+            key = catalogue.recorded(text_hash(turns), least, most, rng)
         try:
-            tokens = decode(self._rows.read(key)).cut(most)
+            tokens = decode(self._rows.read(catalogue.any(least, most, rng) if key is None else key))
         except DatasetError as error:
-            self._warn(error)
+            if not self._has_warned:
+                logger.warning("dataset %s gave no reply, sample text is used instead: %s", self.name, error)
+            self._has_warned = True
             return None
+        tokens = tokens.cut(most)
         tokens = completed(tokens, self._tokenizer)
         length = len(tokens)
         missing = max(0, least - length)
@@ -271,20 +271,6 @@ class Dataset:
 
     def close(self) -> None:
         self._rows.close()
-
-    def _key(
-        self, prompt_ids: Sequence[int], turns: Sequence[Turn], least: int, most: int, rng: Random
-    ) -> int:
-        catalogue = self._rows.catalogue
-        key = catalogue.recorded(ids_hash(prompt_ids), least, most, rng)
-        if key is None and turns:
-            key = catalogue.recorded(text_hash(turns), least, most, rng)
-        return catalogue.any(least, most, rng) if key is None else key
-
-    def _warn(self, error: DatasetError) -> None:
-        if not self._has_warned:
-            logger.warning("dataset %s gave no reply, sample text is used instead: %s", self.name, error)
-        self._has_warned = True
 
 
 def open_dataset(path: Path, table_name: str, in_memory: bool, tokenizer: Tokenizer) -> Dataset:

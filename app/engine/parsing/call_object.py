@@ -12,8 +12,6 @@ OPENING: Final = "{["
 CLOSING: Final = "}]"
 BEFORE_END: Final = frozenset(", }]\n\r\t")
 """Characters that end a number, true, false or null."""
-IN_STRING: Final = re.compile(r'["\\]')
-OUTSIDE: Final = re.compile(r'["{}\[\]]')
 
 
 class JsonValue:
@@ -22,66 +20,34 @@ class JsonValue:
     def __init__(self) -> None:
         self.closed = False
         self._depth = 0
-        self._in_string = self._escaped = self._is_bare = self._begun = False
+        self._in_string = self._escaped = self._is_bare = False
 
     def feed(self, text: str) -> int:
         """Returns how many characters of `text` belong to the value."""
-        place = 0
-        while place < len(text) and not self.closed:
+        if self.closed:
+            return 0
+        for place, character in enumerate(text):
             if self._in_string:
-                place = self._string(text, place)
-            elif self._depth:
-                place = self._nested(text, place)
-            else:
-                place = self._outer(text, place)
-        return place
-
-    def _string(self, text: str, place: int) -> int:
-        if self._escaped:
-            self._escaped = False
-            return place + 1
-        found = IN_STRING.search(text, place)
-        if found is None:
-            return len(text)
-        if found[0] == "\\":
-            self._escaped = True
-        else:
-            self._in_string = False
-            self.closed = not self._depth
-        return found.end()
-
-    def _nested(self, text: str, place: int) -> int:
-        found = OUTSIDE.search(text, place)
-        if found is None:
-            return len(text)
-        self._open(found[0])
-        return found.end()
-
-    def _outer(self, text: str, place: int) -> int:
-        character = text[place]
-        if self._is_bare and character in BEFORE_END:
-            self.closed = True
-            return place
-        if not self._begun and character.isspace():
-            return place + 1
-        self._begun = True
-        if character in CLOSING:  # there is no value
-            self.closed = True
-            return place
-        if character == '"' or character in OPENING:
-            self._open(character)
-        else:
-            self._is_bare = True
-        return place + 1
-
-    def _open(self, character: str) -> None:
-        if character == '"':
-            self._in_string = True
-        elif character in OPENING:
-            self._depth += 1
-        else:
-            self._depth -= 1
-            self.closed = self._depth == 0
+                if self._escaped or character == "\\":
+                    self._escaped = not self._escaped
+                elif character == '"':
+                    self._in_string = False
+                    self.closed = not self._depth
+            elif not self._depth and character in (BEFORE_END if self._is_bare else CLOSING):
+                self.closed = True  # behind a bare value, or there is no value
+                return place
+            elif character == '"':
+                self._in_string = True
+            elif character in OPENING:
+                self._depth += 1
+            elif character in CLOSING:
+                self._depth -= 1
+                self.closed = self._depth == 0
+            elif not self._depth and not character.isspace():
+                self._is_bare = True
+            if self.closed:
+                return place + 1
+        return len(text)
 
 
 LONGEST_HEAD: Final = 4096
@@ -127,10 +93,7 @@ class CallObject:
         found = None if tried else HEAD.match(head, 0, LONGEST_HEAD)
         if found is not None:
             self._head = None
-            return [
-                *self._named(json.loads(found[1])),
-                *self._arguments(head[found.end() :]),
-            ]
+            return [*self._named(json.loads(found[1])), *self._arguments(head[found.end() :])]
         self._head = head
         return self._whole(head) if self.closed else []
 

@@ -236,21 +236,17 @@ def readers(tool_call_parser: str) -> Callable[[EngineRequest], PartReader | Non
     as_llama = tool_call_parser == "llama3_json"
 
     def reader_of(request: EngineRequest) -> PartReader | None:
-        calls = _calls_reader(request, as_llama)
+        reader: PartReader | None = None
+        if (calls := request.tool_calls) is not None:
+            if calls.least:
+                reader = NamedReader(calls.tools[0].name) if calls.named else ListedReader(forced=True)
+            else:
+                reader = ListedReader() if as_llama else HermesReader()
         if not request.reasoning:
-            return calls
+            return reader
         if request.form is None:
-            return ThoughtReader(calls)
+            return ThoughtReader(reader)
         thoughts = request.form.thoughts  # None: a constrained text has no room for thoughts
-        return calls if thoughts is None else ThoughtReader(calls, begun=thoughts.begin_id is None)
+        return reader if thoughts is None else ThoughtReader(reader, begun=thoughts.begin_id is None)
 
     return reader_of
-
-
-def _calls_reader(request: EngineRequest, as_llama: bool) -> PartReader | None:
-    calls = request.tool_calls
-    if calls is None:
-        return None
-    if calls.least:
-        return NamedReader(calls.tools[0].name) if calls.named else ListedReader(forced=True)
-    return ListedReader() if as_llama else HermesReader()
