@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
 from threading import Lock
@@ -19,11 +19,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from app.text.base import PLAIN_CHAT, ChatOptions, ChatTemplateError, Message, json_length
 from app.text.conversation import (
+    PLAIN_ROLES,
     ContentFormat,
     Conversation,
     detect_content_format,
     developer_as_system,
     parse_messages,
+    surrounds_content,
 )
 from app.text.files import DEFAULT_TEMPLATE
 
@@ -55,6 +57,10 @@ class CompiledTemplate:
     knows_developer: bool
     takes_media: bool
     size_bytes: int
+    surrounds: bool
+    """The template puts constant texts around the content of a single message; see `surrounds_content`."""
+    around: dict[str, tuple[str, str] | None] = field(default_factory=dict)
+    """These texts by role, learnt at first use; None for a role whose content is not printed once."""
 
     def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
         """Returns the prompt text of a conversation.
@@ -64,6 +70,11 @@ class CompiledTemplate:
         """
         if options.continue_final_message and options.add_generation_prompt:
             raise ChatTemplateError("continue_final_message and add_generation_prompt exclude each other.")
+        if self.surrounds and len(messages) == 1 and options == PLAIN_CHAT:
+            role, content = messages[0].get("role"), messages[0].get("content")
+            is_plain = len(messages[0]) == 2 and role in PLAIN_ROLES
+            if is_plain and isinstance(content, str) and (around := self._around(str(role))):
+                return content.join(around)
         conversation = parse_messages(messages, self.content_format, self.takes_media)
         if not self.knows_developer:
             conversation = developer_as_system(conversation)
@@ -77,6 +88,13 @@ class CompiledTemplate:
         prompt = rendered[: rendered.rindex(mark)]
         # A template that strips messages has removed the mark's blank, and would have removed the text's.
         return prompt if rendered.startswith(END_MARK, len(prompt)) else prompt.rstrip()
+
+    def _around(self, role: str) -> tuple[str, str] | None:
+        if role not in self.around:
+            variables = {**self.variables, "add_generation_prompt": True}
+            before, *behind = self._rendered([{"role": role, "content": END_MARK}], variables).split(END_MARK)
+            self.around[role] = (before, behind[0]) if len(behind) == 1 else None
+        return self.around[role]
 
     def _rendered(self, conversation: Conversation, variables: dict[str, object]) -> str:
         # `Template.render` would walk over the chained globals of the environment each time.
@@ -116,8 +134,9 @@ class ChatTemplates:
         self._special_tokens = special_tokens
         self._environment = _environment(now)
         self.limit_bytes = limit_bytes
-        self._compiled: LRUCache[str, CompiledTemplate]
-        self._compiled = LRUCache(limit_bytes, getsizeof=lambda compiled: compiled.size_bytes)
+        self._own: dict[str, CompiledTemplate] = {}
+        self._others: LRUCache[str, CompiledTemplate]
+        self._others = LRUCache(limit_bytes, getsizeof=lambda compiled: compiled.size_bytes)
         self._lock = Lock()
 
     def render(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
@@ -130,19 +149,23 @@ class ChatTemplates:
             ChatTemplateError: the template is missing or does not compile.
         """
         source = self._source(options)
-        with self._lock:
-            compiled = self._compiled.get(source)
+        compiled = self._own.get(source)
+        if compiled is None:
+            with self._lock:
+                compiled = self._others.get(source)
         if compiled is None:
             compiled = self._compile(source)
-            if compiled.size_bytes <= self.limit_bytes:
+            if source in self._sources.values():
+                self._own[source] = compiled
+            elif compiled.size_bytes <= self.limit_bytes:
                 with self._lock:
-                    self._compiled[source] = compiled
+                    self._others[source] = compiled
         return compiled
 
     @property
     def size_bytes(self) -> int:
         """Estimated memory of the compiled templates."""
-        return int(self._compiled.currsize)
+        return int(self._others.currsize) + sum(each.size_bytes for each in self._own.values())
 
     def _source(self, options: ChatOptions) -> str:
         """Returns the request's template (source or name), else `tool_use` for tools, else `default`."""
@@ -157,7 +180,7 @@ class ChatTemplates:
 
     def _compile(self, source: str) -> CompiledTemplate:
         try:
-            content_format = detect_content_format(self._environment.parse(source))
+            tree = self._environment.parse(source)
             template = self._environment.from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise ChatTemplateError(f"The chat template does not compile: {error}") from error
@@ -165,7 +188,13 @@ class ChatTemplates:
         knows_developer = re.search("""["']developer["']""", source) is not None
         size_bytes = COMPILED_BYTES + CHARACTER_BYTES * len(source)
         return CompiledTemplate(
-            template, variables, content_format, knows_developer, self._takes_media, size_bytes
+            template,
+            variables,
+            detect_content_format(tree),
+            knows_developer,
+            self._takes_media,
+            size_bytes,
+            surrounds_content(tree),
         )
 
 

@@ -294,3 +294,25 @@ def _reads(node: nodes.Node | None, name: str, field: str | None = None) -> bool
     if isinstance(node, nodes.Getitem):
         return _reads(node.node, name) and isinstance(node.arg, nodes.Const) and node.arg.value == field
     return isinstance(node, nodes.Getattr) and node.attr == field and _reads(node.node, name)
+
+
+def surrounds_content(template: nodes.Template) -> bool:
+    """Returns True for a template that prints the content of messages as it is, and never else reads content.
+
+    Then the text around the content of a single message depends on its role alone.
+    """
+    blocks = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Block)
+    loops = [loop for loop in template.find_all(nodes.For) if _reads(loop.iter, "messages")]
+    names = {loop.target.name for loop in loops if isinstance(loop.target, nodes.Name)}
+    if any(template.find_all(blocks)) or len(loops) != 1 or len(names) != 1:
+        return False
+    printed = [node for output in template.find_all(nodes.Output) for node in output.nodes]
+    understood = 1 + isinstance(loops[0].iter, nodes.Name)  # where the loop names both
+    reads: list[nodes.Getattr | nodes.Getitem] = [*template.find_all(nodes.Getattr)]
+    reads += template.find_all(nodes.Getitem)
+    for node in reads:
+        key = node.attr if isinstance(node, nodes.Getattr) else getattr(node.arg, "value", None)
+        if isinstance(node.node, nodes.Name) and node.node.name in names and isinstance(key, str):
+            understood += key != "content" or any(node is each for each in printed)
+    names.add("messages")
+    return understood == sum(each.name in names for each in template.find_all(nodes.Name))

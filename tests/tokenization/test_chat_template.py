@@ -233,3 +233,36 @@ def test_members_of_messages_are_what_jinja_s_own_sandbox_finds(
     ours, jinjas = OURS.from_string(source), JINJAS.from_string(source)
     for value in (member, [member], "text", None):
         assert outcome(ours, value) == outcome(jinjas, value)
+
+
+@pytest.mark.parametrize(
+    ("body", "around"),
+    [
+        ("<{{ message.role }}> {{ message['content'] }}{% if message.tool_calls %}!{% endif %}", True),
+        ("{{ '<' + message.role + '>' }}{{ message.content }}", True),
+        ("{% if message.role == 'user' %}{{ message.content }}{% endif %}", True),
+        ("{% for _ in [1, 2] %}{{ message.content }}{% endfor %}", True),
+        ("{% set message = {'content': 'c'} %}{{ message.content }}", False),
+        ("{{ message.content | upper }}", False),
+        ("{{ message.content + '!' }}", False),
+        ("{% if message.content == 'b' %}B{% endif %}{{ message.content }}", False),
+        ("{% set text = message.content %}{{ text }}", False),
+        ("{% filter upper %}{{ message.content }}{% endfilter %}", False),
+        ("{{ message | tojson }}", False),
+        ("{{ message.content }}{{ messages | length }}", False),
+        ("{{ message[message.role] }}{{ message.content }}", False),
+    ],
+)
+def test_what_surrounds_a_single_message_is_learnt_where_only_its_role_decides(
+    body: str, around: bool
+) -> None:
+    source = "{% for message in messages %}" + body + "{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    templates = ChatTemplates({"default": source}, {})
+    compiled = templates.of(ChatOptions())
+    for text in ("a", "b", "{{ x }}", "END"):
+        for role in ("user", "system"):
+            message = {"role": role, "content": text}
+            whole = compiled._rendered([message], {**compiled.variables, "add_generation_prompt": True})
+            assert templates.render([message]) == whole
+    assert compiled.surrounds is around
+    assert bool(compiled.around) is around

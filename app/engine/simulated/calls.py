@@ -70,27 +70,25 @@ class CallReplies:
         Draws arguments that fit the client's limit; when none fit, a required call is cut off. A call under a
         limit below `tool-call-room` is also cut off when its schema lets a text run on.
         """
-        count = self._count(calls, rng)
+        count = calls.least
+        while count < calls.most and rng.random() * 100 < self._settings.tool_call_extra_call_probability:
+            count += 1
         room = self._settings.tool_call_room
         scarce = request.limited and request.max_tokens < room
         if count == 0 or scarce and not calls.least:
             return None
         if scarce and not calls.named and (field := endless_text(calls.tools[0].schema)) is not None:
-            return self._endless(calls.tools[0].name, field, request.max_tokens, rng)
+            _, texts = self._corpus.compose(request.max_tokens, rng)
+            begun = json.dumps({field: "".join(texts)}, ensure_ascii=False).removesuffix('"}')
+            return self.marked_up(written([(calls.tools[0].name, begun)]), request.max_tokens)
         most = request.max_tokens if room and request.limited else sys.maxsize
         too_long: Reply | None = None
-        for written in self._versions(calls, count, rng):
-            reply = self.marked_up(written, most)
+        for version in self._versions(calls, count, rng):
+            reply = self.marked_up(version, most)
             if reply.finish is STOP and len(reply.ids) < most:  # and the end of text fits, too
                 return reply
             too_long = too_long or reply
         return too_long if calls.least else None
-
-    def _count(self, calls: ToolCalls, rng: Random) -> int:
-        count = calls.least
-        while count < calls.most and rng.random() * 100 < self._settings.tool_call_extra_call_probability:
-            count += 1
-        return count
 
     def _versions(self, calls: ToolCalls, count: int, rng: Random) -> Iterator[Written]:
         """Yields ever shorter texts: fewer calls, then short arguments, then less markup."""
@@ -109,12 +107,6 @@ class CallReplies:
         return tool.name, json.dumps(
             arguments, ensure_ascii=False, separators=USUAL if size is Size.USUAL else COMPACT
         )
-
-    def _endless(self, name: str, field: str, most: int, rng: Random) -> Reply:
-        """Returns a call whose argument `field` does not end within the limit."""
-        _, texts = self._corpus.compose(most, rng)
-        said = json.dumps("".join(texts), ensure_ascii=False)[:-1]
-        return self.marked_up(written([(name, f"{{{json.dumps(field, ensure_ascii=False)}: {said}")]), most)
 
     def marked_up(self, written: Written, most: int) -> Reply:
         """Returns the reply, cut off after `most` tokens.
@@ -179,8 +171,14 @@ def endless_text(schema: JsonSchema) -> str | None:
     fields, required = schema.get("properties"), schema.get("required")
     if not isinstance(fields, Mapping) or not isinstance(required, list):
         return None
-    return next((str(name) for name, field in fields.items() if name in required and _runs_on(field)), None)
-
-
-def _runs_on(field: object) -> bool:
-    return isinstance(field, Mapping) and field.get("type") == "string" and BOUNDS.isdisjoint(field)
+    return next(
+        (
+            str(name)
+            for name, field in fields.items()
+            if name in required
+            and isinstance(field, Mapping)
+            and field.get("type") == "string"
+            and BOUNDS.isdisjoint(field)
+        ),
+        None,
+    )

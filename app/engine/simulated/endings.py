@@ -33,19 +33,14 @@ TOKENS_IN_A_STEP = 100
 
 def stopped(reply: Reply, request: EngineRequest) -> Reply:
     """Returns `reply` cut by the stop conditions of `request`."""
-    if request.stop_token_ids:
-        reply = _stopped_by_token(reply, request)
-    if request.stop:
-        reply = _stopped_by_text(reply, request)
-    return reply
-
-
-def _stopped_by_token(reply: Reply, request: EngineRequest) -> Reply:
-    for i in range(request.min_tokens, len(reply.ids)):
+    for i in range(request.min_tokens, len(reply.ids)) if request.stop_token_ids else ():
         token_id = reply.ids[i]
         if token_id in request.stop_token_ids:
             last = reply.texts[i] if request.include_stop else ""
-            return Reply([*reply.texts[:i], last], reply.ids[: i + 1], Finish("stop", token_id))
+            reply = Reply([*reply.texts[:i], last], reply.ids[: i + 1], Finish("stop", token_id))
+            break
+    if request.stop:
+        reply = _stopped_by_text(reply, request)
     return reply
 
 
@@ -67,7 +62,10 @@ def _stopped_by_text(reply: Reply, request: EngineRequest) -> Reply:
     texts: list[str] = []
     for begin in range(0, count, PART_TOKENS):
         end = min(begin + PART_TOKENS, count)
-        texts += _held_back(text, offsets[begin : end + 1], held, last=end == count)
+        ends = [max(0, min(offset - held, len(text))) for offset in offsets[begin : end + 1]]
+        if end == count:  # the last token releases the rest
+            ends[-1] = len(text)
+        texts += [text[start:stop] for start, stop in pairwise(ends)]
         slices.spend(PART_STEPS)
     return Reply(texts, reply.ids[:count], finish)
 
@@ -89,15 +87,6 @@ def _first_stop(
         if start >= 0 and (first is None or start + len(stop) < first[0]):
             first = start + len(stop), stop, start
     return None if first is None else first[1:]
-
-
-def _held_back(text: str, offsets: Sequence[int], held: int, last: bool) -> list[str]:
-    """Splits `text` by tokens, each `held` characters late; the `last` token releases the rest."""
-    size = len(text)
-    ends = [max(0, min(end - held, size)) for end in offsets]
-    if last:
-        ends[-1] = size
-    return [text[start:end] for start, end in pairwise(ends)]
 
 
 OWN = 0.37
@@ -144,15 +133,14 @@ class TokenChooser:
         """Returns the token in the place of `own`, the reply's own token."""
         weight = self._weight(own)
         if self._greedy:
-            return own if weight >= max(self._best[0], self._rest) else self._likeliest(own)
+            best, token = self._best
+            if weight >= max(best, self._rest):
+                return own
+            return token if self._allowed is not None or best > self._rest else self._unbiased(own)
         drawn = rng.random() * (self._sums[-1] + weight + self._unnamed)
         if drawn < self._sums[-1]:
             return self._ids[bisect(self._sums, drawn)]
         return own if drawn < self._sums[-1] + weight else self._unbiased(own)
-
-    def _likeliest(self, own: int) -> int:
-        weight, token = self._best
-        return token if self._allowed is not None or weight > self._rest else self._unbiased(own)
 
     def _unbiased(self, own: int) -> int:
         """Returns `own`, or the next token without a bias."""

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from app.engine.core.errors import SchemaUnsatisfiable
 from app.engine.core.outputs import Finish, LazySequence, Part, TokenLogprob
 from app.engine.core.reply import LENGTH, STOP, Reply, joined
-from app.engine.core.request import Constraint, EngineRequest, ScriptedCall, ScriptedReply
+from app.engine.core.request import Constraint, EngineRequest, ScriptedReply
 from app.engine.dataset import Datasets
 from app.engine.forms.schema import Ranges, SchemaError, Schemas
 from app.engine.forms.schema.derivation import write
@@ -80,10 +80,6 @@ class Entries:
     def _texts(self, ids: Sequence[int]) -> list[str]:
         return ["" if BROKEN in name else name for name in self._vocabulary.token_texts(ids)]
 
-    def prompt_entry(self, position: int) -> TokenLogprob | None:
-        """Returns the entry of a prompt's token; None for the first, which follows no token."""
-        return self.entry(position) if position else None
-
 
 def own_logprob(position: int) -> float:
     """Natural-log probability of the token at `position` (0-based) in its reply."""
@@ -104,7 +100,8 @@ def prompt_logprobs(
     vocabulary: Tokenizer, ids: Sequence[int], alternatives: int
 ) -> Sequence[TokenLogprob | None]:
     """One entry per prompt token; the first is None."""
-    return LazySequence(Entries(vocabulary, ids, alternatives).prompt_entry, range(len(ids)))
+    entry = Entries(vocabulary, ids, alternatives).entry
+    return LazySequence(lambda position: entry(position) if position else None, range(len(ids)))
 
 
 TRIES = 4
@@ -124,12 +121,6 @@ THOUGHTS = "<think>\n{}\n</think>\n\n"
 def as_thoughts(reply: Reply) -> Reply:
     """Returns a reply of text as thoughts."""
     return replace(reply, spans=[(len(reply.texts), REASONING)])
-
-
-def raw_text(script: ScriptedReply) -> str:
-    """Returns a reply as the model writes it, with thoughts and calls in their markup."""
-    thoughts = THOUGHTS.format(script.reasoning) if script.reasoning else ""
-    return thoughts + script.text + (written(script.calls).text if script.calls else "")
 
 
 def delays_of(script: ScriptedReply, tokens: int) -> list[tuple[int, float]]:
@@ -231,10 +222,21 @@ class SimulatedModel:
     def _whole(self, request: EngineRequest) -> Reply:
         """Returns thoughts, if the request reasons, then the reply, then an image, if one is wanted."""
         if self._settings.model.mm_encoder_only:
-            return self._encoded(request)
-        own = self._own_stream(request)
+            # As many exclamation marks as the client allows, or one without a limit (section 18).
+            count = request.max_tokens if request.limited else 1
+            ids = self._tokenizer.encode(ENCODER_TEXT)[:1] * count
+            return Reply([ENCODER_TEXT] * count, ids, LENGTH)
+        own: Random | None = None  # for a reply that request and prompt determine
+        if request.seed is not None or request.greedy:
+            own = Random((request.seed or 0) * 2**32 + crc32(msgspec.json.encode(request.prompt_ids)))
         rng = own or self._text_rng
-        decided = self._decided(request, rng) if self._plugins or request.script is not None else None
+        decided: Reply | None = None
+        if request.script is not None and not request.script.passes:
+            decided = self._scripted(request, request.script)
+        else:
+            for source in self._plugins:
+                if decided is None:
+                    decided = source(request, rng)
         if decided is not None:
             reply = decided
         elif not request.reasoning:
@@ -253,14 +255,6 @@ class SimulatedModel:
         if request.image:
             return joined(reply, Reply([PIXEL], [], reply.finish, [(1, IMAGE)]))
         return reply
-
-    def _decided(self, request: EngineRequest, rng: Random) -> Reply | None:
-        if request.script is not None and not request.script.passes:
-            return self._scripted(request, request.script)
-        for source in self._plugins:
-            if (reply := source(request, rng)) is not None:
-                return reply
-        return None
 
     def _said(self, request: EngineRequest, rng: Random, own: Random | None) -> Reply:
         if request.tool_calls is not None:
@@ -283,12 +277,6 @@ class SimulatedModel:
         said = recorded or self._mode(request, rng)
         return said if tokens is None else biased(said, request, tokens, self._tokenizer, rng)
 
-    def _encoded(self, request: EngineRequest) -> Reply:
-        """Returns as many exclamation marks as the client allows, or one without a limit (section 18)."""
-        count = request.max_tokens if request.limited else 1
-        ids = self._tokenizer.encode(ENCODER_TEXT)[:1] * count
-        return Reply([ENCODER_TEXT] * count, ids, LENGTH)
-
     def _thoughts(self, request: EngineRequest, rng: Random) -> Reply:
         """Returns a reasoning model's thoughts, which may use up the limit or meet a stop."""
         mean = self._settings.reply.reasoning_tokens
@@ -304,13 +292,6 @@ class SimulatedModel:
         if tokens is not None:
             said = biased(said, request, tokens, self._tokenizer, rng)
         return as_thoughts(stopped(said, request))
-
-    def _own_stream(self, request: EngineRequest) -> Random | None:
-        """Stream of random numbers for a reply that request and prompt determine; None for any other."""
-        if request.seed is None and not request.greedy:
-            return None
-        prompt = crc32(msgspec.json.encode(request.prompt_ids))
-        return Random((request.seed or 0) * 2**32 + prompt)
 
     # Constrained texts.
 
@@ -343,7 +324,9 @@ class SimulatedModel:
     def _scripted(self, request: EngineRequest, script: ScriptedReply) -> Reply:
         """Returns a script's reply; the token limit and stop strings end it as they end any other."""
         if not script.in_parts:
-            reply = self._told(request, raw_text(script))
+            thoughts = THOUGHTS.format(script.reasoning) if script.reasoning else ""
+            calls = written(script.calls).text if script.calls else ""
+            reply = self._told(request, thoughts + script.text + calls)
         else:
             reply = self._in_parts(request, script)
         reply = reply.cut(request.max_tokens)
@@ -359,7 +342,7 @@ class SimulatedModel:
         if script.text or not script.calls:
             made.append(lambda request: self._told(request, script.text))
         if script.calls:
-            made.append(lambda request: self._called(script.calls, request.max_tokens))
+            made.append(lambda request: self._calls.marked_up(written(script.calls), request.max_tokens))
         reply, room = Reply([], [], STOP), request.max_tokens
         for number, make in enumerate(made):
             if number and room <= 0:
@@ -376,6 +359,3 @@ class SimulatedModel:
         ids = self._tokenizer.encode(text)
         reply = Reply(self._tokenizer.pieces(ids), ids, STOP).cut(request.max_tokens)
         return stopped(reply, request) if request.stop or request.stop_token_ids else reply
-
-    def _called(self, calls: Sequence[ScriptedCall], most: int) -> Reply:
-        return self._calls.marked_up(written(calls), most)
