@@ -10,13 +10,11 @@ from app.serving.api.anthropic.writer import (
     MessageResponseOptions,
     MessageWriter,
     ThreadStore,
-    ThreadWriter,
     message_error,
 )
-from app.serving.api.builder import Prompt
 from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.chat.tools import check_tool_choice
-from app.serving.api.identity import ResponseMeta, address_of
+from app.serving.api.identity import address_of
 from app.serving.api.pipeline import ChatRules, RequestPipeline
 from app.serving.http.context import RequestContext
 from app.serving.http.response import Response, json_response
@@ -41,15 +39,18 @@ def routes(pipeline: RequestPipeline, threads: ThreadStore) -> list[Route]:
         check_tool_choice(asked, pipeline.builder.settings.tools)
         prompt = chat_prompt(pipeline, asked, asked.messages)
         head = pipeline.identity.head("chatcmpl", context, asked.request_id, accepted.model)
-        shape = _shape(pipeline, asked, head, prompt)
-        if message.thread is None:
-            answer = MessageWriter(head, shape, pipeline.identity.fresh_id)
-        else:
+        media = prompt.features
+        shape = MessageResponseOptions(
+            prompt_tokens=len(prompt.ids),
+            prompt_details=pipeline.prompt_details,
+            transfer=address_of(asked, pipeline.identity, head, len(prompt.ids)),
+            encoded_media=pipeline.encoded_media(media and media["mm_hashes"]),
+        )
 
-            def keep(reply: Sequence[Block], reply_size: int) -> None:
-                threads.keep(head.id, message, size + reply_size, reply)
+        def keep(reply: Sequence[Block], reply_size: int) -> None:
+            threads.keep(head.id, message, size + reply_size, reply)
 
-            answer = ThreadWriter(head, shape, pipeline.identity.fresh_id, keep)
+        answer = MessageWriter(head, shape, pipeline.identity.fresh_id, keep if message.thread else None)
         return pipeline.submit(accepted, head, [prompt], answer, context)
 
     def count_tokens(context: RequestContext) -> Response:
@@ -66,18 +67,6 @@ def routes(pipeline: RequestPipeline, threads: ThreadStore) -> list[Route]:
         post("/v1/messages", create_message, message_error),
         post("/v1/messages/count_tokens", count_tokens, message_error),
     ]
-
-
-def _shape(
-    pipeline: RequestPipeline, asked: ChatCompletionRequest, head: ResponseMeta, prompt: Prompt
-) -> MessageResponseOptions:
-    media = prompt.features
-    return MessageResponseOptions(
-        prompt_tokens=len(prompt.ids),
-        prompt_details=pipeline.prompt_details,
-        transfer=address_of(asked, pipeline.identity, head, len(prompt.ids)),
-        encoded_media=pipeline.encoded_media(media and media["mm_hashes"]),
-    )
 
 
 THINKING_EFFORTS: Sequence[Effort] = ("low", "medium", "high", "xhigh", "max")

@@ -6,14 +6,12 @@ belong to one block: a block begins where another part does, and blocks are numb
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
 from cachetools import LRUCache
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, convert, to_builtins
 
 from app.engine.core.outputs import EngineOutput, Part, Started, Tokens
 from app.serving.api.errors import as_api_error, forget_frames
@@ -28,7 +26,6 @@ from app.serving.protocol.anthropic import (
     ErrorDetail,
     ErrorResponse,
     MessageParam,
-    MessageResponse,
     MessagesRequest,
     ThreadContinue,
     ToolParam,
@@ -59,12 +56,20 @@ class MessageResponseOptions(Struct, frozen=True, kw_only=True):
 
 
 class MessageWriter(ResponseWriter):
-    """Writes the answer to one request; `new_id` draws ids of tool uses and signatures of thoughts."""
+    """Writes the answer to one request; `new_id` draws ids of tool uses and signatures of thoughts.
+
+    `keep`, if given, receives the blocks of a complete message, and the bytes of their texts.
+    """
 
     def __init__(
-        self, meta: ResponseMeta, options: MessageResponseOptions, new_id: Callable[[], str]
+        self,
+        meta: ResponseMeta,
+        options: MessageResponseOptions,
+        new_id: Callable[[], str],
+        keep: Callable[[Sequence[Block], int], None] | None = None,
     ) -> None:
         super().__init__(1)
+        self._keep = keep
         self._meta = meta
         self._options = options
         self._new_id = new_id
@@ -80,6 +85,8 @@ class MessageWriter(ResponseWriter):
             # Nearly every output of a paced stream comes here.
             self.choices[0].count(output)
             text = output.texts[0]
+            if self._keep is not None:
+                segment.texts.append(text)
             return b"%b%b%b" % (self._begin, encode(text), self._end) if text else b""
         return b"".join(self._events(output))
 
@@ -89,6 +96,7 @@ class MessageWriter(ResponseWriter):
     def closing(self) -> bytes:
         if self.has_failed:
             return b""
+        self._keep_reply()
         end = _event("message_delta", delta=self._stop(), usage=self._usage())
         return b"".join((self._close(), end, _event("message_stop")))
 
@@ -112,6 +120,8 @@ class MessageWriter(ResponseWriter):
         if segment is not self._segment:
             yield self._close()
             yield self._open(segment)
+        if self._keep is not None:
+            segment.texts += output.texts
         for text in output.texts:
             if text:
                 yield b"%b%b%b" % (self._begin, encode(text), self._end)
@@ -125,7 +135,8 @@ class MessageWriter(ResponseWriter):
         self._segment = segment
         self._index += 1
         self._begin, self._end = self._delta(*DELTAS[segment.kind], HOLE).split(GAP)
-        return _event("content_block_start", content_block=_opening(segment), index=self._index)
+        block = wire.ThinkingBlock("") if segment.kind == "reasoning" else _block(segment, "")
+        return _event("content_block_start", content_block=block, index=self._index)
 
     def _delta(self, kind: str, key: str, value: str | Raw) -> bytes:
         return _event("content_block_delta", delta={"type": kind, key: value}, index=self._index)
@@ -152,7 +163,8 @@ class MessageWriter(ResponseWriter):
 
     def whole(self) -> wire.MessageResponse:
         options = self._options
-        blocks = [_whole(segment) for segment in self.choices[0].segments]
+        self._keep_reply()
+        blocks = [_block(segment, segment.text) for segment in self.choices[0].segments]
         stop = self._stop()
         return wire.MessageResponse(
             id=self._meta.id,
@@ -164,6 +176,13 @@ class MessageWriter(ResponseWriter):
             kv_transfer_params=_or_unset(options.transfer),
             ec_transfer_params=_or_unset(options.encoded_media),
         )
+
+    def _keep_reply(self) -> None:
+        if self._keep is not None:
+            segments = self.choices[0].segments
+            blocks = [to_builtins(_block(segment, segment.text)) for segment in segments]
+            size = sum(len(segment.text.encode()) for segment in segments)
+            self._keep([convert(block, Block) for block in blocks], size)
 
     def _stop(self) -> wire.StopDelta:
         finish = self.choices[0].finish
@@ -186,28 +205,17 @@ def _or_unset(value: T | None) -> T | UnsetType:
     return UNSET if value is None else value
 
 
-def _opening(segment: Segment) -> wire.ContentBlock:
+def _block(segment: Segment, text: str) -> wire.ContentBlock:
     if segment.part is None:
-        return wire.TextBlock("")
+        return wire.TextBlock(text)
     if segment.part.kind == "reasoning":
-        return wire.ThinkingBlock("")
-    return wire.ToolUseBlock(segment.id, segment.part.name, {})
-
-
-def _whole(segment: Segment) -> wire.ContentBlock:
-    if segment.part is None:
-        return wire.TextBlock("".join(segment.texts))
-    if segment.part.kind == "reasoning":
-        return wire.ThinkingBlock("".join(segment.texts), segment.id)
-    return wire.ToolUseBlock(segment.id, segment.part.name, _input(segment.text))
-
-
-def _input(arguments: str) -> dict[str, object]:
+        return wire.ThinkingBlock(text, segment.id)
     try:
-        parsed = msgspec.json.decode(arguments)
+        arguments = msgspec.json.decode(text)
     except msgspec.DecodeError:
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
+        arguments = {}
+    known = arguments if isinstance(arguments, dict) else {}
+    return wire.ToolUseBlock(segment.id, segment.part.name, known)
 
 
 def _event(name: str, **fields: object) -> bytes:
@@ -306,51 +314,3 @@ class ThreadStore:
     def keep(self, message_id: str, asked: MessagesRequest, size: int, reply: Sequence[Block]) -> None:
         turns = [*asked.messages, MessageParam(role="assistant", content=list(reply))]
         self._kept[message_id] = Thread(turns, asked.system, asked.tools, size)
-
-
-class ThreadWriter(MessageWriter):
-    """Writes a message; when it is complete, `keep` receives its blocks and the length of their texts."""
-
-    def __init__(
-        self,
-        meta: ResponseMeta,
-        options: MessageResponseOptions,
-        new_id: Callable[[], str],
-        keep: Callable[[Sequence[Block], int], None],
-    ) -> None:
-        super().__init__(meta, options, new_id)
-        self._keep_blocks = keep
-
-    def chunk(self, output: EngineOutput) -> bytes:
-        events = super().chunk(output)
-        segment = self._segment
-        if type(output) is Tokens and segment is not None and segment.part == output.part:
-            segment.texts += output.texts
-        return events
-
-    def closing(self) -> bytes:
-        if not self.has_failed:
-            self._keep_reply()
-        return super().closing()
-
-    def whole(self) -> MessageResponse:
-        self._keep_reply()
-        return super().whole()
-
-    def _keep_reply(self) -> None:
-        segments = self.choices[0].segments
-        self._keep_blocks(
-            [_block(segment) for segment in segments], sum(len(each.text.encode()) for each in segments)
-        )
-
-
-def _block(segment: Segment) -> Block:
-    if segment.kind == "reasoning":
-        return Block(type="thinking", thinking=segment.text, signature=segment.id)
-    if segment.part is None:
-        return Block(type="text", text=segment.text)
-    arguments: object = None
-    with suppress(ValueError):
-        arguments = json.loads(segment.text)
-    known = arguments if isinstance(arguments, dict) else {}
-    return Block(type="tool_use", id=segment.id, name=segment.part.name, input=known)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import msgspec
 
 from app.serving.api.builder import Prompt
@@ -13,7 +11,6 @@ from app.serving.api.identity import ResponseMeta, address_of
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.responses.store import (
     Background,
-    BackgroundRun,
     EventLog,
     KeptResponse,
     ResponseStore,
@@ -30,7 +27,7 @@ from app.serving.protocol.decoding import decode_query
 from app.serving.protocol.response_tools import called_tools
 from app.serving.protocol.responses import ResponseObject, ResponsesRequest
 from app.serving.protocol.responses_chat import ResponsesChat, chat_request, echo_text, go_on
-from app.serving.protocol.validation import ValidatedRequest, resolve_max_tokens
+from app.serving.protocol.validation import resolve_max_tokens
 
 
 class Retrieval(msgspec.Struct, kw_only=True):
@@ -47,16 +44,31 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
         """The answer to some input: whole, as a stream, or in the background."""
         asked = pipeline.decode(context, ResponsesRequest)
         chat = chat_request(asked)
-        accepted = _admit(pipeline, chat, context)
-        head = _head(pipeline, asked, accepted.model, context)
+        try:
+            accepted = pipeline.admit(chat, context)
+        except ApiError as error:
+            raise _renamed(error) from None
+        head = pipeline.identity.head("resp", context, "", accepted.model)
+        head = msgspec.structs.replace(head, id=asked.request_id or head.id.replace("-", "_", 1), joint="_")
         _follow_on(asked, chat, store)
         prompt = response_prompt(pipeline, asked, chat)
         shape = _shape(pipeline, asked, chat, prompt, head)
-        if asked.background:
-            return _in_background(pipeline, accepted, prompt, head, shape, store, context)
-        ended = partial(_keep, store, chat) if asked.store and store.keeps else None
-        answer = ResponsesWriter(shape, pipeline.identity.fresh_id, ended)
-        return pipeline.submit(accepted, head, [prompt], answer, context)
+        log = EventLog() if asked.background and chat.stream else None
+        queued = msgspec.structs.replace(shape.response, status="queued")
+        kept = KeptResponse(queued, chat.messages, log) if asked.store and store.keeps else None
+
+        def end(response: ResponseObject) -> None:
+            if kept is not None:
+                kept.response = response
+                if not asked.background:
+                    store.keep(kept)
+
+        answer = ResponsesWriter(shape, pipeline.identity.fresh_id, end)
+        responder = None
+        if asked.background and kept is not None:
+            chat.stream = False  # a refusal by the engine sets the status, even for a stream
+            responder = Background.of(pipeline.responder, kept, store)
+        return pipeline.submit(accepted, head, [prompt], answer, context, responder=responder)
 
     def retrieve_response(context: RequestContext) -> Response:
         """A kept response as it is now; or, with `?stream=true`, its events."""
@@ -81,33 +93,19 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
     ]
 
 
+def _renamed(error: ApiError) -> ApiError:
+    """Returns the error with this family's name for the limit of tokens."""
+    if error.param != "max_completion_tokens":
+        return error
+    name = "max_output_tokens"
+    return ApiError(error.status, error.type, error.message.replace(error.param, name), name)
+
+
 def error_of_responses(error: Exception) -> Response:
     """Returns the response for `error`; 400 for tools nested one level short of the parser's limit."""
     if isinstance(error, RecursionError):
         return error_response(bad_request("The request is nested too deeply."))
     return error_response(error)
-
-
-def _admit(
-    pipeline: RequestPipeline, chat: ChatCompletionRequest, context: RequestContext
-) -> ValidatedRequest[ChatCompletionRequest]:
-    """Calls `RequestPipeline.admit`, with this family's name for the limit of tokens in errors."""
-    try:
-        return pipeline.admit(chat, context)
-    except ApiError as error:
-        if error.param != "max_completion_tokens":
-            raise
-        name = "max_output_tokens"
-        raise ApiError(error.status, error.type, error.message.replace(error.param, name), name) from None
-
-
-def _head(
-    pipeline: RequestPipeline, asked: ResponsesRequest, model: str, context: RequestContext
-) -> ResponseMeta:
-    """Returns the head of an answer; its id is the body's, else from the header, else fresh."""
-    head = pipeline.identity.head("resp", context, "", model)
-    own_id = asked.request_id or head.id.replace("-", "_", 1)
-    return msgspec.structs.replace(head, id=own_id, joint="_")
 
 
 def _follow_on(asked: ResponsesRequest, chat: ResponsesChat, store: ResponseStore) -> None:
@@ -161,27 +159,3 @@ def _shape(
         encoded_media=pipeline.encoded_media(media and media["mm_hashes"]),
         prompt_text=pipeline.tokenizer.decode(ids, False) if asked.enable_response_messages else None,
     )
-
-
-def _in_background(
-    pipeline: RequestPipeline,
-    accepted: ValidatedRequest[ChatCompletionRequest],
-    prompt: Prompt,
-    head: ResponseMeta,
-    shape: ResponsesOptions,
-    store: ResponseStore,
-    context: RequestContext,
-) -> Response:
-    """Begins the response. A refusal by the engine sets the status, even for a stream."""
-    chat = accepted.request
-    queued = msgspec.structs.replace(shape.response, status="queued")
-    log = EventLog() if chat.stream else None
-    run = BackgroundRun(KeptResponse(queued, chat.messages, log), store)
-    chat.stream = False
-    answer = ResponsesWriter(shape, pipeline.identity.fresh_id, run.end)
-    background = Background.of(pipeline.responder, run)
-    return pipeline.submit(accepted, head, [prompt], answer, context, responder=background)
-
-
-def _keep(store: ResponseStore, chat: ChatCompletionRequest, response: ResponseObject) -> None:
-    store.keep(KeptResponse(response, chat.messages))

@@ -15,7 +15,6 @@ from gevent.event import Event as Bell
 from msgspec.json import decode
 from msgspec.structs import replace
 
-from app.engine.core.client import EngineClient
 from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
 from app.engine.core.request import EngineRequest
 from app.serving.api.responder import Responder
@@ -43,7 +42,8 @@ class EventLog:
     def __init__(self) -> None:
         self.events: list[bytes] = []
         self.over = False
-        self._bells: set[Bell] = set()
+        self.bells: set[Bell] = set()
+        """Bells of followers, which ring at every change."""
 
     @property
     def size(self) -> int:
@@ -57,15 +57,8 @@ class EventLog:
         self.over = True
         self._ring()
 
-    def join(self, bell: Bell) -> None:
-        """Rings `bell` at every change, until `leave`."""
-        self._bells.add(bell)
-
-    def leave(self, bell: Bell) -> None:
-        self._bells.discard(bell)
-
     def _ring(self) -> None:
-        for bell in self._bells:
+        for bell in self.bells:
             bell.set()
 
 
@@ -156,7 +149,7 @@ class Follower:
         self._gone = False
 
     def __iter__(self) -> Iterator[bytes]:
-        self._log.join(self._bell)
+        self._log.bells.add(self._bell)
         yield b""  # the status line leaves at once
         if self._connection is not None:
             self._connection.watch(self._leave)
@@ -172,7 +165,7 @@ class Follower:
                 self._bell.wait()
 
     def close(self) -> None:
-        self._log.leave(self._bell)
+        self._log.bells.discard(self._bell)
         if self._connection is not None:
             self._connection.unwatch()
 
@@ -181,47 +174,17 @@ class Follower:
         self._bell.set()
 
 
-class BackgroundRun:
-    def __init__(self, kept: KeptResponse, store: ResponseStore) -> None:
-        self.kept = kept
-        self._store = store
-        self._writer: ResponsesWriter | None = None
-
-    def start(self, engine: EngineClient, requests: Sequence[EngineRequest], writer: ResponsesWriter) -> None:
-        """Begins the generation. Raises EngineError as `EngineClient.submit` does, and then keeps nothing."""
-        self._writer = writer
-        self._log(writer.opening())
-        self.kept.abort = engine.submit(requests, self.emit).abort
-        self._store.keep(self.kept)
-
-    def emit(self, output: EngineOutput) -> None:
-        assert self._writer is not None
-        if type(output) is Started:
-            self.kept.response = replace(self.kept.response, status="in_progress")
-        self._log(self._writer.events(output))
-        if type(output) is Failed or (type(output) is Tokens and output.finish is not None):
-            self._log(self._writer.last_events())
-            if self.kept.log is not None:
-                self.kept.log.end()
-            self._store.weigh(self.kept)
-
-    def end(self, response: ResponseObject) -> None:
-        self.kept.response = response
-
-    def _log(self, events: Sequence[bytes]) -> None:
-        if self.kept.log is not None:
-            self.kept.log.add(events)
-
-
 @dataclass(frozen=True, slots=True)
 class Background(Responder):
     """Brings the outputs of one response into the store."""
 
-    run: BackgroundRun
+    kept: KeptResponse
+    store: ResponseStore
 
     @classmethod
-    def of(cls, responder: Responder, run: BackgroundRun) -> Background:
-        return cls(**{field.name: getattr(responder, field.name) for field in fields(responder)}, run=run)
+    def of(cls, responder: Responder, kept: KeptResponse, store: ResponseStore) -> Background:
+        own = {field.name: getattr(responder, field.name) for field in fields(responder)}
+        return cls(**own, kept=kept, store=store)
 
     def respond(
         self,
@@ -230,14 +193,34 @@ class Background(Responder):
         stream: bool,
         context: RequestContext,
     ) -> Response:
-        """Returns the response before its first output; or its events, if they are kept."""
+        """Returns the response before its first output; or its events, if they are kept.
+
+        Raises EngineError as `EngineClient.submit` does, and then keeps nothing.
+        """
         assert isinstance(writer, ResponsesWriter)
-        kept = self.run.kept
-        first = kept.response
-        self.run.start(self.engine, requests, writer)
-        if kept.log is None:
+        kept, log, first = self.kept, self.kept.log, self.kept.response
+
+        def emit(output: EngineOutput) -> None:
+            if type(output) is Started:
+                kept.response = replace(kept.response, status="in_progress")
+            events = writer.events(output)
+            is_last = type(output) is Failed or (type(output) is Tokens and output.finish is not None)
+            if is_last:
+                events += writer.last_events()
+            if log is not None:
+                log.add(events)
+                if is_last:
+                    log.end()
+            if is_last:
+                self.store.weigh(kept)
+
+        if log is not None:
+            log.add(writer.opening())
+        kept.abort = self.engine.submit(requests, emit).abort
+        self.store.keep(kept)
+        if log is None:
             return json_response(first, 200, self.headers)
-        return followed(kept.log, 0, context, self.headers)
+        return followed(log, 0, context, self.headers)
 
 
 def followed(log: EventLog, start: int, context: RequestContext, headers: Mapping[str, str]) -> Response:
