@@ -36,7 +36,6 @@ from app.serving.protocol.responses import (
     ResponseObject,
     ResponsesRequest,
     ResponseUsage,
-    TextConfig,
 )
 
 Logprobs = Sequence[ItemLogprob] | Raw | None
@@ -48,11 +47,7 @@ Calls = Mapping[str, CalledTool]
 
 
 def item_of(
-    segment: Segment,
-    status: str | None,
-    text: str | Raw | None,
-    logprobs: Logprobs = None,
-    calls: Calls = MappingProxyType({}),
+    segment: Segment, status: str | None, text: str | Raw | None, logprobs: Logprobs, calls: Calls
 ) -> OutputItem:
     own_id = ID_PREFIXES[segment.kind] + segment.id
     if segment.part is None:
@@ -124,8 +119,14 @@ class EventWriter:
         if segment is not self._segment:
             yield from self.closing()
             yield from self._opening(segment)
-        if self._logprobs is not None and segment.part is None and output.logprobs is not None:
-            yield from self._with_logprobs(self._logprobs, output.texts, output.logprobs)
+        logprobs = self._logprobs
+        if logprobs is not None and segment.part is None and output.logprobs is not None:
+            for text, entry in zip(output.texts, output.logprobs, strict=True):
+                self._entries.append(encode(logprobs.entries((entry,)))[1:-1])
+                if text:
+                    yield self._delta_with(logprobs, text, (entry,))
+                else:
+                    self._silent.append(entry)
             return
         for text in output.texts if not self._is_custom else ():
             if text:
@@ -143,10 +144,7 @@ class EventWriter:
         text = Raw(encode(segment.text))
         logprobs = Raw(b"[%b]" % b",".join(self._entries)) if self._entries else None
         self._entries = []
-        if self._is_custom:
-            yield from self._custom_input(segment)
-        else:
-            yield self._done(segment, text)
+        yield from self._done(segment, text)
         if segment.kind != "call":
             yield self._item_event(
                 "content_part.done", part=_content(segment, text, logprobs), content_index=0
@@ -159,49 +157,41 @@ class EventWriter:
     def _opening(self, segment: Segment) -> Iterator[bytes]:
         self._segment = segment
         self._index += 1
-        item = item_of(segment, "in_progress", None, calls=self._calls)
+        item = item_of(segment, "in_progress", None, None, self._calls)
         self._item_id, self._is_custom = item.id, isinstance(item, CustomCallItem)
-        self._prepare(segment)
-        yield self._output_item("added", item)
+        # The constant parts of the item's events of text.
+        fields: dict[str, object] = {"delta": HOLE, "sequence_number": HOLE}
         if segment.kind != "call":
-            yield self._part("added", _content(segment, "", ()))
-
-    def _prepare(self, segment: Segment) -> None:
-        """Renders the constant parts of the item's events of text."""
-        fields = _of_content(segment) | self._place() | {"delta": HOLE, "sequence_number": HOLE}
+            fields["content_index"] = 0
         if segment.part is None:
             fields["logprobs"] = HOLE
-        begin, *middle, end = _event(f"{TEXTS[segment.kind]}.delta", fields).split(GAP)
+        place = {"item_id": self._item_id, "output_index": self._index}
+        begin, *middle, end = _event(f"{TEXTS[segment.kind]}.delta", fields | place).split(GAP)
         before, after = middle if len(middle) == 2 else (middle[0], b"")
         self._begin, self._middle, self._end = begin, (before, after), end
         self._plain_middle = before + b"[]" + after if len(middle) == 2 else before
+        yield self._output_item("added", item)
+        if segment.kind != "call":
+            yield self._item_event("content_part.added", part=_content(segment, "", ()), content_index=0)
 
-    def _done(self, segment: Segment, text: Raw) -> bytes:
-        fields = _of_content(segment)
-        if segment.kind == "call":
-            assert segment.part is not None
-            fields |= {"arguments": text, "name": self._calls.get(segment.part.name, segment.part).name}
+    def _done(self, segment: Segment, text: Raw) -> Iterator[bytes]:
+        if self._is_custom:  # its input comes at the end, when its JSON is complete
+            payload = custom_input(segment.text)
+            if payload:
+                yield self._item_event("custom_tool_call_input.delta", delta=payload)
+            yield self._item_event("custom_tool_call_input.done", input=payload)
+        elif segment.part is not None and segment.kind == "call":
+            name = self._calls.get(segment.part.name, segment.part).name
+            yield self._item_event("function_call_arguments.done", arguments=text, name=name)
         else:
-            fields["text"] = text
-        if segment.part is None:
-            fields["logprobs"] = ()
-        return self._item_event(f"{TEXTS[segment.kind]}.done", **fields)
-
-    def _custom_input(self, segment: Segment) -> Iterator[bytes]:
-        """Yields the events of a custom tool's input at the end, when its JSON is complete."""
-        payload = custom_input(segment.text)
-        if payload:
-            yield self._item_event("custom_tool_call_input.delta", delta=payload)
-        yield self._item_event("custom_tool_call_input.done", input=payload)
-
-    def _part(self, kind: str, part: OutputText | ReasoningText) -> bytes:
-        return self._item_event(f"content_part.{kind}", part=part, content_index=0)
-
-    def _place(self) -> dict[str, object]:
-        return {"item_id": self._item_id, "output_index": self._index}
+            fields: dict[str, object] = {"text": text, "content_index": 0}
+            if segment.part is None:
+                fields["logprobs"] = ()
+            yield self._item_event(f"{TEXTS[segment.kind]}.done", **fields)
 
     def _item_event(self, kind: str, **fields: object) -> bytes:
-        return _event(kind, fields | self._place() | {"sequence_number": self._next()})
+        place = {"item_id": self._item_id, "output_index": self._index, "sequence_number": self._next()}
+        return _event(kind, fields | place)
 
     def _output_item(self, kind: str, item: OutputItem) -> bytes:
         fields = {"item": item, "output_index": self._index, "sequence_number": self._next()}
@@ -211,16 +201,6 @@ class EventWriter:
         number = self._number
         self._number = number + 1
         return number
-
-    def _with_logprobs(
-        self, logprobs: ItemLogprobs, texts: Sequence[str], entries: Entries
-    ) -> Iterator[bytes]:
-        for text, entry in zip(texts, entries, strict=True):
-            self._entries.append(encode(logprobs.entries((entry,)))[1:-1])
-            if text:
-                yield self._delta_with(logprobs, text, (entry,))
-            else:
-                self._silent.append(entry)
 
     def _delta_with(self, logprobs: ItemLogprobs, text: str, entries: Entries) -> bytes:
         """Returns the event of a text, with `entries` and the entries that were held back."""
@@ -236,11 +216,6 @@ TEXTS = {"text": "output_text", "reasoning": "reasoning_text", "call": "function
 
 def _content(segment: Segment, text: str | Raw, logprobs: Logprobs) -> OutputText | ReasoningText:
     return OutputText(text=text, logprobs=logprobs) if segment.part is None else ReasoningText(text=text)
-
-
-def _of_content(segment: Segment) -> dict[str, object]:
-    """Returns the index of the content in the item, for events of texts and thoughts."""
-    return {} if segment.kind == "call" else {"content_index": 0}
 
 
 def _event(kind: str, fields: Mapping[str, object]) -> bytes:
@@ -295,6 +270,7 @@ class ResponsesWriter(ResponseWriter):
         super().__init__(1)
         self._options = options
         self._new_id = new_id
+        self._id_of: Callable[[Part | None], str] = lambda part: new_id()
         self._ended = ended
         self._logprobs = None
         if options.top_logprobs is not None:
@@ -361,7 +337,7 @@ class ResponsesWriter(ResponseWriter):
         if type(output) is not Tokens:
             super().take(output)
             return
-        if self.choices[0].cut_off(output, self._own_id):
+        if self.choices[0].cut_off(output, self._id_of):
             return
         segment = self._take(output)
         if segment is not None and segment.part is None and output.logprobs is not None:
@@ -375,19 +351,24 @@ class ResponsesWriter(ResponseWriter):
         if part is not None and part.kind == "reasoning" and not options.shows_reasoning:
             choice.count(output)
             return None
-        segment = choice.shown(output, self._own_id)
+        segment = choice.shown(output, self._id_of)
         if segment is not None:
             segment.texts += output.texts
         return segment
-
-    def _own_id(self, part: Part | None) -> str:
-        return self._new_id()
 
     def whole(self) -> ResponseObject:
         choice, options = self.choices[0], self._options
         if not choice.segments and not options.parses:
             choice.begin(None, self._new_id())
-        items = [_item(segment, self._logprobs, options.calls) for segment in choice.segments]
+        items = []
+        for segment in choice.segments:
+            text, logprobs = "".join(segment.texts) or None, None
+            if segment.part is not None:
+                text = text or ""
+            elif self._logprobs is not None and text:
+                logprobs = rendered(segment.logprobs, self._logprobs.entries)
+            status = None if segment.kind == "reasoning" else "completed"
+            items.append(item_of(segment, status, text, logprobs, options.calls))
         response = self._last_state(items)
         self._end(response)
         return response
@@ -425,17 +406,6 @@ class ResponsesWriter(ResponseWriter):
         return response
 
 
-def _item(segment: Segment, logprobs: ItemLogprobs | None, calls: Calls) -> OutputItem:
-    """Returns the item as in a whole response, where thoughts have no status."""
-    status = None if segment.kind == "reasoning" else "completed"
-    if segment.part is None and not any(segment.texts):
-        return item_of(segment, status, None)
-    text = "".join(segment.texts)
-    if logprobs is None or segment.part is not None:
-        return item_of(segment, status, text, calls=calls)
-    return item_of(segment, status, text, rendered(segment.logprobs, logprobs.entries))
-
-
 def _error(error: Exception) -> ResponseError:
     known = as_stream_error(error)
     # A message may quote a lone surrogate of the client.
@@ -450,6 +420,11 @@ def new_response(asked: ResponsesRequest, meta: ResponseMeta, most_tokens: int) 
     """
     if asked.background is None or asked.truncation is None:
         raise bad_request("The response cannot repeat a null: leave background and truncation out.")
+    text = asked.text and {
+        "format": asked.text.format and asked.text.format.told(),
+        "verbosity": asked.text.verbosity,
+    }
+    # Raw, because these may be nested deeply, and a stream repeats them three times.
     return ResponseObject(
         id=meta.id,
         created_at=meta.created,
@@ -457,35 +432,20 @@ def new_response(asked: ResponsesRequest, meta: ResponseMeta, most_tokens: int) 
         metadata=asked.metadata,
         model=meta.model,
         parallel_tool_calls=asked.parallel_tool_calls is not False,
-        temperature=_default(asked.temperature, 1.0),
-        tool_choice=_rendered(asked.tool_choice),
-        tools=_rendered(asked.tools),
-        top_p=_default(asked.top_p, 1.0),
+        temperature=1.0 if asked.temperature is None else asked.temperature,
+        tool_choice=Raw(encode(asked.tool_choice)),
+        tools=Raw(encode(asked.tools)),
+        top_p=1.0 if asked.top_p is None else asked.top_p,
         background=asked.background,
         max_output_tokens=most_tokens,
         max_tool_calls=asked.max_tool_calls,
         previous_response_id=asked.previous_response_id,
         reasoning=asked.reasoning,
         service_tier=asked.service_tier,
-        text=_rendered(_text(asked.text)),
+        text=Raw(encode(text)),
         top_logprobs=asked.logprobs,
         truncation=asked.truncation,
         user=asked.user,
-        presence_penalty=_default(asked.presence_penalty, 0.0),
-        frequency_penalty=_default(asked.frequency_penalty, 0.0),
+        presence_penalty=0.0 if asked.presence_penalty is None else asked.presence_penalty,
+        frequency_penalty=0.0 if asked.frequency_penalty is None else asked.frequency_penalty,
     )
-
-
-def _rendered(value: object) -> Raw:
-    """Renders a value that may be nested deeply, once; a stream repeats it three times."""
-    return Raw(encode(value))
-
-
-def _default(value: float | None, default: float) -> float:
-    return default if value is None else value
-
-
-def _text(config: TextConfig | None) -> dict[str, object] | None:
-    if config is None:
-        return None
-    return {"format": config.format and config.format.told(), "verbosity": config.verbosity}
