@@ -53,6 +53,7 @@ class Holders:
         self._groups: dict[Engine, dict[int, int]] = {}
         self._pods: dict[str, tuple[int, ...]] = {}
         self._models: dict[str, int] = {}
+        self._scored = 0
         self._adapters: LRUCache[str, int] = LRUCache(MOST_ADAPTERS)
 
     def __len__(self) -> int:
@@ -117,6 +118,7 @@ class Holders:
             return
         source = holder.source
         self._holders[number] = None
+        self._scored &= ~(1 << number)
         heapq.heappush(self._free, number)
         groups = self._groups[source]
         del groups[holder.group]
@@ -137,11 +139,11 @@ class Holders:
         self._adapters[adapter] = self._adapters.get(adapter, 0) | 1 << number
 
     def mask(self, model: str, pods: Collection[str] = ()) -> int:
-        """Returns the scored holders of a model, else all holders of an adapter of this name.
+        """Returns the scored holders of a model, else those of an adapter of this name.
 
         Only holders of `pods`, unless `pods` is empty.
         """
-        serving = self._models.get(model) or self._adapters.get(model, 0)
+        serving = self._models.get(model) or self._adapters.get(model, 0) & self._scored
         wanted = 0
         for pod in pods:
             for number in self._pods.get(pod, ()):
@@ -175,6 +177,7 @@ class Holders:
         self._groups.setdefault(source, {})[holder.group] = number
         self._pods[source.pod] = (*self._pods.get(source.pod, ()), number)
         if holder.scored:
+            self._scored |= 1 << number
             self._models[source.model] = self._models.get(source.model, 0) | 1 << number
 
 

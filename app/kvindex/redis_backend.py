@@ -142,6 +142,7 @@ class RedisBackend(Backend):
         self.epoch = ""
         self.times_lost = 0
         self._settings = settings
+        self._tidied = False
         self._namespace = settings.namespace.encode()
         self._snapshot = HolderSnapshot(None, Holders(settings.most_holders), self.tiers)
         self._redis = redis.Redis.from_url(
@@ -161,7 +162,9 @@ class RedisBackend(Backend):
 
     def apply(self, source: Engine, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
         outcome = self._apply_batch(source, operations, stamp)
-        if stamp is not None and stamp.restart or any(isinstance(each, Clear) for each in operations):
+        cleared = stamp is not None and stamp.restart or any(isinstance(each, Clear) for each in operations)
+        if cleared or not self._tidied:  # the first batch also removes what an earlier indexer has left
+            self._tidied = True
             with suppress(BackendUnavailable):  # the batch is applied; the next clear removes the rest
                 outcome.removed += self.tidy()
         return outcome

@@ -174,14 +174,3 @@ def test_a_file_that_is_no_config_is_told_in_one_line(tmp_path: Path, content: s
     with pytest.raises(ConfigError, match=rule) as told:
         profile_of("auto", "h100", 1, str(path))
     assert str(path) in str(told.value)
-
-
-def test_flags_that_do_not_go_together_are_refused() -> None:
-    with pytest.raises(ConfigError, match="profile auto: device must be given"):
-        profile_of("auto", None, 1, "config.json")
-    with pytest.raises(ConfigError, match="profile auto: model-config must be given"):
-        profile_of("auto", "h100")
-    with pytest.raises(
-        ConfigError, match="profile qwen3-14b-h100: device can be given with profile auto only"
-    ):
-        profile_of("qwen3-14b-h100", "h100")

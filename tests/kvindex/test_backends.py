@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gevent
 import pytest
-from hypothesis import strategies as st
 
 from app.kvindex.backend import (
     Backend,
     Clear,
     Offload,
-    Outcome,
     Remove,
     Stamp,
     Store,
@@ -29,11 +27,6 @@ def test_what_is_stored_is_found(backend: Backend) -> None:
     assert content(backend, [11, 12, 13]) == {11: {("a", "gpu")}, 12: {("a", "gpu")}}
     assert (backend.size().blocks, backend.size().copies, backend.size().evicted) == (2, 2, 0)
     assert backend.pods() == ["a"]
-
-
-def test_outcomes_of_parts_add_up_and_the_last_says_whether_somebody_else_was_first() -> None:
-    assert Outcome(1, 2, 3).plus(Outcome(10, 20, 30)) == Outcome(11, 22, 33)
-    assert Outcome(1).plus(Outcome(applied=False)) == Outcome(1, applied=False)
 
 
 def test_a_lookup_ends_at_the_first_block_that_nobody_has(backend: Backend) -> None:
@@ -179,22 +172,6 @@ def test_greenlets_do_not_race(backend: Backend, monkeypatch: pytest.MonkeyPatch
     gevent.joinall([gevent.spawn(work, number) for number in range(10)], raise_error=True)
     assert content(backend, range(20)) == {}
     assert backend.size().copies == 0
-
-
-KEYS = range(1, 7)
-operations = st.lists(
-    st.tuples(
-        st.sampled_from(["store", "remove", "offload", "clear"]), *[st.sampled_from(KEYS)] * 2, st.booleans()
-    ),
-    max_size=30,
-)
-
-
-def test_every_backend_has_an_epoch(backend: Backend) -> None:
-    backend.apply(A, [store([1], [11])])
-    before = backend.epoch
-    backend.apply(A, [store([2], [12])])
-    assert backend.epoch == before and backend.times_lost == 0
 
 
 def _plain(owned: object) -> tuple[int, ...]:

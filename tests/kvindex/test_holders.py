@@ -8,10 +8,7 @@ from hypothesis import strategies as st
 
 from app.kvindex.holders import (
     Copies,
-    Engine,
-    EngineGroup,
     Holders,
-    TooManyHolders,
     anywhere,
     bits,
     count_copies,
@@ -22,11 +19,6 @@ from tests.kvindex.held import source
 
 A, B, C = map(source, "abc")
 masks = st.integers(0, 1 << 70)
-
-
-def first(engine: Engine) -> EngineGroup:
-    """The group of an engine that gives points."""
-    return EngineGroup(engine, 0, True)
 
 
 def members(copies: Copies) -> set[tuple[int, int]]:
@@ -67,90 +59,6 @@ def test_adapters_are_known_by_the_holders_that_have_blocks_of_them(monkeypatch:
         holders.release(number)
         assert [holders.mask(name) for name in "abcd"] == left
     assert len(holders._adapters) == 0
-
-
-Step = tuple[str, int, int, int]
-steps = st.tuples(
-    st.sampled_from(["number", "number", "number", "scored", "assign", "release"]),
-    st.integers(0, 7),
-    st.integers(0, 1),
-    st.integers(0, 5),
-)
-
-
-class Seats:
-    """Who has which bit, as a list of six."""
-
-    def __init__(self) -> None:
-        self.seats: list[EngineGroup | None] = [None] * 6
-
-    def taken(self) -> dict[int, EngineGroup]:
-        return {number: holder for number, holder in enumerate(self.seats) if holder is not None}
-
-    def find(self, source: Engine, group: int) -> int | None:
-        same = (number for number, it in self.taken().items() if (it.source, it.group) == (source, group))
-        return next(same, None)
-
-    def sit(self, source: Engine, group: int, scored: bool | None) -> int | None:
-        """The bit of a group, None when all are taken."""
-        number = self.find(source, group)
-        if number is not None and scored is not None:
-            self.seats[number] = EngineGroup(source, group, scored)
-        if number is not None or None not in self.seats:
-            return number
-        number = self.seats.index(None)
-        self.seats[number] = EngineGroup(source, group, group == 0 if scored is None else scored)
-        return number
-
-    def mask(self, model: str, pods: str) -> int:
-        return sum(
-            1 << number
-            for number, it in self.taken().items()
-            if it.scored and it.source.model == model and (it.source.pod in pods or not pods)
-        )
-
-
-@given(st.lists(steps, max_size=25))
-def test_holders_know_what_a_list_of_seats_says(history: list[Step]) -> None:
-    holders, model = Holders(6), Seats()
-    for what, engine, group, number in history:
-        who = source("ab"[engine & 1], "mn"[engine >> 1 & 1], engine >> 2)
-        match what:
-            case "number" | "scored":
-                scored = None if what == "number" else number % 2 == 0
-                expected = model.sit(who, group, scored)
-                if expected is None:
-                    with pytest.raises(TooManyHolders):
-                        holders.number(who, group, scored)
-                else:
-                    assert holders.number(who, group, scored) == expected
-            case "assign" if model.find(who, group) in (None, number):
-                holders.assign(number, EngineGroup(who, group, True))
-                model.seats[number] = EngineGroup(who, group, True)
-            case "release":
-                holders.release(number)
-                model.seats[number] = None
-        agree(holders, model)
-
-
-def agree(holders: Holders, model: Seats) -> None:
-    taken = model.taken()
-    assert [holders[number] for number in range(9)] == [*model.seats, None, None, None]
-    assert dict(enumerate(holders.seats())).items() >= taken.items() and list(holders) == list(taken.values())
-    assert len(holders) == len(taken)
-    sources = {holder.source for holder in taken.values()}
-    assert set(holders.pods) == {each.pod for each in sources}
-    assert holders.one_group_each == (len(sources) == len(taken))
-    for pod in "ab":
-        assert set(holders.sources(pod)) == {each for each in sources if each.pod == pod}
-    for name in "mno":
-        assert [holders.mask(name, pods) for pods in ("", "a", "b", "ab", "c")] == [
-            model.mask(name, pods) for pods in ("", "a", "b", "ab", "c")
-        ]
-    for who in sources:
-        groups = {it.group: number for number, it in taken.items() if it.source == who}
-        assert holders.groups(who) == groups
-        assert [holders.find(who, group) for group in (0, 1)] == [groups.get(group) for group in (0, 1)]
 
 
 @given(masks)

@@ -211,6 +211,14 @@ def test_of_a_hybrid_model_only_groups_that_need_every_block_are_scored(index: I
     assert index.size().copies == 2
 
 
+def test_an_adapter_of_a_hybrid_model_is_found_by_its_name(index: Index) -> None:
+    for group, kind in enumerate(("full_attention", "sliding_window")):
+        named = {"lora_name": "alice", "group_idx": group, "kv_cache_spec_kind": kind}
+        tell(index, "a", stored([1, 2], PROMPT[:8], **named))
+    tell(index, "a", removed([1], group_idx=1))
+    assert matched(index, PROMPT, model="alice") == matched(index, PROMPT, lora="alice") == {"a": 2}
+
+
 def test_of_several_groups_that_need_every_block_the_worst_counts(index: Index) -> None:
     for group in (0, 1):
         kind = {"group_idx": group, "kv_cache_spec_kind": "mla_attention"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from sys import getsizeof
 from typing import Any
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.kvindex.backend import Offload, Remove, Store
-from app.kvindex.holders import Copies, count_copies, with_holder, without_holder
+from app.kvindex.holders import Copies, count_copies
 from app.kvindex.memory import (
     BLOCK_BYTES,
     COPY_BYTES,
@@ -20,7 +20,6 @@ from app.kvindex.memory import (
     SHARE_BYTES,
     BlockTable,
     MemoryBackend,
-    Segment,
     weigh_bytes,
     weigh_copies,
 )
@@ -175,102 +174,6 @@ def test_maps_are_swept_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(backend._maps[0].owned) == 8
 
 
-EVERYBODY = [*range(6), *range(250, 262)]
-"""Some of these share one of the table's dictionaries."""
-Step = tuple[str, list[int], int, int]
-
-
-def heavy(copies: Copies) -> int:
-    """A block weighs more than its copies."""
-    return 1 + 2 * count_copies(copies) if copies else 0
-
-
-class Watched:
-    """A table, what it should hold, and when the segment of each block was last in use."""
-
-    def __init__(self, bound: int, weigh: Callable[[Copies], int]) -> None:
-        self.evicted: dict[int, Copies] = {}
-        self.table = BlockTable(bound, weigh, self.evicted.update)
-        self.held: dict[int, Copies] = {}
-        self.used: dict[int, int] = {}
-        self.now = 0
-
-    def segments(self) -> dict[int, Segment]:
-        """Block -> segment."""
-        found = {key: self.table._segment_of[key & 255].get(key) for key in EVERYBODY}
-        return {key: segment for key, segment in found.items() if segment is not None}
-
-    def do(self, step: Step) -> None:
-        what, keys, tier, holder = step
-        before = dict(self.held)
-        match what:
-            case "give":
-                self._give(keys, tier, 1 << holder)
-                before = dict(self.held)
-            case "take":
-                self._take(keys, 1 << holder)
-                before, keys = dict(self.held), []
-            case _:
-                keys = self._ask(keys)
-        if keys:
-            segments = self.segments()
-            touched = {segments[key] for key in keys if key in segments}
-            self.used.update({key: self.now for key, segment in segments.items() if segment in touched})
-        self.table.settle()
-        assert self.evicted.items() <= before.items()
-        self._check_who_went(sum(map(self.table.weigh, before.values())))
-        self.now += 1
-
-    def _give(self, keys: Sequence[int], tier: int, bit: int) -> None:
-        for segment, copies, run in self.table.runs(keys):
-            after = with_holder(copies, tier, bit)
-            if after is copies:
-                self.table.use(segment)
-            else:
-                self.table.put(segment, run, copies, after)
-        self.held |= {key: with_holder(self.held.get(key, ()), tier, bit) for key in keys}
-
-    def _take(self, keys: Sequence[int], bit: int) -> None:
-        for key in keys:
-            copies = self.held.get(key, ())
-            left = without_holder(copies, None, bit)
-            if left is not copies:
-                self.table.reduce(key, self.table.weigh(copies) - self.table.weigh(left), left)
-                self.held[key] = left
-                if not left:
-                    del self.held[key]
-
-    def _ask(self, keys: Sequence[int]) -> list[int]:
-        """Ask for blocks; those that are now in use: a table with room does not remember that."""
-        end = next((at for at, key in enumerate(keys) if key not in self.held), len(keys))
-        assert self.table.prefix(keys) == [self.held[key] for key in keys[:end]]
-        return list(keys[:end]) if self.table.weight * 2 > self.table.bound else []
-
-    def _check_who_went(self, weight: int) -> None:
-        """Those went whose segments were not in use for longest, and not without need."""
-        stays = {key: copies for key, copies in self.held.items() if key not in self.evicted}
-        if self.evicted:
-            assert weight > self.table.bound
-            latest = max(self.used[key] for key in self.evicted)
-            assert all(self.used[key] >= latest for key in stays)
-        self.held = stays
-        self.evicted.clear()
-
-    def check(self) -> None:
-        """What the table reckons is what it holds."""
-        table, segments = self.table, self.segments()
-        assert dict(table) == self.held and len(table) == len(self.held) == len(segments)
-        assert [key in table for key in EVERYBODY] == [key in self.held for key in EVERYBODY]
-        assert [table.get(key) for key in EVERYBODY] == [self.held.get(key, ()) for key in EVERYBODY]
-        assert table.weight == sum(map(table.weigh, self.held.values())) <= table.bound
-        for segment in {*segments.values(), table._open}:
-            assert segment.blocks == {key: self.held[key] for key, own in segments.items() if own is segment}
-            assert segment.weight == sum(map(table.weigh, segment.blocks.values()))
-        for segment in set(segments.values()):
-            assert segment in table._cache
-            assert len(segment.blocks) == 1 or segment.weight <= table._grain
-
-
 @contextmanager
 def small(segment_blocks: int, segments: int) -> Iterator[None]:
     """Tables of small sizes."""
@@ -283,39 +186,11 @@ def small(segment_blocks: int, segments: int) -> Iterator[None]:
         yield
 
 
-some_keys = st.lists(st.sampled_from(EVERYBODY), min_size=1, max_size=6, unique=True)
-in_a_row = st.builds(
-    lambda start, count: EVERYBODY[start : start + count], st.integers(0, 12), st.integers(1, 7)
-)
-steps = st.tuples(
-    st.sampled_from(["give", "give", "give", "take", "ask"]),
-    some_keys | in_a_row,
-    st.integers(0, 1),
-    st.integers(0, 3),
-)
-sizes = st.tuples(st.sampled_from([1, 3, 4, 100]), st.sampled_from([1, 3, 100]))
-
-
-@given(st.lists(steps, max_size=25), st.sampled_from([1, 6, 11, 25, 1000]), sizes, st.booleans())
-def test_it_holds_what_a_dictionary_would_but_for_those_that_made_room(
-    history: list[Step], bound: int, sized: tuple[int, int], is_heavy: bool
-) -> None:
-    with small(*sized):
-        watched = Watched(bound, heavy if is_heavy else count_copies)
-        for step in history:
-            watched.do(step)
-            watched.check()
-
-
 def fill(table: BlockTable, *stored: Sequence[int]) -> None:
     """Store these blocks one after another, all with one copy."""
     for keys in stored:
         table.put(None, keys, (), (1,))
         table.settle()
-
-
-def nobody_asks(blocks: Mapping[int, Copies]) -> None:
-    """They made room."""
 
 
 def test_the_block_goes_whose_latest_use_is_longest_ago() -> None:
@@ -343,24 +218,3 @@ def test_a_table_that_is_half_empty_does_not_remember_who_was_asked_for() -> Non
         table.prefix([2])
         fill(table, [6], [7], [8], [9], [10])
     assert gone == [1, 3]
-
-
-@given(st.lists(steps, max_size=8), some_keys, sizes)
-def test_runs_are_keys_in_a_row_of_one_segment_with_the_same_copies(
-    history: list[Step], keys: list[int], sized: tuple[int, int]
-) -> None:
-    with small(*sized):
-        watched = Watched(20, count_copies)
-        for step in history:
-            watched.do(step)
-    segments = watched.segments()
-    runs = [(segment, copies, list(run)) for segment, copies, run in watched.table.runs(keys)]
-    assert [key for _, _, run in runs for key in run] == keys
-    assert all(
-        (segment, copies) == (segments.get(key), watched.held.get(key, ()))
-        for segment, copies, run in runs
-        for key in run
-    )
-    kinds = [(id(segment), copies) for segment, copies, _ in runs]
-    assert all(one != other for one, other in zip(kinds, kinds[1:], strict=False))
-    assert list(watched.table.runs([])) == []

@@ -69,30 +69,3 @@ def test_everything_is_counted_as_often_as_it_happens() -> None:
         "index_backend_losses_total": 2,
     }
     assert samples["index_blocks",] == 5
-
-
-def test_nothing_is_counted_before_it_happens() -> None:
-    samples = samples_of(IndexMetrics(reasons=["bad_medium"]))
-    totals = {name: value for name, value in samples.items() if name[0].endswith("_total")}
-    assert set(totals.values()) == {0}
-    assert {("events_skipped_total", "bad_medium"), ("events_messages_skipped_total", "gap")} < set(totals)
-
-
-def test_losses_are_counted_by_reason() -> None:
-    losses = Losses()
-    losses.message("duplicate")
-    losses.message("gap", 5)
-    losses.message("gap")
-    losses.event("token_count")
-    losses.count(["malformed_event"] * 7 + ["token_count", "unknown_parent"], 6)
-    losses.count([], 0)
-    assert losses.messages == {"duplicate": 1, "gap": 6}
-    assert losses.events == {
-        "token_count": 2,
-        "malformed_event": 7,
-        "unknown_parent": 1,
-        "unknown_block": 6,
-    }
-    samples = samples_of(IndexMetrics(), losses=losses)
-    assert samples["events_messages_skipped_total", "gap"] == 6
-    assert samples["events_skipped_total", "malformed_event"] == 7

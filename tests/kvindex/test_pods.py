@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.kvcache.endpoints import is_name
 from app.kvindex.pods import (
     MOST_NAME_BYTES,
     DnsTargets,
@@ -199,33 +198,6 @@ def test_a_list_may_name_all_kinds_of_sources(tmp_path: Path) -> None:
     ]
     with pytest.raises(ValueError):
         target_sources(["dns://name"])
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "expected"),
-    [
-        ("tcp://127.0.0.1:5557", False),
-        ("tcp://[::1]:5557", False),
-        ("tcp://*:5557", False),
-        ("tcp://:::5557", False),
-        ("ipc:///tmp/a", False),
-        ("inproc://a", False),
-        ("tcp://vllm-0.vllm:5557", True),
-        ("tcp://cafe:5557", True),
-    ],
-)
-def test_what_has_to_be_looked_up(endpoint: str, expected: bool) -> None:
-    assert is_name(endpoint) is expected
-
-
-def test_a_pod_is_gone_some_time_after_its_connection() -> None:
-    presence = PodTracker(30)
-    presence.seen("a", 1, 0)
-    presence.seen("b", 2, 0)
-    presence.closed(1, 100)
-    assert presence.step(129) == []
-    assert presence.step(130) == ["a"]
-    assert presence.step(1e9) == []
 
 
 def test_only_some_pods_at_a_time_are_found_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:

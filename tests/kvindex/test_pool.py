@@ -7,7 +7,6 @@ from itertools import count, pairwise
 from random import Random
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -218,15 +217,6 @@ def test_what_waits_in_a_queue_is_reckoned_to_the_byte() -> None:
     assert pool.size_bytes == shard.size_bytes == 0 and not pool.full
 
 
-def test_every_queue_follows_its_share_of_the_engines() -> None:
-    index, pool = make(most_engines=8, shards=4)
-    for number in range(100):
-        pool.put(message(f"pod{number}", 0, block(0)))
-    run(pool)
-    assert [len(shard.positions()) for shard in pool.shards] == [2, 2, 2, 2]
-    assert index.losses.messages == {"too_many_pods": 92}
-
-
 def test_only_the_first_batch_after_a_restart_says_so() -> None:
     backend = Noting()
     _, pool = make(backend)
@@ -317,34 +307,6 @@ def test_a_pod_that_is_gone_takes_its_engines_with_it() -> None:
     pool.close()
 
 
-pack = msgspec.msgpack.encode
-
-
-def events_of(events: bytes, count: int) -> bytes:
-    """A batch of events that are packed."""
-    return b"\x93" + pack(1000.0) + b"\xdd" + count.to_bytes(4, "big") + events + b"\x00"
-
-
-def test_a_batch_of_too_many_events_is_refused_by_name() -> None:
-    index, pool = make()
-    pool.put(Message("a", "m", 0, encode(batch(stored([1], PROMPT[:4]), ts=1000.0))))
-    pool.put(Message("a", "m", 1, events_of(b"\xc0" * 65_537, 65_537)))
-    pool.put(Message("a", "m", 2, encode(batch(stored([2], PROMPT[4:8], 1), ts=1002.0))))
-    run(pool)
-    assert index.losses.events == {} and index.losses.messages == {"too_large": 1}
-    assert matched(index, PROMPT) == {"a": 2}
-
-
-@pytest.mark.parametrize("junk", [b"\xc0", b"\x05", b"\xff", b"\x80", b"\x90", b"\xa0", b"\xc3"])
-def test_values_that_are_no_events_are_malformed_events(junk: bytes) -> None:
-    index, pool = make()
-    pool.put(Message("a", "m", 0, events_of(junk * 5_000, 5_000)))
-    pool.put(Message("a", "m", 1, encode(batch(stored([1], PROMPT[:4]), ts=1001.0))))
-    run(pool)
-    assert index.losses.events == {"malformed_event": 5_000} and index.losses.messages == {}
-    assert matched(index, PROMPT) == {"a": 1}
-
-
 def test_others_have_a_turn_after_some_thousand_events(monkeypatch: pytest.MonkeyPatch) -> None:
     index, pool = make()
     copies = [0]
@@ -383,16 +345,6 @@ def test_thirty_eight_thousand_pods_leave_the_latest_ones() -> None:
     text = index.metrics.render({}, {}, {})
     assert f"kvcache_events_pods_evicted_total {pods - MOST_PODS}.0" in text
     assert pool.size_bytes <= pool.limit_bytes
-
-
-def test_a_message_too_large_is_not_kept() -> None:
-    index, pool = make(most_payload_bytes=1000)
-    pool.put(Message("a", "m", 0, encode(batch(stored([1], PROMPT[:4]), ts=1000.0))))
-    pool.put(Message("a", "m", 1, bytes(1001)))
-    assert pool.shards[0].size_bytes < 1000
-    pool.put(Message("a", "m", 2, encode(batch(stored([2], PROMPT[4:8], 1), ts=1002.0))))
-    run(pool)
-    assert matched(index, PROMPT) == {"a": 2} and index.losses.messages == {"too_large": 1}
 
 
 def test_a_large_message_comes_through_a_socket(place: Station) -> None:

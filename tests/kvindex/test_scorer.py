@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.kvindex.holders import Holders, bits
-from app.kvindex.scorer import Tally, Weights, longest_prefixes, score_prefixes
+from app.kvindex.scorer import Weights, longest_prefixes, score_prefixes
 from tests.kvindex.held import source
 
 TIERS = ["gpu", "cpu", "disk"]
@@ -28,12 +28,6 @@ def test_the_example_of_llm_d() -> None:
     found[2] = (0, 0b01)
     (score,) = score_prefixes(found, 6, 0b11, holders("a", "b"), TIERS[:2], weights)
     assert (score.score, score.tiers, score.match_ratio) == (2.5, {"gpu": 2, "cpu": 1}, 0.5)
-
-
-def test_the_best_comes_first() -> None:
-    found = [(0b111,), (0b110,), (0b100,)]
-    scores = score_prefixes(found, 3, 0b111, holders("a", "b", "c"), TIERS, Weights())
-    assert [(score.pod, score.score) for score in scores] == [("c", 3.0), ("b", 2.0), ("a", 1.0)]
 
 
 masks = st.integers(0, (1 << 12) - 1)
@@ -63,15 +57,6 @@ def test_masks_and_sets_agree(
         if matched:
             expected[f"pod{number}"] = (matched, total, matched)
     assert scores == expected
-
-
-@given(st.lists(st.tuples(masks, st.integers(0, 500)), max_size=20))
-def test_a_tally_counts_for_everybody_at_once(counted: list[tuple[int, int]]) -> None:
-    tally = Tally()
-    for mask, count in counted:
-        tally.add(mask, count)
-    for bit in range(12):
-        assert tally.of(bit) == sum(count for mask, count in counted if mask >> bit & 1)
 
 
 def test_prefixes_of_ten_thousand_pods_are_counted() -> None:
