@@ -198,8 +198,6 @@ def target_sources(entries: Sequence[str], resolve: Resolve = resolve_host) -> l
 PREFIX = "kv@"
 MOST_NAME_BYTES = 512
 """Longest topic, in bytes."""
-MOST_PODS = 1 << 16
-"""Most pods that a tracker follows."""
 MOST_A_STEP = 64
 """Most pods reported as gone in one step."""
 
@@ -236,11 +234,10 @@ class PodTracker:
     """Tracks pods by the connection of their latest message.
 
     A pod is gone `grace_s` seconds after its connection closed, unless another connection brings a message.
-    At most `most_pods` pods are tracked.
     """
 
-    def __init__(self, grace_s: float, most_pods: int = MOST_PODS) -> None:
-        self._grace_s, self._most_pods = grace_s, most_pods
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
         self._connections: dict[str, Hashable] = {}
         self._pods: dict[Hashable, set[str]] = {}
         self._closed: set[Hashable] = set()
@@ -250,8 +247,6 @@ class PodTracker:
     def seen(self, pod: str, connection: Hashable, now: float) -> None:
         """Notes a message of the pod over the connection, which may be closed by now."""
         before = self._connections.get(pod)
-        if pod not in self._connections and len(self._connections) >= self._most_pods:
-            return
         if before != connection:
             if before is not None:
                 self._leave(pod, before)

@@ -29,7 +29,6 @@ from app.kvindex.backend import (
     Outcome,
     Owned,
     RedisSettings,
-    Remove,
     Size,
     Stamp,
     Store,
@@ -43,35 +42,28 @@ def name_of(source: Engine) -> str:
 
 def written(operation: Operation, source: Engine) -> dict[str, object]:
     """Converts an operation to the format of the script."""
-    match operation:
-        case Store():
-            fields: dict[str, object] = {
-                "kind": "s",
-                "group": operation.group,
-                "tier": operation.tier,
-                "engine": packed(operation.engine),
-                "owned": list(map(packed_owned, operation.owned)),
-                "keys": packed(operation.keys),
-                "remapped": [(digits(key), packed_owned(owned)) for key, owned in operation.remapped],
-                "default": described(source, operation.group, operation.group == 0),
-            }
-            if operation.scored is not None:
-                fields["described"] = described(source, operation.group, operation.scored)
-            if operation.adapter is not None:
-                fields["adapter"] = operation.adapter
-            return fields
-        case Offload() | Remove():
-            return {
-                "kind": "o" if isinstance(operation, Offload) else "r",
-                "group": operation.group,
-                "tier": operation.tier,
-                "engine": packed(operation.engine),
-            }
-    return {"kind": "c"}
-
-
-def described(source: Engine, group: int, scored: bool) -> str:
-    return msgspec.json.encode((source.pod, source.model, source.rank, group, scored)).decode()
+    if isinstance(operation, Clear):
+        return {"kind": "c"}
+    fields: dict[str, object] = {
+        "kind": "o" if isinstance(operation, Offload) else "r",
+        "group": operation.group,
+        "tier": operation.tier,
+        "engine": packed(operation.engine),
+    }
+    if isinstance(operation, Store):
+        holder = source.pod, source.model, source.rank, operation.group
+        fields |= {
+            "kind": "s",
+            "owned": list(map(packed_owned, operation.owned)),
+            "keys": packed(operation.keys),
+            "remapped": [(digits(key), packed_owned(owned)) for key, owned in operation.remapped],
+            "default": msgspec.json.encode((*holder, operation.group == 0)).decode(),
+        }
+        if operation.scored is not None:
+            fields["described"] = msgspec.json.encode((*holder, operation.scored)).decode()
+        if operation.adapter is not None:
+            fields["adapter"] = operation.adapter
+    return fields
 
 
 def digits(key: int) -> str:
@@ -172,8 +164,12 @@ class RedisBackend(Backend):
     def lookup(self, keys: Sequence[int]) -> Found:
         names = [digits(key).encode() for key in keys]
         for _ in range(_ATTEMPTS):
-            known = self._snapshot
-            version, rows = self._bitmaps(names, known.tiers)
+            known, pipeline = self._snapshot, self._redis.pipeline(transaction=True)
+            pipeline.get(self._key("version"))
+            for tier in known.tiers:
+                prefix = self._key("b", tier.encode()) + b":"
+                pipeline.mget([prefix + name for name in names])
+            version, *rows = self._answer(pipeline.execute)
             if version == known.version:
                 return Found(copies_of(rows), known.holders, known.tiers)
             self._learn()
@@ -194,9 +190,10 @@ class RedisBackend(Backend):
         """
         removed = 0
         for number in self._answer(lambda: self._redis.smembers(self._key("retired"))):
-            while page := self._answer(partial(self._page, number)):
-                removed += self._sweep_page(number, page)
-            removed += self._sweep_page(number, {})
+            page: dict[bytes, bytes] | None = None
+            while page is None or page:  # the last, empty page frees the number
+                page = self._answer(partial(self._page, number))
+                removed += int(self._run("sweep", [number, *chain.from_iterable(page.items())]))
         return removed
 
     def pods(self) -> list[str]:
@@ -231,18 +228,6 @@ class RedisBackend(Backend):
             raise TooManyHolders(f"there are {self._settings.most_holders} holders already")
         return Outcome(*counts) if result == b"applied" else Outcome(applied=False)
 
-    def _bitmaps(
-        self, names: Sequence[bytes], tiers: Sequence[str]
-    ) -> tuple[bytes | None, list[list[bytes | None]]]:
-        """Returns the version of the holders, and for each tier the bitmaps of blocks."""
-        pipeline = self._redis.pipeline(transaction=True)
-        pipeline.get(self._key("version"))
-        for tier in tiers:
-            prefix = self._key("b", tier.encode()) + b":"
-            pipeline.mget([prefix + name for name in names])
-        version, *rows = self._answer(pipeline.execute)
-        return version, rows
-
     def _learn(self) -> None:
         """Reads the current numbers of holders, the adapters and the tiers."""
         pipeline = self._redis.pipeline(transaction=True)
@@ -252,7 +237,9 @@ class RedisBackend(Backend):
         pipeline.smembers(self._key("tiers"))
         version, described, adapters, tiers = self._answer(pipeline.execute)
         holders = Holders(self._settings.most_holders)
-        for at, (number, description) in enumerate(sorted(described.items(), key=_number), 1):
+        for at, (number, description) in enumerate(
+            sorted(described.items(), key=lambda item: int(item[0])), 1
+        ):
             pod, model, rank, group, scored = msgspec.json.decode(description)
             holders.assign(int(number), EngineGroup(Engine(pod, model, rank), group, scored))
             if at % LEARN_HOLDERS == 0:
@@ -263,9 +250,6 @@ class RedisBackend(Backend):
         known = [tier.decode() for tier in tiers]
         self.tiers = [GPU, CPU, *sorted({*known} - {GPU, CPU})]
         self._snapshot = HolderSnapshot(version, holders, self.tiers)
-
-    def _sweep_page(self, number: bytes | str, page: dict[bytes, bytes]) -> int:
-        return int(self._run("sweep", [number, *chain.from_iterable(page.items())]))
 
     def _page(self, number: bytes | str) -> dict[bytes, bytes]:
         entries: Iterator[tuple[bytes, bytes]] = self._redis.hscan_iter(
@@ -293,10 +277,6 @@ class RedisBackend(Backend):
                 if error is not late:
                     raise
                 raise BackendUnavailable("Redis does not answer in time") from error
-
-
-def _number(item: tuple[bytes, bytes]) -> int:
-    return int(item[0])
 
 
 def redis_url(url: str) -> str:

@@ -112,18 +112,11 @@ def _engines(
         if least is None or prefix.matched < least.matched:
             engines[source] = prefix
     # A hit needs every group, so an engine without the first block in one group scores nothing.
-    return [
-        (source, prefix)
-        for source, prefix in engines.items()
-        if groups[source] == _scored_groups(holders, source)
-    ]
-
-
-def _scored_groups(holders: Holders, source: Engine) -> int:
-    numbers = holders.groups(source).values()
-    return sum(
-        1 for number in numbers if isinstance(holder := holders[number], EngineGroup) and holder.scored
-    )
+    scored = {
+        source: sum(1 for number in holders.groups(source).values() if (at := seats[number]) and at.scored)
+        for source in engines
+    }
+    return [(source, prefix) for source, prefix in engines.items() if groups[source] == scored[source]]
 
 
 def longest_prefixes(found: Sequence[Copies], candidates: int, order: Sequence[int]) -> dict[int, Prefix]:
@@ -193,19 +186,12 @@ class Tally:
 
     def add(self, mask: int, count: int) -> None:
         """Adds `count` to the counter of every bit in `mask`."""
-        plane = 0
-        while count:
-            if count & 1:
-                self._carry(mask, plane)
-            count >>= 1
-            plane += 1
+        for plane in range(count.bit_length()):
+            carry, at = mask if count >> plane & 1 else 0, plane
+            while carry:
+                self._planes += [0] * (at + 1 - len(self._planes))
+                self._planes[at], carry = self._planes[at] ^ carry, self._planes[at] & carry
+                at += 1
 
     def of(self, bit: int) -> int:
         return sum((plane >> bit & 1) << number for number, plane in enumerate(self._planes))
-
-    def _carry(self, mask: int, plane: int) -> None:
-        while mask:
-            while plane >= len(self._planes):
-                self._planes.append(0)
-            self._planes[plane], mask = self._planes[plane] ^ mask, self._planes[plane] & mask
-            plane += 1

@@ -131,7 +131,12 @@ class Subscriber:
             self._follow(now)
         lines = self._all_lines()
         ready = dict(self._poller.poll(0))
-        done = self._read_some([line for line in lines if line.socket in ready], now)
+        waiting = [line for line in lines if line.socket in ready]
+        self._turn += 1
+        first, done = self._turn % max(1, len(waiting)), 0  # a different socket is the first each time
+        for line in (*waiting[first:], *waiting[:first]):
+            if done < MOST_A_STEP:
+                done += self._read(line, now)
         for line in lines:
             if line.monitor in ready:
                 done += self._watch(line, now)
@@ -201,18 +206,15 @@ class Subscriber:
             self._shut(self._lines.pop(target))
             self._presence.closed(target, now)
         for target in wanted:
-            if target not in self._lines:
-                self._connect(target)
-
-    def _connect(self, target: PodEndpoint) -> None:
-        # All topics: a publisher with vLLM's default topic, which is empty, is identified by its address.
-        try:
-            self._lines[target] = self._line(target.endpoint, target, "")
-        except zmq.ZMQError as error:
-            log.warning("KV event sources: no connection to %s: %s", target.endpoint, error)
-            return
-        if is_name(target.endpoint):
-            gevent.spawn(self._warn_of_unknown, target)
+            if target in self._lines:
+                continue
+            try:  # all topics: a publisher with vLLM's default topic, which is empty, is known by its address
+                self._lines[target] = self._line(target.endpoint, target, "")
+            except zmq.ZMQError as error:
+                log.warning("KV event sources: no connection to %s: %s", target.endpoint, error)
+            else:
+                if is_name(target.endpoint):
+                    gevent.spawn(self._warn_of_unknown, target)
 
     def _warn_of_unknown(self, target: PodEndpoint) -> None:
         """Logs a warning for a host without an address: ZMQ retries silently."""
@@ -222,17 +224,6 @@ class Subscriber:
             known = False
         if not known:
             log.warning("KV event sources: nobody knows the host of %s, trying on", target.endpoint)
-
-    def _read_some(self, lines: Sequence[Line], now: float) -> int:
-        """Reads from sockets, starting with a different one each time; returns the number of messages."""
-        self._turn += 1
-        first = self._turn % max(1, len(lines))
-        read = 0
-        for line in (*lines[first:], *lines[:first]):
-            if read >= MOST_A_STEP:
-                break
-            read += self._read(line, now)
-        return read
 
     def _read(self, line: Line, now: float) -> int:
         read = size = 0
@@ -265,7 +256,9 @@ class Subscriber:
         self, frames: Sequence[Frame], target: PodEndpoint | None, peer: str | None
     ) -> Message | None:
         name, number, content = frames[0].bytes, frames[1], frames[2]
-        topic = self._topic(name)
+        topic = self.topics.get(name)
+        if topic is None and (topic := parse_topic(name)) is not None:
+            self.topics.put(name, topic, 6 * len(name))
         if topic is None and (target is None or name):
             return None
         pod = topic.pod if topic else ""
@@ -282,12 +275,6 @@ class Subscriber:
         payload = content.bytes if len(content) <= COPIED_BYTES else content.buffer
         model = model or self._settings.model
         return Message(pod, model, sequence, payload, replay, shared, name)
-
-    def _topic(self, topic: bytes) -> Topic | None:
-        known = self.topics.get(topic)
-        if known is None and (known := parse_topic(topic)) is not None:
-            self.topics.put(topic, known, 6 * len(topic))
-        return known
 
     def _watch(self, line: Line, now: float) -> int:
         """Handles connection events of a socket; returns their number."""

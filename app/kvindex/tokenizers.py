@@ -95,7 +95,14 @@ class Tokenization:
         self, model: str, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT
     ) -> list[int]:
         tokenizer = self._find(model)
-        return self._in_time(lambda: self._encode_chat(tokenizer, messages, options))
+        if tokenizer.longest_token is None:  # a remote tokenizer: one call renders and tokenizes
+            return self._in_time(lambda: tokenizer.encode_chat(messages, options))
+
+        def work() -> list[int]:
+            text = self._render_chat(tokenizer, messages, options)
+            return self._encode(tokenizer, text, options.add_special_tokens)
+
+        return self._in_time(work)
 
     def render_chat(self, model: str, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
         tokenizer = self._find(model)
@@ -116,34 +123,20 @@ class Tokenization:
             self._unfinished -= 1
 
     def _encode(self, tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-        began_s = self._clock()
-        tokens = self._tokens(tokenizer, text, add_special_tokens)
-        self._metrics.tokenized(tokenizer.name, self._clock() - began_s, len(tokens))
-        return tokens
-
-    def _tokens(self, tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
         """Returns token ids, cached for tokenizers in this process; a remote tokenizer is always called."""
-        if not isinstance(tokenizer, LocalTokenizer):
-            return tokenizer.encode(text, add_special_tokens)
-        if tokenizer not in self._numbers:
-            self._numbers[tokenizer] = next(self._next_number)
-        key = self._numbers[tokenizer], add_special_tokens, text
-        known = self.prompts.get(key)
-        if known is not None:
-            return known.tolist()
-        ids = tokenizer.encode(text, add_special_tokens)
-        packed = array("I", ids)
-        if self.prompts.get(key) is None:
+        began_s = self._clock()
+        known: array[int] | None = None
+        if isinstance(tokenizer, LocalTokenizer):
+            if tokenizer not in self._numbers:
+                self._numbers[tokenizer] = next(self._next_number)
+            key = self._numbers[tokenizer], add_special_tokens, text
+            known = self.prompts.get(key)
+        ids = tokenizer.encode(text, add_special_tokens) if known is None else known.tolist()
+        if isinstance(tokenizer, LocalTokenizer) and self.prompts.get(key) is None:
+            packed = array("I", ids)
             self.prompts.put(key, packed, getsizeof(text) + getsizeof(packed))
+        self._metrics.tokenized(tokenizer.name, self._clock() - began_s, len(ids))
         return ids
-
-    def _encode_chat(
-        self, tokenizer: Tokenizer, messages: Sequence[Message], options: ChatOptions
-    ) -> list[int]:
-        if tokenizer.longest_token is None:  # a remote tokenizer: one call renders and tokenizes
-            return tokenizer.encode_chat(messages, options)
-        text = self._render_chat(tokenizer, messages, options)
-        return self._encode(tokenizer, text, options.add_special_tokens)
 
     def _render_chat(self, tokenizer: Tokenizer, messages: Sequence[Message], options: ChatOptions) -> str:
         began_s = self._clock()

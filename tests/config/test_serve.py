@@ -327,7 +327,7 @@ def test_sizes_are_those_of_the_units(number: int, unit: str) -> None:
     assert options()["max-num-batched-tokens"].read(f"{number}{unit}") == str(expected)
 
 
-@hypothesis.settings(deadline=None)
+@hypothesis.settings(deadline=None, max_examples=25)
 @given(
     st.dictionaries(
         st.from_regex(r"\A[a-z_]{1,8}\Z"),
@@ -344,6 +344,7 @@ def test_dotted_names_are_the_same_as_json(fields: dict[str, Any]) -> None:
     assert json.loads(str(read(["m", *words]).given["additional-config"])) == fields
 
 
+@hypothesis.settings(max_examples=50)
 @given(
     st.lists(st.text(max_size=12) | st.sampled_from([*MEANINGS]).map(lambda name: f"--{name}"), max_size=6)
 )

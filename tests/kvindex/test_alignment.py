@@ -6,7 +6,7 @@ import tracemalloc
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.events import BlockHash, BlockStored
@@ -73,6 +73,7 @@ def test_an_image_is_met_by_engines_of_any_block_size() -> None:
 sizes = st.integers(1, 12)
 
 
+@settings(max_examples=60)
 @given(st.data())
 def test_any_cut_of_a_prompt_into_events_gives_its_keys_and_removing_all_leaves_nothing(
     data: st.DataObject,

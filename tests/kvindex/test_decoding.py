@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.events import (
@@ -231,6 +231,7 @@ values = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(st.lists(values, max_size=5))
 @example([b"\xa1\x80"])  # packed by itself, text that is none
 def test_good_events_survive_any_neighbours(others: list[Any]) -> None:

@@ -11,7 +11,7 @@ from itertools import pairwise
 import cbor2
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.prompt import Adapter, ExtraKeys, Placeholder
@@ -130,6 +130,7 @@ ids = st.lists(st.integers(0, 2**32 - 1), max_size=40) | st.lists(
 texts = st.none() | st.lists(st.text(max_size=5), max_size=3).map(tuple)
 
 
+@settings(max_examples=40)
 @given(ids, st.integers(1, 9), st.data())
 def test_generation_e_is_xxh64_of_numbers_and_texts(
     tokens: list[int], size: int, data: st.DataObject
@@ -146,6 +147,7 @@ def test_generation_e_is_xxh64_of_numbers_and_texts(
     assert request_keys("E", size, "seed").keys(77, tokens, features) == expected
 
 
+@settings(max_examples=40)
 @given(ids, st.integers(1, 9), st.data())
 def test_generation_d_is_fnv_of_cbor(tokens: list[int], size: int, data: st.DataObject) -> None:
     blocks = len(tokens) // size
@@ -205,6 +207,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
+@settings(max_examples=40)
 @given(asked=st.lists(prompts, max_size=8))
 def test_the_keys_are_those_of_hashing(generation: Generation, asked: list[list[int]]) -> None:
     keys = request_keys(generation, SIZE)

@@ -213,8 +213,8 @@ def test_only_some_pods_at_a_time_are_found_to_be_gone(monkeypatch: pytest.Monke
 class Diary:
     """What `PodTracker` should know, in the plainest words: pod -> connection, and when it will be gone."""
 
-    def __init__(self, grace_s: float, most: int) -> None:
-        self.grace_s, self.most = grace_s, most
+    def __init__(self, grace_s: float) -> None:
+        self.grace_s = grace_s
         self.heard_on: dict[str, int | None] = {}
         self.closed: set[int] = set()
         self.due: dict[str, float] = {}
@@ -224,7 +224,7 @@ class Diary:
 
     def write(self, what: str, pod: str, connection: int, now: float) -> None:
         match what:
-            case "seen" if pod in self.heard_on or len(self.heard_on) < self.most:
+            case "seen":
                 self.heard_on[pod] = connection
                 if connection in self.closed:
                     self.due.setdefault(pod, now + self.grace_s)
@@ -256,7 +256,7 @@ whats = st.sampled_from(["seen", "seen", "seen", "closed", "opened", "replaced",
 
 @given(st.lists(st.tuples(whats, st.sampled_from("abcd"), st.integers(1, 3), st.integers(0, 9)), max_size=40))
 def test_whatever_connections_do_it_is_known_who_is_there(history: list[tuple[str, str, int, int]]) -> None:
-    presence, diary, now = PodTracker(10, most_pods=3), Diary(10, 3), 0
+    presence, diary, now = PodTracker(10), Diary(10), 0
     for what, pod, connection, later in history:
         now += later
         match what:

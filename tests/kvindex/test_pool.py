@@ -332,8 +332,8 @@ def test_of_too_many_pods_the_longest_silent_are_forgotten() -> None:
     assert "kvcache_events_pods_evicted_total 2.0" in index.metrics.render({}, {}, {})
 
 
-def test_thirty_eight_thousand_pods_leave_the_latest_ones() -> None:
-    pods, (index, pool) = 38_000, make(most_messages=40_000)
+def test_more_pods_than_are_followed_leave_the_latest_ones() -> None:
+    pods, (index, pool) = MOST_PODS + 300, make(most_messages=40_000)
     payload = encode(batch(stored([1, 2], PROMPT[:8]), ts=1000.0))
     for number in range(pods):
         pool.put(Message(f"pod{number}", "m", 0, payload))
