@@ -27,54 +27,53 @@ def client(*flags: str) -> Any:
     return create_app(load(["--console", "--force-dummy-tokenizer", *flags], {})).test_client()
 
 
+@pytest.fixture(scope="module")
+def keyed() -> Any:
+    """A client of a server with an admin key."""
+    return client("--admin-key", "secret", "--inter-token-latency", "20ms", "--max-model-len", "512")
+
+
 def test_there_is_no_console_unless_it_is_switched_on() -> None:
     asked = create_app(load(["--force-dummy-tokenizer"], {})).test_client()
     for path in ("/console", "/console/main.js", "/admin/console/knobs", "/admin/console/stream"):
         assert asked.get(path).status_code == 404
 
 
-@pytest.mark.parametrize("path", ["stream", "knobs", "figures", "requests/1"])
-def test_the_admin_key_guards_what_is_told(path: str) -> None:
-    asked = client("--admin-key", "secret")
-    assert asked.get(f"/admin/console/{path}").status_code == 401
-    assert asked.get(f"/admin/console/{path}", headers={"X-Admin-Key": "wrong"}).status_code == 401
-    assert asked.post("/admin/console/pause").status_code == 401
+def test_the_admin_key_guards_what_is_told_and_not_the_page(keyed: Any) -> None:
+    """A browser cannot send a key with the address that is typed: the page asks for it."""
+    for path in ("stream", "knobs", "figures", "requests/1"):
+        assert keyed.get(f"/admin/console/{path}").status_code == 401
+        assert keyed.get(f"/admin/console/{path}", headers={"X-Admin-Key": "wrong"}).status_code == 401
+    assert keyed.post("/admin/console/pause").status_code == 401
+    assert keyed.get("/console").status_code == 200
 
 
-def test_the_page_itself_needs_no_key() -> None:
-    """A browser cannot send one with the address that is typed: the page asks for it."""
-    assert client("--admin-key", "secret").get("/console").status_code == 200
+def test_there_is_a_knob_for_every_live_setting_and_none_shows_a_secret(keyed: Any) -> None:
+    def knobs() -> dict[str, Any]:
+        return {knob["name"]: knob for knob in keyed.get("/admin/console/knobs", headers=KEY).get_json()}
 
-
-def test_there_is_a_knob_for_every_live_setting() -> None:
-    knobs = {knob["name"]: knob for knob in client().get("/admin/console/knobs").get_json()}
-    assert list(knobs) == [row.name for row in TABLE if row.live]
-    for row in TABLE:
-        if row.live:
-            assert knobs[row.name]["help"] == row.help and knobs[row.name]["kind"] == row.kind.name
-
-
-def test_a_knob_shows_what_is_set_and_hides_secrets() -> None:
-    asked = client("--admin-key", "secret", "--inter-token-latency", "20ms")
-    knobs = {knob["name"]: knob for knob in asked.get("/admin/console/knobs", headers=KEY).get_json()}
-    assert knobs["inter-token-latency"]["value"] == "20ms"
-    assert knobs["admin-key"]["value"] == "***"
-    asked.post("/admin/config", json={"inter-token-latency": "35ms"}, headers=KEY)
-    knobs = {knob["name"]: knob for knob in asked.get("/admin/console/knobs", headers=KEY).get_json()}
-    assert knobs["inter-token-latency"]["value"] == "35ms"
+    live = {row.name: (row.help, row.kind.name) for row in TABLE if row.live}
+    assert {name: (knob["help"], knob["kind"]) for name, knob in knobs().items()} == live
+    assert knobs()["inter-token-latency"]["value"] == "20ms"
+    assert knobs()["admin-key"]["value"] == "***"
+    keyed.post("/admin/config", json={"inter-token-latency": "35ms"}, headers=KEY)
+    assert knobs()["inter-token-latency"]["value"] == "35ms"
 
 
 def test_actions_act_also_without_the_development_routes() -> None:
     asked = client()
     assert asked.post("/pause").status_code == 404
-    assert asked.post("/admin/console/pause?mode=keep").status_code == 200
-    assert asked.get("/admin/console/figures").get_json()["state"] == "paused"
-    assert asked.post("/admin/console/resume").status_code == 200
-    assert asked.post("/admin/console/sleep?level=1&mode=keep").status_code == 200
-    assert asked.get("/admin/console/figures").get_json()["state"] == "sleeping"
-    assert asked.post("/admin/console/wake_up").status_code == 200
-    assert asked.get("/admin/console/figures").get_json()["state"] == "serving"
+    for action, state in (
+        ("pause?mode=keep", "paused"),
+        ("resume", "serving"),
+        ("sleep?level=1&mode=keep", "sleeping"),
+        ("wake_up", "serving"),
+    ):
+        assert asked.post(f"/admin/console/{action}").status_code == 200
+        assert asked.get("/admin/console/figures").get_json()["state"] == state
     assert asked.post("/admin/console/pause?mode=never").status_code == 400
+    asked.post("/admin/drain")
+    assert asked.get("/admin/console/figures").get_json()["state"] == "draining"
 
 
 @pytest.mark.parametrize(
@@ -121,9 +120,9 @@ def test_an_id_of_any_length_is_told_in_short() -> None:
     assert row[1] == "i" * MOST_CHARACTERS
 
 
-@pytest.mark.parametrize("number", ["1", "x", "-1", "9" * 30, "<b>"])
-def test_a_request_that_is_not_known_is_404(number: str) -> None:
-    assert client().get(f"/admin/console/requests/{number}").status_code == 404
+def test_a_request_that_is_not_known_is_404(keyed: Any) -> None:
+    for number in ("1", "x", "-1", "9" * 30, "<b>"):
+        assert keyed.get(f"/admin/console/requests/{number}", headers=KEY).status_code == 404, number
 
 
 def test_a_request_is_told_with_prompt_settings_tokens_and_blocks() -> None:
@@ -148,76 +147,55 @@ def test_a_request_is_told_with_prompt_settings_tokens_and_blocks() -> None:
     assert answer["outcome"]["reason"] == "length" and answer["blocks"] == []
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"", b"{", b"[]", b'{"rate": 0}', b'{"rate": 1e9}', b'{"rate": "x"}', b'{"seconds": 1e9}',
-        b'{"unknown": 1}', b'{"prompt_tokens": 0}', b"\xff", b'{"rate": NaN}',
-    ],
+IMPOSSIBLE = (
+    b"", b"{", b"[]", b'{"rate": 0}', b'{"rate": 1e9}', b'{"rate": "x"}', b'{"seconds": 1e9}',
+    b'{"unknown": 1}', b'{"prompt_tokens": 0}', b"\xff", b'{"rate": NaN}',
+    b'{"prompt_tokens": 500, "output_tokens": 100}', b'{"groups": 2, "prompt_tokens": 20, "shared": 20}',
 )  # fmt: skip
-def test_a_load_that_makes_no_sense_is_refused(body: bytes) -> None:
-    answer = client().post("/admin/console/load", data=body, content_type="application/json")
-    assert answer.status_code == 400, answer.text
-    assert "\n" not in answer.get_json()["error"]["message"]
 
 
-def test_a_load_that_cannot_be_played_is_refused() -> None:
-    asked = client("--max-model-len", "512")
-    answer = asked.post("/admin/console/load", json={"prompt_tokens": 500, "output_tokens": 100})
-    assert answer.status_code == 400 and "max-model-len" in answer.get_json()["error"]["message"]
-    answer = asked.post("/admin/console/load", json={"groups": 2, "prompt_tokens": 20, "shared": 20})
-    assert answer.status_code == 400
-    answer = client("--task", "embed").post("/admin/console/load", json={})
-    assert answer.status_code == 400
+def test_a_load_that_makes_no_sense_or_cannot_be_played_is_refused(keyed: Any) -> None:
+    for body in IMPOSSIBLE:
+        answer = keyed.post("/admin/console/load", data=body, content_type="application/json", headers=KEY)
+        assert answer.status_code == 400, body
+        assert "\n" not in answer.get_json()["error"]["message"]
+    assert client("--task", "embed").post("/admin/console/load", json={}).status_code == 400
 
 
 OURS = [name for name in SCRIPTS if not name.startswith("vendor/")]
 MOST_BYTES = 150_000
 
 
-def test_all_of_it_is_small() -> None:
+def test_all_of_it_is_small_and_has_its_licence() -> None:
     assert sum((FOLDER / name).stat().st_size for name in ("index.html", *STYLES, *SCRIPTS)) < MOST_BYTES
+    assert "MIT" in (FOLDER / "vendor" / "uPlot.LICENSE").read_text("utf-8")
 
 
-def test_it_asks_for_its_own_files_only() -> None:
+def test_it_asks_for_its_own_files_only_and_nothing_stands_within_the_page() -> None:
     html = (FOLDER / "index.html").read_text("utf-8")
     named = re.findall(r'(?:src|href)="([^"#][^"]*)"', html)
     assert set(named) == {f"console/{name.rpartition('/')[2]}" for name in (*STYLES, *SCRIPTS)} | {"data:,"}
     for name in ("index.html", *OURS, "console.css"):
         text = (FOLDER / name).read_text("utf-8")
         assert not re.search(r"https?://|//[a-z]+\.|@import|url\(", text), name
-
-
-def test_nothing_of_it_stands_within_the_page() -> None:
-    html = (FOLDER / "index.html").read_text("utf-8")
     assert not re.search(r"<script(?![^>]*src=)|<style|\son\w+=|\sstyle=", html)
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_texts_become_texts(name: str) -> None:
-    script = (FOLDER / name).read_text("utf-8")
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|new Function", script)
-    assert script.startswith('"use strict";')
+def test_texts_become_texts() -> None:
+    unsafe = r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|new Function"
+    for name in OURS:
+        script = (FOLDER / name).read_text("utf-8")
+        assert not re.search(unsafe, script) and script.startswith('"use strict";'), name
 
 
-@pytest.mark.parametrize("path", ["/console", "/console/main.js", "/console/console.css"])
-def test_a_policy_forbids_everything_from_elsewhere(path: str) -> None:
-    answer = application(page.routes()).test_client().get(path)
-    policy = answer.headers["Content-Security-Policy"]
-    assert answer.status_code == 200
-    assert "default-src 'none'" in policy and "unsafe" not in policy and "script-src 'self'" in policy
-
-
-def test_a_browser_that_has_a_file_is_told_so() -> None:
+def test_files_have_a_policy_and_a_tag_and_others_are_not_served() -> None:
     asked = application(page.routes()).test_client()
-    tag = asked.get("/console/main.js").headers["ETag"]
-    assert asked.get("/console/main.js", headers={"If-None-Match": tag}).status_code == 304
-
-
-@pytest.mark.parametrize("name", ["other.js", "index.htm", "uPlot.LICENSE", "..%2Fpage.py"])
-def test_other_files_are_not_served(name: str) -> None:
-    assert application(page.routes()).test_client().get(f"/console/{name}").status_code == 404
-
-
-def test_the_library_has_its_licence() -> None:
-    assert "MIT" in (FOLDER / "vendor" / "uPlot.LICENSE").read_text("utf-8")
+    for path in ("/console", "/console/main.js", "/console/console.css"):
+        answer = asked.get(path)
+        policy = answer.headers["Content-Security-Policy"]
+        assert answer.status_code == 200
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "script-src 'self'" in policy
+        tag = {"If-None-Match": answer.headers["ETag"]}
+        assert asked.get(path, headers=tag).status_code == 304
+    for name in ("other.js", "index.htm", "uPlot.LICENSE", "..%2Fpage.py"):
+        assert asked.get(f"/console/{name}").status_code == 404

@@ -13,7 +13,7 @@ from tests.running_server import RunningServer
 
 @pytest.fixture(scope="session")
 def one_server() -> Iterator[RunningServer]:
-    with stressed_server() as running:
+    with stressed_server("--enable-scale-out") as running:
         yield running
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import gevent
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.lab.fleet.report import Summary, draw, notes, summarize, table
@@ -38,63 +38,36 @@ def made(requests: int, groups: int, seed: int, prefix_tokens: int = 20) -> Work
     return make_workload(requests, groups, prefix_tokens, seed, words)
 
 
-sizes = st.integers(1, 60), st.integers(1, 8), st.integers(0, 2**31)
-
-
-@given(*sizes)
-def test_the_same_seed_makes_the_same_workload(requests: int, groups: int, seed: int) -> None:
-    assert made(requests, groups, seed) == made(requests, groups, seed)
-
-
-def test_another_seed_makes_another_one() -> None:
-    first, second = made(30, 3, 1), made(30, 3, 2)
-    assert not {request.prompt for request in first.requests} & {
-        request.prompt for request in second.requests
-    }
-
-
-@given(*sizes)
-def test_groups_get_the_same_share(requests: int, groups: int, seed: int) -> None:
-    counts = Counter(request.group for request in made(requests, groups, seed).requests)
-    assert counts.total() == requests
-    assert len(counts) == min(groups, requests)
-    assert max(counts.values()) - min(counts[group] for group in range(min(groups, requests))) <= 1
-
-
-@given(*sizes)
-def test_turns_follow_each_other_and_begin_with_the_one_before(requests: int, groups: int, seed: int) -> None:
-    before: dict[tuple[int, int], str] = {}
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 8), st.integers(0, 2**31))
+def test_a_workload_shares_what_it_says(requests: int, groups: int, seed: int) -> None:
+    workload = made(requests, groups, seed)
+    assert made(requests, groups, seed) == workload
+    counts = Counter(request.group for request in workload.requests)
+    assert counts.total() == requests and len(counts) == min(groups, requests)
+    assert max(counts.values()) - min(counts.values()) <= 1, "groups get the same share"
     turns: Counter[tuple[int, int]] = Counter()
-    for request in made(requests, groups, seed).requests:
+    before: dict[tuple[int, int], str] = {}
+    prefixes = defaultdict(set)
+    for request in workload.requests:
         talk = request.group, request.user
         assert request.turn == turns[talk] < TURNS
         assert request.prompt.startswith(before.get(talk, "")) and request.prompt != before.get(talk)
         turns[talk], before[talk] = request.turn + 1, request.prompt
-
-
-@given(*sizes)
-def test_a_group_shares_its_prefix_and_nothing_with_others(requests: int, groups: int, seed: int) -> None:
-    prefixes = defaultdict(set)
-    for request in made(requests, groups, seed).requests:
         prefixes[request.group].add(" ".join(request.prompt.split()[:22]))
-    assert all(len(texts) == 1 for texts in prefixes.values())
+    assert all(len(texts) == 1 for texts in prefixes.values()), "a group has one prefix"
     headings = {text.split(" w")[0] for texts in prefixes.values() for text in texts}
-    assert len(headings) == len(prefixes)
-
-
-@given(*sizes)
-def test_tokens_are_about_those_that_are_told(requests: int, groups: int, seed: int) -> None:
-    workload = made(requests, groups, seed)
+    assert len(headings) == len(prefixes), "which no other group has"
     longest = max(len(request.prompt.split()) for request in workload.requests)
     assert abs(workload.longest_tokens - longest) <= 2  # the heading's words
-    whole = {(request.group, request.user): len(request.prompt.split()) - 22 for request in workload.requests}
-    shared = 20 * len({request.group for request in workload.requests})
-    assert workload.distinct_tokens == shared + sum(whole.values())
+    own = sum(len(prompt.split()) - 22 for prompt in before.values())
+    assert workload.distinct_tokens == 20 * len(prefixes) + own
 
 
-def test_the_order_is_mixed() -> None:
+def test_another_seed_makes_another_one_and_the_order_is_mixed() -> None:
+    first, second = ({request.prompt for request in made(30, 3, seed).requests} for seed in (1, 2))
+    assert not first & second
     groups = [request.group for request in made(60, 3, 1).requests]
-    assert groups != sorted(groups)
     assert sum(a != b for a, b in zip(groups, groups[1:], strict=False)) > 20
 
 
@@ -159,11 +132,8 @@ def test_what_is_not_a_whole_answer_is_a_failure(events: list[object], end: str,
     assert error in sampled(Answers(events, end)).error
 
 
-def test_a_refusal_is_a_failure() -> None:
+def test_a_refusal_and_nobody_there_are_failures() -> None:
     assert sampled(stubs.Indexer(429)).error == "status 429: "
-
-
-def test_nobody_there_is_a_failure() -> None:
     client = LoadClient(stubs.unused_address(), "m", 4, lambda: 0.0)
     assert "refused" in client.sample("Once").error
 
@@ -203,20 +173,17 @@ def test_a_summary_counts_what_was_answered() -> None:
     at = summary(fallbacks=3)
     assert (at.requests, at.failed, at.fallbacks) == (4, 1, 3)
     assert at.ttft_mean_s == pytest.approx(0.2) and at.ttft_p50_s == pytest.approx(0.2)
-    assert at.ttfts_s == (0.1, 0.2, 0.3)
-    assert at.cached_share == 0.5
-    assert at.requests_per_s == 1.5
+    assert (at.ttfts_s, at.cached_share, at.requests_per_s) == ((0.1, 0.2, 0.3), 0.5, 1.5)
     assert at.per_pod == {"a": 2, "b": 1, "c": 0}
+    told = json.loads(msgspec.json.encode(at))
+    assert told["ttfts_s"] == [0.1, 0.2, 0.3] and set(told) == set(Summary.__slots__)
 
 
-def test_the_table_has_a_row_for_each_policy() -> None:
+def test_the_table_has_a_row_for_each_policy_and_failures_are_told_below_it() -> None:
     lines = table([summary(), summary("round-robin")]).splitlines()
     assert len(lines) == 4 and len({len(line) for line in lines}) == 1
     cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
     assert cells == ["round-robin", "200 ms", "200 ms", "300 ms", "300 ms", "50%", "1.5", "0-2", "1"]
-
-
-def test_failures_and_fallbacks_are_told_below_it() -> None:
     assert notes([summary(fallbacks=2)]) == [
         "random: 2 requests were routed without the indexer, which failed",
         "random: 1 requests failed, most of them so: status 502: no pod",
@@ -230,12 +197,6 @@ def test_when_nothing_was_answered_there_are_no_times() -> None:
     told = json.loads(msgspec.json.encode(at))
     assert told["ttft_mean_s"] is None and told["requests_per_s"] == 0
     assert told["errors"] == ["status 502: no pod"]
-
-
-def test_json_has_every_figure() -> None:
-    told = json.loads(msgspec.json.encode(summary()))
-    assert told["policy"] == "random" and told["ttfts_s"] == [0.1, 0.2, 0.3]
-    assert set(told) == set(Summary.__slots__)
 
 
 @pytest.mark.skipif(missing("fleet"), reason="matplotlib is optional")

@@ -156,14 +156,10 @@ def test_scores_decide() -> None:
                     assert response.read() == b"two"
 
 
-def test_models_come_from_the_least_loaded_pod() -> None:
+def test_the_proxy_answers_for_itself_and_models_come_from_the_least_loaded_pod() -> None:
     with two_pods() as (one, two), stubs.proxying([one, two], RoundRobin()) as (proxy, told):
         told.in_flight[one] += 1
         assert exchange(proxy, "GET", "/v1/models") == (201, b"two")
-
-
-def test_the_proxy_answers_for_itself_and_for_nothing_else() -> None:
-    with stubs.proxying(["127.0.0.1:1"], RoundRobin()) as (proxy, _):
         assert exchange(proxy, "GET", "/health")[0] == 200
         assert exchange(proxy, "POST", "/v1/embeddings", b"{}")[0] == 404
         assert exchange(proxy, "GET", "/v1/completions")[0] == 404

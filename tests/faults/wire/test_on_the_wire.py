@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+import requests
 
-from tests.faults.client import CHAT, PATHS, TEXT, TOKENS, Asker, ask, got, question
+from tests.faults.client import CHAT, PATHS, TEXT, TOKENS, Asker, Got, ask, got, question
 from tests.hostile.raw_client import get, metric, running, wait_until, waiting
 from tests.running_server import RunningServer
 
 DONE = "data: [DONE]"
+HI = [{"role": "user", "content": "hi"}]
 every_path = pytest.mark.parametrize("path", PATHS)
 every_version = pytest.mark.parametrize("version", ["1.0", "1.1"])
 
@@ -41,37 +44,30 @@ def test_a_stream_breaks_off_after_exactly_so_many_chunks(
 
 @every_path
 @pytest.mark.parametrize("stream", [True, False])
-def test_the_connection_ends_before_the_status_line(faulty: RunningServer, path: str, stream: bool) -> None:
+def test_the_connection_ends_before_the_status_line_or_in_the_middle(
+    faulty: RunningServer, path: str, stream: bool
+) -> None:
     assert ask(faulty.port, path, stream, "disconnect") is None
-
-
-@every_path
-def test_a_whole_answer_breaks_off_in_the_middle(faulty: RunningServer, path: str) -> None:
-    answer = got(faulty.port, path, False, "disconnect; after=1")
-    assert answer.status == 200 and not answer.whole and not is_json(answer.body.decode())
-    assert 0 < len(answer.body) < int(answer.headers["content-length"])
-
-
-@every_path
-@every_version
-def test_a_stream_shorter_than_the_break_is_whole(faulty: RunningServer, path: str, version: str) -> None:
-    answer = got(faulty.port, path, True, "disconnect; after=100", version)
-    assert answer.whole and answer.chunks[-1] == DONE and len(answer.chunks) > TOKENS
+    if not stream:
+        answer = got(faulty.port, path, False, "disconnect; after=1")
+        assert answer.status == 200 and not answer.whole and not is_json(answer.body.decode())
+        assert 0 < len(answer.body) < int(answer.headers["content-length"])
 
 
 @every_path
 @every_version
 def test_a_stream_ends_early_as_if_that_were_all(faulty: RunningServer, path: str, version: str) -> None:
+    usual = got(faulty.port, path, True, "disconnect; after=100", version)
+    assert usual.whole and usual.chunks[-1] == DONE and len(usual.chunks) > TOKENS
     answer = got(faulty.port, path, True, "truncate; after=2", version)
     assert answer.whole and len(answer.chunks) == 2 and all(map(is_json, answer.chunks))
-
-
-@every_path
-def test_a_stream_ends_in_the_middle_of_a_chunk(faulty: RunningServer, path: str) -> None:
-    answer = got(faulty.port, path, True, "truncated-json; chunk=3")
+    answer = got(faulty.port, path, True, "truncated-json; chunk=3", version)
     assert answer.whole and len(answer.chunks) == 2 and all(map(is_json, answer.chunks))
     rest = answer.body.rpartition(b"\n\n")[2].decode()
     assert rest.startswith("data: {") and not is_json(rest)
+    answer = got(faulty.port, path, True, "missing-done", version)
+    assert answer.whole and DONE not in answer.chunks and len(answer.chunks) == len(usual.chunks) - 1
+    assert json.loads(answer.chunks[-1].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
 
 
 @every_path
@@ -91,36 +87,46 @@ def test_one_chunk_is_no_json_and_the_others_are_in_order(faulty: RunningServer,
 
 
 @every_path
-@every_version
-def test_only_the_last_event_is_missing(faulty: RunningServer, path: str, version: str) -> None:
-    usual = got(faulty.port, path, True, version=version)
-    answer = got(faulty.port, path, True, "missing-done", version)
-    assert usual.chunks[-1] == DONE and DONE not in answer.chunks
-    assert answer.whole and len(answer.chunks) == len(usual.chunks) - 1
-    assert json.loads(answer.chunks[-1].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-
-
-@every_path
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_is_empty(faulty: RunningServer, path: str, stream: bool) -> None:
+def test_an_answer_is_empty_or_the_error_that_is_asked_for(
+    faulty: RunningServer, path: str, stream: bool
+) -> None:
     answer = got(faulty.port, path, stream, "empty")
     assert (answer.status, answer.body, answer.whole) == (200, b"", True)
     assert answer.headers["content-type"].startswith("text/event-stream" if stream else "application/json")
-
-
-@every_path
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_request_gets_the_error_that_it_asks_for(faulty: RunningServer, path: str, stream: bool) -> None:
     answer = got(faulty.port, path, stream, "error; status=503; retry_after=7; type=Busy; message=come later")
     assert answer.status == 503 and answer.headers["retry-after"] == "7"
-    assert json.loads(answer.body) == {
-        "error": {"message": "come later", "type": "Busy", "param": None, "code": 503}
-    }
+    told = {"message": "come later", "type": "Busy", "param": None, "code": 503}
+    assert json.loads(answer.body) == {"error": told}
     returned = got(faulty.port, path, stream, X_Return_Error="422")
     error = json.loads(returned.body)["error"]
     assert (returned.status, error["code"], error["type"]) == (422, 422, "UnprocessableEntityError")
     assert got(faulty.port, path, stream, X_Return_Error="oops").status == 400
     assert got(faulty.port, path, stream, "explode").status == 400
+
+
+def test_settings_strike_whom_they_name(faulty: RunningServer) -> None:
+    def change(**settings: Any) -> None:
+        requests.post(f"{faulty.url}/admin/config", json=settings, timeout=20).raise_for_status()
+
+    rules = [
+        {"action": "error", "status": 503, "api": "completions", "every": 2},
+        {"action": "disconnect", "after": 2, "headers": {"X-Team": "chaos"}},
+    ]
+    change(**{"fault-rules": rules})
+    try:
+        assert [got(faulty.port, TEXT, False).status for _ in range(4)] == [200, 503, 200, 503]
+        assert [got(faulty.port, CHAT, False).status for _ in range(2)] == [200] * 2
+        broken = got(faulty.port, CHAT, True, X_Team="chaos")
+        assert not broken.whole and len(broken.chunks) == 2
+        assert got(faulty.port, CHAT, True, X_Team="order").whole
+        types = ["rate_limit", "model_not_found"]
+        change(**{"fault-rules": None, "failure-injection-rate": 100, "failure-types": types})
+        answers = [got(faulty.port, path, False) for path in PATHS for _ in range(12)]
+        assert {answer.status for answer in answers} == {429, 404}
+        assert get(faulty.port, "/v1/models").status == 200
+    finally:
+        change(**{"fault-rules": None, "failure-injection-rate": 0, "failure-types": []})
 
 
 def test_errors_on_purpose_come_after_decoding_and_before_the_model_check(faulty: RunningServer) -> None:
@@ -132,31 +138,23 @@ def test_errors_on_purpose_come_after_decoding_and_before_the_model_check(faulty
         assert answer and answer.status == 400
         answer = asker.send(TEXT, unknown, X_Fault="disconnect").answer()
         assert answer and answer.status == 404
-
-
-def test_only_requests_for_generation_go_wrong(faulty: RunningServer) -> None:
-    with Asker(faulty.port) as asker:
-        answer = asker.send("/tokenize", {"prompt": "hi"}, X_Fault="error", X_Return_Error="500").answer()
-        assert answer and answer.status == 200
-
-
-def test_the_connection_serves_the_next_request_where_it_was_not_broken(faulty: RunningServer) -> None:
-    with Asker(faulty.port) as asker:
-        for fault in (
-            "truncate; after=2",
-            "truncated-json",
-            "empty",
-            "missing-done",
-            "error; status=503",
-            "malformed-chunk",
+        for path, asked in (
+            ("/tokenize", {"prompt": "hi"}),
+            ("/v1/messages/count_tokens", {"model": "understudy-tiny", "messages": HI}),
+            ("/v1/chat/completions/render", {"model": "understudy-tiny", "messages": HI}),
         ):
+            answer = asker.send(path, asked, X_Fault="error", X_Return_Error="500").answer()
+            assert answer and answer.status == 200, "only requests for generation go wrong"
+
+
+def test_the_connection_serves_the_next_request_unless_it_was_broken(faulty: RunningServer) -> None:
+    faults = ("truncate; after=2", "truncated-json", "empty", "missing-done", "error", "malformed-chunk")
+    with Asker(faulty.port) as asker:
+        for fault in faults:
             for stream in (True, False):
                 assert asker.send(CHAT, question(CHAT, stream), X_Fault=fault).answer()
         last = asker.send(CHAT, question(CHAT, True)).answer()
         assert last and last.chunks[-1] == DONE
-
-
-def test_the_connection_is_closed_where_it_was_broken(faulty: RunningServer) -> None:
     for fault in ("disconnect", "disconnect; after=2"):
         with Asker(faulty.port) as asker:
             asker.send(CHAT, question(CHAT, True), X_Fault=fault).answer()
@@ -203,3 +201,47 @@ def test_nothing_waits_for_a_place_that_a_fault_took(faulty: RunningServer) -> N
     wait_until(lambda: metric(faulty.port, "vllm:request_success_total") == before + 4)
     assert running(faulty.port) == 0 and waiting(faulty.port) == 0
     assert get(faulty.port, "/load").json()["server_load"] == 0
+
+
+MESSAGES, GENERATE, BATCH = "/v1/messages", "/inference/v1/generate", "/v1/chat/completions/batch"
+STOP = "event: message_stop"
+
+
+def of_family(server: RunningServer, path: str, stream: bool, fault: str) -> Got:
+    asked = {
+        MESSAGES: {"model": "understudy-tiny", "messages": HI, "max_tokens": TOKENS, "stream": stream},
+        GENERATE: {"token_ids": [1, 2], "sampling_params": {"max_tokens": TOKENS}, "stream": stream},
+        BATCH: {"messages": [HI, HI], "max_tokens": TOKENS},
+    }[path]
+    with Asker(server.port) as asker:
+        answer = asker.send(path, asked, X_Fault=fault).answer()
+        assert answer is not None
+        return answer
+
+
+def test_messages_keep_their_form(faulty: RunningServer) -> None:
+    usual = of_family(faulty, MESSAGES, True, "missing-done; nth=9")
+    answer = of_family(faulty, MESSAGES, True, "missing-done")
+    assert usual.chunks[-1].startswith(STOP)
+    assert answer.whole and answer.chunks[-1].startswith("event: message_delta")
+    answer = of_family(faulty, MESSAGES, True, "malformed-chunk; chunk=3")
+    name, data = answer.chunks[2].split("\n")
+    assert name.startswith("event: content_block_") and data.startswith("data: }{")
+    assert answer.chunks[-1].startswith(STOP)
+    answer = of_family(faulty, MESSAGES, False, "error; status=429; retry_after=3; message=later")
+    assert (answer.status, answer.headers["retry-after"]) == (429, "3")
+    told = {"type": "RateLimitError", "message": "later"}
+    assert json.loads(answer.body) == {"type": "error", "error": told}
+
+
+@pytest.mark.parametrize("path", [MESSAGES, GENERATE, BATCH])
+def test_other_families_break_off_end_early_and_are_cut(faulty: RunningServer, path: str) -> None:
+    if path != BATCH:
+        broken = of_family(faulty, path, True, "disconnect; after=2")
+        assert not broken.whole and len(broken.chunks) == 2
+        early = of_family(faulty, path, True, "truncate; after=2")
+        assert early.whole and len(early.chunks) == 2
+    assert of_family(faulty, path, False, "empty").body == b""
+    cut = of_family(faulty, path, False, "truncated-json")
+    assert cut.whole and cut.body.startswith(b"{") and not cut.body.endswith(b"}")
+    assert of_family(faulty, path, False, "error; status=418").status == 418
