@@ -147,7 +147,7 @@ def test_a_disk_that_is_full_for_a_while_spoils_no_other_line(
 def test_an_answer_in_very_many_pieces_passes_and_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.serving.recording.file.MOST_PIECES", 3)
+    monkeypatch.setattr("app.serving.recording.proxy.MOST_PIECES", 3)
     answers = [CHUNKED + b"1\r\nh\r\n" * count + b"0\r\n\r\n" for count in (3, 4)]
     for count, answer in zip((3, 4), answers, strict=True):
         folder = tmp_path / str(count)

@@ -17,8 +17,7 @@ from gevent.pywsgi import WSGIServer
 
 from app.serving.http.client import JSON, Connection, Target
 from app.serving.recording.exchange import Exchange, RecordingError, bytes_of
-from app.serving.recording.file import PIECE_BYTES, RecordingFile
-from app.serving.recording.proxy import RecordingHandler, RecordingProxy
+from app.serving.recording.proxy import PIECE_BYTES, RecordingFile, RecordingHandler, RecordingProxy
 from tests.fleet import stubs
 from tests.recording.recordings import exchanges_of
 

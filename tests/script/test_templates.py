@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.serving.scripts.action import MOST_CHARACTERS, RandomFunctions, Template
 from app.serving.scripts.rules import ScriptError, ScriptFailure
-from app.serving.scripts.templates import MOST_CHARACTERS, RandomFunctions, Template
 
 VALUES: dict[str, Any] = {
     "match": {"city": "rome", "0": "in rome", 0: "in rome"},

@@ -18,8 +18,7 @@ import msgspec
 
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.lab.fleet import report
-from app.lab.fleet.fleet import REPLY_TOKENS, Fleet, check_flags, make_plan, running_fleet
-from app.lab.fleet.processes import HOST, FleetError
+from app.lab.fleet.fleet import HOST, REPLY_TOKENS, Fleet, FleetError, check_flags, make_plan, running_fleet
 from app.lab.fleet.proxy import Proxy, server_of
 from app.lab.fleet.report import Summary, summarize
 from app.lab.fleet.routing import COMPARED, NO_MORE, PolicyMaker, policy_of

@@ -9,7 +9,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from gevent.pywsgi import WSGIServer
 
-from app.lab.fleet.processes import HOST
+from app.lab.fleet.fleet import HOST
 from app.lab.fleet.routing import GENERATING, Incoming, Policy
 from app.serving.http.client import ROUTED_TO, Connection
 from app.serving.http.relay import (

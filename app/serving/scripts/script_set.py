@@ -22,7 +22,7 @@ from app.base.clock.pause import call_off_hub
 from app.engine.forms.schema import SchemaError, Schemas
 from app.engine.forms.schema.document import JSON
 from app.serving.faults.fault import Fault, FaultScript, RequestFacts
-from app.serving.scripts.action import Accepts, Action, Answer
+from app.serving.scripts.action import Accepts, Action, Answer, RandomFunctions
 from app.serving.scripts.matching import KNOWN, WORDS, Conditions, Groups, Request, TooSlow, is_in
 from app.serving.scripts.rules import (
     Nth,
@@ -34,7 +34,6 @@ from app.serving.scripts.rules import (
     place,
     read_script,
 )
-from app.serving.scripts.templates import RandomFunctions
 from config.declaration import ConfigError
 from config.fault_rules import read_fault_rule
 from config.sections.reply import ScriptSettings

@@ -148,7 +148,14 @@ def test_errors_on_purpose_come_after_decoding_and_before_the_model_check(faulty
 
 
 def test_the_connection_serves_the_next_request_unless_it_was_broken(faulty: RunningServer) -> None:
-    faults = ("truncate; after=2", "truncated-json", "empty", "missing-done", "error", "malformed-chunk")
+    faults = (
+        "truncate; after=2",
+        "truncated-json",
+        "empty",
+        "missing-done",
+        "error; status=503",
+        "malformed-chunk",
+    )
     with Asker(faulty.port) as asker:
         for fault in faults:
             for stream in (True, False):

@@ -11,7 +11,7 @@ import time
 import gevent
 import pytest
 
-from app.lab.fleet.processes import ROOT, FleetError, Processes, inherited
+from app.lab.fleet.fleet import ROOT, FleetError, Processes, inherited
 
 SERVE = """
 import sys
@@ -58,7 +58,7 @@ def test_they_are_gone_after_an_error_too() -> None:
 
 
 def test_one_that_does_not_go_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.lab.fleet.processes.STOP_LIMIT_S", 0.1)
+    monkeypatch.setattr("app.lab.fleet.fleet.STOP_LIMIT_S", 0.1)
     with processes() as started:
         server = started.wait(started.start("server", lambda port: python(STUBBORN, port)))
     assert server.process.returncode == -signal.SIGKILL
