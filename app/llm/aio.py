@@ -7,10 +7,9 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, suppress
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, TypeVar
-
-from msgspec.structs import replace
 
 from app.llm.errors import LLMError, RequestError
 from app.llm.llm import (
@@ -127,11 +126,7 @@ class AsyncLLM:
         chosen = model_name or model
         self.model = chosen if isinstance(chosen, str) else ""
 
-        def make() -> LLMEngine:
-            from app.llm.engine import EngineOptions  # and torch
-
-            return make_engine(self.model, device, dtype, replace(EngineOptions(), **options))
-
+        make = partial(make_engine, self.model, device, dtype, **options)
         self._thread = EngineThread(make if isinstance(chosen, str) else chosen)
         self._requests = count()
         self._submitted: dict[int, asyncio.Task[Result | list[Result]]] = {}

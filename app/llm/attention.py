@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy
@@ -31,7 +32,12 @@ class PagedStore:
     ) -> None:
         self.block_size = block_size
         shape = num_blocks * block_size, 2, config.num_kv_heads, config.head_dim
-        self.layers = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
+        if device.type == "cpu":  # numpy's zeros take memory only when they are written, torch's at once
+            size = math.prod(shape) * dtype.itemsize
+            empty = (numpy.zeros(size, numpy.uint8) for _ in range(config.num_layers))
+            self.layers = [torch.from_numpy(content).view(dtype).view(shape) for content in empty]
+        else:
+            self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
         self._offsets = torch.arange(block_size)
 
     @property
@@ -57,21 +63,23 @@ class PagedStore:
         return {number for number, found in zip(numbers, spoiled.tolist(), strict=True) if found}
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Allocates by numpy on a CPU: its zeros take memory only when written, torch's at once."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    content = numpy.zeros(math.prod(shape) * dtype.itemsize, numpy.uint8)
-    return torch.from_numpy(content).view(dtype).view(shape)
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Consecutive tokens of one sequence; a decode is a chunk of its newest token."""
 
+    key: object
+    tokens: Sequence[int]
+    start: int
+    """Position of the first token."""
+    blocks: Sequence[int]
+    samples: bool = True
+    """True to get the logits of the next token."""
+    prompt_logits: bool = False
+    """True to get the logits after each token."""
 
-class DecodeRow:
-    """A decode of this step: its key, its newest token, and the position of this token."""
-
-    __slots__ = ("blocks", "key", "position", "token")
-
-    def __init__(self, key: object, token: int, position: int, blocks: Sequence[int]) -> None:
-        self.key, self.token, self.position, self.blocks = key, token, position, blocks
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
 
 
 class DecodeWorkspace:
@@ -91,43 +99,35 @@ class DecodeWorkspace:
         """Allocated rows and positions."""
         self.layers: list[torch.Tensor] = []
 
-    def arrange(self, decodes: Sequence[DecodeRow]) -> list[DecodeRow] | None:
+    def arrange(self, decodes: Sequence[Chunk]) -> list[Chunk] | None:
         """Returns the decodes in the order of their rows; None when rows exceed the memory limit."""
-        length = max(row.position for row in decodes) + 1
+        length = max(row.start for row in decodes) + 1
         if not self._make_room(len(decodes), length):
             return None
         wanted = {row.key: row for row in decodes}
-        self._drop(wanted.keys())
-        held = set(self._rows)
+        rows, place = self._rows, 0
+        while place < len(rows):  # the last row takes the place of one that no longer decodes
+            if rows[place] in wanted:
+                place += 1
+                continue
+            last = rows.pop()
+            if place < len(rows):
+                rows[place] = last
+                for layer in self.layers:
+                    layer[:, place] = layer[:, len(rows)]
+        held = set(rows)
         for row in decodes:
-            if row.key not in held:
-                self._load(len(self._rows), row)
-                self._rows.append(row.key)
-        return [wanted[key] for key in self._rows]
+            if row.key in held:
+                continue
+            if row.start:
+                slots = self._store.slots(row.blocks, 0, row.start).to(self.layers[0].device)
+                for stored, layer in zip(self._store.layers, self.layers, strict=True):
+                    layer[:, len(rows), :, : row.start] = stored[slots].permute(1, 2, 0, 3)
+            rows.append(row.key)
+        return [wanted[key] for key in rows]
 
     def forget(self) -> None:
         self._rows, self._room, self.layers = [], (0, 0), []
-
-    def _drop(self, wanted: Iterable[object]) -> None:
-        """Drops the other rows; last rows move to their places."""
-        kept = set(wanted)
-        place = 0
-        while place < len(self._rows):
-            if self._rows[place] in kept:
-                place += 1
-                continue
-            last = self._rows.pop()
-            if place < len(self._rows):
-                self._rows[place] = last
-                for layer in self.layers:
-                    layer[:, place] = layer[:, len(self._rows)]
-
-    def _load(self, place: int, row: DecodeRow) -> None:
-        if not row.position:
-            return
-        slots = self._store.slots(row.blocks, 0, row.position).to(self.layers[0].device)
-        for stored, layer in zip(self._store.layers, self.layers, strict=True):
-            layer[:, place, :, : row.position] = stored[slots].permute(1, 2, 0, 3)
 
     def _make_room(self, rows: int, length: int) -> bool:
         """Returns True when the copy has room; growing starts an empty copy."""
@@ -147,19 +147,6 @@ class DecodeWorkspace:
         return True
 
 
-class ChunkRows:
-    """A prefill chunk of this step: `tokens` from position `start` on."""
-
-    __slots__ = ("blocks", "start", "tokens")
-
-    def __init__(self, tokens: Sequence[int], start: int, blocks: Sequence[int]) -> None:
-        self.tokens, self.start, self.blocks = tokens, start, blocks
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.tokens)
-
-
 class StepAttention:
     """The attention of one step.
 
@@ -171,15 +158,14 @@ class StepAttention:
         self,
         store: PagedStore,
         workspace: DecodeWorkspace,
-        decodes: Sequence[DecodeRow],
-        chunks: Sequence[ChunkRows],
+        decodes: Sequence[Chunk],
+        chunks: Sequence[Chunk],
     ) -> None:
         """`decodes` are in the order of rows in `workspace`."""
         self._store, self._workspace = store, workspace
         self._device = store.layers[0].device
         self._count = len(decodes)
-        parts = [store.slots(it.blocks, it.position, it.position + 1) for it in decodes]
-        parts += [store.slots(it.blocks, it.start, it.end) for it in chunks]
+        parts = [store.slots(it.blocks, it.start, it.end) for it in (*decodes, *chunks)]
         self._slots = torch.cat(parts).to(self._device)
         self._chunks = [self._chunk(chunk) for chunk in chunks]
         if decodes:
@@ -199,21 +185,19 @@ class StepAttention:
             first = last
         return seen
 
-    def _chunk(self, chunk: ChunkRows) -> tuple[int, torch.Tensor | None, torch.Tensor | None]:
+    def _chunk(self, chunk: Chunk) -> tuple[int, torch.Tensor | None, torch.Tensor | None]:
         """Returns the number of tokens; for later chunks also the slots of all tokens so far, and a mask."""
         count = len(chunk.tokens)
         if not chunk.start:
             return count, None, None
         slots = self._store.slots(chunk.blocks, 0, chunk.end).to(self._device)
-        if count == 1:
-            return count, slots, torch.ones(1, chunk.end, dtype=torch.bool, device=self._device)
-        mask = torch.ones(count, chunk.end, dtype=torch.bool, device=self._device).tril(chunk.start)
-        return count, slots, mask
+        mask = torch.ones(count, chunk.end, dtype=torch.bool, device=self._device)
+        return count, slots, mask if count == 1 else mask.tril(chunk.start)
 
-    def _see_rows(self, decodes: Sequence[DecodeRow]) -> None:
+    def _see_rows(self, decodes: Sequence[Chunk]) -> None:
         self._places = torch.arange(len(decodes), device=self._device)
-        self._positions = torch.tensor([it.position for it in decodes], device=self._device)
-        self._length = max(it.position for it in decodes) + 1
+        self._positions = torch.tensor([it.start for it in decodes], device=self._device)
+        self._length = max(it.start for it in decodes) + 1
         hidden = torch.arange(self._length, device=self._device) > self._positions.unsqueeze(1)
         dtype = self._store.layers[0].dtype
         mask = torch.zeros(hidden.shape, dtype=dtype, device=self._device).masked_fill_(hidden, -math.inf)

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections import OrderedDict
 from pathlib import Path
 from typing import Final
 
@@ -51,35 +50,32 @@ class CompileSandbox:
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
-        self._known: OrderedDict[int, str] = OrderedDict()
+        self._known: dict[int, str] = {}
+        """Error of a grammar by its hash."""
 
     def flaw(self, grammar: str) -> str:
         """Returns the error of `grammar`, or "" if it compiles. Blocks until the result is known."""
         key = hash(grammar)
-        flaw = self._known.get(key)
-        if flaw is None:
-            flaw = self._compile(msgspec.structs.replace(self._trial, grammar=grammar))
-            if flaw != NO_TRIAL:
-                self._known[key] = flaw
-            while len(self._known) > MOST_KNOWN:
-                self._known.popitem(last=False)
-        return flaw
-
-    def _compile(self, trial: Trial) -> str:
+        if (known := self._known.get(key)) is not None:
+            return known
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "app.llm.compile_sandbox"],
-                input=msgspec.msgpack.encode(trial),
+                input=msgspec.msgpack.encode(msgspec.structs.replace(self._trial, grammar=grammar)),
                 stdout=subprocess.PIPE,
                 env=os.environ | {"PYTHONPATH": path},
                 timeout=PATIENCE_S,
             )
         except (OSError, subprocess.TimeoutExpired):
             return NO_TRIAL
-        if done.returncode == -signal.SIGPROF:
-            return TOO_COSTLY
-        return NO_TRIAL if done.returncode else done.stdout.decode("utf-8", "replace")
+        if done.returncode not in (0, -signal.SIGPROF):
+            return NO_TRIAL
+        flaw = TOO_COSTLY if done.returncode else done.stdout.decode("utf-8", "replace")
+        if len(self._known) >= MOST_KNOWN:
+            self._known.pop(next(iter(self._known)), None)
+        self._known[key] = flaw
+        return flaw
 
 
 def main() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Final, Protocol, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct, field
 
 from app.llm.errors import ModelLoadError
 
@@ -20,17 +23,17 @@ ARCHITECTURES: Final[Mapping[str, str]] = {
     "Qwen3ForCausalLM": "qwen3",
 }
 ROPE_TYPES: Final = ("default", "linear", "llama3")
+Size: TypeAlias = Annotated[int, Meta(ge=1)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeScaling:
+class RopeScaling(Struct, frozen=True, kw_only=True):
     """Scaling of the rotary frequencies, for texts longer than in training."""
 
-    kind: str = "default"
+    kind: str = field(default="default", name="rope_type")
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_length: int = 8192
+    original_length: int = field(default=8192, name="original_max_position_embeddings")
 
     def frequency(self, frequency: float) -> float:
         if self.kind == "linear":
@@ -43,30 +46,25 @@ class RopeScaling:
         return (1 - smooth) * frequency / self.factor + smooth * frequency
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """Sizes of a decoder of the Llama family."""
+class ModelConfig(Struct, frozen=True, kw_only=True):
+    """Sizes of a decoder of the Llama family; `field` has the hub's name where it is another one."""
 
     architecture: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    max_position: int
-    tied: bool
-    """True when the output head is the embedding."""
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_layers: Size = field(name="num_hidden_layers")
+    num_heads: Size = field(name="num_attention_heads")
+    num_kv_heads: Size = field(name="num_key_value_heads")
+    head_dim: Size
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    max_position: int = field(default=2048, name="max_position_embeddings")
+    tied: bool = field(default=False, name="tie_word_embeddings")
+    """True when the output head is the embedding; by default not, for Qwen and for Llama."""
     dtype: str = "float32"
     """Data type of the stored weights."""
     rope_scaling: RopeScaling = RopeScaling()
-
-    @property
-    def qk_norm(self) -> bool:
-        return self.architecture == "qwen3"
 
     @property
     def kv_size(self) -> int:
@@ -81,23 +79,7 @@ class ModelConfig:
         heads = 1 if self.tied else 2
         return self.num_layers * layer + heads * self.vocab_size * self.hidden_size
 
-    def kv_bytes(self, element_bytes: int) -> int:
-        """Returns the memory of a token's keys and values in all layers."""
-        return 2 * self.num_layers * self.kv_size * element_bytes
-
     def __post_init__(self) -> None:
-        sizes = [
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_layers",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-        ]
-        for name in sizes:
-            if getattr(self, name) < 1:
-                raise ModelLoadError(f"The model's configuration has {name} {getattr(self, name)}.")
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(f"{self.num_heads} heads do not share {self.num_kv_heads} KV heads evenly.")
         if self.head_dim % 2:
@@ -126,72 +108,34 @@ class Checkpoint:
     file: GGUFFile | None = None
 
 
-def read_config(config: Mapping[str, object]) -> ModelConfig:
-    """Reads a config.json of transformers 4 (rope_theta, torch_dtype) or 5 (rope_parameters, dtype)."""
-    architecture = _architecture(config)
-    if config.get("use_sliding_window"):
+def read_config(document: Mapping[str, object]) -> ModelConfig:
+    """Reads a config.json of transformers 4 (rope_theta, torch_dtype) or 5 (rope_parameters, dtype).
+
+    Raises ModelLoadError for a model that is not supported, and for sizes that cannot be.
+    """
+    known = {name: value for name, value in document.items() if value is not None}
+    named = known.get("architectures")
+    name = named[0] if isinstance(named, list) and named else known.get("model_type")
+    architecture = next((short for full, short in ARCHITECTURES.items() if name in (full, short)), None)
+    if architecture is None:
+        raise ModelLoadError(f"The architecture {name} is not supported, only {', '.join(ARCHITECTURES)}.")
+    if known.get("use_sliding_window"):
         raise ModelLoadError("Sliding window attention is not supported.")
-    if config.get("hidden_act", "silu") != "silu":
-        raise ModelLoadError(f"The activation {config['hidden_act']} is not supported, only silu.")
-    hidden, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
-    rope = _mapping(config, "rope_parameters") or _mapping(config, "rope_scaling")
-    theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
-    dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
-    # Embeddings are not tied by default, in Qwen's configurations and in Llama's.
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=_integer(config, "vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=_integer(config, "intermediate_size"),
-        num_layers=_integer(config, "num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=_integer(config, "num_key_value_heads", heads),
-        head_dim=_integer(config, "head_dim", hidden // heads if heads > 0 else 0),
-        rms_norm_eps=_number(config.get("rms_norm_eps", 1e-6)),
-        rope_theta=_number(theta),
-        max_position=_integer(config, "max_position_embeddings", 2048),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        dtype=str(dtype).removeprefix("torch."),
-        rope_scaling=_rope_scaling(rope),
-    )
-
-
-def _architecture(config: Mapping[str, object]) -> str:
-    named = config.get("architectures")
-    name = named[0] if isinstance(named, list) and named else config.get("model_type")
-    for full, short in ARCHITECTURES.items():
-        if name in (full, short):
-            return short
-    raise ModelLoadError(f"The architecture {name} is not supported, only {', '.join(ARCHITECTURES)}.")
-
-
-def _rope_scaling(rope: Mapping[str, object]) -> RopeScaling:
-    kind = str(rope.get("rope_type", rope.get("type", "default")))
+    if known.get("hidden_act", "silu") != "silu":
+        raise ModelLoadError(f"The activation {known['hidden_act']} is not supported, only silu.")
+    given = known.get("rope_parameters") or known.get("rope_scaling")
+    rope = dict(given) if isinstance(given, dict) else {}
+    kind = rope.setdefault("rope_type", rope.get("type", "default"))
     if kind not in ROPE_TYPES:
         raise ModelLoadError(f"Rope of type {kind} is not supported, only {', '.join(ROPE_TYPES)}.")
-    return RopeScaling(
-        kind=kind,
-        factor=_number(rope.get("factor", 1.0)),
-        low_freq_factor=_number(rope.get("low_freq_factor", 1.0)),
-        high_freq_factor=_number(rope.get("high_freq_factor", 4.0)),
-        original_length=int(_number(rope.get("original_max_position_embeddings", 8192))),
-    )
-
-
-def _mapping(config: Mapping[str, object], name: str) -> Mapping[str, object]:
-    value = config.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def _integer(config: Mapping[str, object], name: str, default: int | None = None) -> int:
-    value = config.get(name)
-    value = default if value is None else value
-    if type(value) is not int:
-        raise ModelLoadError(f"The model's configuration has no number {name}.")
-    return value
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ModelLoadError(f"The model's configuration has {value!r} where a number should be.")
-    return float(value)
+    hidden, heads = known.get("hidden_size"), known.get("num_attention_heads")
+    if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        known = {"num_key_value_heads": heads, "head_dim": hidden // heads, **known}
+    if "rope_theta" in rope:
+        known["rope_theta"] = rope["rope_theta"]
+    dtype = known.get("dtype") or known.get("torch_dtype") or "float32"
+    known |= {"architecture": architecture, "rope_scaling": rope, "dtype": str(dtype).removeprefix("torch.")}
+    try:
+        return msgspec.convert(known, ModelConfig)
+    except msgspec.ValidationError as error:
+        raise ModelLoadError(f"The model's configuration: {error}.") from error

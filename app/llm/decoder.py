@@ -20,30 +20,20 @@ class Linear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, packed: bool = False) -> None:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if packed else weight
-        self.bias = bias
-        self.packed = packed
+        self.bias, self.packed = bias, packed
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.packed:
-            return F.linear(x, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+    def __call__(self, x: torch.Tensor, operation: str = "none") -> torch.Tensor:
+        """`operation` is "none", or "swish" for silu."""
+        if self.packed:
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, operation, [], "")
+        product = F.linear(x, self.weight, self.bias)
+        return F.silu(product) if operation == "swish" else product
 
-    def silu(self, x: torch.Tensor) -> torch.Tensor:
-        """silu(x W' + b)."""
-        if not self.packed:
-            return F.silu(self(x))
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "swish", [], "")
-
-    def times(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """(x W' + b) * other."""
-        return self._with(x, other, "mul") if self.packed else self(x).mul_(other)
-
-    def plus(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """x W' + b + other."""
-        return self._with(x, other, "add") if self.packed else self(x).add_(other)
-
-    def _with(self, x: torch.Tensor, other: torch.Tensor, operation: str) -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, operation)
+    def fused(self, x: torch.Tensor, other: torch.Tensor, operation: str) -> torch.Tensor:
+        """Returns (x W' + b) * other for the operation "mul", and with + for "add"."""
+        if self.packed:
+            return torch.ops.mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, operation)
+        return self(x).mul_(other) if operation == "mul" else self(x).add_(other)
 
 
 def packing_works(dtype: torch.dtype) -> bool:
@@ -54,12 +44,8 @@ def packing_works(dtype: torch.dtype) -> bool:
     )
     try:
         packed, plain = Linear(weight, other[0], packed=True), Linear(weight, other[0])
-        pairs = [
-            (packed(x), plain(x)),
-            (packed.silu(x), plain.silu(x)),
-            (packed.times(x, other), plain.times(x, other)),
-            (packed.plus(x, other), plain.plus(x, other)),
-        ]
+        pairs = [(packed(x, operation), plain(x, operation)) for operation in ("none", "swish")]
+        pairs += [(packed.fused(x, other, it), plain.fused(x, other, it)) for it in ("mul", "add")]
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
@@ -98,12 +84,6 @@ class Rope:
         x.copy_(torch.view_as_real(wide).flatten(-2))
 
 
-def interleave(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """Reorders the rows of each head so that pairs are neighbours: (0, half, 1, half + 1, ...)."""
-    shape = rows.shape
-    return rows.reshape(heads, 2, -1, *shape[1:]).transpose(1, 2).reshape(shape)
-
-
 class Attention(Protocol):
     """Attention of the tokens of one step to earlier tokens."""
 
@@ -114,87 +94,70 @@ class Attention(Protocol):
 class Builder:
     """Reads tensors, with a check of their shapes, into the engine's dtype and device."""
 
-    def __init__(
-        self, config: ModelConfig, weights: Weights, convert: Callable[[torch.Tensor], torch.Tensor]
-    ):
-        self._config, self._weights, self._convert = config, weights, convert
+    def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: torch.device):
+        self.config, self._weights, self._dtype, self._device = config, weights, dtype, device
 
-    def vector(self, name: str, size: int) -> torch.Tensor:
-        return self._fitted(name, (size,))
-
-    def matrix(self, name: str, rows: int, columns: int) -> torch.Tensor:
-        return self._fitted(name, (rows, columns))
-
-    def bias(self, name: str, size: int) -> torch.Tensor | None:
-        return self.vector(name, size) if name in self._weights else None
-
-    def turned(self, tensor: torch.Tensor, heads: int) -> torch.Tensor:
-        """Returns a tensor whose rotary pairs are neighbours."""
-        return tensor if self._weights.interleaved else interleave(tensor, heads)
-
-    def _fitted(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def tensor(self, name: str, *shape: int) -> torch.Tensor:
         tensor = self._weights.get(name)
         if tuple(tensor.shape) != shape:
             raise ModelLoadError(
                 f"The tensor {name} is {list(tensor.shape)}, the configuration says {list(shape)}."
             )
-        return self._convert(tensor)
+        return tensor.to(device=self._device, dtype=self._dtype)
+
+    def bias(self, name: str, size: int) -> torch.Tensor | None:
+        return self.tensor(name, size) if name in self._weights else None
+
+    def turned(self, tensor: torch.Tensor, heads: int) -> torch.Tensor:
+        """Returns a tensor whose rotary pairs are neighbours: (0, half, 1, half + 1, ...) of each head."""
+        if self._weights.interleaved:
+            return tensor
+        shape = tensor.shape
+        return tensor.reshape(heads, 2, -1, *shape[1:]).transpose(1, 2).reshape(shape)
 
 
 class Layer:
     """Attention and a gated MLP, each with a norm before and a residual connection."""
 
-    def __init__(self, number: int, config: ModelConfig, build: Builder, packed: bool) -> None:
-        self.number, self.config = number, config
-        name, hidden, inner = f"model.layers.{number}", config.hidden_size, config.intermediate_size
-        self.attention_norm = build.vector(f"{name}.input_layernorm.weight", hidden)
-        self.mlp_norm = build.vector(f"{name}.post_attention_layernorm.weight", hidden)
-        self.qkv = _fused_qkv(f"{name}.self_attn", config, build, packed)
-        self.q_norm, self.k_norm = _head_norms(f"{name}.self_attn", config, build)
-        attended = config.num_heads * config.head_dim
-        self.output = Linear(
-            build.matrix(f"{name}.self_attn.o_proj.weight", hidden, attended),
-            build.bias(f"{name}.self_attn.o_proj.bias", hidden),
-            packed,
-        )
-        self.gate = Linear(build.matrix(f"{name}.mlp.gate_proj.weight", inner, hidden), packed=packed)
-        self.up = Linear(build.matrix(f"{name}.mlp.up_proj.weight", inner, hidden), packed=packed)
-        self.down = Linear(build.matrix(f"{name}.mlp.down_proj.weight", hidden, inner), packed=packed)
+    def __init__(self, number: int, build: Builder, packed: bool) -> None:
+        self.number, self.config = number, (config := build.config)
+        layer, hidden, inner = f"model.layers.{number}", config.hidden_size, config.intermediate_size
+        name, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+        self.attention_norm = build.tensor(f"{layer}.input_layernorm.weight", hidden)
+        self.mlp_norm = build.tensor(f"{layer}.post_attention_layernorm.weight", hidden)
+        matrices, biases = [], []
+        for part, heads in (("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads)):
+            rows = heads * config.head_dim
+            matrix = build.tensor(f"{name}.{part}_proj.weight", rows, hidden)
+            bias = build.bias(f"{name}.{part}_proj.bias", rows)
+            matrices.append(matrix if part == "v" else build.turned(matrix, heads))
+            if bias is not None:
+                biases.append(bias if part == "v" else build.turned(bias, heads))
+        self.qkv = Linear(torch.cat(matrices), torch.cat(biases) if len(biases) == 3 else None, packed)
+        self.head_norms: list[torch.Tensor] = []
+        """Norms of queries and of keys; Qwen3 alone has them."""
+        if config.architecture == "qwen3":
+            norms = (build.tensor(f"{name}.{part}_norm.weight", config.head_dim) for part in "qk")
+            self.head_norms = [build.turned(norm, 1) for norm in norms]
+        output = build.tensor(f"{name}.o_proj.weight", hidden, config.num_heads * config.head_dim)
+        self.output = Linear(output, build.bias(f"{name}.o_proj.bias", hidden), packed)
+        self.gate = Linear(build.tensor(f"{mlp}.gate_proj.weight", inner, hidden), packed=packed)
+        self.up = Linear(build.tensor(f"{mlp}.up_proj.weight", inner, hidden), packed=packed)
+        self.down = Linear(build.tensor(f"{mlp}.down_proj.weight", hidden, inner), packed=packed)
 
     def __call__(self, x: torch.Tensor, turns: torch.Tensor, attention: Attention) -> torch.Tensor:
         config, eps = self.config, self.config.rms_norm_eps
         heads = self.qkv(rms_norm(x, self.attention_norm, eps)).view(len(x), -1, config.head_dim)
         turning = heads[:, : config.num_heads + config.num_kv_heads]
         queries, kv = heads[:, : config.num_heads], heads[:, config.num_heads :]
-        if self.q_norm is not None and self.k_norm is not None:
+        if self.head_norms:
             keys = kv[:, : config.num_kv_heads]
-            queries.copy_(rms_norm(queries, self.q_norm, eps))
-            keys.copy_(rms_norm(keys, self.k_norm, eps))
+            for part, norm in zip((queries, keys), self.head_norms, strict=True):
+                part.copy_(rms_norm(part, norm, eps))
         Rope.turn(turning, turns)
-        x = self.output.plus(attention(self.number, queries, kv).reshape(len(x), -1), x)
+        x = self.output.fused(attention(self.number, queries, kv).reshape(len(x), -1), x, "add")
         y = rms_norm(x, self.mlp_norm, eps)
-        return self.down.plus(self.up.times(y, self.gate.silu(y)), x)
-
-
-def _fused_qkv(name: str, config: ModelConfig, build: Builder, packed: bool) -> Linear:
-    matrices, biases = [], []
-    for part, heads in (("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads)):
-        rows = heads * config.head_dim
-        matrix = build.matrix(f"{name}.{part}_proj.weight", rows, config.hidden_size)
-        bias = build.bias(f"{name}.{part}_proj.bias", rows)
-        matrices.append(matrix if part == "v" else build.turned(matrix, heads))
-        if bias is not None:
-            biases.append(bias if part == "v" else build.turned(bias, heads))
-    return Linear(torch.cat(matrices), torch.cat(biases) if len(biases) == 3 else None, packed)
-
-
-def _head_norms(
-    name: str, config: ModelConfig, build: Builder
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    if not config.qk_norm:
-        return None, None
-    q, k = (build.vector(f"{name}.{part}_norm.weight", config.head_dim) for part in "qk")
-    return build.turned(q, 1), build.turned(k, 1)
+        return self.down.fused(self.up.fused(y, self.gate(y, "swish"), "mul"), x, "add")
 
 
 class Decoder:
@@ -204,19 +167,18 @@ class Decoder:
         self,
         config: ModelConfig,
         weights: Weights,
-        *,
         length: int,
         dtype: torch.dtype,
         device: torch.device,
         packed: bool = False,
     ) -> None:
         self.config = config
-        build = Builder(config, weights, lambda tensor: tensor.to(device=device, dtype=dtype))
+        build = Builder(config, weights, dtype, device)
         shape = config.vocab_size, config.hidden_size
-        self.embedding = build.matrix("model.embed_tokens.weight", *shape)
-        self.layers = [Layer(number, config, build, packed) for number in range(config.num_layers)]
-        self.norm = build.vector("model.norm.weight", config.hidden_size)
-        head = self.embedding if config.tied else build.matrix("lm_head.weight", *shape)
+        self.embedding = build.tensor("model.embed_tokens.weight", *shape)
+        self.layers = [Layer(number, build, packed) for number in range(config.num_layers)]
+        self.norm = build.tensor("model.norm.weight", config.hidden_size)
+        head = self.embedding if config.tied else build.tensor("lm_head.weight", *shape)
         self.head = Linear(head, packed=packed)
         self.rope = Rope(config, length, device)
 

@@ -48,18 +48,6 @@ class GGUFFile:
         """Returns a field of the head; None if missing."""
         return self._fields.get(name)
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self._fields.get(name, default)
-        if not isinstance(value, int):
-            raise ModelLoadError(f"{self.path} has no number {name}.")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        value = self._fields.get(name, default)
-        if not isinstance(value, float):
-            raise ModelLoadError(f"{self.path} has no number {name}.")
-        return value
-
     def texts(self, name: str) -> list[str]:
         """Returns a list of texts; empty if missing."""
         value = self._fields.get(name)
@@ -101,10 +89,15 @@ class _Head:
     def _value(self, kind: int) -> object:
         if kind == TEXT:
             return self._text()
-        if kind != ARRAY:
-            return self._numbers(kind, 1)[0]
-        kind, count = self._integer("I"), self._integer("Q")
-        return self._texts(count) if kind == TEXT else list(self._numbers(kind, count))
+        count, is_list = 1, kind == ARRAY
+        if is_list:
+            kind, count = self._integer("I"), self._integer("Q")
+        if kind == TEXT:
+            return self._texts(count)
+        if kind not in NUMBERS:
+            raise ValueError(f"it has a value of the kind {kind}")
+        numbers = self._unpack(NUMBERS[kind], count)
+        return list(numbers) if is_list else numbers[0]
 
     def _text(self) -> str:
         return self._texts(1)[0]
@@ -124,11 +117,6 @@ class _Head:
 
     def _integer(self, code: str) -> int:
         return int(self._unpack(code, 1)[0])
-
-    def _numbers(self, kind: int, count: int) -> tuple[float, ...]:
-        if kind not in NUMBERS:
-            raise ValueError(f"it has a value of the kind {kind}")
-        return self._unpack(NUMBERS[kind], count)
 
     def _unpack(self, code: str, count: int) -> tuple[float, ...]:
         form = struct.Struct(f"<{count}{code}")

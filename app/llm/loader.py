@@ -9,13 +9,12 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
-from app.llm.config import ARCHITECTURES, Checkpoint, ModelConfig, read_config
+from app.llm.config import ARCHITECTURES, Checkpoint, read_config
 from app.llm.errors import ModelLoadError
 from app.llm.gguf_file import GGUFFile
 
@@ -113,18 +112,14 @@ OUTER_PARTS: Final[Mapping[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Encoding:
-    """`decode` copies bytes [blocks, block_bytes] to float32 [blocks, block_size]."""
-
-    name: str
-    block_size: int
-    block_bytes: int
-    decode: Callable[[torch.Tensor], torch.Tensor]
+def _halves(blocks: torch.Tensor, count: int) -> torch.Tensor:
+    """Returns the first `count` float16 numbers of each block."""
+    return blocks[:, : 2 * count].contiguous().view(torch.float16).float()
 
 
-def _plain(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda blocks: blocks.view(dtype).to(torch.float32, copy=True)
+def _half_bytes(packed: torch.Tensor) -> torch.Tensor:
+    """Returns the lower halves of all bytes of a block, then the upper halves."""
+    return torch.cat((packed & 15, packed >> 4), dim=1).float()
 
 
 def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
@@ -143,23 +138,22 @@ def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
     return _half_bytes(blocks[:, 4:]).mul_(scale).add_(least)
 
 
-def _halves(blocks: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns the first `count` float16 numbers of each block."""
-    return blocks[:, : 2 * count].contiguous().view(torch.float16).float()
+class Encoding(NamedTuple):
+    """`decode` copies bytes [blocks, block_bytes] to float32 [blocks, block_size]."""
 
-
-def _half_bytes(packed: torch.Tensor) -> torch.Tensor:
-    """Returns the lower halves of all bytes of a block, then the upper halves."""
-    return torch.cat((packed & 15, packed >> 4), dim=1).float()
+    name: str
+    block_size: int
+    block_bytes: int
+    decode: Callable[[torch.Tensor], torch.Tensor]
 
 
 ENCODINGS: Final[Mapping[int, Encoding]] = {
-    0: Encoding("F32", 1, 4, _plain(torch.float32)),
-    1: Encoding("F16", 1, 2, _plain(torch.float16)),
+    0: Encoding("F32", 1, 4, lambda blocks: blocks.view(torch.float32).clone()),
+    1: Encoding("F16", 1, 2, lambda blocks: blocks.view(torch.float16).float()),
     2: Encoding("Q4_0", 32, 18, _q4_0),
     3: Encoding("Q4_1", 32, 20, _q4_1),
     8: Encoding("Q8_0", 32, 34, _q8_0),
-    30: Encoding("BF16", 1, 2, _plain(torch.bfloat16)),
+    30: Encoding("BF16", 1, 2, lambda blocks: blocks.view(torch.bfloat16).float()),
 }
 """Supported encodings by their numbers in GGUF files."""
 
@@ -203,6 +197,20 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{LAYER_PARTS.get(part, part)}.{kind}"
 
 
+GGUF_FIELDS: Final[Mapping[str, str]] = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "max_position_embeddings": "context_length",
+}
+"""Names in a head, behind the architecture's, by the hub's names."""
+
+
 def read_gguf(path: Path) -> Checkpoint:
     """Reads a GGUF file. Raises ModelLoadError for a model of another architecture."""
     file = GGUFFile(path)
@@ -210,30 +218,14 @@ def read_gguf(path: Path) -> Checkpoint:
     if kind not in ARCHITECTURES.values():
         known = ", ".join(ARCHITECTURES.values())
         raise ModelLoadError(f"The architecture {kind} is not supported, only {known}.")
+    if file.field(f"{kind}.rope.scaling.type") not in (None, "none") or "rope_freqs.weight" in file.tensors:
+        raise ModelLoadError(f"{file.path} scales its rotations, which is not supported in GGUF files.")
+    if (embedding := file.tensors.get("token_embd.weight")) is None:
+        raise ModelLoadError("The weights lack the tensor token_embd.weight.")
+    document = {name: file.field(f"{kind}.{own}") for name, own in GGUF_FIELDS.items()}
+    document |= {"model_type": kind, "vocab_size": embedding.shape[0]}
+    config = read_config(document | {"tie_word_embeddings": "output.weight" not in file.tensors})
     # Converters to GGUF reorder the queries and keys of Llama only.
     weights = GGUFWeights(file, interleaved=kind == "llama")
     ends = {file.field(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")}
-    return Checkpoint(_config(file, kind), weights, frozenset(it for it in ends if isinstance(it, int)), file)
-
-
-def _config(file: GGUFFile, kind: str) -> ModelConfig:
-    if file.field(f"{kind}.rope.scaling.type") not in (None, "none") or "rope_freqs.weight" in file.tensors:
-        raise ModelLoadError(f"{file.path} scales its rotations, which is not supported in GGUF files.")
-    hidden, heads = file.integer(f"{kind}.embedding_length"), file.integer(f"{kind}.attention.head_count")
-    embedding = file.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise ModelLoadError("The weights lack the tensor token_embd.weight.")
-    return ModelConfig(
-        architecture=kind,
-        vocab_size=embedding.shape[0],
-        hidden_size=hidden,
-        intermediate_size=file.integer(f"{kind}.feed_forward_length"),
-        num_layers=file.integer(f"{kind}.block_count"),
-        num_heads=heads,
-        num_kv_heads=file.integer(f"{kind}.attention.head_count_kv", heads),
-        head_dim=file.integer(f"{kind}.attention.key_length", hidden // max(1, heads)),
-        rms_norm_eps=file.number(f"{kind}.attention.layer_norm_rms_epsilon", 1e-6),
-        rope_theta=file.number(f"{kind}.rope.freq_base", 10_000.0),
-        max_position=file.integer(f"{kind}.context_length", 2048),
-        tied="output.weight" not in file.tensors,
-    )
+    return Checkpoint(config, weights, frozenset(it for it in ends if isinstance(it, int)), file)

@@ -5,6 +5,7 @@ A model is a folder, a .gguf file, a package with one, or a name in the hub's lo
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Final
@@ -32,35 +33,22 @@ def find_model(name: str) -> Path:
         return path
     if name.startswith((".", "/", "~")):
         raise ModelLoadError(f"There is nothing at {name}.")
-    found = _in_package(name) or _in_cache(name)
-    if found is None:
-        raise ModelLoadError(
-            f"There is no model {name}: no folder, .gguf file, package, or name in the hub's local cache."
-        )
-    return found
-
-
-def _in_package(name: str) -> Path | None:
-    """Returns the file of an installed package, without importing the package."""
     package = PACKAGES.get(name.lower().rpartition("/")[2])
-    if package is None:
-        return None
-    try:
-        listed = files(package) or ()
-    except PackageNotFoundError:
-        return None
-    return next((Path(str(file.locate())) for file in listed if file.suffix == ".gguf"), None)
-
-
-def _in_cache(name: str) -> Path | None:
+    with suppress(PackageNotFoundError):  # a package is not imported for its file
+        for file in files(package) or () if package else ():
+            if file.suffix == ".gguf":
+                return Path(str(file.locate()))
     from huggingface_hub import snapshot_download
 
-    try:
+    with suppress(Exception):  # of several types: not cached, or not a name
         folder = Path(snapshot_download(name, local_files_only=True))
-    except Exception:  # of several types: not cached, or not a name
-        return None
-    whole = (folder / "config.json").is_file()
-    return folder if whole else next(iter(sorted(folder.glob("*.gguf"))), None)
+        if (folder / "config.json").is_file():
+            return folder
+        if weights := sorted(folder.glob("*.gguf")):
+            return weights[0]
+    raise ModelLoadError(
+        f"There is no model {name}: no folder, .gguf file, package, or name in the hub's local cache."
+    )
 
 
 CONTROL, USER_DEFINED = 3, 4
@@ -101,29 +89,32 @@ def _of_gguf(file: GGUFFile, chat_template: str | None) -> LocalTokenizer | None
     if kind != "gpt2":
         raise ModelLoadError(f"{file.path} has a tokenizer of the kind {kind}; only gpt2 is read.")
     words, tokens = _words(file), file.texts("tokenizer.ggml.tokens")
+    parted = (merge.partition(" ") for merge in file.texts("tokenizer.ggml.merges"))
+    merges = [(left, right) for left, _, right in parted]
+    kinds = file.field("tokenizer.ggml.token_type")
+    added = [
+        AddedToken(token, special=kind == CONTROL, normalized=False)
+        for token, kind in zip(tokens, kinds if isinstance(kinds, list) else (), strict=False)
+        if kind in (CONTROL, USER_DEFINED)
+    ]
     try:
-        backend = _byte_level(file, tokens)
+        backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+        backend.decoder = decoders.ByteLevel()
+        backend.add_tokens(added)
     except Exception as error:  # the library raises bare Exception
         raise ModelLoadError(f"{file.path} has no tokenizer that can be used: {error}.") from error
     backend.pre_tokenizer = words
-    return LocalTokenizer(backend, _folder(file, tokens, chat_template), file.path.stem)
-
-
-def _byte_level(file: GGUFFile, tokens: list[str]) -> Tokenizer:
-    merges = [
-        (left, right) for left, _, right in (m.partition(" ") for m in file.texts("tokenizer.ggml.merges"))
-    ]
-    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    backend.decoder = decoders.ByteLevel()
-    kinds = file.field("tokenizer.ggml.token_type")
-    backend.add_tokens(
-        [
-            AddedToken(token, special=kind == CONTROL, normalized=False)
-            for token, kind in zip(tokens, kinds if isinstance(kinds, list) else (), strict=False)
-            if kind in (CONTROL, USER_DEFINED)
-        ]
+    special = {}
+    for role, name in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        number = file.field(f"tokenizer.ggml.{name}_token_id")
+        if isinstance(number, int) and 0 <= number < len(tokens):
+            special[f"{role}_token"] = tokens[number]
+    template = chat_template or file.field("tokenizer.chat_template")
+    templates = {DEFAULT_TEMPLATE: template} if isinstance(template, str) else {}
+    folder = TokenizerFolder(
+        tokenizer_file=file.path, special_tokens=special, chat_templates=templates, takes_media=False
     )
-    return backend
+    return LocalTokenizer(backend, folder, file.path.stem)
 
 
 def _words(file: GGUFFile) -> pre_tokenizers.PreTokenizer:
@@ -140,16 +131,3 @@ def _words(file: GGUFFile) -> pre_tokenizers.PreTokenizer:
         known = ", ".join((*PATTERNS, *DIGITS_APART, "gpt-2"))
         raise ModelLoadError(f"{file.path} cuts texts into words as {name} does; only {known} are known.")
     return plain
-
-
-def _folder(file: GGUFFile, tokens: object, chat_template: str | None) -> TokenizerFolder:
-    special = {}
-    for role, name in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        number = file.field(f"tokenizer.ggml.{name}_token_id")
-        if isinstance(number, int) and isinstance(tokens, list) and 0 <= number < len(tokens):
-            special[f"{role}_token"] = tokens[number]
-    template = chat_template or file.field("tokenizer.chat_template")
-    templates = {DEFAULT_TEMPLATE: template} if isinstance(template, str) else {}
-    return TokenizerFolder(
-        tokenizer_file=file.path, special_tokens=special, chat_templates=templates, takes_media=False
-    )

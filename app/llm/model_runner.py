@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
-from app.llm.attention import ChunkRows, DecodeRow, DecodeWorkspace, PagedStore, StepAttention
+from app.llm.attention import Chunk, DecodeWorkspace, PagedStore, StepAttention
 from app.llm.config import Checkpoint, ModelConfig
 from app.llm.decoder import Decoder, packing_works
 from app.llm.errors import ModelLoadError
@@ -96,34 +96,12 @@ SPARE_BYTES: Final = 64 << 20
 """Memory reserved for the tensors of a step."""
 
 
-class Chunk(ChunkRows):
-    """A prefill chunk; `samples` wants the logits of the next token, `prompt_logits` after each token."""
-
-    __slots__ = ("key", "prompt_logits", "samples")
-
-    def __init__(
-        self,
-        key: object,
-        tokens: Sequence[int],
-        start: int,
-        blocks: Sequence[int],
-        *,
-        samples: bool,
-        prompt_logits: bool = False,
-    ) -> None:
-        super().__init__(tokens, start, blocks)
-        self.key, self.samples, self.prompt_logits = key, samples, prompt_logits
-
-
-class StepLogits:
+class StepLogits(NamedTuple):
     """Logits of a step: `rows` by key for the next token, `prompts` by key after each token of a chunk."""
 
-    __slots__ = ("logits", "prompts", "rows")
-
-    def __init__(self, logits: torch.Tensor) -> None:
-        self.logits = logits
-        self.rows: dict[object, int] = {}
-        self.prompts: dict[object, slice] = {}
+    logits: torch.Tensor
+    rows: dict[object, int]
+    prompts: dict[object, slice]
 
     def of(self, keys: Sequence[object]) -> torch.Tensor:
         """Returns the rows of `keys`, which must be in the order of rows."""
@@ -146,27 +124,32 @@ class ModelRunner:
         self.make_cache()
 
     def load_weights(self, checkpoint: Checkpoint) -> None:
-        """Loads weights. Raises ModelLoadError for the weights of another model."""
-        if checkpoint.config != self.config:
+        """Loads weights. Raises ModelLoadError for another model's, and where they exceed the free memory."""
+        config, device = self.config, self.device
+        if checkpoint.config != config:
             raise ModelLoadError("The model's configuration has changed since the start.")
-        self._check_weights()
+        needed, free = config.num_parameters * device.dtype.itemsize, device.free_bytes()
+        if free is not None and needed > free:
+            raise ModelLoadError(
+                f"The weights take {needed >> 20} MiB in {device.info()['dtype']}, {free >> 20} MiB are free."
+            )
         with torch.inference_mode():
             self.model = Decoder(
-                checkpoint.config,
-                checkpoint.weights,
-                length=self._length,
-                dtype=self.device.dtype,
-                device=self.device.device,
-                packed=self.device.packs,
+                *(config, checkpoint.weights, self._length, device.dtype, device.device, device.packs)
             )
 
     def make_cache(self) -> None:
-        """Allocates keys and values. Raises ModelLoadError without enough memory."""
-        self._check_memory(self._num_blocks, self._block_size)
-        with torch.inference_mode():
-            self.store = PagedStore(
-                self.config, self._num_blocks, self._block_size, self.device.dtype, self.device.device
+        """Allocates keys and values. Raises ModelLoadError, with the number of blocks that fits."""
+        config, device, blocks = self.config, self.device, self._num_blocks
+        size = 2 * config.num_layers * config.kv_size * device.dtype.itemsize * self._block_size
+        free = device.free_bytes()
+        if free is not None and blocks * size > free - SPARE_BYTES:
+            raise ModelLoadError(
+                f"{blocks} blocks of the KV cache take {blocks * size >> 20} MiB, {free >> 20} MiB are free:"
+                f" num_blocks={max(0, free - SPARE_BYTES) // size} fits."
             )
+        with torch.inference_mode():
+            self.store = PagedStore(config, blocks, self._block_size, device.dtype, device.device)
         self.workspace = DecodeWorkspace(self.store, limit_bytes=self.store.size_bytes)
 
     def free_weights(self) -> None:
@@ -183,17 +166,20 @@ class ModelRunner:
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
-    def run(self, decodes: Sequence[DecodeRow], chunks: Sequence[Chunk]) -> StepLogits:
+    def run(self, decodes: Sequence[Chunk], chunks: Sequence[Chunk]) -> StepLogits:
         """Runs one step, and returns logits by the keys of `decodes` and `chunks`."""
         with torch.inference_mode():
             rows = self.workspace.arrange(decodes) if decodes else []
-            if rows is None:  # no memory: each decode is a chunk, from the store
-                rows, single = [], [_as_chunk(row) for row in decodes]
-                chunks = [*single, *chunks]
+            if rows is None:  # no memory: decodes are chunks like others, from the store
+                rows, chunks = [], [*decodes, *chunks]
             attention = StepAttention(self.store, self.workspace, rows, chunks)
-            tokens, positions = self._tokens(rows, chunks)
-            hidden = self.model(tokens, positions, attention, self.on_layer)
-            return self._logits(hidden, rows, chunks)
+            tokens: list[int] = []
+            positions: list[int] = []
+            for chunk in (*rows, *chunks):
+                tokens += chunk.tokens
+                positions += range(chunk.start, chunk.end)
+            ids, places = (torch.tensor(its, device=self.device.device) for its in (tokens, positions))
+            return self._logits(self.model(ids, places, attention, self.on_layer), rows, chunks)
 
     def cleanse(self, blocks: Iterable[int]) -> set[int]:
         """Sets NaN and infinite numbers to 0, and returns their blocks.
@@ -204,57 +190,21 @@ class ModelRunner:
         with torch.inference_mode():
             return self.store.cleanse(blocks)
 
-    def _tokens(
-        self, rows: Sequence[DecodeRow], chunks: Sequence[Chunk]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens = [row.token for row in rows]
-        positions = [row.position for row in rows]
-        for chunk in chunks:
-            tokens += chunk.tokens
-            positions += range(chunk.start, chunk.end)
-        device = self.device.device
-        return torch.tensor(tokens, device=device), torch.tensor(positions, device=device)
-
-    def _logits(self, hidden: torch.Tensor, rows: Sequence[DecodeRow], chunks: Sequence[Chunk]) -> StepLogits:
+    def _logits(self, hidden: torch.Tensor, rows: Sequence[Chunk], chunks: Sequence[Chunk]) -> StepLogits:
         """Applies the head to the requested tokens only: mostly the last one of a prompt."""
         wanted, place = list(range(len(rows))), len(rows)
-        answer = StepLogits(hidden)
-        answer.rows = {row.key: number for number, row in enumerate(rows)}
+        sampled = {row.key: number for number, row in enumerate(rows)}
+        prompts: dict[object, slice] = {}
         for chunk in chunks:
             last = place + len(chunk.tokens)
             if chunk.prompt_logits:
-                answer.prompts[chunk.key] = slice(len(wanted), len(wanted) + last - place)
+                prompts[chunk.key] = slice(len(wanted), len(wanted) + last - place)
                 wanted += range(place, last)
             elif chunk.samples:
                 wanted.append(last - 1)
             if chunk.samples:
-                answer.rows[chunk.key] = len(wanted) - 1
+                sampled[chunk.key] = len(wanted) - 1
             place = last
         if len(wanted) < len(hidden):
             hidden = hidden[torch.tensor(wanted, dtype=torch.long, device=hidden.device)]
-        answer.logits = self.model.logits(hidden)
-        return answer
-
-    def _check_weights(self) -> None:
-        """Raises ModelLoadError for weights that exceed the free memory, before they are read."""
-        needed, free = self.config.num_parameters * self.device.dtype.itemsize, self.device.free_bytes()
-        if free is not None and needed > free:
-            raise ModelLoadError(
-                f"The weights take {needed >> 20} MiB in {self.device.info()['dtype']},"
-                f" {free >> 20} MiB are free."
-            )
-
-    def _check_memory(self, num_blocks: int, block_size: int) -> None:
-        """Raises ModelLoadError, with the number of blocks that fits, before memory is allocated."""
-        block = self.config.kv_bytes(self.device.dtype.itemsize) * block_size
-        free = self.device.free_bytes()
-        if free is not None and num_blocks * block > free - SPARE_BYTES:
-            fits = max(0, free - SPARE_BYTES) // block
-            raise ModelLoadError(
-                f"{num_blocks} blocks of the KV cache take {num_blocks * block >> 20} MiB,"
-                f" {free >> 20} MiB are free: num_blocks={fits} fits."
-            )
-
-
-def _as_chunk(row: DecodeRow) -> Chunk:
-    return Chunk(row.key, [row.token], row.position, row.blocks, samples=True)
+        return StepLogits(self.model.logits(hidden), sampled, prompts)

@@ -73,7 +73,13 @@ def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sample
     All work is done on the device of the logits. Tokens are copied from it at once, and log probabilities,
     if requested, in a second copy.
     """
-    rows, errors = _adjusted(logits, states)
+    changing = [row for row, state in enumerate(states) if state.changes]
+    rows, errors = logits.clone() if changing else logits, dict[int, str]()
+    for row in changing:
+        try:
+            adjust(rows[row], states[row])
+        except RequestError as error:
+            errors[row] = str(error)
     tokens = rows.argmax(-1)
     drawing = [row for row, state in enumerate(states) if not state.params.is_greedy]
     if drawing:
@@ -82,31 +88,23 @@ def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sample
         some = rows if len(drawing) == len(rows) else rows[drawing]
         tokens[drawing] = draw(some, tokens[drawing], params, numbers)
     tokens = tokens.where(rows.amax(-1).isfinite(), NO_TOKEN).where(logits.amax(-1).isfinite(), NO_NUMBERS)
-    sampled = [_sampled(token, errors.get(row)) for row, token in enumerate(tokens.tolist())]
-    _add_logprobs(logits, states, sampled)
-    return sampled
-
-
-def _sampled(token: int, error: str | None) -> Sampled:
-    if token == NO_NUMBERS:
-        return Sampled(None)
-    if token == NO_TOKEN and error is None:
-        error = NOTHING_LEFT
-    return Sampled(None if error else token, error=error)
-
-
-def _add_logprobs(logits: torch.Tensor, states: Sequence[SamplingState], sampled: list[Sampled]) -> None:
+    sampled = []
+    for row, token in enumerate(tokens.tolist()):
+        flaw = errors.get(row) or (NOTHING_LEFT if token == NO_TOKEN else None)
+        if token == NO_NUMBERS:
+            flaw = None
+        sampled.append(Sampled(None if flaw or token < 0 else token, error=flaw))
     asked = [
         (row, one.token_id, state.params.logprobs)
         for row, (one, state) in enumerate(zip(sampled, states, strict=True))
         if one.token_id is not None and state.params.logprobs is not None
     ]
-    if not asked:
-        return
-    rows, tokens, counts = map(list, zip(*asked, strict=True))
-    whole = logits if len(rows) == len(logits) else logits[rows]
-    for row, told in zip(rows, logprobs_of(whole, tokens, counts), strict=True):
-        sampled[row].logprobs = told
+    if asked:
+        places, ids, counts = map(list, zip(*asked, strict=True))
+        whole = logits if len(places) == len(logits) else logits[places]
+        for row, told in zip(places, logprobs_of(whole, ids, counts), strict=True):
+            sampled[row].logprobs = told
+    return sampled
 
 
 def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[WireLogprob]:
@@ -128,18 +126,6 @@ def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[in
     return answers
 
 
-def _adjusted(logits: torch.Tensor, states: Sequence[SamplingState]) -> tuple[torch.Tensor, dict[int, str]]:
-    """Returns the adjusted logits, a copy if any row changes, and the errors of structured outputs by row."""
-    changing = [row for row, state in enumerate(states) if state.changes]
-    rows, errors = logits.clone() if changing else logits, {}
-    for row in changing:
-        try:
-            adjust(rows[row], states[row])
-        except RequestError as error:
-            errors[row] = str(error)
-    return rows, errors
-
-
 def adjust(row: torch.Tensor, state: SamplingState) -> None:
     """Applies masks, bias and penalties in vLLM's order, in place.
 
@@ -154,9 +140,17 @@ def adjust(row: torch.Tensor, state: SamplingState) -> None:
             state.others = torch.ones_like(row, dtype=torch.bool)
             state.others[list(params.allowed_token_ids)] = False
         row.masked_fill_(state.others, -math.inf)
-    _ban_words(row, state)
+    said = state.output_ids
+    for word in state.bad_words:  # its last token, where the others were the latest output
+        before = len(word) - 1
+        if before <= len(said) and list(said[len(said) - before :]) == list(word[:-1]):
+            row[word[-1]] = -math.inf
     if state.bans:
-        _ban_ends(row, state)
+        ends = list(state.banned_ids)
+        values = row[ends]
+        row[ends] = -math.inf
+        if state.form is not None:  # which may allow nothing else
+            row[ends] = values.where(~row.amax().isfinite(), -math.inf)
     if params.logit_bias:
         if state.bias is None:
             ids = torch.tensor(list(params.logit_bias), device=row.device)
@@ -164,24 +158,6 @@ def adjust(row: torch.Tensor, state: SamplingState) -> None:
         row.index_add_(0, *state.bias)
     if params.penalises:
         _penalise(row, state)
-
-
-def _ban_words(row: torch.Tensor, state: SamplingState) -> None:
-    """Bans the last token of each bad word whose other tokens were the latest output."""
-    said = state.output_ids
-    for word in state.bad_words:
-        before = len(word) - 1
-        if before <= len(said) and list(said[len(said) - before :]) == list(word[:-1]):
-            row[word[-1]] = -math.inf
-
-
-def _ban_ends(row: torch.Tensor, state: SamplingState) -> None:
-    """Bans the end of the sequence, unless the structured output allows nothing else."""
-    ends = list(state.banned_ids)
-    before = row[ends]
-    row[ends] = -math.inf
-    if state.form is not None:
-        row[ends] = before.where(~row.amax().isfinite(), -math.inf)
 
 
 def _penalise(row: torch.Tensor, state: SamplingState) -> None:

@@ -102,9 +102,37 @@ class SamplingParams:
         for name in ("stop", "stop_sequences"):
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, (getattr(self, name),))
-        self._check_ranges()
-        self._check_stops()
-        self._refuse_what_is_not_built()
+        longest = math.inf if self.max_tokens is None else self.max_tokens
+        some_allowed = self.allowed_token_ids is None or len(self.allowed_token_ids) > 0
+        texts = all(isinstance(stop, str) and stop for stop in self.stops)
+        finite = all(map(math.isfinite, self.logit_bias.values()))
+        rules = [
+            ("temperature", 0.0 <= self.temperature <= 2.0, "in [0, 2]"),
+            ("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
+            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "in [-2, 2]"),
+            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "in [-2, 2]"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]"),
+            ("top_k", self.top_k >= -1, "-1 or 0 (no limit), or at least 1"),
+            ("repetition_penalty", 0.0 < self.repetition_penalty < math.inf, "greater than 0"),
+            ("max_tokens", longest >= 1, "at least 1"),
+            ("min_tokens", 0 <= self.min_tokens <= longest, "from 0 to max_tokens"),
+            ("n", 1 <= self.n <= 128, "from 1 to 128"),
+            ("logprobs", (self.logprobs or 0) >= 0, "None, or at least 0"),
+            ("prompt_logprobs", (self.prompt_logprobs or 0) >= 0, "None, or at least 0"),
+            ("allowed_token_ids", some_allowed, "None, or name some"),
+            ("logit_bias", finite, "made of numbers that are finite"),
+            ("stop", len(self.stops) <= MOST_STOPS, f"at most {MOST_STOPS} strings"),
+            ("stop", texts, "made of strings that are not empty"),
+        ]
+        for name, holds, should in rules:
+            if not holds:
+                raise RequestError(f"{name} should be {should}, got {getattr(self, name)!r}.")
+        if self.use_beam_search or self.num_beams != 1 or self.length_penalty != 1.0:
+            raise RequestError("Beam search is not supported: num_beams and length_penalty stay 1.")
+        if not self.use_cache:
+            raise RequestError("use_cache=False is not supported: every reply uses the KV cache.")
+        if self.cache_precision is not None:
+            raise RequestError("cache_precision is not supported: the KV cache has the dtype of the model.")
 
     @property
     def is_greedy(self) -> bool:
@@ -155,44 +183,3 @@ class SamplingParams:
             for token_id in ids:
                 if not 0 <= token_id < size:
                     raise RequestError(f"{name}: token id {token_id} is outside the vocabulary of {size}.")
-
-    def _check_ranges(self) -> None:
-        for name, least, most in (
-            ("temperature", 0.0, 2.0),
-            ("min_p", 0.0, 1.0),
-            ("presence_penalty", -2.0, 2.0),
-            ("frequency_penalty", -2.0, 2.0),
-        ):
-            self._check(name, least <= getattr(self, name) <= most, f"in [{least:g}, {most:g}]")
-        self._check("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]")
-        self._check("top_k", self.top_k >= -1, "-1 or 0 (no limit), or at least 1")
-        self._check("repetition_penalty", 0.0 < self.repetition_penalty < math.inf, "greater than 0")
-        self._check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
-        most = math.inf if self.max_tokens is None else self.max_tokens
-        self._check("min_tokens", 0 <= self.min_tokens <= most, "from 0 to max_tokens")
-        self._check("n", 1 <= self.n <= 128, "from 1 to 128")
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            self._check(name, value is None or value >= 0, "None, or at least 0")
-        allowed = self.allowed_token_ids
-        self._check("allowed_token_ids", allowed is None or len(allowed) > 0, "None, or name some")
-        self._check(
-            "logit_bias", all(map(math.isfinite, self.logit_bias.values())), "made of numbers that are finite"
-        )
-
-    def _check_stops(self) -> None:
-        self._check("stop", len(self.stops) <= MOST_STOPS, f"at most {MOST_STOPS} strings")
-        for stop in self.stops:
-            self._check("stop", isinstance(stop, str) and stop != "", "made of strings that are not empty")
-
-    def _refuse_what_is_not_built(self) -> None:
-        if self.use_beam_search or self.num_beams != 1 or self.length_penalty != 1.0:
-            raise RequestError("Beam search is not supported: num_beams and length_penalty stay 1.")
-        if not self.use_cache:
-            raise RequestError("use_cache=False is not supported: every reply uses the KV cache.")
-        if self.cache_precision is not None:
-            raise RequestError("cache_precision is not supported: the KV cache has the dtype of the model.")
-
-    def _check(self, name: str, holds: bool, should: str) -> None:
-        if not holds:
-            raise RequestError(f"{name} should be {should}, got {getattr(self, name)!r}.")

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 from typing import Final
 
 import torch
@@ -35,7 +36,7 @@ from app.engine.core.wire import (
 from app.engine.kvcache.event_sender import EventSender
 from app.engine.kvcache.events import EventBatch, encoder
 from app.llm.config import Checkpoint
-from app.llm.engine import EngineOptions, LLMEngine, Output
+from app.llm.engine import EngineOptions, LLMEngine
 from app.llm.errors import LLMError, ModelLoadError, RequestError
 from app.llm.llm import assemble
 from app.llm.loader import load_checkpoint
@@ -56,66 +57,6 @@ FORM_CPU_S: Final = 1.0
 logger = logging.getLogger(__name__)
 
 
-class Lifecycle:
-    """Pauses an engine and puts it to sleep: level 0 only pauses, 1 and 2 free weights and KV cache.
-
-    At both levels weights are read from their files again. Requests continue afterwards and are computed
-    anew; the prefix cache is emptied.
-    """
-
-    def __init__(self, engine: LLMEngine, reload: Callable[[], Checkpoint]) -> None:
-        self._engine, self._reload = engine, reload
-        self._asleep: set[str] = set()
-        self.level: int | None = None
-        """Sleep level; None when awake."""
-
-    @property
-    def paused(self) -> bool:
-        """True while no request is admitted."""
-        return self._engine.scheduler.paused
-
-    def pause(self) -> None:
-        self._engine.scheduler.paused = True
-
-    def resume(self) -> None:
-        """Ends a pause; has no effect while weights or cache are freed."""
-        self._engine.scheduler.paused = bool(self._asleep)
-        if not self._asleep:
-            self.level = None
-
-    def sleep(self, level: int) -> None:
-        """Puts the engine to sleep, or to a deeper level."""
-        self.pause()
-        self.level = max(level, self.level or 0)
-        if not level:
-            return
-        self._engine.halted = True
-        self._engine.preempt_all()
-        self._engine.reset_prefix_cache()
-        if "weights" not in self._asleep:
-            self._engine.runner.free_weights()
-        if "kv_cache" not in self._asleep:
-            self._engine.runner.free_cache()
-        self._asleep = set(MEMORY)
-
-    def wake_up(self, tags: Collection[str] | None) -> bool:
-        """Restores the parts named by `tags`, or all. Returns True, and resumes, when all parts are restored.
-
-        Raises ModelLoadError when weights or memory are no longer available.
-        """
-        wanted = woken_by(tags, self._asleep)
-        if "weights" in wanted:
-            self._engine.runner.load_weights(self._reload())
-            self._asleep.remove("weights")
-        if "kv_cache" in wanted:
-            self._engine.runner.make_cache()
-            self._asleep.remove("kv_cache")
-        self._engine.halted = bool(self._asleep)
-        if not self._asleep:
-            self.resume()
-        return not self._asleep
-
-
 class Worker:
     """A worker that has sent a message; its request ids in the engine are "`number` KEY"."""
 
@@ -131,26 +72,32 @@ class Worker:
 
 
 class EngineService:
-    """Runs an engine for workers. Not thread-safe."""
+    """Runs an engine for workers. Not thread-safe.
+
+    A pause admits no more requests. Sleep level 0 only pauses; levels 1 and 2 free weights and KV cache, and
+    weights are read from their files again. Requests continue afterwards and are computed anew; the prefix
+    cache is emptied.
+    """
 
     def __init__(
         self,
         engine: LLMEngine,
-        lifecycle: Lifecycle,
+        reload: Callable[[], Checkpoint],
         sockets: WorkerSockets,
         events: EventSender | None,
-        ready: Ready,
         heartbeat: Heartbeat,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine, self._lifecycle, self._sockets = engine, lifecycle, sockets
-        self._events, self._ready, self._heartbeat, self._now = events, ready, heartbeat, now
+        """`reload` reads the weights again. Raises ModelLoadError when it cannot."""
+        self._engine, self._reload, self._sockets = engine, reload, sockets
+        self._events, self._heartbeat, self._now = events, heartbeat, now
+        self._ready = make_ready(engine)
         engine.runner.on_layer = heartbeat.beat
         self._encode = encoder("map")
         if events is not None:
             events.listen(self._note_blocks)
         self._workers: dict[bytes, Worker] = {}
-        self._numbers = 0
+        self._numbers = count(1)
         self._owners: dict[str, tuple[Worker, int]] = {}
         """Worker and key by the engine's request id."""
         self._compilers = ThreadPoolExecutor(FORMS_AT_ONCE, "forms")
@@ -158,6 +105,10 @@ class EngineService:
         """Requests whose structured output is being compiled, by request id."""
         self._settling: list[tuple[Worker, Command]] = []
         """Commands that wait until no request runs."""
+        self._asleep: set[str] = set()
+        """Memory that is freed."""
+        self.sleep_level: int | None = None
+        """None when awake."""
         self._told_s = -math.inf
         self._is_due = False
         """True when workers must get a message without a step."""
@@ -188,25 +139,30 @@ class EngineService:
         self._heartbeat.beat()
         orders = self._sockets.receive(timeout_s)
         for name, listed in orders:
-            worker = self._worker(name)
+            worker = self._workers.get(name)
+            if worker is None:
+                worker = self._workers[name] = Worker(name, next(self._numbers))
             for order in listed:
                 self._do(worker, order)
-        refused = self._add_compiled()
+        compiled = self._add_compiled()
         steps = self._engine.stats.steps
-        self._note(self._engine.step())
+        outputs, now_s = self._engine.step(), self._now()
+        for sequence, said in outputs:
+            worker, said.key = self._owners[sequence.request_id]
+            said.at_s = now_s
+            worker.notices.append(said)
+            if said.finish is not None:
+                del self._owners[sequence.request_id]
+                worker.keys.remove(said.key)
         stepped = self._engine.stats.steps > steps
         if stepped and self._events is not None:
             self._events.put(self._engine.take_events())
-        self._settle()
-        if orders or refused or stepped or self._now() >= self._told_s + IDLE_S:
+        if self._settling and not (self._engine.num_running and self._engine.scheduler.paused):
+            settling, self._settling = self._settling, []
+            for worker, command in settling:
+                self._answer(worker, command)
+        if orders or compiled or stepped or self._now() >= self._told_s + IDLE_S:
             self._tell()
-
-    def _worker(self, name: bytes) -> Worker:
-        worker = self._workers.get(name)
-        if worker is None:
-            self._numbers += 1
-            worker = self._workers[name] = Worker(name, self._numbers)
-        return worker
 
     # Orders.
 
@@ -279,72 +235,85 @@ class EngineService:
     # Commands.
 
     def _command(self, worker: Worker, command: Command) -> None:
-        if command.name in ("pause", "sleep") and self._must_settle(command):
-            self._settling.append((worker, command))
-            return
-        try:
-            value = self._carry_out(command)
-        except (LLMError, EngineError) as error:
-            worker.notices.append(Answer(number=command.number, error=str(error)))
-        else:
-            worker.notices.append(Answer(number=command.number, value=value))
+        if command.name in ("pause", "sleep"):
+            self._engine.scheduler.paused = True
+            if command.mode == "abort":
+                for owner, key in list(self._owners.values()):
+                    self._abort(owner, key)
+                    owner.notices.append(EngineCoreOutput(key=key, at_s=self._now(), finish="abort"))
+            if command.mode == "wait" and self._engine.num_running:
+                self._settling.append((worker, command))
+                return
+        self._answer(worker, command)
 
-    def _must_settle(self, command: Command) -> bool:
-        """Pauses, and aborts requests in mode "abort". Returns True if the command must wait for requests."""
-        self._lifecycle.pause()
-        if command.mode == "abort":
-            for worker, key in list(self._owners.values()):
-                self._abort(worker, key)
-                worker.notices.append(EngineCoreOutput(key=key, at_s=self._now(), finish="abort"))
-        return command.mode == "wait" and self._engine.num_running > 0
+    def _answer(self, worker: Worker, command: Command) -> None:
+        """Carries out a command. One that waited and was resumed meanwhile only gets its answer."""
+        value, error = None, None
+        try:
+            if command.name not in ("pause", "sleep") or self._engine.scheduler.paused:
+                value = self._carry_out(command)
+        except (LLMError, EngineError) as failure:
+            error = str(failure)
+        worker.notices.append(Answer(number=command.number, value=value, error=error))
 
     def _carry_out(self, command: Command) -> bool | None:
+        engine = self._engine
         match command.name:
-            case "pause":
-                self._lifecycle.pause()
-                if command.clear:
-                    self._clear_cache()
+            case "pause" if command.clear:
+                engine.preempt_all()
+                engine.reset_prefix_cache()
             case "resume":
-                self._lifecycle.resume()
+                self._resume()
             case "sleep":
-                self._lifecycle.sleep(command.level)
+                self.sleep(command.level)
             case "wake_up":
                 with self._heartbeat.resting():
-                    return self._lifecycle.wake_up(command.tags)
+                    return self.wake_up(command.tags)
             case "reset_prefix_cache":
-                return self._clear_cache() if command.clear else self._engine.reset_prefix_cache()
+                if command.clear:  # also under requests, which are computed anew
+                    engine.preempt_all()
+                return engine.reset_prefix_cache()
         return None
 
-    def _clear_cache(self) -> bool:
-        """Empties the prefix cache; running requests are computed anew."""
-        self._engine.preempt_all()
-        return self._engine.reset_prefix_cache()
+    def _resume(self) -> None:
+        """Ends a pause; has no effect while weights or cache are freed."""
+        self._engine.scheduler.paused = bool(self._asleep)
+        if not self._asleep:
+            self.sleep_level = None
 
-    def _settle(self) -> None:
-        """Carries out waiting commands once no request runs; after a resume they only get their answers."""
-        if not self._settling or (self._engine.num_running and self._lifecycle.paused):
+    def sleep(self, level: int) -> None:
+        """Puts the engine to sleep, or to a deeper level."""
+        self.sleep_level = max(level, self.sleep_level or 0)
+        if not level:
             return
-        settling, self._settling = self._settling, []
-        for worker, command in settling:
-            error = None
-            if self._lifecycle.paused:
-                try:
-                    self._carry_out(command)
-                except (LLMError, EngineError) as failure:
-                    error = str(failure)
-            worker.notices.append(Answer(number=command.number, error=error))
+        engine = self._engine
+        engine.halted = True
+        engine.preempt_all()
+        engine.reset_prefix_cache()
+        if "weights" not in self._asleep:
+            engine.runner.free_weights()
+        if "kv_cache" not in self._asleep:
+            engine.runner.free_cache()
+        self._asleep = set(MEMORY)
+
+    def wake_up(self, tags: Collection[str] | None) -> bool:
+        """Restores the parts named by `tags`, or all. Returns True, and resumes, when all parts are restored.
+
+        Raises ModelLoadError when weights or memory are no longer available.
+        """
+        wanted = woken_by(tags, self._asleep)
+        if "weights" in wanted:
+            self._engine.runner.load_weights(self._reload())
+            self._asleep.remove("weights")
+        if "kv_cache" in wanted:
+            self._engine.runner.make_cache()
+            self._asleep.remove("kv_cache")
+        self._engine.halted = bool(self._asleep)
+        if not self._asleep:
+            self._resume()
+        return not self._asleep
 
     # Notices.
-
-    def _note(self, outputs: list[Output]) -> None:
-        now_s = self._now()
-        for sequence, said in outputs:
-            worker, said.key = self._owners[sequence.request_id]
-            said.at_s = now_s
-            worker.notices.append(said)
-            if said.finish is not None:
-                del self._owners[sequence.request_id]
-                worker.keys.remove(said.key)
 
     def _note_blocks(self, topic: str, sequence: int, batch: EventBatch) -> None:
         wanting = [worker for worker in self._workers.values() if worker.wants_kv_events]
@@ -357,20 +326,9 @@ class EngineService:
     def _tell(self) -> None:
         """Sends every worker a message, and drops workers that have left."""
         self._told_s, self._is_due = self._now(), False
-        load = self._load()
-        for worker in list(self._workers.values()):
-            match self._sockets.send(worker.name, [*worker.notices, load]):
-                case "sent":
-                    worker.notices = []
-                case "full":
-                    self._give_up(worker)
-                case "gone":
-                    self._lose(worker)
-
-    def _load(self) -> Load:
         engine = self._engine
         step_tokens, engine.step_tokens = engine.step_tokens, 0  # each step is reported once
-        return Load(
+        load = Load(
             running=engine.num_running,
             waiting=engine.num_waiting,
             cache_usage=engine.cache.pool.usage,
@@ -378,9 +336,21 @@ class EngineService:
             prefix_queries=engine.stats.prefix_queries,
             prefix_hits=engine.stats.prefix_hits,
             preemptions=engine.scheduler.preemptions,
-            sleep_level=self._lifecycle.level,
-            paused=self._lifecycle.paused,
+            sleep_level=self.sleep_level,
+            paused=engine.scheduler.paused,
         )
+        for worker in list(self._workers.values()):
+            match self._sockets.send(worker.name, [*worker.notices, load]):
+                case "sent":
+                    worker.notices = []
+                case "full":
+                    self._give_up(worker)
+                case "gone":
+                    logger.info("worker %d has left, with %d choices", worker.number, len(worker.keys))
+                    for key in list(worker.keys):
+                        self._abort(worker, key)
+                    self._settling = [it for it in self._settling if it[0] is not worker]
+                    del self._workers[worker.name]
 
     def _give_up(self, worker: Worker) -> None:
         """Ends the choices of a worker that does not read, and keeps the failures for its next read."""
@@ -392,14 +362,6 @@ class EngineService:
             self._abort(worker, key)
         worker.notices = [*whole, *late]
 
-    def _lose(self, worker: Worker) -> None:
-        """Ends the requests and commands of a worker that has left."""
-        logger.info("worker %d has left, with %d choices", worker.number, len(worker.keys))
-        for key in list(worker.keys):
-            self._abort(worker, key)
-        self._settling = [(asker, command) for asker, command in self._settling if asker is not worker]
-        del self._workers[worker.name]
-
     def _end(self, error: str) -> None:
         self._heartbeat.stop()
         for worker in self._workers.values():
@@ -410,20 +372,19 @@ class EngineService:
             self._events.close()
 
 
+SAME_PARAMS: Final = ("max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids", "seed") + (
+    *("logprobs", "prompt_logprobs"),
+)
+"""Fields with one name and meaning in `EngineCoreRequest` and `SamplingParams`."""
+
+
 def _params(order: EngineCoreRequest) -> SamplingParams:
     """Returns the sampling parameters. Raises RequestError for values out of range."""
     return SamplingParams(
         **asdict(order.sampling),
+        **{name: getattr(order, name) for name in SAME_PARAMS},
         structured_outputs=order.form,
-        max_tokens=order.max_tokens,
-        min_tokens=order.min_tokens,
-        ignore_eos=order.ignore_eos,
-        stop=order.stop,
-        stop_token_ids=order.stop_token_ids,
         include_stop_str_in_output=order.include_stop,
-        seed=order.seed,
-        logprobs=order.logprobs,
-        prompt_logprobs=order.prompt_logprobs,
     )
 
 
@@ -442,8 +403,8 @@ def start(options: EngineProcessOptions, sockets: WorkerSockets) -> EngineServic
     except ValueError as error:
         raise ModelLoadError(f"The KV events cannot be published: {error}.") from error
     engine = assemble(path, checkpoint, options.device, options.dtype, sizes)
-    lifecycle = Lifecycle(engine, lambda: load_checkpoint(path))
-    return EngineService(engine, lifecycle, sockets, events, make_ready(engine), Heartbeat(options.endpoint))
+    heartbeat = Heartbeat(options.endpoint)
+    return EngineService(engine, lambda: load_checkpoint(path), sockets, events, heartbeat)
 
 
 def engine_options(options: EngineProcessOptions, model_len: int) -> EngineOptions:
@@ -451,21 +412,10 @@ def engine_options(options: EngineProcessOptions, model_len: int) -> EngineOptio
     length = options.max_model_len or model_len
     if length > model_len:
         raise ModelLoadError(f"max_model_len is {length}, and the model was made for {model_len} tokens.")
-    return EngineOptions(
-        num_blocks=options.num_blocks,
-        block_size=options.block_size,
-        max_seq_length=min(length, options.num_blocks * options.block_size),
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        enable_prefix_caching=options.enable_prefix_caching,
-        max_queue_size=options.max_queue_size,
-        seed=options.seed,
-        prefix_caching_hash_algo=options.prefix_caching_hash_algo,
-        hash_seed=options.hash_seed,
-        kv_events=options.kv_events is not None,
-        int_hashes=options.int_hashes,
-        form_cpu_s=FORM_CPU_S,
-    )
+    same = {name: value for name, value in asdict(options).items() if name in EngineOptions.__struct_fields__}
+    same["kv_events"] = options.kv_events is not None
+    length = min(length, options.num_blocks * options.block_size)
+    return EngineOptions(**same, max_seq_length=length, form_cpu_s=FORM_CPU_S)
 
 
 def make_ready(engine: LLMEngine) -> Ready:

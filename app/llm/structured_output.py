@@ -15,7 +15,6 @@ from app.engine.core.wire import TextForm, Thoughts
 from app.engine.forms.grammar import structural_tags as formats
 from app.llm.compile_sandbox import CompileSandbox, Trial, limits
 from app.llm.errors import RequestError
-from app.llm.sampler import Form
 from app.text.huggingface import LocalTokenizer
 
 JSON_STYLE: Final[Mapping[str, object]] = {
@@ -52,27 +51,17 @@ class Forms:
         if not eos_token_ids:
             raise RequestError("The model has no token for the end of a text, so a form could not end.")
         end = tokenizer.eos_token_id
-        self._end = min(eos_token_ids) if end is None else end
-        self._ends = sorted(eos_token_ids)
-        self._backend = tokenizer.backend
-        self._size = vocab_size
+        self._ends = [min(eos_token_ids) if end is None else end, *sorted(eos_token_ids)]
+        self._backend, self._size = tokenizer.backend, vocab_size
         # The library gets all tokens of the model's head.
         written = tokenizer.backend.to_str()
-        self._tokens = llguidance.LLTokenizer(written, vocab_size, self._end)
+        self._tokens = llguidance.LLTokenizer(written, vocab_size, self._ends[0])
         self._sandbox: CompileSandbox | None = None
         if most_cpu_s is not None:
-            self._sandbox = CompileSandbox(Trial(written, vocab_size, self._end, most_cpu_s))
+            self._sandbox = CompileSandbox(Trial(written, vocab_size, self._ends[0], most_cpu_s))
 
-    def matcher(self, form: TextForm) -> Form:
+    def matcher(self, form: TextForm) -> FormMatcher:
         """Returns the state of one reply. Raises RequestError if the structured output does not compile."""
-        matcher, thoughts = self._compiled(form), form.thoughts
-        if thoughts is None:
-            return matcher
-        if not all(0 <= it < self._size for it in (thoughts.end_id, thoughts.begin_id or 0)):
-            raise RequestError(f"The tags of thoughts are no tokens of a vocabulary of {self._size}.")
-        return FormAfterThoughts(matcher, thoughts)
-
-    def _compiled(self, form: TextForm) -> FormMatcher:
         for text in (form.json_schema, form.regex, form.grammar, form.structural_tag, "".join(form.choices)):
             _check_size(text or "")
         try:
@@ -86,26 +75,28 @@ class Forms:
         found = llguidance.LLMatcher(self._tokens, grammar, log_level=0, limits=limits())
         if found.is_error():
             raise _refused(found.get_error())
-        matcher = FormMatcher(found, self._end, self._ends)
-        matcher.mask()  # finds an output without a first token; the library's first mask is slow
+        thoughts = form.thoughts
+        if thoughts and not all(0 <= it < self._size for it in (thoughts.end_id, thoughts.begin_id or 0)):
+            raise RequestError(f"The tags of thoughts are no tokens of a vocabulary of {self._size}.")
+        matcher = FormMatcher(found, self._ends, thoughts)
+        matcher.form_mask()  # finds an output without a first token; the library's first mask is slow
         return matcher
 
     def _grammar(self, form: TextForm) -> str:
         make = llguidance.LLMatcher
-        grammar: str
         if form.json_schema is not None:
-            grammar = make.grammar_from_json_schema(form.json_schema, defaults=JSON_STYLE)
-        elif form.regex is not None:
-            grammar = make.grammar_from_regex(form.regex)
-        elif form.choices:
-            grammar = make.grammar_from_regex("|".join(map(re.escape, form.choices)))
-        elif form.grammar is not None:
-            grammar = make.grammar_from_lark(_counted(any_to_lark(form.grammar)))
-        elif form.structural_tag is not None:
-            grammar = make.grammar_from_lark(structural_tag_grammar(form.structural_tag, self._is_special))
-        else:
-            raise RequestError("The structured output has no form.")
-        return grammar
+            return str(make.grammar_from_json_schema(form.json_schema, defaults=JSON_STYLE))
+        if form.regex is not None:
+            return str(make.grammar_from_regex(form.regex))
+        if form.choices:
+            return str(make.grammar_from_regex("|".join(map(re.escape, form.choices))))
+        if form.grammar is not None:
+            lark = any_to_lark(form.grammar)
+            counted = LARK_COUNT.sub(lambda found: found[1] or f"{{{found[2]},{found[3]}}}", lark)
+            return str(make.grammar_from_lark(counted))
+        if form.structural_tag is not None:
+            return str(make.grammar_from_lark(structural_tag_grammar(form.structural_tag, self._is_special)))
+        raise RequestError("The structured output has no form.")
 
     def _is_special(self, text: str) -> bool:
         """Returns True for the text of a special token."""
@@ -114,49 +105,42 @@ class Forms:
 
 
 class FormMatcher:
-    """State of one reply in its grammar."""
+    """State of one reply in its grammar, which with `thoughts` applies only after the model's thoughts."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, end: int, ends: list[int]) -> None:
-        self._matcher, self._end, self._ends = matcher, end, ends
+    def __init__(self, matcher: llguidance.LLMatcher, ends: list[int], thoughts: Thoughts | None) -> None:
+        self._matcher, self._ends, self._thoughts = matcher, ends, thoughts
+        self._thinks = thoughts is not None and thoughts.begin_id is None
+        self._may_think = thoughts is not None and thoughts.begin_id is not None
 
-    def mask(self) -> torch.Tensor:
-        """Returns True for each allowed next token. Raises RequestError for an error of the library."""
+    def mask(self) -> torch.Tensor | None:
+        """Returns True for each allowed next token; None in thoughts. RequestError for a library's error.
+
+        The first token may begin the thoughts, or the text itself.
+        """
+        if self._thinks:
+            return None
+        allowed = self.form_mask()
+        if self._may_think and self._thoughts is not None:
+            allowed[self._thoughts.begin_id] = True
+        return allowed
+
+    def form_mask(self) -> torch.Tensor:
         allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
         if self._matcher.is_error():
             raise _refused(self._matcher.get_error())
-        if allowed[self._end]:
+        if allowed[self._ends[0]]:
             allowed[self._ends] = True
         return allowed
 
     def add(self, token_id: int) -> None:
         """Advances the state by a token other than the end."""
-        self._matcher.consume_token(token_id)
-
-
-class FormAfterThoughts:
-    """A structured output that applies only after the model's thoughts, which end with a tag."""
-
-    def __init__(self, form: FormMatcher, thoughts: Thoughts) -> None:
-        self._form, self._thoughts = form, thoughts
-        self._thinks, self._begins = thoughts.begin_id is None, thoughts.begin_id is not None
-
-    def mask(self) -> torch.Tensor | None:
-        """Allows any token in thoughts; before, the first tag of thoughts or the text itself."""
-        if self._thinks:
-            return None
-        allowed = self._form.mask()
-        if self._begins:
-            allowed[self._thoughts.begin_id] = True
-        return allowed
-
-    def add(self, token_id: int) -> None:
-        if self._thinks:
-            self._thinks = token_id != self._thoughts.end_id
-        elif self._begins and token_id == self._thoughts.begin_id:
+        thoughts, may_think, self._may_think = self._thoughts, self._may_think, False
+        if thoughts is not None and self._thinks:
+            self._thinks = token_id != thoughts.end_id
+        elif thoughts is not None and may_think and token_id == thoughts.begin_id:
             self._thinks = True
         else:
-            self._form.add(token_id)
-        self._begins = False
+            self._matcher.consume_token(token_id)
 
 
 def _check_size(text: str) -> None:
@@ -167,16 +151,14 @@ def _check_size(text: str) -> None:
         raise RequestError(f"A schema counts up to {MOST_COUNTED} items, not more.")
 
 
-def _counted(grammar: str) -> str:
-    return LARK_COUNT.sub(lambda found: found[1] or f"{{{found[2]},{found[3]}}}", grammar)
-
-
 def _refused(reason: str) -> RequestError:
     line = " ".join(reason.split())[:MOST_ERROR]
     return RequestError(f"No text of the form that is asked for can be written: {line}")
 
 
 TEXT: Final = r"/(.|\n)*/"
+SLASH: Final = re.compile(r"\\.|[/\n]", re.DOTALL)
+"""Matches what a pattern between slashes must escape, and what is escaped already."""
 
 
 def structural_tag_grammar(source: str, is_special: Callable[[str], bool]) -> str:
@@ -207,7 +189,7 @@ class _LarkWriter:
             case formats.JsonContent(json_schema=schema):
                 return self._rule(f"%json {json.dumps(schema)}")
             case formats.RegexContent(pattern=pattern):
-                return self._rule(f"/{_slashed(pattern)}/")
+                return self._rule(f"/{SLASH.sub(_escaped, pattern)}/")
             case formats.GrammarContent(grammar=source):
                 return self._rule(f"%lark {{\n{source}\n}}")
             case formats.AnyText():
@@ -279,9 +261,5 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _slashed(pattern: str) -> str:
-    escaped, kept = False, []
-    for character in pattern:
-        kept.append("\\/" if character == "/" and not escaped else character)
-        escaped = character == "\\" and not escaped
-    return "".join(kept).replace("\n", "\\n")
+def _escaped(found: re.Match[str]) -> str:
+    return {"/": "\\/", "\n": "\\n"}.get(found[0], found[0].replace("\n", "\\n"))

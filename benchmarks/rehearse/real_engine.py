@@ -7,6 +7,7 @@ from random import Random
 from typing import Any, Final
 
 import torch
+from msgspec.structs import replace
 
 from app.engine.core.batch import Batch
 from app.llm.config import Checkpoint, ModelConfig
@@ -29,15 +30,18 @@ class RealEngine:
         torch.set_num_threads(threads)
         self.limits = limits
         assert limits.max_model_len is not None
-        options = EngineOptions(
-            num_blocks=limits.num_gpu_blocks,
-            block_size=limits.block_size,
-            max_seq_length=limits.max_model_len,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            enable_prefix_caching=limits.enable_prefix_caching,
-        )
-        made = _tiny_engine(device, options) if model == TINY else make_engine(model, device, None, options)
+        options = {
+            "num_blocks": limits.num_gpu_blocks,
+            "block_size": limits.block_size,
+            "max_seq_length": limits.max_model_len,
+            "max_num_seqs": limits.max_num_seqs,
+            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            "enable_prefix_caching": limits.enable_prefix_caching,
+        }
+        if model == TINY:
+            made = _tiny_engine(device, replace(EngineOptions(), **options))
+        else:
+            made = make_engine(model, device, None, **options)
         self._engine = made
         self._engine.watch = self._made
         self._seed = seed

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from shutil import copytree
 
 import msgspec
 import pytest
@@ -15,11 +13,8 @@ import zmq
 from app.engine.kvcache.endpoints import PublisherSettings
 from app.engine.kvcache.events import AllBlocksCleared, BlockStored, EventBatch, KVEvent
 from app.engine.kvcache.hashing import BlockHasher, low64
-from app.llm.errors import ModelLoadError
-from app.llm.loader import load_checkpoint
-from app.llm.serving import Lifecycle
 from tests.llm.process import EngineProcess, Worker, engine_process
-from tests.llm.tiny import GREEDY, generate, make_engine, prompts, run_all
+from tests.llm.tiny import prompts
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -114,39 +109,6 @@ def test_a_part_that_does_not_sleep_wakes_nothing(worker: Worker) -> None:
     assert worker.command("wake_up", tags=("weights", "brain")).value is False
     assert worker.command("wake_up", tags=("weights",)).value is False
     assert worker.command("wake_up", tags=("kv_cache",)).value is True
-
-
-def test_sleep_gives_memory_back(folder: Path) -> None:
-    engine = make_engine(folder)
-    expected = generate(engine, WANTED[:2])
-    lifecycle = Lifecycle(engine, lambda: load_checkpoint(folder))
-    kept = [weakref.ref(it) for it in (engine.runner.model.embedding, *engine.runner.store.layers)]
-    kept.append(weakref.ref(engine.runner.model.layers[0]))
-    lifecycle.sleep(1)
-    assert [it() for it in kept] == [None] * len(kept)
-    lifecycle.sleep(2)
-    assert lifecycle.level == 2
-    lifecycle.wake_up(None)
-    assert generate(engine, WANTED[:2]) == expected
-    engine.cache.check_integrity()
-
-
-def test_weights_that_are_gone_leave_it_asleep(folder: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    copytree(folder, copy)
-    engine = make_engine(copy)
-    lifecycle = Lifecycle(engine, lambda: load_checkpoint(copy))
-    lifecycle.sleep(2)
-    weights = copy / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:1000])
-    with pytest.raises(ModelLoadError):
-        lifecycle.wake_up(None)
-    engine.add_request("waits", WANTED[0], GREEDY)
-    assert lifecycle.level == 2 and engine.idle and not engine.step()
-    weights.write_bytes(whole)
-    lifecycle.wake_up(None)
-    assert len(run_all(engine)["waits"]) == 64
 
 
 # KV events.

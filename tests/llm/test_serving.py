@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import copytree
 from tempfile import TemporaryDirectory
 from threading import Event
 
@@ -16,10 +18,10 @@ from app.llm.engine import LLMEngine
 from app.llm.errors import ModelLoadError, RequestError
 from app.llm.loader import load_checkpoint
 from app.llm.sampler import Form
-from app.llm.serving import IDLE_S, EngineService, Lifecycle, engine_options, make_ready
+from app.llm.serving import IDLE_S, EngineService, engine_options
 from app.llm.worker_sockets import WorkerSockets
 from tests.llm.process import Worker
-from tests.llm.tiny import make_engine
+from tests.llm.tiny import GREEDY, generate, make_engine, prompts, run_all
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -33,10 +35,9 @@ class Turns:
         self.sockets = WorkerSockets(endpoint, queued_messages)
         self.service = EngineService(
             self.engine,
-            Lifecycle(self.engine, lambda: load_checkpoint(folder)),
+            lambda: load_checkpoint(folder),
             self.sockets,
             None,
-            make_ready(self.engine),
             Heartbeat(endpoint, now=lambda: self.now_s),
             now=lambda: self.now_s,
         )
@@ -160,3 +161,36 @@ def test_lengths_beyond_the_model_are_refused() -> None:
     with pytest.raises(ModelLoadError):
         engine_options(options, 1024)
     assert engine_options(EngineProcessOptions(endpoint="", model=""), 1024).max_seq_length == 1024
+
+
+def test_sleep_gives_memory_back(folder: Path) -> None:
+    wanted = prompts(2)
+    with serving(folder) as turns:
+        engine, service = turns.engine, turns.service
+        expected = generate(engine, wanted)
+        kept = [weakref.ref(it) for it in (engine.runner.model.embedding, *engine.runner.store.layers)]
+        kept.append(weakref.ref(engine.runner.model.layers[0]))
+        service.sleep(1)
+        assert [it() for it in kept] == [None] * len(kept)
+        service.sleep(2)
+        assert service.sleep_level == 2
+        service.wake_up(None)
+        assert generate(engine, wanted) == expected
+        engine.cache.check_integrity()
+
+
+def test_weights_that_are_gone_leave_it_asleep(folder: Path, tmp_path: Path) -> None:
+    copytree(folder, copy := tmp_path / "copy")
+    with serving(copy) as turns:
+        engine, service = turns.engine, turns.service
+        service.sleep(2)
+        weights = copy / "model.safetensors"
+        whole = weights.read_bytes()
+        weights.write_bytes(whole[:1000])
+        with pytest.raises(ModelLoadError):
+            service.wake_up(None)
+        engine.add_request("waits", [1, 2, 3], GREEDY)
+        assert service.sleep_level == 2 and engine.idle and not engine.step()
+        weights.write_bytes(whole)
+        service.wake_up(None)
+        assert len(run_all(engine)["waits"]) == 64

@@ -264,8 +264,8 @@ def test_beside_a_form_others_are_free_and_preemption_keeps_it(model: str) -> No
     formed = SamplingParams(
         temperature=1.0, seed=5, structured_outputs=StructuredOutputsParams(regex="[a-z ]{60,70}")
     )
-    alone = make_engine(model, "cpu", None, EngineOptions(num_blocks=256))
-    tight = make_engine(model, "cpu", None, EngineOptions(num_blocks=10))
+    alone = make_engine(model, "cpu", num_blocks=256)
+    tight = make_engine(model, "cpu", num_blocks=10)
     told = []
     for engine in (alone, tight):
         texts = {"free": "", "formed": ""}

@@ -59,9 +59,9 @@ def test_a_tensor_that_is_wrong(broken: Path, tensor: torch.Tensor | None, said:
     ("changes", "said"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "The architecture GPT2LMHeadModel is not supported"),
-        ({"hidden_size": None}, "no number hidden_size"),
-        ({"hidden_size": "large"}, "no number hidden_size"),
-        ({"num_attention_heads": 0}, "num_heads 0"),
+        ({"hidden_size": None}, "missing required field `hidden_size`"),
+        ({"hidden_size": "large"}, "Expected `int`, got `str` - at `$.hidden_size`"),
+        ({"num_attention_heads": 0}, "Expected `int` >= 1 - at `$.num_attention_heads`"),
         ({"num_key_value_heads": 3}, "do not share"),
         ({"hidden_act": "gelu"}, "The activation gelu"),
         ({"use_sliding_window": True}, "Sliding window"),
@@ -136,5 +136,5 @@ def test_without_packed_layers_the_tokens_are_the_same(folder: Path, monkeypatch
 
 def test_packing_is_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert packing_works(torch.float32)
-    monkeypatch.setattr("app.llm.decoder.Linear._with", lambda self, x, other, operation: other)
+    monkeypatch.setattr("app.llm.decoder.Linear.fused", lambda self, x, other, operation: other * self.packed)
     assert not packing_works(torch.float32)
