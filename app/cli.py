@@ -72,11 +72,18 @@ def _start(argv: Sequence[str], read: Callable[[Sequence[str]], Flags], help: Ca
     if flags.help or flags.version:
         print(help(flags) if flags.help else f"understudy {VERSION}")
         return 0
-    variables = _checked(flags)
+    # The settings go to gunicorn by the environment; it loads them again, and repeats warnings.
+    settings = resolve(flags, os.environ, warn=lambda text: None)
+    check_extras(settings)
+    variables = as_environment(flags, settings, os.environ)
     for warning in flags.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    _become_gunicorn(variables)
-    return 0
+    os.chdir(ROOT)
+    os.environ.update(variables)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    configuration = os.path.join(ROOT, "gunicorn.conf.py")
+    os.execv(sys.executable, [sys.executable, "-m", "gunicorn", "-c", configuration, "wsgi:app"])
 
 
 def _serve(argv: Sequence[str]) -> int:
@@ -130,10 +137,11 @@ def _rehearse(argv: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("benchmarks"):
             raise
-    asked = "--help" in argv or "-h" in argv
     told = "rehearse is a benchmark, which a clone of the repository has (docs/fidelity.md)"
-    print(told if asked else f"error: {told}", file=sys.stdout if asked else sys.stderr)
-    return 0 if asked else 1
+    if "--help" in argv or "-h" in argv:
+        print(told)
+        return 0
+    raise ConfigError(told)
 
 
 def _plugins(argv: Sequence[str]) -> int:
@@ -154,13 +162,7 @@ def _script(argv: Sequence[str]) -> int:
 
 def _completion(argv: Sequence[str]) -> int:
     flags = [f"--{row.name}" for row in table_of(Settings).rows]
-    return _runs("app.wiring.completion", COMMANDS, flags)(argv)
-
-
-_simulate = _runs("app.lab.fidelity.simulate", _plugged_costs)
-_fleet = _runs("app.lab.fleet.command", _tokenizer_of, _plugged_policies)
-_calibrate = _runs("app.lab.fidelity.calibrate")
-_dataset = _runs("app.engine.dataset.command", _tokenizer_of)
+    return _runs("app.wiring.completion", {name: it.run for name, it in COMMANDS.items()}, flags)(argv)
 
 
 class Command(NamedTuple):
@@ -170,14 +172,24 @@ class Command(NamedTuple):
 
 COMMANDS: Mapping[str, Command] = {
     "serve": Command(_serve, "start a server with vLLM's own command line"),
-    "simulate": Command(_simulate, "say what an engine, or a fleet, would do with a load"),
-    "fleet": Command(_fleet, "start several servers, and show what routing does"),
+    "simulate": Command(
+        _runs("app.lab.fidelity.simulate", _plugged_costs),
+        "say what an engine, or a fleet, would do with a load",
+    ),
+    "fleet": Command(
+        _runs("app.lab.fleet.command", _tokenizer_of, _plugged_policies),
+        "start several servers, and show what routing does",
+    ),
     "script": Command(_script, "check and try scripted replies, or make a script of a recording"),
     "record": Command(_record, "measure a real server, or keep its exchanges (--proxy)"),
     "drift": Command(_runs("app.serving.recording.drift"), "compare a recording with a live server"),
-    "calibrate": Command(_calibrate, "fit a profile to what was recorded of a real server"),
+    "calibrate": Command(
+        _runs("app.lab.fidelity.calibrate"), "fit a profile to what was recorded of a real server"
+    ),
     "rehearse": Command(_rehearse, "run a real engine beside its simulation"),
-    "dataset": Command(_dataset, "make a dataset of recorded conversations"),
+    "dataset": Command(
+        _runs("app.engine.dataset.command", _tokenizer_of), "make a dataset of recorded conversations"
+    ),
     "generate": Command(_runs("app.llm.command"), "let a real model write a reply, or chat with it"),
     "plugins": Command(_plugins, "tell which plugins there are, their hooks and settings"),
     "completion": Command(_completion, "print what makes bash, zsh or fish complete these words"),
@@ -197,21 +209,3 @@ def _help(flags: Flags) -> str:
     commands = [f"  {name:<12}{command.about}" for name, command in COMMANDS.items()]
     head = ["Commands (each has a --help; without one a server starts, with the settings below):", *commands]
     return "\n".join([*head, "", usage(table_of(flags.kind or Settings))])
-
-
-def _checked(flags: Flags) -> dict[str, str]:
-    """Returns the environment that passes the settings to gunicorn, which loads them again and repeats
-    warnings.
-    """
-    settings = resolve(flags, os.environ, warn=lambda text: None)
-    check_extras(settings)
-    return as_environment(flags, settings, os.environ)
-
-
-def _become_gunicorn(variables: dict[str, str]) -> None:
-    os.chdir(ROOT)
-    os.environ.update(variables)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    configuration = os.path.join(ROOT, "gunicorn.conf.py")
-    os.execv(sys.executable, [sys.executable, "-m", "gunicorn", "-c", configuration, "wsgi:app"])

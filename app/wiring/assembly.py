@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 from app.base.clock.clock import LiveClock
@@ -17,7 +15,7 @@ from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.client import EngineClient
 from app.engine.core.engine import Engine
 from app.engine.core.reply import Model
-from app.engine.dataset import Datasets, open_datasets
+from app.engine.dataset import open_datasets
 from app.engine.forms.schema import Schemas
 from app.engine.kvcache.endpoints import PublisherSettings, of_rank
 from app.engine.kvcache.hashing import PART_BLOCKS, BlockHasher
@@ -25,7 +23,7 @@ from app.engine.kvcache.memo import Bounded
 from app.engine.kvcache.prompt import Adapter
 from app.engine.kvcache.residency import Residency
 from app.engine.kvcache.stores import store_of
-from app.engine.lora.adapters import AdapterMemory, LoRARegistry, LoRASlots, adapters_of, rank_of
+from app.engine.lora.adapters import AdapterMemory, LoRASlots, adapters_of, rank_of
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import Silent, SimulatedModel
 from app.serving.api.admin.reports import Caches
@@ -50,42 +48,25 @@ if TYPE_CHECKING:
     from app.plugins.registry import PluginRegistry
     from app.serving.recording.replay import Replay
     from app.serving.scripts.script_set import ScriptSet
-    from config.profile import Profile
 
 
-@dataclass(frozen=True, slots=True)
 class Components:
     """Settings, clock, randomness, tokenizer, metrics and adapters of one rank, shared by its components."""
 
-    live: LiveSettings
-    rank: int
-    server: ServerSettings
-    """Server settings of this rank, with its own port."""
-    tokenizer: Tokenizer
-    streams: Streams
-    adapters: LoRARegistry
-    adapter_memory: AdapterMemory
-    datasets: Datasets
-    recorder: Recorder
-    clock: LiveClock = field(default_factory=LiveClock)
-    schemas: Schemas = field(default_factory=Schemas)
-
-    @classmethod
-    def of(cls, settings: Settings, tokenizer: Tokenizer, rank: int) -> Components:
-        """Builds the components. ConfigError for adapters that cannot be served."""
+    def __init__(self, settings: Settings, tokenizer: Tokenizer, rank: int) -> None:
+        """Raises ConfigError for adapters that cannot be served."""
         lora = settings.lora
-        adapters = adapters_of(lora, settings.model)
-        return cls(
-            live=LiveSettings(settings),
-            rank=rank,
-            server=ranks.served_by(settings.server, rank),
-            tokenizer=tokenizer,
-            streams=Streams(settings.reply.seed, rank),
-            adapters=adapters,
-            adapter_memory=AdapterMemory(adapters, lora.max_loras, lora.max_cpu_loras or lora.max_loras),
-            datasets=open_datasets(dataset_settings(settings), tokenizer),
-            recorder=_recorder(settings, rank),
+        self.live, self.clock, self.schemas = LiveSettings(settings), LiveClock(), Schemas()
+        self.tokenizer, self.rank = tokenizer, rank
+        self.server = ranks.served_by(settings.server, rank)
+        """Server settings of this rank, with its own port."""
+        self.streams = Streams(settings.reply.seed, rank)
+        self.adapters = adapters_of(lora, settings.model)
+        self.adapter_memory = AdapterMemory(
+            self.adapters, lora.max_loras, lora.max_cpu_loras or lora.max_loras
         )
+        self.datasets = open_datasets(dataset_settings(settings), tokenizer)
+        self.recorder = _recorder(settings, rank)
 
     @property
     def settings(self) -> Settings:
@@ -146,9 +127,12 @@ def plugins_of(components: Components) -> PluginRegistry | None:
 def service_of(
     components: Components, cache: KVCacheManager | None, plugins: PluginRegistry | None
 ) -> Engine:
-    """Builds the simulated engine and its model."""
-    settings = components.settings
-    profile = _profile(settings)
+    """Builds the simulated engine and its model; steps are shared where the settings have a profile."""
+    settings, profile = components.settings, None
+    if settings.steps.shared:
+        from config.datasheet import chosen_profile  # imports YAML
+
+        profile = chosen_profile(settings)
     engine = Engine(
         settings,
         author_of(components, plugins),
@@ -164,16 +148,7 @@ def service_of(
     return engine
 
 
-def _profile(settings: Settings) -> Profile | None:
-    """Returns the profile of shared engine steps; None where each request has its own latencies."""
-    if not settings.steps.shared:
-        return None
-    from config.datasheet import chosen_profile  # imports YAML
-
-    return chosen_profile(settings)
-
-
-def author_of(components: Components, plugins: PluginRegistry | None = None) -> Model:
+def author_of(components: Components, plugins: PluginRegistry | None) -> Model:
     """Builds the model that writes the replies."""
     if components.settings.model.task != "generate":
         return Silent()
@@ -209,9 +184,9 @@ def build_pipeline(
     identity: Identity,
     load: ServerLoad,
     faults: FaultInjector,
-    book: ScriptSet | None = None,
-    real: RealModel | None = None,
-    asks_plugins: bool = False,
+    book: ScriptSet | None,
+    real: RealModel | None,
+    asks_plugins: bool,
 ) -> RequestPipeline:
     """Builds the pipeline of all generating API families; `real` describes a real engine's model."""
     scripts = None
@@ -368,34 +343,29 @@ def cache_of(components: Components, publisher: Publisher | None) -> KVCacheMana
     """Builds the KV cache of this rank; None without one."""
     if not has_cache(components.settings):
         return None
-    at = components.settings.kvcache
-    hasher = BlockHasher(
-        at.prefix_caching_hash_algo, at.block_size, at.hash_seed, components.streams("hashes")
-    )
+    at, streams, adapters = components.settings.kvcache, components.streams, components.adapters
+    hasher = BlockHasher(at.prefix_caching_hash_algo, at.block_size, at.hash_seed, streams("hashes"))
     observer = None
     if at.kv_cache_metrics:
         observer = Residency(
-            components.recorder,
-            at.kv_cache_metrics_sample,
-            components.streams("residency"),
-            components.clock.now,
+            *(components.recorder, at.kv_cache_metrics_sample, streams("residency"), components.clock.now)
         )
+
+    def adapter(name: str) -> Adapter:
+        return Adapter(name, adapters.path(name), adapters.number(name))
+
     cache = KVCacheManager(
         at.kv_cache_size,
         hasher,
         components.recorder,
-        partial(_adapter, components.adapters),
+        adapter,
         None if publisher is None else publisher.put,
         store_of(at.kv_connector, at.block_size),
         observer,
     )
     if at.evict_unloaded_adapters_first:
-        components.adapters.watch(cache.pool.load_adapter, cache.pool.unload_adapter)
+        adapters.watch(cache.pool.load_adapter, cache.pool.unload_adapter)
     return cache
-
-
-def _adapter(adapters: LoRARegistry, name: str) -> Adapter:
-    return Adapter(name, adapters.path(name), adapters.number(name))
 
 
 def caches_of(

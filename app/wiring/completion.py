@@ -13,7 +13,6 @@ import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
-from typing import Protocol
 
 from config.flags import Parser, as_command
 from config.installation import COMMAND
@@ -33,34 +32,26 @@ complete -o default -F _understudy understudy
 """
 
 
-class Runs(Protocol):
-    @property
-    def run(self) -> Callable[[Sequence[str]], int]: ...
-
-
 @as_command()
-def run(argv: Sequence[str], commands: Mapping[str, Runs], settings: Iterable[str]) -> int:
+def run(
+    argv: Sequence[str], commands: Mapping[str, Callable[[Sequence[str]], int]], settings: Iterable[str]
+) -> int:
     """Prints the completions and returns the exit status. `settings` are the flags without a command."""
-    parser = Parser(
-        f"{COMMAND} completion",
-        description=(__doc__ or "").replace("python -m app", COMMAND),
-        allow_abbrev=False,
-    )
+    about = (__doc__ or "").replace("python -m app", COMMAND)
+    parser = Parser(f"{COMMAND} completion", description=about, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("shell", choices=SHELLS)
     shell = parser.parse_args(argv).shell
-    flags = {name: _flags(command) for name, command in commands.items() if name != "completion"}
-    flags["completion"] = list(SHELLS)
+    flags = {}
+    for name, command in commands.items():
+        text = io.StringIO()
+        if name != "completion":
+            with redirect_stdout(text), suppress(SystemExit):
+                command(["--help"])
+        flags[name] = sorted(set(_FLAG.findall(text.getvalue()))) or list(SHELLS)
     first = [*commands, *OWN, *settings]
     print(_fish(flags, first) if shell == "fish" else _bash(flags, first, shell == "zsh"), end="")
     return 0
-
-
-def _flags(command: Runs) -> list[str]:
-    text = io.StringIO()
-    with redirect_stdout(text), suppress(SystemExit):
-        command.run(["--help"])
-    return sorted(set(_FLAG.findall(text.getvalue())))
 
 
 def _bash(flags: Mapping[str, Sequence[str]], first: Sequence[str], is_zsh: bool) -> str:

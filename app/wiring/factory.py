@@ -155,7 +155,7 @@ def prepare(settings: Settings) -> None:
 
 def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy:
     """Builds and connects the components, and adds the routes. Raises the ConfigErrors of all components."""
-    components = Components.of(settings, tokenizer, rank)
+    components = Components(settings, tokenizer, rank)
     live, clock, server = components.live, components.clock, components.server
     publishes = publishing(settings, server, rank)
     publisher = publisher_of(components, publishes)
@@ -349,23 +349,17 @@ def middleware_of(
     innermost: Sequence[Middleware],
 ) -> MiddlewareStack:
     """Builds all middleware, the outermost first."""
-    http_log, keys = HttpLog(), ApiKeys()
+    http_log, keys, traces = HttpLog(), ApiKeys(), list[Middleware]()
     for one in (http_log, keys, limits):
         live.subscribe(one.on_settings)
-    cors = Cors(settings.access)
+    if settings.tracing.otlp_traces_endpoint is not None:
+        from app.base.tracing.export import resource_of, sender_to, tracer_to
+        from app.serving.middleware.traces import Traces
+
+        sender, resource = sender_to(settings.tracing), resource_of(settings.tracing)
+        traces.append(Traces(partial(tracer_to, sender, resource), clock, caches={"spans": sender}))
     request_ids = RequestIds(settings.api.enable_request_id_headers)
-    pages = ForeignPages(settings.access)
-    stack = [http_metrics, http_log, request_ids, *_traces(settings, clock), cors, keys, limits, *innermost]
-    middleware = MiddlewareStack([*stack, pages])
+    outer = [http_metrics, http_log, request_ids, *traces, Cors(settings.access), keys, limits]
+    middleware = MiddlewareStack([*outer, *innermost, ForeignPages(settings.access)])
     live.subscribe(middleware.on_settings)
     return middleware
-
-
-def _traces(settings: Settings, clock: Clock) -> list[Middleware]:
-    if settings.tracing.otlp_traces_endpoint is None:
-        return []
-    from app.base.tracing.export import resource_of, sender_to, tracer_to
-    from app.serving.middleware.traces import Traces
-
-    sender, resource = sender_to(settings.tracing), resource_of(settings.tracing)
-    return [Traces(partial(tracer_to, sender, resource), clock, caches={"spans": sender})]

@@ -15,7 +15,6 @@ from llguidance import LLMatcher
 
 from app.engine.core.wire import Sampling, TextForm
 from app.llm.compile_sandbox import NO_TRIAL, CompileSandbox, Trial
-from app.llm.engine import EngineOptions
 from app.llm.errors import RequestError
 from app.llm.llm import LLM, make_engine
 from app.llm.sampling_params import SamplingParams, StructuredOutputsParams
