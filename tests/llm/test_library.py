@@ -93,7 +93,7 @@ def test_batches_have_a_progress_bar(llm: LLM, monkeypatch: pytest.MonkeyPatch) 
     assert not bar.called
     llm.generate(["a", "b", "c"], one)
     assert bar.call_args.kwargs["total"] == 3
-    assert bar.return_value.__enter__.return_value.update.call_count == 3
+    assert bar.return_value.update.call_count == 3 and bar.return_value.close.called
 
 
 def test_a_batch_that_is_interrupted_leaves_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
