@@ -44,16 +44,14 @@ def pieces(text: bytes, cuts: list[int]) -> list[bytes]:
 
 def test_an_error_is_the_distance_from_request_plus_ttft_plus_k_itls() -> None:
     assert errors_ms(stream(0, 0.5, -0.25, requested_ns=7 * MS), RHYTHM) == pytest.approx([0, 0.5, -0.25])
-
-
-def test_the_role_chunk_is_not_counted() -> None:
     with_role = Arrivals(0, [50 * MS, *stream(1, 2).chunks_ns])
     assert errors_ms(with_role, Rhythm(0.050, 0.020, skipped=1)) == pytest.approx([1, 2])
-
-
-def test_early_is_as_bad_as_late() -> None:
-    seen = pace([stream(-3, 1, 1, 1)], RHYTHM)
+    seen = pace([Arrivals(0, []), stream(-3, 1, 1, 1)], RHYTHM)  # early is as bad as late
     assert (seen.ttft_p50_ms, seen.chunk_max_ms, seen.chunk_p50_ms) == pytest.approx((3, 3, 1))
+    assert seen.chunks == 4
+    nothing = pace([], RHYTHM)
+    figures = (nothing.speed, nothing.ttft_p99_ms, nothing.chunk_max_ms, nothing.drift_ms)
+    assert nothing.chunks == 0 and all(map(math.isnan, figures))
 
 
 def test_streams_that_fall_behind_lose_speed_and_drift() -> None:
@@ -61,29 +59,8 @@ def test_streams_that_fall_behind_lose_speed_and_drift() -> None:
     seen = pace([slow], RHYTHM)
     assert seen.speed == pytest.approx((50 + 100 * 20) / (50 + 100 * 40))
     assert seen.drift_ms == pytest.approx(20 * (88 - 12))
-
-
-def test_a_constant_delay_is_no_drift() -> None:
-    seen = pace([stream(*[4.0] * 40), stream(*[6.0] * 40)], RHYTHM)
-    assert seen.drift_ms == pytest.approx(0, abs=1e-9)
-
-
-def test_drift_is_the_last_quarter_minus_the_first_quarter() -> None:
+    assert pace([stream(*[4.0] * 40), stream(*[6.0] * 40)], RHYTHM).drift_ms == pytest.approx(0, abs=1e-9)
     assert drift_ms([[1, 1, 9, 9, 9, 9, 3, 3], [1, 1, -9, -9, -9, -9, 3, 3]]) == 2
-
-
-def test_streams_of_which_nothing_came_are_left_out() -> None:
-    seen = pace([Arrivals(0, []), stream(1, 1)], RHYTHM)
-    assert seen.chunks == 2
-    assert seen.chunk_max_ms == pytest.approx(1)
-
-
-def test_nothing_at_all_gives_figures_that_are_not_numbers() -> None:
-    seen = pace([], RHYTHM)
-    assert seen.chunks == 0
-    assert all(
-        math.isnan(value) for value in (seen.speed, seen.ttft_p99_ms, seen.chunk_max_ms, seen.drift_ms)
-    )
 
 
 @given(st.lists(st.integers(-1000, 1000), min_size=1), st.floats(0.01, 1))
@@ -92,10 +69,6 @@ def test_a_quantile_is_a_value_that_the_share_is_not_above(values: list[int], sh
     assert found in values
     assert sum(value <= found for value in values) >= share * len(values)
     assert sum(value < found for value in values) < share * len(values)
-
-
-def test_of_a_hundred_values_the_99th_is_p99() -> None:
-    assert quantile(list(range(100, 0, -1)), 0.99) == 99
 
 
 @given(st.integers(0, 6), st.lists(st.integers(1, 400)))
@@ -108,6 +81,8 @@ def test_events_are_counted_once_however_they_are_cut(count: int, cuts: list[int
         counted += reply.feed(piece)
     assert counted == count
     assert reply.done
+    reply.restart()  # the connection is used again
+    assert (reply.feed(HEAD + events(3)), reply.done) == (3, True)
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(1, 120)))
@@ -117,13 +92,6 @@ def test_a_whole_reply_ends_with_its_content_length(body: bytes, cuts: list[int]
     completed = [reply.feed(piece) for piece in pieces(whole, cuts)]
     assert completed == [0] * (len(completed) - 1) + [1]
     assert reply.body == body
-
-
-def test_a_connection_is_used_again() -> None:
-    reply = EventStream()
-    reply.feed(HEAD + events(1))
-    reply.restart()
-    assert (reply.feed(HEAD + events(3)), reply.done) == (3, True)
 
 
 @pytest.mark.parametrize("reply", [EventStream(), WholeReply()])
@@ -137,19 +105,13 @@ def test_a_client_that_is_the_bottleneck_says_so() -> None:
     assert "bottleneck" in ClientHealth(cpu=0.9, waited=0.0, lag_p99_ms=0.2).warnings()[0]
     assert "late" in ClientHealth(cpu=0.3, waited=0.0, lag_p99_ms=5.0).warnings(lag_limit_ms=1)[0]
     assert "other processes" in ClientHealth(cpu=0.3, waited=0.2, lag_p99_ms=0.2).warnings()[0]
-
-
-def test_lateness_of_the_client_matters_more_when_the_kernel_does_not_tell_the_time() -> None:
-    late = ClientHealth(cpu=0.3, waited=0.0, lag_p99_ms=5.0)
+    late = ClientHealth(cpu=0.3, waited=0.0, lag_p99_ms=5.0)  # which the kernel's own stamps do not mind
     figures = pace([stream(0, 0)], RHYTHM)
-    assert Observation(figures, 0, stamped=True, client=late).warnings("server", RHYTHM) == []
-    assert len(Observation(figures, 0, stamped=False, client=late).warnings("server", RHYTHM)) == 1
-
-
-def test_streams_that_did_not_finish_are_told() -> None:
-    well = ClientHealth(cpu=0.1, waited=0.0, lag_p99_ms=0.1)
-    seen = Observation(pace([], RHYTHM), 3, stamped=True, client=well)
-    assert seen.warnings("server", RHYTHM) == ["3 streams of server did not finish"]
+    for stamped, count in ((True, 0), (False, 1)):
+        seen = Observation(figures, 0, stamped=stamped, client=late)
+        assert len(seen.warnings("server", RHYTHM)) == count
+    cut_off = Observation(pace([], RHYTHM), 3, stamped=True, client=late)
+    assert cut_off.warnings("server", RHYTHM) == ["3 streams of server did not finish"]
 
 
 def test_a_time_stamp_of_the_kernel_is_unix_time() -> None:
@@ -164,10 +126,7 @@ class Row:
     late_ms: float
 
 
-def test_medians_are_taken_of_each_column_by_itself() -> None:
+def test_medians_are_of_each_column_and_what_is_not_known_is_a_dash() -> None:
     assert medians([Row(1, 30), Row(2, 10), Row(3, 20)]) == Row(2, 20)
-
-
-def test_what_is_not_known_is_a_dash() -> None:
     assert (number(math.nan), ratio(3, 0), ratio(3, 2)) == ("–", "–", "1.50x")
     assert (number(-0.001), number(12345.678, 1)) == ("0.00", "12,345.7")

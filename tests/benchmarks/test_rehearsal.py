@@ -130,49 +130,33 @@ def test_the_client_sends_when_a_request_is_due_and_has_a_place(
 
 @settings(max_examples=12, deadline=None)
 @given(
-    base=SECONDS,
-    per_sequence=SECONDS,
-    per_token=st.sampled_from([1e-6, 1e-4, 1e-3]),
     bend=st.sampled_from(BENDS),
-    per_context=st.sampled_from([0.0, 1e-8, 5e-6]),
-    mixed_context=st.sampled_from([0.0, 1e-6]),
-    spill=st.sampled_from([0.0, 5e-7]),
     seed=st.integers(0, 5),
+    costs=st.fixed_dictionaries(
+        {
+            "base": SECONDS,
+            "per_sequence": SECONDS,
+            "per_token": st.sampled_from([1e-6, 1e-4, 1e-3]),
+            "per_context": st.sampled_from([0.0, 1e-8, 5e-6]),
+            "mixed_context": st.sampled_from([0.0, 1e-6]),
+            "spill": st.sampled_from([0.0, 5e-7]),
+        }
+    ),
 )
-def test_a_fit_finds_what_steps_cost(
-    base: float,
-    per_sequence: float,
-    per_token: float,
-    bend: tuple[float, float],
-    per_context: float,
-    mixed_context: float,
-    spill: float,
-    seed: int,
-) -> None:
-    knee, p = bend
-    cost = CostConstants(
-        base=base,
-        per_sequence=per_sequence,
-        per_token=per_token,
-        weights=knee * per_token,
-        p=p,
-        per_context=per_context,
-        per_attention=per_token / 1000,
-        mixed_context=mixed_context,
-        spill=spill,
-    )
+def test_a_fit_finds_what_steps_cost(bend: tuple[float, float], seed: int, costs: dict[str, float]) -> None:
+    (knee, p), per_token = bend, costs["per_token"]
+    cost = CostConstants(**costs, weights=knee * per_token, p=p, per_attention=per_token / 1000)
     fit = fit_steps(steps_of(cost, 200, seed))
     others = steps_of(cost, 100, seed + 100)
     assert predicted(fit.cost, others) == pytest.approx([it.seconds for it in others], rel=5e-3)
     assert fit.median_error < 2e-3
 
 
-def test_a_fit_names_the_constants_that_a_load_tells_apart() -> None:
-    cost = fit_steps(steps_of(CPU, 400, 1)).cost
-    assert msgspec.structs.asdict(cost) == pytest.approx(msgspec.structs.asdict(CPU), rel=0.01, abs=1e-9)
-
-
-def test_a_bend_between_those_that_are_tried_is_nearly_found() -> None:
+def test_a_fit_names_the_constants_and_nearly_finds_a_bend_between_those_that_are_tried() -> None:
+    found = msgspec.structs.asdict(fit_steps(steps_of(CPU, 400, 1)).cost)
+    assert found == pytest.approx(msgspec.structs.asdict(CPU), rel=0.01, abs=1e-9)
+    with pytest.raises(ConfigError, match="5 steps were recorded, and a fit needs 20: play more requests"):
+        fit_steps(steps_of(CPU, 400, 1)[:5])
     cost = msgspec.structs.replace(CPU, weights=9.5e-3, p=5.0)
     others = steps_of(cost, 100, 2)
     fit = fit_steps(steps_of(cost, 400, 1))
@@ -192,11 +176,6 @@ def test_steps_that_something_else_made_long_change_the_level_and_not_the_shape(
     assert sum(predicted(cost, slow)) == pytest.approx(sum(it.seconds for it in slow))
     shares = [ours / theirs.seconds for ours, theirs in zip(predicted(cost, steps), steps, strict=True)]
     assert max(shares) / min(shares) < 1.05
-
-
-def test_a_few_steps_tell_nothing() -> None:
-    with pytest.raises(ConfigError, match="5 steps were recorded, and a fit needs 20: play more requests"):
-        fit_steps(steps_of(CPU, 400, 1)[:5])
 
 
 @given(
@@ -272,35 +251,23 @@ def played(scale: float, steps: int = 3) -> Played:
     return Played(recording, [RecordedStep(3, 3, 0, 0.0, 0, 0.1)] * steps)
 
 
-def test_noise_is_how_far_both_plays_are_apart_and_error_how_far_the_simulation_is_from_their_middle() -> (
-    None
-):
+def test_noise_is_between_both_plays_and_error_between_the_simulation_and_their_middle() -> None:
     figure = Figure("TTFT p50", first_s=0.9, again_s=1.1, simulated_s=0.95)
-    assert figure.real_s == 1.0
-    assert figure.noise == pytest.approx(0.2)
-    assert figure.error == pytest.approx(-0.05)
-    assert figure.most == pytest.approx(0.3)
+    found = (figure.real_s, figure.noise, figure.error, figure.most)
+    assert found == pytest.approx((1.0, 0.2, -0.05, 0.3))
 
 
-@pytest.mark.parametrize(
-    ("again", "simulated", "within"),
-    [(1.0, 1.049, True), (1.0, 1.051, False), (1.0, 0.951, True), (1.0, 0.949, False), (1.1, 1.15, True)],
-)
-def test_the_median_error_may_exceed_the_median_noise_by_5_points(
-    again: float, simulated: float, within: bool
-) -> None:
-    assert Comparison(3, played(1.0), played(again), played(simulated)).within == within
-
-
-def test_no_single_figure_may_be_off_by_more_than_its_noise_and_10_points() -> None:
-    simulated = played(1.0)
+def test_the_median_error_may_exceed_the_noise_by_5_points_and_single_ones_by_10() -> None:
+    for again, simulated, within in (
+        *((1.0, 1.049, True), (1.0, 1.051, False), (1.0, 0.951, True), (1.0, 0.949, False)),
+        (1.1, 1.15, True),
+    ):
+        assert Comparison(3, played(1.0), played(again), played(simulated)).within == within
+    alone = played(1.0)
     for first_s, within in (([0.115, 0.2, 0.3], True), ([0.1, 0.225, 0.3], False)):
-        simulated.recording.first_s[:] = first_s
-        comparison = Comparison(3, played(1.0), played(1.0), simulated)
+        alone.recording.first_s[:] = first_s
+        comparison = Comparison(3, played(1.0), played(1.0), alone)
         assert comparison.error < 0.05 and comparison.within is within
-
-
-def test_steps_are_the_same_only_if_all_of_them_are() -> None:
     assert Comparison(3, played(1.0), played(1.1), played(1.2)).same_steps
     assert not Comparison(3, played(1.0), played(1.0), played(1.0, steps=2)).same_steps
 
@@ -348,14 +315,9 @@ def test_what_a_play_wrote_is_a_recording_that_calibrate_reads(tmp_path: Path) -
     [again] = read_recordings(str(tmp_path / "real.csv"))
     assert again.first_s == pytest.approx(recording.first_s, abs=1e-6)
     assert (again.input_tokens, again.output_tokens) == ([5, 7], [2, 3])
-
-
-def test_steps_are_written_one_a_row(tmp_path: Path) -> None:
-    steps = steps_of(CPU, 5, 1)
-    report.write_steps(steps, tmp_path / "steps.csv")
+    report.write_steps(steps := steps_of(CPU, 5, 1), tmp_path / "steps.csv")
     with (tmp_path / "steps.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [int(row["tokens"]) for row in rows] == [it.tokens for it in steps]
+        assert [int(row["tokens"]) for row in csv.DictReader(file)] == [it.tokens for it in steps]
 
 
 @pytest.mark.parametrize(

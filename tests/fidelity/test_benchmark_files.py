@@ -103,24 +103,14 @@ def test_what_vllm_may_have_written_wrong(tmp_path: Path, changes: dict[str, obj
     assert rule in refused(tmp_path, document)
 
 
-@pytest.mark.parametrize(
-    "names", [("first_token_iteration", "last_token_iteration"), ("first_iteration", "last_iteration")]
-)
-def test_guidellm(tmp_path: Path, names: tuple[str, str]) -> None:
-    [run] = read(tmp_path, guidellm({"request_start": 50.0, names[0]: 50.2, names[1]: 50.25}))
-    assert run.first_s == pytest.approx([0.2]) and run.last_s == pytest.approx([0.25])
-    assert (run.input_tokens, run.output_tokens) == ([100], [3])
-
-
-def test_guidellm_of_old(tmp_path: Path) -> None:
-    request = {
-        "prompt_tokens": 9,
-        "output_tokens": 3,
-        "start_time": 1.0,
-        "first_token_time": 1.5,
-        "last_token_time": 2.0,
-    }
-    [run] = read(tmp_path, {"benchmarks": [{"requests": {"successful": [request]}}]})
+def test_guidellm_of_all_ages(tmp_path: Path) -> None:
+    for names in (("first_token_iteration", "last_token_iteration"), ("first_iteration", "last_iteration")):
+        [run] = read(tmp_path, guidellm({"request_start": 50.0, names[0]: 50.2, names[1]: 50.25}))
+        assert run.first_s == pytest.approx([0.2]) and run.last_s == pytest.approx([0.25])
+        assert (run.input_tokens, run.output_tokens) == ([100], [3])
+    old = {"prompt_tokens": 9, "output_tokens": 3, "start_time": 1.0}
+    old |= {"first_token_time": 1.5, "last_token_time": 2.0}
+    [run] = read(tmp_path, {"benchmarks": [{"requests": {"successful": [old]}}]})
     assert (run.first_s, run.last_s) == ([0.5], [1.0])
 
 
@@ -129,12 +119,8 @@ def test_guidellm_whose_end_cut_requests_off_says_so(tmp_path: Path) -> None:
     [run] = read(tmp_path, guidellm(timings, incomplete=[{}, {}]))
     assert run.notes == ["2 requests that the end of the run cut off are left out"]
     assert "1 requests have failed" in refused(tmp_path, guidellm(timings, errored=[{}]))
-
-
-def test_guidellm_without_streams_is_refused(tmp_path: Path) -> None:
-    assert "request 1: has no moments of its first and last token" in refused(
-        tmp_path, guidellm({"request_start": 1.0})
-    )
+    no_stream = refused(tmp_path, guidellm({"request_start": 1.0}))
+    assert "request 1: has no moments of its first and last token" in no_stream
 
 
 def test_aiperf(tmp_path: Path) -> None:
@@ -161,18 +147,11 @@ def test_what_aiperf_may_have_written_wrong(tmp_path: Path, changes: dict[str, o
     assert rule in refused(tmp_path, lines)
 
 
-def test_aiperfs_summary_names_the_right_file(tmp_path: Path) -> None:
-    assert "profile_export.jsonl" in refused(tmp_path, {"input_config": {}, "request_count": {"avg": 2}})
-
-
-@pytest.mark.parametrize("name", ["run.csv", "run.csv.gz"])
-def test_csv(tmp_path: Path, name: str) -> None:
-    [run] = read(tmp_path, CSV + "0.5,10,3,0.75,1,2\n\n1.5,20,1,1.5,2,2\n", name)
-    assert (run.name, run.arrival_s, run.send_s) == ("run", [0.0, 1.0], [0.25, 1.0])
-    assert (run.first_s, run.last_s) == ([0.5, 1.5], [1.5, 1.5])
-
-
-def test_csv_with_one_of_both_moments(tmp_path: Path) -> None:
+def test_csv_packed_or_not_with_one_moment_or_both(tmp_path: Path) -> None:
+    for file in ("run.csv", "run.csv.gz"):
+        [run] = read(tmp_path, CSV + "0.5,10,3,0.75,1,2\n\n1.5,20,1,1.5,2,2\n", file)
+        assert (run.name, run.arrival_s, run.send_s) == ("run", [0.0, 1.0], [0.25, 1.0])
+        assert (run.first_s, run.last_s) == ([0.5, 1.5], [1.5, 1.5])
     for name in ("arrival_s", "send_s"):
         [run] = read(tmp_path, f"{name},input_tokens,output_tokens,first_s,last_s\n1,10,3,2,3\n", "run.csv")
         assert (run.arrival_s, run.send_s, run.first_s) == ([0.0], [0.0], [1.0])
@@ -202,13 +181,9 @@ def test_csv_that_is_wrong_is_told_in_one_line(tmp_path: Path, text: str, rule: 
 
 def test_files_of_nobody_are_refused(tmp_path: Path) -> None:
     assert "is no file of vllm bench serve, guidellm or aiperf" in refused(tmp_path, {"results": []})
+    assert "profile_export.jsonl" in refused(tmp_path, {"input_config": {}, "request_count": {"avg": 2}})
     assert "is not a JSON object" in refused(tmp_path, "{oops")
-    assert "cannot be read" in refused_path(str(tmp_path / "nothing.json"))
     (tmp_path / "run.csv.gz").write_bytes(b"no gzip")
-    assert "cannot be read" in refused_path(str(tmp_path / "run.csv.gz"))
-
-
-def refused_path(path: str) -> str:
-    with pytest.raises(ConfigError) as told:
-        read_recordings(path)
-    return str(told.value)
+    for name in ("nothing.json", "run.csv.gz"):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read_recordings(str(tmp_path / name))

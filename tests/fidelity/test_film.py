@@ -44,8 +44,8 @@ def filmed(pods: int = 1, **engine: Any) -> tuple[Load, Outcome, Film, Page]:
 
 @pytest.mark.parametrize("pods", [1, 3])
 def test_every_request_comes_runs_and_ends_when_it_did(pods: int) -> None:
-    load, outcome, _, page = filmed(pods)
-    begin_s = min(outcome.send_s)
+    load, outcome, film, page = filmed(pods)
+    begin_s, figures = min(outcome.send_s), page.figures
     assert len(page.bars) == len(page.ended) == len(load)
     for number, row in page.ended.items():
         place = number - 1
@@ -55,28 +55,17 @@ def test_every_request_comes_runs_and_ends_when_it_did(pods: int) -> None:
         assert last_ms == pytest.approx((outcome.last_s[place] - begin_s) * 1000, abs=0.1)
         assert page.bars[number][5] - 0.1 <= running_ms <= first_ms
         assert page.phases[number] == [Phase.PREFILL, Phase.DECODE]
-
-
-def test_its_figures_end_as_the_summary_does() -> None:
-    load, outcome, _, page = filmed()
-    assert page.figures["generated"] == sum(load.output_tokens)
-    assert page.figures["prompt"] == sum(load.input_tokens)
-    assert page.figures["length"] == len(load)
-    assert (page.figures["running"], page.figures["waiting"]) == (0, 0)
-    assert sum(page.frame["ttft"]) == len(load)
-    assert len(page.steps) == outcome.steps
+    assert (figures["generated"], figures["prompt"]) == (sum(load.output_tokens), sum(load.input_tokens))
+    assert (figures["length"], figures["running"], figures["waiting"]) == (len(load), 0, 0)
+    assert sum(page.frame["ttft"]) == len(load) and len(page.steps) == outcome.steps
     assert sum(row[2] for row in page.steps) == sum(load.input_tokens)
+    again = simulate(load, film.plan, 1, lambda done: None)  # to watch changes nothing
+    assert (again.first_s, again.last_s, again.pod) == (outcome.first_s, outcome.last_s, outcome.pod)
 
 
 def test_preemptions_are_counted_as_they_come() -> None:
     _, outcome, _, page = filmed(num_gpu_blocks=300, max_num_seqs=64)
     assert page.figures["preemptions"] == outcome.preemptions > 0
-
-
-def test_to_watch_a_simulation_changes_nothing() -> None:
-    load, outcome, film, _ = filmed(pods=3)
-    again = simulate(load, film.plan, 1, lambda done: None)
-    assert (again.first_s, again.last_s, again.pod) == (outcome.first_s, outcome.last_s, outcome.pod)
 
 
 def test_large_ones_are_thinned_out_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

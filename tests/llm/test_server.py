@@ -21,9 +21,8 @@ from app.llm.sampling_params import SamplingParams
 from tests.conformance.recording import CASES, ENVIRONMENT, MORE_CASES, TOKENIZER, replay
 from tests.hostile.raw_client import Wire, get, post, running, wait_until
 from tests.llm.tiny import Shape, edit_config, make_model
-from tests.running_server import ROOT, RunningServer, running_server
+from tests.running_server import RunningServer, running_server
 
-EMBEDDED = ROOT / "app" / "text" / "data"
 CHATS = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello there"}]}
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}

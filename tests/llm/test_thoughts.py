@@ -16,8 +16,9 @@ from tokenizers import AddedToken, Tokenizer
 from app.engine.core.wire import TextForm, Thoughts
 from app.llm.llm import LLM
 from app.llm.sampling_params import SamplingParams
+from app.text.loading import EMBEDDED
 from tests.hostile.raw_client import post
-from tests.llm.test_server import EMBEDDED, serving
+from tests.llm.test_server import serving
 from tests.llm.tiny import Shape, make_model
 from tests.running_server import RunningServer
 

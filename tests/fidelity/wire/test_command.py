@@ -7,18 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from tests.fidelity.test_command import DRAWN, HEADER, figures
+from tests.fidelity.test_command import DRAWN, figures
 from tests.running_server import ROOT
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    path = tmp_path / "trace.csv"
-    path.write_text(HEADER + "".join(f"{number / 10},{100 + number},{5 + number}\n" for number in range(20)))
-    return path
 
 
 def test_processes_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,12 +18,6 @@ def test_processes_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     swept = ["--seconds", "5", "--sweep", "rate=2:4:2"]
     for argv in (fleet, swept):
         assert figures(capsys, *argv, "--processes", "2") == figures(capsys, *argv, "--processes", "1")
-
-
-def test_a_command_of_its_own(trace: Path) -> None:
-    command = [sys.executable, "-m", "app", "simulate", "--trace", str(trace), "--json", "-"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-    assert msgspec.json.decode(done.stdout)["requests"] == 20
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
