@@ -67,6 +67,14 @@ def build_context(folder: Path, ignore: Sequence[Rule]) -> Iterator[str]:
         yield from (path for name in files if is_sent(path := (within / name).as_posix(), ignore))
 
 
+def copied_context(folder: Path, ignore: Sequence[Rule], target: Path) -> Path:
+    """`target`, into which the build context was laid out as Docker does."""
+    for path in build_context(folder, ignore):
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / path, target / path)
+    return target
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One instruction of a Dockerfile, with its flags (--from=...) apart."""

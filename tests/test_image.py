@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.dockerfile import build_context, is_sent, rules, steps
+from tests.dockerfile import copied_context, is_sent, rules, steps
 from tests.running_server import ROOT
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -18,12 +17,7 @@ IGNORE = rules((ROOT / ".dockerignore").read_text())
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The build context, laid out as Docker lays it out."""
-    laid_out = tmp_path_factory.mktemp("context")
-    for path in build_context(ROOT, IGNORE):
-        (laid_out / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / path, laid_out / path)
-    return laid_out
+    return copied_context(ROOT, IGNORE, tmp_path_factory.mktemp("context"))
 
 
 @pytest.mark.parametrize(

@@ -78,15 +78,11 @@ def test_a_json_line_of_any_logger_has_a_request_id(capsys: Capture, name: str) 
     assert inside["logger"] == name
     assert (inside["message"], inside["level"], inside["tokens"]) == ("inside", "INFO", 7)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", inside["time"])
-
-
-def test_a_traceback_stays_in_its_json_line(capsys: Capture) -> None:
-    configure(log_format="json")
     try:
         raise RuntimeError("broken\nin two")
     except RuntimeError:
-        logging.getLogger("gunicorn.error").exception("failed")
-    (line,) = lines(capsys.readouterr().err)
+        log.exception("failed")
+    [line] = lines(capsys.readouterr().err)
     assert "RuntimeError: broken" in line["exc_info"]
 
 
@@ -144,27 +140,25 @@ def test_a_json_access_line_has_the_fields_of_the_request(capsys: Capture) -> No
     assert "secret" not in written
 
 
-def test_a_text_access_line_takes_the_id_of_the_running_request(capsys: Capture) -> None:
-    """Where another server has made no context."""
+def test_a_text_access_line_takes_the_id_of_the_running_request_and_no_path_forges_one(
+    capsys: Capture,
+) -> None:
+    """The id where another server has made no context."""
     server = configure(access_log=True)
     in_request("req-4", lambda: access(server))
     assert capsys.readouterr().out.endswith("[req-4] gunicorn.access: GET /v1/models 200 42 bytes 1.500 s\n")
-
-
-def test_a_path_cannot_forge_a_line(capsys: Capture) -> None:
-    access(configure(access_log=True), "/\nfake line\x1b[31m")
+    access(server, "/\nfake line\x1b[31m")
     written = capsys.readouterr().out
     assert written.count("\n") == 1 and "\x1b" not in written
 
 
-def test_without_access_log_no_access_line_is_prepared(capsys: Capture) -> None:
+def test_access_lines_are_made_if_wanted_and_ordinary_messages_are_written_as_they_are(
+    capsys: Capture,
+) -> None:
     server = configure()
     assert not server.access_log_enabled
     access(server)
     assert capsys.readouterr() == ("", "")
-
-
-def test_an_ordinary_message_on_the_access_logger_is_written_as_it_is(capsys: Capture) -> None:
     configure(access_log=True, log_format="json")
     logging.getLogger("gunicorn.access").info("%s connections", 3)
     assert lines(capsys.readouterr().out)[0]["message"] == "3 connections"

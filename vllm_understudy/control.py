@@ -144,7 +144,7 @@ class Server:
         return read if isinstance(read, dict) else {}
 
     def is_healthy(self) -> bool:
-        """Returns True when Returns True when GET /health answers 200."""
+        """Returns True when GET /health answers 200."""
         connection = self._connection()
         try:
             connection.request("GET", "/health")

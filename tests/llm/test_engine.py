@@ -187,12 +187,10 @@ def test_refusals(folder: Path) -> None:
 
 
 def test_sizes_with_which_nothing_would_run_and_lengths_beyond_the_model(folder: Path) -> None:
-    wrong = {"num_blocks": 1, "block_size": 0, "max_num_seqs": 0, "max_num_batched_tokens": 0}
-    for name, size in wrong.items():
+    for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
         with pytest.raises(ModelLoadError, match=f"{name} should be at least"):
-            EngineOptions(**{name: size})  # type: ignore[arg-type]
+            EngineOptions(**{name: 0})  # type: ignore[arg-type]
     engine = make_engine(folder, max_seq_length=4096)
-    assert engine.max_tokens == 1024
     with pytest.raises(RequestError, match="takes 1023"):
         engine.add_request("long", [1] * 1024, GREEDY)
 

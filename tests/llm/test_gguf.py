@@ -99,7 +99,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     return folder, (folder / "model.gguf").read_bytes()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     place=st.integers(0, 2500),
     change=st.binary(min_size=1, max_size=9),

@@ -23,6 +23,7 @@ from tests.hostile.raw_client import Wire, get, post, running, wait_until
 from tests.llm.tiny import Shape, edit_config, make_model
 from tests.running_server import RunningServer, running_server
 
+pytestmark = pytest.mark.engine
 CHATS = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello there"}]}
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}

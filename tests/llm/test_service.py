@@ -53,16 +53,13 @@ def replies(folder: Path) -> list[list[int]]:
         return [it["token_ids"] for it in llm.generate(WANTED, params, progress=False)]  # type: ignore[misc]
 
 
-def test_the_engine_says_what_it_is(worker: Worker, engine: EngineProcess) -> None:
+def test_two_workers_hear_what_the_engine_is_and_each_what_it_ordered(
+    worker: Worker, other: Worker, engine: EngineProcess, replies: list[list[int]]
+) -> None:
     ready = worker.greet()
-    assert ready == worker.greet()
+    assert ready == other.greet()
     assert (ready.pid, ready.vocab_size, ready.max_model_len) == (engine.process.pid, VOCABULARY, 1024)
     assert (ready.num_blocks, ready.block_size, ready.dtype, ready.device) == (256, 16, "float32", "cpu")
-
-
-def test_two_workers_hear_each_what_they_ordered(
-    worker: Worker, other: Worker, replies: list[list[int]]
-) -> None:
     for key, prompt in enumerate(WANTED):
         (worker if key % 2 else other).generate(key // 2, prompt)
     said = [(worker if key % 2 else other).whole(key // 2)[0] for key in range(len(WANTED))]
@@ -146,7 +143,7 @@ def test_choices_of_a_worker_that_leaves_end(worker: Worker, engine: EngineProce
     assert worker.loads[-1].cache_usage == 0
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     frames=st.lists(
         st.binary()
@@ -199,24 +196,18 @@ def test_prompts_larger_than_the_cache_and_more_than_may_wait(folder: Path) -> N
         worker.close()
 
 
-def test_who_is_asked_where_it_is_writes_it_into_the_log_and_goes_on(folder: Path) -> None:
+def test_it_writes_where_it_is_and_sigterm_ends_streams_and_the_process(folder: Path) -> None:
     with engine_process(folder) as engine, Worker(engine.options.endpoint) as worker:
         worker.greet()
         engine.process.send_signal(TELL_WHERE)
         worker.generate(1, [5], 4)
         assert len(worker.whole(1)[0]) == 4
         assert "in turn\n" in engine.log.read_text()
-
-
-def test_sigterm_ends_streams_and_the_process(folder: Path) -> None:
-    with engine_process(folder) as engine:
-        worker = Worker(engine.options.endpoint)
         worker.generate(1, [1] * 20, 900)
         worker.until(lambda: len(worker.said.get(1, [])) > 2)
         engine.process.terminate()
         assert worker.wait(1)[0].finish == "error"
         assert engine.process.wait(20) == 0
-        worker.close()
 
 
 def test_the_engine_ends_with_its_parent(folder: Path, tmp_path: Path) -> None:
@@ -264,14 +255,11 @@ def until(holds: Callable[[], bool], patience_s: float = 30.0) -> None:
 def test_what_cannot_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     good = {"endpoint": f"ipc://{tmp_path}/e", "model": str(tmp_path)}
-    cases = [
+    for words, told in (
         ("{", "options"),
-        ('{"endpoint": "ipc:///tmp/x"}', "model"),
         (msgspec.json.encode(good).decode(), "no .safetensors"),
-        (msgspec.json.encode({**good, "model": "./nothing"}).decode(), "./nothing"),
         (msgspec.json.encode({**good, "endpoint": "nowhere"}).decode(), "nowhere"),
-    ]
-    for words, told in cases:
+    ):
         command = [sys.executable, "-m", "app.llm.service", words]
         ended = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=50)
         assert ended.returncode == 1 and told in ended.stderr

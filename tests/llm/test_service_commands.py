@@ -138,12 +138,13 @@ class Subscriber:
         self._context.term()
 
 
-@pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor", "xxhash_cbor"])
-def test_kv_events_are_those_of_the_cache(folder: Path, tmp_path: Path, algorithm: str) -> None:
+def test_kv_events_are_those_of_the_cache_and_can_be_had_again(folder: Path, tmp_path: Path) -> None:
     """Prompts and replies, by the hashes with which an index looks for them."""
-    where = f"ipc://{tmp_path}/kv"
-    settings = PublisherSettings(endpoint=where, topic="kv@pod@tiny", flush_s=0.0, batch_events=1)
-    more = {"prefix_caching_hash_algo": algorithm, "hash_seed": "0"}
+    where, again = f"ipc://{tmp_path}/kv", f"ipc://{tmp_path}/again"
+    settings = PublisherSettings(
+        endpoint=where, topic="kv@pod@tiny", flush_s=0.0, batch_events=1, replay_endpoint=again
+    )
+    more = {"prefix_caching_hash_algo": "sha256_cbor", "hash_seed": "0"}
     with engine_process(folder, kv_events=msgspec.to_builtins(settings), **more) as engine:
         worker, subscriber = Worker(engine.options.endpoint), Subscriber(where)
         worker.greet()
@@ -160,39 +161,22 @@ def test_kv_events_are_those_of_the_cache(folder: Path, tmp_path: Path, algorith
         assert worker.command("reset_prefix_cache").value is True
         worker.generate(2, [1], 1)  # the next step tells it
         worker.until(lambda: subscriber.hear() or AllBlocksCleared() in subscriber.events)  # type: ignore[func-returns-value]
-        *stored, last = subscriber.events
+        *events, last = subscriber.events
+        stored = [event for event in events if isinstance(event, BlockStored)]
         assert last == AllBlocksCleared()
-        told = [it for event in stored if isinstance(event, BlockStored) for it in event.block_hashes]
-        hasher = BlockHasher(algorithm, 16, "0", Random())  # type: ignore[arg-type]
-        assert told == [low64(it) for it in hasher.hashes([*prompt, *ids[:-1]])]
-        assert [it for event in stored if isinstance(event, BlockStored) for it in event.token_ids] == [
-            *prompt,
-            *ids,
-        ][:80]
+        hasher = BlockHasher("sha256_cbor", 16, "0", Random())
+        hashes = [low64(it) for it in hasher.hashes([*prompt, *ids[:-1]])]
+        assert [it for event in stored for it in event.block_hashes] == hashes
+        assert [it for event in stored for it in event.token_ids] == [*prompt, *ids][:80]
         assert subscriber.sequences == list(range(subscriber.sequences[0], subscriber.sequences[-1] + 1))
         subscriber.close()
-        worker.close()
-
-
-def test_events_can_be_had_again(folder: Path, tmp_path: Path) -> None:
-    settings = PublisherSettings(
-        endpoint=f"ipc://{tmp_path}/kv",
-        topic="kv@pod@tiny",
-        flush_s=0.0,
-        replay_endpoint=f"ipc://{tmp_path}/again",
-    )
-    with engine_process(folder, kv_events=msgspec.to_builtins(settings)) as engine:
-        worker = Worker(engine.options.endpoint)
-        worker.generate(1, [3] * 40, 2)
-        worker.wait(1)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         asking = context.socket(zmq.DEALER)
-        asking.connect(f"ipc://{tmp_path}/again")
+        asking.connect(again)
         asking.send_multipart([b"", bytes(8)])
         assert asking.poll(20_000)
         _, topic, _, payload = asking.recv_multipart()
-        assert topic == b"kv@pod@tiny"
-        assert msgspec.msgpack.decode(payload, type=EventBatch).events
+        assert topic == b"kv@pod@tiny" and msgspec.msgpack.decode(payload, type=EventBatch).events
         asking.close(linger=0)
         context.term()
         worker.close()

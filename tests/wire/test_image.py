@@ -16,19 +16,14 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.dockerfile import Stage, build_context, lay_out
+from tests.dockerfile import Stage, copied_context, lay_out
 from tests.running_server import ROOT, free_port
 from tests.test_image import DOCKERFILE, IGNORE, STEPS
 
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The build context, laid out as Docker lays it out."""
-    laid_out = tmp_path_factory.mktemp("context")
-    for path in build_context(ROOT, IGNORE):
-        (laid_out / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / path, laid_out / path)
-    return laid_out
+    return copied_context(ROOT, IGNORE, tmp_path_factory.mktemp("context"))
 
 
 # The image, laid out
