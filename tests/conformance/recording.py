@@ -31,7 +31,6 @@ SETTINGS = {
     **({"tokenizer": str(TOKENIZER)} if TOKENIZER.exists() else {}),
 }
 FLAGS = tuple(f"--{name}={value}" for name, value in SETTINGS.items())
-VARIABLES = {"SIM_" + name.upper().replace("-", "_"): value for name, value in SETTINGS.items()}
 
 
 def recorded(cases: Path = CASES) -> list[dict[str, Any]]:

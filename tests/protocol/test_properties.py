@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import app.serving.protocol
@@ -84,7 +84,7 @@ def decode_everywhere(body: bytes, content_type: str | None = JSON) -> None:
 
 @pytest.mark.parametrize("kind", EVERY_KIND, ids=lambda kind: kind.__name__)
 @given(st.data())
-@settings(max_examples=20)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 def test_any_values_in_the_fields_of_any_kind_give_one_or_an_api_error(
     kind: type[Request], data: st.DataObject
 ) -> None:

@@ -21,15 +21,13 @@ from app.serving.protocol.decoding import Request
 from app.serving.protocol.messages import Message
 from app.serving.protocol.options import (
     MAX_STOP_STRINGS,
-    CacheSalt,
     Effort,
-    ExtraArg,
     FunctionDefinition,
-    Int64,
     JsonSchema,
     NamedFunction,
     NamedToolChoice,
     ResponseFormat,
+    SharedFields,
     Tool,
 )
 
@@ -187,7 +185,7 @@ class ThreadContinue(Struct, tag_field="type", tag="continue"):
     previous_message_id: str
 
 
-class MessagesRequest(Request, kw_only=True):
+class MessagesRequest(SharedFields, kw_only=True):
     """The body of ``POST /v1/messages``; `max_tokens` covers thoughts and reply together."""
 
     model: Name
@@ -197,27 +195,19 @@ class MessagesRequest(Request, kw_only=True):
     output_config: OutputConfig | None = None
     thinking: Thinking | None = None
     stop_sequences: Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
-    stream: bool | None = False
     system: str | list[Block] | None = None
-    temperature: float | None = None
     tool_choice: ToolChoiceParam | None = None
     tools: list[ToolParam] | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    mm_payload: Literal["tensors", "none"] = "tensors"
-    return_mm_kwargs: bool | None = None
-    cache_salt: CacheSalt | None = None
-    watermarking: bool | None = None
-    kv_transfer_params: JsonObject | None = None
-    ec_transfer_params: JsonObject | None = None
-    vllm_xargs: dict[str, ExtraArg] | None = None
     chat_template_kwargs: JsonObject | None = None
-    priority: Int64 = 0
-    """Not in vLLM's Messages schema; as in the other generating endpoints."""
     thread: ThreadCreate | ThreadContinue | None = None
     """Not in vLLM, which sees only the new turns: creates or continues a stored conversation."""
 
     lax: ClassVar[Mapping[str, Hashable]] = {"system": convert_system}
+    order: ClassVar[str] = (
+        "model messages max_tokens metadata output_config thinking stop_sequences stream system temperature "
+        "tool_choice tools top_k top_p mm_payload return_mm_kwargs cache_salt watermarking "
+        "kv_transfer_params ec_transfer_params vllm_xargs chat_template_kwargs priority thread"
+    )
 
     def check_converted(self) -> None:
         is_prefill = (self.kv_transfer_params or {}).get("do_remote_decode")
@@ -246,11 +236,6 @@ BILLING_HEADER = "x-anthropic-billing-header"
 """Start of system texts that are dropped: they change with each request, and would spoil the prefix cache."""
 
 
-SAME = (
-    *("stream", "temperature", "top_p", "top_k", "cache_salt", "kv_transfer_params", "ec_transfer_params"),
-    *("vllm_xargs", "priority"),
-)
-"""Fields with the same name and meaning in a chat."""
 CHOICES: Mapping[str, Literal["none", "auto", "required"]] = {
     "auto": "auto",
     "any": "required",
@@ -284,7 +269,7 @@ def chat_request(
     if chat.tools is None:
         chat.tool_choice = "none"
     if isinstance(asked, MessagesRequest):
-        for name in SAME:
+        for name in SharedFields.__struct_fields__:
             setattr(chat, name, getattr(asked, name))
         chat.max_tokens = chat.max_completion_tokens = asked.max_tokens
         chat.stop = asked.stop_sequences

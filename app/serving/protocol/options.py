@@ -147,8 +147,47 @@ FLAT_TRANSFER = (
 """Fields of `kv_transfer_params` that llm-d's simulator took at the top level, up to version 0.5."""
 
 
-class GenerationFields(Request, kw_only=True):
-    """Common fields of chats and text completions. None is the server's default.
+class SharedFields(Request, kw_only=True):
+    """Common fields of all generating requests, also of Messages. None is the server's default."""
+
+    model: str | None = None
+    stream: bool | None = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    watermarking: bool | None = None
+    priority: Int64 = 0
+    mm_payload: Literal["tensors", "none"] = "tensors"
+    return_mm_kwargs: bool | None = None
+    cache_salt: CacheSalt | None = None
+    kv_transfer_params: JsonObject | None = None
+    ec_transfer_params: JsonObject | None = None
+    vllm_xargs: dict[str, ExtraArg] | None = None
+
+
+class SamplingFields(SharedFields, kw_only=True):
+    """Common fields of chats, text completions and Responses."""
+
+    logit_bias: dict[str, float] | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: Int64 | None = None
+    stop: StopStrings = []
+    stop_token_ids: list[int] | None = []
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
+    user: str | None = None
+    request_id: str = ""
+    """Empty without one from the client: vLLM then draws a random id."""
+    session_id: str | None = None
+
+
+class GenerationFields(SamplingFields, kw_only=True):
+    """Common fields of chats and text completions.
 
     The first six fields are not in vLLM: they set fields of `kv_transfer_params`, and may have any type.
     """
@@ -160,30 +199,12 @@ class GenerationFields(Request, kw_only=True):
     remote_host: object = None
     remote_port: object = None
 
-    model: str | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    presence_penalty: float | None = None
     response_format: ResponseFormat | None = None
-    seed: Int64 | None = None
-    stop: StopStrings = []
-    stream: bool | None = False
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     thinking_token_budget: int | None = None
-    user: str | None = None
     use_beam_search: bool = False
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    watermarking: bool | None = None
     length_penalty: float = 1.0
-    stop_token_ids: list[int] | None = []
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
     min_tokens: int = 0
-    skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: Truncation | None = None
     truncation_side: Literal["left", "right"] | None = None
@@ -191,23 +212,12 @@ class GenerationFields(Request, kw_only=True):
     logprob_token_ids: list[int] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] = []
-    structured_outputs: StructuredOutputs | None = None
-    priority: Int64 = 0
-    request_id: str = ""
-    """Empty without one from the client: vLLM then draws a random id."""
-    session_id: str | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     routed_experts_prompt_start: Natural = 0
     return_token_offsets: bool | None = False
-    mm_payload: Literal["tensors", "none"] = "tensors"
-    return_mm_kwargs: bool | None = None
-    cache_salt: CacheSalt | None = None
     cache_hit_threshold: Share | None = None
     """Not in vLLM: least share of the prompt that must be cached; below this share the reply is empty."""
-    kv_transfer_params: JsonObject | None = None
-    ec_transfer_params: JsonObject | None = None
-    vllm_xargs: dict[str, ExtraArg] | None = None
     repetition_detection: RepetitionDetection | None = None
     stream_interval: Annotated[int, Meta(ge=1)] | None = None
 

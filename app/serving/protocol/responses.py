@@ -20,8 +20,11 @@ from app.serving.protocol.common import (
     KVTransferParams,
     PerRequestMetrics,
 )
-from app.serving.protocol.decoding import RawRequest, Request
-from app.serving.protocol.options import CacheSalt, Effort, ExtraArg, Int64, StopStrings, StructuredOutputs
+from app.serving.protocol.decoding import RawRequest
+from app.serving.protocol.options import (
+    Effort,
+    SamplingFields,
+)
 from app.serving.protocol.response_tools import (
     ToolParam,
     check_tool_use,
@@ -273,7 +276,7 @@ class TextConfig(msgspec.Struct, kw_only=True):
     lax: ClassVar[Mapping[str, Hashable]] = {"format": convert_format}
 
 
-class ResponsesRequest(Request, kw_only=True):
+class ResponsesRequest(SamplingFields, kw_only=True):
     """The body of ``POST /v1/responses``, with every field of vLLM.
 
     None is the server's default where no other default is given.
@@ -286,8 +289,6 @@ class ResponsesRequest(Request, kw_only=True):
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
     metadata: dict[str, str] | None = None
-    model: str | None = None
-    logit_bias: dict[str, float] | None = None
     parallel_tool_calls: bool | None = True
     previous_response_id: str | None = None
     prompt: object = None
@@ -295,45 +296,20 @@ class ResponsesRequest(Request, kw_only=True):
     include_reasoning: bool = True
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] = "auto"
     store: bool | None = True
-    stream: bool | None = False
-    temperature: float | None = None
     text: TextConfig | None = None
     tool_choice: str | JsonObject = "auto"
     """Never ``auto`` after decoding when there are no tools."""
     tools: list[ToolParam] = []
     top_logprobs: int | None = 0
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
     truncation: Literal["auto", "disabled"] | None = "disabled"
-    user: str | None = None
-    skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     prompt_cache_key: str | None = None
-    watermarking: bool | None = None
-    request_id: str = ""
-    """Empty without one from the client."""
-    session_id: str | None = None
     media_io_kwargs: dict[str, JsonObject] | None = None
     mm_processor_kwargs: JsonObject | None = None
-    priority: Int64 = 0
-    mm_payload: Literal["tensors", "none"] = "tensors"
-    return_mm_kwargs: bool | None = None
-    cache_salt: CacheSalt | None = None
     enable_response_messages: bool = False
     """Adds the prompt and the reply to the answer, as texts and token ids."""
     previous_input_messages: list[JsonObject] | None = None
-    structured_outputs: StructuredOutputs | None = None
-    repetition_penalty: float | None = None
-    seed: Int64 | None = None
-    stop: StopStrings = []
-    stop_token_ids: list[int] | None = []
-    ignore_eos: bool = False
-    vllm_xargs: dict[str, ExtraArg] | None = None
-    kv_transfer_params: JsonObject | None = None
-    ec_transfer_params: JsonObject | None = None
     chat_template_kwargs: JsonObject | None = None
 
     lax: ClassVar[Mapping[str, Hashable]] = {
@@ -342,6 +318,16 @@ class ResponsesRequest(Request, kw_only=True):
         "tool_choice": convert_tool_choice,
         "tools": convert_tools,
     }
+    order: ClassVar[str] = (
+        "background include input instructions max_output_tokens max_tool_calls metadata model logit_bias "
+        "parallel_tool_calls previous_response_id prompt reasoning include_reasoning service_tier store "
+        "stream temperature text tool_choice tools top_logprobs top_p top_k min_p truncation user "
+        "skip_special_tokens include_stop_str_in_output presence_penalty frequency_penalty prompt_cache_key "
+        "watermarking request_id session_id media_io_kwargs mm_processor_kwargs priority mm_payload "
+        "return_mm_kwargs cache_salt enable_response_messages previous_input_messages structured_outputs "
+        "repetition_penalty seed stop stop_token_ids ignore_eos vllm_xargs kv_transfer_params "
+        "ec_transfer_params chat_template_kwargs"
+    )
     absent: ClassVar[Mapping[str, object]] = {"store": True, "tool_choice": "auto"}
 
     def __post_init__(self) -> None:

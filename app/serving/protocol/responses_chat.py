@@ -19,6 +19,7 @@ from app.serving.protocol.options import (
     NamedFunction,
     NamedToolChoice,
     ResponseFormat,
+    SamplingFields,
     Tool,
     ToolChoice,
 )
@@ -28,11 +29,8 @@ from app.serving.protocol.responses import Content, InputItem, ResponsesRequest
 CALLS = ("function_call", "custom_tool_call")
 RESULTS = ("function_call_output", "custom_tool_call_output")
 SAME = (
-    *("model", "chat_template_kwargs", "request_id", "stream", "temperature", "top_p", "seed", "top_k"),
-    *("min_p", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos"),
-    *("stop_token_ids", "skip_special_tokens", "include_stop_str_in_output", "include_reasoning", "user"),
-    *("session_id", "cache_salt", "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "priority"),
-    *("media_io_kwargs", "mm_processor_kwargs", "structured_outputs"),
+    *SamplingFields.__struct_fields__,
+    *("chat_template_kwargs", "include_reasoning", "media_io_kwargs", "mm_processor_kwargs"),
 )
 """Fields with the same name and meaning in a chat."""
 
@@ -55,7 +53,6 @@ def chat_request(asked: ResponsesRequest) -> ResponsesChat:
         continue_final_message=bool(partial),
         add_generation_prompt=not partial,
         max_completion_tokens=asked.max_output_tokens,
-        stop=asked.stop or [],
         reasoning_effort=asked.reasoning.effort if asked.reasoning else None,
         parallel_tool_calls=False,
         **{name: getattr(asked, name) for name in SAME},

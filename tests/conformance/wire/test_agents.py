@@ -1,4 +1,4 @@
-"""Agents of three tools, whose calls a script decides, over Responses, chat and Messages."""
+"""Agents of three tools, whose calls a script decides, over Responses, Messages and chat."""
 
 from __future__ import annotations
 
@@ -31,28 +31,6 @@ Told = tuple[list[tuple[str, Any]], str]
 def server() -> Iterator[RunningServer]:
     with running_server("--model=tiny", "--enable-responses-store", "--script", str(SCRIPT)) as server:
         yield server
-
-
-def over_chat(server: RunningServer) -> Told:
-    tools: Any = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in RESULTS]
-    messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    called: list[tuple[str, Any]] = []
-    with openai_client(server, strict=False) as client:
-        for _ in range(MOST_TURNS):
-            message = (
-                client.chat.completions.create(model="tiny", messages=messages, tools=tools)
-                .choices[0]
-                .message
-            )
-            messages.append(message.model_dump(exclude_none=True))
-            if not message.tool_calls:
-                return called, message.content or ""
-            for call in message.tool_calls:
-                assert call.type == "function"
-                called.append((call.function.name, json.loads(call.function.arguments)))
-                result = RESULTS[call.function.name]
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    raise AssertionError("the agent never ended")
 
 
 def over_responses(server: RunningServer, keeps: bool = False, **asked: Any) -> Told:
@@ -99,13 +77,12 @@ def over_messages(server: RunningServer) -> Told:
 @pytest.mark.parametrize(
     "ask",
     [
-        over_chat,
         over_messages,
         over_responses,
         lambda server: over_responses(server, keeps=True),
         lambda server: over_responses(server, tool_choice="required"),
     ],
-    ids=["chat", "messages", "responses", "kept responses", "required"],
+    ids=["messages", "responses", "kept responses", "required"],
 )
 def test_an_agent_calls_one_tool_after_the_other(
     server: RunningServer, ask: Callable[[RunningServer], Told]

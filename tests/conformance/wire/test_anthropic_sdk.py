@@ -5,7 +5,6 @@ It is given its key as `auth_token`, which it sends the way vLLM expects it: `Au
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,12 +48,6 @@ def thinker() -> Iterator[anthropic.Anthropic]:
     flags = (*FLAGS, "--reasoning-parser=qwen3")
     with running_server(*flags, env=ENVIRONMENT) as server, sdk(server, strict=False) as lenient:
         yield lenient
-
-
-def test_models_are_listed_in_its_form(client: anthropic.Anthropic) -> None:
-    page = client.models.list(limit=1)
-    assert [(model.id, model.type, model.lifecycle) for model in page] == [(MODEL, "model", "active")]
-    assert not page.has_next_page()
 
 
 def create(client: anthropic.Anthropic, **asked: Any) -> Any:
@@ -138,12 +131,6 @@ def plain(block: Any) -> dict[str, Any]:
     """A block without what is drawn anew for each message."""
     told: dict[str, Any] = block.model_dump(exclude={"id", "signature"}, exclude_none=True)
     return told
-
-
-def test_json_of_a_schema_can_be_asked_for(client: anthropic.Anthropic) -> None:
-    form = {"type": "json_schema", "schema": WEATHER["input_schema"]}
-    message = create(client, output_config={"format": form}, max_tokens=200)
-    assert isinstance(json.loads(said(message)), dict)
 
 
 def test_a_model_thinks_before_it_answers(thinker: anthropic.Anthropic) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.calls import ok, post
+from tests.conformance.calls import error_of, ok, post
 from tests.running_server import QUICK_STEPS, RunningServer, running_server
 
 SCRIPT = r"""
@@ -79,6 +79,8 @@ def test_pooling_gives_the_vectors_and_classes_of_the_script(server: RunningServ
     (kitten,), (same,) = pooled("kitten"), pooled("cats and dogs")
     assert len(kitten) == 8 and kitten == same
     assert pooled("good", task="classify")[0] == pytest.approx([0.9, 0.1])
+    wrong = post(server, "/v1/embeddings", {"input": "cat", "dimensions": 5})
+    assert error_of(wrong) == (400, "BadRequestError", "dimensions")
     assert len(pooled("cat", task="token_embed")[0][0]) == 8, "of each token scripts have nothing to say"
 
 

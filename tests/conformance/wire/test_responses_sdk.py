@@ -11,13 +11,11 @@ from typing import Any
 
 import openai
 import pytest
-from openai.types.responses import Response
 from pydantic import BaseModel
 
 from tests.conformance.recording import ENVIRONMENT, FLAGS
 from tests.conformance.sdk import openai_client
 from tests.conformance.wire.test_responses import LOGPROBS, WEATHER
-from tests.hostile.raw_client import wait_until
 from tests.running_server import RunningServer, running_server
 
 MODEL = "tiny"
@@ -109,24 +107,6 @@ def test_a_function_is_called_and_its_result_is_answered(client: openai.OpenAI) 
     assert second.usage.input_tokens > first.usage.input_tokens
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [
-        "auto",
-        "required",
-        "none",
-        {"type": "function", "name": "weather"},
-        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]},
-    ],
-)
-def test_a_choice_of_tools_comes_back_as_it_was(client: openai.OpenAI, choice: Any) -> None:
-    response = create(client, tools=[WEATHER], tool_choice=choice)
-    told = response.tool_choice
-    assert (told if isinstance(told, str) else told.to_dict()) == choice
-    assert response.tools[0].name == "weather"
-    assert response.output[0].type == ("message" if choice == "none" else "function_call")
-
-
 def test_the_stream_helper_gathers_the_arguments_of_a_call(client: openai.OpenAI) -> None:
     with client.responses.stream(model=MODEL, input="hi", tools=[WEATHER]) as stream:  # type: ignore[list-item]
         deltas = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
@@ -157,27 +137,6 @@ def test_a_response_is_kept_and_continued(thinker: openai.OpenAI) -> None:
     second = create(thinker, previous_response_id=first.id)
     assert second.previous_response_id == first.id
     assert second.usage.input_tokens > first.usage.input_tokens
-
-
-def test_a_response_is_generated_in_the_background(thinker: openai.OpenAI) -> None:
-    queued = create(thinker, background=True)
-    assert (queued.status, queued.output) == ("queued", [])
-
-    def now() -> Response:
-        return thinker.responses.retrieve(queued.id)
-
-    wait_until(lambda: now().status == "completed")
-    assert now().output_text
-    with pytest.raises(openai.BadRequestError):
-        thinker.responses.cancel(queued.id)
-
-
-def test_the_events_of_the_background_are_followed(thinking: RunningServer) -> None:
-    with openai_client(thinking, strict=False) as client:
-        events = list(create(client, background=True, stream=True))
-        response_id = events[-1].response.id
-        rest = list(client.responses.retrieve(response_id, stream=True, starting_after=4))
-    assert [event.sequence_number for event in rest] == list(range(5, len(events)))
 
 
 @pytest.mark.parametrize(

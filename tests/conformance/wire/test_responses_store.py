@@ -135,14 +135,6 @@ def test_a_query_that_makes_no_sense_is_a_bad_request(keeping: RunningServer, qu
     assert error_of(get(keeping, response["id"], **query)) == (400, "Bad Request", f"query.{name}")
 
 
-def test_events_are_kept_only_of_streams_in_the_background(keeping: RunningServer) -> None:
-    whole = begun(keeping)
-    streamed = stream(keeping)[-1]["response"]["id"]
-    for response_id in (whole, streamed):
-        got = get(keeping, response_id, stream="true")
-        assert error_of(got) == (400, "BadRequestError", "response_id")
-
-
 def test_what_runs_and_what_waits_in_the_background_can_be_cancelled(keeping: RunningServer) -> None:
     before = aborts(keeping.port)
     with slowly(keeping):
@@ -204,15 +196,6 @@ def test_whoever_follows_is_let_go_when_it_is_cancelled(keeping: RunningServer) 
             rest = reply.read()
         assert b"response.completed" not in rest
         assert rest.endswith(b"\n\n")
-
-
-def test_a_waiting_stream_in_the_background_tells_its_id_at_once(keeping: RunningServer) -> None:
-    with slowly(keeping), Wire(keeping.port) as wire:
-        first = begun(keeping, max_output_tokens=9)
-        second = followed(wire, keeping)
-        assert status(keeping, second) == "queued"
-        for response_id in (first, second):
-            ok(cancel(keeping, response_id))
 
 
 def test_a_client_that_leaves_ends_what_is_not_in_the_background(keeping: RunningServer) -> None:

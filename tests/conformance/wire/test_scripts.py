@@ -295,11 +295,6 @@ def test_what_a_rule_cannot_answer_is_one_error_that_is_not_tried_again(
     assert chat(client, "repeat Hi.", stream)["text"] == "Hi.", "nobody else's is lost"
 
 
-def test_what_passes_and_what_no_rule_fits_gets_the_mode_below(client: openai.OpenAI) -> None:
-    for text in ("pass", "something else"):
-        assert chat(client, text, False, max_tokens=5)["usage"].completion_tokens == 5
-
-
 def test_a_report_says_which_rule_answered_how_often(server: RunningServer, client: openai.OpenAI) -> None:
     requests.delete(server.url + "/admin/script", timeout=20)
     for text in ("repeat a", "repeat b", "think", "nothing fits"):
@@ -321,30 +316,6 @@ def test_an_agent_of_pydantic_ai_goes_round_its_loop() -> None:
         "answer": "The weather: sun in Rome.",
         "streamed": "The weather: sun in Rome.",
     }
-
-
-def test_vectors_are_those_of_the_script(tmp_path: Any) -> None:
-    path = tmp_path / "vectors.yaml"
-    path.write_text(
-        "rules:\n"
-        "- {when: {message: one}, then: {embedding: [1, 0, -0.5]}}\n"
-        "- {when: {message: kitten}, then: {embedding: cat}}\n"
-        "- {when: {message: refuse}, then: {fault: {action: error, status: 503}}}\n"
-    )
-    with (
-        running_server("--model=tiny", "--task=embed", "--script", str(path)) as server,
-        openai_client(server, strict=False) as client,
-    ):
-        create = client.embeddings.create
-        got = create(model="tiny", input=["one", "cat", "kitten"], encoding_format="float")
-        one, cat, kitten = (item.embedding for item in got.data)
-        assert one == [1, 0, -0.5]
-        assert len(cat) == 384 and cat == kitten
-        assert got.usage.prompt_tokens == sum(tokens_of(server, text) for text in ("one", "cat", "kitten"))
-        with pytest.raises(openai.BadRequestError, match="rule 1: its vector has 3 numbers, not 5"):
-            create(model="tiny", input="one", dimensions=5)
-        with pytest.raises(openai.InternalServerError, match="status 503"):
-            create(model="tiny", input="refuse")
 
 
 def test_the_documents_show_the_script_of_the_agent() -> None:

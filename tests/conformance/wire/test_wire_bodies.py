@@ -2,46 +2,8 @@
 
 from __future__ import annotations
 
-from tests.conformance.calls import USAGE_KEYS, chat, text, token_ids
+from tests.conformance.calls import chat, text, token_ids
 from tests.running_server import RunningServer
-
-CHAT_KEYS = [
-    *("id", "object", "created", "model", "choices", "service_tier", "system_fingerprint", "usage"),
-    *("prompt_logprobs", "prompt_token_ids", "prompt_text", "kv_transfer_params", "ec_transfer_params"),
-    "metrics",
-]
-CHAT_CHOICE_KEYS = [
-    *("index", "message", "logprobs", "finish_reason", "stop_reason", "token_ids", "routed_experts"),
-]
-MESSAGE_KEYS = ["role", "content", "refusal", "annotations", "audio", "function_call", "reasoning"]
-TEXT_KEYS = [
-    *("id", "object", "created", "model", "choices", "service_tier", "system_fingerprint", "usage"),
-    *("kv_transfer_params", "ec_transfer_params", "metrics"),
-]
-TEXT_CHOICE_KEYS = [
-    *("index", "text", "logprobs", "finish_reason", "stop_reason", "token_ids", "prompt_logprobs"),
-    *("prompt_token_ids", "routed_experts"),
-]
-
-
-def test_a_chat_has_all_keys_in_vllm_s_order(vllm: RunningServer) -> None:
-    answer = chat(vllm, n=2)
-    assert list(answer) == CHAT_KEYS
-    assert [list(choice) for choice in answer["choices"]] == [CHAT_CHOICE_KEYS] * 2
-    assert list(answer["choices"][0]["message"]) == MESSAGE_KEYS
-    assert list(answer["usage"]) == USAGE_KEYS
-    details = {"cached_tokens": 0, "created_cache_tokens": 0, "multimodal_tokens": None}
-    assert answer["usage"]["prompt_tokens_details"] == details
-    assert answer["usage"]["completion_tokens"] == 4
-
-
-def test_a_completion_has_all_keys_in_vllm_s_order(vllm: RunningServer) -> None:
-    answer = text(vllm, n=2, prompt=["a", "b"])
-    assert list(answer) == TEXT_KEYS
-    assert [list(choice) for choice in answer["choices"]] == [TEXT_CHOICE_KEYS] * 4
-    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
-    assert list(answer["usage"]) == USAGE_KEYS
-    assert answer["usage"]["prompt_tokens"] == len(token_ids(vllm, "a")) + len(token_ids(vllm, "b"))
 
 
 def test_a_chat_echoes_the_last_message_only_in_its_own_role(vllm: RunningServer) -> None:

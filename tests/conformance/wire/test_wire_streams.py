@@ -11,7 +11,6 @@ from tests.conformance.calls import (
     DONE,
     HEAD_KEYS,
     TEXT,
-    USAGE_KEYS,
     chat_stream,
     choices,
     error_of,
@@ -21,41 +20,11 @@ from tests.conformance.calls import (
 )
 from tests.running_server import RunningServer, running_server
 
-TEXT_CHUNK_CHOICE_KEYS = [
-    *("index", "text", "logprobs", "finish_reason", "stop_reason", "prompt_token_ids", "token_ids"),
-]
-CHAT_TOKEN_KEYS = ["index", "delta", "logprobs", "finish_reason", "token_ids"]
-CHAT_LAST_KEYS = ["index", "delta", "logprobs", "finish_reason", "stop_reason", "token_ids"]
-
-
-def test_a_chat_stream_has_its_keys_in_order(vllm: RunningServer) -> None:
-    role, token, last, done = chat_stream(vllm)
-    assert list(role) == [*HEAD_KEYS, "prompt_token_ids", "prompt_text"]
-    assert list(role["choices"][0]) == ["index", "delta", "logprobs", "finish_reason"]
-    assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert list(token) == HEAD_KEYS
-    assert list(token["choices"][0]) == CHAT_TOKEN_KEYS
-    assert list(last) == [*HEAD_KEYS, "system_fingerprint"]
-    assert list(last["choices"][0]) == CHAT_LAST_KEYS
-    assert done == DONE
-
 
 def test_every_role_comes_before_the_first_token(vllm: RunningServer) -> None:
     chunks = choices(chat_stream(vllm, n=3))
     assert [choice["index"] for choice in chunks[:3]] == [0, 1, 2]
     assert ["role" in choice["delta"] for choice in chunks] == [True] * 3 + [False] * 6
-
-
-def test_the_usage_chunk_takes_the_fingerprint(vllm: RunningServer) -> None:
-    *_, last, usage, done = chat_stream(vllm, stream_options={"include_usage": True})
-    assert list(last) == HEAD_KEYS
-    assert list(usage) == [*HEAD_KEYS, "usage", "system_fingerprint"]
-    assert usage["choices"] == []
-    assert list(usage["usage"]) == USAGE_KEYS[:4]
-    assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 0, "created_cache_tokens": 0}
-    *_, usage, done = text_stream(vllm, stream_options={"include_usage": True})
-    assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
-    assert done == DONE
 
 
 CONTINUOUS = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
@@ -86,14 +55,6 @@ def test_a_chat_stream_echoes_after_all_roles(vllm: RunningServer) -> None:
         {"content": "hi"},
     ]
     assert list(chunks[2]["choices"][0]) == ["index", "delta", "logprobs", "finish_reason"]
-
-
-def test_a_completion_stream_has_its_keys_in_order(vllm: RunningServer) -> None:
-    first, last, done = text_stream(vllm)
-    assert list(first) == HEAD_KEYS
-    assert list(last) == [*HEAD_KEYS, "system_fingerprint"]
-    assert [list(choice) for choice in choices([first, last])] == [TEXT_CHUNK_CHOICE_KEYS] * 2
-    assert done == DONE
 
 
 def test_a_completion_stream_echoes_in_the_first_chunk_of_each_choice(vllm: RunningServer) -> None:
