@@ -74,8 +74,8 @@ def connection_error(*codes: ErrorCodes) -> Expected:
     return Expected("connection", codes)
 
 
-def stream_error(*codes: ErrorCodes, stream: int = 1) -> Expected:
-    return Expected("stream", codes, stream)
+def stream_error(*codes: ErrorCodes) -> Expected:
+    return Expected("stream", codes)
 
 
 def answered(stream: int = 1) -> Expected:
