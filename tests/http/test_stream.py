@@ -1,5 +1,5 @@
-"""A chunked body on its way to a real socket: pieces of a turn together, slices for who lags, an end for who
-does not read.
+"""A chunked body on its way to a real socket: pieces of a turn together, slices for a slow client, an end for
+a client that does not read.
 """
 
 from __future__ import annotations
@@ -27,25 +27,33 @@ PATIENCE_S = 5.0
 QUICK_S = 0.05
 
 
-class Source:
-    """Keeps pieces while the stream lags, and gives one of them a slice."""
+class Client:
+    """One end of a socket pair; at the other end a stream, whose source this is, too.
 
-    def __init__(self) -> None:
+    As a source it keeps pieces while the stream lags, and gives one of them a slice.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        server: gevent.socket.socket,
+        write_timeout_s: float = PATIENCE_S,
+        ends_body: bool = True,
+        head: bytes = b"",
+        batcher: WriteBatcher | None = None,
+    ) -> None:
+        self.sock = sock
         self.waiting: list[bytes] = []
         self.over = False
-        self.slices = 0
-        self.left = 0
-        self.transport: StreamTransport | None = None
+        self.slices = self.left = self.finished = 0
         self.error: Exception | None = None
+        self.transport = StreamTransport(
+            Connection(server), batcher or WriteBatcher(), write_timeout_s, self._finish, ends_body, head
+        )
+        self.transport.start(self)
 
-    def put(self, piece: bytes, last: bool = False) -> None:
-        """What an `EventStream` does with an output."""
-        self.over = last
-        assert self.transport is not None
-        if self.transport.lags:
-            self.waiting.append(piece)
-        else:
-            self.transport.write(piece, last)
+    def _finish(self) -> None:
+        self.finished += 1
 
     def next_slice(self) -> tuple[bytes, bool, bool]:
         self.slices += 1
@@ -57,41 +65,34 @@ class Source:
     def leave(self) -> None:
         self.left += 1
 
+    def ended(self) -> tuple[bool, int, int]:
+        """Whether the stream is open, how often it has finished, and how often its client has left."""
+        return self.transport.is_open, self.finished, self.left
 
-class Client:
-    """One end of a socket pair, and at the other end a stream; `finished` counts its ends."""
+    def put(self, piece: bytes, last: bool = False) -> None:
+        """Does what an `EventStream` does with an output."""
+        self.over = last
+        if self.transport.lags:
+            self.waiting.append(piece)
+        else:
+            self.transport.write(piece, last)
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        server: gevent.socket.socket,
-        write_timeout_s: float,
-        ends_body: bool,
-        head: bytes,
-        batcher: WriteBatcher | None,
-    ) -> None:
-        self.sock = sock
-        self.server = server
-        self.finished = 0
-        self.source = Source()
-        self.transport = StreamTransport(
-            Connection(server), batcher or WriteBatcher(), write_timeout_s, self._finish, ends_body, head
-        )
-        self.source.transport = self.transport
-        self.transport.start(self.source)
-
-    def _finish(self) -> None:
-        self.finished += 1
+    def puts(self, *pieces: bytes) -> bytes:
+        """Puts pieces, and returns what has come at the end of the turn."""
+        for piece in pieces:
+            self.put(piece)
+        gevent.sleep(0)
+        return self.received()
 
     def received(self, most: int = 1 << 20) -> bytes:
-        """What has come, without waiting."""
+        """Returns what has come, without waiting."""
         try:
             return self.sock.recv(most)
         except BlockingIOError:
             return b""
 
     def read_until_over(self) -> bytes:
-        """All that comes until the stream has ended or was cut off."""
+        """Returns all that comes until the stream has ended or was cut off."""
         data = b""
         with gevent.Timeout(PATIENCE_S):
             while self.transport.is_open:
@@ -102,9 +103,9 @@ class Client:
         return data
 
     def stall(self) -> int:
-        """Fill the socket, so that the stream lags; how many pieces were given to it."""
+        """Fills the socket, so that the stream lags; returns how many pieces that took."""
         for count in range(1, 1000):
-            self.source.put(PIECE)
+            self.put(PIECE)
             gevent.sleep(0)
             if self.transport.lags:
                 return count
@@ -129,156 +130,124 @@ def connected(
 
 
 def body_of(data: bytes, head: bytes = b"") -> bytes:
-    """The content of a body that has its last chunk."""
+    """Returns the content of a body that has its last chunk."""
     assert data.startswith(head) and data.endswith(LAST_CHUNK)
     return unframed(data[len(head) : -len(LAST_CHUNK)])
 
 
-def test_pieces_of_one_turn_leave_in_one_write_behind_the_head() -> None:
+def test_pieces_of_one_turn_leave_in_one_write_behind_the_head_and_none_is_no_chunk() -> None:
     with connected(head=HEAD) as client:
-        client.source.put(b"a")
-        client.source.put(b"bc")
+        client.put(b"a")
         assert client.received() == b""
-        gevent.sleep(0)
-        assert client.received() == HEAD + b"1\r\na\r\n2\r\nbc\r\n"
-        client.source.put(b"d")
-        gevent.sleep(0)
-        assert client.received() == b"1\r\nd\r\n"
-
-
-def test_a_piece_of_nothing_is_no_chunk() -> None:
-    """For an empty chunk would end the body."""
-    with connected() as client:
-        client.source.put(b"")
-        gevent.sleep(0)
-        assert client.received() == b""
+        assert client.puts(b"bc") == HEAD + b"1\r\na\r\n2\r\nbc\r\n"
+        assert client.puts(b"d") == b"1\r\nd\r\n"
+        assert client.puts(b"") == b"", "an empty chunk would end the body"
 
 
 @pytest.mark.parametrize(("ends_body", "end"), [(True, LAST_CHUNK), (False, b"")])
 def test_the_end_is_written_where_the_server_does_not_write_it(ends_body: bool, end: bytes) -> None:
-    with connected(ends_body=ends_body) as client:
-        client.source.put(b"a")
-        client.source.put(b"b", last=True)
-        assert client.finished == 0
-        gevent.sleep(0)
-        assert client.received() == b"1\r\na\r\n1\r\nb\r\n" + end
-        assert (client.finished, client.source.left, client.transport.is_open) == (1, 0, False)
-
-
-def test_an_end_without_a_last_piece_is_an_end() -> None:
-    with connected() as client:
-        client.source.put(b"a")
-        client.source.put(b"", last=True)
-        assert body_of(client.read_until_over()) == b"a" and client.finished == 1
+    for last, chunk in ((b"b", b"1\r\nb\r\n"), (b"", b"")):
+        with connected(ends_body=ends_body) as client:
+            client.put(b"a")
+            client.put(last, last=True)
+            assert client.finished == 0
+            assert client.puts() == b"1\r\na\r\n" + chunk + end
+            assert client.ended() == (False, 1, 0)
 
 
 def test_what_the_socket_does_not_take_waits_and_leaves_in_order_when_it_has_room() -> None:
     with connected() as client:
         given = client.stall()
         for number in range(50):
-            client.source.put(b"%d," % number)
-        client.source.put(b"end", last=True)
+            client.put(b"%d," % number)
+        client.put(b"end", last=True)
         gevent.sleep(QUICK_S)
-        assert client.source.slices == 0, "nothing is rendered that could not leave"
+        assert client.slices == 0, "nothing is rendered that could not leave"
         sent = body_of(client.read_until_over())
         assert sent == PIECE * given + b"".join(b"%d," % number for number in range(50)) + b"end"
-        assert (client.finished, client.source.left) == (1, 0)
+        assert client.ended() == (False, 1, 0)
 
 
 def test_of_what_waits_no_more_than_a_slice_is_held() -> None:
     with connected() as client:
         client.stall()
-        client.source.waiting = [PIECE] * 1000
+        client.waiting = [PIECE] * 1000
         data = b""
         for taken in range(1, 6):
             data += client.received(len(PIECE))
             gevent.sleep(QUICK_S / 5)
-            assert client.source.slices <= taken + len(data) // len(PIECE) + 1
+            assert client.slices <= taken + len(data) // len(PIECE) + 1
 
 
-def test_who_has_caught_up_gets_each_piece_at_once_again() -> None:
+def test_a_client_that_has_caught_up_gets_each_piece_at_once_again() -> None:
     with connected() as client:
         client.stall()
-        client.source.put(b"late")
+        client.put(b"late")
         with gevent.Timeout(PATIENCE_S):
             while client.transport.lags:
                 client.received()
                 gevent.sleep(0)
         while client.received():
             pass
-        slices = client.source.slices
-        client.source.put(b"soon")
-        gevent.sleep(0)
-        assert client.received() == b"4\r\nsoon\r\n" and client.source.slices == slices
-        client.source.put(b"end", last=True)
+        slices = client.slices
+        assert client.puts(b"soon") == b"4\r\nsoon\r\n" and client.slices == slices
+        client.put(b"end", last=True)
         assert client.read_until_over().endswith(b"3\r\nend\r\n" + LAST_CHUNK)
 
 
 def test_a_stream_that_waits_from_the_start_is_asked_for_slices() -> None:
     with connected(head=HEAD) as client:
-        client.source.waiting, client.source.over = [b"b", b"", b"c"], True
+        client.waiting, client.over = [b"b", b"", b"c"], True
         client.transport.write(b"a")
         client.transport.lag()
         assert body_of(client.read_until_over(), HEAD) == b"abc"
         assert client.finished == 1
 
 
-def test_one_that_lags_keeps_no_other_waiting() -> None:
+def test_a_stream_that_lags_keeps_no_other_waiting() -> None:
     batcher = WriteBatcher()
     with connected(batcher=batcher) as stalled, connected(batcher=batcher) as other:
         stalled.stall()
-        stalled.source.put(b"late")
-        other.source.put(b"soon")
-        gevent.sleep(0)
-        assert other.received() == b"4\r\nsoon\r\n"
+        stalled.put(b"late")
+        assert other.puts(b"soon") == b"4\r\nsoon\r\n"
 
 
-def test_who_takes_no_bytes_is_cut_off() -> None:
+def test_a_client_that_takes_no_bytes_is_cut_off() -> None:
     with connected(write_timeout_s=QUICK_S) as client:
         client.stall()
-        client.source.put(b"never")
+        client.put(b"never")
         gevent.sleep(QUICK_S / 2)
         assert client.transport.is_open
         gevent.sleep(QUICK_S)
-        assert (client.transport.is_open, client.finished, client.source.left) == (False, 0, 1)
-        data = b""
-        while more := client.received():
-            data += more
-        assert b"never" not in data and client.sock.recv(1) == b"", "its connection is over"
+        assert client.ended() == (False, 0, 1)
+        assert b"never" not in client.read_until_over() and client.sock.recv(1) == b"", "it is over"
 
 
-def test_who_takes_each_slice_in_time_is_served_however_long_it_takes() -> None:
-    with connected(write_timeout_s=10 * QUICK_S) as client:
+def test_a_client_that_takes_each_slice_in_time_is_served_however_long_it_takes() -> None:
+    with connected(write_timeout_s=4 * QUICK_S) as client:
         given = client.stall()
-        client.source.waiting, client.source.over = [PIECE] * 100, True
+        client.waiting, client.over = [PIECE] * 40, True
         data, reads = b"", 0
         while client.transport.is_open:  # a slice leaves with every few reads
             data += client.received(3000)
             reads += 1
             gevent.sleep(QUICK_S / 2)
-        while more := client.received():
-            data += more
-        assert body_of(data) == PIECE * (given + 100)
-        assert client.finished == 1 and reads * QUICK_S / 2 > 10 * QUICK_S, "longer than the limit of a slice"
+        assert body_of(data + client.read_until_over()) == PIECE * (given + 40)
+        assert client.finished == 1 and reads * QUICK_S / 2 > 4 * QUICK_S, "longer than the limit of a slice"
 
 
-def test_a_piece_for_who_has_left_ends_the_stream() -> None:
+@pytest.mark.parametrize("lags", [False, True])
+def test_a_client_that_leaves_ends_the_stream(lags: bool) -> None:
     with connected() as client:
+        if lags:
+            client.stall()
         client.sock.close()
-        client.source.put(b"a")
-        gevent.sleep(0)
-        assert (client.transport.is_open, client.finished, client.source.left) == (False, 0, 1)
-        client.source.put(b"b", last=True)
-        gevent.sleep(0)
-        assert (client.finished, client.source.left) == (0, 1)
-
-
-def test_who_leaves_while_its_stream_lags_ends_it() -> None:
-    with connected() as client:
-        client.stall()
-        client.sock.close()
+        client.put(b"a")
         gevent.sleep(QUICK_S)
-        assert (client.transport.is_open, client.finished, client.source.left) == (False, 0, 1)
+        assert client.ended() == (False, 0, 1)
+        client.put(b"b", last=True)
+        gevent.sleep(0)
+        assert client.ended() == (False, 0, 1)
 
 
 def test_a_reset_ends_the_stream() -> None:
@@ -288,33 +257,32 @@ def test_a_reset_ends_the_stream() -> None:
         sock = socket.create_connection(listener.getsockname())
         server, _ = listener.accept()
         with server, sock:
-            client = Client(sock, server, PATIENCE_S, True, b"", None)
+            client = Client(sock, server)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             sock.close()
             gevent.sleep(QUICK_S)
-            client.source.put(b"a")
+            client.put(b"a")
             gevent.sleep(0)
-            assert (client.transport.is_open, client.source.left) == (False, 1)
+            assert client.ended() == (False, 0, 1)
 
 
 def test_a_slice_that_cannot_be_rendered_cuts_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     with connected() as client:
         client.stall()
-        client.source.error = UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no")
-        client.source.put(b"never")
+        client.error = UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no")
+        client.put(b"never")
         client.read_until_over()
-        assert (client.finished, client.source.left) == (0, 1)
+        assert client.ended() == (False, 0, 1)
         assert [record.levelno for record in caplog.records] == [logging.ERROR]
         assert client.sock.recv(1) == b""
 
 
-def test_what_is_closed_sends_no_more() -> None:
+def test_a_closed_stream_sends_no_more() -> None:
     with connected() as client:
-        client.source.put(b"a")
+        client.put(b"a")
         client.transport.close()
-        gevent.sleep(0)
-        assert client.received() == b""
-        assert (client.finished, client.source.left) == (0, 0), "who closes it knows"
+        assert client.puts() == b""
+        assert client.ended() == (False, 0, 0), "who closes it knows"
 
 
 @pytest.mark.parametrize("stalls", [False, True])
@@ -323,9 +291,9 @@ def test_nothing_that_only_a_collector_frees_is_left(stalls: bool) -> None:
         with connected() as client:
             if stalls:
                 client.stall()
-            client.source.put(b"a", last=True)
+            client.put(b"a", last=True)
             client.read_until_over()
-        del client.transport, client.source  # what a client knows of both is this test's own doing
+        del client.transport  # the cycle of client and transport is this test's own doing
 
     serve()
     gc.collect()
@@ -354,10 +322,10 @@ def test_whatever_the_client_reads_when_the_bytes_are_the_same(
                 if before == number:
                     data += client.received(most)
                     gevent.sleep(0)
-            client.source.put(piece, last=number == len(pieces) - 1)
+            client.put(piece, last=number == len(pieces) - 1)
         data += client.read_until_over()
         assert body_of(data, HEAD) == b"".join(pieces)
-        assert (client.finished, client.source.left) == (1, 0)
+        assert (client.finished, client.left) == (1, 0)
 
 
 def test_a_write_that_breaks_keeps_no_other_from_its_turn(caplog: pytest.LogCaptureFixture) -> None:

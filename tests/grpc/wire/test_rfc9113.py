@@ -143,37 +143,27 @@ FRAMING: dict[str, tuple[Steps, Expected]] = {
     "5.5 an unknown frame of a stream": (opening() + frame(UNKNOWN, 0, 1, b"a") + SAID, answered()),
 }
 
+AFTER: dict[str, tuple[bytes | int, ...]]
+AFTER = {"half closed": (WATCHING,), "reset": (GIVEN_UP,), "ended": FINISHED}
+LATE: dict[str, tuple[bytes, Expected]] = {
+    "DATA": (frame(DATA, 0, 1, b"x"), stream_error(Closed)),
+    "HEADERS": (opening(), stream_error(Closed)),
+    "CONTINUATION": (frame(CONTINUATION, END_HEADERS, 1, headers()), connection_error(Closed, Wrong)),
+    "WINDOW_UPDATE": (window_update(1, 1), ALIVE),
+    "RST_STREAM": (reset(1, 8), ALIVE),
+    "PRIORITY": (frame(PRIORITY, 0, 1, bytes(5)), ALIVE),
+}
 STATES: dict[str, tuple[Steps, Expected]] = {
     "5.1 idle: DATA": (frame(DATA, 0, 1, b"x"), connection_error(Wrong)),
     "5.1 idle: RST_STREAM": (reset(1, 8), connection_error(Wrong)),
     "5.1 idle: WINDOW_UPDATE": (window_update(1, 1), connection_error(Wrong)),
     "5.1 idle: CONTINUATION": (frame(CONTINUATION, END_HEADERS, 1, headers()), connection_error(Wrong)),
     "5.1 idle: PRIORITY": (frame(PRIORITY, 0, 1, bytes(5)), ALIVE),
-    "5.1 half closed: DATA": (WATCHING + frame(DATA, 0, 1, b"x"), stream_error(Closed)),
-    "5.1 half closed: HEADERS": (WATCHING + opening(), stream_error(Closed)),
-    "5.1 half closed: CONTINUATION": (
-        WATCHING + frame(CONTINUATION, END_HEADERS, 1, headers()),
-        connection_error(Closed, Wrong),
-    ),
-    "5.1 half closed: WINDOW_UPDATE": (WATCHING + window_update(1, 1), ALIVE),
-    "5.1 half closed: PRIORITY": (WATCHING + frame(PRIORITY, 0, 1, bytes(5)), ALIVE),
-    "5.1 half closed: RST_STREAM": (WATCHING + reset(1, 8), ALIVE),
-    "5.1 reset: DATA": (GIVEN_UP + frame(DATA, 0, 1, b"x"), stream_error(Closed)),
-    "5.1 reset: HEADERS": (GIVEN_UP + opening(), stream_error(Closed)),
-    "5.1 reset: CONTINUATION": (
-        GIVEN_UP + frame(CONTINUATION, END_HEADERS, 1, headers()),
-        connection_error(Closed, Wrong),
-    ),
-    "5.1 reset: WINDOW_UPDATE": (GIVEN_UP + window_update(1, 1), ALIVE),
-    "5.1 ended: DATA": ((*FINISHED, frame(DATA, 0, 1, b"x")), stream_error(Closed)),
-    "5.1 ended: HEADERS": ((*FINISHED, opening()), stream_error(Closed)),
-    "5.1 ended: CONTINUATION": (
-        (*FINISHED, frame(CONTINUATION, END_HEADERS, 1, headers())),
-        connection_error(Closed, Wrong),
-    ),
-    "5.1 ended: WINDOW_UPDATE": ((*FINISHED, window_update(1, 1)), ALIVE),
-    "5.1 ended: RST_STREAM": ((*FINISHED, reset(1, 8)), ALIVE),
-    "5.1 ended: PRIORITY": ((*FINISHED, frame(PRIORITY, 0, 1, bytes(5))), ALIVE),
+    **{
+        f"5.1 {state}: {name}": ((*steps, late), expected)
+        for state, steps in AFTER.items()
+        for name, (late, expected) in LATE.items()
+    },
     "5.1.1 an even stream": (opening(2), connection_error(Wrong)),
     "5.1.1 a lower stream": (opening(5) + opening(3), connection_error(Wrong, Closed)),
     "5.1.1 a stream far up": (opening(2**31 - 1, None, END_HEADERS | END_STREAM), answered(2**31 - 1)),
@@ -264,6 +254,15 @@ OPTIONS: dict[str, tuple[Steps, Expected]] = {
     ),
 }
 
+BAD_HEADERS = {
+    **{"upper case": ("X-Upper", "a"), "a space in a name": ("a b", "a"), "no name": ("", "a")},
+    **{"a colon in a name": ("a:b", "a"), "a line in a value": ("a", "b\r\nc")},
+    **{"a zero in a value": ("a", "b\0c"), "a space before a value": ("a", " b")},
+}
+OF_HTTP_1 = {
+    **{"connection": "close", "keep-alive": "5", "transfer-encoding": "chunked", "upgrade": "h2c"},
+    "te": "gzip",
+}
 REQUESTS: dict[str, tuple[Steps, Expected]] = {
     "8.1 trailers": (
         opening() + frame(DATA, 0, 1, REQUEST) + opening(1, encode({"a": "b"}), 5),
@@ -283,19 +282,9 @@ REQUESTS: dict[str, tuple[Steps, Expected]] = {
         opening(1, headers(**{"content-length": str(len(REQUEST))})) + SAID,
         answered(),
     ),
-    "8.2.1 upper case": (with_header("X-Upper", "a"), stream_error(Wrong)),
-    "8.2.1 a space in a name": (with_header("a b", "a"), stream_error(Wrong)),
-    "8.2.1 no name": (with_header("", "a"), stream_error(Wrong)),
-    "8.2.1 a colon in a name": (with_header("a:b", "a"), stream_error(Wrong)),
-    "8.2.1 a line in a value": (with_header("a", "b\r\nc"), stream_error(Wrong)),
-    "8.2.1 a zero in a value": (with_header("a", "b\0c"), stream_error(Wrong)),
-    "8.2.1 a space before a value": (with_header("a", " b"), stream_error(Wrong)),
+    **{f"8.2.1 {name}": (with_header(*header), stream_error(Wrong)) for name, header in BAD_HEADERS.items()},
+    **{f"8.2.2 {name}": (with_header(name, value), stream_error(Wrong)) for name, value in OF_HTTP_1.items()},
     "8.2.1 an empty value": (with_header("a", ""), answered()),
-    "8.2.2 connection": (with_header("connection", "close"), stream_error(Wrong)),
-    "8.2.2 keep-alive": (with_header("keep-alive", "5"), stream_error(Wrong)),
-    "8.2.2 transfer-encoding": (with_header("transfer-encoding", "chunked"), stream_error(Wrong)),
-    "8.2.2 upgrade": (with_header("upgrade", "h2c"), stream_error(Wrong)),
-    "8.2.2 te of gzip": (with_header("te", "gzip"), stream_error(Wrong)),
     "8.2.2 te of trailers": (with_header("te", "trailers"), answered()),
     "8.2.3 two cookies": (of_headers([*TYPED, ("cookie", "a=b"), ("cookie", "c=d")]), answered()),
     "8.3 an unknown pseudo-header": (of_headers([(":a", "b"), *TYPED]), stream_error(Wrong)),
