@@ -41,9 +41,12 @@ from app.kvindex.streams import (  # noqa: E402
     PoolSettings,
 )
 from app.serving.flask.application import Understudy  # noqa: E402
-from app.serving.gunicorn.connections import Connections, FastPath  # noqa: E402
+from app.serving.gunicorn.connections import (  # noqa: E402
+    Connections,
+    FastConnection,
+    FastPath,
+)
 from app.serving.gunicorn.fair_turns import FairTurns  # noqa: E402
-from app.serving.gunicorn.fast.connection import FastConnection  # noqa: E402
 from app.serving.gunicorn.logs import ServerLogger  # noqa: E402
 from app.wiring.factory import create_app  # noqa: E402
 from config.loader import load  # noqa: E402

@@ -16,9 +16,8 @@ import pytest
 
 from app import create_app
 from app.serving.flask.application import Understudy
-from app.serving.gunicorn.connections import Connections, FastPath
+from app.serving.gunicorn.connections import Connections, FastConnection, FastPath
 from app.serving.gunicorn.fair_turns import FairTurns
-from app.serving.gunicorn.fast.connection import FastConnection
 from app.serving.gunicorn.logs import ServerLogger
 from config.loader import load
 

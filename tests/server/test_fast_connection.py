@@ -8,9 +8,8 @@ from typing import Any, cast
 import gevent.socket
 import pytest
 
-from app.serving.gunicorn.connections import Connections, FastPath
+from app.serving.gunicorn.connections import Connections, FastConnection, FastPath
 from app.serving.gunicorn.fair_turns import FairTurns
-from app.serving.gunicorn.fast.connection import FastConnection
 from app.serving.gunicorn.logs import ServerLogger
 from app.serving.http.context import RequestContext
 from app.serving.http.response import Response

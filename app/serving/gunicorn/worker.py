@@ -2,7 +2,7 @@
 
 Changes, with their reasons (figures in docs/benchmarks.md):
 
-* plain requests for generation are answered from the hub (`app.serving.gunicorn.fast`); all others by
+* plain requests for generation are answered from the hub (`app.serving.gunicorn.connections`); all others by
   gunicorn's parser and Flask, in a greenlet per answer;
 * the stock worker waits for idle keep-alive connections until killed, and its exit hooks never run;
 * the stock worker serves one busy connection without end, while other connections starve;
@@ -45,9 +45,8 @@ from app.serving.gunicorn.client_socket import (
     has_much_unread,
     linger,
 )
-from app.serving.gunicorn.connections import Connections, FastPath, GreenletConnection
+from app.serving.gunicorn.connections import Connections, FastConnection, FastPath, GreenletConnection
 from app.serving.gunicorn.fair_turns import FairTurns, Share
-from app.serving.gunicorn.fast.connection import FastConnection
 from app.serving.http.context import CONTEXT, context_of
 from app.serving.http.response import ClosingBody, StreamingBody
 
@@ -120,8 +119,6 @@ class Worker(GeventWorker):  # type: ignore[misc]
         except SystemExit as reason:
             self.log.error("%s", reason.code)
             sys.exit(Arbiter.WORKER_BOOT_ERROR)
-        if getattr(self.wsgi, "rpc", None) is not None:
-            import app.serving.gunicorn.http2.connection  # noqa: F401  # a later import would delay all clients
 
     def run(self) -> None:
         """Serves until SIGTERM, then lets running requests end within `graceful_timeout`."""
@@ -142,6 +139,10 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 *(self.wsgi, self.log, self._turns, self._connections, self.cfg.keepalive),
                 *(self._serve_general, self.write_timeout_s, self.head_timeout_s),
             )
+            if path.rpc is not None:  # imported now, because a later import would delay all clients
+                from app.serving.gunicorn.http2.connection import Http2Connection
+
+                path.upgrade = Http2Connection
             path.heads.keep_to(self.cfg.limit_request_field_size, self.cfg.limit_request_fields)
             self.wsgi.caches.append(lambda: {"request heads": path.heads})
         servers = [self._listen(listener) for listener in self.sockets]
