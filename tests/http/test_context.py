@@ -101,22 +101,11 @@ def test_without_the_target_as_it_was_sent_the_path_and_query_stand_for_it() -> 
 
 
 def test_headers_have_lower_case_names_and_come_in_their_order() -> None:
-    given = {
-        **{name: value for name, value in environ().items() if not name.startswith(("HTTP_", "CONTENT_"))},
-        "HTTP_X_B": "2",
-        "CONTENT_TYPE": "text/plain",
-        "HTTP_ACCEPT_ENCODING": "gzip",
-        "CONTENT_LENGTH": "",
-        "HTTP_X_A": "",
-    }
-    headers = context_of(given).headers
-    assert list(headers.items()) == [
-        ("x-b", "2"),
-        ("content-type", "text/plain"),
-        ("accept-encoding", "gzip"),
-        ("x-a", ""),
-    ]
-    assert "content-length" not in headers and headers.get("cookie") is None
+    given = {name: it for name, it in environ().items() if not name.startswith(("HTTP_", "CONTENT_"))}
+    given |= {"HTTP_X_B": "2", "CONTENT_TYPE": "text/plain", "HTTP_ACCEPT_ENCODING": "gzip"}
+    given |= {"CONTENT_LENGTH": "", "HTTP_X_A": ""}
+    expected = {"x-b": "2", "content-type": "text/plain", "accept-encoding": "gzip", "x-a": ""}
+    assert list(context_of(given).headers.items()) == list(expected.items())
 
 
 def test_a_socket_of_gevent_is_the_connection_and_any_other_is_none() -> None:
