@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from app.base.metrics.figures import Figures
+from app.base.metrics.recorder import Figures
 from app.console.bars import RequestBars, in_ms
 from app.console.blocks import BlockMap
 from app.console.frames import FIGURES, EventRow, Frame, Picture, StepRow

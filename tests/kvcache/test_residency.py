@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from app.base.clock.clock import VirtualClock
-from app.engine.kvcache.residency import LIFE_BYTES, Residency
+from app.engine.kvcache.residency import Residency
 from tests.kvcache.caches import begin, serve, small_cache, tokens
 
 
@@ -19,14 +19,10 @@ class Observed:
         self.idle: list[float] = []
         self.gaps: list[float] = []
 
-    def block_lifetime(self, seconds: float) -> None:
-        self.lifetimes.append(seconds)
-
-    def block_idle_before_evict(self, seconds: float) -> None:
-        self.idle.append(seconds)
-
-    def block_reuse_gap(self, seconds: float) -> None:
-        self.gaps.append(seconds)
+    def block_evicted(self, lifetime_s: float, idle_s: float, gaps_s: list[float]) -> None:
+        self.lifetimes.append(lifetime_s)
+        self.idle.append(idle_s)
+        self.gaps += gaps_s
 
 
 @pytest.fixture
@@ -70,14 +66,13 @@ def test_only_a_share_of_the_blocks_is_followed(clock: VirtualClock, observed: O
     assert 0.1 < len(observed.lifetimes) / 990 < 0.3
 
 
-def test_no_more_blocks_are_followed_than_memory_allows(clock: VirtualClock, observed: Observed) -> None:
-    residency = Residency(observed, 1.0, Random(0), clock.now, limit_bytes=3 * LIFE_BYTES)
+def test_no_more_blocks_are_followed_than_allowed(clock: VirtualClock, observed: Observed) -> None:
+    residency = Residency(observed, 1.0, Random(0), clock.now, most=3)
     for block in range(5):
         residency.allocated(block)
-    assert residency.size_bytes == residency.limit_bytes
     for block in range(5):
         residency.evicted(block)
-    assert (residency.size_bytes, observed.lifetimes) == (0, [0.0] * 3)
+    assert observed.lifetimes == [0.0] * 3
 
 
 def test_nothing_is_observed_of_blocks_that_are_cleared(clock: VirtualClock, observed: Observed) -> None:

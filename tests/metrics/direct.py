@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from app.base.metrics.families import ABORTED, EngineFamilies, engine_table
-from app.base.metrics.instruments import Counter, Gauge, Histogram
-from app.base.metrics.sequences import FinishedSequence
+from app.base.metrics.recorder import FinishedSequence
 
 
 class DirectRecorder:
@@ -15,7 +14,7 @@ class DirectRecorder:
     def __init__(self, now: Callable[[], float]) -> None:
         server = {"model_name": "tiny", "engine": "0"}
         self._families = EngineFamilies((*engine_table({}), *ABORTED), server, now, 2048)
-        self._families.one(Gauge, "engine_sleep_state", sleep_state="awake").set(1)
+        self._families.gauge("engine_sleep_state", sleep_state="awake").set(1)
         self._step = 0
         self._step_tokens = 0
 
@@ -52,10 +51,9 @@ class DirectRecorder:
         self._observe("request_generation_tokens", row.generation_tokens)
         if row.max_tokens:
             self._observe("request_params_max_tokens", row.max_tokens)
-
-    def completed(self, n: int, longest: int) -> None:
-        self._observe("request_params_n", n)
-        self._observe("request_max_num_generation_tokens", longest)
+        if row.choices:
+            self._observe("request_params_n", row.choices)
+            self._observe("request_max_num_generation_tokens", row.longest)
 
     def render(self) -> str:
         self._flush_step()
@@ -74,7 +72,7 @@ class DirectRecorder:
             self._step_tokens = 0
 
     def _inc(self, name: str, amount: int, **labels: str) -> None:
-        self._families.one(Counter, name, **labels).inc(amount)
+        self._families.counter(name, **labels).inc(amount)
 
     def _observe(self, name: str, value: float, count: int = 1) -> None:
-        self._families.one(Histogram, name).observe(value, count)
+        self._families.histogram(name).observe(value, count)

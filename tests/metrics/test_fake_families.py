@@ -172,7 +172,6 @@ def test_real_requests_leave_no_trace() -> None:
     faked.recorder.read_load = lambda: (3, 0, 0.0)
     faked.recorder.prefilled(0.03, prompt_tokens=100, cached_tokens=64, at_s=1.0)
     faked.recorder.decoded(5, 0.02, at_s=1.1)
-    faked.recorder.completed(n=1, longest=6)
     assert faked.lines() == before
 
 

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.base.metrics.families import FINISHED, TABLE, token_bounds
-from app.base.metrics.recorder import Recorder
+from app.base.metrics.recorder import FinishedSequence, Recorder
 
 FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("families.json").read_text())
 ALIASES = {spec.name: spec.alias_of for spec in TABLE if spec.alias_of}
@@ -54,7 +54,7 @@ def test_vllm_has_all_families_but_the_older_names_that_a_setting_adds(older_nam
 def test_the_older_names_repeat_the_modern_numbers() -> None:
     recorder = new_recorder(older_names=True)
     recorder.decoded(4, 0.03, at_s=1.0)
-    recorder.completed(n=2, longest=17)
+    recorder.sequence_finished(FinishedSequence("stop", 1, 17, 0, 64, 0, 0, 0, 1, choices=2, longest=17))
     families = scrape(recorder)
     for alias, modern in ALIASES.items():
         repeated = [(sample.name.replace(alias, modern), *sample[1:3]) for sample in families[alias].samples]

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.base.metrics.families import FINISHED
-from app.base.metrics.recorder import Recorder
-from app.base.metrics.sequences import BLOCK, FinishedSequence
+from app.base.metrics.recorder import BLOCK, FinishedSequence, Recorder
 from tests.metrics.direct import DirectRecorder
 
 SECONDS = st.floats(0, 1000)
@@ -33,22 +32,13 @@ def recorder() -> Recorder:
     return Recorder("tiny", max_model_len=2048, cache_config={})
 
 
-def finish(recorder: Recorder, reason: Any = "stop", **given: Any) -> None:
-    row = {
-        **{"prompt_tokens": 10, "generation_tokens": 5, "cached_tokens": 0, "max_tokens": 64},
-        **{"queue_s": 0.0, "prefill_s": 0.05, "decode_s": 0.4, "e2e_s": 0.5},
-        **given,
-    }
-    recorder.sequence_finished(FinishedSequence(reason, **row))
-
-
 MOMENTS = st.one_of(st.floats(0, 10), st.integers(0, 50).map(lambda ms: ms / 1000))
 ROWS = st.fixed_dictionaries(
     {
         **{name: TOKENS for name in ("prompt_tokens", "generation_tokens", "cached_tokens")},
         **{name: SECONDS for name in ("queue_s", "prefill_s", "decode_s", "e2e_s")},
         "max_tokens": st.none() | TOKENS,
-        "preemptions": st.integers(0, 30),
+        **{name: st.integers(0, 30) for name in ("preemptions", "choices", "longest")},
     }
 )
 EVENTS = st.one_of(
@@ -57,7 +47,6 @@ EVENTS = st.one_of(
         st.just("prefilled"), st.tuples(SECONDS, TOKENS, st.integers(0, 100), MOMENTS, st.integers(0, 1))
     ),
     st.tuples(st.just("finished"), st.tuples(st.sampled_from(FINISHED), ROWS)),
-    st.tuples(st.just("completed"), st.tuples(st.integers(1, 30), TOKENS)),
 )
 
 
@@ -84,25 +73,13 @@ def test_rows_that_are_counted_later_give_the_text_of_events_that_are_counted_at
         assert later.render() == at_once.render()
 
 
-def test_a_row_with_its_prompt_counts_as_two_events() -> None:
-    one, two = (Recorder("tiny", 2048, {}, now=lambda: 1e9) for _ in range(2))
-    one.sequence_finished(FinishedSequence("stop", 10, 5, 0, 64, 0.0, 0.05, 0.4, 0.5, choices=3, longest=9))
-    finish(two)
-    two.completed(n=3, longest=9)
-    assert one.render() == two.render()
-
-
 def test_no_more_than_a_block_of_rows_waits_to_be_counted(recorder: Recorder) -> None:
     for number in range(3 * BLOCK + 1):
         recorder.prefilled(0.1, 10, 0, at_s=number)
         recorder.decoded(1, 0.02, at_s=number)
-        finish(recorder)
-        recorder.completed(1, 5)
-        waiting = (
-            recorder._tokens,
-            recorder._prefills,
-            recorder._finished,
-            recorder._completed,
-        )
+        recorder.step(3)
+        row = FinishedSequence("stop", 10, 5, 0, 64, 0.0, 0.05, 0.4, 0.5, choices=1, longest=5)
+        recorder.sequence_finished(row)
+        waiting = (recorder._tokens, recorder._prefills, recorder._finished, recorder._step_tokens)
         assert all(len(rows) < BLOCK for rows in waiting)
     assert samples(recorder)["vllm:request_params_n_count"] == 3 * BLOCK + 1

@@ -295,7 +295,10 @@ class EngineFamilies:
     def add(self, table: Iterable[Spec]) -> None:
         for spec in table:
             base = self._base[spec.name] = {label: self._server[label] for label in spec.base}
-            family = Family(spec.name, spec.help, self._create(spec), spec.kind, self._now)
+            create: Callable[[], Instrument] = Counter if spec.kind == "counter" else Gauge
+            if spec.kind == "histogram":
+                create = partial(Histogram, self._token_bounds if spec.bounds is None else spec.bounds)
+            family = Family(spec.name, spec.help, create, spec.kind, self._now)
             self.by_name[spec.name] = family
             if spec.alias_of:
                 for labels, instrument in self.by_name[spec.alias_of].children():
@@ -304,15 +307,19 @@ class EngineFamilies:
             for values in product(*spec.extra.values()):
                 instrument = family.labels(**base, **dict(zip(spec.extra, values, strict=True)))
                 if isinstance(instrument, Gauge):
-                    instrument.set(spec.value)
+                    instrument.value = spec.value
 
-    def _create(self, spec: Spec) -> Callable[[], Instrument]:
-        if spec.kind == "histogram":
-            return partial(Histogram, self._token_bounds if spec.bounds is None else spec.bounds)
-        return Counter if spec.kind == "counter" else Gauge
+    def counter(self, name: str, **labels: str) -> Counter:
+        """Returns the counter of `vllm:{name}` or `name`, with the server's labels and `labels`."""
+        return self._one(Counter, name, labels)
 
-    def one(self, kind: type[InstrumentT], name: str, **labels: str) -> InstrumentT:
-        """Returns the instrument of `vllm:{name}` or `name`, with the server's labels and `labels`."""
+    def gauge(self, name: str, **labels: str) -> Gauge:
+        return self._one(Gauge, name, labels)
+
+    def histogram(self, name: str, **labels: str) -> Histogram:
+        return self._one(Histogram, name, labels)
+
+    def _one(self, kind: type[InstrumentT], name: str, labels: Mapping[str, str]) -> InstrumentT:
         family = self.by_name.get(f"vllm:{name}") or self.by_name[name]
         instrument = family.labels(**self._base[family.name], **labels)
         assert isinstance(instrument, kind)

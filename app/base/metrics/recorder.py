@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter as Tally
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
+from operator import attrgetter
 from typing import Literal
+
+from msgspec import Struct
 
 from app.base.metrics.families import (
     ABORTED,
     BLOCK_TIMES,
     CACHE_CONFIG,
+    FINISHED,
     LATE,
     REJECTIONS,
     TRANSFERS,
@@ -23,10 +28,8 @@ from app.base.metrics.families import (
     drafts,
     engine_table,
 )
-from app.base.metrics.figures import Distribution, Figures
-from app.base.metrics.instruments import Counter, Gauge, Histogram
+from app.base.metrics.instruments import Counter, Histogram
 from app.base.metrics.lora import AdapterStage, LoraRequests
-from app.base.metrics.sequences import BLOCK, FinishedSequence, FinishedSequences
 
 LAYERS, HEADS, HEAD_SIZE, NUMBER_BYTES = 32, 8, 128, 2
 """Dimensions of a usual model, Llama 3.1 8B, for simulated transfers of KV caches."""
@@ -35,22 +38,99 @@ PARTS = 2 * LAYERS
 TOKEN_BYTES = PARTS * HEADS * HEAD_SIZE * NUMBER_BYTES
 POST_S = 1e-6
 """Time to post one descriptor, in seconds."""
-
-RejectionReason = Literal["max_num_queued_reqs", "max_num_queued_tokens"]
-TokenRow = tuple[int, float | None, float]
-"""Computed tokens, gap before each in seconds (None for a prefill), and time in seconds."""
-
+BLOCK = 512
+"""Rows of one kind that are counted together; a block takes a millisecond at most."""
 STEPS_PER_S = 1000
 """Most engine steps per second of simulated decoding."""
 SURELY_BELOW = 1 - 1e-12
 """Factor that makes a time smaller by more than any rounding error."""
+
+FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
+RejectionReason = Literal["max_num_queued_reqs", "max_num_queued_tokens"]
+TokenRow = tuple[int, float | None, float]
+"""Computed tokens, gap before each in seconds (None for a prefill), and time in seconds."""
+
+
+class FinishedSequence(Struct, frozen=True, gc=False):
+    """The numbers of a finished sequence; 0 for phases that it did not reach.
+
+    `max_tokens` is the limit in force (vLLM sets one when the client gives none). `queue_s` is the wait,
+    `prefill_s` the time from leaving the queue to the first token, `decode_s` from the first token to the
+    last, `e2e_s` from arrival to the end. Only the last sequence of a prompt has `choices`, their number, and
+    `longest`, the tokens of the longest; other sequences have 0.
+    """
+
+    reason: FinishReason
+    prompt_tokens: int
+    generation_tokens: int
+    cached_tokens: int
+    max_tokens: int | None
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    e2e_s: float
+    preemptions: int = 0
+    choices: int = 0
+    longest: int = 0
+
+
+COLUMNS: Mapping[str, Callable[[FinishedSequence], float]] = {
+    "request_prompt_tokens": attrgetter("prompt_tokens"),
+    "request_generation_tokens": attrgetter("generation_tokens"),
+    "request_num_preemptions": attrgetter("preemptions"),
+    "request_queue_time_seconds": attrgetter("queue_s"),
+    "request_prefill_time_seconds": attrgetter("prefill_s"),
+    "request_decode_time_seconds": attrgetter("decode_s"),
+    "e2e_request_latency_seconds": attrgetter("e2e_s"),
+    "request_prefill_kv_computed_tokens": lambda row: row.prompt_tokens - row.cached_tokens,
+    "request_inference_time_seconds": lambda row: row.prefill_s + row.decode_s,
+    "request_time_per_output_token_seconds": lambda row: (
+        row.decode_s / (row.generation_tokens - 1) if row.generation_tokens > 1 else 0.0
+    ),
+}
+"""Maps histograms to what they observe of each finished sequence."""
+
+
+class Distribution(Struct, frozen=True):
+    """A histogram: inclusive upper `bounds` in seconds, and a count per bucket; the last is above all
+    bounds.
+    """
+
+    bounds: Sequence[float]
+    counts: Sequence[int]
+    sum: float
+
+    @classmethod
+    def of(cls, histogram: Histogram) -> Distribution:
+        return cls(histogram.bounds, tuple(histogram.counts), histogram.sum)
+
+
+class Figures(Struct, frozen=True, kw_only=True):
+    """The numbers of /metrics: present gauges, and counters since the start of the server."""
+
+    running: float
+    waiting: float
+    cache_usage: float
+    """Share from 0 to 1."""
+    preemptions: float
+    generated: float
+    prompt: float
+    """Prompt tokens, cached ones included."""
+    cached: float
+    queries: float
+    """Tokens looked up in the prefix cache."""
+    hits: float
+    finished: Mapping[str, float]
+    ttft: Distribution
+    inter_token: Distribution
+    e2e: Distribution
 
 
 class Recorder:
     """Counts the events of sequences, with the meaning of vLLM's families (vllm-api.md 11.2).
 
     A sequence is one choice of one prompt: a prompt with n = 3 is three sequences. Each waits, runs, is
-    prefilled, decoded and finished, as in vLLM. Only `completed` is called once per prompt.
+    prefilled, decoded and finished, as in vLLM.
 
     `now` returns Unix seconds for the `_created` series. `max_loras` adds a family of adapters. `transfers`
     adds the families of fetched caches before the first fetch. With `steps` the engine reports its steps
@@ -73,24 +153,24 @@ class Recorder:
     ) -> None:
         self.read_load: Callable[[], tuple[int, int, float]] = lambda: (0, 0, 0.0)
         """Returns running and waiting sequences, and the used share of the KV cache (0 to 1)."""
-        self._loras = None if max_loras is None else LoraRequests(max_loras, now)
+        self.adapter_series = None if max_loras is None else LoraRequests(max_loras, now)
         table = (*engine_table(cache_config, block_times, older_names), *ABORTED, *(LATE if steps else ()))
         server = {"model_name": model_name, "engine": engine}
         self._families = EngineFamilies(table, server, now, max_model_len)
-        one = self._families.one
+        counter, gauge, histogram = self._families.counter, self._families.gauge, self._families.histogram
         self._block_size = int(cache_config.get("block_size", CACHE_CONFIG["block_size"]))
         if transfers:
             _ = self._transfers
-        self._late = (one(Counter, LATE[0].name), one(Counter, LATE[1].name)) if steps else None
-        self._drafts: tuple[Counter, Counter, Counter] | None = None
+        self._late = [counter(spec.name) for spec in LATE if steps]
+        self._drafts: list[Counter] = []
         self._drafts_by_place: list[Counter] = []
-        self._aborted = one(Counter, ABORTED[0].name)
-        self._block_times = [one(Histogram, spec.name) for spec in BLOCK_TIMES if block_times]
-        rejections = "admission_rejections_total"
-        self._rejected = {reason: one(Counter, rejections, reason=reason) for reason in REJECTIONS}
+        self._aborted = counter(ABORTED[0].name)
+        self._block_times = [histogram(spec.name) for spec in BLOCK_TIMES if block_times]
+        self._rejected = {
+            reason: counter("admission_rejections_total", reason=reason) for reason in REJECTIONS
+        }
         self._tool_parses = {
-            (streaming, found): one(
-                Counter,
+            (streaming, found): counter(
                 "tool_call_parser_invocations_total",
                 mode="streaming" if streaming else "non_streaming",
                 outcome="tool_call" if found else "no_tool_call",
@@ -99,83 +179,78 @@ class Recorder:
             for streaming in (True, False)
             for found in (True, False)
         }
-        self._sequences = FinishedSequences(self._families)
-        self._iterations = one(Histogram, "iteration_tokens_total")
+        self._running = gauge("num_requests_running")
+        self._waiting = gauge("num_requests_waiting")
+        self._waiting_for_capacity = gauge("num_requests_waiting_by_reason", reason="capacity")
+        self._cache_usage = gauge("kv_cache_usage_perc")
+        gauge("engine_sleep_state", sleep_state="awake").value = 1
+        self._queries = counter("prefix_cache_queries_total")
+        self._hits = counter("prefix_cache_hits_total")
+        self._external_queries = counter("external_prefix_cache_queries_total")
+        self._external_hits = counter("external_prefix_cache_hits_total")
+        self._preemptions = counter("num_preemptions_total")
+        self._generated = counter("generation_tokens_total")
+        self._prompt = counter("prompt_tokens_total")
+        self._cached = counter("prompt_tokens_cached_total")
+        by_source, by_tier = "prompt_tokens_by_source_total", "prompt_tokens_cached_by_source_total"
+        self._computed = counter(by_source, source="local_compute")
+        self._local_hit = counter(by_source, source="local_cache_hit")
+        self._external = counter(by_source, source="external_kv_transfer")
+        self._device_hit = counter(by_tier, source="device")
+        self._peer_hit = counter(by_tier, source="p2p")
+        self._inter_token = histogram("inter_token_latency_seconds")
+        self._ttft = histogram("time_to_first_token_seconds")
+        self._e2e = histogram("e2e_request_latency_seconds")
+        self._success = {
+            reason: counter("request_success_total", finished_reason=reason) for reason in FINISHED
+        }
+        self._columns = [(histogram(name), value) for name, value in COLUMNS.items()]
+        self._max_tokens = histogram("request_params_max_tokens")
+        self._choices = histogram("request_params_n")
+        self._longest = histogram("request_max_num_generation_tokens")
+        self._iterations = histogram("iteration_tokens_total")
         self._steps = None if steps else EngineSteps(self._iterations)
+        # Rows since the last fold.
+        self._step_tokens: list[int] = []
         self._tokens: list[TokenRow] = []
         self._prefills: list[tuple[float, int, int]] = []
         """TTFT in seconds, prompt tokens and cached tokens."""
         self._finished: list[FinishedSequence] = []
-        self._completed: list[tuple[int, int]] = []
         self._fetched = 0
-        """Prompt tokens with a fetched cache, since the last fold."""
+        """Prompt tokens with a fetched cache."""
         self._loaded = 0
-        """Prompt tokens loaded from a connector's store, since the last fold."""
-        self._bind_gauges()
-        self._bind_tokens()
-
-    def _bind_gauges(self) -> None:
-        one = self._families.one
-        self._running = one(Gauge, "num_requests_running")
-        self._waiting = one(Gauge, "num_requests_waiting")
-        self._waiting_for_capacity = one(Gauge, "num_requests_waiting_by_reason", reason="capacity")
-        self._cache_usage = one(Gauge, "kv_cache_usage_perc")
-        self._queries = one(Counter, "prefix_cache_queries_total")
-        self._hits = one(Counter, "prefix_cache_hits_total")
-        self._external_queries = one(Counter, "external_prefix_cache_queries_total")
-        self._external_hits = one(Counter, "external_prefix_cache_hits_total")
-        self._preemptions = one(Counter, "num_preemptions_total")
-        one(Gauge, "engine_sleep_state", sleep_state="awake").set(1)
-
-    def _bind_tokens(self) -> None:
-        one, by_source = self._families.one, "prompt_tokens_by_source_total"
-        by_tier = "prompt_tokens_cached_by_source_total"
-        self._generated = one(Counter, "generation_tokens_total")
-        self._inter_token = one(Histogram, "inter_token_latency_seconds")
-        self._ttft = one(Histogram, "time_to_first_token_seconds")
-        self._prompt = one(Counter, "prompt_tokens_total")
-        self._cached = one(Counter, "prompt_tokens_cached_total")
-        self._computed = one(Counter, by_source, source="local_compute")
-        self._local_hit = one(Counter, by_source, source="local_cache_hit")
-        self._external = one(Counter, by_source, source="external_kv_transfer")
-        self._device_hit = one(Counter, by_tier, source="device")
-        self._peer_hit = one(Counter, by_tier, source="p2p")
-
-    @property
-    def adapter_series(self) -> LoraRequests | None:
-        return self._loras
+        """Prompt tokens loaded from a connector's store."""
 
     def adapter_moved(self, sequence: Hashable, adapter: str, stage: AdapterStage | None) -> None:
         """Counts a sequence with an adapter that began to wait or to run; None: that ended."""
-        if self._loras is not None:
-            self._loras.move(sequence, adapter, stage)
+        if self.adapter_series is not None:
+            self.adapter_series.move(sequence, adapter, stage)
 
     def step(self, tokens: int) -> None:
         """Observes the tokens computed in one engine step."""
-        self._iterations.observe(tokens)
+        self._step_tokens.append(tokens)
+        if len(self._step_tokens) >= BLOCK:
+            self._fold_steps()
 
     def expect_drafts(self, positions: int) -> None:
         """Adds the families of speculative decoding; drafts have up to `positions` tokens."""
-        table, one = drafts(positions), self._families.one
-        self._families.add(table)
-        whole, drafted, accepted, by_place = (spec.name for spec in table)
-        self._drafts = one(Counter, whole), one(Counter, drafted), one(Counter, accepted)
-        self._drafts_by_place = [one(Counter, by_place, position=str(n)) for n in range(positions)]
+        *whole, by_place = drafts(positions)
+        self._families.add((*whole, by_place))
+        counter = self._families.counter
+        self._drafts = [counter(spec.name) for spec in whole]
+        self._drafts_by_place = [counter(by_place.name, position=str(n)) for n in range(positions)]
 
     def drafted(self, tokens: int, accepted: int) -> None:
         """Counts a checked draft with `tokens` tokens; the first `accepted` were right."""
-        if self._drafts is not None:
-            for counter, amount in zip(self._drafts, (1, tokens, accepted), strict=True):
-                counter.value += amount
-            for counter in self._drafts_by_place[:accepted]:
-                counter.value += 1
+        for counter, amount in zip(self._drafts, (1, tokens, accepted), strict=True):
+            counter.value += amount
+        for counter in self._drafts_by_place[:accepted]:
+            counter.value += 1
 
     def late(self, seconds: float) -> None:
         """Counts a request that reached the scheduler `seconds` too late."""
-        if self._late is not None:
-            requests, together = self._late
-            requests.value += 1
-            together.value += seconds
+        for counter, amount in zip(self._late, (1, seconds), strict=False):
+            counter.value += amount
 
     def preempted(self, sequences: int = 1) -> None:
         """Counts sequences that lost their blocks and wait for new ones."""
@@ -206,7 +281,7 @@ class Recorder:
         fetch.
         """
         self._families.add(TRANSFERS)
-        return [self._families.one(Histogram, spec.name) for spec in TRANSFERS[:4]]
+        return [self._families.histogram(spec.name) for spec in TRANSFERS[:4]]
 
     def looked_up_in_store(self, tokens: int, found: int, tier: str) -> None:
         """Counts `tokens` missing in the prefix cache and looked up in a connector's store, and the `found`
@@ -215,20 +290,18 @@ class Recorder:
         self._external_queries.value += tokens
         self._external_hits.value += found
         if found:
-            self._families.one(Counter, "prompt_tokens_cached_by_source_total", source=tier).inc(found)
+            self._families.counter("prompt_tokens_cached_by_source_total", source=tier).value += found
 
     def loaded(self, tokens: int) -> None:
         """Counts tokens loaded from the store. The next `prefilled` counts them as cached."""
         self._loaded += tokens
 
-    def block_lifetime(self, seconds: float) -> None:
-        self._block_times[0].observe(seconds)
-
-    def block_idle_before_evict(self, seconds: float) -> None:
-        self._block_times[1].observe(seconds)
-
-    def block_reuse_gap(self, seconds: float) -> None:
-        self._block_times[2].observe(seconds)
+    def block_evicted(self, lifetime_s: float, idle_s: float, gaps_s: Iterable[float]) -> None:
+        """Counts an evicted block: its lifetime, the time since its last use, the gaps between uses."""
+        lifetimes, idle, gaps = self._block_times
+        lifetimes.observe(lifetime_s)
+        idle.observe(idle_s)
+        gaps.observe_all(gaps_s)
 
     def parsed_tools(self, streaming: bool, found: bool, times: int = 1) -> None:
         """Counts runs of the tool call parser on a reply or an event of a stream; `found`: with a call."""
@@ -238,15 +311,15 @@ class Recorder:
         """Sets the sleep level (0, 1 or 2); None: awake."""
         states = {"awake": level in (None, 0), "weights_offloaded": level == 1, "discard_all": level == 2}
         for state, holds in states.items():
-            self._families.one(Gauge, "engine_sleep_state", sleep_state=state).set(int(holds))
+            self._families.gauge("engine_sleep_state", sleep_state=state).value = int(holds)
 
     def slept(self, operation: Literal["sleep", "release_kv_cache_memory", "wake"], seconds: float) -> None:
         duration = "sleep_mode_operation_duration_seconds"
-        self._families.one(Histogram, duration, operation=operation).observe(seconds)
+        self._families.histogram(duration, operation=operation).observe(seconds)
 
     def rejected(self, reason: RejectionReason) -> None:
-        """Counts a request rejected by a limit of the waiting list. KeyError for another reason."""
-        self._rejected[reason].inc()
+        """Counts a request rejected by a limit of the waiting list."""
+        self._rejected[reason].value += 1
 
     def decoded(self, tokens: int, gap_s: float, at_s: float) -> None:
         """Counts `tokens` after a sequence's first; each came `gap_s` after the one before, the last at
@@ -283,15 +356,9 @@ class Recorder:
         if len(self._finished) >= BLOCK:
             self._fold_finished()
 
-    def completed(self, n: int, longest: int) -> None:
-        """Counts a prompt whose last of `n` sequences finished; the longest generated `longest` tokens."""
-        self._completed.append((n, longest))
-        if len(self._completed) >= BLOCK:
-            self._fold_finished()
-
     def figures(self) -> Figures:
         self.fold()
-        finished = self._sequences.by_reason()
+        finished = {reason: counter.value for reason, counter in self._success.items()}
         finished["abort"] += self._aborted.value
         return Figures(
             running=self._running.value,
@@ -306,27 +373,39 @@ class Recorder:
             finished=finished,
             ttft=Distribution.of(self._ttft),
             inter_token=Distribution.of(self._inter_token),
-            e2e=self._sequences.latency(),
+            e2e=Distribution.of(self._e2e),
         )
 
     def render(self) -> str:
         self.fold()
         if self._steps is not None:
             self._steps.flush()
-        return self._families.render() + (self._loras.render() if self._loras is not None else "")
+        adapters = "" if self.adapter_series is None else self.adapter_series.render()
+        return self._families.render() + adapters
 
     def fold(self) -> None:
         """Counts all stored rows, and reads the load. Call it before reading any number."""
         self._running.value, waiting, self._cache_usage.value = self.read_load()
         self._waiting.value = self._waiting_for_capacity.value = waiting
+        self._fold_steps()
         self._fold_tokens()
         self._fold_prefills()
         self._fold_finished()
 
+    def _fold_steps(self) -> None:
+        rows, self._step_tokens = self._step_tokens, []
+        self._iterations.observe_all(rows)
+
     def _fold_finished(self) -> None:
         rows, self._finished = self._finished, []
-        prompts, self._completed = self._completed, []
-        self._sequences.observe(rows, prompts)
+        for reason, count in Tally(row.reason for row in rows).items():
+            self._success[reason].value += count
+        for histogram, value in self._columns:
+            histogram.observe_all([value(row) for row in rows])
+        self._max_tokens.observe_all([row.max_tokens for row in rows if row.max_tokens])
+        prompts = [row for row in rows if row.choices]
+        self._choices.observe_all([row.choices for row in prompts])
+        self._longest.observe_all([row.longest for row in prompts])
 
     def _fold_tokens(self) -> None:
         rows, self._tokens = self._tokens, []

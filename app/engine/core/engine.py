@@ -15,8 +15,7 @@ from app.base.clock.clock import Clock
 from app.base.clock.pause import pause_if_possible
 from app.base.clock.streams import Streams
 from app.base.clock.timer_wheel import TimerWheel
-from app.base.metrics.recorder import Recorder
-from app.base.metrics.sequences import FinishedSequence
+from app.base.metrics.recorder import FinishedSequence, Recorder
 from app.engine.core.beams import BeamSearch
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.client import EngineClient

@@ -17,8 +17,7 @@ from itertools import chain
 from app.base.clock.clock import Clock
 from app.base.clock.pause import Slices
 from app.base.clock.timer_wheel import TimerWheel
-from app.base.metrics.recorder import Recorder
-from app.base.metrics.sequences import FinishedSequence, FinishReason
+from app.base.metrics.recorder import FinishedSequence, FinishReason, Recorder
 from app.engine.core.batch import SequenceStatus
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.outputs import Emit, Failed, Finish, Part, Started, TakeToken, TokenLogprob, Tokens

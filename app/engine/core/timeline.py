@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from app.base.metrics.sequences import FinishReason
+from app.base.metrics.recorder import FinishReason
 from app.engine.core.batch import Phase, SequenceStatus
 from app.engine.core.outputs import Emit, TakeToken
 from app.engine.core.reply import Reply

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
 USES = 4
 """Number of recent uses remembered per block, for the gaps between uses."""
-LIFE_BYTES = 1100
-"""Memory of a followed block, in bytes."""
-LIMIT_BYTES = 64 << 20
+MOST_BLOCKS = 60_000
+"""Most blocks that are followed, at about 1.1 KB each."""
 
 
 class BlockObserver(Protocol):
@@ -41,7 +40,7 @@ class BlockObserver(Protocol):
 
 
 class Residency:
-    """Follows a share `sample` (0 to 1) of the blocks from allocation to eviction, within `limit_bytes`.
+    """Follows a share `sample` (0 to 1) of the blocks, at most `most`, from allocation to eviction.
 
     `now` returns monotonic seconds.
     """
@@ -52,21 +51,17 @@ class Residency:
         sample: float,
         rng: Random,
         now: Callable[[], float],
-        limit_bytes: int = LIMIT_BYTES,
+        most: int = MOST_BLOCKS,
     ) -> None:
-        self.limit_bytes = limit_bytes
+        self._most = most
         self._metrics = metrics
         self._sample = sample
         self._rng = rng
         self._now = now
         self._lives: dict[int, tuple[float, deque[float]]] = {}
 
-    @property
-    def size_bytes(self) -> int:
-        return len(self._lives) * LIFE_BYTES
-
     def allocated(self, block: int) -> None:
-        if self._rng.random() < self._sample and self.size_bytes + LIFE_BYTES <= self.limit_bytes:
+        if self._rng.random() < self._sample and len(self._lives) < self._most:
             self._lives[block] = self._now(), deque(maxlen=USES)
 
     def accessed(self, block: int) -> None:
@@ -82,10 +77,8 @@ class Residency:
         if life is None:
             return
         (born, uses), now = life, self._now()
-        self._metrics.block_lifetime(now - born)
-        self._metrics.block_idle_before_evict(now - (uses[-1] if uses else born))
-        for earlier, later in pairwise(uses):
-            self._metrics.block_reuse_gap(later - earlier)
+        gaps_s = [later - earlier for earlier, later in pairwise(uses)]
+        self._metrics.block_evicted(now - born, now - (uses[-1] if uses else born), gaps_s)
 
     def cleared(self) -> None:
         self._lives.clear()

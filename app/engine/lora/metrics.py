@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from app.base.metrics.families import ADAPTERS, EngineFamilies
-from app.base.metrics.instruments import Family, Gauge, Histogram
+from app.base.metrics.instruments import Family, Gauge
 
 if TYPE_CHECKING:
     from app.engine.lora.adapters import AdapterMemory
@@ -27,12 +27,12 @@ class LoraResidency:
         self._ranks: dict[str, int] = {}
         """Ranks of the adapters in memory; each is looked up once."""
         self._families = EngineFamilies(ADAPTERS, server, now)
-        one = self._families.one
-        one(Gauge, "max_gpu_lora_adapters").set(memory.most_gpu)
-        self._gpu = one(Gauge, "num_gpu_loaded_lora_adapters")
-        self._cpu = one(Gauge, "num_cpu_loaded_lora_adapters")
-        self._loads = one(Histogram, "lora_adapter_load_seconds", transition="load")
-        self._activations = one(Histogram, "lora_adapter_load_seconds", transition="activate")
+        gauge, histogram = self._families.gauge, self._families.histogram
+        gauge("max_gpu_lora_adapters").value = memory.most_gpu
+        self._gpu = gauge("num_gpu_loaded_lora_adapters")
+        self._cpu = gauge("num_cpu_loaded_lora_adapters")
+        self._loads = histogram("lora_adapter_load_seconds", transition="load")
+        self._activations = histogram("lora_adapter_load_seconds", transition="activate")
 
     def render(self) -> str:
         memory = self._memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from app.base.metrics.figures import Figures
+from app.base.metrics.recorder import Figures
 from app.serving.http.context import RequestContext
 from app.serving.http.response import JSON, Response
 from app.serving.middleware.stack import Middleware

@@ -8,7 +8,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 from app.base.clock.clock import Clock
 from app.base.metrics.exposition import CONTENT_TYPE, Exposition
-from app.base.metrics.figures import Figures
+from app.base.metrics.recorder import Figures
 from app.engine.kvcache.endpoints import PublisherSettings, of_rank
 from app.engine.kvcache.memo import Bounded
 from app.serving.api.responder import ServerLoad
