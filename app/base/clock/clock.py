@@ -59,23 +59,6 @@ class VirtualClock:
         self._now = end
 
 
-class LiveClock:
-    """CLOCK_MONOTONIC. The alarm rings in the gevent hub of the thread that sets it first.
-
-    The first alarm opens the timer, so a clock may be made before a worker forks.
-    """
-
-    now = staticmethod(time.monotonic)
-
-    def __init__(self) -> None:
-        self._timer: TimerFd | LoopTimer | None = None
-
-    def ring_at(self, moment_s: float, alarm: Alarm) -> None:
-        if self._timer is None:
-            self._timer = TimerFd() if sys.platform == "linux" else LoopTimer()
-        self._timer.set(moment_s, alarm)
-
-
 class Watcher(Protocol):
     """A watcher of gevent's loop, which ships no types."""
 
@@ -95,49 +78,53 @@ class TimerSpec(ctypes.Structure):
     _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "value_s", "value_ns")]
 
 
-class TimerFd:
-    """A kernel timer with a persistent watcher in the hub."""
+class LiveClock:
+    """CLOCK_MONOTONIC. The alarm rings in the gevent hub of the thread that sets it first.
+
+    The first alarm opens the timer, so a clock may be made before a worker forks.
+    """
+
+    now = staticmethod(time.monotonic)
+    kernel_timer = sys.platform == "linux"
+    """False for a timer of libev, about half a millisecond coarse."""
 
     def __init__(self) -> None:
-        libc = ctypes.PyDLL(None)  # the calls return at once, so they keep the GIL
-        fd = libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_FLAGS)
-        if fd < 0:
-            raise OSError("timerfd_create failed")
-        self._fd = fd
-        self._spec = TimerSpec()
-        self._settime = libc.timerfd_settime
-        # Prepared arguments that ctypes need not convert: the timer is set thousands of times a second.
-        self._args = (ctypes.c_int(fd), ctypes.c_int(_TFD_TIMER_ABSTIME), ctypes.byref(self._spec), None)
         self._alarm: Alarm = lambda: None
         self._pending = False
-        self._watcher: Watcher = gevent.get_hub().loop.io(fd, _READ)
-        self._watcher.start(self._ring)
+        self._watcher: Watcher | None = None
+        self._spec = TimerSpec()
+        self._fd = -1
 
-    def set(self, moment_s: float, alarm: Alarm) -> None:
+    def ring_at(self, moment_s: float, alarm: Alarm) -> None:
         self._alarm, self._pending = alarm, True
+        if not self.kernel_timer:
+            if self._watcher is not None:
+                self._watcher.stop()
+            self._watcher = gevent.get_hub().loop.timer(max(0.0, moment_s - time.monotonic()))
+            self._watcher.start(self._ring)
+            return
+        if self._watcher is None:
+            self._open()
         seconds = int(moment_s)
         self._spec.value_s = seconds
         # All zeros would disarm the timer, hence the one nanosecond.
         self._spec.value_ns = int((moment_s - seconds) * 1e9) or 1
         self._settime(*self._args)
 
+    def _open(self) -> None:
+        libc = ctypes.PyDLL(None)  # the calls return at once, so they keep the GIL
+        self._fd = fd = libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_FLAGS)
+        if fd < 0:
+            raise OSError("timerfd_create failed")
+        self._settime = libc.timerfd_settime
+        # Prepared arguments that ctypes need not convert: the timer is set thousands of times a second.
+        self._args = (ctypes.c_int(fd), ctypes.c_int(_TFD_TIMER_ABSTIME), ctypes.byref(self._spec), None)
+        self._watcher = gevent.get_hub().loop.io(fd, _READ)
+        self._watcher.start(self._ring)
+
     def _ring(self) -> None:
         self._pending = False
         self._alarm()
-        if not self._pending:  # setting the timer makes it unreadable; otherwise read it
+        if not self._pending and self._fd >= 0:  # setting the timer makes it unreadable; otherwise read it
             with suppress(BlockingIOError):
                 os.read(self._fd, 8)
-
-
-class LoopTimer:
-    """The portable alarm: a libev timer, about half a millisecond coarse."""
-
-    def __init__(self) -> None:
-        self._watcher: Watcher | None = None
-
-    def set(self, moment_s: float, alarm: Alarm) -> None:
-        if self._watcher is not None:
-            self._watcher.stop()
-        watcher: Watcher = gevent.get_hub().loop.timer(max(0.0, moment_s - time.monotonic()))
-        self._watcher = watcher
-        watcher.start(alarm)

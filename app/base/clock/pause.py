@@ -23,16 +23,16 @@ SLICE_STEPS = 400
 
 def pause() -> None:
     """Lets the loop serve due callbacks and sockets."""
-    getattr(gevent.get_hub(), "pause", _sleep)()
+    take_turns = getattr(gevent.get_hub(), "pause", None)
+    if take_turns is None:
+        gevent.sleep(PAUSE_S)
+    else:
+        take_turns()
 
 
 def pause_with(take_turns: Callable[[], None]) -> None:
     """Makes `pause` call `take_turns` on this thread's loop, for a loop that schedules requests itself."""
     gevent.get_hub().pause = take_turns
-
-
-def _sleep() -> None:
-    gevent.sleep(PAUSE_S)
 
 
 def pause_if_possible() -> None:
@@ -103,11 +103,6 @@ def share_loop() -> None:
     gevent.get_hub().is_shared = True
 
 
-def _loop_is_shared() -> bool:
-    """True if other requests wait while this thread's loop is blocked."""
-    return monkey.is_module_patched("socket") or getattr(get_hub_if_exists(), "is_shared", False)
-
-
 def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Runs `function` in a native thread while other greenlets run. Calls it in place if the loop is not
     shared.
@@ -115,7 +110,7 @@ def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
     Library calls that release the GIL do not block the loop (`encode_batch` releases it, `encode` does not).
     Python code gives up the GIL after `SWITCH_S`, which is set here for the whole process.
     """
-    if not _loop_is_shared():
+    if not (monkey.is_module_patched("socket") or getattr(get_hub_if_exists(), "is_shared", False)):
         return function(*args, **kwargs)
     sys.setswitchinterval(SWITCH_S)
 

@@ -66,65 +66,50 @@ class TimerWheel:
         self._wheel[slot] = [timed]
         heapq.heappush(self._slots, slot)
         if not self._ringing and (self._armed is None or slot < self._armed):
-            self._arm(slot)
+            self._armed = slot
+            self._clock.ring_at(slot / SLOTS_PER_S - LEAD_S, self.ring)
 
     def call_soon(self, work: Callable[[], None]) -> None:
         """Schedules `work` for a later turn of the event loop."""
         self.add(self._clock.now(), Once(work))
 
-    def _arm(self, slot: int) -> None:
-        self._armed = slot
-        self._clock.ring_at(slot / SLOTS_PER_S - LEAD_S, self.ring)
-
     def ring(self) -> None:
-        """Runs all due turns, then sets the alarm for the next slot."""
+        """Runs all due turns, slot by slot, then sets the alarm for the next slot."""
         self._ringing = True
-        budget, now, slots = self._most, self._clock.now, self._slots
+        budget, now, slots, wheel = self._most, self._clock.now, self._slots, self._wheel
         now_s = now() + LEAD_S
         last_s = now_s + LONGEST_RING_S
         while slots and budget > 0 and now_s < last_s and slots[0] <= now_s * SLOTS_PER_S + ROUNDING:
-            now_s, budget = self._take(slots[0], now_s, last_s, budget)
+            slot = heapq.heappop(slots)
+            waiting = wheel.pop(slot)
+            for done, timed in enumerate(waiting):
+                if not budget or now_s >= last_s:  # the rest goes to the front of the slot for the next ring
+                    if slot not in wheel:
+                        wheel[slot] = []
+                        heapq.heappush(slots, slot)
+                    wheel[slot][:0] = waiting[done:]
+                    break
+                budget -= 1
+                try:
+                    due_s = timed.turn(now_s)
+                except Exception as error:
+                    # One broken stream must not stop the others.
+                    log.exception("a paced turn failed")
+                    with suppress(Exception):
+                        timed.fail(error)
+                else:
+                    if due_s is not None:
+                        later = wheel.get(int(due_s * SLOTS_PER_S) + 1)
+                        if later is not None:  # the usual case when there are many streams
+                            later.append(timed)
+                        else:
+                            self.add(due_s, timed)
+                now_s = now() + LEAD_S
         self._ringing = False
         self._armed = None
         if slots:
-            self._arm(slots[0])
-
-    def _take(self, slot: int, now_s: float, last_s: float, budget: int) -> tuple[float, int]:
-        """Runs the turns of `slot` until `last_s` or for `budget` turns; returns the time and the remaining
-        budget.
-        """
-        now, wheel = self._clock.now, self._wheel
-        heapq.heappop(self._slots)
-        waiting = wheel.pop(slot)
-        for done, timed in enumerate(waiting):
-            if not budget or now_s >= last_s:
-                self._put_back(slot, waiting[done:])
-                break
-            budget -= 1
-            try:
-                due_s = timed.turn(now_s)
-            except Exception as error:
-                # One broken stream must not stop the others.
-                log.exception("a paced turn failed")
-                with suppress(Exception):
-                    timed.fail(error)
-            else:
-                if due_s is not None:
-                    later = wheel.get(int(due_s * SLOTS_PER_S) + 1)
-                    if later is not None:  # the usual case when there are many streams
-                        later.append(timed)
-                    else:
-                        self.add(due_s, timed)
-            now_s = now() + LEAD_S
-        return now_s, budget
-
-    def _put_back(self, slot: int, rest: list[Timed]) -> None:
-        """Puts `rest` at the front of the slot for the next ring."""
-        if slot in self._wheel:
-            self._wheel[slot][:0] = rest
-            return
-        self._wheel[slot] = rest
-        heapq.heappush(self._slots, slot)
+            self._armed = slots[0]
+            self._clock.ring_at(slots[0] / SLOTS_PER_S - LEAD_S, self.ring)
 
 
 class Once:

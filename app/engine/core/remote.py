@@ -31,14 +31,12 @@ from app.engine.core.wire import (
     Blocks,
     Command,
     EngineCoreOutput,
-    EngineCoreRequest,
     Hello,
     Load,
     Notice,
     Order,
     PauseMode,
     Ready,
-    Sampling,
 )
 from config.settings import Settings
 
@@ -156,33 +154,31 @@ class RemoteEngine(EngineClient):
         if not requests:
             return submission
         self.check_admission(len(requests))
-        choices = [self._choice(request, emit, submission) for request in requests]
-        first, *others = _batches(choices)
-        if not self._send([_order(choice) for choice in first]):
+        now, names = self._clock.now, self._names
+        choices, batches, room = [], [], 0
+        for request in requests:
+            key, reader = next(self._numbers), self._reader_of(request)
+            choice = RemoteSequence(
+                request, key, emit, self.recorder, now, names, reader, self._leave, submission
+            )
+            choice.watches = watches_of(request)
+            choices.append(choice)
+            if room <= 0:  # prompts may be long
+                batches.append([choice])
+                room = BATCH_TOKENS
+            else:
+                batches[-1].append(choice)
+            room -= ORDER_TOKENS + choice.prompt_tokens
+        if not self._send([choice.order() for choice in batches[0]]):
             raise EngineDead
         self._choices |= {choice.key: choice for choice in choices}
         submission.begin(choices)
-        for batch in others:
+        for batch in batches[1:]:
             pause_if_possible()
             going = [choice for choice in batch if not choice.over]
-            if not self._send([_order(choice) for choice in going]):
+            if not self._send([choice.order() for choice in going]):
                 _fail(going)
         return submission
-
-    def _choice(self, request: EngineRequest, emit: Emit, submission: Submission) -> RemoteSequence:
-        choice = RemoteSequence(
-            request,
-            next(self._numbers),
-            emit,
-            self.recorder,
-            self._clock.now,
-            self._names,
-            self._reader_of(request),
-            self._leave,
-            submission,
-        )
-        choice.watches = watches_of(request)
-        return choice
 
     def sequences(self) -> Iterator[RemoteSequence]:
         """Yields this worker's unfinished choices, the latest first."""
@@ -233,7 +229,9 @@ class RemoteEngine(EngineClient):
             event = recv_monitor_message(monitor)["event"]
             if event == LOST:
                 self._is_greeted = False
-                self._lost()
+                if self._ready is not None:
+                    log.error("the engine is gone: %d sequences fail", len(self._choices))
+                self._forget()
             elif event == CONNECTED:
                 self._send(hello)
 
@@ -242,7 +240,13 @@ class RemoteEngine(EngineClient):
     def _take(self, notices: Sequence[Notice]) -> None:
         for notice in notices:
             if type(notice) is EngineCoreOutput:
-                self._said(notice)
+                if (choice := self._choices.get(notice.key)) is None:  # aborted meanwhile
+                    continue
+                try:
+                    choice.take(notice)
+                except Exception as error:
+                    log.exception("what the engine said could not be told")
+                    choice.fail(error)
             elif type(notice) is Load:
                 self._learn(notice)
             elif type(notice) is Blocks:
@@ -251,7 +255,9 @@ class RemoteEngine(EngineClient):
                 if (answer := self._answers.pop(notice.number, None)) is not None:
                     answer.set(notice)
             elif type(notice) is Ready:
-                self._greeted(notice)
+                if self._ready is None or self._ready.boot != notice.boot:  # a new engine
+                    self._forget()
+                self._ready, self._is_greeted = notice, True
 
     def _learn(self, load: Load) -> None:
         """Records the load of the engine with all its workers; every worker records the same."""
@@ -263,28 +269,8 @@ class RemoteEngine(EngineClient):
         if load.step_tokens:
             recorder.step(load.step_tokens)
 
-    def _said(self, said: EngineCoreOutput) -> None:
-        choice = self._choices.get(said.key)
-        if choice is None:  # aborted meanwhile
-            return
-        try:
-            choice.take(said)
-        except Exception as error:
-            log.exception("what the engine said could not be told")
-            choice.fail(error)
-
-    def _greeted(self, ready: Ready) -> None:
-        """Handles `Ready`. A new boot id means a new engine, so earlier choices fail."""
-        if self._ready is None or self._ready.boot != ready.boot:
-            self._forget()
-        self._ready, self._is_greeted = ready, True
-
-    def _lost(self) -> None:
-        if self._ready is not None:
-            log.error("the engine is gone: %d sequences fail", len(self._choices))
-        self._forget()
-
     def _forget(self) -> None:
+        """Fails all choices and commands of an engine that is gone."""
         self._ready = None
         self._learn(Load())
         _fail(list(self._choices.values()))
@@ -297,42 +283,6 @@ def _fail(choices: Sequence[RemoteSequence]) -> None:
     for choice in choices:
         choice.is_computed = False
         choice.fail(EngineDead())
-
-
-def _batches(choices: Sequence[RemoteSequence]) -> list[list[RemoteSequence]]:
-    """Splits `choices` into messages that take milliseconds to send: prompts may be long."""
-    batches: list[list[RemoteSequence]] = []
-    room = 0
-    for choice in choices:
-        if room <= 0:
-            batches.append([])
-            room = BATCH_TOKENS
-        batches[-1].append(choice)
-        room -= ORDER_TOKENS + len(choice.request.prompt_ids)
-    return batches
-
-
-def _order(choice: RemoteSequence) -> EngineCoreRequest:
-    request = choice.request
-    return EngineCoreRequest(
-        key=choice.key,
-        request_id=request.request_id,
-        prompt_ids=list(request.prompt_ids),
-        max_tokens=request.max_tokens,
-        arrival_s=request.arrival_s,
-        min_tokens=request.min_tokens,
-        ignore_eos=request.ignore_eos,
-        stop=request.stop,
-        stop_token_ids=tuple(request.stop_token_ids),
-        include_stop=request.include_stop,
-        seed=request.seed,
-        sampling=request.sampling or Sampling(),
-        logprobs=request.logprobs,
-        prompt_logprobs=request.prompt_logprobs,
-        form=request.form,
-        priority=request.priority,
-        cache_salt=request.cache_salt,
-    )
 
 
 class RemoteLifecycle:

@@ -11,7 +11,7 @@ from app.engine.core.errors import EngineError, EngineFailed, RequestRefused
 from app.engine.core.outputs import Emit, Finish, LazySequence, Part, PartReader, Piece, TokenLogprob, Tokens
 from app.engine.core.request import EngineRequest
 from app.engine.core.sequence import COUNTED_AS, Sequence, Submission
-from app.engine.core.wire import EngineCoreOutput, WireLogprob
+from app.engine.core.wire import EngineCoreOutput, EngineCoreRequest, Sampling, WireLogprob
 
 Names = Callable[[Listed[int]], Listed[str]]
 """Returns the text of each token id."""
@@ -46,6 +46,29 @@ class RemoteSequence(Sequence):
         self._held_logprobs: list[TokenLogprob] = []
         self._part: Part | None = None
 
+    def order(self) -> EngineCoreRequest:
+        """Returns the request for the engine."""
+        request = self.request
+        return EngineCoreRequest(
+            key=self.key,
+            request_id=request.request_id,
+            prompt_ids=list(request.prompt_ids),
+            max_tokens=request.max_tokens,
+            arrival_s=request.arrival_s,
+            min_tokens=request.min_tokens,
+            ignore_eos=request.ignore_eos,
+            stop=request.stop,
+            stop_token_ids=tuple(request.stop_token_ids),
+            include_stop=request.include_stop,
+            seed=request.seed,
+            sampling=request.sampling or Sampling(),
+            logprobs=request.logprobs,
+            prompt_logprobs=request.prompt_logprobs,
+            form=request.form,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+        )
+
     def status(self) -> SequenceStatus:
         """Reports QUEUED until the first token: the engine reports nothing earlier."""
         phase = Phase.QUEUED if self._first_s is None else Phase.DECODE
@@ -66,10 +89,12 @@ class RemoteSequence(Sequence):
         if output.finish is not None:
             self.is_computed = False
         if output.finish == "error" or output.finish == "timeout":
-            self._fail_for(output)
+            text = output.error or "The request waited too long for its turn."
+            error: EngineError = RequestRefused(text) if output.is_refused else EngineFailed(text)
+            self.fail(error)
             return
         finish = None if output.finish is None else Finish(output.finish, output.stop_reason)
-        logprobs = None if output.logprobs is None else self._entries(output.logprobs)
+        logprobs = None if (wire := output.logprobs) is None else self._entries(wire)
         if self._reader is not None:
             self._read(self._reader, output, logprobs, finish)
         elif finish is None and logprobs is None and self._take_token is not None and len(ids) == 1:
@@ -86,15 +111,10 @@ class RemoteSequence(Sequence):
         self._queued_s = self._queued_s if output.queued_s is None else output.queued_s
         if output.finish in ("error", "timeout"):
             return  # only the failure is emitted
-        entries = None if output.prompt_logprobs is None else self._prompt_entries(output.prompt_logprobs)
-        take = self._start(output.at_s, entries)
+        wire = output.prompt_logprobs
+        take = self._start(output.at_s, None if wire is None else self._prompt_entries(wire))
         if self._reader is None and output.logprobs is None and not self.over:
             self._take_token = take
-
-    def _fail_for(self, output: EngineCoreOutput) -> None:
-        text = output.error or "The request waited too long for its turn."
-        error: EngineError = RequestRefused(text) if output.is_refused else EngineFailed(text)
-        self.fail(error)
 
     # Output by parts.
 
@@ -137,11 +157,10 @@ class RemoteSequence(Sequence):
         return LazySequence(lambda place: self._entry(entries[place]), range(len(entries)))
 
     def _prompt_entries(self, entries: Listed[WireLogprob | None]) -> Listed[TokenLogprob | None]:
-        def made(place: int) -> TokenLogprob | None:
-            entry = entries[place]
-            return None if entry is None else self._entry(entry)
+        def make(place: int) -> TokenLogprob | None:
+            return None if (entry := entries[place]) is None else self._entry(entry)
 
-        return LazySequence(made, range(len(entries)))
+        return LazySequence(make, range(len(entries)))
 
     def _entry(self, entry: WireLogprob) -> TokenLogprob:
         others = [(token_id, value) for token_id, value in entry.top if token_id != entry.token_id]
