@@ -20,10 +20,9 @@ from app.engine.forms.schema import Schemas
 from app.engine.kvcache.endpoints import PublisherSettings, of_rank
 from app.engine.kvcache.hashing import PART_BLOCKS, BlockHasher
 from app.engine.kvcache.memo import Bounded
-from app.engine.kvcache.prompt import Adapter
 from app.engine.kvcache.residency import Residency
 from app.engine.kvcache.stores import store_of
-from app.engine.lora.adapters import AdapterMemory, LoRASlots, adapters_of, rank_of
+from app.engine.lora.adapters import AdapterMemory, LoraResidency, LoRASlots, adapters_of, rank_of
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import Silent, SimulatedModel
 from app.serving.api.admin.reports import Caches
@@ -290,10 +289,9 @@ def adapter_families(components: Components) -> list[Families]:
     settings, adapters = components.settings, components.adapters
     if not settings.lora.lora_residency_metrics:
         return []
-    from app.engine.lora.metrics import LoraResidency
 
     def rank(name: str) -> int:
-        return rank_of(adapters.path(name)) or settings.lora.max_lora_rank
+        return rank_of(adapters.adapter(name).path) or settings.lora.max_lora_rank
 
     server = {"model_name": settings.model.served_names[0], "engine": str(components.rank)}
     return [LoraResidency(components.adapter_memory, rank, server, time.time).render]
@@ -351,14 +349,11 @@ def cache_of(components: Components, publisher: Publisher | None) -> KVCacheMana
             *(components.recorder, at.kv_cache_metrics_sample, streams("residency"), components.clock.now)
         )
 
-    def adapter(name: str) -> Adapter:
-        return Adapter(name, adapters.path(name), adapters.number(name))
-
     cache = KVCacheManager(
         at.kv_cache_size,
         hasher,
         components.recorder,
-        adapter,
+        adapters.adapter,
         None if publisher is None else publisher.put,
         store_of(at.kv_connector, at.block_size),
         observer,

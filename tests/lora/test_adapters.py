@@ -17,10 +17,10 @@ from app.engine.lora.adapters import (
     AdapterNotFound,
     AdapterTooLarge,
     LoRARegistry,
+    LoraResidency,
     LoRASlots,
     rank_of,
 )
-from app.engine.lora.metrics import LoraResidency
 
 
 def names(registry: LoRARegistry) -> list[str]:
@@ -31,9 +31,9 @@ def test_an_adapter_is_loaded_once_unless_it_is_replaced() -> None:
     registry = LoRARegistry([Adapter("a", "/a")])
     with pytest.raises(AdapterAlreadyLoaded, match="'a' is loaded already"):
         registry.load("a", "/b")
-    assert registry.path("a") == "/a"
+    assert registry.adapter("a").path == "/a"
     registry.load("a", "/b", in_place=True)
-    assert (names(registry), registry.path("a")) == (["a"], "/b")
+    assert (names(registry), registry.adapter("a").path) == (["a"], "/b")
 
 
 def test_adapters_are_numbered_from_1_on_and_a_number_is_not_given_twice() -> None:
@@ -42,7 +42,7 @@ def test_adapters_are_numbered_from_1_on_and_a_number_is_not_given_twice() -> No
     registry.load("c", "/c")
     registry.load("a", "/other", in_place=True)
     registry.load("b", "/b")
-    assert [registry.number(name) for name in ("a", "b", "c", "nobody")] == [1, 4, 3, 0]
+    assert [registry.adapter(name).id for name in ("a", "b", "c", "nobody")] == [1, 4, 3, 0]
 
 
 def test_what_is_not_there_cannot_be_unloaded() -> None:
@@ -120,7 +120,7 @@ def test_the_families_tell_the_places(tmp_path: Path) -> None:
     registry = LoRARegistry([Adapter("a", str(tmp_path)), Adapter("b", "/nowhere")])
     server = {"model_name": "m", "engine": "0"}
     residency = LoraResidency(
-        memory(registry, 1, 2), lambda name: rank_of(registry.path(name)) or 16, server, lambda: 0.0
+        memory(registry, 1, 2), lambda name: rank_of(registry.adapter(name).path) or 16, server, lambda: 0.0
     )
     text = residency.render()
     of, same = 'engine="0"', 'model_name="m",pinned="false"'

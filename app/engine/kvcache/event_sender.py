@@ -9,14 +9,14 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import dropwhile
 from typing import TypeAlias
 
 import zmq
 from msgspec import Struct
 
+from app.base.clock.pause import pause_if_possible
 from app.engine.kvcache.endpoints import PublisherSettings, ReplayLayout, of_rank
 from app.engine.kvcache.events import EventBatch, KVEvent, encoder, event_bytes
 from app.engine.kvcache.memo import Bounded
@@ -26,6 +26,8 @@ END = b"\xff" * 8
 """Sequence number of the end marker: -1 in 64 bits."""
 LIMIT_BYTES = 64 << 20
 """Most bytes of batches kept for replay: ten thousand batches of long prompts could take gigabytes."""
+PAUSE_EVERY = 32
+"""Messages between two pauses for other greenlets."""
 BATCH_BYTES = 150
 """Memory of a batch besides its payload, in bytes."""
 
@@ -72,30 +74,28 @@ class ReplayBuffer:
             self._socket.close(linger=linger_ms)
             self._socket = None
 
-    def serve(self) -> Iterator[None]:
-        """Answers waiting requests; yields after each message, so that the caller can pause."""
+    def serve(self) -> None:
+        """Answers waiting requests, with pauses."""
         while self._socket is not None:
             try:
                 request = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.ZMQError:  # no request waits
                 return
-            yield from self._answer(request)
-
-    def _answer(self, request: list[bytes]) -> Iterator[None]:
-        if len(request) != 3 or request[1] or len(request[2]) < len(END):
-            self.malformed += 1
-            return
-        client, start = request[0], int.from_bytes(request[2][: len(END)], "big")
-        for sequence, payload in dropwhile(lambda batch: batch[0] < start, list(self._batches)):
-            self._send(client, self._topic, sequence.to_bytes(8, "big"), payload)
-            yield
-        self._send(client, b"", END, zmq.Frame())
-        self.answered += 1
+            if len(request) != 3 or request[1] or len(request[2]) < len(END):
+                self.malformed += 1
+                continue
+            client, start = request[0], int.from_bytes(request[2][: len(END)], "big")
+            batches = [it for it in self._batches if it[0] >= start]
+            for number, (sequence, payload) in enumerate(batches, 1):
+                self._send(client, self._topic, sequence.to_bytes(8, "big"), payload)
+                if number % PAUSE_EVERY == 0:
+                    pause_if_possible()
+            self._send(client, b"", END, zmq.Frame())
+            self.answered += 1
 
     def _send(self, client: bytes, topic: bytes, sequence: bytes, payload: zmq.Frame) -> None:
-        frames: list[bytes | zmq.Frame] = (
-            [sequence, payload] if self._layout == "bare" else [topic, sequence, payload]
-        )
+        frames: list[bytes | zmq.Frame]
+        frames = [sequence, payload] if self._layout == "bare" else [topic, sequence, payload]
         with suppress(zmq.ZMQError):  # the client is gone
             if self._socket is not None:
                 self._socket.send_multipart([client, b"", *frames], zmq.NOBLOCK, copy=False)
@@ -221,7 +221,7 @@ class EventSender:
         self._context, self._owns_context = context, context is None
         self._encode = encoder(settings.layout)
         self.queue = EventQueue(settings.queue_events, settings.batch_events, settings.flush_s)
-        self._sequence = 0
+        self.next_sequence = 0
         self._listeners: list[Listener] = []
         self._quiet_until_s = -math.inf
         self.published = Published()
@@ -243,10 +243,6 @@ class EventSender:
         """True if `turn` has regular work every `POLL_S`: replays, or an endpoint that is not open yet."""
         return bool(self._unopened or self._settings.replay_endpoint)
 
-    @property
-    def next_sequence(self) -> int:
-        return self._sequence
-
     def put(self, events: Sequence[KVEvent]) -> None:
         """Queues the events of a step, in order. Counts events lost without room."""
         if lost := self.queue.put(events):
@@ -256,11 +252,9 @@ class EventSender:
     def turn(self) -> float:
         """Does all work that is due; returns the monotonic time of the next turn, or infinity."""
         self.open()
-        for _ in self.replay.serve():
-            pass
+        self.replay.serve()
         now_s = self._now()
-        for _ in self.send_due(now_s):
-            pass
+        self.send_due(now_s)
         return min(self.queue.due_s(), now_s + POLL_S if self.waits_for_peers else math.inf)
 
     def open(self) -> None:
@@ -275,16 +269,18 @@ class EventSender:
                 unopened.append((name, part, endpoint))
         self._unopened = unopened
 
-    def send_due(self, now_s: float) -> Iterator[None]:
-        """Publishes batches due at `now_s`; yields after each one."""
+    def send_due(self, now_s: float) -> None:
+        """Publishes batches due at `now_s`, with pauses."""
+        sent = 0
         while len(self.queue) and self.queue.due_s() <= now_s:
             self._send(self.queue.take(now_s))
-            yield
+            sent += 1
+            if sent % PAUSE_EVERY == 0:
+                pause_if_possible()
 
     def close(self) -> None:
         """Publishes waiting events, and gives subscribers a second to receive them."""
-        for _ in self.send_due(math.inf):
-            pass
+        self.send_due(math.inf)
         for part in (self._socket, self.replay):
             part.close(LINGER_MS)
         if self._owns_context and self._context is not None:
@@ -297,7 +293,7 @@ class EventSender:
 
     def _send(self, events: list[KVEvent]) -> None:
         batch = EventBatch(self._wall(), events, self._settings.rank)
-        sequence, self._sequence = self._sequence, self._sequence + 1
+        sequence, self.next_sequence = self.next_sequence, self.next_sequence + 1
         payload = self._encode(batch)
         self.replay.record(sequence, payload)
         if self._settings.endpoint and not self._socket.send(sequence, payload):

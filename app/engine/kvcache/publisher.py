@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import gevent
 import zmq
 from gevent.event import Event
 
-from app.base.clock.pause import pause
 from app.engine.kvcache.endpoints import PublisherSettings
 from app.engine.kvcache.event_sender import POLL_S, EventSender
 from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.sockets import end_context
-
-PAUSE_EVERY = 32
-"""Messages between two pauses for other greenlets."""
 
 
 class Publisher(EventSender):
@@ -71,7 +67,7 @@ class Publisher(EventSender):
         """Greenlet: opens remaining sockets, and answers replay requests."""
         while not self._end.is_set() and self.waits_for_peers:
             self.open()
-            _with_pauses(self.replay.serve())
+            self.replay.serve()
             self._end.wait(POLL_S)
 
     def _publish(self) -> None:
@@ -80,11 +76,5 @@ class Publisher(EventSender):
             due_s = self.queue.due_s()
             self._wake.wait(None if due_s == math.inf else max(0.0, due_s - self._now()))
             self._wake.clear()
-            _with_pauses(self.send_due(self._now()))
-        _with_pauses(self.send_due(math.inf))
-
-
-def _with_pauses(messages: Iterable[None]) -> None:
-    for number, _ in enumerate(messages, 1):
-        if number % PAUSE_EVERY == 0:
-            pause()
+            self.send_due(self._now())
+        self.send_due(math.inf)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Literal
@@ -11,6 +11,9 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from app.base.metrics.families import ADAPTERS, EngineFamilies
+from app.base.metrics.instruments import Family, Gauge
+from app.engine.kvcache.prompt import Adapter
 from config import ConfigError
 from config.settings import LoraSettings, ModelSettings
 
@@ -38,14 +41,6 @@ class AdapterNotFound(AdapterError):
     """No adapter has this name."""
 
 
-class Adapter(Struct, frozen=True):
-    """One adapter; `path` is its source, or its name; `id` is its number in the engine."""
-
-    name: str
-    path: str
-    id: int = 0
-
-
 class _AdapterConfig(Struct):
     """The one field of `adapter_config.json` that is read."""
 
@@ -71,9 +66,7 @@ class LoRARegistry:
 
     def __init__(self, adapters: Iterable[Adapter] = (), at_runtime: int = MOST_AT_RUNTIME) -> None:
         self._ids = count(1)
-        self._adapters = {
-            adapter.name: Adapter(adapter.name, adapter.path, next(self._ids)) for adapter in adapters
-        }
+        self._adapters = {it.name: Adapter(it.name, it.path, next(self._ids)) for it in adapters}
         self.most = len(self._adapters) + at_runtime
         self._watches: list[tuple[Watch, Watch]] = []
 
@@ -81,15 +74,9 @@ class LoRARegistry:
         """Registers callbacks that receive the names of loaded and unloaded adapters."""
         self._watches.append((loaded, unloaded))
 
-    def path(self, name: str) -> str:
-        """Path of an adapter; empty for an unknown or unloaded one."""
-        adapter = self._adapters.get(name)
-        return adapter.path if adapter is not None else ""
-
-    def number(self, name: str) -> int:
-        """The engine's number of an adapter, counted as in vLLM; 0 for an adapter that is not loaded."""
-        adapter = self._adapters.get(name)
-        return adapter.id if adapter is not None else 0
+    def adapter(self, name: str) -> Adapter:
+        """Returns an adapter; without path, and with number 0, if it is not loaded."""
+        return self._adapters.get(name) or Adapter(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._adapters
@@ -128,7 +115,7 @@ class LoRARegistry:
             unloaded(name)
 
 
-class _Module(Struct):
+class LoraModule(Struct):
     """One item of `lora-modules`."""
 
     name: str
@@ -145,11 +132,10 @@ def adapters_of(lora: LoraSettings, model: ModelSettings) -> LoRARegistry:
             raise ConfigError(f"setting lora-modules: {module.name!r} is for another model, {other!r}")
         if module.name in model.served_names:
             raise ConfigError(f"setting lora-modules: {module.name!r} is a name of the base model")
-    adapters = [Adapter(module.name, module.path or module.name) for module in modules]
-    return LoRARegistry(adapters)
+    return LoRARegistry([Adapter(module.name, module.path or module.name) for module in modules])
 
 
-def _module(item: str) -> _Module:
+def _module(item: str) -> LoraModule:
     """Parses a JSON object or `name=path`.
 
     As in vLLM, an item without `=` or with a comma is read as JSON.
@@ -157,9 +143,9 @@ def _module(item: str) -> _Module:
     try:
         if "=" in item and "," not in item and not item.lstrip().startswith("{"):
             name, _, path = item.partition("=")
-            module = _Module(name.strip(), path.strip())
+            module = LoraModule(name.strip(), path.strip())
         else:
-            module = msgspec.json.decode(item, type=_Module)
+            module = msgspec.json.decode(item, type=LoraModule)
     except msgspec.DecodeError as error:
         raise ConfigError(
             f"setting lora-modules: {item!r} is no adapter, neither name=path nor a JSON object: {error}"
@@ -229,6 +215,43 @@ class AdapterMemory:
 
     def _oldest(self, names: dict[str, None]) -> str:
         return next((name for name in names if name not in self._running), next(iter(names)))
+
+
+class LoraResidency:
+    """Families of the adapters in `memory`; `rank` returns the rank of an adapter."""
+
+    def __init__(
+        self,
+        memory: AdapterMemory,
+        rank: Callable[[str], int],
+        server: Mapping[str, str],
+        now: Callable[[], float],
+    ) -> None:
+        """`server` and `now`: see `EngineFamilies`."""
+        self._memory, self._rank, self._server = memory, rank, server
+        self._ranks: dict[str, int] = {}
+        """Ranks of the adapters in memory; each is looked up once."""
+        self._families = EngineFamilies(ADAPTERS, server, now)
+        gauge, histogram = self._families.gauge, self._families.histogram
+        gauge("max_gpu_lora_adapters").value = memory.most_gpu
+        self._gpu = gauge("num_gpu_loaded_lora_adapters")
+        self._cpu = gauge("num_cpu_loaded_lora_adapters")
+        self._loads = histogram("lora_adapter_load_seconds", transition="load")
+        self._activations = histogram("lora_adapter_load_seconds", transition="activate")
+
+    def render(self) -> str:
+        memory = self._memory
+        levels = dict(memory)
+        self._ranks = {name: self._ranks.get(name) or self._rank(name) for name in levels}
+        self._cpu.set(len(levels))
+        self._gpu.set(sum(level == "gpu" for level in levels.values()))
+        self._loads.counts[0], self._activations.counts[0] = memory.loads, memory.activations
+        help = "1 for an adapter in memory."
+        loaded: Family[Gauge] = Family("vllm:lora_adapter_loaded", help, Gauge, "gauge")
+        for name, level in levels.items():
+            labels = {"adapter_name": name, "level": level, "pinned": "false", "rank": str(self._ranks[name])}
+            loaded.labels(**self._server, **labels).set(1)
+        return loaded.render() + self._families.render()
 
 
 class LoRASlots:
