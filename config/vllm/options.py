@@ -6,6 +6,7 @@ options.json has the facts, by group; this module validates values.
 import json
 import re
 from argparse import ArgumentTypeError
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -38,6 +39,8 @@ class Option(Struct, frozen=True, kw_only=True):
     also: tuple[str, ...] = ()
     """Other names, with dashes."""
     choices: tuple[str, ...] = ()
+    unplayed: str = ""
+    """Effect in vLLM that a client would notice, and that the option does not have here."""
     default: object = msgspec.UNSET
     """Unset if vLLM determines the default at run time."""
 
@@ -50,9 +53,12 @@ class Option(Struct, frozen=True, kw_only=True):
                 raise ArgumentTypeError(f"{text!r} must be one of {', '.join(self.choices)}")
             return text
         if self.kind in ("size", "size or auto"):
-            return str(_size(text)) if text != "auto" or self.kind == "size" else "-1"
-        if not _IS[self.kind](text):
-            raise ArgumentTypeError(f"{_short(text)} must be {_WANTED[self.kind]}")
+            return "-1" if text == "auto" and self.kind != "size" else str(_size(text))
+        read, wanted = _KINDS[self.kind]
+        try:
+            read(text)
+        except (ValueError, RecursionError):
+            raise ArgumentTypeError(f"{_short(text)} must be {wanted}") from None
         return text
 
 
@@ -60,9 +66,11 @@ def _size(text: str) -> int:
     """Parses a whole number, or a size such as 8k (8,000), 25.6k or 8K (8,192), as vLLM does."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        if not _is_whole(text):
-            raise ArgumentTypeError(f"{_short(text)} must be a whole number, which may end in k, M or G")
-        return int(text)
+        try:
+            return _whole(text)
+        except ValueError:
+            rule = "must be a whole number, which may end in k, M or G"
+            raise ArgumentTypeError(f"{_short(text)} {rule}") from None
     number, suffix = found.groups()
     if len(number) > _LONGEST:
         raise ArgumentTypeError(f"{_short(text)} has too many digits")
@@ -73,32 +81,23 @@ def _size(text: str) -> int:
     return int(number) * BINARY[suffix]
 
 
-def _is_whole(text: str) -> bool:
-    return len(text) <= _LONGEST and _WHOLE.fullmatch(text.strip()) is not None
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+def _whole(text: str) -> int:
+    if len(text) > _LONGEST or not _WHOLE.fullmatch(text.strip()):
+        raise ValueError("not a whole number")
+    return int(text)
 
 
 def _short(text: str, longest: int = 80) -> str:
     return repr(text) if len(text) <= longest else f"{text[:longest]!r}…"
 
 
-_IS = {"text": lambda text: True, "int": _is_whole, "float": _is_number, "JSON": _is_json}
-_WANTED = {"int": "a whole number", "float": "a number", "JSON": "JSON"}
+_KINDS: dict[str, tuple[Callable[[str], object], str]] = {
+    "text": (str, "text"),
+    "int": (_whole, "a whole number"),
+    "float": (float, "a number"),
+    "JSON": (json.loads, "JSON"),
+}
+"""Kind -> function that raises ValueError for another text, and the words of the rule."""
 
 
 @cache
