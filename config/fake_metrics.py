@@ -149,22 +149,17 @@ def _document(source: object) -> dict[str, object] | None:
         raise FakeMetricsError("fake-metrics", "must be a JSON object")
     document: dict[str, object] = {}
     for key, value in found.items():
-        name = _known(key)
+        name = key.replace("_", "-")
+        name = _OTHER_NAMES.get(name, name)
+        if name not in _KEYS:
+            from difflib import get_close_matches  # needed for errors only
+
+            close = get_close_matches(name, _KEYS, n=1)
+            raise FakeMetricsError(repr(key), "is not a fake metric" + (f"; {close[0]} is" if close else ""))
         if name in document:
             raise FakeMetricsError(name, "is given twice")
         document[name] = value
     return {name: value for name, value in document.items() if value is not None}
-
-
-def _known(key: str) -> str:
-    name = key.replace("_", "-")
-    name = _OTHER_NAMES.get(name, name)
-    if name in _KEYS:
-        return name
-    from difflib import get_close_matches  # needed for errors only
-
-    close = get_close_matches(name, _KEYS, n=1)
-    raise FakeMetricsError(repr(key), "is not a fake metric" + (f"; {close[0]} is" if close else ""))
 
 
 def _typed(document: Mapping[str, object]) -> FakeMetrics:
@@ -174,8 +169,12 @@ def _typed(document: Mapping[str, object]) -> FakeMetrics:
         values["loras"] = [_adapters(item) for item in adapters]
     try:
         fakes = msgspec.convert(values, FakeMetrics, strict=False)
-    except msgspec.ValidationError as error:
-        raise _refusal(str(error)) from None
+    except msgspec.ValidationError as error:  # such as "Expected `int` >= 0 - at `$.total-prompt-tokens`"
+        rule, _, place = str(error).partition(" - at ")
+        for theirs, ours in _WORDS.items():
+            rule = rule.replace(theirs, ours)
+        where = re.search(r"\$\.([^`]*)", place)
+        raise FakeMetricsError(where[1] if where else "fake-metrics", rule) from None
     hits, queries = fakes.prefix_cache_hits, fakes.prefix_cache_queries
     if (hits is None) != (queries is None):
         raise FakeMetricsError("prefix-cache-hits", "must be given together with prefix-cache-queries")
@@ -192,15 +191,6 @@ _WORDS = {
 }
 
 
-def _refusal(message: str) -> FakeMetricsError:
-    """Converts msgspec's "Expected `int` >= 0 - at `$.total-prompt-tokens`" to key and rule."""
-    rule, _, place = message.partition(" - at ")
-    for theirs, ours in _WORDS.items():
-        rule = rule.replace(theirs, ours)
-    where = re.search(r"\$\.([^`]*)", place)
-    return FakeMetricsError(where[1] if where else "fake-metrics", rule)
-
-
 def _adapters(item: object) -> object:
     """Returns an object (or its JSON text) without nulls; any other value unchanged."""
     try:
@@ -214,7 +204,23 @@ def _adapters(item: object) -> object:
 
 def _level(where: str, value: object) -> Level:
     """Parses a number, or a function of time."""
-    level = _function(where, value) if isinstance(value, str) and ":" in value else _number(where, value)
+    level: Level
+    if isinstance(value, str) and ":" in value:
+        parts = value.split(":")
+        if len(parts) != 4:
+            raise FakeMetricsError(where, _LEVEL)
+        shape, start, end, period = parts
+        if shape not in SHAPES:
+            raise FakeMetricsError(where, f"must have one of the shapes {', '.join(SHAPES)}, not {shape!r}")
+        begins, ends = _number(where, start), _number(where, end)
+        try:
+            level = Function(shape, begins, ends, parse_duration(period))
+        except ValueError as error:
+            raise FakeMetricsError(f"{where}: its period", str(error)) from None
+        if level.period_s <= 0:
+            raise FakeMetricsError(f"{where}: its period", "must be longer than 0s")
+    else:
+        level = _number(where, value)
     most, rule = _LEVELS[where]
     for extreme in (level.start, level.end) if isinstance(level, Function) else (level,):
         if not 0 <= extreme <= most:
@@ -222,28 +228,8 @@ def _level(where: str, value: object) -> Level:
     return level
 
 
-def _function(where: str, text: str) -> Function:
-    parts = text.split(":")
-    if len(parts) != 4:
-        raise FakeMetricsError(where, _LEVEL)
-    shape, start, end, period = parts
-    if shape not in SHAPES:
-        raise FakeMetricsError(where, f"must have one of the shapes {', '.join(SHAPES)}, not {shape!r}")
-    return Function(shape, _number(where, start), _number(where, end), _period(where, period))
-
-
 def _number(where: str, value: object) -> float:
     try:
         return msgspec.convert(value, Finite, strict=False)
     except msgspec.ValidationError:
         raise FakeMetricsError(where, _LEVEL) from None
-
-
-def _period(where: str, text: str) -> float:
-    try:
-        period_s = parse_duration(text)
-    except ValueError as error:
-        raise FakeMetricsError(f"{where}: its period", str(error)) from None
-    if period_s <= 0:
-        raise FakeMetricsError(f"{where}: its period", "must be longer than 0s")
-    return period_s

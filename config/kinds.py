@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -16,10 +16,6 @@ SWITCH_WORDS = {"yes": True, "on": True, "no": False, "off": False}
 MOST = sys.float_info.max
 
 
-def _same(raw: object) -> object:
-    return raw
-
-
 class Kind(Struct, frozen=True):
     """A kind of values, with its name."""
 
@@ -28,7 +24,7 @@ class Kind(Struct, frozen=True):
     """Completes the sentence "the value ..." for a value of another kind."""
     type: Any
     """Target type of the conversion."""
-    prepare: Callable[[object], object] = _same
+    prepare: Callable[[object], object] = lambda raw: raw
     """Converts a text, or a value of YAML or JSON, to msgspec's input. Raises ValueError with the rule."""
 
     def read(self, raw: object) -> object:
@@ -46,19 +42,19 @@ def checked(value: object, type: Any, rule: str, strict: bool = True) -> object:
 
 def limits(kind: Kind, metas: Iterable[Meta]) -> str:
     """Returns msgspec's checks beyond the kind, as the end of "the value ..."; empty without any."""
-    return "; ".join(filter(None, (_limit(kind, meta) for meta in metas)))
-
-
-def _limit(kind: Kind, meta: Meta) -> str:
-    low, high = meta.ge, meta.le
-    if meta.description or meta.gt is not None:
-        return meta.description or f"must be longer than {format_duration(meta.gt or 0)}"
-    if low is not None and high is not None:
-        return f"must be between {low} and {high}"
-    if low is None:
-        return "" if high is None else f"must be at most {high}"
-    is_whole = kind is _PLAIN[int]
-    return f"must be at least {low}" if low or is_whole else "must not be negative"
+    rules = []
+    for meta in metas:
+        low, high = meta.ge, meta.le
+        if meta.description or meta.gt is not None:
+            rules.append(meta.description or f"must be longer than {format_duration(meta.gt or 0)}")
+        elif low is not None and high is not None:
+            rules.append(f"must be between {low} and {high}")
+        elif low is not None:
+            plain = low == 0 and kind is not _PLAIN[int]
+            rules.append("must not be negative" if plain else f"must be at least {low}")
+        elif high is not None:
+            rules.append(f"must be at most {high}")
+    return "; ".join(rules)
 
 
 def kind_of(annotation: object, extras: Iterable[object]) -> Kind:
@@ -69,7 +65,10 @@ def kind_of(annotation: object, extras: Iterable[object]) -> Kind:
             return kind
     origin = get_origin(annotation)
     if origin is Literal:
-        return _choice(annotation)
+        words: tuple[str, ...] = get_args(annotation)
+        *others, last = (word or '"" (empty)' for word in words)
+        name = "one of " + ", ".join(word or '""' for word in words)
+        return Kind(name, f"must be {', '.join(others)} or {last}", annotation, _lowered)
     return LIST if origin is tuple else _PLAIN[annotation]
 
 
@@ -79,11 +78,15 @@ def written(value: object) -> str:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return _written_list(value) if isinstance(value, tuple) else str(value)
+    if not isinstance(value, tuple):
+        return str(value)
+    text = ",".join(value)
+    plain = value and not text.lstrip().startswith(("[", "{")) and tuple(_separated(text)) == value
+    return text if plain else json.dumps(value, ensure_ascii=False)
 
 
-def _stripped(raw: object) -> object:
-    return raw.strip() if isinstance(raw, str) else raw
+def _lowered(raw: object) -> object:
+    return raw.strip().lower() if isinstance(raw, str) else raw
 
 
 def _number(raw: object) -> object:
@@ -94,17 +97,20 @@ def _number(raw: object) -> object:
 
 
 def _switch(raw: object) -> object:
-    if not isinstance(raw, str):
-        return raw
-    word = raw.strip().lower()
-    return SWITCH_WORDS.get(word, word)
+    word = _lowered(raw)
+    return SWITCH_WORDS.get(word, word) if isinstance(word, str) else raw
 
 
 def _list(raw: object) -> object:
     """Converts a list of texts, a JSON array, or items separated by commas."""
     if not isinstance(raw, str):
         return raw
-    return _json_array(raw) if raw.lstrip().startswith("[") else _separated(raw)
+    if not raw.lstrip().startswith("["):
+        return _separated(raw)
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        raise ValueError("must be a JSON array of texts, or items separated by commas") from None
 
 
 def _objects(raw: object) -> object:
@@ -125,30 +131,6 @@ def _separated(text: str) -> list[str]:
     return [item.strip() for item in text.split(",")] if text.strip() else []
 
 
-def _json_array(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise ValueError("must be a JSON array of texts, or items separated by commas") from None
-
-
-def _written_list(items: tuple[str, ...]) -> str:
-    text = ",".join(items)
-    plain = items and not text.lstrip().startswith(("[", "{")) and tuple(_separated(text)) == items
-    return text if plain else json.dumps(items, ensure_ascii=False)
-
-
-def _choice(annotation: Any) -> Kind:
-    words: tuple[str, ...] = annotation.__args__
-    *others, last = (word or '"" (empty)' for word in words)
-    name = "one of " + ", ".join(word or '""' for word in words)
-
-    def prepare(raw: object) -> object:
-        return raw.strip().lower() if isinstance(raw, str) else raw
-
-    return Kind(name, f"must be {', '.join(others)} or {last}", annotation, prepare)
-
-
 _WHOLE = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _FINITE = Annotated[float, Meta(ge=-MOST, le=MOST)]
 LIST = Kind("list", "must be a list of texts (quote them in YAML)", tuple[str, ...], _list)
@@ -160,7 +142,7 @@ _MARKED = (
 SWITCH = Kind("switch", "must be true or false", bool, _switch)
 _PLAIN: dict[object, Kind] = {
     str: Kind("text", "must be text (quote it in YAML)", str),
-    int: Kind("whole number", "must be a whole number (of at most 64 bits)", _WHOLE, _stripped),
+    int: Kind("whole number", "must be a whole number (of at most 64 bits)", _WHOLE, _lowered),
     float: Kind("number", "must be a number", _FINITE, _number),
     bool: SWITCH,
 }

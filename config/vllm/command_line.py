@@ -7,6 +7,7 @@ import argparse
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
@@ -119,7 +120,15 @@ def names_of(name: str) -> Iterator[str]:
 
 def written_out(argv: Sequence[str]) -> list[str]:
     """Expands the YAML file and vLLM's special syntax in `argv` to plain words."""
-    return list(_without_dots([part for word in _with_file(list(argv)) for part in _dashed(word)]))
+    words: list[str] = []
+    for word in _with_file(list(argv)):
+        if word.startswith("--"):
+            words.append(_NAME.sub(lambda name: name[0].replace("_", "-"), word, count=1))
+        elif found := _OBSOLETE.match(word):
+            words += [LEVEL, word[found.end() :].removeprefix("=")]
+        else:
+            words.append(LEVEL if word == "-O" else word)
+    return list(_without_dots(words))
 
 
 def _with_file(argv: list[str]) -> list[str]:
@@ -157,14 +166,6 @@ def _words_of(path: str) -> Iterator[str]:
             yield f"{flag}={value}"
 
 
-def _dashed(word: str) -> list[str]:
-    if word.startswith("--"):
-        return [_NAME.sub(lambda name: name[0].replace("_", "-"), word, count=1)]
-    if found := _OBSOLETE.match(word):
-        return [LEVEL, word[found.end() :].removeprefix("=")]
-    return [LEVEL if word == "-O" else word]
-
-
 def _without_dots(words: Sequence[str]) -> Iterator[str]:
     """Converts `--a.b 1 --a.c+ x,y` to `--a {"b": 1, "c": ["x", "y"]}`, behind all other words."""
     objects: dict[str, JsonObject] = {}
@@ -178,22 +179,18 @@ def _without_dots(words: Sequence[str]) -> Iterator[str]:
         if value is None:
             raise UsageError(f"flag {name} needs a value")
         flag, *keys = name.removesuffix("+").split(".")
-        found: object = value.split(",") if name.endswith("+") else _value(value)
+        found: object = value
+        if name.endswith("+"):
+            found = value.split(",")
+        else:
+            with suppress(ValueError, RecursionError):  # a text that is no JSON stays as it is
+                found = json.loads(value)
         for key in reversed(keys):
             found = {key: found}
         assert isinstance(found, dict)
         _merge(objects.setdefault(flag, {}), found)
     for flag, made in objects.items():
         yield from (flag, json.dumps(made))
-
-
-def _value(text: str) -> object:
-    """Decodes JSON; returns other texts unchanged."""
-    try:
-        value: object = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return value
 
 
 def _merge(into: JsonObject, more: JsonObject) -> None:

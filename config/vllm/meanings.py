@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -71,10 +72,6 @@ class KVEventsConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     max_queue_size: int = 100_000
     topic: str = ""
 
-    @property
-    def publishes(self) -> bool:
-        return self.enable_kv_cache_events and self.publisher != "null"
-
 
 class KVTransferConfig(Struct, kw_only=True):
     """`--kv-transfer-config`; connectors have further fields."""
@@ -84,22 +81,15 @@ class KVTransferConfig(Struct, kw_only=True):
     engine_id: str | None = None
     kv_connector_extra_config: dict[str, Any] = {}
 
-    @property
-    def connectors(self) -> list[str | None]:
-        """Name of the connector, and names in a MultiConnector."""
-        inner = self.kv_connector_extra_config.get("connectors")
-        several = inner if self.kv_connector == "MultiConnector" and isinstance(inner, list) else []
-        return [self.kv_connector, *(one.get("kv_connector") for one in several if isinstance(one, dict))]
+
+class WeightTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    backend: str = "nccl"
 
 
 class ProfilerConfig(Struct, kw_only=True):
     """`--profiler-config`; only its presence counts."""
 
     profiler: str | None = None
-
-
-class WeightTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
-    backend: str = "nccl"
 
 
 def read_config(option: str, given: Given, kind: type[T]) -> T:
@@ -149,26 +139,22 @@ def _is_given(given: Given, name: str) -> bool:
 
 def _fallbacks(values: Values, environ: Mapping[str, str]) -> dict[str, str]:
     """Returns vLLM's defaults, and sizes of context and cache for the simulated model."""
-    found = dict(DEFAULTS)
-    length = values.get("max-model-len") or str(_context_length(str(values.get("model", ""))))
+    found, length = dict(DEFAULTS), str(values.get("max-model-len") or "")
+    folder = str(values.get("model", ""))
+    if not length:  # as in a local model's config.json
+        known: object = None
+        with suppress(OSError, ValueError, AttributeError):
+            config = json.loads(Path(folder, "config.json").read_text("utf-8")) if folder else {}
+            known = config.get("max_position_embeddings") or config.get("text_config", {}).get(
+                "max_position_embeddings"
+            )
+        length = str(known if isinstance(known, int) and known > 0 else CONTEXT_LENGTH)
     size = int(str(values.get("block-size", "16")) or 16) or 1
-    found["max-model-len"] = str(length)
-    found["kv-cache-size"] = str(FULL_PROMPTS * -(-int(str(length)) // size) + 1)
+    found["max-model-len"] = length
+    found["kv-cache-size"] = str(FULL_PROMPTS * -(-int(length) // size) + 1)
     if seconds := environ.get(KEEP_ALIVE):
         found["keep-alive-timeout"] = f"{seconds}s"
     return found
-
-
-def _context_length(folder: str) -> int:
-    """Returns the context length, in tokens, in a local model's config.json, else CONTEXT_LENGTH."""
-    try:
-        config = json.loads(Path(folder, "config.json").read_text("utf-8")) if folder else {}
-        length = config.get("max_position_embeddings") or config.get("text_config", {}).get(
-            "max_position_embeddings"
-        )
-    except (OSError, ValueError, AttributeError):
-        length = None
-    return length if isinstance(length, int) and length > 0 else CONTEXT_LENGTH
 
 
 def _remarks(given: Given) -> list[str]:
@@ -236,7 +222,7 @@ def _traces(given: Given) -> Values:
 
 def _events(given: Given) -> Values:
     config = read_config("kv-events-config", given, KVEventsConfig)
-    if not config.publishes:
+    if not config.enable_kv_cache_events or config.publisher == "null":
         return {"zmq-endpoint": ""}
     return {
         "zmq-endpoint": config.endpoint,
@@ -259,8 +245,10 @@ CONNECTORS = {
 
 def _transfer(given: Given) -> Values:
     config = read_config("kv-transfer-config", given, KVTransferConfig)
-    played = [CONNECTORS[name] for name in config.connectors if name in CONNECTORS]
-    return {"kv-connector": played[0] if played else ""}
+    inner = config.kv_connector_extra_config.get("connectors")
+    several = inner if config.kv_connector == "MultiConnector" and isinstance(inner, list) else []
+    names = [config.kv_connector, *(one.get("kv_connector") for one in several if isinstance(one, dict))]
+    return {"kv-connector": next((CONNECTORS[name] for name in names if name in CONNECTORS), "")}
 
 
 def _weight_transfer(given: Given) -> Values:
