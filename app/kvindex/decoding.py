@@ -6,8 +6,9 @@ unusable events are lost. Limits on bytes and events of a batch bound the work o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from contextlib import suppress
 from typing import ClassVar, TypeAlias, get_type_hints
 
 import msgspec
@@ -40,6 +41,7 @@ EVENTS_A_TURN = 256
 BROKEN = DecodeError, RecursionError, UnicodeDecodeError
 """Errors of msgspec for invalid msgpack, too deep nesting, and text that is not UTF-8."""
 
+MALFORMED: EventLoss = "malformed_event"
 AS_MSGPACK = (bytes,)
 """Types that stay as in msgpack; otherwise msgspec reads text as base64 bytes."""
 
@@ -141,7 +143,7 @@ def decode(payload: Data) -> Batch:
             whole = _ARRAY_BATCH.decode(payload)
         except BROKEN:
             return _taken_apart(payload)
-    if not isfinite(whole.ts):
+    if not math.isfinite(whole.ts):
         return _taken_apart(payload)
     return Batch(whole.ts, whole.data_parallel_rank or 0, whole.events)
 
@@ -157,8 +159,11 @@ def _taken_apart(payload: Data) -> Batch:
         values = _RAW_EVENTS.decode(raw.events)
     except BROKEN as error:
         raise Unreadable(str(error)) from None
-    ts, losses = _time(raw.ts), list[str]()
-    if ts is None:
+    ts, losses = math.nan, list[str]()
+    with suppress(*BROKEN):
+        ts = msgspec.msgpack.decode(raw.ts, type=float)
+    if not math.isfinite(ts):
+        ts = 0.0
         losses.append("bad_ts")
     events: list[KVEvent] = []
     for number, value in enumerate(values, 1):
@@ -169,15 +174,7 @@ def _taken_apart(payload: Data) -> Batch:
             events.append(found)
         if number % EVENTS_A_TURN == 0:
             pause_if_possible()
-    return Batch(ts or 0.0, rank, events, losses)
-
-
-def _time(packed: Raw) -> float | None:
-    try:
-        ts = msgspec.msgpack.decode(packed, type=float)
-    except BROKEN:
-        return None
-    return ts if isfinite(ts) else None
+    return Batch(ts, rank, events, losses)
 
 
 def engine_keys(values: Sequence[BlockHash]) -> list[int]:
@@ -187,13 +184,15 @@ def engine_keys(values: Sequence[BlockHash]) -> list[int]:
             return values  # type: ignore[return-value]
     except TypeError:
         pass  # some are bytes
-    return [value & LOW_64 if isinstance(value, int) else _low64(value) for value in values]
-
-
-def _low64(value: bytes) -> int:
-    if not 0 < len(value) <= MOST_HASH_BYTES:
-        raise ValueError(f"a block hash of {len(value)} bytes")
-    return low64(value)
+    keys = []
+    for value in values:
+        if isinstance(value, int):
+            keys.append(value & LOW_64)
+        elif 0 < len(value) <= MOST_HASH_BYTES:
+            keys.append(low64(value))
+        else:
+            raise ValueError(f"a block hash of {len(value)} bytes")
+    return keys
 
 
 def _event(raw: Data | Raw) -> KVEvent | str:
@@ -207,21 +206,22 @@ def _event(raw: Data | Raw) -> KVEvent | str:
     try:
         value: object = msgspec.msgpack.decode(raw)
     except BROKEN:
-        return _malformed()
+        return MALFORMED
     if isinstance(value, bytes):  # packed by itself, as llm-d's storage publishers do
-        return _event(value) if value[:1] not in (b"\xc4", b"\xc5", b"\xc6") else _malformed()
+        return _event(value) if value[:1] not in (b"\xc4", b"\xc5", b"\xc6") else MALFORMED
     return _explained(value)
-
-
-def _malformed() -> EventLoss:
-    return "malformed_event"
 
 
 def _explained(value: object) -> KVEvent | str:
     """Converts an event of an unusual form; returns the reason of the first wrong field otherwise."""
-    name, fields = _named(value)
+    name: object = None
+    fields: Mapping[str, object] = {}
+    if isinstance(value, dict):
+        name, fields = value.get("type"), value
+    elif isinstance(value, list) and value and isinstance(value[0], str):
+        name, fields = value[0], dict(zip(FIELDS.get(value[0], ()), value[1:], strict=False))
     if not isinstance(name, str):
-        return _malformed()
+        return MALFORMED
     types = FIELDS.get(name)
     if types is None:
         return "unknown_event"
@@ -233,20 +233,7 @@ def _explained(value: object) -> KVEvent | str:
             known[field] = msgspec.convert(fields.get(field), kind, builtin_types=AS_MSGPACK)
         except ValidationError:
             return f"bad_{field}"
-    return event_of(name, known)
-
-
-def _named(value: object) -> tuple[object, Mapping[str, object]]:
-    match value:
-        case dict():
-            return value.get("type"), value
-        case [str() as name, *items]:
-            return name, dict(zip(FIELDS.get(name, ()), items, strict=False))
-    return None, {}
-
-
-def event_of(name: str, fields: Mapping[str, object]) -> KVEvent:
-    everything = {"type": name, "lora_id": None, **fields, "token_ids": fields.get("token_ids") or []}
+    everything = {"type": name, "lora_id": None, **known, "token_ids": known.get("token_ids") or []}
     kinds = BlockStored | BlockRemoved | AllBlocksCleared
     event: KVEvent = msgspec.convert(everything, kinds, builtin_types=AS_MSGPACK)
     return event

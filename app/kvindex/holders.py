@@ -82,7 +82,13 @@ class Holders:
         """
         known = self._groups.get(source, {}).get(group)
         if known is None:
-            number = self._next()
+            number = self._free[0] if self._free else len(self._holders)
+            if number >= self._most:
+                raise TooManyHolders(f"there are {self._most} holders already")
+            if self._free:
+                heapq.heappop(self._free)
+            else:
+                self._holders.append(None)
             self._place(number, EngineGroup(source, group, group == 0 if scored is None else scored))
             return number
         holder = self._holders[known]
@@ -162,14 +168,6 @@ class Holders:
         """Returns the given bits that have a holder, with the holder."""
         holders = self._holders
         return [(number, holder) for number in numbers if (holder := holders[number]) is not None]
-
-    def _next(self) -> int:
-        if self._free:
-            return heapq.heappop(self._free)
-        if len(self._holders) >= self._most:
-            raise TooManyHolders(f"there are {self._most} holders already")
-        self._holders.append(None)
-        return len(self._holders) - 1
 
     def _place(self, number: int, holder: EngineGroup) -> None:
         source = holder.source

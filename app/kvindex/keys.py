@@ -47,23 +47,18 @@ def published_features(
     """
     if not extra_keys or not any(extra_keys):
         return None
-    features = [_of_block(keys or (), adapter) for keys in extra_keys]
+    features: list[Features] = []
+    for keys in extra_keys:
+        texts: dict[str, None] = {}
+        for at, key in enumerate(keys or ()):
+            if isinstance(key, list) and key:
+                key = key[0]
+            if isinstance(key, bytes):
+                key = key.hex()
+            if isinstance(key, str) and (at or key != adapter):
+                texts[key] = None
+        features.append(tuple(texts) or None)
     return features if any(features) else None
-
-
-def _of_block(keys: Sequence[object], adapter: str | None) -> Features:
-    texts = [text for key in keys if (text := _text(key)) is not None]
-    if adapter is not None and keys and keys[0] == adapter:
-        del texts[0]
-    return tuple(dict.fromkeys(texts)) or None
-
-
-def _text(key: object) -> str | None:
-    if isinstance(key, list) and key:
-        key = key[0]
-    if isinstance(key, bytes):
-        return key.hex()
-    return key if isinstance(key, str) else None
 
 
 def requested_features(
@@ -149,15 +144,8 @@ class RequestKeys(Protocol):
 
 
 def request_keys(generation: Generation, block_size: int, seed: str = "") -> RequestKeys:
-    """Returns the keys of a generation. ValueError for an unknown generation, or a block without tokens."""
-    if block_size < 1:
-        raise ValueError(f"a block has at least one token, not {block_size}")
-    match generation:
-        case "D":
-            return FnvKeys(block_size, seed)
-        case "E":
-            return Xxh64Keys(block_size, seed)
-    raise ValueError(f"unknown generation of block keys {generation}")
+    """Returns the keys of a generation; a block has at least one token."""
+    return FnvKeys(block_size, seed) if generation == "D" else Xxh64Keys(block_size, seed)
 
 
 class Link:
@@ -178,22 +166,18 @@ class Link:
 
     def chain(self, parent: int, data: bytes) -> list[int]:
         """Returns the keys of the full blocks of packed tokens behind the key `parent`."""
-        keys: list[int] = []
-        most = LINK_BLOCKS * self._step * KEY_BYTES
+        words, digest, step, keys = self._words, xxh64_intdigest, self._step, list[int]()
+        most = LINK_BLOCKS * step * KEY_BYTES
         for start in range(0, len(data), most):
             part = data[start : start + most]
-            keys += self._keys(parent, part, len(part) // (self._step * KEY_BYTES))
+            blocks = len(part) // (step * KEY_BYTES)
+            self._bytes[KEY_BYTES : KEY_BYTES + len(part)] = part
+            words[0] = parent
+            for place, block in self._links[:blocks]:
+                words[place] = digest(block)
+            keys += words[step : blocks * step + 1 : step].tolist()
             parent = keys[-1]
         return keys
-
-    def _keys(self, parent: int, data: bytes, blocks: int) -> list[int]:
-        """Returns the keys of at most `LINK_BLOCKS` blocks."""
-        words, digest, step = self._words, xxh64_intdigest, self._step
-        self._bytes[KEY_BYTES : KEY_BYTES + len(data)] = data
-        words[0] = parent
-        for place, block in self._links[:blocks]:
-            words[place] = digest(block)
-        return words[step : blocks * step + 1 : step].tolist()
 
 
 class Xxh64Keys:
@@ -224,7 +208,10 @@ class Xxh64Keys:
         self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
     ) -> list[int]:
         if features is None and len(tokens) == self.block_size:
-            return [self._single(parent, tokens)]
+            try:  # engines announce a reply's blocks one by one
+                return [xxh64_intdigest(self._whole.pack(parent, *tokens))]
+            except struct.error:
+                raise ValueError("a token id is not a number of 32 bits") from None
         packed, pack, digest = packed_ids(tokens), self._link.pack, xxh64_intdigest
         data = packed.tobytes()
         if features is None and self._place and len(packed) >= LEAST_LINKED * self.block_size:
@@ -235,13 +222,6 @@ class Xxh64Keys:
             return [parent := digest(pack(parent, block)) for (block,) in blocks]
         both = zip(blocks, features, strict=True)
         return [parent := digest(pack(parent, block) + _sized(texts or ())) for (block,), texts in both]
-
-    def _single(self, parent: int, tokens: Sequence[int]) -> int:
-        """Returns the key of one block; engines announce a reply's blocks one by one."""
-        try:
-            return xxh64_intdigest(self._whole.pack(parent, *tokens))
-        except struct.error:
-            raise ValueError("a token id is not a number of 32 bits") from None
 
 
 class FnvKeys:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -155,13 +154,6 @@ def test_what_cannot_be_is_told_in_one_line(
 def test_a_field_that_is_missing_is_named() -> None:
     with pytest.raises(ConfigError, match="missing required field `vocab_size`"):
         datasheet_profile({name: value for name, value in QWEN.items() if name != "vocab_size"}, "h100")
-
-
-def test_the_profile_that_is_asked_for_by_flags(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(QWEN))
-    assert profile_of("auto", "H100", 2, str(path)) == made(QWEN, devices=2)
-    assert profile_of("qwen3-14b-h100").engine.num_gpu_blocks == 18038
 
 
 @pytest.mark.parametrize(

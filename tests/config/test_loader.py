@@ -287,10 +287,6 @@ def test_relative_paths_that_exist_become_absolute(tmp_path: Path, monkeypatch: 
     }
 
 
-def test_names_that_are_no_paths_stay_as_they_are() -> None:
-    assert handed_over(["--tokenizer", "org/model"])["SIM_TOKENIZER"] == "org/model"
-
-
 @pytest.mark.parametrize(
     ("name", "values"),
     [

@@ -344,7 +344,7 @@ def test_dotted_names_are_the_same_as_json(fields: dict[str, Any]) -> None:
     assert json.loads(str(read(["m", *words]).given["additional-config"])) == fields
 
 
-@hypothesis.settings(max_examples=50)
+@hypothesis.settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.text(max_size=12) | st.sampled_from([*MEANINGS]).map(lambda name: f"--{name}"), max_size=6)
 )

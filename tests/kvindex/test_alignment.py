@@ -73,7 +73,7 @@ def test_an_image_is_met_by_engines_of_any_block_size() -> None:
 sizes = st.integers(1, 12)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_cut_of_a_prompt_into_events_gives_its_keys_and_removing_all_leaves_nothing(
     data: st.DataObject,

@@ -8,10 +8,8 @@ import pytest
 from app.kvindex.backend import (
     Backend,
     Clear,
-    Offload,
     Remove,
     Stamp,
-    Store,
 )
 from app.kvindex.holders import Engine
 from app.kvindex.index import Index
@@ -51,44 +49,6 @@ def test_an_engine_key_means_something_else_on_every_pod_model_rank_and_group(ba
     assert set(content(backend, range(11, 16))) == {12, 13, 14, 15}
     assert backend.owned(A, [(0, 1), (1, 1)])[0] is None
     assert _plain(backend.owned(A, [(1, 1)])[0]) == (15,)
-
-
-def test_a_block_that_is_named_twice_is_one_block(backend: Backend) -> None:
-    twice = Store(0, "gpu", [1, 2], [11, 11], [11])
-    assert backend.apply(A, [twice]).added == 1
-    assert backend.apply(A, [Offload(0, "cpu", [1, 1, 2])]).added == 1
-    assert (backend.size().copies, holders_of(backend, 11)) == (2, {("a", "gpu"), ("a", "cpu")})
-    backend.apply(A, [Remove(0, "gpu", [1, 1]), Remove(0, "cpu", [1, 2])])
-    assert backend.size().copies == 0
-
-
-def test_what_is_unknown_is_counted_and_changes_nothing(backend: Backend) -> None:
-    assert backend.apply(A, [Remove(0, "gpu", [1, 2])]).unknown == 2
-    assert backend.apply(A, [Offload(0, "cpu", [1])]).unknown == 1
-    backend.apply(A, [store([1], [11])])
-    outcome = backend.apply(A, [Remove(0, "nowhere", [1]), Remove(3, "gpu", [1]), Offload(0, "cpu", [1, 9])])
-    assert (outcome.unknown, outcome.added) == (3, 1)
-    assert holders_of(backend, 11) == {("a", "gpu"), ("a", "cpu")}
-
-
-def test_a_block_that_was_stored_twice_is_gone_after_two_removals(backend: Backend) -> None:
-    backend.apply(A, [store([1], [11]), store([1], [11])])
-    backend.apply(A, [store([1], [11], "cpu")])
-    backend.apply(A, [Remove(0, "gpu", [1])])
-    assert holders_of(backend, 11) == {("a", "gpu"), ("a", "cpu")}
-    backend.apply(A, [Remove(0, "gpu", [1])])
-    assert holders_of(backend, 11) == {("a", "cpu")}
-
-
-def test_a_cleared_engine_has_nothing_and_can_begin_again(backend: Backend) -> None:
-    backend.apply(A, [store([1, 2], [11, 12]), store([1], [11], "cpu"), store([3], [13], group=1)])
-    backend.apply(source("a", "m", 1), [store([1], [11])])
-    backend.apply(B, [store([1], [11])])
-    assert backend.apply(A, [Clear(), store([5], [15])]).removed == 4
-    assert content(backend, range(11, 16)) == {11: {("a/1", "gpu"), ("b", "gpu")}, 15: {("a", "gpu")}}
-    backend.apply(A, [store([1], [12])])
-    assert holders_of(backend, 12) == {("a", "gpu")}
-    assert backend.size().copies == 4
 
 
 def test_a_pod_that_is_gone_takes_all_its_engines_with_it(backend: Backend) -> None:

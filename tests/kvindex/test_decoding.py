@@ -231,7 +231,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(values, max_size=5))
 @example([b"\xa1\x80"])  # packed by itself, text that is none
 def test_good_events_survive_any_neighbours(others: list[Any]) -> None:

@@ -244,7 +244,7 @@ events = st.one_of(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(events, max_size=8), max_size=3))
 def test_together_they_leave_what_they_leave_one_by_one(batches: list[list[KVEvent]]) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -106,31 +106,13 @@ def test_what_is_no_token_id_is_refused(generation: Generation, bad: list[int]) 
         keys.keys(keys.root("m"), bad)
 
 
-@pytest.mark.parametrize("generation", ["A", "B", "C", "Z"])
-def test_other_generations_are_refused(generation: str) -> None:
-    with pytest.raises(ValueError):
-        request_keys(generation, 16)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("generation", GENERATIONS)
-def test_a_block_without_tokens_is_refused(generation: Generation) -> None:
-    with pytest.raises(ValueError):
-        request_keys(generation, 0)
-
-
-@pytest.mark.parametrize("generation", GENERATIONS)
-def test_models_and_adapters_have_keys_of_their_own(generation: Generation) -> None:
-    keys = request_keys(generation, 16)
-    assert not set(keys_of(keys, range(1, 33))) & set(keys_of(keys, range(1, 33), model="other"))
-
-
 ids = st.lists(st.integers(0, 2**32 - 1), max_size=40) | st.lists(
     st.integers(0, 2**32 - 1), min_size=130, max_size=330
 )
 texts = st.none() | st.lists(st.text(max_size=5), max_size=3).map(tuple)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(ids, st.integers(1, 9), st.data())
 def test_generation_e_is_xxh64_of_numbers_and_texts(
     tokens: list[int], size: int, data: st.DataObject
@@ -147,7 +129,7 @@ def test_generation_e_is_xxh64_of_numbers_and_texts(
     assert request_keys("E", size, "seed").keys(77, tokens, features) == expected
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(ids, st.integers(1, 9), st.data())
 def test_generation_d_is_fnv_of_cbor(tokens: list[int], size: int, data: st.DataObject) -> None:
     blocks = len(tokens) // size
@@ -177,13 +159,6 @@ def test_a_prompt_of_any_length_has_the_keys_of_its_blocks_one_by_one(size: int,
         assert keys.keys(5, tokens + [9] * rest) == expected
 
 
-def test_a_block_without_its_features_is_a_mistake() -> None:
-    features: list[Features] = [("a",)]
-    for wrong in (features, features * 3):
-        with pytest.raises(ValueError):
-            request_keys("E", 2).keys(1, [1, 2, 3, 4], wrong)
-
-
 SIZE = 2
 PART = PART_BLOCKS * SIZE
 prompts = st.lists(
@@ -207,7 +182,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(asked=st.lists(prompts, max_size=8))
 def test_the_keys_are_those_of_hashing(generation: Generation, asked: list[list[int]]) -> None:
     keys = request_keys(generation, SIZE)

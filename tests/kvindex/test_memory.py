@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from sys import getsizeof
 from typing import Any
 
@@ -18,7 +16,6 @@ from app.kvindex.memory import (
     COPY_BYTES,
     REPEAT_BYTES,
     SHARE_BYTES,
-    BlockTable,
     MemoryBackend,
     weigh_bytes,
     weigh_copies,
@@ -172,49 +169,3 @@ def test_maps_are_swept_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
     backend.apply(A, [store([key], [key]) for key in range(8, 18)])
     assert len(turns) == 5
     assert len(backend._maps[0].owned) == 8
-
-
-@contextmanager
-def small(segment_blocks: int, segments: int) -> Iterator[None]:
-    """Tables of small sizes."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (
-            ("SEGMENT_BLOCKS", segment_blocks),
-            ("SEGMENTS", segments),
-        ):
-            patch.setattr(f"app.kvindex.memory.{name}", value)
-        yield
-
-
-def fill(table: BlockTable, *stored: Sequence[int]) -> None:
-    """Store these blocks one after another, all with one copy."""
-    for keys in stored:
-        table.put(None, keys, (), (1,))
-        table.settle()
-
-
-def test_the_block_goes_whose_latest_use_is_longest_ago() -> None:
-    gone: list[int] = []
-    with small(segment_blocks=1, segments=1):
-        table = BlockTable(8, count_copies, gone.extend)
-        fill(table, [1], [2], [3], [4], [5])
-        for segment, _, _ in table.runs([1]):
-            table.use(segment)
-        table.settle()
-        table.prefix([2])
-        fill(table, [6], [7], [8])
-        assert gone == []
-        fill(table, [9], [10], [11], [12], [13])
-    assert gone == [3, 4, 5, 1, 2]
-
-
-def test_a_table_that_is_half_empty_does_not_remember_who_was_asked_for() -> None:
-    gone: list[int] = []
-    with small(segment_blocks=1, segments=1):
-        table = BlockTable(8, count_copies, gone.extend)
-        fill(table, [1], [2], [3], [4])
-        table.prefix([1])
-        fill(table, [5])
-        table.prefix([2])
-        fill(table, [6], [7], [8], [9], [10])
-    assert gone == [1, 3]

@@ -85,11 +85,6 @@ def test_what_is_no_target_is_refused(text: str) -> None:
         target_sources([text])
 
 
-def test_a_pod_without_a_name_is_called_by_its_address() -> None:
-    assert PodEndpoint("tcp://10.0.0.1:5557").name == "10.0.0.1:5557"
-    assert PodEndpoint("tcp://10.0.0.1:5557", pod="a").name == "a"
-
-
 def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "pods"
     source = FileTargets(path)

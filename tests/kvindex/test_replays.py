@@ -241,16 +241,6 @@ def test_ones_own_answer_without_a_topic_is_believed(place: Station, topic: byte
     assert losses(place) == {}
 
 
-def test_it_is_believed_though_it_ends_before_the_last_message_that_waits(place: Station) -> None:
-    engine = place.engine("", connect=False)
-    publish(engine, range(4), lost=range(4))
-    place.pool.put(Message("a", "m", 3, engine.kept[3], engine.replay, topic=b""))
-    place.pool.put(Message("a", "m", 4, engine.pack(block(4)), engine.replay, topic=b""))
-    place.until(lambda: place.matched(PROMPT) == {"a": 5})
-    place.settle()
-    assert losses(place) == {}
-
-
 def test_after_a_foreign_answer_the_address_is_left_alone_for_a_while(place: Station) -> None:
     engine = place.engine("kv@a@m", connect=False)
     other = place.engine("kv@b@m", connect=False)

@@ -25,7 +25,6 @@ from app.kvindex.service import (
     TOKENIZER_TIMEOUT_S,
     KvIndex,
     Listening,
-    aliases,
     fed,
     index_of,
     open_backend,
@@ -96,12 +95,6 @@ def test_messages_may_come_without_a_socket(index: KvIndex) -> None:
     payload = encoder()(EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
     index.receive(Message("b", "m", 0, payload))
     until(lambda: bool(index.index.score("m", PROMPT)))
-
-
-def test_it_begins_once(index: KvIndex) -> None:
-    address, greenlets = index.address, list(index._greenlets)
-    index.start()
-    assert address is not None and index.address == address and index._greenlets == greenlets
 
 
 def test_what_it_keeps_has_names(index: KvIndex) -> None:
@@ -294,10 +287,6 @@ def test_models_and_folders_that_are_named_have_tokenizers_and_no_others(
     with pytest.raises(TokenizerError, match="`mine` cannot be loaded"):
         index.tokenization.encode("mine", "hello")
     index.close()
-
-
-def test_names_of_the_model_are_those_that_its_pods_publish() -> None:
-    assert aliases(Settings(model=MODEL)) == {"m": "org/m", "n": "org/m"}
 
 
 @pytest.mark.parametrize("asked", [{"kv_index_pods": ("nonsense",)}, {"kv_index_redis_url": "http://h:1"}])

@@ -54,12 +54,6 @@ def test_a_stream_can_be_taken_up_where_another_left_it() -> None:
     assert made.judge(0, 200.0) is Verdict.RESTART
 
 
-def test_the_latest_64_batches_are_known_again() -> None:
-    made = stream(*range(1000))
-    assert made.judge(936, 1036.0) is Verdict.DUPLICATE
-    assert made.judge(935, 1035.0) is Verdict.RESTART
-
-
 class History:
     """What `SequenceTracker` says, from the list of all batches that were applied since the last restart."""
 
@@ -236,16 +230,6 @@ def test_a_restart_clears_the_pod_and_asks_for_its_new_beginning(place: Station)
     place.until(lambda: place.matched(PROMPT) == {"a": 2})
     assert losses(place) == {}
     assert place.index.size().copies == 2
-
-
-def test_a_restart_without_replay_clears_the_pod(place: Station) -> None:
-    engine = place.engine(connect=False)
-    for number in range(3):
-        put(place, engine, number, block(number))
-    put(place, engine, 0, stored([9], PROMPT[:4]), ts=5000.0)
-    place.settle()
-    assert place.matched(PROMPT) == {"a": 1}
-    assert place.index.size().copies == 1
 
 
 def test_messages_that_arrive_during_a_replay_wait_for_its_end(place: Station) -> None:

@@ -271,15 +271,6 @@ def test_so_many_messages_are_read_in_one_go(place: Station, monkeypatch: pytest
     assert [message.sequence for message in queued(place)] == list(range(8))
 
 
-def test_so_many_bytes_are_read_in_one_go(place: Station, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = heard(place)
-    monkeypatch.setattr(module, "MOST_BYTES_A_STEP", 200)
-    for size in (100, 100, 100, 99, 5, 300, 1):
-        engine.send(bytes(size))
-    told = [(step(place), len(place.pool)) for _ in range(5)]
-    assert told == [(True, 2), (True, 5), (True, 6), (True, 7), (False, 7)]
-
-
 def test_sockets_take_turns(place: Station, monkeypatch: pytest.MonkeyPatch) -> None:
     engines = []
     for pod in "ab":

@@ -128,16 +128,6 @@ def test_prompts_are_remembered_up_to_a_bound(tokenizer: LocalTokenizer) -> None
     assert made.prompts.size_bytes > 10_000
 
 
-def test_an_unknown_model_is_a_clear_error() -> None:
-    def find(model: str) -> Tokenizer:
-        raise TokenizerLoadError(f"There is no model {model}.")
-
-    made = Tokenization(find)
-    for ask in (lambda: made.encode("unknown", "hello"), lambda: made.encode_chat("unknown", CHAT)):
-        with pytest.raises(TokenizerLoadError, match="There is no model unknown"):
-            ask()
-
-
 def test_what_takes_too_long_is_an_error_in_time_and_what_is_too_much_one_at_once(
     tokenizer: LocalTokenizer,
 ) -> None:
@@ -168,12 +158,6 @@ def test_so_many_prompts_are_tokenized_at_a_time(tokenizer: LocalTokenizer) -> N
     asked = [gevent.spawn(made.encode, "m", "hello") for _ in range(10)]
     gevent.joinall(asked)
     assert [each.value for each in asked] == [[1]] * 10 and most == [3]
-
-
-def test_errors_of_the_tokenizer_are_told(tokenizer: LocalTokenizer) -> None:
-    made = Tokenization(lambda model: tokenizer)
-    with pytest.raises(ValueError):
-        made.encode("m", TEXT + "\ud800")
 
 
 def test_what_is_done_is_counted(tokenizer: LocalTokenizer) -> None:
@@ -390,14 +374,6 @@ def test_of_several_snapshots_the_current_one_counts(tmp_path: Path) -> None:
     (repository / "refs").mkdir()
     (repository / "refs/main").write_text("main\n")
     assert dict(discover(tmp_path)) == {"org/name": repository / "snapshots/main/tokenizer.json"}
-
-
-def test_what_a_repository_points_to_goes_before_what_was_written_later(tmp_path: Path) -> None:
-    current = tmp_path / "models--org--name/snapshots/main/tokenizer.json"
-    put(tmp_path, "models--org--name/snapshots/main", "models--org--name/refs", "org/name")
-    (tmp_path / "models--org--name/refs/main").write_text("main")
-    os.utime(current, (1000, 1000))
-    assert dict(discover(tmp_path))["org/name"] == current
 
 
 def test_without_a_word_on_which_is_current_what_was_written_last_counts(tmp_path: Path) -> None:
