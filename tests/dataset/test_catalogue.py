@@ -33,30 +33,19 @@ class First(Random):
         return high - 1 if self.last else low
 
 
-def longest_first(rows: Rows, least: int, most: int) -> list[int]:
-    """Keys among which the rules draw, when the hash is known."""
-    fitting = [key for _, length, key in rows if least <= length <= most]
-    longer = [key for _, length, key in rows if length > most]
-    return fitting or longer or [key for _, _, key in rows]
-
-
 @given(rows_of, limits)
-def test_a_prompt_that_is_known_gets_a_fitting_row_else_a_longer_one_else_a_shorter_one(
+def test_a_known_prompt_gets_a_fitting_row_else_a_longer_one_else_a_shorter_one_and_any_other_any(
     rows: Rows, limits: list[int]
 ) -> None:
     least, most = limits
-    same = [row for row in rows if row[0] == HASHES[0]]
     catalogue = Catalogue(rows)
-    allowed = set(longest_first(same, least, most)) or {None}
+    same = [(length, key) for digest, length, key in rows if digest == HASHES[0]]
+    fitting = {key for length, key in same if least <= length <= most}
+    longer = {key for length, key in same if length > most}
     drawn = {catalogue.recorded(HASHES[0], least, most, Random(seed)) for seed in range(20)}
-    assert drawn <= allowed
-
-
-@given(rows_of, limits)
-def test_any_prompt_gets_a_fitting_row_else_any(rows: Rows, limits: list[int]) -> None:
-    least, most = limits
+    assert drawn <= (fitting or longer or {key for _, key in same} or {None})
     fitting = {key for _, length, key in rows if least <= length <= most}
-    drawn = {Catalogue(rows).any(least, most, Random(seed)) for seed in range(20)}
+    drawn = {catalogue.any(least, most, Random(seed)) for seed in range(20)}
     assert drawn <= (fitting or {key for _, _, key in rows})
 
 
@@ -102,21 +91,13 @@ def test_each_draw_takes_one_number() -> None:
     assert one.getstate() == other.getstate()
 
 
-def test_ids_are_hashed_as_in_the_specification() -> None:
-    told = "4636993d3e1da4e9d6b8f87b79e8f7c6d018580d52661950eabc3845c5897a4d"
-    assert ids_hash([1, 2, 3]).hex() == told
-
-
 @given(st.lists(st.integers(0, 2**32 - 1)))
 def test_each_id_is_four_bytes_the_lowest_first(ids: list[int]) -> None:
     assert ids_hash(ids) == sha256(b"".join(struct.pack("<I", each) for each in ids)).digest()
 
 
-def test_a_text_prompt_is_one_turn_of_the_user() -> None:
+def test_older_hashes_are_of_all_turns_where_other_roles_are_unknown() -> None:
     assert text_hash([("user", "Hello!")]) == sha256(b"### user:\nHello!\n").digest()
-
-
-def test_a_chat_is_all_its_turns_and_other_roles_are_unknown() -> None:
     turns = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hi."), ("user", "Grüße")]
     written = "### unknown:\nBe brief.\n### user:\nHi\n### assistant:\nHi.\n### user:\nGrüße\n"
     assert text_hash(turns) == sha256(written.encode()).digest()

@@ -24,19 +24,13 @@ def reply(dataset: Dataset, most: int, least: int = 1, prompt: list[int] = PROMP
     return found
 
 
-def test_a_prompt_gets_the_reply_that_was_recorded_for_it(opened: Opener) -> None:
+def test_a_prompt_gets_a_reply_that_was_recorded_for_it_and_fits_or_is_cut(opened: Opener) -> None:
     dataset = opened([row([5], [50, 51]), row(PROMPT, [70, 71], ["a", "b"]), row([6], [60, 61])])
     for seed in range(10):
         assert reply(dataset, 9, seed=seed) == Recorded([70, 71], ["a", "b"], 0, False)
-
-
-def test_of_several_one_that_fits_is_drawn(opened: Opener) -> None:
+    assert reply(dataset, 9, 5) == Recorded([70, 71], ["a", "b"], 3, False), "min_tokens"
     dataset = opened([row(PROMPT, [1] * length) for length in (2, 3, 8)])
-    lengths = {len(reply(dataset, 5, seed=seed).ids) for seed in range(40)}
-    assert lengths == {2, 3}
-
-
-def test_a_reply_that_is_too_long_is_cut_and_reaches_the_limit(opened: Opener) -> None:
+    assert {len(reply(dataset, 5, seed=seed).ids) for seed in range(40)} == {2, 3}
     dataset = opened([row(PROMPT, [1, 2, 3, 4])])
     assert reply(dataset, 3) == Recorded([1, 2, 3], ["1 ", "2 ", "3 "], 0, True)
 
@@ -50,11 +44,6 @@ def test_with_ignore_eos_an_exact_reply_comes_first_then_a_longer_one_then_a_sho
     shorter = {reply(dataset, 8, 8, seed=seed).missing for seed in range(40)}
     assert shorter == {2, 4, 6}
     assert reply(dataset, 8, 8).reached_limit
-
-
-def test_min_tokens_leave_tokens_missing_and_the_limit_unreached(opened: Opener) -> None:
-    dataset = opened([row(PROMPT, [1, 2])])
-    assert reply(dataset, 9, 5) == Recorded([1, 2], ["1 ", "2 "], 3, False)
 
 
 def test_an_unknown_prompt_gets_any_reply_that_fits(opened: Opener) -> None:
@@ -83,29 +72,15 @@ def test_the_hash_of_the_ids_is_tried_first(opened: Opener) -> None:
     assert found is not None and found.texts == ["new"]
 
 
-def test_the_same_stream_of_randomness_gives_the_same_replies(opened: Opener) -> None:
-    dataset = opened([row([number], [number]) for number in range(100)])
-
-    def replies() -> list[Recorded | None]:
-        rng = Random(5)
-        return [dataset.reply(UNKNOWN, (), 1, 5, rng) for _ in range(20)]
-
-    assert replies() == replies()
-
-
 def test_a_broken_row_gives_nothing_and_one_warning(opened: Opener, caplog: pytest.LogCaptureFixture) -> None:
-    dataset = opened([(row(PROMPT, [1])[0], "nonsense", 3), row([5], [5, 5])])
+    """The true length counts where the column tells another."""
+    dataset = opened([(row(PROMPT, [1])[0], "nonsense", 3), (*row([5], [5, 5, 5])[:2], 2)])
     with caplog.at_level(logging.WARNING):
         assert dataset.reply(PROMPT, (), 1, 5, Random(1)) is None
         assert dataset.reply(PROMPT, (), 1, 5, Random(1)) is None
     assert len(caplog.messages) == 1
     assert "gave no reply" in caplog.text and "\n" not in caplog.messages[0]
-    assert reply(dataset, 5, prompt=[5]).ids == [5, 5]
-
-
-def test_the_true_length_counts_where_the_column_tells_another(opened: Opener) -> None:
-    dataset = opened([(*row(PROMPT, [1, 2, 3, 4])[:2], 2)])
-    assert reply(dataset, 3) == Recorded([1, 2, 3], ["1 ", "2 ", "3 "], 0, True)
+    assert reply(dataset, 2, prompt=[5]) == Recorded([5, 5], ["5 ", "5 "], 0, True)
 
 
 @pytest.fixture
@@ -113,24 +88,20 @@ def file(tmp_path: Path) -> Path:
     return make_file(tmp_path / "replies.sqlite3", [row(PROMPT, [1, 2])])
 
 
-def test_a_file_that_is_locked_for_a_while_gives_nothing_meanwhile(
+def test_a_file_that_is_locked_for_a_while_and_a_row_that_has_gone_give_nothing(
     file: Path, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
+    before = file.read_bytes()
     dataset = open_dataset(file, "llmd", False, tokenizer)
-    with closing(dataset), closing(sqlite3.connect(file, isolation_level=None)) as other:
+    with closing(dataset), closing(sqlite3.connect(file, timeout=0, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         assert dataset.reply(PROMPT, (), 1, 5, Random(1)) is None
         assert "locked" in caplog.text
         other.execute("ROLLBACK")
         assert reply(dataset, 5).ids == [1, 2]
-
-
-def test_a_row_that_has_gone_gives_nothing(file: Path, tokenizer: LocalTokenizer) -> None:
-    dataset = open_dataset(file, "llmd", False, tokenizer)
-    with closing(dataset), closing(sqlite3.connect(file)) as other:
-        assert reply(dataset, 5).ids == [1, 2]
-        with other:
-            other.execute("DELETE FROM llmd")
+        assert file.read_bytes() == before
+        assert sorted(each.name for each in file.parent.iterdir()) == [file.name]
+        other.execute("DELETE FROM llmd")
         assert dataset.reply(PROMPT, (), 1, 5, Random(1)) is None
 
 
@@ -139,14 +110,3 @@ def test_a_copy_in_memory_does_not_need_the_file_any_more(file: Path, tokenizer:
     file.unlink()
     with closing(dataset):
         assert reply(dataset, 5).ids == [1, 2]
-
-
-def test_nothing_is_written_and_nobody_is_kept_from_writing(file: Path, tokenizer: LocalTokenizer) -> None:
-    before = file.read_bytes()
-    dataset = open_dataset(file, "llmd", False, tokenizer)
-    with closing(dataset), closing(sqlite3.connect(file, timeout=0, isolation_level=None)) as other:
-        reply(dataset, 5)
-        other.execute("BEGIN EXCLUSIVE")
-        other.execute("ROLLBACK")
-    assert file.read_bytes() == before
-    assert sorted(each.name for each in file.parent.iterdir()) == [file.name]

@@ -1,4 +1,4 @@
-"""Files that can be used, files that cannot, and what the server does about them."""
+"""Files that can be used, files that cannot, which answers for which model, and what the settings may say."""
 
 import gc
 import logging
@@ -10,13 +10,16 @@ from random import Random
 
 import pytest
 
-from app.engine.dataset import DatasetError, open_datasets, prepare
+from app.engine.dataset import DatasetError, Datasets, open_datasets, prepare
 from app.engine.dataset.dataset import open_dataset
 from app.text import LocalTokenizer
+from config import ConfigError
+from config.loader import load
 from config.settings import DatasetSettings
 from tests.dataset.files import PROMPT, TABLE, make_file, row
 
 ROWS = [row(PROMPT, [1, 2])]
+MISDECLARED = "of table llmd is declared as"
 kinds = pytest.mark.parametrize("in_memory", [False, True], ids=["file", "memory"])
 
 
@@ -37,14 +40,10 @@ def trouble(path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> str:
 @pytest.mark.parametrize(
     ("right", "wrong", "told"),
     [
-        ("prompt_hash BLOB", "prompt_hash TEXT", "prompt_hash of table llmd is declared as TEXT, not BLOB"),
-        ("gen_tokens JSON", "gen_tokens BLOB", "gen_tokens of table llmd is declared as BLOB, not JSON"),
-        (
-            "n_gen_tokens INTEGER",
-            "n_gen_tokens",
-            "n_gen_tokens of table llmd is declared as nothing, not INTEGER",
-        ),
-        ("id INTEGER PRIMARY KEY", "id INT", "id of table llmd is declared as INT, not INTEGER"),
+        ("prompt_hash BLOB", "prompt_hash TEXT", f"prompt_hash {MISDECLARED} TEXT, not BLOB"),
+        ("gen_tokens JSON", "gen_tokens BLOB", f"gen_tokens {MISDECLARED} BLOB, not JSON"),
+        ("n_gen_tokens INTEGER", "n_gen_tokens", f"n_gen_tokens {MISDECLARED} nothing, not INTEGER"),
+        ("id INTEGER PRIMARY KEY", "id INT", f"id {MISDECLARED} INT, not INTEGER"),
     ],
 )
 def test_a_column_of_another_type_is_told(
@@ -55,49 +54,34 @@ def test_a_column_of_another_type_is_told(
 
 
 @kinds
-def test_a_missing_column_is_told(path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> None:
+def test_what_is_no_dataset_is_told(
+    path: Path, in_memory: bool, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert trouble(path.parent, in_memory, tokenizer)
+    assert "unable to open" in trouble(path, in_memory, tokenizer)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE llmd (id INTEGER PRIMARY KEY, prompt_hash BLOB)")
     assert trouble(path, in_memory, tokenizer) == "table llmd has no column gen_tokens"
-
-
-@kinds
-def test_a_missing_table_is_told(path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> None:
-    make_file(path, ROWS, name="conversations")
-    assert trouble(path, in_memory, tokenizer) == "it has no table llmd"
-    with closing(open_dataset(path, "conversations", in_memory, tokenizer)) as dataset:
-        assert len(dataset) == 1
-
-
-@kinds
-def test_a_file_that_cannot_be_used_is_closed_without_a_word(
-    path: Path, in_memory: bool, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture
-) -> None:
-    make_file(path, [])
-    trouble(path, in_memory, tokenizer)
-    gc.collect()
-    assert caplog.messages == []
-
-
-@kinds
-def test_what_is_no_database_is_told(path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> None:
     path.write_bytes(b"This is not a database. " * 500)
     assert "not a database" in trouble(path, in_memory, tokenizer)
     path.write_bytes(b"")
     assert "no table" in trouble(path, in_memory, tokenizer)
-
-
-@kinds
-def test_a_torn_file_is_told(path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> None:
+    make_file(path, [])
+    assert "empty" in trouble(path, in_memory, tokenizer)
+    path.unlink()
     whole = make_file(path, [row([number], [number] * 50) for number in range(300)]).read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     assert trouble(path, in_memory, tokenizer)
+    gc.collect()
+    assert caplog.messages == [], "all are closed"
 
 
 @kinds
-def test_what_cannot_be_opened_is_told(tmp_path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> None:
-    assert trouble(tmp_path, in_memory, tokenizer)
-    assert "unable to open" in trouble(tmp_path / "nowhere", in_memory, tokenizer)
+def test_another_table_can_be_named(path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> None:
+    make_file(path, ROWS, name="conversations")
+    assert trouble(path, in_memory, tokenizer) == "it has no table llmd"
+    with closing(open_dataset(path, "conversations", in_memory, tokenizer)) as dataset:
+        assert len(dataset) == 1
 
 
 @pytest.fixture
@@ -115,27 +99,19 @@ def test_a_locked_file_is_told(locked: Path, in_memory: bool, tokenizer: LocalTo
 
 
 @kinds
-@pytest.mark.parametrize("name", ["a b?c#d%20e.sqlite3", "Grüße &=.sqlite3", "-x"])
-def test_a_file_may_have_any_name(
-    tmp_path: Path, name: str, in_memory: bool, tokenizer: LocalTokenizer
-) -> None:
-    with closing(open_dataset(make_file(tmp_path / name, ROWS), "llmd", in_memory, tokenizer)) as dataset:
-        assert dataset.reply(PROMPT, (), 1, 5, Random(1)) is not None
-
-
-@kinds
 @pytest.mark.parametrize(
-    "table",
-    [
-        TABLE.replace(" PRIMARY KEY", ""),
-        TABLE.lower(),
-        TABLE.replace("id INTEGER PRIMARY KEY", "id INTEGER NOT NULL PRIMARY KEY"),
+    ("name", "table"),
+    [(name, TABLE) for name in ("a b?c#d%20e.sqlite3", "Grüße &=.sqlite3", "-x")]
+    + [
+        ("x", TABLE.replace(" PRIMARY KEY", "")),
+        ("x", TABLE.lower()),
+        ("x", TABLE.replace("id INTEGER PRIMARY KEY", "id INTEGER NOT NULL PRIMARY KEY")),
     ],
 )
-def test_a_table_without_a_primary_key_or_in_small_letters_can_be_used(
-    path: Path, table: str, in_memory: bool, tokenizer: LocalTokenizer
+def test_a_file_may_have_any_name_and_a_table_no_primary_key_or_small_letters(
+    tmp_path: Path, name: str, table: str, in_memory: bool, tokenizer: LocalTokenizer
 ) -> None:
-    make_file(path, [row([1], [1, 1]), row(PROMPT, [1, 2])], table)
+    path = make_file(tmp_path / name, [row([1], [1, 1]), *ROWS], table)
     with closing(open_dataset(path, "llmd", in_memory, tokenizer)) as dataset:
         found = dataset.reply(PROMPT, (), 1, 5, Random(1))
     assert found is not None and found.ids == [1, 2]
@@ -150,13 +126,70 @@ def test_an_unusable_file_is_one_warning_and_no_dataset(
     assert caplog.messages == [f"dataset {locked} is not used: database is locked"]
 
 
-def test_a_file_that_is_not_there_stops_the_start(path: Path) -> None:
+def test_a_file_that_is_not_there_stops_the_start_as_only_the_first_can_be_downloaded(path: Path) -> None:
     with pytest.raises(DatasetError, match=f"setting dataset-path: there is no file {path}"):
         prepare(DatasetSettings(dataset_path=(str(path),)))
-
-
-def test_only_the_first_file_can_be_downloaded(path: Path) -> None:
     make_file(path, ROWS)
     missing = f"tiny={path}.other"
     with pytest.raises(DatasetError, match="there is no file"):
         prepare(DatasetSettings(dataset_path=(str(path), missing), dataset_url="http://127.0.0.1:1/x"))
+
+
+def said(datasets: Datasets, model: str) -> list[str] | None:
+    dataset = datasets.of(model)
+    found = None if dataset is None else dataset.reply(PROMPT, (), 1, 5, Random(1))
+    return None if found is None else list(found.texts)
+
+
+def test_a_model_has_its_own_file_and_all_others_the_general_one(
+    tmp_path: Path, tokenizer: LocalTokenizer
+) -> None:
+    general, own = (make_file(tmp_path / name, [row(PROMPT, [1], [name])]) for name in ("general", "own"))
+    for paths, replies in (
+        ((f"org/tiny={own}", str(general)), (["own"], ["general"])),
+        ((f"org/tiny={own}",), (["own"], None)),
+    ):
+        with closing(open_datasets(DatasetSettings(dataset_path=paths), tokenizer)) as datasets:
+            assert datasets and (said(datasets, "org/tiny"), said(datasets, "other")) == replies
+    own.write_bytes(b"broken" * 1000)
+    settings = DatasetSettings(dataset_path=(f"org/tiny={own}", str(general)))
+    with closing(open_datasets(settings, tokenizer)) as datasets:
+        assert said(datasets, "org/tiny") == ["general"]
+
+
+def test_the_memory_is_that_of_the_catalogues_and_of_the_copies(
+    path: Path, tokenizer: LocalTokenizer
+) -> None:
+    make_file(path, [row([number], [1] * 50) for number in range(2_000)])
+    sizes_bytes = []
+    for in_memory in (False, True):
+        settings = DatasetSettings(dataset_path=(str(path),), dataset_in_memory=in_memory)
+        with closing(open_datasets(settings, tokenizer)) as datasets:
+            sizes_bytes.append(datasets.size_bytes)
+    assert 2_000 * 32 < sizes_bytes[0] < 2_000 * 40
+    assert sizes_bytes[1] == sizes_bytes[0] + path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("flags", "rule"),
+    [
+        (["--dataset-path", "tiny="], "must name a file in every item"),
+        (["--dataset-path", "a", "=b"], "must not name two files for the same model"),
+        (["--dataset-path", "tiny=a", "tiny=b"], "must not name two files for the same model"),
+        (["--dataset-path", "a", "--dataset-url", "ftp://b"], "must begin with http:// or https://"),
+        (["--dataset-path", "a", "--dataset-sha256", "abc"], "must be 64 hexadecimal digits"),
+        (["--dataset-url", "http://b"], "must be given together with dataset-path"),
+        (["--dataset-path", "a", "--mode", "echo"], "must be empty in mode echo"),
+        (["--dataset-path", "a", "--dataset-table-name", "a b"], "letters, digits and underscores"),
+    ],
+)
+def test_settings_that_make_no_sense_stop_the_start(flags: list[str], rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        load(flags, {})
+
+
+def test_the_first_equals_sign_ends_the_model_and_an_address_may_have_capitals() -> None:
+    assert DatasetSettings(dataset_path=("a", "tiny = b=c")).files == {"": "a", "tiny": "b=c"}
+    assert DatasetSettings(dataset_path=("=a=b",)).files == {"": "a=b"}
+    flags = ["--dataset-path", "a", "--dataset-url", "HTTPS://b/c", "--dataset-sha256", "aB" * 32]
+    assert load(flags, {}).dataset.dataset_url == "HTTPS://b/c"

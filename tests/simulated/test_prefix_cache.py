@@ -105,9 +105,9 @@ def test_blocks_make_room_for_others_and_events_tell_of_it() -> None:
 
 def test_a_request_with_too_few_hits_ends_at_once_and_stores_its_prompt_all_the_same() -> None:
     served = harness(time_to_first_token=5.0)
-    assert asked(served, "miss", PROMPT, least_hit_rate=0.9) == 0
+    assert asked(served, "miss", PROMPT, cache_hit_threshold=0.9) == 0
     assert (served.finish("miss"), served.said("miss")) == ("cache_threshold", "")
-    assert asked(served, "hit", PROMPT, least_hit_rate=0.7) == 5.0
+    assert asked(served, "hit", PROMPT, cache_hit_threshold=0.7) == 5.0
     assert served.finish("hit") == "length"
     assert served.metric("request_success_total", finished_reason="stop") == 1
     assert served.is_idle()
