@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.core.outputs import Part, PartReader, Piece
@@ -150,6 +150,7 @@ TEXTS = st.lists(SCRAPS, max_size=12).map("".join)
 
 @pytest.mark.parametrize("kind", READERS)
 @given(data=st.data())
+@settings(max_examples=40, deadline=None)
 def test_any_cut_of_a_text_has_the_same_parts(kind: str, data: st.DataObject) -> None:
     text = data.draw(TEXTS)
     places = sorted(data.draw(st.sets(st.integers(0, len(text)))))
@@ -162,6 +163,7 @@ TOLD = st.text().filter(lambda text: "</tool_call>" not in text)  # which ends t
 
 
 @given(st.dictionaries(st.text(max_size=5), st.integers() | TOLD | st.none(), max_size=4), st.booleans())
+@settings(max_examples=40, deadline=None)
 def test_arguments_are_told_as_they_were_written(arguments: dict[str, object], tight: bool) -> None:
     separators = (",", ":") if tight else (", ", ": ")
     written = json.dumps({"name": "f", "arguments": arguments}, separators=separators)

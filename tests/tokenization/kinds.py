@@ -64,31 +64,19 @@ def llama_2() -> tokenizers.Tokenizer:
     return made
 
 
-def gemma() -> tokenizers.Tokenizer:
-    """A pre-tokenizer that never finds anything: its blanks are marks by then."""
-    made = llama_2()
-    made.normalizer = normalizers.Replace(" ", "▁")
-    made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    return made
-
-
-def unigram(prepend: str = "always") -> tokenizers.Tokenizer:
+def unigram() -> tokenizers.Tokenizer:
     """T5 and XLM-R."""
     made = tokenizers.Tokenizer(models.Unigram())
     made.normalizer = normalizers.Sequence(
         [normalizers.NFKC(), normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     )
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend)
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.UnigramTrainer(
         vocab_size=200, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False
     )
     made.train_from_iterator(CORPUS * 3, trainer)
     made.post_processor = _template("$A </s>")
     return made
-
-
-def unigram_first() -> tokenizers.Tokenizer:
-    return unigram("first")
 
 
 def word_piece() -> tokenizers.Tokenizer:
@@ -99,13 +87,6 @@ def word_piece() -> tokenizers.Tokenizer:
     trainer = trainers.WordPieceTrainer(vocab_size=220, special_tokens=special, show_progress=False)
     made.train_from_iterator(CORPUS * 3, trainer)
     made.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
-    return made
-
-
-def whitespace() -> tokenizers.Tokenizer:
-    made = _bpe(pre_tokenizers.WhitespaceSplit(), [], unk_token="<unk>", fuse_unk=True)
-    made.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase()])
-    made.post_processor = _template("<s> $A")
     return made
 
 
@@ -130,11 +111,9 @@ def from_right() -> tokenizers.Tokenizer:
     return _bpe(pre_tokenizers.Split(digits, "isolated"), [], unk_token="<unk>")
 
 
-PARTED = (
-    embedded, byte_level, llama_3, llama_2, gemma, unigram, unigram_first, word_piece, whitespace, signs
-)  # fmt: skip
 KINDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
-    kind.__name__: cache(kind) for kind in (*PARTED, in_one_run, from_right)
+    kind.__name__: cache(kind)
+    for kind in (embedded, byte_level, llama_3, llama_2, unigram, word_piece, signs, in_one_run, from_right)
 }
 
 

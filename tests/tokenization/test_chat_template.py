@@ -62,18 +62,12 @@ def test_templates_render_as_their_authors_expect(source: str, options: dict[str
     assert render(source, **options) == text
 
 
-@pytest.mark.parametrize("name", ["messages", "conversation", "tokenizer", "model_config"])
-def test_the_extra_variables_may_not_take_the_templates_place(name: str) -> None:
-    with pytest.raises(ChatTemplateError, match=name):
-        render("", chat_template_kwargs={name: "x"})
-
-
-def test_an_empty_conversation_is_refused() -> None:
+def test_a_conversation_may_be_refused() -> None:
+    for name in ("messages", "conversation", "tokenizer", "model_config"):
+        with pytest.raises(ChatTemplateError, match=name):
+            render("", chat_template_kwargs={name: "x"})
     with pytest.raises(ChatTemplateError, match="at least one message"):
         render("anything", [])
-
-
-def test_a_template_can_refuse_in_its_own_words() -> None:
     with pytest.raises(ChatTemplateError, match="roles must take turns"):
         render("{{ raise_exception('roles must take turns') }}")
     assert issubclass(ChatTemplateError, (TokenizerInputError, ValueError))
@@ -224,7 +218,7 @@ def outcome(template: jinja2.Template, member: object) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(MEMBERS, NAMES, st.sampled_from(USES))
 def test_members_of_messages_are_what_jinja_s_own_sandbox_finds(
     member: dict[str, Any], name: str, use: str
