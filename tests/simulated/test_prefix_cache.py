@@ -76,16 +76,13 @@ def test_who_does_not_fit_waits_and_holds_up_who_comes_later() -> None:
     assert served.is_idle()
 
 
-def test_what_does_not_fit_now_may_be_refused_instead() -> None:
+def test_what_does_not_fit_may_be_refused_and_what_never_fits_always_is() -> None:
     served = harness(blocks=6, refuses_full=True, time_to_first_token=1.0)
     served.ask("a", prompt_ids=PROMPT, max_tokens=1)
     with pytest.raises(KVCacheFull):
         served.ask("b", prompt_ids=PROMPT[::-1], max_tokens=1)
     served.clock.advance(10)
     assert served.is_idle()
-
-
-def test_what_never_fits_is_refused_always() -> None:
     served = harness(blocks=4)
     with pytest.raises(PromptExceedsCache, match="32 tokens exceeds the KV cache of 24 tokens"):
         served.ask("a", prompt_ids=PROMPT, max_tokens=1)

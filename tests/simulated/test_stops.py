@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.core.outputs import Finish
-from app.engine.core.request import EngineRequest
 from app.engine.simulated.endings import Reply, stopped
-
-
-def engine_request(**fields: Any) -> EngineRequest:
-    return EngineRequest(
-        request_id="r",
-        index=0,
-        model="m",
-        prompt_ids=[1],
-        echo_text="",
-        max_tokens=99,
-        limited=True,
-        arrival_s=0.0,
-        **fields,
-    )
+from tests.engine.harness import engine_request
 
 
 def script(*texts: str) -> Reply:
@@ -75,11 +59,8 @@ def test_what_might_begin_a_stop_is_held_back_until_it_is_known() -> None:
     assert got.finish == Finish("stop", "END")
 
 
-def test_a_stop_token_is_counted_but_not_shown() -> None:
+def test_a_stop_token_is_counted_but_not_shown_and_not_before_min_tokens() -> None:
     got = stopped(script("a", "b", "c"), engine_request(stop_token_ids=frozenset({1})))
     assert (got.texts, got.ids, got.finish) == (["a", ""], [0, 1], Finish("stop", 1))
-
-
-def test_a_stop_token_before_min_tokens_does_not_count() -> None:
     got = stopped(script("a", "b", "c"), engine_request(stop_token_ids=frozenset({0, 2}), min_tokens=1))
     assert got.finish == Finish("stop", 2)
