@@ -14,7 +14,7 @@ from app.engine.forms.schema import Ranges, SchemaError
 from tests.schema.drawing import check_schema, sample
 from tests.schema.witnessed import tool_parameters, valid
 
-TOOLS = 1300
+TOOLS = 200
 SATISFIED = 0.95
 
 SMALL = st.integers(-3, 6)
@@ -89,7 +89,7 @@ SCHEMAS = st.recursive(st.booleans() | keywords(st.booleans()), keywords, max_le
 
 
 @given(schema=SCHEMAS, seed=st.integers(0, 99))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_value_satisfies_its_schema_or_there_is_a_schema_error(schema: Any, seed: int) -> None:
     try:
         value = sample(schema, Random(seed), Ranges())
@@ -100,7 +100,7 @@ def test_a_value_satisfies_its_schema_or_there_is_a_schema_error(schema: Any, se
 
 
 @given(schema=st.recursive(VALUES, keywords, max_leaves=5))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_what_is_wrong_for_jsonschema_is_wrong_here(schema: Any) -> None:
     """The other way round does not hold: some references and patterns are refused here alone."""
     try:

@@ -13,7 +13,7 @@ RANGES = Ranges((20, 30), (1.5, 2.5), (2, 3), optional_property=1.0, optional_fi
 
 
 def draws(schema: Any, ranges: Ranges = RANGES) -> list[Any]:
-    return [sample(schema, Random(seed), ranges) for seed in range(300)]
+    return [sample(schema, Random(seed), ranges) for seed in range(100)]
 
 
 def test_integers_without_bounds_are_of_the_range() -> None:
@@ -59,9 +59,9 @@ def test_optional_properties_have_a_chance_of_their_own_at_the_top_and_below() -
     }
     schema = {"type": "object", "properties": {"a": inner}}
     assert draws(schema)[0] == {"a": {"a": None}}
-    assert draws(schema, Ranges(optional_property=0.0)) == [{}] * 300
+    assert draws(schema, Ranges(optional_property=0.0)) == [{}] * 100
     half = Ranges(optional_property=1.0, optional_field=0.5)
-    assert 100 < sum("b" in value["a"] for value in draws(schema, half)) < 200
+    assert 30 < sum("b" in value["a"] for value in draws(schema, half)) < 70
 
 
 def test_an_object_is_not_left_empty_by_chance() -> None:
@@ -77,10 +77,10 @@ def test_an_object_is_not_left_empty_by_chance() -> None:
 
 def test_an_object_is_empty_where_nothing_can_be_in_it_or_a_chance_of_none_says_so() -> None:
     schema = {"type": "object", "properties": {"a": False, "b": {"type": "null"}}}
-    assert draws({**schema, "maxProperties": 0}, Ranges()) == [{}] * 300
-    assert draws({"type": "object", "properties": {"a": False}}, Ranges()) == [{}] * 300
-    assert draws(schema, Ranges(optional_property=0.0)) == [{}] * 300
-    assert draws(schema, Ranges()) == [{"b": None}] * 300
+    assert draws({**schema, "maxProperties": 0}, Ranges()) == [{}] * 100
+    assert draws({"type": "object", "properties": {"a": False}}, Ranges()) == [{}] * 100
+    assert draws(schema, Ranges(optional_property=0.0)) == [{}] * 100
+    assert draws(schema, Ranges()) == [{"b": None}] * 100
 
 
 def test_what_contains_itself_comes_to_an_end() -> None:

@@ -10,23 +10,22 @@ from jsonschema import Draft202012Validator
 Schema = dict[str, Any]
 
 NAMES = ("city", "days", "unit", "user_id", "tags", "limit", "from", "to", "options", "x-note")
-STRINGS = ("Lisbon", "red", "two words", "", "a-b-c", "x", "42", "2026-03-14", "ada@example.com", "ÅÄÖ")
-PATTERNS = (
-    (r"^[A-Z]{2}\d{4}$", "AB1234"),
-    (r"^[a-z]+(-[a-z]+)*$", "north-east"),
-    (r"\d+", "room 12"),
-    (r"^(\+\d{1,3} )?\d{3,4}-\d{4}$", "+46 555-0142"),
-    (r"^(?=.*\d)[a-z\d]{6,}$", "abc123"),
-    (r"^#?([a-f0-9]{6}|[a-f0-9]{3})$", "#a1b2c3"),
-)
-FORMATS = (
-    ("date", "2026-03-14"),
-    ("date-time", "2026-03-14T09:30:00Z"),
-    ("email", "ada@example.com"),
-    ("ipv4", "192.0.2.7"),
-    ("uuid", "9b2f6f0e-52a1-4f3e-8f0a-1d2c3b4a5968"),
-    ("uri", "https://example.com/a"),
-)
+STRINGS = ("Lisbon", "red", "two words", "", "a-b-c", "x", "42", "ÅÄÖ")
+KINDS: dict[str, tuple[str, str]] = {
+    "AB1234": ("pattern", r"^[A-Z]{2}\d{4}$"),
+    "north-east": ("pattern", r"^[a-z]+(-[a-z]+)*$"),
+    "room 12": ("pattern", r"\d+"),
+    "+46 555-0142": ("pattern", r"^(\+\d{1,3} )?\d{3,4}-\d{4}$"),
+    "abc123": ("pattern", r"^(?=.*\d)[a-z\d]{6,}$"),
+    "#a1b2c3": ("pattern", r"^#?([a-f0-9]{6}|[a-f0-9]{3})$"),
+    "2026-03-14": ("format", "date"),
+    "2026-03-14T09:30:00Z": ("format", "date-time"),
+    "ada@example.com": ("format", "email"),
+    "192.0.2.7": ("format", "ipv4"),
+    "https://example.com/a": ("format", "uri"),
+}
+"""Texts, each with a keyword that it satisfies."""
+SCALARS = (None, True, False, 0, 1, 7, -3, 12, 250, 10**12, 0.5, -1.25, 3.0, 99.95, 1e6, *STRINGS, *KINDS)
 MOST_DEPTH = 4
 
 
@@ -50,15 +49,9 @@ def tool_parameters(rng: Random) -> tuple[Schema, Any]:
 
 
 def random_value(rng: Random, depth: int) -> Any:
-    kind = rng.randrange(7 if depth < MOST_DEPTH else 5)
-    if kind == 0:
-        return rng.choice([None, True, False])
-    if kind == 1:
-        return rng.choice([0, 1, 7, -3, 12, 100, 250, 10**12])
-    if kind == 2:
-        return rng.choice([0.5, -1.25, 3.0, 99.95, 1e6])
-    if kind in (3, 4):
-        return rng.choice(STRINGS) if rng.random() < 0.6 else rng.choice([*PATTERNS, *FORMATS])[1]
+    kind = rng.randrange(7)
+    if kind < 5 or depth >= MOST_DEPTH:
+        return rng.choice(SCALARS)
     if kind == 5:
         return [random_value(rng, depth + 1) for _ in range(rng.randint(0, 4))]
     return {name: random_value(rng, depth + 1) for name in rng.sample(NAMES, rng.randint(0, 4))}
@@ -95,74 +88,63 @@ class Maker:
         if self.often(0.08):
             return {"const": value}
         if self.often(0.12) and not isinstance(value, (list, dict)):
-            others = [random_value(self.rng, MOST_DEPTH) for _ in range(self.rng.randint(0, 3))]
-            return {"enum": self.rng.sample([value, *others], 1 + len(others))}
+            return {"enum": self.rng.sample([value, *self.rng.sample(SCALARS, 2)], 3)}
         schema: Schema
         if isinstance(value, bool) or value is None:
             schema = {"type": "null" if value is None else "boolean"}
-        elif isinstance(value, str):
-            schema = self.of_string(value)
-        elif isinstance(value, (int, float)):
-            schema = self.of_number(value)
+        elif isinstance(value, (list, dict)):
+            schema = (self.of_array if isinstance(value, list) else self.of_object)(value, depth)
         else:
-            of = self.of_array if isinstance(value, list) else self.of_object
-            schema = of(value, depth)
+            schema = self.of_string(value) if isinstance(value, str) else self.of_number(value)
         if self.often(0.15):
             schema.pop("type", None)
         elif self.often(0.1):
-            schema["type"] = list(
-                dict.fromkeys([schema["type"], self.rng.choice(["null", "string", "array"])])
-            )
+            others = [schema["type"], self.rng.choice(["null", "string", "array"])]
+            schema["type"] = list(dict.fromkeys(others))
         return schema
+
+    def some(self, chances: dict[str, tuple[float, Any]]) -> Schema:
+        """Keywords with their values, each with its chance."""
+        return {name: value for name, (chance, value) in chances.items() if self.often(chance)}
 
     def of_string(self, value: str) -> Schema:
-        schema: Schema = {"type": "string"}
-        for pattern, example in PATTERNS:
-            if value == example and self.often(0.8):
-                schema["pattern"] = pattern
-        for name, example in FORMATS:
-            if value == example and self.often(0.7):
-                schema["format"] = name
-        if self.often(0.2):
-            schema["minLength"] = self.rng.randint(0, len(value))
-        if self.often(0.2):
-            schema["maxLength"] = len(value) + self.rng.randint(0, 10)
-        return schema
+        keyword, rule = KINDS.get(value, ("minLength", 0))
+        bounds = {"minLength": (0.2, self.rng.randint(0, len(value))), "maxLength": (0.2, len(value) + 5)}
+        return {"type": "string", **self.some({**bounds, keyword: (0.8, rule)})}
 
     def of_number(self, value: float) -> Schema:
-        schema: Schema = {"type": "integer" if isinstance(value, int) and self.often(0.8) else "number"}
-        if self.often(0.4):
-            schema["minimum"] = value - self.rng.choice([0, 1, 5, 1000])
-        if self.often(0.4):
-            schema["maximum"] = value + self.rng.choice([0, 1, 5, 1000])
-        if self.often(0.1):
-            schema["exclusiveMinimum"] = value - self.rng.choice([1, 0.5])
-        if self.often(0.1):
-            schema["exclusiveMaximum"] = value + self.rng.choice([1, 0.5])
-        for divisor in (2, 5, 0.25, 0.05):
-            if self.often(0.08) and valid({"multipleOf": divisor}, value):
-                schema["multipleOf"] = divisor
-        return schema
+        away = self.rng.choice([1, 5, 1000])
+        schema = self.some(
+            {
+                "minimum": (0.4, value - away * self.rng.randint(0, 1)),
+                "maximum": (0.4, value + away * self.rng.randint(0, 1)),
+                "exclusiveMinimum": (0.1, value - away),
+                "exclusiveMaximum": (0.1, value + away),
+            }
+        )
+        divisor = self.rng.choice([2, 5, 0.25, 0.05])
+        if self.often(0.3) and valid({"multipleOf": divisor}, value):
+            schema["multipleOf"] = divisor
+        return {"type": "integer" if isinstance(value, int) and self.often(0.8) else "number", **schema}
 
     def of_array(self, value: list[Any], depth: int) -> Schema:
         schema: Schema = {"type": "array"}
         parts = [self.around(each, depth + 1) for each in value]
         if parts and self.often(0.3):
             split = self.rng.randint(1, len(parts))
-            schema["prefixItems"] = parts[:split]
-            parts = parts[split:]
+            schema["prefixItems"], parts = parts[:split], parts[split:]
         if self.often(0.7):
             schema["items"] = self.of_all(parts, depth)
-        if self.often(0.3):
-            schema["minItems"] = self.rng.randint(0, len(value))
-        if self.often(0.3):
-            schema["maxItems"] = len(value) + self.rng.randint(0, 3)
-        if self.often(0.2) and valid({"uniqueItems": True}, value):
-            schema["uniqueItems"] = True
+        schema |= self.some(
+            {
+                "minItems": (0.3, self.rng.randint(0, len(value))),
+                "maxItems": (0.3, len(value) + self.rng.randint(0, 3)),
+                "uniqueItems": (0.2, valid({"uniqueItems": True}, value)),
+            }
+        )
         if value and self.often(0.15):
             schema["contains"] = self.around(self.rng.choice(value), depth + 1)
-            if self.often(0.3):
-                schema["maxContains"] = len(value)
+            schema |= self.some({"maxContains": (0.3, len(value))})
         return schema
 
     def of_all(self, parts: list[Any], depth: int) -> Any:
@@ -173,45 +155,37 @@ class Maker:
 
     def of_object(self, value: dict[str, Any], depth: int) -> Schema:
         schema: Schema = {"type": "object"}
-        declared = [name for name in value if self.often(0.9)]
-        properties = {name: self.around(value[name], depth + 1) for name in declared}
+        properties = {name: self.around(each, depth + 1) for name, each in value.items() if self.often(0.9)}
         for name in NAMES:
             if name not in value and self.often(0.1):
                 properties[name] = self.other(depth) if self.often(0.9) else False
         if properties or self.often(0.5):
             schema["properties"] = properties
-        if self.often(0.8):
-            schema["required"] = [name for name in value if self.often(0.5)]
         rest = [self.around(value[name], depth + 1) for name in value if name not in properties]
         if self.often(0.35):
-            schema["additionalProperties"] = (
-                False if not rest and self.often(0.7) else self.of_all(rest, depth)
-            )
-        self.of_names(schema, value, depth)
-        return schema
-
-    def of_names(self, schema: Schema, value: dict[str, Any], depth: int) -> None:
-        if self.often(0.1):
-            schema["minProperties"] = self.rng.randint(0, len(value))
-        if self.often(0.1):
-            schema["maxProperties"] = len(value) + self.rng.randint(0, 2)
-        if self.often(0.05):
-            schema["propertyNames"] = {"pattern": "^[a-z_-]+$"}
-        matching = [each for name, each in value.items() if name.startswith("x-")]
-        if self.often(0.05):
-            schema["patternProperties"] = {
-                "^x-": self.of_all([self.around(v, depth + 1) for v in matching], depth)
+            closed = not rest and self.often(0.7)
+            schema["additionalProperties"] = False if closed else self.of_all(rest, depth)
+        schema |= self.some(
+            {
+                "required": (0.8, [name for name in value if self.often(0.5)]),
+                "minProperties": (0.1, self.rng.randint(0, len(value))),
+                "maxProperties": (0.1, len(value) + self.rng.randint(0, 2)),
+                "propertyNames": (0.05, {"pattern": "^[a-z_-]+$"}),
             }
+        )
+        matching = [self.around(each, depth + 1) for name, each in value.items() if name.startswith("x-")]
+        if self.often(0.05):
+            schema["patternProperties"] = {"^x-": self.of_all(matching, depth)}
         if value and self.often(0.1):
             schema["dependentRequired"] = {self.rng.choice(NAMES): [self.rng.choice(list(value))]}
         if value and self.often(0.05):
             schema["dependentSchemas"] = {self.rng.choice(list(value)): self.of_object(value, depth + 2)}
+        return schema
 
     def combine(self, schema: Schema, value: Any, depth: int) -> None:
         """Add one keyword that combines schemas; `value` still satisfies `schema`."""
-        own = self.around(value, depth + 1)
-        other = self.other(depth)
-        match self.rng.randrange(6):
+        own, other = self.around(value, depth + 1), self.other(depth)
+        match self.rng.randrange(5):
             case 0:
                 schema["allOf"] = [own, self.around(value, depth + 1)]
             case 1:
@@ -220,13 +194,10 @@ class Maker:
                 schema["oneOf"] = self.rng.sample([own, other], 2)
             case 3 if not self.accepts(other, value):
                 schema["not"] = other
-            case 4:
-                schema["if"] = self.rng.choice([own, other])
-                holds = self.accepts(schema["if"], value)
-                schema["then"] = self.around(value, depth + 1) if holds else self.other(depth)
-                schema["else"] = self.other(depth) if holds else self.around(value, depth + 1)
             case _:
-                schema["default"] = self.rng.choice([value, None, "none"])
+                schema["if"] = self.rng.choice([own, other])
+                taken, left = ("then", "else") if self.accepts(schema["if"], value) else ("else", "then")
+                schema |= {taken: self.around(value, depth + 1), left: self.other(depth)}
 
     def accepts(self, schema: Any, value: Any) -> bool:
         return valid({"allOf": [schema], "$defs": self.definitions}, value)
