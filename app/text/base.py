@@ -64,79 +64,79 @@ class BoundedCache(Protocol):
         """Most memory of the entries."""
 
 
-class Tokenizer(Protocol):
+class Tokenizer:
     """Converts text to token ids and back. Every method may raise `TokenizerError`."""
 
-    @property
-    def name(self) -> str:
-        """Source: a folder, a hub name or the URL of a service."""
-
-    @property
-    def vocab_size(self) -> int | None:
-        """Ids are in range(vocab_size); None if unknown, as for a remote service."""
-
-    @property
-    def eos_token_id(self) -> int | None:
-        """Id of the end of a text."""
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Every id that ends a generation: `eos_token_id` and the ids of the generation config."""
-
-    @property
-    def added_ids(self) -> frozenset[int] | None:
-        """Ids of added tokens, which are not learned; None if unknown, as for a remote service."""
-
-    @property
-    def tells_time(self) -> bool:
-        """True when chat prompts contain the time, so that equal conversations give different prompts."""
+    name: str
+    """Source: a folder, a hub name or the URL of a service."""
+    vocab_size: int | None = None
+    """Ids are in range(vocab_size); None if unknown, as for a remote service."""
+    eos_token_id: int | None = None
+    """Id of the end of a text."""
+    eos_token_ids: frozenset[int] = frozenset()
+    """Every id that ends a generation: `eos_token_id` and the ids of the generation config."""
+    added_ids: frozenset[int] | None = None
+    """Ids of added tokens, which are not learned; None if unknown, as for a remote service."""
+    tells_time = False
+    """True when chat prompts contain the time, so that equal conversations give different prompts."""
+    caches: Mapping[str, BoundedCache] = {}
+    """Caches by name."""
 
     @property
     def longest_token(self) -> int | None:
         """Characters of the longest token; None if unknown, as for a remote service."""
-
-    @property
-    def caches(self) -> Mapping[str, BoundedCache]:
-        """Caches by name."""
+        return None
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """Raises `TokenIdError` with an id that is outside the vocabulary, for prompts given as ids."""
+        raise NotImplementedError
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Returns the token ids of `text`."""
+        return self.encode_many([text], add_special_tokens)[0]
 
     def encode_many(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
         """Returns the token ids of each text, in order."""
+        raise NotImplementedError
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Returns the text of `ids`; ids without a token add nothing, bytes that are not UTF-8 U+FFFD."""
+        raise NotImplementedError
 
     def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
         """Returns the text that each token adds to a stream; joined, the pieces are `decode(ids)`.
 
         Text that ends inside a character is held back until the token that completes the character.
         """
+        raise NotImplementedError
 
     def offsets(self, text: str, add_special_tokens: bool = False) -> list[tuple[int, int]] | None:
         """Returns start and end of each token in `text`, in characters; None if unknown."""
+        return None
 
     def join(self, tokens: Sequence[str]) -> str:
         """Returns the text of tokens in the vocabulary's own spelling."""
+        return "".join(tokens)
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         """Returns the vocabulary's own spelling of each token, as in `/tokenize` (`Ġworld`)."""
+        raise NotImplementedError
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Returns the text of each token alone, as in log probabilities (` world`)."""
+        return [self.decode([token_id]) for token_id in ids]
 
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes of a token, also if they are only part of a character."""
+        raise NotImplementedError
 
     def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
         """Returns the prompt of a conversation as text."""
+        raise NotImplementedError
 
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
         """Returns the prompt of a conversation as token ids."""
+        raise NotImplementedError
 
 
 def not_unicode() -> TokenizerInputError:

@@ -8,7 +8,7 @@ of the library's time. The library encodes all other texts, long ones in a nativ
 import os
 import re
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
@@ -22,10 +22,10 @@ from tokenizers import decoders, models
 from app.base.clock.pause import call_off_hub
 from app.text.base import (
     PLAIN_CHAT,
-    BoundedCache,
     ChatOptions,
     Message,
     TokenIdError,
+    Tokenizer,
     TokenizerLoadError,
     json_length,
     not_unicode,
@@ -135,7 +135,7 @@ WORD_START = "▁"
 """Sign of a blank in SentencePiece vocabularies."""
 
 
-class LocalTokenizer:
+class LocalTokenizer(Tokenizer):
     """The `Tokenizer` of a folder or file; immutable, shared by all requests of a process."""
 
     def __init__(
@@ -168,6 +168,14 @@ class LocalTokenizer:
         self._words = WordEncoder(backend) if knows_words(backend) else None
         self._has_frame = backend.num_special_tokens_to_add(False) > 0
         self._chats: PromptMemo[array[int]] = PromptMemo(CHATS_BYTES, array(IDS).itemsize)
+        self.tells_time = self._templates.tells_time
+        self.caches = {
+            "conversations": self._chats,
+            "chat templates": self._templates,
+            "token bytes": self._bytes,
+            "token texts": self._texts,
+            **({} if self._words is None else {"words": self._words}),
+        }
 
     @classmethod
     def from_path(
@@ -211,21 +219,6 @@ class LocalTokenizer:
     def backend(self) -> tokenizers.Tokenizer:
         """Tokenizer object of the library: shared, must not be changed."""
         return self._backend
-
-    @property
-    def tells_time(self) -> bool:
-        return self._templates.tells_time
-
-    @property
-    def caches(self) -> Mapping[str, BoundedCache]:
-        words = {} if self._words is None else {"words": self._words}
-        return {
-            "conversations": self._chats,
-            "chat templates": self._templates,
-            "token bytes": self._bytes,
-            "token texts": self._texts,
-            **words,
-        }
 
     def _detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
         if self._byte_level:

@@ -11,10 +11,10 @@ import urllib3
 from app.base.clock.pause import wait_off_hub
 from app.text.base import (
     PLAIN_CHAT,
-    BoundedCache,
     ChatOptions,
     Message,
     TokenIdError,
+    Tokenizer,
     TokenizerInputError,
     TokenizerServiceError,
     not_unicode,
@@ -31,7 +31,7 @@ JSON = {"Content-Type": "application/json"}
 WORD = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
 
 
-class RenderTokenizer:
+class RenderTokenizer(Tokenizer):
     """The `Tokenizer` of a remote service.
 
     The service returns ids without the text of each. So `pieces` splits the text at words and signs, and
@@ -48,13 +48,6 @@ class RenderTokenizer:
         self, url: str, *, model: str, timeout_s: float = 5.0, mm_timeout_s: float | None = None
     ) -> None:
         self.name = url.rstrip("/")
-        self.vocab_size: int | None = None
-        self.longest_token: int | None = None
-        self.added_ids: frozenset[int] | None = None
-        self.tells_time = False
-        self.caches: Mapping[str, BoundedCache] = {}
-        self.eos_token_id: int | None = None
-        self.eos_token_ids: frozenset[int] = frozenset()
         self._model = model
         self._pool = urllib3.PoolManager(maxsize=CONNECTIONS, retries=False)
         self._timeout_s = timeout_s
@@ -67,9 +60,6 @@ class RenderTokenizer:
         """Refuses negative ids only, as the vocabulary is unknown."""
         if ids and min(ids) < 0:
             raise TokenIdError(f"Token id {min(ids)} is outside the vocabulary.")
-
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return self.encode_many([text], add_special_tokens)[0]
 
     def encode_many(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
         """Sends no empty texts, which the service refuses."""
@@ -102,10 +92,7 @@ class RenderTokenizer:
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         """Returns the text of each token, with one call for each."""
-        return [self.decode([token_id]) for token_id in ids]
-
-    def token_texts(self, ids: Sequence[int]) -> list[str]:
-        return self.token_strings(ids)
+        return self.token_texts(ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes of the token's text, as the service gives no parts of a character."""
@@ -113,12 +100,6 @@ class RenderTokenizer:
 
     def render_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
         return self.decode(self.encode_chat(messages, options))
-
-    def offsets(self, text: str, add_special_tokens: bool = False) -> list[tuple[int, int]] | None:
-        return None  # the service returns only ids
-
-    def join(self, tokens: Sequence[str]) -> str:
-        return "".join(tokens)
 
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
         """Sends only the options that differ from the defaults."""

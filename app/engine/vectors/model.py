@@ -59,10 +59,17 @@ Pace = Callable[[], None]
 
 def embedding(text: str, dimensions: int, pace: Pace, unit: bool = True) -> array[float]:
     """Returns the vector of `text`, 1 to 2**18 numbers, of length 1 if `unit`. Calls `pace` between parts."""
-    blocks = list(_blocks(dimensions))
-    sums = [0] * sum(blocks[-1])
+    blocks: list[Block] = []
+    start, size = 0, FIRST_BLOCK
+    while start < dimensions:
+        blocks.append((start, size))
+        start += size
+        size = start
+    sums = [0] * start
     for feature, weight in features(text, pace).items():
-        _add(sums, blocks, feature, weight)
+        drawn = NUMBERS.unpack(blake2b(feature.encode("utf-8", "surrogatepass")).digest())
+        for (start, size), number in zip(blocks, drawn, strict=False):
+            sums[start + (number & (size - 1))] += -weight if number & MINUS else weight
         pace()
     del sums[dimensions:]
     if not any(sums):
@@ -73,53 +80,26 @@ def embedding(text: str, dimensions: int, pace: Pace, unit: bool = True) -> arra
 def features(text: str, pace: Pace) -> Mapping[str, int]:
     """Weights of a text's words and pieces; four times as many occurrences double a weight."""
     words: Counter[str] = Counter()
-    for piece in _pieces(text):
-        words.update(WORD.findall(normalize("NFKC", piece).casefold()))
-        pace()
-    squares: Counter[str] = Counter()
-    for word, count in words.items():
-        for feature, weight in _of_word(word):
-            squares[feature] += weight * weight * count
-        pace()
-    return {feature: math.isqrt(ROOTS * ROOTS * square) for feature, square in squares.items()}
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """Splits the text into parts, between words where possible."""
     start = 0
-    while start < len(text):
+    while start < len(text):  # part by part, between words where possible
         end = start + PIECE
         if end < len(text):
             end = text.rfind(" ", start, end) + 1 or end
-        yield text[start:end]
+        words.update(WORD.findall(normalize("NFKC", text[start:end]).casefold()))
         start = end
-
-
-def _of_word(word: str) -> Iterator[tuple[str, int]]:
-    """Yields a word and its pieces, with their weights."""
-    if word in COMMON_WORDS or len(word) < GRAM and word.isascii():
-        yield word, COMMON_WEIGHT
-        return
-    if len(word) <= LONGEST_WORD:
-        yield word, WORD_WEIGHT
-    marked = f"<{word}>" if len(word) > 1 else ""
-    for start in range(len(marked) - GRAM + 1):
-        yield "=" + marked[start : start + GRAM], GRAM_WEIGHT
-
-
-def _blocks(dimensions: int) -> Iterator[Block]:
-    start, size = 0, FIRST_BLOCK
-    while start < dimensions:
-        yield start, size
-        start += size
-        size = start
-
-
-def _add(sums: list[int], blocks: Sequence[Block], feature: str, weight: int) -> None:
-    """Adds a feature at its place in each block."""
-    drawn = NUMBERS.unpack(blake2b(feature.encode("utf-8", "surrogatepass")).digest())
-    for (start, size), number in zip(blocks, drawn, strict=False):
-        sums[start + (number & (size - 1))] += -weight if number & MINUS else weight
+        pace()
+    squares: Counter[str] = Counter()
+    for word, count in words.items():
+        if word in COMMON_WORDS or len(word) < GRAM and word.isascii():
+            squares[word] += COMMON_WEIGHT * COMMON_WEIGHT * count
+        else:
+            if len(word) <= LONGEST_WORD:
+                squares[word] += WORD_WEIGHT * WORD_WEIGHT * count
+            marked = f"<{word}>" if len(word) > 1 else ""
+            for place in range(len(marked) - GRAM + 1):
+                squares["=" + marked[place : place + GRAM]] += GRAM_WEIGHT * GRAM_WEIGHT * count
+        pace()
+    return {feature: math.isqrt(ROOTS * ROOTS * square) for feature, square in squares.items()}
 
 
 def _scaled(sums: Sequence[int], blocks: Sequence[Block], unit: bool) -> array[float]:
