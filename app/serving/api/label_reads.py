@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
-from pathlib import Path
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -40,6 +39,7 @@ from app.serving.protocol.label_reads import (
 )
 from app.serving.protocol.validation import ValidatedRequest
 from app.text import ChatOptions
+from app.text.files import model_config
 from config.settings import ModelSettings
 
 LOGIT_RANGE = 8.0
@@ -121,7 +121,6 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
         """The probability of the first label behind each item."""
         request = pipeline.decode(context, GenerativeScoringRequest)
         accepted = pipeline.admit(request.as_completion(request.label_token_ids), context)
-        _check(pipeline, request)
         prompts = _prompts(pipeline, request)
         meta = pipeline.identity.head("generative-scoring", context, request.request_id, accepted.model)
 
@@ -140,8 +139,11 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
     return [post("/generative_scoring", generative_scoring)]
 
 
-def _check(pipeline: RequestPipeline, request: GenerativeScoringRequest) -> None:
-    """Checks the request's own rules in vLLM's order. ApiError 400."""
+def _prompts(pipeline: RequestPipeline, request: GenerativeScoringRequest) -> list[TokenIds]:
+    """Joins query and item of each prompt, cut so that one token fits behind.
+
+    ApiError 400 for the request's own rules, in vLLM's order.
+    """
     limits, labels = pipeline.limits, request.label_token_ids
     for label in labels:
         if not 0 <= label < limits.vocab_size:
@@ -151,11 +153,7 @@ def _check(pipeline: RequestPipeline, request: GenerativeScoringRequest) -> None
     if not request.items:
         raise bad_request("items must contain at least one item")
     limits.check_logprobs("logprobs", len(labels))
-
-
-def _prompts(pipeline: RequestPipeline, request: GenerativeScoringRequest) -> list[TokenIds]:
-    """Joins query and item of each prompt, cut so that one token fits behind."""
-    encode, most = pipeline.tokenizer.encode, pipeline.limits.max_model_len - 1
+    encode, most = pipeline.tokenizer.encode, limits.max_model_len - 1
     query, made = request.query, []
     if isinstance(query, str):
         query = encode(query, request.add_special_tokens)
@@ -228,7 +226,9 @@ class LabelTokens(NamedTuple):
 
 
 def decision_routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
-    decides = settings.task == "generate" and _may_decide(Path(settings.model))
+    named = model_config(settings.model).get("architectures")
+    may_decide = not isinstance(named, list) or not ARCHITECTURES.isdisjoint(named)
+    decides = settings.task == "generate" and may_decide
 
     @cache
     def known() -> LabelTokens | None:
@@ -242,15 +242,6 @@ def decision_routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[
         return _decide(pipeline, tokens, request, context)
 
     return [post("/v1/systemone", systemone)]
-
-
-def _may_decide(folder: Path) -> bool:
-    """True unless the model's config.json exists and names an unsupported architecture."""
-    try:
-        named = json.loads((folder / "config.json").read_bytes()).get("architectures")
-    except (OSError, ValueError, AttributeError):
-        return True
-    return not isinstance(named, list) or not ARCHITECTURES.isdisjoint(named)
 
 
 def label_tokens(pipeline: RequestPipeline) -> LabelTokens | None:

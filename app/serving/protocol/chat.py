@@ -98,7 +98,11 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
             raise bad_request("messages must be a list")
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
         _check_tools(self.tools, self.tool_choice)
-        _check_structured_outputs(self.structured_outputs, self.tool_choice)
+        if self.structured_outputs is not None:
+            given = rules.count_constraints(self.structured_outputs, None)
+            if given and self.tool_choice not in ("none", "auto", "required"):
+                raise bad_request("structured_outputs and a named tool exclude each other")
+            rules.check_structural_tag(self.structured_outputs)
         _check_logprobs(self)
         rules.check_stream_options(self.stream_options, self.stream)
         rules.check_response_format(self.response_format)
@@ -122,20 +126,13 @@ def _check_tools(tools: object, choice: object) -> None:
     if isinstance(choice, str | int | float | list):
         raise bad_request("tool_choice is none, auto, required or an object that names a tool", "tool_choice")
     if part(choice, "type") == "allowed_tools":
-        _check_allowed_tools(part(choice, "allowed_tools"), tools)
-    else:
-        _check_named_tool(part(choice, "function"), tools)
-
-
-def _check_allowed_tools(allowed: object, tools: object) -> None:
-    listed = part(allowed, "tools")
-    if not isinstance(listed, list) or not listed:
-        raise bad_request("tool_choice.allowed_tools needs tools", "tool_choice.allowed_tools")
-    if not set(_names(listed)) <= set(_names(tools)):
-        raise bad_request("tool_choice allows a tool that is not among tools", "tool_choice")
-
-
-def _check_named_tool(function: object, tools: object) -> None:
+        listed = part(part(choice, "allowed_tools"), "tools")
+        if not isinstance(listed, list) or not listed:
+            raise bad_request("tool_choice.allowed_tools needs tools", "tool_choice.allowed_tools")
+        if not set(_names(listed)) <= set(_names(tools)):
+            raise bad_request("tool_choice allows a tool that is not among tools", "tool_choice")
+        return
+    function = part(choice, "function")
     if function is None or isinstance(function, str | int | float | list):
         raise bad_request("tool_choice needs a function object", "tool_choice.function")
     name = part(function, "name")
@@ -158,15 +155,6 @@ def _names(tools: object) -> Iterator[str | None]:
 def _functions(tools: object) -> Iterator[object]:
     for tool in tools if isinstance(tools, list) else ():
         yield part(tool, "function") if isinstance(tool, dict | Tool) else 0
-
-
-def _check_structured_outputs(wanted: object, tool_choice: object) -> None:
-    if wanted is None:
-        return
-    given = rules.count_constraints(wanted, None)
-    if given and tool_choice not in ("none", "auto", "required"):
-        raise bad_request("structured_outputs and a named tool exclude each other")
-    rules.check_structural_tag(wanted)
 
 
 def _check_logprobs(request: ChatCompletionRequest | RawRequest) -> None:

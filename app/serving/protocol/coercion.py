@@ -64,12 +64,8 @@ class Misfit(Exception):
 
 def param_of(path: tuple[str | int, ...]) -> str:
     """Formats a path as ``param`` (vllm-api.md section 4): ``("stop", 0)`` becomes ``body.stop.0``."""
-    steps = [str(step) for step in path]
-    return ".".join(["body", *(step for step in steps if not _is_internal(step))])
-
-
-def _is_internal(step: str) -> bool:
-    return step.lower() in _INTERNAL or not _BRACKETS.isdisjoint(step)
+    shown = (step for step in map(str, path) if step.lower() not in _INTERNAL and _BRACKETS.isdisjoint(step))
+    return ".".join(["body", *shown])
 
 
 def convert(kind: type[T], value: object) -> T:
@@ -208,9 +204,15 @@ def _list(annotation: object) -> Convert:
 
     def fits(value: list[object]) -> bool:
         """True if no element needs conversion; much faster than converting one by one."""
-        if set(map(type, value)) != {scalar}:
+        if set(map(type, value)) != {scalar} or metas and scalar is not int:
             return False
-        return not metas or scalar is int and _are_bounded(cast(list[int], value), metas)
+        try:
+            for extreme in (min(cast(list[int], value)), max(cast(list[int], value))) if metas else ():
+                for meta in metas:
+                    _check_bounds(extreme, meta)
+        except Misfit:
+            return False
+        return True
 
     def convert_list(value: object) -> list[object]:
         if not isinstance(value, list):
@@ -226,16 +228,6 @@ def _list(annotation: object) -> Convert:
         return result
 
     return convert_list
-
-
-def _are_bounded(numbers: Sequence[int], metas: Sequence[Meta]) -> bool:
-    try:
-        for extreme in (min(numbers), max(numbers)):
-            for meta in metas:
-                _check_bounds(extreme, meta)
-    except Misfit:
-        return False
-    return True
 
 
 def _mapping(item: Convert) -> Convert:

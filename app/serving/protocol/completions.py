@@ -82,7 +82,10 @@ class CompletionRequest(GenerationFields, kw_only=True):
         return cast("list[str] | list[TokenIds]", prompt or [])
 
     def check_rules(self: CompletionRequest | RawRequest) -> None:
-        _check_prompt_count(self.prompt, self.prompt_embeds)
+        for name, given in (("prompt", self.prompt), ("prompt_embeds", self.prompt_embeds)):
+            count = len(given) if isinstance(given, list) else 0
+            if count > MAX_PROMPTS and not set(map(type, given or ())) <= {int, bool}:
+                raise bad_request(f"at most {MAX_PROMPTS} of {name} fit into one request, got {count}", name)
         if self.prompt in (None, "", []) and self.prompt_embeds in (None, []):
             raise bad_request("a prompt that is not empty is needed", None if self.prompt == [] else "prompt")
         rules.check_stream_options(self.stream_options, self.stream)
@@ -93,15 +96,6 @@ class CompletionRequest(GenerationFields, kw_only=True):
         rules.check_response_format(self.response_format)
         rules.check_cache_salt(self.cache_salt)
         rules.check_thinking_budget(self.thinking_token_budget)
-
-
-def _check_prompt_count(prompt: object, embeds: object) -> None:
-    if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not set(map(type, prompt)) <= {int, bool}:
-        raise bad_request(f"at most {MAX_PROMPTS} prompts fit into one request, got {len(prompt)}", "prompt")
-    if isinstance(embeds, list) and len(embeds) > MAX_PROMPTS:
-        raise bad_request(
-            f"at most {MAX_PROMPTS} prompt_embeds fit into one request, got {len(embeds)}", "prompt_embeds"
-        )
 
 
 def _check_logprobs(request: CompletionRequest | RawRequest) -> None:

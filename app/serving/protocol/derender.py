@@ -116,16 +116,16 @@ def check_state(state: StreamState | None) -> None:
         raise malformed(f"{where}: output_chunk_lens do not sum up to the output_token_ids", where)
 
 
-def _whole(value: object) -> bool:
-    if value is False:
-        return False
-    raise Misfit("false")
+def is_whole(value: object) -> bool:
+    if value is not False:
+        raise Misfit("false")
+    return False
 
 
-def _event(value: object) -> bool:
-    if value is True:
-        return True
-    raise Misfit("true")
+def is_event(value: object) -> bool:
+    if value is not True:
+        raise Misfit("true")
+    return True
 
 
 class DerenderRequest(Request, kw_only=True):
@@ -134,7 +134,7 @@ class DerenderRequest(Request, kw_only=True):
     stream: bool = False
     model: str | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"stream": _whole}
+    lax: ClassVar[Mapping[str, Hashable]] = {"stream": is_whole}
 
 
 class DerenderChatRequest(DerenderRequest, kw_only=True):
@@ -183,7 +183,7 @@ class DerenderStreamRequest(Request, kw_only=True):
     chat_request: ChatCompletionRequest | None = None
     completion_request: CompletionRequest | None = None
 
-    lax: ClassVar[Mapping[str, Hashable]] = {"stream": _event}
+    lax: ClassVar[Mapping[str, Hashable]] = {"stream": is_event}
 
     def check_converted(self) -> None:
         check_state(self.stream_state)

@@ -178,29 +178,21 @@ def convert_input(value: object) -> str | list[InputItem]:
     items: list[InputItem] = []
     unsupported = ""
     for index, item in enumerate(value):
-        kind = _unsupported(item)
-        unsupported = unsupported or kind
+        kind = item.get("type") if isinstance(item, dict) else None
+        if kind is None and isinstance(item, dict) and "role" not in item:
+            kind = "item_reference"
+        needed = UNSUPPORTED.get(kind) if isinstance(kind, str) else None
+        if needed is not None and item.keys() >= set(needed) and isinstance(item.get("id", ""), str):
+            unsupported = unsupported or str(kind)
+            continue
         try:
-            if not kind:
-                items.append(convert_value(InputItem, item))
+            items.append(convert_value(InputItem, item))
         except Misfit as misfit:
             where = param_of(("input", index, *misfit.path))
             raise Misfit(f"a text or a list of items, and at {where} {misfit.expected}") from None
     if unsupported:
         raise bad_request(f"Unsupported input item type: {unsupported}", "input")
     return items
-
-
-def _unsupported(item: object) -> str:
-    """Returns the type of a valid but unsupported item; empty for any other."""
-    if not isinstance(item, dict) or "role" in item and "type" not in item:
-        return ""
-    kind = item.get("type")
-    if kind is None and "role" not in item:
-        kind = "item_reference"
-    needed = UNSUPPORTED.get(kind) if isinstance(kind, str) else None
-    has_all = needed is not None and item.keys() >= set(needed) and isinstance(item.get("id", ""), str)
-    return str(kind) if has_all else ""
 
 
 LOGPROBS = "message.output_text.logprobs"

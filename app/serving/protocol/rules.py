@@ -7,7 +7,6 @@ type, which the schema refuses.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import msgspec
 
@@ -50,20 +49,10 @@ def _is_structural_tag(tag: object) -> bool:
     if isinstance(tag, dict) and "format" in tag or part(tag, "format") is not None:
         return True
     structures, triggers = part(tag, "structures"), part(tag, "triggers")
-    return (
-        isinstance(structures, list)
-        and isinstance(triggers, list)
-        and all(map(_is_text, triggers))
-        and all(map(_has_ends, structures))
-    )
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _has_ends(structure: object) -> bool:
-    return isinstance(part(structure, "begin"), str) and isinstance(part(structure, "end"), str)
+    if not isinstance(structures, list) or not isinstance(triggers, list):
+        return False
+    texts = [*triggers, *(part(each, name) for each in structures for name in ("begin", "end"))]
+    return all(isinstance(text, str) for text in texts)
 
 
 def count_constraints(structured_outputs: object, param: str | None) -> int:
@@ -131,20 +120,14 @@ def check_prompt_logprobs(wanted: float | None, stream: object) -> None:
 
 def check_unicode(value: object) -> None:
     """Raises `ApiError` for lone surrogates, which JSON escapes can express but UTF-8 cannot."""
-    for text in _strings(value):
-        if not text.isascii():
-            try:
-                text.encode()
-            except UnicodeEncodeError:
-                raise bad_request("the request contains text that is not valid Unicode") from None
-
-
-def _strings(value: object) -> Iterator[str]:
     pending = [value]
     while pending:
         item = pending.pop()
-        if isinstance(item, str):
-            yield item
+        if isinstance(item, str) and not item.isascii():
+            try:
+                item.encode()
+            except UnicodeEncodeError:
+                raise bad_request("the request contains text that is not valid Unicode") from None
         elif isinstance(item, dict):
             pending.extend(item)
             pending.extend(item.values())
