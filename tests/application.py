@@ -15,6 +15,8 @@ from config.live import LiveSettings
 class NoEngine:
     """Nothing runs in it that would have to end."""
 
+    draining, healthy = False, True
+
     def drain(self) -> None:
         raise AssertionError("nobody drains it")
 

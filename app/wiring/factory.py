@@ -47,8 +47,7 @@ from app.serving.middleware.cors import Cors
 from app.serving.middleware.faults import FaultAudit
 from app.serving.middleware.foreign_pages import ForeignPages
 from app.serving.middleware.http_log import HttpLog
-from app.serving.middleware.http_metrics import HttpMetrics
-from app.serving.middleware.load_report import LoadReports
+from app.serving.middleware.http_metrics import HttpMetrics, LoadReports
 from app.serving.middleware.rate_limits import RateLimits
 from app.serving.middleware.stack import Middleware, MiddlewareStack, RequestIds
 from app.text import Tokenizer, TokenizerError, load_tokenizer

@@ -75,39 +75,6 @@ class RequestBuilder:
         """
         if not prompts:
             return []
-        first = self._first(asked, meta, prompts, context, constraint, image)
-        if len(prompts) == asked.n == 1:
-            return [first]
-        requests: list[EngineRequest] = []
-        slices = Slices(AT_ONCE)
-        for number, (prompt, max_tokens) in enumerate(zip(prompts, asked.max_tokens, strict=True)):
-            own = first
-            if number:
-                own = replace(
-                    first,
-                    request_id=meta.engine_id(number),
-                    index=number * first.n,
-                    prompt_ids=prompt.ids,
-                    echo_text=prompt.echo_text,
-                    turns=prompt.turns,
-                    max_tokens=max_tokens,
-                    media=placeholders(prompt.features),
-                )
-            for k in range(first.n):
-                seed = None if own.seed is None else own.seed + k
-                requests.append(replace(own, index=own.index + k, seed=seed) if k else own)
-                slices.spend()
-        return requests
-
-    def _first(
-        self,
-        asked: ValidatedRequest[GenerationRequest],
-        meta: ResponseMeta,
-        prompts: Sequence[Prompt],
-        context: RequestContext,
-        constraint: Constraint | None,
-        image: bool,
-    ) -> EngineRequest:
         request, prompt, fault, real = asked.request, prompts[0], context.kept(Fault), self.real
         settings, headers = self.settings, context.headers
         transfer: Mapping[str, object] = {}
@@ -138,7 +105,7 @@ class RequestBuilder:
                 form = replace(form, thoughts=real.thoughts.after(prompt.ids))
         elif request.logit_bias or request.allowed_token_ids:
             sampling = SamplingDefaults().of(request)
-        return EngineRequest(
+        first = EngineRequest(
             request_id=meta.engine_id(0),
             index=0,
             model=asked.model,
@@ -179,6 +146,28 @@ class RequestBuilder:
             num_choices=len(prompts) * asked.n,
             observers=context.observers,
         )
+        if len(prompts) == asked.n == 1:
+            return [first]
+        requests: list[EngineRequest] = []
+        slices = Slices(AT_ONCE)
+        for number, (other, max_tokens) in enumerate(zip(prompts, asked.max_tokens, strict=True)):
+            own = first
+            if number:
+                own = replace(
+                    first,
+                    request_id=meta.engine_id(number),
+                    index=number * first.n,
+                    prompt_ids=other.ids,
+                    echo_text=other.echo_text,
+                    turns=other.turns,
+                    max_tokens=max_tokens,
+                    media=placeholders(other.features),
+                )
+            for k in range(first.n):
+                seed = None if own.seed is None else own.seed + k
+                requests.append(replace(own, index=own.index + k, seed=seed) if k else own)
+                slices.spend()
+        return requests
 
 
 RANK = "x-data-parallel-rank"

@@ -206,16 +206,16 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
                     f"more than {MOST_STREAMED} for a stream.",
                     "echo",
                 )
-        head = pipeline.identity.head("cmpl", context, request.request_id, asked.model)
+        meta = pipeline.identity.response_meta("cmpl", context, request.request_id, asked.model)
         options = CompletionResponseOptions(
             **pipeline.options(asked),
             prompts=[_echoed(pipeline, request, prompt) for prompt in prompts],
             echo=bool(request.echo),
             prompt_only=request.max_tokens == 0,
             logprobs=request.logprobs is not None,
-            transfer=address_of(request, pipeline.identity, head, len(prompts[0].ids)) if prompts else None,
+            transfer=address_of(request, pipeline.identity, meta, len(prompts[0].ids)) if prompts else None,
         )
-        return pipeline.submit(asked, head, prompts, CompletionWriter(head, options), context)
+        return pipeline.submit(asked, meta, prompts, CompletionWriter(meta, options), context)
 
     return [post("/v1/completions", completions, plain=plain)]
 

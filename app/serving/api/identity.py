@@ -82,7 +82,7 @@ class Identity:
         self._now = now
         self._fingerprint = fingerprint
 
-    def head(self, prefix: str, context: RequestContext, own_id: str, model: str) -> ResponseMeta:
+    def response_meta(self, prefix: str, context: RequestContext, own_id: str, model: str) -> ResponseMeta:
         """Returns the head of an answer; its id is the header's, else the body's (`own_id`), else random."""
         request_id = context.headers.get("x-request-id")
         if request_id is None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
-
-import msgspec
+from typing import Literal
 
 from app.engine.kvcache.prompt import Placeholder
 from app.kvindex.backend import BackendUnavailable
 from app.kvindex.scorer import PodScore
-from app.kvindex.service import KvIndex, Stats
+from app.kvindex.service import KvIndex
 from app.kvindex.tokenizers import TokenizationBusy, TokenizationTimeout, UnknownModelError
 from app.serving.api.chat.prompt import chat_options
 from app.serving.api.pipeline import ChatRules
@@ -29,19 +27,8 @@ def routes(index: KvIndex, backend: str) -> list[Route]:
 
     def kv_index(context: RequestContext) -> Response:
         """The state of the index; sizes and pods are null while its backend does not answer."""
-        head = {"backend": backend, "block_size": index.block_size, "listens_at": index.address}
-        return json_response(head | _told(index.stats()))
-
-    return [
-        get("/kv/index", kv_index),
-    ]
-
-
-def _told(stats: Stats) -> dict[str, Any]:
-    return {
-        "size": msgspec.to_builtins(stats.size),
-        "pods": stats.pods,
-        "streams": [
+        stats = index.stats()
+        streams = [
             {
                 "pod": stream.pod,
                 "model": stream.model,
@@ -50,11 +37,21 @@ def _told(stats: Stats) -> dict[str, Any]:
                 "lag_seconds": stream.lag_s,
             }
             for stream in stats.streams
-        ],
-        "sources": stats.targets,
-        "queued": stats.queued,
-        "skipped": {"messages": stats.skipped_messages, "events": stats.skipped_events},
-    }
+        ]
+        state = {
+            "backend": backend,
+            "block_size": index.block_size,
+            "listens_at": index.address,
+            "size": stats.size,
+            "pods": stats.pods,
+            "streams": streams,
+            "sources": stats.targets,
+            "queued": stats.queued,
+            "skipped": {"messages": stats.skipped_messages, "events": stats.skipped_events},
+        }
+        return json_response(state)
+
+    return [get("/kv/index", kv_index)]
 
 
 ChatWriter = Literal["scores", "templated"]
@@ -114,7 +111,16 @@ def score_routes(
         media = [Placeholder(span.identifier, span.offset, span.length) for span in asked.media or ()]
         with told():
             found = scores(asked, asked.tokens, media) or ()
-        cards = {score.pod: _card(score) for score in best_ranks(found)}
+        cards = {
+            best.pod: {
+                "score": _short(best.score),
+                "matched": best.matched,
+                "match_ratio": best.match_ratio,
+                "tiers": best.tiers,
+                "rank": best.rank,
+            }
+            for best in best_ranks(found)
+        }
         return json_response({"blocks": len(asked.tokens) // index.block_size, "scores": cards})
 
     return [
@@ -142,16 +148,6 @@ def _short(score: float) -> float:
     return int(score) if score.is_integer() else score
 
 
-def _card(score: PodScore) -> dict[str, Any]:
-    return {
-        "score": _short(score.score),
-        "matched": score.matched,
-        "match_ratio": score.match_ratio,
-        "tiers": score.tiers,
-        "rank": score.rank,
-    }
-
-
 @contextmanager
 def told() -> Iterator[None]:
     """Turns errors of the index into ApiError."""
@@ -159,11 +155,9 @@ def told() -> Iterator[None]:
         yield
     except UnknownModelError as error:
         raise not_found(str(error), "model") from None
-    except TokenizerLoadError as error:
+    except (TokenizerLoadError, TokenizationBusy) as error:
         raise unavailable(str(error)) from None
     except TokenizationTimeout as error:
         raise timed_out(str(error)) from None
-    except TokenizationBusy as error:
-        raise unavailable(str(error)) from None
     except BackendUnavailable as error:
         raise unavailable(f"The index cannot be asked now: {error}.") from None

@@ -122,7 +122,9 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
         request = pipeline.decode(context, GenerativeScoringRequest)
         accepted = pipeline.admit(request.as_completion(request.label_token_ids), context)
         prompts = _prompts(pipeline, request)
-        meta = pipeline.identity.head("generative-scoring", context, request.request_id, accepted.model)
+        meta = pipeline.identity.response_meta(
+            "generative-scoring", context, request.request_id, accepted.model
+        )
 
         def answer(tokens: int) -> ScoreList:
             count, scores = sum(map(len, prompts)), enumerate(map(score, prompts))
@@ -275,7 +277,7 @@ def _decide(
         if getattr(request, name):
             raise bad_request(f"This model does not take {name}.")
     prompts = [_prompt(pipeline, request, question, tokens.tail) for question in questions]
-    meta = pipeline.identity.head("decision", context, request.request_id, accepted.model)
+    meta = pipeline.identity.response_meta("decision", context, request.request_id, accepted.model)
 
     def answer(generated: int) -> Decisions:
         found = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from app.engine.core.request import EngineRequest
 from app.serving.api.chat.writer import ChatResponseOptions, ChatWriter
@@ -62,20 +62,27 @@ class PlainHandler(Generic[P]):
         self._reader.names = frozenset() if special else frozenset((None, "", *pipeline.models.names))
         self._least_hit_rate = settings.kvcache.global_cache_hit_threshold
 
-    def _includes_usage(self, request: P) -> bool:
-        options = request.stream_options
-        return self._pipeline.force_usage or (options is not None and options.include_usage)
+    def options(self, request: P) -> dict[str, Any]:
+        """Returns the fields of `ResponseOptions` for a plain request."""
+        pipeline, options = self._pipeline, request.stream_options
+        return {
+            "n": 1,
+            "include_usage": pipeline.force_usage or (options is not None and options.include_usage),
+            "continuous_usage": pipeline.force_usage,
+            "prompt_details": pipeline.prompt_details,
+            "metrics": pipeline.request_metrics,
+        }
 
-    def writer(self, recognised: Recognised[P], head: ResponseMeta) -> ResponseWriter:
+    def writer(self, recognised: Recognised[P], meta: ResponseMeta) -> ResponseWriter:
         raise NotImplementedError
 
     def answer(self, context: RequestContext, recognised: Recognised[P]) -> Response | PendingResponse:
         pipeline, request = self._pipeline, recognised.request
         context.is_generation = True
-        head = pipeline.identity.head(self.id_prefix, context, "", self._model)
+        meta = pipeline.identity.response_meta(self.id_prefix, context, "", self._model)
         temperature, real = request.temperature, pipeline.builder.real
         wanted = EngineRequest(
-            request_id=head.engine_id(0),
+            request_id=meta.engine_id(0),
             index=0,
             model=self._model,
             prompt_ids=recognised.prompt_ids,
@@ -91,7 +98,7 @@ class PlainHandler(Generic[P]):
             cache_hit_threshold=self._least_hit_rate,
             observers=context.observers,
         )
-        writer = self.writer(recognised, head)
+        writer = self.writer(recognised, meta)
         return pipeline.responder.respond_soon((wanted,), writer, bool(request.stream), context)
 
 
@@ -101,19 +108,15 @@ class PlainChats(PlainHandler[PlainChat]):
     def __init__(self, pipeline: RequestPipeline) -> None:
         super().__init__(pipeline, PlainChat, KnownChats(pipeline.tokenizer))
 
-    def writer(self, recognised: Recognised[PlainChat], head: ResponseMeta) -> ChatWriter:
+    def writer(self, recognised: Recognised[PlainChat], meta: ResponseMeta) -> ChatWriter:
         pipeline = self._pipeline
-        shape = ChatResponseOptions(
-            n=1,
-            include_usage=self._includes_usage(recognised.request),
-            continuous_usage=pipeline.force_usage,
-            prompt_details=pipeline.prompt_details,
-            metrics=pipeline.request_metrics,
+        options = ChatResponseOptions(
+            **self.options(recognised.request),
             prompt_ids=recognised.prompt_ids,
             role=pipeline.response_role,
             parses=pipeline.limits.parses,
         )
-        return ChatWriter(head, shape)
+        return ChatWriter(meta, options)
 
 
 class PlainCompletions(PlainHandler[PlainCompletion]):
@@ -122,14 +125,7 @@ class PlainCompletions(PlainHandler[PlainCompletion]):
     def __init__(self, pipeline: RequestPipeline) -> None:
         super().__init__(pipeline, PlainCompletion, KnownTexts(pipeline.tokenizer))
 
-    def writer(self, recognised: Recognised[PlainCompletion], head: ResponseMeta) -> CompletionWriter:
-        pipeline = self._pipeline
-        shape = CompletionResponseOptions(
-            n=1,
-            include_usage=self._includes_usage(recognised.request),
-            continuous_usage=pipeline.force_usage,
-            prompt_details=pipeline.prompt_details,
-            metrics=pipeline.request_metrics,
-            prompts=(EchoedPrompt(recognised.prompt_ids),),
-        )
-        return CompletionWriter(head, shape)
+    def writer(self, recognised: Recognised[PlainCompletion], meta: ResponseMeta) -> CompletionWriter:
+        prompts = (EchoedPrompt(recognised.prompt_ids),)
+        options = CompletionResponseOptions(**self.options(recognised.request), prompts=prompts)
+        return CompletionWriter(meta, options)

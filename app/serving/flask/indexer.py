@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from app.base.clock.clock import LiveClock
 from app.base.metrics.exposition import Exposition, Families
@@ -27,12 +26,8 @@ from app.text import Tokenizer
 from config import Settings
 from config.live import LiveSettings
 
-
-class TellsBlocks(Protocol):
-    """An engine in a separate process."""
-
-    def listen(self, listener: Callable[[str, int, bytes], None]) -> None:
-        """Calls `listener` with the topic, sequence number and batch of KV events."""
+if TYPE_CHECKING:
+    from app.engine.core.remote import RemoteEngine
 
 
 class NoEngine(Middleware):
@@ -78,7 +73,7 @@ def add_index(
     live: LiveSettings,
     tokenizer: Tokenizer,
     publisher: Publisher | None = None,
-    engine: TellsBlocks | None = None,
+    engine: RemoteEngine | None = None,
 ) -> Families:
     """Adds an index and its routes to `app`; returns the index's metric families.
 

@@ -1,4 +1,4 @@
-"""HTTP metrics: vLLM's families (vllm-api.md 11.4), observed when a response ends.
+"""HTTP metrics: vLLM's families (vllm-api.md 11.4), observed when a response ends; the load in a header.
 
 A response ends when its last byte is sent, or the client leaves. The defaults of prometheus-flask-exporter
 are unused: they stop at the headers and look up labels at every request. Its decorators serve embedders.
@@ -6,6 +6,7 @@ are unused: they stop at the headers and look up labels at every request. Its de
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable
@@ -14,8 +15,9 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from app.base.metrics.instruments import Counter, Family, Histogram, Summary
+from app.base.metrics.recorder import Figures
 from app.serving.http.context import RequestContext
-from app.serving.http.response import CountedBody, Response, StreamingBody
+from app.serving.http.response import JSON, CountedBody, Response, StreamingBody
 from app.serving.middleware.cors import is_outside
 from app.serving.middleware.stack import Middleware
 
@@ -172,3 +174,39 @@ class HttpMetrics(Middleware):
         self.fold()
         sizes, seconds = (self._request_bytes, self._response_bytes), (self._seconds_high, self._seconds)
         return "".join(family.render() for family in (self._requests, *sizes, *seconds, self._by_way))
+
+
+FORMAT, REPORT = "endpoint-load-metrics-format", "endpoint-load-metrics"
+"""Request header that names the report's format, and response header with the report."""
+PATHS = ("/v1/chat/completions", "/v1/completions")
+
+
+class LoadReports(Middleware):
+    """Adds the load of the server to unstreamed answers of chats and completions, in the requested format.
+
+    Proxies such as Envoy balance by this header (ORCA).
+    """
+
+    concerns_plain = False  # plain requests have no such header
+
+    def __init__(self, figures: Callable[[], Figures]) -> None:
+        self._figures = figures
+
+    def begin(self, context: RequestContext) -> None:
+        """Registers the report, if the request names a format."""
+        if FORMAT in context.headers and context.label in PATHS:
+            context.endings = (self._report, *context.endings)
+
+    def _report(self, context: RequestContext, response: Response) -> None:
+        if response.status != 200 or response.headers.get("Content-Type") != JSON:
+            return
+        figures, wanted = self._figures(), context.headers[FORMAT].lower()
+        load = {
+            "num_requests_waiting": float(figures.waiting),
+            "kv_cache_usage_perc": float(figures.cache_usage),
+        }
+        if wanted == "json":
+            response.headers[REPORT] = "JSON " + json.dumps({"named_metrics": load})
+        elif wanted == "text":
+            values = ", ".join(f"named_metrics.{name}={value}" for name, value in load.items())
+            response.headers[REPORT] = f"TEXT {values}"

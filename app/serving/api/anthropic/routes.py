@@ -38,7 +38,7 @@ def routes(pipeline: RequestPipeline, threads: ThreadStore) -> list[Route]:
         accepted = pipeline.admit(asked, context)
         check_tool_choice(asked, pipeline.builder.settings.tools)
         prompt = chat_prompt(pipeline, asked, asked.messages)
-        head = pipeline.identity.head("chatcmpl", context, asked.request_id, accepted.model)
+        head = pipeline.identity.response_meta("chatcmpl", context, asked.request_id, accepted.model)
         media = prompt.features
         shape = MessageResponseOptions(
             prompt_tokens=len(prompt.ids),

@@ -35,10 +35,10 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         asked = pipeline.admit(request, context)
         check_tool_choice(request, pipeline.builder.settings.tools)
         prompt = chat_prompt(pipeline, request, request.messages)
-        head = pipeline.identity.head("chatcmpl", context, request.request_id, asked.model)
+        meta = pipeline.identity.response_meta("chatcmpl", context, request.request_id, asked.model)
         image = pipeline.omni and pipeline.builder.wants_image(truth(context, SEND_IMAGE))
-        options = response_options(pipeline, asked, head, request.messages, prompt, image)
-        return pipeline.submit(asked, head, [prompt], ChatWriter(head, options), context, image=image)
+        options = response_options(pipeline, asked, meta, request.messages, prompt, image)
+        return pipeline.submit(asked, meta, [prompt], ChatWriter(meta, options), context, image=image)
 
     def chat_batch(context: RequestContext) -> Response:
         """The next message of each of several conversations, as the choices of one answer."""
@@ -52,15 +52,15 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
             raise bad_request(error.message) from None
         asked = pipeline.admit(request, context)
         prompts = [chat_prompt(pipeline, request, messages) for messages in request.messages]
-        head = pipeline.identity.head("chatcmpl", context, request.request_id, asked.model)
+        meta = pipeline.identity.response_meta("chatcmpl", context, request.request_id, asked.model)
         all_ids = list(chain.from_iterable(prompt.ids for prompt in prompts))
         last = request.messages[-1]
         whole = Prompt(all_ids, "", features=features(last, all_ids))
         if len(prompts) > 1:
-            head = replace(head, joint="_")
-        options = response_options(pipeline, asked, head, last, whole)
+            meta = replace(meta, joint="_")
+        options = response_options(pipeline, asked, meta, last, whole)
         options = replace(options, n=len(prompts), prompt_details=False, metrics=False)
-        return pipeline.submit(asked, head, prompts, ChatWriter(head, options), context)
+        return pipeline.submit(asked, meta, prompts, ChatWriter(meta, options), context)
 
     return [
         post("/v1/chat/completions", chat_completions, plain=plain),

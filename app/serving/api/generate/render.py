@@ -54,7 +54,7 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
         accepted = _admit(pipeline, asked)
         prompts = [completion_prompt(pipeline, asked, prompt) for prompt in asked.prompts()]
         accepted.check_sampling([len(prompt.ids) for prompt in prompts])
-        request_id = pipeline.identity.head("cmpl", context, asked.request_id, "").id
+        request_id = pipeline.identity.response_meta("cmpl", context, asked.request_id, "").id
         texts = [text if isinstance(text, str) else None for text in asked.prompts()]
         rendered = []
         for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
@@ -107,7 +107,7 @@ def _rendered_chat(
     prompt = chat_prompt(pipeline, chat, chat.messages)
     accepted.check_sampling([len(prompt.ids)])
     more: JsonObject = {
-        "request_id": pipeline.identity.head("chatcmpl", context, chat.request_id, "").id,
+        "request_id": pipeline.identity.response_meta("chatcmpl", context, chat.request_id, "").id,
         "reasoning_ended": _reasoning_ended(pipeline, chat, prompt.ids),
         "reasoning_parser_kwargs": _parser_kwargs(pipeline, chat),
     }

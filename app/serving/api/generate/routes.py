@@ -49,7 +49,7 @@ def routes(pipeline: RequestPipeline, enabled: bool, weights: Weights, aborts: b
         ):
             raise bad_request("The served model is not a multimodal model: it reads text alone.")
         ids = body.token_ids
-        head = pipeline.identity.head("generate-tokens", context, body.request_id, accepted.model)
+        head = pipeline.identity.response_meta("generate-tokens", context, body.request_id, accepted.model)
         shape = GenerateResponseOptions(
             **pipeline.options(accepted),
             prompt_ids=ids,

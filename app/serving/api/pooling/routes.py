@@ -249,7 +249,7 @@ def _compare(
         count, tokens, prompt = len(texts), sum(map(len, texts)), texts.__getitem__
     logits = list(_logits(runner.paced(pairs)))
     scores = logits if request.use_activation is False else list(map(sigmoid, logits))
-    meta = runner.pipeline.identity.head("score", context, request.request_id, name)
+    meta = runner.pipeline.identity.response_meta("score", context, request.request_id, name)
     chats: Iterable[Sequence[Message]] = (
         [{"role": "user", "content": asked}, {"role": "document", "content": text}]
         for asked, text in _pairs(queries, documents)

@@ -139,7 +139,7 @@ class PoolingRunner:
         """Admits a request and runs its inputs; `prefix` begins the answer's id."""
         name = self.admit(request)
         inputs = self.inputs(request)
-        meta = self.pipeline.identity.head(prefix, context, request.request_id, name)
+        meta = self.pipeline.identity.response_meta(prefix, context, request.request_id, name)
         return self.run(context, request, inputs, meta, wants)
 
     def run(

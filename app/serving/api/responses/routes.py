@@ -48,7 +48,7 @@ def routes(pipeline: RequestPipeline, store: ResponseStore) -> list[Route]:
             accepted = pipeline.admit(chat, context)
         except ApiError as error:
             raise _renamed(error) from None
-        head = pipeline.identity.head("resp", context, "", accepted.model)
+        head = pipeline.identity.response_meta("resp", context, "", accepted.model)
         head = msgspec.structs.replace(head, id=asked.request_id or head.id.replace("-", "_", 1), joint="_")
         _follow_on(asked, chat, store)
         prompt = response_prompt(pipeline, asked, chat)
