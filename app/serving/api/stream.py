@@ -147,12 +147,16 @@ class EventStream(StreamingBody):
 
     def complete(self) -> bytes | None:
         """Returns all events and the end, if the generation is over and fits one slice; else None."""
-        pending, write = self._pending, self.writer.chunk
-        if self.unfinished or sum(map(_weight, pending)) > self._slice_tokens:
+        if self.unfinished:
             return None
-        if any(map(self.writer.is_large, pending)):
-            return None
-        return b"".join([*map(write, pending), self.writer.closing()])
+        writer, chunks, room = self.writer, list[bytes](), self._slice_tokens
+        for output in self._pending:
+            room -= len(output.ids) if type(output) is Tokens else 1
+            if room < 0 or writer.is_large(output):
+                return None
+        for output in self._pending:
+            chunks.append(writer.chunk(output))
+        return b"".join([*chunks, writer.closing()])
 
     def attach(self, transport: StreamTransport) -> None:
         """Lets `transport` write the stream: outputs so far now, later ones as they come."""
@@ -228,7 +232,7 @@ class EventStream(StreamingBody):
                 room = 0
                 break
             chunks.append(self.writer.chunk(output))
-            room -= _weight(output)
+            room -= len(output.ids) if type(output) is Tokens else 1
             taken += 1
         del self._pending[:taken]
         if not self._pending and not self.unfinished and self._large is None:
@@ -290,7 +294,3 @@ class PlainTokens:
         around = stream.writer.around_text(self._index)
         if around is not None:
             self._around = *around, sum(map(len, around)), stream.writer.choices[self._index]
-
-
-def _weight(output: EngineOutput) -> int:
-    return len(output.ids) if type(output) is Tokens else 1

@@ -17,7 +17,7 @@ from app.serving.api.logprobs import SomeEntries, width
 from app.serving.api.pieces import BLOCK_BYTES, HOLE, SLICE, Holes, filled, template
 from app.serving.http.response import DONE, error_event
 from app.serving.protocol.chat import ChunkChoice, Delta
-from app.serving.protocol.common import NO_TAIL, ChunkHead, ChunkTail, PerRequestMetrics, Usage, encode
+from app.serving.protocol.common import ChunkHead, ChunkTail, PerRequestMetrics, Usage, encode
 
 UNFINISHED = Finish("abort")
 """End of a choice that has none yet."""
@@ -372,10 +372,10 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
 
     def _chunk(self, choice: Struct, usage: Usage | UnsetType, is_last: bool) -> bytes:
         """Returns a chunk; the last one of a choice is signed, unless the stream's usage follows."""
-        signed = is_last and not self._options.include_usage
-        if usage is UNSET and not signed:
-            return chunk_event(self._head, choice)
-        return chunk_event(self._head, choice, ChunkTail(usage, self._meta.signature if signed else UNSET))
+        signed, end = is_last and not self._options.include_usage, END
+        if usage is not UNSET or signed:
+            end = _end(ChunkTail(usage, self._meta.signature if signed else UNSET))
+        return self._head + encode(choice) + end
 
     def closing(self) -> bytes:
         options = self._options
@@ -397,7 +397,7 @@ class PlainChoice:
     def __init__(self, choice: Struct) -> None:
         """`choice` has holes for number and text."""
         self._before_index, self._before_text, end = template(choice)
-        self.end = end + b"]}\n\n"
+        self.end = end + END
         """Bytes behind the text in the event."""
 
     def begins(self, head: bytes, choices: int) -> list[bytes]:
@@ -408,20 +408,20 @@ class PlainChoice:
         return begin + (self.end + begin).join(map(encode, texts)) + self.end if texts else b""
 
 
-def chunk_event(head: bytes, choice: Struct | Raw, tail: ChunkTail = NO_TAIL) -> bytes:
-    return b"%b%b%b" % (head, encode(choice), _end(tail))
-
-
 def chunk_events(head: bytes, delta: Delta, choices: int, tail: ChunkTail) -> Iterable[bytes]:
     """Returns the same event for each choice of a chat."""
+    end = _end(tail)
     if choices == 1:
-        return (chunk_event(head, ChunkChoice(0, delta), tail),)
+        return (head + encode(ChunkChoice(0, delta)) + end,)
     before, after = template(ChunkChoice(HOLE, delta))
-    before, after = head + before, after + _end(tail)
+    before, after = head + before, after + end
     return (b"%b%d%b" % (before, index, after) for index in range(choices))
 
 
+END = b"]}\n\n"
+"""Bytes behind the choices of a chunk that has nothing more."""
+
+
 def _end(tail: ChunkTail) -> bytes:
-    if tail is NO_TAIL or (rest := encode(tail)) == b"{}":
-        return b"]}\n\n"
-    return b"],%b\n\n" % rest[1:]
+    rest = encode(tail)
+    return END if rest == b"{}" else b"],%b\n\n" % rest[1:]

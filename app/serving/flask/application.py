@@ -97,7 +97,7 @@ class Understudy(Flask):
         self.url_map.merge_slashes = False
         self.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
         self.register_error_handler(HTTPException, self._http_error)
-        self.register_error_handler(Exception, lambda error: respond_to_error(error, current_context()))
+        self.register_error_handler(Exception, self._error)
         self.before_request(self._begin_request)
         self._engine = engine
         self.middleware = middleware
@@ -144,7 +144,10 @@ class Understudy(Flask):
         """Returns an adapter for path and method alone: no route depends on more."""
         if request is None:
             return super().create_url_adapter(None)
-        context = current_context(request)
+        environ = request.environ
+        if CONTEXT not in environ:  # a test client's
+            environ[CONTEXT] = context_of(environ)
+        context: RequestContext = environ[CONTEXT]
         context.new_id = self.new_request_id
         if self.prefix and context.path.startswith(f"{self.prefix}/"):
             context.path = context.path.removeprefix(self.prefix)
@@ -171,13 +174,14 @@ class Understudy(Flask):
 
     def _begin_request(self) -> Response | None:
         """Sets the context's route, then runs the middleware."""
-        context, request = current_context(), request_ctx.request
+        request = request_ctx.request
+        context: RequestContext = request.environ[CONTEXT]
         current_request.set(context)
         if (rule := request.url_rule) is not None:
             context.route = self._routes.get(rule.endpoint)
             context.label = context.route.path if context.route else label_of(rule)
             context.params = request.view_args or {}
-        return self.middleware.begin_general(context)
+        return self.middleware.begin(context, is_general=True)
 
     def make_response(self, rv: Any) -> Any:
         """Passes a `Response` unchanged, and converts all other return values as Flask does."""
@@ -193,16 +197,19 @@ class Understudy(Flask):
             response = super().process_response(response)
         if not isinstance(response, Response):
             response = _of_ours(response)
-        context = current_context()
+        context: RequestContext = request_ctx.request.environ[CONTEXT]
         if context.method == "HEAD":
             response.without_body()
         self.middleware.end(context, response)
         return response
 
+    def _error(self, error: Exception) -> Response:
+        return respond_to_error(error, request_ctx.request.environ[CONTEXT])
+
     def _http_error(self, error: HTTPException) -> Response:
         """Answers a request without a route, with FastAPI's body, as vLLM does."""
         forget_frames(error)
-        context = current_context()
+        context: RequestContext = request_ctx.request.environ[CONTEXT]
         if isinstance(error, NotFound) and (moved := _without_slash(context)):
             return Response(b"", 307, {"Location": moved})
         if isinstance(error, MethodNotAllowed) and context.path == "/":
@@ -240,17 +247,8 @@ def label_of(rule: Rule) -> str:
     return _CONVERTER.sub(r"{\1}", rule.rule)
 
 
-def current_context(request: Request | None = None) -> RequestContext:
-    """Returns the context of `request` (default: Flask's current one); builds it for a test's request."""
-    environ = (request or request_ctx.request).environ
-    context: RequestContext | None = environ.get(CONTEXT)
-    if context is None:
-        context = environ[CONTEXT] = context_of(environ)
-    return context
-
-
 def _answer(handle: Handler, **params: str) -> Response:
-    return handle(current_context())
+    return handle(request_ctx.request.environ[CONTEXT])
 
 
 def _of_ours(response: FlaskResponse) -> Response:

@@ -62,27 +62,20 @@ class MiddlewareStack:
         active = [one for one in self._middleware if one.active]
         begins = [one for one in active if type(one).begin is not Middleware.begin]
         self._begin = tuple(one.begin for one in begins if one.concerns_plain)
-        self._begin_general = tuple(one.begin for one in begins if not one.concerns_plain)
+        self._begin_general = *self._begin, *(one.begin for one in begins if not one.concerns_plain)
         self._end = tuple(one.end for one in reversed(active) if type(one).end is not Middleware.end)
         self.most_plain_bytes = min([MOST_PLAIN_BYTES, *(one.most_plain_bytes for one in active)])
 
-    def begin(self, context: RequestContext) -> Response | None:
-        """Returns the first response of a middleware; None to go on to the route."""
+    def begin(self, context: RequestContext, is_general: bool = False) -> Response | None:
+        """Returns the first response of a middleware; None to go on to the route.
+
+        Requests that Flask serves (`is_general`) also pass the middleware that do not concern plain ones.
+        """
         context.endings = self._end
-        for begin in self._begin:
+        for begin in self._begin_general if is_general else self._begin:
             if (response := begin(context)) is not None:
                 return response
         return None
-
-    def begin_general(self, context: RequestContext) -> Response | None:
-        """Runs `begin`, then the middleware that do not concern plain requests. For requests that Flask
-        serves.
-        """
-        response = self.begin(context)
-        for begin in self._begin_general:
-            if response is None:
-                response = begin(context)
-        return response
 
     def end(self, context: RequestContext, response: Response) -> None:
         for end in context.endings:

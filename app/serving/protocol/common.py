@@ -103,9 +103,6 @@ class ChunkTail(Struct):
     metrics: PerRequestMetrics | UnsetType = UNSET
 
 
-NO_TAIL = ChunkTail()
-
-
 class ChatAlternative(Struct, gc=False):
     """One of `top_logprobs`; `bytes` is the UTF-8 of `token`, as a list of numbers."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -98,11 +98,15 @@ def chat_options(asked: ChatCompletionRequest | TokenizeChatRequest, rules: Chat
 
     Pauses between many tools.
     """
-    template, kwargs = own_template(asked, rules), template_kwargs(asked, rules.template_kwargs)
-    wanted = asked.tools
+    template = asked.chat_template
+    kwargs: Mapping[str, object] | None = asked.chat_template_kwargs
+    if template is not None or kwargs:
+        template = own_template(asked, rules)
+    if kwargs or rules.template_kwargs or getattr(asked, "reasoning_effort", None) is not None:
+        kwargs = template_kwargs(asked, rules.template_kwargs)
+    wanted, documents = asked.tools, getattr(asked, "documents", None)
     if rules.hides_unused_tools and getattr(asked, "tool_choice", None) == "none":
         wanted = None
-    documents = getattr(asked, "documents", None)
     special = asked.continue_final_message or asked.add_special_tokens or not asked.add_generation_prompt
     if not (special or template or wanted or kwargs or documents):
         return PLAIN_CHAT

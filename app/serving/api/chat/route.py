@@ -83,6 +83,9 @@ def response_options(
         top_logprobs = ALL if request.logprob_token_ids else request.top_logprobs
     named = isinstance(choice, NamedToolChoice) and choice.type == "function"
     recorder = pipeline.responder.engine.recorder
+    transfer = None
+    if request.kv_transfer_params:
+        transfer = address_of(request, pipeline.identity, meta, len(ids))
     tokens_of: Mapping[str, int] | None = None
     if media and pipeline.prompt_details:
         template, encode = chat_options(request, pipeline.chat_rules), pipeline.tokenizer.encode_chat
@@ -104,7 +107,7 @@ def response_options(
         empty_thoughts=pipeline.builder.settings.reply.reasoning_parser in TELLS_EMPTY,
         show_reasoning=request.include_reasoning,
         blocks=image,
-        transfer=address_of(request, pipeline.identity, meta, len(ids)),
+        transfer=transfer,
         encoded_media=pipeline.encoded_media(media["mm_hashes"]) if media else None,
         media_tokens=tokens_of,
     )

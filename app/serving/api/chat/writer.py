@@ -128,12 +128,6 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         echo = chunk_events(head, Delta(content=options.echo), options.n, ChunkTail(usage))
         return chain(opening, echo)
 
-    def _tokens(self, output: Tokens) -> bytes:
-        if (parsed := self._options.parsed) is not None:
-            part = output.part
-            parsed(True, part is not None and part.kind == "call", max(1, len(output.ids)))
-        return super()._tokens(output)
-
     def _plain_chunks(self, output: Tokens, number: int) -> bytes:
         choice, texts = self.choices[output.index], output.texts[:number]
         choice.tokens += len(output.ids[:number])
@@ -154,6 +148,8 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         text, ids = output.texts[i] if output.texts else "", output.ids[of]
         finish = output.finish if last else None
         choice.tokens += len(ids)
+        if options.parsed is not None:
+            options.parsed(True, part is not None and part.kind == "call", max(1, len(ids)))
         if part is not None and part.kind == "reasoning":
             choice.reasoning_tokens += len(ids)
         delta = self._delta(choice, part, text)
