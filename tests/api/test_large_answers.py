@@ -181,48 +181,33 @@ def test_the_roles_of_very_many_choices_leave_in_pieces() -> None:
     assert largest < 4 * BLOCK_BYTES
 
 
-@pytest.mark.parametrize(
-    ("options", "large"),
-    [
+def test_a_chat_begins_in_pieces_where_its_first_events_are_long() -> None:
+    given: list[tuple[dict[str, Any], bool]] = [
         ({"echo": "x" * SLICE}, False),
         ({"echo": "x" * (1 + SLICE // 4), "n": 4}, True),
         ({"prompt_text": "x" * (SLICE + 1)}, True),
         ({"prompt_ids": PROMPT, "token_ids": True}, True),
         ({"prompt_ids": PROMPT}, False),
-    ],
-)
-def test_a_chat_begins_in_pieces_where_its_first_events_are_long(options: Any, large: bool) -> None:
-    options = {"n": 1, "prompt_ids": [1], **options}
-    assert ChatWriter(META, ChatResponseOptions(**options)).is_large(Started(0, 0.5)) == large
+    ]
+    for options, large in given:
+        writer = ChatWriter(META, ChatResponseOptions(**{"n": 1, "prompt_ids": [1], **options}))
+        assert writer.is_large(Started(0, 0.5)) == large
 
 
-@pytest.mark.parametrize(
-    ("tokens", "entries", "fits"),
-    [
-        (16384 * 341, 0, True),
-        (16384 * 342, 0, False),
-        (150_000, 150_000 * 21, True),
-        (150_000, 150_000 * 22, False),
-        (0, 1 << 22, False),
-    ],
-)
-def test_what_takes_too_much_memory_is_refused(tokens: int, entries: int, fits: bool) -> None:
-    if fits:
+def test_what_takes_too_much_memory_is_refused() -> None:
+    for tokens, entries in ((16384 * 341, 0), (150_000, 150_000 * 21)):
         check_answer_size(1, tokens, entries)
-        return
-    with pytest.raises(ApiError, match="stream") as refused:
-        check_answer_size(1, tokens, entries)
-    assert (refused.value.status, refused.value.type) == (400, "BadRequestError")
+    for tokens, entries in ((16384 * 342, 0), (150_000, 150_000 * 22), (0, 1 << 22)):
+        with pytest.raises(ApiError, match="stream") as refused:
+            check_answer_size(1, tokens, entries)
+        assert (refused.value.status, refused.value.type) == (400, "BadRequestError")
 
 
-@pytest.mark.parametrize(
-    ("tokens", "stream", "status"), [(3000, True, 400), (900, True, 200), (3000, False, 200)]
-)
-def test_a_stream_repeats_only_so_many_log_probabilities_of_a_prompt(
-    tokens: int, stream: bool, status: int
-) -> None:
+def test_a_stream_repeats_only_so_many_log_probabilities_of_a_prompt() -> None:
     flags = ["--seed", "1", "--force-dummy-tokenizer", "--max-model-len", "4096"]
-    body = {"prompt": [5] * tokens, "max_tokens": 1, "echo": True, "logprobs": 20, "stream": stream}
-    answer = create_app(load(flags, {})).test_client().post("/v1/completions", json=body)
-    assert answer.status_code == status
-    assert status == 200 or answer.get_json()["error"]["param"] == "echo"
+    client = create_app(load(flags, {})).test_client()
+    for tokens, stream, status in ((3000, True, 400), (900, True, 200), (3000, False, 200)):
+        body = {"prompt": [5] * tokens, "max_tokens": 1, "echo": True, "logprobs": 20, "stream": stream}
+        answer = client.post("/v1/completions", json=body)
+        assert answer.status_code == status
+        assert status == 200 or answer.get_json()["error"]["param"] == "echo"

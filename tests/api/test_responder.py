@@ -73,48 +73,37 @@ def test_what_is_ready_at_once_is_no_promise() -> None:
     assert at_once.load.count == 0 and at_once.harness.is_idle()
 
 
-def test_a_promise_is_kept_when_the_last_choice_is_over() -> None:
-    paced = Responding()
-    came: list[Response | Exception] = []
-    pending = paced.soon(choices=2)
-    assert isinstance(pending, PendingResponse)
-    pending.then(came.append)
-    paced.harness.clock.advance(5)
-    assert not came and paced.load.count == 1
-    paced.harness.clock.advance(5)
-    (response,) = came
-    assert isinstance(response, Response) and isinstance(response.body, bytes) and response.body
-    assert response.status == 200 and paced.load.count == 0 and paced.harness.is_idle()
+def test_a_promise_is_kept_when_the_last_choice_is_over_unless_the_client_leaves_before() -> None:
+    for leaves in (False, True):
+        paced = Responding()
+        came: list[Response | Exception] = []
+        pending = paced.soon(choices=2)
+        assert isinstance(pending, PendingResponse)
+        pending.then(came.append)
+        paced.harness.clock.advance(5)
+        assert not came and paced.load.count == 1
+        if leaves:
+            for _ in range(2):
+                pending.abort()
+            assert paced.harness.is_idle() and paced.load.count == 0
+        paced.harness.clock.advance(20)
+        assert paced.load.count == 0 and paced.harness.is_idle()
+        statuses = [response.status for response in came if isinstance(response, Response)]
+        assert statuses == ([] if leaves else [200])
 
 
-def test_who_leaves_before_gets_nothing_and_frees_the_engine() -> None:
-    paced = Responding()
-    came: list[Response | Exception] = []
-    pending = paced.soon()
-    pending.then(came.append)
-    paced.harness.clock.advance(3)
-    for _ in range(2):
-        pending.abort()
-    assert paced.harness.is_idle() and paced.load.count == 0
-    paced.harness.clock.advance(20)
-    assert not came
-
-
-@pytest.mark.parametrize("fails", [True, False])
-def test_what_cannot_be_written_is_an_error_in_its_place(fails: bool) -> None:
-    paced = Responding()
-    pending = paced.soon(writer=Texts(fails))
-    paced.harness.clock.advance(20)
-    assert isinstance(pending.outcome, UnicodeError if fails else Response)
-    assert paced.load.count == 0
-
-
-def test_what_the_engine_refuses_is_raised_and_counts_as_no_load() -> None:
-    paced = Responding(slots=1, max_waiting=0)
-    paced.soon()
+def test_what_cannot_be_written_is_an_error_in_its_place_and_what_is_refused_is_raised() -> None:
+    for fails in (True, False):
+        paced = Responding()
+        pending = paced.soon(writer=Texts(fails))
+        paced.harness.clock.advance(20)
+        assert isinstance(pending.outcome, UnicodeError if fails else Response)
+        assert paced.load.count == 0
+    full = Responding(slots=1, max_waiting=0)
+    full.soon()
     with pytest.raises(Exception, match="(?i)queue|full|waiting"):
-        paced.soon()
-    assert paced.load.count == 1
+        full.soon()
+    assert full.load.count == 1
 
 
 def test_a_stream_is_load_until_it_is_closed() -> None:
@@ -132,8 +121,7 @@ def test_a_stream_is_load_until_it_is_closed() -> None:
 
 
 def test_a_stream_that_is_refused_late_is_an_error_and_an_end() -> None:
-    error = bad_request("too late")
-    response = Responding().responder.broken(error, Texts())
+    response = Responding().responder.broken(bad_request("too late"), Texts())
     assert (response.status, list(response.body)) == (200, [b"[failed]", b"[end]"])
 
 

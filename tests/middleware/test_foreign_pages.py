@@ -16,12 +16,8 @@ JSON = {"Content-Type": "application/json"}
 EVIL = "http://evil.example"
 SELF = "http://localhost:8000"
 FLAGS = (
-    "--console",
-    "--server-dev-mode",
-    "--profiling",
-    "--allow-runtime-lora-updating",
-    "--enable-responses-store",
-    "--force-dummy-tokenizer",
+    *("--console", "--server-dev-mode", "--profiling", "--allow-runtime-lora-updating"),
+    *("--enable-responses-store", "--force-dummy-tokenizer"),
 )
 PROXY = ("--allowed-hosts", "Console.example", "--allowed-origins", "https://tool.example", "*")
 HARMLESS = frozenset(
@@ -83,21 +79,14 @@ ORIGINS = {
 }
 
 
-@pytest.mark.parametrize(("headers", "expected"), ORIGINS.values(), ids=ORIGINS)
-@pytest.mark.parametrize(
-    ("path", "answer"), [("/admin/console/resume", 200), ("/fake_metrics", 400), ("/resume", 200)]
-)
-def test_pages_of_other_origins_are_refused(
-    app: Any, path: str, answer: int, headers: dict[str, str], expected: bool
-) -> None:
-    assert status(app, path, headers) == (answer if expected else 403)
-
-
-@pytest.mark.parametrize("bound_to", ["127.0.0.1", "0.0.0.0", "vllm.example"])
-def test_an_origin_is_foreign_wherever_the_server_listens(app: Any, bound_to: str) -> None:
-    assert status(app, "/pause", {"Origin": EVIL}, bound_to=bound_to) == 403
-    assert status(app, "/admin/verdict", {"Origin": EVIL}, "DELETE", bound_to) == 403
-    assert status(app, "/admin/verdict", {"Origin": EVIL}, "GET", bound_to) == 200, "it cannot read it"
+def test_pages_of_other_origins_are_refused(app: Any) -> None:
+    for page, (headers, is_allowed) in ORIGINS.items():
+        for path, answer in (("/admin/console/resume", 200), ("/fake_metrics", 400), ("/resume", 200)):
+            assert status(app, path, headers) == (answer if is_allowed else 403), (page, path)
+    for bound_to in ("127.0.0.1", "0.0.0.0", "vllm.example"):  # wherever the server listens
+        assert status(app, "/pause", {"Origin": EVIL}, bound_to=bound_to) == 403
+        assert status(app, "/admin/verdict", {"Origin": EVIL}, "DELETE", bound_to) == 403
+        assert status(app, "/admin/verdict", {"Origin": EVIL}, "GET", bound_to) == 200, "it cannot read it"
 
 
 HOSTS = [
@@ -117,44 +106,29 @@ HOSTS = [
 ]
 
 
-@pytest.mark.parametrize(("bound_to", "host", "expected"), HOSTS)
-def test_a_loopback_server_answers_to_its_own_names(
-    app: Any, bound_to: str, host: str, expected: int
-) -> None:
-    for path in ("/admin/config", "/console", "/admin/memory"):
-        assert status(app, path, method="GET", bound_to=bound_to, host=host) == expected
-    assert status(app, "/admin/config", bound_to=bound_to, host=host, json={}) == expected
-    page = {"Origin": f"http://{host}"}
-    assert status(app, "/resume", page, bound_to=bound_to, host=host) == expected
-    assert status(app, "/resume", bound_to=bound_to, host=host) == 200, "vLLM's routes, for scripts"
-    assert status(app, "/v1/models", method="GET", bound_to=bound_to, host=host) == 200
-
-
-def test_there_may_be_no_host() -> None:
+def test_a_loopback_server_answers_to_its_own_names(app: Any) -> None:
+    for bound_to, host, expected in HOSTS:
+        for path in ("/admin/config", "/console", "/admin/memory"):
+            assert status(app, path, method="GET", bound_to=bound_to, host=host) == expected
+        assert status(app, "/admin/config", bound_to=bound_to, host=host, json={}) == expected
+        page = {"Origin": f"http://{host}"}
+        assert status(app, "/resume", page, bound_to=bound_to, host=host) == expected
+        assert status(app, "/resume", bound_to=bound_to, host=host) == 200, "vLLM's routes, for scripts"
+        assert status(app, "/v1/models", method="GET", bound_to=bound_to, host=host) == 200
     assert host_of("") == "" and not is_loopback("")
 
 
-@pytest.mark.parametrize(
-    ("headers", "data", "expected"),
-    [
+def test_what_is_ours_takes_json_alone_and_no_body_needs_no_type(app: Any) -> None:
+    for headers, data, expected in (
         (JSON, b"{}", 200),
         ({"Content-Type": "Application/JSON; charset=utf-8"}, b"{}", 200),
         ({}, b"{}", 415),
         ({"Content-Type": "text/plain"}, b"{}", 415),
         ({"Content-Type": "application/x-www-form-urlencoded"}, b"{}", 415),
         ({"Content-Type": "text/plain"}, b"", 415),
-    ],
-)
-def test_what_is_ours_takes_json_alone(app: Any, headers: dict[str, str], data: bytes, expected: int) -> None:
-    assert status(app, "/admin/config", headers, data=data) == expected
-
-
-def test_no_body_needs_no_type(app: Any) -> None:
-    """curl -X POST sends neither."""
-    assert status(app, "/admin/console/resume") == 200
-    assert status(app, "/admin/console/resume", {"Content-Length": "0"}) == 200
-
-
-def test_a_refusal_says_why(app: Any) -> None:
+    ):
+        assert status(app, "/admin/config", headers, data=data) == expected
+    for headers in ({}, {"Content-Length": "0"}):  # curl -X POST sends neither body nor type
+        assert status(app, "/admin/console/resume", headers) == 200
     answer = app.test_client().post("/pause", headers={"Origin": EVIL})
     assert answer.get_json()["error"]["type"] == "PermissionDeniedError"

@@ -38,14 +38,10 @@ def test_chats_and_completions_show_it(client: Client, ids: list[int], path: str
     assert (shown["token_ids"], shown["finish_reason"]) == (ids[:1], None)
     assert (end["token_ids"], end["finish_reason"], end["stop_reason"]) == (ids[1:], "stop", None)
     assert end["delta"] == {"content": ""} if "chat" in path else end["text"] == ""
+    full = client.post(f"/v1/{path}", {**asked, "max_tokens": 1}).json()["choices"][0]
+    assert (full["token_ids"], full["finish_reason"]) == (ids[:1], "length"), "a full reply has no such token"
     names = [token["token"] for token in end["logprobs"].get("content", ())] or end["logprobs"]["tokens"]
     assert names == [END] and usage["usage"]["completion_tokens"] == 2
-
-
-def test_a_full_reply_has_none(client: Client, ids: list[int]) -> None:
-    asked = {"prompt": "hi", **CHOICE, "return_token_ids": True, "max_tokens": 1}
-    choice = client.post("/v1/completions", asked).json()["choices"][0]
-    assert (choice["text"], choice["token_ids"], choice["finish_reason"]) == ("x", ids[:1], "length")
 
 
 def test_the_other_families_count_it(client: Client, ids: list[int]) -> None:
@@ -89,20 +85,17 @@ def test_a_beam_is_one_chunk(client: Client) -> None:
     assert (usage["completion_tokens"], usage["prompt_tokens_details"]) == (6, None)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
+def test_a_beam_search_looks_at_few_fields(client: Client) -> None:
+    for fields in (
         *({"min_tokens": 9}, {"stop": ""}, {"top_p": 7}, {"logit_bias": {"x": 1}}, {"allowed_token_ids": []}),
         *({"bad_words": [" "]}, {"structured_outputs": {"choice": []}}, {"thinking_token_budget": 3}),
         *({"response_format": {"type": "json_object"}}, {"prompt_logprobs": 99}, {"stop_token_ids": [-1]}),
-    ],
-)
-def test_a_beam_search_looks_at_few_fields(client: Client, fields: dict[str, object]) -> None:
-    beams = {"use_beam_search": True, "n": 2, "max_tokens": 2, "ignore_eos": True, **fields}
-    for path, prompt in (("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "hi there"})):
-        answer = client.post(path, {**prompt, **beams})
-        assert answer.json()["usage"]["completion_tokens"] == 4, answer.text
-        assert 'prompt_logprobs":[' not in answer.text
+    ):
+        beams = {"use_beam_search": True, "n": 2, "max_tokens": 2, "ignore_eos": True, **fields}
+        for path, prompt in (("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "hi there"})):
+            answer = client.post(path, {**prompt, **beams})
+            assert answer.json()["usage"]["completion_tokens"] == 4, answer.text
+            assert 'prompt_logprobs":[' not in answer.text
 
 
 def test_what_a_beam_search_asks_the_engine_for_is_checked(client: Client) -> None:
@@ -111,6 +104,5 @@ def test_what_a_beam_search_asks_the_engine_for_is_checked(client: Client) -> No
     assert len(choice["logprobs"]["content"][0]["top_logprobs"]) == 3
     hot = {**beam, "temperature": 5}
     assert client.post("/v1/chat/completions", hot).json()["error"]["param"] == "temperature"
-    assert (
-        events(client.post("/v1/chat/completions", {**hot, "stream": True}).text)[0]["error"]["code"] == 400
-    )
+    [error, *_] = events(client.post("/v1/chat/completions", {**hot, "stream": True}).text)
+    assert error["error"]["code"] == 400
