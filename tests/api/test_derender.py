@@ -104,43 +104,33 @@ EVENT = {"choices": [{"index": 0, "token_ids": [5]}]}
 STREAM = {"stream": True, "generate_chunk": EVENT}
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "kind", "param"),
-    [
-        (CHAT, {}, "Bad Request", "body.DerenderChatRequest.generate_response"),
-        (CHAT, {"stream": True}, "Bad Request", "body.DerenderChatRequest.stream"),
-        (
-            CHAT,
-            {"generate_response": {}},
-            "Bad Request",
-            "body.DerenderChatRequest.generate_response.choices",
-        ),
-        (TEXT, {}, "Bad Request", "body.generate_responses"),
-        (TEXT, {"generate_responses": []}, "BadRequestError", None),
-        (TEXT, {"generate_responses": [answer([5])], "prompt_tokens": [1, 2]}, "Bad Request", "body"),
-        (TEXT, {"generate_responses": [answer([])]}, "BadRequestError", None),
-        (TEXT, {"generate_responses": [answer([5])], "model": "x"}, "NotFoundError", "model"),
-        (CHAT, {"generate_response": answer([5])}, "BadRequestError", None),
-        (CHAT, STREAM, "BadRequestError", None),
-        (CHAT, STREAM | {"chat_request": REQUEST}, "BadRequestError", None),
-        (
-            TEXT,
-            {"stream": True, "generate_chunk": {"choices": EVENT["choices"] * 2}},
-            "BadRequestError",
-            None,
-        ),
-    ],
-)
-def test_what_makes_no_answer(path: str, body: Any, kind: str, param: str | None) -> None:
-    error = post(path, body, *PARSER).get_json()["error"]
-    assert (error["type"], error["param"]) == (kind, param)
+ONE = answer([5])
+TWO_AT_ONCE = {"stream": True, "generate_chunk": {"choices": EVENT["choices"] * 2}}
+IN_BODY = "body.DerenderChatRequest"
+REFUSED: list[tuple[str, Any, str, str | None]] = [
+    (CHAT, {}, "Bad Request", f"{IN_BODY}.generate_response"),
+    (CHAT, {"stream": True}, "Bad Request", f"{IN_BODY}.stream"),
+    (CHAT, {"generate_response": {}}, "Bad Request", f"{IN_BODY}.generate_response.choices"),
+    (TEXT, {}, "Bad Request", "body.generate_responses"),
+    (TEXT, {"generate_responses": []}, "BadRequestError", None),
+    (TEXT, {"generate_responses": [ONE], "prompt_tokens": [1, 2]}, "Bad Request", "body"),
+    (TEXT, {"generate_responses": [answer([])]}, "BadRequestError", None),
+    (TEXT, {"generate_responses": [ONE], "model": "x"}, "NotFoundError", "model"),
+    (CHAT, {"generate_response": ONE}, "BadRequestError", None),
+    (CHAT, STREAM, "BadRequestError", None),
+    (CHAT, STREAM | {"chat_request": REQUEST}, "BadRequestError", None),
+    (TEXT, TWO_AT_ONCE, "BadRequestError", None),
+]
 
 
-def test_more_than_the_context_is_refused() -> None:
+def test_what_makes_no_answer() -> None:
+    for path, body, kind, param in REFUSED:
+        error = post(path, body, *PARSER).get_json()["error"]
+        assert (error["type"], error["param"]) == (kind, param), body
     long = [5] * 40_000
     for path, body in (
         (CHAT, {"generate_response": answer(long)}),
-        (TEXT, {"generate_responses": [answer([5])], "prompt_token_ids": [long]}),
+        (TEXT, {"generate_responses": [ONE], "prompt_token_ids": [long]}),
         (CHAT, {"stream": True, "generate_chunk": EVENT, "prompt_token_ids": long}),
     ):
-        assert post(path, body).status_code == 400
+        assert post(path, body).status_code == 400, "more than the context"

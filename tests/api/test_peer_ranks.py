@@ -55,23 +55,19 @@ def test_only_who_asks_is_passed_on(rank: str) -> None:
     assert sent.get("authorization") == "Bearer k" and "cookie" not in sent
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "kind", "message"),
-    [
+def test_the_refusal_of_a_rank_is_that_of_all(rank: str) -> None:
+    refusals: list[tuple[int, Any, str, str]] = [
         (400, {"error": {"message": "No such key.", "type": "Misfit"}}, "Misfit", "No such key."),
         (401, {"error": {"message": "Who are you?"}}, "Error", "Who are you?"),
         (404, {"error": "none"}, "Error", "status 404"),
         (409, {}, "Error", "status 409"),
         (500, ["error"], "Error", "status 500"),
-    ],
-)
-def test_the_refusal_of_a_rank_is_that_of_all(
-    rank: str, status: int, body: Any, kind: str, message: str
-) -> None:
-    with pytest.raises(ApiError) as refused:
-        PeerRanks(0, [(1, rank)]).ask("GET", path(status, body), {})
-    assert (refused.value.status, refused.value.type) == (status, kind)
-    assert refused.value.message == f"Rank 1: {message}"
+    ]
+    for status, body, kind, message in refusals:
+        with pytest.raises(ApiError) as refused:
+            PeerRanks(0, [(1, rank)]).ask("GET", path(status, body), {})
+        assert (refused.value.status, refused.value.type) == (status, kind)
+        assert refused.value.message == f"Rank 1: {message}"
 
 
 def test_a_rank_that_does_not_answer_or_with_no_json_is_unavailable(rank: str) -> None:

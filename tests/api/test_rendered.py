@@ -13,19 +13,9 @@ from app.wiring.factory import create_app
 from config.loader import load
 
 DEFAULTS = {
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "stop": [],
-    "stop_token_ids": [],
-    "max_tokens": 5,
-    "output_kind": 2,
-    "skip_clone": True,
-    "bad_words": [],
-    "skip_reading_prefix_cache": False,
+    **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "temperature": 1.0},
+    **{"top_p": 1.0, "min_p": 0.0, "stop": [], "stop_token_ids": [], "max_tokens": 5, "output_kind": 2},
+    **{"skip_clone": True, "bad_words": [], "skip_reading_prefix_cache": False},
 }
 
 
@@ -34,12 +24,14 @@ def application() -> Understudy:
     return create_app(load(["--seed", "1", "--force-dummy-tokenizer", "--enable-scale-out"], {}))
 
 
+def rendered(path: str, body: dict[str, Any]) -> Any:
+    return application().test_client().post(path, json=body).get_json()
+
+
 def sampling(**fields: Any) -> dict[str, Any]:
-    body = {"prompt": "hi", "max_tokens": 5, **fields}
-    told: list[dict[str, Any]] = (
-        application().test_client().post("/v1/completions/render", json=body).get_json()
-    )
-    return told[0]["sampling_params"]
+    [told] = rendered("/v1/completions/render", {"prompt": "hi", "max_tokens": 5, **fields})
+    params: dict[str, Any] = told["sampling_params"]
+    return params
 
 
 def test_what_a_request_leaves_out_has_a_default_or_is_left_out() -> None:
@@ -65,27 +57,18 @@ def test_what_a_request_says_is_told_zeros_too() -> None:
     assert told == {name: DEFAULTS[name] for name in DEFAULTS if name in told} | wanted
 
 
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [
+def test_what_vllm_makes_of_a_value() -> None:
+    made: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"stop": "abc"}, {"stop": ["abc"], "output_text_buffer_length": 2}),
         ({"temperature": 0, "top_p": 0.5, "top_k": 3}, {"temperature": 0.0}),
         ({"temperature": 0.001}, {"temperature": 0.01}),
         ({"logit_bias": {"5": 300}}, {"logit_bias": {"5": 100.0}}),
         ({"stream": True}, {"output_kind": 1}),
-    ],
-)
-def test_what_vllm_makes_of_a_value(said: dict[str, Any], told: dict[str, Any]) -> None:
-    assert sampling(**said) == DEFAULTS | told
-
-
-def test_a_limit_that_is_vllms_default_is_left_out() -> None:
-    """So it is in vLLM's dump, where 16 is the default of the sampling parameters."""
+    ]
+    for said, told in made:
+        assert sampling(**said) == DEFAULTS | told
+    # So it is in vLLM's dump, where 16 is the default of the sampling parameters.
     assert "max_tokens" not in sampling(max_tokens=None) | sampling(max_tokens=16)
-
-
-def rendered(path: str, body: dict[str, Any]) -> Any:
-    return application().test_client().post(path, json=body).get_json()
 
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -115,10 +98,8 @@ def test_prompts_have_numbers_and_tokens_their_places() -> None:
     for it, text in zip(told, ("Hello there", "Hi"), strict=True):
         places = it["token_offsets"]
         assert len(places) == len(it["token_ids"]) and places[0][0] == 0 and places[-1][1] == len(text)
-    assert (
-        rendered("/v1/completions/render", {"prompt": [3], "return_token_offsets": True})[0]["token_offsets"]
-        is None
-    )
+    [ids] = rendered("/v1/completions/render", {"prompt": [3], "return_token_offsets": True})
+    assert ids["token_offsets"] is None
 
 
 TOOL = {"type": "function", "function": {"name": "ping", "parameters": {"type": "object", "properties": {}}}}

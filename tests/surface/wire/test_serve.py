@@ -64,18 +64,15 @@ def test_the_other_side_of_a_prefill_is_told_what_a_real_server_would_tell(moved
     assert (told["remote_port"], told["tp_size"]) == (5700, 4)
 
 
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
+def test_a_proxy_may_leave_its_path_in_front(moved: RunningServer) -> None:
+    for path, status in (
         ("/models/one/v1/models", 200),
         ("/v1/models", 200),
         ("/models/one/nothing", 404),
         ("/models/onev1/models", 404),
         ("/models/one/models/one/v1/models", 404),
-    ],
-)
-def test_a_proxy_may_leave_its_path_in_front(moved: RunningServer, path: str, status: int) -> None:
-    assert requests.get(moved.url + path, timeout=20).status_code == status
+    ):
+        assert requests.get(moved.url + path, timeout=20).status_code == status
 
 
 def test_keys_are_asked_for_below_the_path_of_a_proxy() -> None:
@@ -88,33 +85,25 @@ def test_keys_are_asked_for_below_the_path_of_a_proxy() -> None:
         assert requests.post(f"{server.url}/x/v1/completions", json=body, timeout=20).status_code == 401
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--model", "m"], ["serve", "--model", "m"]),
+def test_the_image_takes_what_the_image_of_vllm_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, started = {"gunicorn", "sh", "python3"}, list[list[str]]()
+    monkeypatch.setattr(entrypoint.shutil, "which", lambda name: name if name in known else None)
+    monkeypatch.setattr(os, "execvp", lambda program, words: started.append([program, *words]))
+    served = ["serve", "--model", "m"]
+    for words, expected in (
+        (["--model", "m"], served),
         (["m", "--port", "1"], ["serve", "m", "--port", "1"]),
         (["serve", "m"], ["serve", "m"]),
         (["vllm", "serve", "m"], ["serve", "m"]),
         (["vllm"], ["serve", "--help"]),
-        (["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"], ["serve", "--model", "m"]),
+        (["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"], served),
         (["fleet", "--pods", "3"], ["fleet", "--pods", "3"]),
         (["gunicorn", "wsgi:app"], None),
         (["sh", "-c", "vllm serve m"], None),
         ([], None),
-    ],
-)
-def test_the_image_takes_what_the_image_of_vllm_takes(
-    words: list[str], expected: list[str] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = {"gunicorn", "sh", "python3"}
-    monkeypatch.setattr(entrypoint.shutil, "which", lambda name: name if name in known else None)
-    assert entrypoint.words_of(words) == expected
+    ):
+        assert entrypoint.words_of(words) == expected
     assert entrypoint.SERVE in COMMANDS
-
-
-def test_a_program_takes_the_entry_point_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[list[str]] = []
-    monkeypatch.setattr(os, "execvp", lambda program, words: started.append([program, *words]))
-    for words in ([], ["sh", "-c", "true"]):
+    for words in ([], ["sh", "-c", "true"]):  # a program takes the entry point over
         entrypoint.run(words)
     assert started == [["gunicorn", "gunicorn", "wsgi:app"], ["sh", "sh", "-c", "true"]]
