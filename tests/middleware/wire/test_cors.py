@@ -27,33 +27,26 @@ def post(server: RunningServer, key: str = "key", **asked: object) -> requests.R
     return requests.post(server.url + COMPLETIONS, json=ask(**asked), headers=headers, timeout=20)
 
 
-@pytest.mark.parametrize(
-    ("status", "key", "asked"),
-    [
+def test_answers_streams_and_errors_are_for_the_page_but_not_the_want_of_a_key(
+    open_server: RunningServer,
+) -> None:
+    for status, key, asked in (
         (200, "key", {}),
         (200, "key", {"stream": True}),
         (400, "key", {"n": 0}),
         (404, "key", {"model": "nope"}),
         (401, "wrong", {}),
-    ],
-)
-def test_answers_streams_and_errors_are_for_the_page_but_not_the_want_of_a_key(
-    open_server: RunningServer, status: int, key: str, asked: dict[str, object]
-) -> None:
-    got = post(open_server, key, **asked)
-    assert got.status_code == status
-    known = status != 401
-    assert got.headers.get("Access-Control-Allow-Origin") == (PAGE if known else None)
-    assert got.headers.get("Vary") == ("Origin" if known else None)
-
-
-def test_a_preflight_needs_no_key(open_server: RunningServer) -> None:
-    asked = {
-        "Access-Control-Request-Method": "POST",
+    ):
+        got = post(open_server, key, **asked)
+        known = got.status_code != 401
+        told = got.status_code, got.headers.get("Access-Control-Allow-Origin"), got.headers.get("Vary")
+        assert told == (status, *((PAGE, "Origin") if known else (None, None)))
+    preflight = {
+        **{"Origin": PAGE, "Access-Control-Request-Method": "POST"},
         "Access-Control-Request-Headers": "authorization, x-one",
     }
-    got = requests.options(open_server.url + COMPLETIONS, headers={"Origin": PAGE, **asked}, timeout=20)
-    assert (got.status_code, got.text) == (200, "OK")
+    got = requests.options(open_server.url + COMPLETIONS, headers=preflight, timeout=20)
+    assert (got.status_code, got.text) == (200, "OK"), "a preflight needs no key"
     assert got.headers["Access-Control-Allow-Origin"] == PAGE
     assert got.headers["Access-Control-Allow-Headers"] == "authorization, x-one"
     assert "POST" in got.headers["Access-Control-Allow-Methods"]
