@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -20,9 +20,6 @@ from config.kinds import SWITCH
 from config.settings import BY_NAME, Plugin, PluginSettings, Settings, rows, table_of
 from config.sources import CONFIG, IGNORED, IGNORED_SWITCHES, Flags, config_path, given
 from config.validation import read
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 API = 1
 """Version of the hooks. A plugin declares its version in `API`."""
@@ -68,13 +65,21 @@ def kind_with(named: PluginSettings) -> type[Settings]:
     if not plugins:
         return Settings
     taken = set(Settings.__struct_fields__) | set(dir(Settings))
-    sections: list[tuple[str, type, Any]] = []
+    sections: list[tuple[str, type, Section]] = []
     for plugin in plugins:
         if plugin.group in taken:
             raise ConfigError(f"plugin {plugin.name} ({plugin.origin}): this name is taken")
         taken.add(plugin.group)
         if plugin.settings is not None:
-            sections.append((plugin.group, plugin.settings, _section_of(plugin)))
+            try:
+                rows(plugin.group, plugin.settings)
+                defaults = msgspec.structs.asdict(plugin.settings())
+                section = msgspec.convert(defaults, plugin.settings)
+            except Exception as error:
+                raise ConfigError(
+                    f"plugin {plugin.name} ({plugin.origin}): its Settings: {_told(error)}"
+                ) from None
+            sections.append((plugin.group, plugin.settings, section))
     made = msgspec.defstruct(
         "Settings",
         sections,
@@ -103,17 +108,6 @@ def from_plain(values: Mapping[str, Any]) -> Settings:
     return msgspec.convert(plain, kind)
 
 
-def _section_of(plugin: Plugin) -> Section:
-    """Returns the defaults of a plugin's settings. ConfigError for a wrong declaration."""
-    assert plugin.settings is not None
-    try:
-        rows(plugin.group, plugin.settings)
-        defaults = plugin.settings()
-        return msgspec.convert(msgspec.structs.asdict(defaults), plugin.settings)
-    except Exception as error:
-        raise ConfigError(f"plugin {plugin.name} ({plugin.origin}): its Settings: {_told(error)}") from None
-
-
 def _check_rows(kind: type[Settings], plugins: Sequence[Plugin]) -> None:
     """Raises ConfigError if a plugin's setting has the name, or a variable, of another setting."""
     by_group = {plugin.group: plugin for plugin in plugins}
@@ -130,27 +124,28 @@ def _check_rows(kind: type[Settings], plugins: Sequence[Plugin]) -> None:
 
 def _imported(named: PluginSettings) -> Iterator[Plugin]:
     """Yields all plugins, installed ones first; a module named twice is one plugin."""
-    origins: dict[str, str] = {}
-    seen: set[int] = set()
-    for plugin in (*_installed(named.installed_plugins), *map(_named, named.plugin)):
-        if id(plugin.hooks) in seen:
-            continue
-        seen.add(id(plugin.hooks))
-        if plugin.name in origins:
-            raise ConfigError(
-                f"plugin {plugin.name}: two have this name, {origins[plugin.name]} and {plugin.origin}"
-            )
-        origins[plugin.name] = plugin.origin
-        yield plugin
+    found: list[Plugin] = []
+    if named.installed_plugins and any(map(_has_plugins, sys.path)):
+        from importlib.metadata import entry_points  # its import takes a tenth of a start
 
-
-def _installed(wanted: bool) -> Iterator[Plugin]:
-    if not wanted or not any(map(_has_plugins, sys.path)):
-        return
-    from importlib.metadata import entry_points  # its import takes a tenth of a start
-
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-        yield _of_package(entry)
+        for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+            origin, version = f"entry point {entry.name}", ""
+            if entry.dist is not None:
+                origin, version = f"package {entry.dist.name}", entry.dist.version
+            found.append(_plugin(entry.load, entry.name, origin, version))
+    for item in named.plugin:
+        if item.endswith(".py"):
+            name = os.path.basename(item).removesuffix(".py")
+            found.append(_plugin(partial(_file, item), name, item))
+        else:
+            found.append(_plugin(partial(import_module, item), item.rpartition(".")[2], item))
+    by_name: dict[str, Plugin] = {}
+    for plugin in found:
+        known = by_name.setdefault(plugin.name, plugin)
+        if known is plugin:
+            yield plugin
+        elif known.hooks is not plugin.hooks:
+            raise ConfigError(f"plugin {plugin.name}: two have this name, {known.origin} and {plugin.origin}")
 
 
 def _has_plugins(folder: str) -> bool:
@@ -163,19 +158,6 @@ def _has_plugins(folder: str) -> bool:
                 if SECTION in file.read():
                     return True
     return False
-
-
-def _of_package(entry: "EntryPoint") -> Plugin:
-    origin, version = f"entry point {entry.name}", ""
-    if entry.dist is not None:
-        origin, version = f"package {entry.dist.name}", entry.dist.version
-    return _plugin(entry.load, entry.name, origin, version)
-
-
-def _named(item: str) -> Plugin:
-    if item.endswith(".py"):
-        return _plugin(partial(_file, item), os.path.basename(item).removesuffix(".py"), item)
-    return _plugin(partial(import_module, item), item.rpartition(".")[2], item)
 
 
 def _file(path: str) -> ModuleType:
@@ -196,7 +178,13 @@ def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") 
     try:
         hooks = load()
     except (Exception, SystemExit) as error:
-        raise _not_imported(name, origin, error) from None
+        import traceback
+
+        frames = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename
+        ]
+        place = f" (line {frames[-1].lineno} of {frames[-1].filename})" if len(frames) > 1 else ""
+        raise ConfigError(f"plugin {name} ({origin}): cannot be imported: {_told(error)}{place}") from None
     name = str(getattr(hooks, "NAME", name.replace("_", "-").lower()))
     if not _NAME.fullmatch(name):
         raise ConfigError(f"plugin {name!r} ({origin}): a name is made of a-z, digits and single dashes")
@@ -208,17 +196,6 @@ def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") 
     if settings is not None and not (isinstance(settings, type) and issubclass(settings, Section)):
         raise ConfigError(f"plugin {name} ({origin}): its Settings must be a config.declaration.Section")
     return Plugin(name, str(getattr(hooks, "VERSION", version)), origin, hooks, settings)
-
-
-def _not_imported(name: str, origin: str, error: BaseException) -> ConfigError:
-    """Returns the error, with the innermost line outside the import system."""
-    import traceback
-
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename
-    ]
-    place = f" (line {frames[-1].lineno} of {frames[-1].filename})" if len(frames) > 1 else ""
-    return ConfigError(f"plugin {name} ({origin}): cannot be imported: {_told(error)}{place}")
 
 
 def _told(error: BaseException) -> str:
