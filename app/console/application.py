@@ -18,7 +18,6 @@ from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.client import EngineClient
 from app.engine.core.engine import Engine
 from app.engine.core.lifecycle import Operations
-from app.engine.simulated.corpus import sample_sentences
 from app.serving.api.admin.config import PeerRanks
 from app.serving.flask.application import Understudy
 from app.serving.http.body import BodyLimits
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 OURS = ("/admin", "/console")
 """Path prefixes that the console does not show."""
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class ConsoleWatch(Middleware):
@@ -92,7 +90,7 @@ class Console:
         feed = Feed(observer, server)
         app.until_drained.append(feed.close)
         app.caches.append(lambda: {"console requests": observer.bars})
-        generator = self._generator(tokenizer, streams)
+        generator = Generator(self._live, self._server, tokenizer, streams("console load"))
         app.until_drained.append(generator.end)
         observer.load = generator.summary
         app.add_routes("console", page.routes())
@@ -127,26 +125,3 @@ class Console:
             "index": settings.kvindex.kv_index,
             "dev_mode": settings.server.server_dev_mode,
         }
-
-    def _generator(self, tokenizer: Tokenizer, streams: Streams) -> Generator:
-        settings, server = self._live.current, self._server
-        host = LOOPBACK.get(server.host, server.host)
-        refusal = ""
-        if settings.model.task != "generate":
-            refusal = "The load generator asks for completions, which this server has not."
-        elif settings.tls.enabled:
-            refusal = "The load generator does not speak TLS."
-
-        def key() -> str | None:
-            keys = self._live.current.access.api_key
-            return keys[0] if keys else None
-
-        return Generator(
-            lambda: (host, server.port),
-            settings.model.served_names[0],
-            key,
-            lambda: tokenizer.encode(" ".join(sample_sentences())),
-            settings.model.max_model_len,
-            streams("console load"),
-            refusal,
-        )

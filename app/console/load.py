@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
+from itertools import cycle, islice
 from random import Random
 from typing import Annotated, Any
 
@@ -13,14 +14,18 @@ import msgspec
 from gevent.pool import Pool
 from msgspec import Meta, Struct
 
+from app.engine.simulated.corpus import sample_sentences
 from app.serving.http.client import COMPLETIONS, JSON, PATIENCE_S, Connection
 from app.serving.http.errors import bad_request
+from app.text import Tokenizer
+from config.live import LiveSettings
+from config.settings import ServerSettings
 
 MOST_IN_FLIGHT = 2000
 PIECE_BYTES = 1 << 18
 GULP_S = 0.4
 """Seconds between two reads of a response."""
-OK = b"200"
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class LoadPlan(Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,23 +43,11 @@ class LoadPlan(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Generator:
-    def __init__(
-        self,
-        address: Callable[[], tuple[str, int]],
-        model: str,
-        key: Callable[[], str | None],
-        words: Callable[[], Sequence[int]],
-        most_tokens: int,
-        rng: Random,
-        refusal: str = "",
-    ) -> None:
-        """`key` returns an API key of this server, `words` the tokens of a text.
+    """Sends the requests of one plan at a time to this server; `server` has the settings of this rank."""
 
-        `most_tokens` limits prompt and reply together. `refusal` is why this server cannot be sent requests.
-        """
-        self._address, self._model, self._key = address, model, key
-        self._words, self._most_tokens, self._rng = words, most_tokens, rng
-        self._refusal = refusal
+    def __init__(self, live: LiveSettings, server: ServerSettings, tokenizer: Tokenizer, rng: Random) -> None:
+        self._live, self._tokenizer, self._rng = live, tokenizer, rng
+        self._address = f"{LOOPBACK.get(server.host, server.host)}:{server.port}"
         self._plan: LoadPlan | None = None
         self._greenlet: gevent.Greenlet | None = None
         self._running = Pool(MOST_IN_FLIGHT)
@@ -63,10 +56,14 @@ class Generator:
 
     def begin(self, plan: LoadPlan) -> None:
         """Starts to send requests. Raises ApiError with status 400 for a plan that cannot run."""
-        if self._refusal:
-            raise bad_request(self._refusal)
-        if plan.prompt_tokens + plan.output_tokens > self._most_tokens:
-            raise bad_request(f"Prompt and reply have more than max-model-len tokens, {self._most_tokens}.")
+        settings = self._live.current
+        most = settings.model.max_model_len
+        if settings.model.task != "generate":
+            raise bad_request("The load generator asks for completions, which this server has not.")
+        if settings.tls.enabled:
+            raise bad_request("The load generator does not speak TLS.")
+        if plan.prompt_tokens + plan.output_tokens > most:
+            raise bad_request(f"Prompt and reply have more than max-model-len tokens, {most}.")
         if plan.shared >= plan.prompt_tokens and plan.groups:
             raise bad_request("A prompt must have more tokens than it shares.")
         self.end()
@@ -99,58 +96,48 @@ class Generator:
 
     def _play(self, plan: LoadPlan) -> None:
         """Greenlet: due times are absolute, so that the time to send does not lower the rate."""
-        words = self._words()
-        begins = [self._cut(words, plan.shared) for _ in range(plan.groups)]
+        words = self._tokenizer.encode(" ".join(sample_sentences()))
+
+        def cut(tokens: int) -> list[int]:
+            """Returns tokens from a random place of the text, which wraps around."""
+            first = self._rng.randrange(len(words))
+            return list(islice(cycle(words), first, first + tokens))
+
+        begins = [cut(plan.shared) for _ in range(plan.groups)]
         due_s = begun_s = time.monotonic()
         while (due_s := due_s + self._rng.expovariate(plan.rate)) < begun_s + plan.seconds:
             gevent.sleep(max(0.0, due_s - time.monotonic()))
             begin = self._rng.choice(begins) if begins else []
-            prompt = [*begin, *self._cut(words, plan.prompt_tokens - len(begin))]
+            prompt = [*begin, *cut(plan.prompt_tokens - len(begin))]
             self._sent += 1
             self._running.spawn(self._ask, prompt, plan.output_tokens)
         self._running.join()
         self._greenlet = None
 
-    def _cut(self, words: Sequence[int], tokens: int) -> list[int]:
-        """Returns `tokens` tokens from a random place of the text, which wraps around."""
-        first = self._rng.randrange(len(words))
-        cut = list(words[first : first + tokens])
-        while len(cut) < tokens:
-            cut += words[: tokens - len(cut)]
-        return cut
-
     def _ask(self, prompt: Sequence[int], tokens: int) -> None:
-        """Greenlet: sends one request and discards the response."""
-        asked = {
-            "model": self._model,
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "stream": True,
-            "ignore_eos": True,
-        }
+        """Greenlet: sends one request, and reads the response to its end.
+
+        Reads are seldom and large: reading each token at once would slow down the server in this process, and
+        token times are not measured here.
+        """
+        settings = self._live.current
+        body = {"model": settings.model.served_names[0], "prompt": prompt, "max_tokens": tokens}
+        headers = {**JSON, "Connection": "close"}
+        if settings.access.api_key:
+            headers["Authorization"] = f"Bearer {settings.access.api_key[0]}"
         try:
-            status = exchange(self._address(), msgspec.json.encode(asked), self._key())
+            with closing(Connection(self._address, PATIENCE_S)) as connection:
+                data = msgspec.json.encode({**body, "stream": True, "ignore_eos": True})
+                connection.request("POST", COMPLETIONS, data, headers)
+                first = connection.sock.recv(PIECE_BYTES)
+                while connection.sock.recv(PIECE_BYTES):
+                    gevent.sleep(GULP_S)
         except OSError as error:
             self._failed, self._error = self._failed + 1, repr(error)
             return
-        if status == OK:
+        status = first[len("HTTP/1.1 ") :][:3].decode(errors="replace")
+        if status == "200":
             self._answered += 1
         else:
-            self._failed, self._error = self._failed + 1, f"status {status.decode(errors='replace')}"
-
-
-def exchange(address: tuple[str, int], body: bytes, key: str | None) -> bytes:
-    """Posts a completion, reads the response to its end and returns the status. OSError without a response.
-
-    Reads are seldom and large: reading each token at once would slow down the server in this process, and
-    token times are not measured here.
-    """
-    headers = {**JSON, "Connection": "close", **({"Authorization": f"Bearer {key}"} if key else {})}
-    with closing(Connection(f"{address[0]}:{address[1]}", PATIENCE_S)) as connection:
-        connection.request("POST", COMPLETIONS, body, headers)
-        first = connection.sock.recv(PIECE_BYTES)
-        if not first:
-            raise ConnectionError("the connection broke off")
-        while connection.sock.recv(PIECE_BYTES):
-            gevent.sleep(GULP_S)
-    return bytes(first[len("HTTP/1.1 ") :][:3])
+            told = f"status {status}" if status else "the connection broke off"
+            self._failed, self._error = self._failed + 1, told
