@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.serving.faults.fault import PATHS
 from config import ConfigError
 from config.fault_rules import (
     ACTIONS,
     DisconnectRule,
     ErrorRule,
+    FaultRule,
     StallRule,
     parse_fault,
     parse_fault_rules,
 )
 from config.loader import load
+from config.sections.api import FAILURE_TYPES
 
 
 def test_a_list_of_objects_becomes_rules() -> None:
@@ -26,14 +30,9 @@ def test_a_list_of_objects_becomes_rules() -> None:
     assert rules == (DisconnectRule(after=3), ErrorRule(status=503))
 
 
-@pytest.mark.parametrize("text", [None, "", "[]"])
-def test_no_rules_are_rules_too(text: str | None) -> None:
-    assert parse_fault_rules(text) == ()
-
-
-@pytest.mark.parametrize("action", ACTIONS)
-def test_every_action_needs_nothing_but_its_name(action: str) -> None:
-    assert parse_fault(action).action == action
+def test_no_rules_are_rules_too_and_an_action_needs_nothing_but_its_name() -> None:
+    assert [parse_fault_rules(text) for text in (None, "", "[]")] == [()] * 3
+    assert [parse_fault(action).action for action in ACTIONS] == list(ACTIONS)
 
 
 @pytest.mark.parametrize(
@@ -120,3 +119,25 @@ def test_whatever_a_header_says_it_is_a_rule_or_a_value_error(text: str) -> None
         assert parse_fault(text).action in ACTIONS
     except ValueError as error:
         assert str(error)
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "faults.md").read_text("utf-8")
+
+
+def test_the_yaml_file_of_the_page_is_a_settings_file(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
+    path = tmp_path / "faults.yaml"
+    path.write_text(example)
+    rules = parse_fault_rules(load(["--config", str(path)], {}).failures.fault_rules)
+    assert [rule.action for rule in rules] == ["disconnect", "error", "stall", "rate-limit"]
+
+
+def test_every_header_of_the_page_is_a_rule() -> None:
+    headers = re.findall(r"-H 'X-Fault: (.+)'", PAGE)
+    assert len(headers) >= 5 and all(parse_fault(header).action in ACTIONS for header in headers)
+
+
+def test_every_action_matcher_type_and_family_is_described() -> None:
+    fields = {name for kind in (*ACTIONS.values(), FaultRule) for name in kind.__struct_fields__}
+    for word in (*ACTIONS, *FAILURE_TYPES, *PATHS, *fields):
+        assert f"`{word}`" in PAGE, word

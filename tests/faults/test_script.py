@@ -79,8 +79,8 @@ def test_times_is_how_often_a_rule_strikes() -> None:
 
 
 def test_probability_is_a_share_of_the_requests() -> None:
-    hits = struck(script({"action": "empty", "probability": 0.25}), *[asking()] * 10_000)
-    assert sum(hits) == pytest.approx(2500, abs=150)
+    hits = struck(script({"action": "empty", "probability": 0.25}), *[asking()] * 4000)
+    assert sum(hits) == pytest.approx(1000, abs=100)
     assert not any(struck(script({"action": "empty", "probability": 0}), *[asking()] * 100))
 
 
@@ -151,7 +151,7 @@ def test_a_request_of_more_tokens_than_there_can_be_takes_them_all() -> None:
 
 def test_less_than_one_request_per_minute_is_a_quota_too() -> None:
     rules = script({"action": "rate-limit", "rate": 0.5})
-    assert struck(rules, asking(), asking()) == [False, True]
+    assert struck(rules, asking()) == [False]
     limited = rules.fault_for(asking(), RNG, 0.0)
     assert limited and limited.error and limited.error.headers["Retry-After"] == "120"
 

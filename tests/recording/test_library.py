@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.serving.recording.exchange import (
@@ -113,6 +113,7 @@ def test_a_line_whose_answer_is_none_is_named(tmp_path: Path, wrong: bytes) -> N
         check(str(tmp_path / "r"))
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.binary() | st.text().map(str.encode))
 @example(b"\x1f\x8b")
 def test_bytes_are_written_and_read_as_they_are(content: bytes) -> None:

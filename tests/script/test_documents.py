@@ -20,6 +20,12 @@ FINAL: dict[str, Any] = {"final_answer": True, "get_weather": True}
 CODE_PROMPT = ("system", "Write code between <code> and </code>.")
 
 
+def test_the_page_shows_the_example() -> None:
+    text = (ROOT / "examples" / "scripts" / "weather.yaml").read_text()
+    assert len(text.splitlines()) <= 20
+    assert f"```yaml\n{text}```" in (ROOT / "docs" / "scripts.md").read_text()
+
+
 def fields(*names: str) -> str:
     """The end of dspy's prompt for these fields."""
     first, *others = (f"`[[ ## {name} ## ]]`" for name in names)

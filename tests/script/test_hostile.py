@@ -29,7 +29,7 @@ EVIL = {
     "json in itself": ("rules: [{then: {json: &a [*a]}}]", "nested more than 100 levels"),
     "rules in themselves": ("rules: &a [*a]", "nested more than 100 levels"),
     "tools in themselves": ("tools: &t {a: *t}\nrules: [{then: pass}]", "nested more than 100 levels"),
-    "brackets": ("rules: " + "[" * 5_000, "cannot be parsed"),
+    "brackets": ("rules: " + "[" * 2_000, "cannot be parsed"),
     "a long number": (f"rules: [{{then: {{json: {'9' * 5_000}}}}}]", "cannot be parsed"),
     "a long number in a template": (f"rules: [{{then: {{text: '{{{{ {'9' * 5_000} }}}}'}}}}]", "then.text"),
     "half a character": ('rules: [{then: {text: "\\ud800"}}]', "half of a character"),
@@ -90,15 +90,15 @@ def test_a_schema_that_is_none_leaves_the_rules_of_before(books: Books) -> None:
     assert [rule["rule"] for rule in file["rules"]] == [1]
 
 
-def test_ten_thousand_requests_leave_nothing_behind(books: Books) -> None:
+def test_thousands_of_requests_leave_nothing_behind(books: Books) -> None:
     """Counters of keys and conversations are bounded, and there is nothing else that grows."""
     counted = "{when: {nth: {count: 2, per: %s}}, then: {text: again}}"
     known = "{when: {message: {regex: 'm(?P<n>.+)'}}, then: {text: '{{ match.n }}'}}"
     book = books.open(f"rules: [{counted % 'conversation'}, {counted % 'key'}, {known}]")
-    for number in range(10_000):
+    for number in range(5000):
         assert said(book, request(f"m{number}", key=f"key:{number}")) == str(number)
     assert book.size_bytes == book.limit_bytes
-    assert [rule["answered"] for rule in book.report()["files"][0]["rules"]] == [0, 0, 10_000]
+    assert [rule["answered"] for rule in book.report()["files"][0]["rules"]] == [0, 0, 5000]
 
 
 def test_a_long_conversation_is_looked_at_in_slices(books: Books) -> None:

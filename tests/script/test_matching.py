@@ -113,7 +113,7 @@ def test_the_first_condition_that_does_not_hold_is_named() -> None:
     assert conditions.misfit(CHAT, Groups()) == "turn"
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.text(), st.text())
 def test_contains_and_exact_are_what_they_say(text: str, part: str) -> None:
     assert fits({"message": part}, request(text)) is (text == part)
@@ -121,7 +121,7 @@ def test_contains_and_exact_are_what_they_say(text: str, part: str) -> None:
     assert fits({"message": {"contains": part}}, request(text + part + text))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=3)), max_size=8))
 def test_a_conversation_is_known_by_its_beginning(said: list[tuple[str, str]]) -> None:
     begun = [("system", "s"), ("user", "first")]
@@ -131,7 +131,7 @@ def test_a_conversation_is_known_by_its_beginning(said: list[tuple[str, str]]) -
     assert one.conversation != request(*begun, key="key:2").conversation
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.sampled_from(["user", "assistant", "tool"]), max_size=8))
 def test_turns_and_results_are_counted(roles: list[str]) -> None:
     asked = request(*((role, str(number)) for number, role in enumerate(roles)))

@@ -91,7 +91,7 @@ VALUES = st.recursive(
 RULES = st.fixed_dictionaries({"then": VALUES}, optional={"when": VALUES, "name": VALUES})
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.one_of(VALUES, st.fixed_dictionaries({"rules": st.lists(RULES, min_size=1, max_size=3)})))
 def test_no_document_does_more_than_work_or_be_refused_in_one_line(document: Any) -> None:
     try:
@@ -100,12 +100,3 @@ def test_no_document_does_more_than_work_or_be_refused_in_one_line(document: Any
                 RuleState("a.yaml", number, rule, number, 0.0)
     except ScriptError as error:
         assert "\n" not in str(error)
-
-
-def test_short_forms_mean_their_long_ones() -> None:
-    rules = [
-        {"when": {"message": "hi", "model": "a", "nth": 2, "tool_result": "t", "tools": "t"}, "then": "pass"},
-        {"then": {"text": "x", "delays": {"before": {3: "1s"}}}},
-    ]
-    script = script_of({"rules": rules}, "a")
-    assert script.rules[0].then == "pass" and script.rules[0].when.nth == 2

@@ -102,14 +102,14 @@ def test_draws_repeat_with_their_seed() -> None:
     assert filled(source, seed=5) == filled(source, seed=5) != filled(source, seed=6)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.text())
 def test_a_message_stands_for_itself_whatever_is_in_it(text: str) -> None:
     assert filled("<{{ message }}>", message=text) == f"<{text}>"
     assert filled("{{ message }}", message=text) == text
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.text(alphabet="{}%#|.()[]'\" ab1+*~-_", max_size=40))
 def test_no_source_does_more_than_fill_fail_or_be_refused(source: str) -> None:
     try:

@@ -13,9 +13,9 @@ from app.serving.recording.exchange import Exchange, bytes_of
 from benchmarks import agents
 from tests.needs import CLIENTS_PYTHON
 from tests.recording.recordings import exchanges_of, recording_proxy
-from tests.recording.test_agents import SCRIPT
-from tests.running_server import RunningServer, running_server
+from tests.running_server import ROOT, RunningServer, running_server
 
+SCRIPT = ROOT / "examples" / "scripts" / "weather.yaml"
 TOWNS = ("Rome",)
 
 
