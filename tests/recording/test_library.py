@@ -12,7 +12,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.serving.recording.exchange import (
-    MOST_LINE_BYTES,
     RecordingError,
     bytes_of,
     line_of,
@@ -58,14 +57,17 @@ def test_a_broken_line_in_the_midst_is_named(tmp_path: Path, line: bytes) -> Non
         check(str(tmp_path / "r"))
 
 
-def test_a_line_that_is_too_long_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    huge = line_of(exchange(b"x" * (MOST_LINE_BYTES + 1), (0, b"0")))
+def test_a_line_that_is_too_long_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.serving.recording.library.MOST_LINE_BYTES", 1 << 20)
+    huge = line_of(exchange(b"x" * (1 << 20), (0, b"0")))
     path = tmp_path / "r"
     path.write_bytes(HEADER + huge + line_of(ONE))
     with caplog.at_level(logging.WARNING), closing(Recording(str(path))) as recording:
         assert len(recording) == 1
     assert [record.getMessage() for record in caplog.records] == [
-        f"{path}: line 2 is longer than 40 MiB, and left out"
+        f"{path}: line 2 is longer than 1 MiB, and left out"
     ]
 
 
