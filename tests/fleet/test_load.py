@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -19,12 +20,13 @@ from hypothesis import strategies as st
 from app.lab.fleet.report import Summary, draw, notes, summarize, table
 from app.lab.load.workload import (
     TURNS,
-    LoadClient,
+    Completions,
     Sample,
     Workload,
     WorkloadRequest,
     arrivals,
     make_workload,
+    play,
 )
 from config.installation import missing
 from tests.fleet import stubs
@@ -103,18 +105,26 @@ class Answers:
         return [self._text.encode()]
 
 
-def sampled(server: Callable[..., Any]) -> Sample:
-    ticks = iter(range(100))
-    with stubs.serving(server) as address:
-        return LoadClient(address, "m", 4, lambda: float(next(ticks))).sample("Once")
-
-
 def workload(count: int) -> Workload:
     return Workload(tuple(WorkloadRequest(0, 0, k, f"prompt {k}") for k in range(count)), 10, 10)
 
 
+def played(
+    address: str, count: int = 1, concurrency: int | None = None, step: Callable[[], None] = lambda: None
+) -> list[Sample]:
+    completions = Completions(workload(count), "m", 4, [0.0] * count)
+    return play(completions, address, concurrency, time.perf_counter, step)
+
+
+def sampled(server: Callable[..., Any]) -> Sample:
+    with stubs.serving(server) as address:
+        (sample,) = played(address)
+        return sample
+
+
 def test_a_sample_is_timed_from_the_sending_to_the_first_text() -> None:
-    assert sampled(Answers(WHOLE)) == Sample("pod", 2.0, 32, 16)  # the clock ticks at each event
+    sample = sampled(Answers(WHOLE, lasts_s=0.05))
+    assert sample == Sample("pod", sample.ttft_s, 32, 16) and 0.04 < sample.ttft_s < 5
 
 
 @pytest.mark.parametrize(
@@ -133,27 +143,25 @@ def test_what_is_not_a_whole_answer_is_a_failure(events: list[object], end: str,
 
 
 def test_a_refusal_and_nobody_there_are_failures() -> None:
-    assert sampled(stubs.Indexer(429)).error == "status 429: "
-    client = LoadClient(stubs.unused_address(), "m", 4, lambda: 0.0)
-    assert "refused" in client.sample("Once").error
+    assert sampled(stubs.Indexer(429)).error == "HTTP/1.1 429 Bad: "
+    (sample,) = played(stubs.unused_address())
+    assert "refused" in sample.error
 
 
 def test_no_more_requests_run_than_allowed_and_all_are_sent() -> None:
-    server = Answers(WHOLE, lasts_s=0.005)
-    done: list[int] = []
+    server, steps = Answers(WHOLE, lasts_s=0.005), list[int]()
     with stubs.serving(server) as address:
-        client = LoadClient(address, "m", 4, lambda: 0.0)
-        samples = client.run(workload(20), 3, None, lambda: done.append(1))
+        samples = played(address, 20, 3, lambda: steps.append(1))
     assert server.most == 3
     assert sorted(server.prompts) == sorted(f"prompt {k}" for k in range(20))
     assert server.prompts.index("prompt 19") > 15
-    assert len(done) == len(samples) == 20 and not any(sample.error for sample in samples)
+    assert len(steps) == len(samples) == 20 and not any(sample.error for sample in samples)
 
 
-def test_with_a_rate_requests_do_not_wait_for_each_other() -> None:
+def test_without_a_limit_requests_do_not_wait_for_each_other() -> None:
     server = Answers(WHOLE, together=8)
     with stubs.serving(server) as address:
-        LoadClient(address, "m", 4, lambda: 0.0).run(workload(8), None, [0.0] * 8, lambda: None)
+        played(address, 8)
     assert server.most == 8
 
 

@@ -94,6 +94,11 @@ def test_an_answer_that_is_none_is_a_502_and_not_kept(tmp_path: Path, answer: by
             assert address in json.load(response)["error"]["message"]
         assert recorder.kept(1) == []
     assert len(recorder.told) == 1
+    (tmp_path / "recording").unlink()
+    with recording(tmp_path, stubs.unused_address()) as (proxy, recorder):
+        with stubs.posted(proxy, {}) as response:
+            assert response.status == 502
+        assert recorder.kept(1) == []
 
 
 @pytest.mark.parametrize(

@@ -144,13 +144,6 @@ def test_an_answer_that_breaks_off_breaks_off_for_the_client_and_is_kept_as_such
     assert body_of(kept) in (b"hello", b"")
 
 
-def test_a_server_that_cannot_be_reached_is_told_of(tmp_path: Path) -> None:
-    with recording(tmp_path, stubs.unused_address()) as (proxy, recorder):
-        with stubs.posted(proxy, {}) as response:
-            assert response.status == 502
-        assert recorder.kept(1) == []
-
-
 def answering(body: bytes, *headers: tuple[str, str]) -> Callable[..., Iterable[bytes]]:
     """A server that always says this, and reads what it is sent."""
 

@@ -111,14 +111,11 @@ def test_headers_are_the_recorded_ones_but_for_ours_and_secret_ones(tmp_path: Pa
         response = replay.begin(asking({}))
     assert response is not None
     assert response.headers == {"X-Request-Id": "7", "Vary": "a, b"}
-
-
-def test_no_proxy_is_to_hold_a_stream_that_is_played_back(tmp_path: Path) -> None:
     headers = [("content-type", "text/event-stream; charset=utf-8")]
     with replaying(tmp_path, [exchange({}, (0, b"1"), headers=headers)], VirtualClock()) as replay:
         response = replay.begin(asking({}))
     assert response is not None
-    assert response.headers["X-Accel-Buffering"] == "no"
+    assert response.headers["X-Accel-Buffering"] == "no", "no proxy is to hold a stream"
 
 
 def test_what_is_not_recorded_goes_on_or_is_refused(tmp_path: Path) -> None:
@@ -184,9 +181,9 @@ def test_a_fault_damages_a_recorded_stream(tmp_path: Path) -> None:
     assert b"".join(piece for _, piece in pieces) == b"data: 1\n\n"
 
 
-def test_ten_thousand_chunks_that_are_due_leave_the_loop_alone(tmp_path: Path) -> None:
+def test_thousands_of_chunks_that_are_due_leave_the_loop_alone(tmp_path: Path) -> None:
     clock = VirtualClock()
-    recorded = exchange(chat("Hi"), *[(0.0, b"data: 1\n\n")] * 10_000)
+    recorded = exchange(chat("Hi"), *[(0.0, b"data: 1\n\n")] * 4000)
     turns = 0
 
     def others() -> None:
@@ -199,7 +196,7 @@ def test_ten_thousand_chunks_that_are_due_leave_the_loop_alone(tmp_path: Path) -
         response = replay.begin(asking(chat("Hi")))
         assert response is not None
         counter = gevent.spawn(others)
-        assert sum(len(piece) for piece in response.body if isinstance(piece, bytes)) == 90_000
+        assert sum(len(piece) for piece in response.body if isinstance(piece, bytes)) == 36_000
         counter.kill()
         response.close()
-    assert turns > 100
+    assert turns > 40

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import accumulate, count, islice
 from pathlib import Path
 from random import Random
 from typing import NoReturn, TextIO
@@ -24,7 +24,7 @@ from app.lab.fleet.report import Summary, summarize
 from app.lab.fleet.routing import COMPARED, NO_MORE, PolicyMaker, policy_of
 from app.lab.load.policies import POLICIES
 from app.lab.load.report import check_target, progress_of
-from app.lab.load.workload import LoadClient, Workload, arrivals, make_workload
+from app.lab.load.workload import Completions, Workload, arrivals, make_workload, play
 from app.text import Tokenizer, TokenizerError
 from config import ConfigError, Settings, UsageError
 from config.flags import Parser, number_of, whole_number
@@ -209,11 +209,14 @@ def demonstrate(
     for name in options.policies:
         fleet.forget()
         with phase(stream, name, len(workload.requests)) as step:
-            gaps_s = arrivals(options.rate, Random(f"{options.seed}/arrivals")) if options.rate else None
+            due_s = [0.0] * len(workload.requests)
+            if options.rate:
+                gaps_s = arrivals(options.rate, Random(f"{options.seed}/arrivals"))
+                due_s = list(accumulate(islice(gaps_s, len(due_s))))
+            completions = Completions(workload, fleet.model, REPLY_TOKENS, due_s)
             with proxied(fleet, name, options.seed, more) as (address, proxy):
-                client = LoadClient(address, fleet.model, REPLY_TOKENS, now)
                 begun_s = now()
-                samples = client.run(workload, options.concurrency, gaps_s, step)
+                samples = play(completions, address, options.concurrency, now, step)
                 took_s = now() - begun_s
             summaries.append(summarize(name, samples, took_s, fleet.pods, proxy.policy.fallbacks))
         fleet.processes.check()

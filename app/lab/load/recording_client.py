@@ -19,7 +19,16 @@ from gevent.socket import wait
 from msgspec import Struct
 from urllib3.util.wait import wait_for_read
 
-from app.serving.http.client import COMPLETIONS, JSON, Connection, StreamError, Target, one_line, read_stream
+from app.serving.http.client import (
+    COMPLETIONS,
+    JSON,
+    ROUTED_TO,
+    Connection,
+    StreamError,
+    Target,
+    one_line,
+    read_stream,
+)
 
 END = b"0\r\n\r\n"
 """End of a chunked body."""
@@ -42,9 +51,11 @@ class RecordError(Exception):
 
 
 class Wanted(Struct):
+    """A request, due `arrival_s` seconds after the start. With 0 output tokens, any number is right."""
+
     arrival_s: float
     body: bytes
-    output_tokens: int
+    output_tokens: int = 0
 
 
 class Measured(Struct):
@@ -57,6 +68,11 @@ class Measured(Struct):
     last_s: float
     input_tokens: int
     output_tokens: int
+    text_s: float | None
+    """Time of the first text; None without any."""
+    cached_tokens: int
+    pod: str
+    """Pod that a proxy chose; empty without a proxy."""
 
 
 class Load(Protocol):
@@ -77,21 +93,27 @@ class RecordingClient:
         in_flight: int | None,
         now: Callable[[], float],
         tell: Callable[[int], None],
+        failed: Callable[[str], None] | None = None,
     ) -> None:
-        """`now` returns seconds, `tell` receives the number of sent requests."""
+        """`now` returns seconds, `tell` receives the number of sent requests. `failed` receives the error of
+        each failed request; without it the first failure ends the run.
+        """
         self._target = target
         given = {"Host": target.address, **JSON, **headers}
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in given.items())
         self._running = Pool(in_flight)
         self._now = now
         self._tell = tell
+        self._failed = failed
         self._start_s = self._woken_s = 0.0
         self._idle: deque[tuple[float, Connection]] = deque()
         """Idle connections, the most recently used last."""
         self._measured: list[Measured] = []
 
     def run(self, load: Load) -> list[Measured]:
-        """Returns the results in order of arrival. Raises RecordError at the first failure."""
+        """Returns the results in order of arrival. Raises RecordError, with the number of the request, at the
+        first failure.
+        """
         self._start_s = self._now()
         caller = gevent.getcurrent()
         try:
@@ -139,15 +161,16 @@ class RecordingClient:
             yield wanted
 
     def _measure(self, number: int, wanted: Wanted, caller: gevent.Greenlet) -> None:
-        named = f"request {number + 1}"
         try:
             send_s, pieces = self._exchange(wanted)
             gevent.idle()
-            self._measured.append(_measured(named, number, wanted, send_s, pieces))
-        except RecordError as error:
-            gevent.kill(caller, error)
-        except OSError as error:
-            gevent.kill(caller, RecordError(f"{named}: {error.strerror or error}"))
+            self._measured.append(_measured(number, wanted, send_s, pieces))
+        except (RecordError, OSError) as error:
+            text = str(error) if isinstance(error, RecordError) else error.strerror or str(error)
+            if self._failed is not None:
+                self._failed(text)
+            else:
+                gevent.kill(caller, RecordError(f"request {number + 1}: {text}"))
 
     def _exchange(self, wanted: Wanted) -> tuple[float, Pieces]:
         """Returns the time of sending, and the pieces of the response."""
@@ -214,23 +237,36 @@ def _size(begun: bytes) -> int | None:
     return len(head) + len(HEAD_END) + int(digits) if found and digits.isdigit() else 0
 
 
-def _measured(named: str, number: int, wanted: Wanted, send_s: float, pieces: Pieces) -> Measured:
+def _measured(number: int, wanted: Wanted, send_s: float, pieces: Pieces) -> Measured:
     """Reads a response. Raises RecordError for an error or a wrong number of output tokens."""
     head, _, body = b"".join(data for _, data in pieces).partition(HEAD_END)
-    status = head.partition(b"\r\n")[0]
+    status, *headers = head.split(b"\r\n")
     if b" 200 " not in status + b" ":
-        raise RecordError(f"{named}: {one_line(status) or 'no answer'}: {one_line(body)}")
+        raise RecordError(f"{one_line(status) or 'no answer'}: {one_line(body)}")
     try:
         seen = read_stream(_lines(pieces))
     except StreamError as error:
-        raise RecordError(f"{named}: {error}") from None
-    tokens_in, tokens_out = seen.usage.prompt_tokens, seen.usage.completion_tokens
-    if tokens_out != wanted.output_tokens:
+        raise RecordError(str(error)) from None
+    usage = seen.usage
+    if wanted.output_tokens not in (0, usage.completion_tokens):
         raise RecordError(
-            f"{named}: has {tokens_out} output tokens, not the {wanted.output_tokens} asked for"
+            f"has {usage.completion_tokens} output tokens, not the {wanted.output_tokens} asked for"
             " with ignore_eos and min_tokens"
         )
-    return Measured(number, wanted.arrival_s, send_s, seen.first_s, seen.last_s, tokens_in, tokens_out)
+    pods = (line.partition(b":")[2] for line in headers if line.lower().startswith(ROUTED_TO.encode() + b":"))
+    cached = usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens
+    return Measured(
+        number,
+        wanted.arrival_s,
+        send_s,
+        seen.first_s,
+        seen.last_s,
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        seen.text_s,
+        cached or 0,
+        next(pods, b"").strip().decode("latin-1"),
+    )
 
 
 def _lines(pieces: Pieces) -> Iterator[tuple[float, bytes]]:

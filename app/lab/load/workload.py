@@ -1,36 +1,18 @@
-"""Requests that share prefixes: users in groups with one system prompt each, in multi-turn conversations.
-
-`LoadClient` sends them over connections that cooperate with other greenlets.
-"""
+"""Requests that share prefixes: users in groups with one system prompt each, in multi-turn conversations."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
-from itertools import repeat
 from random import Random
 
-import gevent
 import msgspec
-from gevent.pool import Pool
 from msgspec import Struct
 
-from app.serving.http.client import (
-    COMPLETIONS,
-    DATA,
-    JSON,
-    PATIENCE_S,
-    ROUTED_TO,
-    Connection,
-    PromptDetails,
-    StreamError,
-    one_line,
-    read_stream,
-)
+from app.lab.load.recording_client import RecordingClient, Wanted
+from app.serving.http.client import Target
 
 TURNS = 4
 """Most turns of a user's conversation."""
@@ -125,62 +107,50 @@ class Sample(Struct, frozen=True):
     error: str = ""
 
 
-class LoadClient:
-    """Streams completions of `tokens` tokens each from the server at `address`."""
+class Completions(Struct):
+    """The requests of a workload as streams of `tokens` tokens each, due at their times in seconds."""
 
-    def __init__(self, address: str, model: str, tokens: int, now: Callable[[], float]) -> None:
-        self._address = address
-        self._body = {"model": model, "max_tokens": tokens, "stream": True, "ignore_eos": True}
-        self._now = now
+    workload: Workload
+    model: str
+    tokens: int
+    due_s: Sequence[float]
 
-    def run(
-        self,
-        workload: Workload,
-        concurrency: int | None,
-        gaps_s: Iterable[float] | None,
-        done: Callable[[], None],
-    ) -> list[Sample]:
-        """Sends every request in order, and returns the samples in the order of their ends.
+    def __len__(self) -> int:
+        return len(self.workload.requests)
 
-        At most `concurrency` run at once (None: any number). Each starts at least a gap after the previous.
-        """
-        samples: list[Sample] = []
+    def wanted(self, number: int) -> Wanted:
+        body = {
+            "model": self.model,
+            "prompt": self.workload.requests[number].prompt,
+            "max_tokens": self.tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return Wanted(self.due_s[number], msgspec.json.encode(body))
 
-        def one(prompt: str) -> None:
-            samples.append(self.sample(prompt))
-            done()
 
-        running = Pool(concurrency)
-        due_s = self._now()
-        try:
-            # Due times are absolute, so that the time to spawn does not lower the rate.
-            for request, gap_s in zip(workload.requests, gaps_s or repeat(0.0), strict=False):
-                due_s += gap_s
-                gevent.sleep(max(0.0, due_s - self._now()))
-                running.spawn(one, request.prompt)
-            running.join(raise_error=True)
-        finally:
-            running.kill()
-        return samples
+def play(
+    completions: Completions,
+    address: str,
+    concurrency: int | None,
+    now: Callable[[], float],
+    step: Callable[[], None],
+) -> list[Sample]:
+    """Sends every request in order, at most `concurrency` at once (None: any number). Returns the samples.
 
-    def sample(self, prompt: str) -> Sample:
-        """Sends one request and reads its response to the end. Failures are part of the sample."""
-        body = {**self._body, "prompt": prompt, "stream_options": {"include_usage": True}}
-        with closing(Connection(self._address, PATIENCE_S)) as connection:
-            sent_s = self._now()
-            pod = ""
-            try:
-                connection.request("POST", COMPLETIONS, msgspec.json.encode(body), JSON)
-                response = connection.getresponse()
-                pod = response.getheader(ROUTED_TO) or ""
-                if response.status != 200:
-                    return Sample(pod, 0.0, 0, 0, f"status {response.status}: {one_line(response.read())}")
-                seen = read_stream((self._now(), line) for line in response if line.startswith(DATA))
-            except StreamError as error:
-                return Sample(pod, 0.0, 0, 0, str(error))
-            except (OSError, HTTPException) as error:
-                return Sample(pod, 0.0, 0, 0, repr(error))
-        if seen.text_s is None:
-            return Sample(pod, 0.0, 0, 0, "its stream has no text")
-        details = seen.usage.prompt_tokens_details or PromptDetails()
-        return Sample(pod, seen.text_s - sent_s, seen.usage.prompt_tokens, details.cached_tokens or 0)
+    `step` is called for each request that is sent. Failures are samples.
+    """
+    samples: list[Sample] = []
+
+    def failed(error: str) -> None:
+        samples.append(Sample("", 0.0, 0, 0, error))
+
+    target = Target.of(f"http://{address}")
+    client = RecordingClient(target, {}, concurrency, now, lambda sent: step(), failed)
+    for it in client.run(completions):
+        if it.text_s is None:
+            failed("its stream has no text")
+        else:
+            samples.append(Sample(it.pod, it.text_s - it.send_s, it.input_tokens, it.cached_tokens))
+    return samples

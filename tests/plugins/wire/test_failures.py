@@ -132,32 +132,24 @@ def test_a_route_that_fails_answers_500(server: RunningServer, path: str) -> Non
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "InternalServerError")
 
 
-def test_a_fault_that_fails_is_none(server: RunningServer) -> None:
+def test_other_hooks_that_fail_give_nothing(server: RunningServer) -> None:
+    """No fault, families of its own only, and a step costs what the profile says."""
     assert chat(server, "Hi", x_fault_of_mine="1").status_code == 200
     assert hook(server, "fault")["errors"] == 1
-
-
-def test_families_that_are_not_the_plugins_own_are_left_out(server: RunningServer) -> None:
     metrics = requests.get(f"{server.url}/metrics", timeout=20).text
     assert "vllm:num_requests_running" in metrics and "vllm:num_requests_running 7" not in metrics
     assert hook(server, "metrics")["errors"] >= 1
-
-
-def test_a_step_that_cannot_cost_so_much_costs_what_the_profile_says(server: RunningServer) -> None:
     assert chat(server, "Hi").json()["usage"]["completion_tokens"] == 3
     assert hook(server, "step_cost")["errors"] >= 3
     assert hook(server, "length")["errors"] >= 1
 
 
-def test_a_long_hold_is_counted_and_told_of_once(server: RunningServer) -> None:
+def test_a_long_hold_and_an_error_are_counted_and_logged_once(server: RunningServer) -> None:
     before = hook(server, "reply")["long_holds"]
     assert chat(server, "hold").status_code == chat(server, "hold").status_code == 200
     held = hook(server, "reply")
     assert held["long_holds"] >= before + 2 and held["longest_hold_ms"] >= 90
     assert server.log().count("plugin wrong: hook reply held the event loop") == 1
-
-
-def test_an_error_is_logged_once_with_the_name_and_the_line(server: RunningServer) -> None:
     for _ in range(2):
         chat(server, "raise")
     assert server.log().count("plugin wrong: hook reply failed") == 1

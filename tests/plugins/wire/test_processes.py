@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 import requests
 
 from tests.plugins.test_processes import SAYING, Write
-from tests.running_server import RunningServer, running_gunicorn, running_server
+from tests.plugins.test_refusals import REPLY
+from tests.running_server import ROOT, RunningServer, running_gunicorn, running_server
 
 
 def said(url: str) -> str:
@@ -43,3 +49,43 @@ def test_each_rank_has_the_plugins(plugin: Write) -> None:
     env = {"SIM_PLUGIN": path, "SIM_DATA_PARALLEL_SIZE": "2"}
     with running_gunicorn(env=env, ports=2) as server:
         assert said(server.url) == said(f"http://127.0.0.1:{server.port + 1}") == "one"
+
+
+@pytest.mark.parametrize("text", ["1 / 0", "@hookimpl\ndef reply(host):\n    return {}['key']", "API = 2"])
+def test_the_process_ends_with_status_1_and_one_line(plugin: Write, text: str) -> None:
+    path = plugin(text)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SIM_")}
+    command = [sys.executable, "-m", "app", "--plugin", path]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout) == (1, "")
+    [line] = [line for line in done.stderr.splitlines() if "Starting gunicorn" not in line]
+    assert line.startswith("error: plugin mine")
+
+
+def installed(folder: Path, text: str) -> dict[str, str]:
+    """An environment in which a package with a plugin is installed."""
+    (folder / "shouting.py").write_text(text)
+    info = folder / "shouting_package-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shouting-package\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[understudy]\nshouting = shouting\n")
+    return dict(os.environ) | {"PYTHONPATH": str(folder)}
+
+
+def told_plugins(environ: dict[str, str], *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "app", "plugins", *flags]
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=50)
+
+
+def test_a_plugin_of_a_package_is_there_unless_it_is_not_wanted(tmp_path: Path) -> None:
+    environ = installed(tmp_path, "from app.plugins import *\nAPI = 1\n" + REPLY)
+    assert told_plugins(environ).stdout == "shouting 1.2 (package shouting-package): \n  hooks: reply\n"
+    assert told_plugins(environ, "--no-installed-plugins").stdout == "no plugins\n"
+    once = told_plugins(environ, "--plugin", "shouting").stdout  # named besides: it is the same one
+    assert once.startswith("shouting 1.2") and once.count("hooks:") == 1
+
+
+def test_a_package_with_a_broken_plugin_is_named(tmp_path: Path) -> None:
+    done = told_plugins(installed(tmp_path, "import nothing_of_the_kind\n"))
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: plugin shouting (package shouting-package): cannot be imported: ")
