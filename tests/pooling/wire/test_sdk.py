@@ -10,16 +10,9 @@ import pytest
 from tests.conformance.calls import USAGE_KEYS, ok, post, token_ids
 from tests.conformance.sdk import openai_client
 from tests.pooling.calls import BASE, CLASSIFY, EMBED, POOL, RERANK, SCORE, vectors
-from tests.running_server import RunningServer, running_server
+from tests.running_server import RunningServer
 
 LIST_KEYS = ["id", "object", "created", "model", "data", "usage"]
-
-
-@pytest.fixture(scope="module")
-def every() -> Iterator[RunningServer]:
-    """Serves all pooling routes."""
-    with running_server("--task=pooling", "--model=tiny") as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
