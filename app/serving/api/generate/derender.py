@@ -23,7 +23,7 @@ from app.serving.protocol.chat import ChatCompletionRequest, ChatMessage, Functi
 from app.serving.protocol.coercion import JsonObject
 from app.serving.protocol.common import Usage
 from app.serving.protocol.decoding import decode_first
-from app.serving.protocol.derender import (
+from app.serving.protocol.generate import (
     Choice,
     DerenderChatRequest,
     DerenderCompletionRequest,

@@ -17,7 +17,6 @@ from app.serving.faults.audit import AuditReport
 from app.serving.protocol import (
     admin,
     anthropic,
-    derender,
     generate,
     label_reads,
     pooling,
@@ -136,10 +135,10 @@ OPERATIONS: Mapping[str, Operation] = {
     "POST /v1/messages/render": Operation(anthropic.MessagesRequest, _MESSAGE, ANYTHING),
     "POST /v1/responses/render": Operation(responses.ResponsesRequest, {"input": "hello"}, ANYTHING),
     "POST /v1/chat/completions/derender": Operation(
-        derender.DerenderChatRequest | derender.DerenderStreamRequest, {"generate_response": _SAID}, ANYTHING
+        generate.DerenderChatRequest | generate.DerenderStreamRequest, {"generate_response": _SAID}, ANYTHING
     ),
     "POST /v1/completions/derender": Operation(
-        derender.DerenderCompletionRequest | derender.DerenderStreamRequest,
+        generate.DerenderCompletionRequest | generate.DerenderStreamRequest,
         {"generate_responses": [_SAID]},
         ANYTHING,
     ),

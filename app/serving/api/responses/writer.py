@@ -413,6 +413,13 @@ def _error(error: Exception) -> ResponseError:
     return ResponseError(ERROR_CODES.get(known.status, "server_error"), message)
 
 
+REPEATED = (
+    *("instructions", "metadata", "background", "max_tool_calls", "previous_response_id", "reasoning"),
+    *("service_tier", "truncation", "user"),
+)
+"""Fields of a request that the response repeats."""
+
+
 def new_response(asked: ResponsesRequest, meta: ResponseMeta, most_tokens: int) -> ResponseObject:
     """Returns the response to `asked`, in progress and without output; `most_tokens` is its limit.
 
@@ -426,26 +433,18 @@ def new_response(asked: ResponsesRequest, meta: ResponseMeta, most_tokens: int) 
     }
     # Raw, because these may be nested deeply, and a stream repeats them three times.
     return ResponseObject(
+        **{name: getattr(asked, name) for name in REPEATED},
         id=meta.id,
         created_at=meta.created,
-        instructions=asked.instructions,
-        metadata=asked.metadata,
         model=meta.model,
         parallel_tool_calls=asked.parallel_tool_calls is not False,
         temperature=1.0 if asked.temperature is None else asked.temperature,
         tool_choice=Raw(encode(asked.tool_choice)),
         tools=Raw(encode(asked.tools)),
         top_p=1.0 if asked.top_p is None else asked.top_p,
-        background=asked.background,
         max_output_tokens=most_tokens,
-        max_tool_calls=asked.max_tool_calls,
-        previous_response_id=asked.previous_response_id,
-        reasoning=asked.reasoning,
-        service_tier=asked.service_tier,
         text=Raw(encode(text)),
         top_logprobs=asked.logprobs,
-        truncation=asked.truncation,
-        user=asked.user,
         presence_penalty=0.0 if asked.presence_penalty is None else asked.presence_penalty,
         frequency_penalty=0.0 if asked.frequency_penalty is None else asked.frequency_penalty,
     )
