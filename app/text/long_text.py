@@ -66,14 +66,14 @@ class LongTextEncoder:
 
     def _cut(self, text: str, near: int) -> int | None:
         """Returns a place shortly before `near` where the text may be cut; None when none is found."""
-        places = [*islice(_ends_of_words(text, near, self._margin), TRIES), *range(near - TRIES, near)]
-        return next((place for place in places if self._makes_no_difference(text, place)), None)
-
-    def _makes_no_difference(self, text: str, place: int) -> bool:
-        before, behind = text[max(0, place - self._margin) : place], text[place : place + self._margin]
-        if before[-1].isnumeric() and behind[0].isnumeric():  # digits may be counted from the end
-            return False
-        return self._ids(before) + self._ids(behind) == self._ids(before + behind)
+        ends = islice(_ends_of_words(text, near, self._margin), TRIES)
+        place: int
+        for place in (*ends, *range(near - TRIES, near)):
+            before, behind = text[max(0, place - self._margin) : place], text[place : place + self._margin]
+            in_number = before[-1].isnumeric() and behind[0].isnumeric()  # digits may be counted from the end
+            if not in_number and self._ids(before) + self._ids(behind) == self._ids(before + behind):
+                return place
+        return None
 
     def _frame(self) -> tuple[list[int], list[int]] | None:
         """Returns the special tokens before and after any text; None where they are not clear."""

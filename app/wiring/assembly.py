@@ -24,7 +24,7 @@ from app.engine.kvcache.residency import Residency
 from app.engine.kvcache.stores import store_of
 from app.engine.lora.adapters import AdapterMemory, LoraResidency, LoRASlots, adapters_of, rank_of
 from app.engine.simulated.corpus import Corpus, sample_sentences
-from app.engine.simulated.model import Silent, SimulatedModel
+from app.engine.simulated.model import NullModel, SimulatedModel
 from app.serving.api.admin.reports import Caches
 from app.serving.api.builder import RequestBuilder
 from app.serving.api.identity import Identity, pod_headers
@@ -150,7 +150,7 @@ def service_of(
 def author_of(components: Components, plugins: PluginRegistry | None) -> Model:
     """Builds the model that writes the replies."""
     if components.settings.model.task != "generate":
-        return Silent()
+        return NullModel()
     model = SimulatedModel(
         components.settings,
         components.tokenizer,
@@ -161,7 +161,7 @@ def author_of(components: Components, plugins: PluginRegistry | None) -> Model:
         components.streams("calls"),
     )
     if plugins is not None:
-        model.ask_first(plugins.replies(model.worded), plugins.length())
+        model.ask_first(plugins.replies(model.scripted_reply), plugins.length())
     components.live.subscribe(model.on_settings)
     return model
 

@@ -40,28 +40,16 @@ def test_a_format_is_kept(name: str) -> None:
         assert READERS.get(name, str)(text)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
+def test_moments_and_what_the_library_knows_are_told_apart() -> None:
+    for name, text in (
         ("date", "2026-02-30"),
         ("date-time", "2026-03-14 09:30:00Z"),
         ("date-time", "2026-02-30T09:30:00Z"),
-        ("time", "25:00:00Z"),
-        ("duration", "P"),
-        ("duration", "PT"),
-        ("hostname", "-a.example"),
-        ("uri", "/only/a/path"),
-        ("uri-reference", "a b"),
-        ("json-pointer", "a"),
-        ("json-pointer", "/~2"),
-        ("relative-json-pointer", "01"),
-        ("uri-template", "{"),
-        ("regex", "("),
+        ("date-time", "2026-02-03T09:30:00"),
         ("uuid", "9b2f6f0e"),
-    ],
-)
-def test_what_is_not_of_a_format_is_told_apart(name: str, text: str) -> None:
-    assert not CHECKER.conforms(text, name)
+    ):
+        assert not CHECKER.conforms(text, name)
+    assert CHECKER.conforms("2026-02-03t09:30:00.25z", "date-time")
 
 
 def test_a_format_and_a_length_are_kept_together() -> None:

@@ -143,7 +143,7 @@ ENCODER_TEXT = "!"
 """Text of each token of an encoder-only model."""
 
 
-class Silent:
+class NullModel:
     """Returns empty replies, as a pooling model does: its outputs are no text."""
 
     def reply(self, request: EngineRequest) -> Reply:
@@ -186,7 +186,7 @@ class SimulatedModel:
         self._plugins = tuple(sources)
         self._random.length = length
 
-    def worded(self, request: EngineRequest, script: ScriptedReply) -> Reply:
+    def scripted_reply(self, request: EngineRequest, script: ScriptedReply) -> Reply:
         """Returns the reply that `script` has decided, with its delays."""
         reply = self._scripted(request, script)
         reply.delays = delays_of(script, len(reply.ids))

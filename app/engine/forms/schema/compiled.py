@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from random import Random
 
 from app.engine.forms.schema.document import JSON, Document
@@ -40,26 +41,20 @@ class CompiledSchema:
                 formats = attempt < ATTEMPTS // 2
                 tried = min(size, Size.FRUGAL) if attempt % 2 else size
                 draw = Draw(self._document, ranges, rng, budget, formats, tried)
-                for value in self._drawn(draw):
+                with suppress(Unsatisfiable):
+                    value = draw.value([self._document.root])
                     if accepts(self._document, self._document.root, value, budget, formats=False):
                         return value  # texts were drawn according to their format
                     if formats and not fallback and draw.accepts(self._document.root, value):
                         fallback = [value]
+        except RecursionError:
+            raise WorkExhausted("the schema is too deep to be satisfied") from None
         except WorkExhausted:
             if not fallback:
                 raise
         if not fallback:
             raise Unsatisfiable("no value was found that satisfies the schema")
         return fallback[0]
-
-    def _drawn(self, draw: Draw) -> list[JSON]:
-        """Returns the value of `draw` in a list, which is empty without one."""
-        try:
-            return [draw.value([self._document.root])]
-        except Unsatisfiable:
-            return []
-        except RecursionError:
-            raise WorkExhausted("the schema is too deep to be satisfied") from None
 
     def accepts(self, value: JSON) -> bool:
         """Returns True when `value` satisfies the schema, with ``format`` as an annotation.

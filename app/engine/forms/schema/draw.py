@@ -13,7 +13,7 @@ from app.engine.forms.schema.document import JSON, Document, Keywords, Schema, i
 from app.engine.forms.schema.errors import Unsatisfiable, WorkBudget
 from app.engine.forms.schema.formats import WORDS
 from app.engine.forms.schema.ranges import Ranges, Size
-from app.engine.forms.schema.scalars import MergedSchema, draw_number, draw_text
+from app.engine.forms.schema.scalars import SUGGESTING, MergedSchema, draw_number, draw_text
 from app.engine.forms.schema.validation import accepts
 
 MOST_ITEMS = 4096
@@ -378,7 +378,9 @@ class Draw:
     def _kinds(self, merged: MergedSchema, depth: int, hinted: bool) -> list[str]:
         """Returns the types to try, in order; with `hinted`, types that the keywords suggest come first."""
         types = merged.types - {"integer"} if "number" in merged.types else merged.types
-        likely = merged.suggested() & types if hinted and len(types) > 1 else set()
+        likely = set[str]()
+        if hinted and len(types) > 1:
+            likely = {kind for kind in types if not merged.keywords.isdisjoint(SUGGESTING.get(kind, ()))}
         if not likely and hinted and len(types) > 3:
             likely = types & {"string"}
         first, rest = sorted(likely), sorted(types - likely)

@@ -85,9 +85,6 @@ class MergedSchema:
             and all(number < each for each in self.all("exclusiveMaximum"))
         )
 
-    def suggested(self) -> set[str]:
-        return {name for name, own in SUGGESTING.items() if not own.isdisjoint(self.keywords)}
-
     def examples(self) -> list[JSON]:
         return [*self.all("default"), *(each for examples in self.all("examples") for each in examples)]
 
@@ -223,16 +220,12 @@ def _candidates(
             except Unsatisfiable:
                 budget.spend()
     yield from (text for text in merged.examples() if isinstance(text, str))
-    if not patterns:
-        yield _of_length(rng.choice(words_for(name)), least, most, rng)
-
-
-def _of_length(text: str, least: int, most: int, rng: Random) -> str:
-    """Returns `text` with added words or cut letters, to have `least` to `most` characters."""
-    words = [text]
-    length = len(text)
+    if patterns:
+        return
+    words = [rng.choice(words_for(name))]
+    length = len(words[0])
     while length < least:
         words.append(rng.choice(WORDS))
         length += 1 + len(words[-1])
     cut = " ".join(words)[: max(least, min(length, most))]
-    return cut[:-1] + "s" if cut.endswith(" ") else cut
+    yield cut[:-1] + "s" if cut.endswith(" ") else cut
