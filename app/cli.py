@@ -93,7 +93,7 @@ def _serve(argv: Sequence[str]) -> int:
     return _start(
         argv,
         lambda words: meanings.settings_of(command_line.read(words, os.environ)),
-        lambda flags: command_line.usage(meanings.told()),
+        lambda flags: command_line.usage(meanings.effects()),
     )
 
 

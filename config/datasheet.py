@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Meta, Struct
 
 from config.declaration import ConfigError
-from config.devices import DEVICES, Device
 from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from config.settings import Settings
 from config.validation import suggestion
@@ -42,6 +41,55 @@ CHECKED = (
     " them on several devices, with 10 % (median), the worst with 16 %; all over mean, p50, p90 and p99 of"
     " TTFT, ITL and E2E. No other device, no quantized weights and no mixture of experts was compared."
 )
+
+
+class Device(Struct, frozen=True):
+    """An accelerator. Operations are per second and dense; sheets often have twice as many, with sparsity."""
+
+    name: str
+    bandwidth: float
+    """Memory bandwidth, in bytes per second."""
+    flops: float
+    """Operations per second in bf16."""
+    flops_8bit: float | None
+    """Operations per second in fp8; None without fp8 arithmetic."""
+    memory: float
+    """Bytes for a process: the sheet's memory, less the share of driver and error correction."""
+    link: float
+    """Bytes per second to the server's other devices, in one direction: half of the sheet's figure."""
+    step_tokens: int
+    """vLLM's default `max-num-batched-tokens` on this device."""
+    sheet: str
+    """Source of the figures."""
+
+
+GIB, TERA = 1 << 30, 1e12
+# Memory in TB/s, bf16 and fp8 in TFLOPS, memory in GiB, link in TB/s, tokens of a step.
+_FIGURES = {
+    "h100": ("H100 SXM 80 GB", 3.35, 989.4, 1978.9, 79.2, 0.45, 8192),
+    "h200": ("H200 SXM 141 GB", 4.8, 989.4, 1978.9, 139.8, 0.45, 8192),
+    "a100": ("A100 SXM 80 GB", 2.039, 312, None, 79.2, 0.3, 2048),
+    "l40s": ("L40S 48 GB", 0.864, 362, 733, 44.4, 0.032, 2048),
+    "mi300x": ("MI300X 192 GB", 5.3, 1307.4, 2614.9, 191.9, 0.448, 8192),
+    "b200": ("B200 SXM 180 GB", 8, 2250, 4500, 178.4, 0.9, 8192),
+}
+_SHEETS = {
+    "h100": "NVIDIA H100 Tensor Core GPU, data sheet: 3.35 TB/s, BF16 1,979 and FP8 3,958 TFLOPS with"
+    " sparsity, NVLink 900 GB/s",
+    "h200": "NVIDIA H200 Tensor Core GPU, data sheet: 4.8 TB/s, 141 GB, arithmetic and NVLink as H100 SXM",
+    "a100": "NVIDIA A100 Tensor Core GPU, data sheet: 2,039 GB/s, BF16 312 TFLOPS, NVLink 600 GB/s",
+    "l40s": "NVIDIA L40S, data sheet: 864 GB/s, BF16 362 and FP8 733 TFLOPS, PCIe Gen4 x16 64 GB/s",
+    "mi300x": "AMD Instinct MI300X, data sheet: 5.3 TB/s, BF16 1,307.4 and FP8 2,614.9 TFLOPS, Infinity"
+    " Fabric 896 GB/s",
+    "b200": "NVIDIA DGX B200, data sheet (eight of them): 64 TB/s, FP8 72 PFLOPS with sparsity and BF16"
+    " half of it, 1,440 GB, NVLink 14.4 TB/s",
+}
+DEVICES: Mapping[str, Device] = {
+    key: Device(
+        name, read * TERA, bf16 * TERA, fp8 and fp8 * TERA, size * GIB, link * TERA, step, _SHEETS[key]
+    )
+    for key, (name, read, bf16, fp8, size, link, step) in _FIGURES.items()
+}
 
 
 Size: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 24)]
@@ -110,12 +158,12 @@ class ModelShape(Struct, kw_only=True):
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
-    def matrices(self) -> int:
-        return MATRICES[self.architectures[0]]
-
-    @property
     def experts(self) -> int:
         return self.num_experts or self.num_local_experts or 0
+
+    @property
+    def matrices(self) -> int:
+        return MATRICES[self.architectures[0]]
 
     @property
     def experts_a_token(self) -> int:
@@ -158,8 +206,11 @@ def read_model_shape(path: str) -> ModelShape:
 
 def model_shape(document: object, named: str = "model config") -> ModelShape:
     """Converts the content of a `config.json`; `named` begins the message of a ConfigError."""
-    if isinstance(document, dict):
-        _check_architecture(document.get("architectures"), named)
+    given = document.get("architectures") if isinstance(document, dict) else None
+    name = given[0] if isinstance(given, list) and given else None
+    if isinstance(name, str) and name not in MATRICES:  # before other fields: their names may differ
+        hint = suggestion(name, names=MATRICES) or f"; known are {', '.join(MATRICES)}"
+        raise ConfigError(f"{named}: architectures: {name} is none that a data sheet can tell of{hint}")
     try:
         shape = msgspec.convert(document, ModelShape)
     except msgspec.ValidationError as error:
@@ -176,14 +227,6 @@ def model_shape(document: object, named: str = "model config") -> ModelShape:
     if shape.experts and shape.experts_a_token > shape.experts:
         raise ConfigError(f"{named}: num_experts_per_tok ({shape.experts_a_token}) is more than the experts")
     return shape
-
-
-def _check_architecture(given: object, named: str) -> None:
-    """Raises ConfigError for an unknown architecture, before other fields: their names may differ."""
-    name = given[0] if isinstance(given, list) and given else None
-    if isinstance(name, str) and name not in MATRICES:
-        hint = suggestion(name, names=MATRICES) or f"; known are {', '.join(MATRICES)}"
-        raise ConfigError(f"{named}: architectures: {name} is none that a data sheet can tell of{hint}")
 
 
 class Weights(Struct, frozen=True):
@@ -238,21 +281,18 @@ def _made(shape: ModelShape, device_name: str, devices: int, named: str) -> Prof
             " which must be a multiple of it"
         )
     weights = _weights(shape.quantization_config, named)
-    architecture = shape.architectures[0]
+    architecture, stored = shape.architectures[0], shape.vocab_size * shape.hidden_size
+    stored *= 1 if shape.tie_word_embeddings else 2
+    stored += shape.shared_weights + shape.sparse_layers * shape.experts * shape.expert_weights
     return Profile(
         source=f"Made of {architecture}'s config.json and a data sheet ({device.sheet}).",
-        model=f"{architecture}, {_parameters(shape) / 1e9:.1f} billion parameters, {weights.kind}",
+        model=f"{architecture}, {stored / 1e9:.1f} billion parameters, {weights.kind}",
         device=f"{device.name}, {devices}",
         checked=CHECKED,
         engine=_limits(shape, weights, device, devices, named),
         cost=_cost(shape, weights, device, devices),
         front=FRONT,
     )
-
-
-def _parameters(shape: ModelShape) -> int:
-    tables = shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
-    return shape.shared_weights + shape.sparse_layers * shape.experts * shape.expert_weights + tables
 
 
 def _cost(shape: ModelShape, weights: Weights, device: Device, devices: int) -> CostConstants:

@@ -28,7 +28,7 @@ PositiveDuration = Annotated[float, DURATION, Meta(gt=0)]
 Json = Annotated[str, JSON]
 """JSON text; a YAML file may contain YAML instead."""
 Objects = Annotated[tuple[str, ...], OBJECTS]
-"""Texts, some of them JSON objects; a YAML file may contain mappings instead."""
+"""Texts or JSON objects; a YAML file may contain mappings instead."""
 NonEmpty = Annotated[str, Meta(pattern=r"\S", description="must not be empty")]
 NonEmptyItems = Annotated[tuple[NonEmpty, ...], Meta(description="must not contain an empty item")]
 """A `description` words a rule that does not limit a number."""

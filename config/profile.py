@@ -52,7 +52,7 @@ class CostConstants(Struct, frozen=True, kw_only=True, rename="kebab", forbid_un
     p: Annotated[float, Meta(ge=1, le=100)] = 6.0
     """Exponent of the norm that combines reading and computing; higher values are closer to the maximum."""
     tile: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Share by which the missing rows of an unfinished tile of 128 rows count."""
+    """Weight of the missing rows of an unfinished tile of 128 rows."""
     spill: Seconds = 0.0
     """For each pair of rows: large steps cost more per row, as rows leave a CPU's caches."""
     per_context: Seconds = 0.0
@@ -64,7 +64,7 @@ class CostConstants(Struct, frozen=True, kw_only=True, rename="kebab", forbid_un
     mixed_context: Seconds = 0.0
     """Added to `per-context` in a step with prefill."""
     slowdown: Annotated[float, Meta(ge=0, le=10)] = 0.0
-    """Share by which prefill is slower on a hot device."""
+    """Share of additional time for prefill on a hot device."""
     tau: Annotated[float, Meta(gt=0, le=100)] = 0.04
     """Time constant of the device's heating and cooling, in seconds."""
     wake: Seconds = 0.0

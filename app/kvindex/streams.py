@@ -67,8 +67,8 @@ class Message(Struct, frozen=True, gc=False):
 Verdict = Enum("Verdict", ["FIRST", "NEXT", "GAP", "LATE", "DUPLICATE", "RESTART"])
 """Classification of a batch by its sequence number.
 
-The first batch of a stream, the one after the last, one behind missing batches, one that was missing, one
-that was applied before, and the first of a restarted engine.
+FIRST of a stream; NEXT after the last; GAP: behind missing batches; LATE: was missing; DUPLICATE: was applied
+before; RESTART: the first of a restarted engine.
 """
 
 

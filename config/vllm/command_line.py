@@ -75,19 +75,19 @@ def read(argv: Sequence[str], environ: Mapping[str, str] = NOTHING) -> Line:
     return Line(given, flags_of(results, kind))
 
 
-def usage(told: dict[str, str]) -> str:
-    """Returns the help; `told` has option -> effect here, and other options have no effect."""
+def usage(effects: dict[str, str]) -> str:
+    """Returns the help; `effects` has option -> effect here, and other options have no effect."""
     parser = plain_parser(usage=USAGE, description=ABOUT)
-    _add_options(parser, told)
+    _add_options(parser, effects)
     return parser.format_help()
 
 
-def _add_options(parser: SettingsParser, told: dict[str, str] | None = None) -> None:
+def _add_options(parser: SettingsParser, effects: dict[str, str] | None = None) -> None:
     parser.add_argument(MODEL, metavar="MODEL", nargs="?", help="Name of the model that is played.")
     for name, members in groups().items():
         group = parser.add_argument_group(name.capitalize())
         for option, facts in members.items():
-            help = (told or {}).get(option, "Accepted; changes nothing.").replace("%", "%%")
+            help = (effects or {}).get(option, "Accepted; changes nothing.").replace("%", "%%")
             _add(group, option, facts, help)
     for option in OBSOLETE["text"]:
         parser.add_argument(f"--{option}", dest=OURS + option, help=argparse.SUPPRESS)

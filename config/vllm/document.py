@@ -83,11 +83,11 @@ def render() -> str:
 
 
 def _line(name: str, facts: Option) -> str:
-    told = MEANINGS[name].told if name in MEANINGS else ""
+    effect = MEANINGS[name].effect if name in MEANINGS else ""
     names = " ".join(f"`{form}`" for form in names_of(name))
     kind = "" if facts.kind == "switch" else " ".join(f"`{choice}`" for choice in facts.choices) or facts.kind
     default = "" if facts.default is msgspec.UNSET else f"`{json.dumps(facts.default)}`"
-    return f"| {names} | {kind}{', several' if facts.many else ''} | {default} | {told} |\n"
+    return f"| {names} | {kind}{', several' if facts.many else ''} | {default} | {effect} |\n"
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ _EXAMPLE = re.compile(r"(/vllm-workspace/)?examples/[\w./-]+\.jinja")
 class Meaning(Struct, frozen=True):
     """Effect of an option: a text for the help, and the settings."""
 
-    told: str
+    effect: str
     act: Callable[[Given], Values]
     """Given the whole command line, returns setting name -> text."""
 
@@ -128,9 +128,9 @@ def settings_of(line: Line, environ: Mapping[str, str] = os.environ) -> Flags:
     return flags
 
 
-def told() -> dict[str, str]:
+def effects() -> dict[str, str]:
     """Returns option -> effect; all other options are ignored."""
-    return {name: meaning.told for name, meaning in MEANINGS.items()}
+    return {name: meaning.effect for name, meaning in MEANINGS.items()}
 
 
 def _is_given(given: Given, name: str) -> bool:
@@ -171,7 +171,7 @@ def _remarks(given: Given) -> list[str]:
     return remarks
 
 
-def _same(option: str, told: str = "") -> Meaning:
+def _same(option: str, effect: str = "") -> Meaning:
     """Effect of an option that sets the setting of the same name to the same value."""
 
     row = BY_NAME[option]
@@ -180,17 +180,17 @@ def _same(option: str, told: str = "") -> Meaning:
         value = given[option]
         return {row.name: "true" if value is True else "false" if value is False else value}
 
-    return Meaning(told or f"Setting `{row.name}`: {row.help}", act)
+    return Meaning(effect or f"Setting `{row.name}`: {row.help}", act)
 
 
-def _as(option: str, setting: str, told: str, words: Mapping[str, str] | None = None) -> Meaning:
+def _as(option: str, setting: str, effect: str, words: Mapping[str, str] | None = None) -> Meaning:
     """Effect of an option that sets a setting of another name; `words` maps values with other names."""
 
     def act(given: Given) -> Values:
         text = str(given[option]).lower() if isinstance(given[option], bool) else str(given[option])
         return {setting: (words or {}).get(text, text)}
 
-    return Meaning(f"Setting `{setting}`: {told}", act)
+    return Meaning(f"Setting `{setting}`: {effect}", act)
 
 
 def _without(word: str, option: str, given: Given) -> Values:
@@ -265,7 +265,7 @@ _SPECIAL = {
         lambda given: _without("-1", "max-model-len", given),
     ),
     "chat-template": Meaning(
-        "Setting `chat-template`. One of vLLM's `examples/` that is not here is told of and not used.",
+        "Setting `chat-template`. One of vLLM's `examples/` that is not here is reported and not used.",
         lambda given: {} if _is_example(given) else {"chat-template": str(given["chat-template"])},
     ),
     "data-parallel-size": Meaning(
@@ -276,8 +276,8 @@ _SPECIAL = {
         lambda given: {"data-parallel-rank": str(min(int(str(given["data-parallel-rank"])), MOST_RANKS - 1))},
     ),
     "otlp-traces-endpoint": Meaning(
-        "Setting `otlp-traces-endpoint`: spans are sent by HTTP; another address than http:// is told of and "
-        "not used.",
+        "Setting `otlp-traces-endpoint`: spans are sent by HTTP; another address than http:// is reported "
+        "and not used.",
         _traces,
     ),
     "log-level": _as("log-level", "log-level", "least severe level that is logged.",

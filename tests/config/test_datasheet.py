@@ -9,8 +9,7 @@ import pytest
 from app.engine.core.batch import Batch, SequenceState
 from app.engine.core.step_cost import StepCost
 from config import ConfigError
-from config.datasheet import datasheet_profile, profile_of
-from config.devices import DEVICES
+from config.datasheet import DEVICES, datasheet_profile, profile_of
 from config.profile import CostConstants, Profile
 
 QWEN: dict[str, object] = {

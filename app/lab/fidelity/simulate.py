@@ -56,8 +56,7 @@ from app.lab.load.synthetic import (
 )
 from app.lab.load.trace import MOST_TOKENS, Load, read_trace
 from config import ConfigError, UsageError
-from config.datasheet import profile_of
-from config.devices import DEVICES
+from config.datasheet import DEVICES, profile_of
 from config.flags import (
     Parser,
     add_section,
