@@ -127,9 +127,11 @@ class FakeFamilies:
             part = before.get(name)
             if part is None or part.value != value:
                 is_number = name in values
-                families = (
-                    self._filled(name, values[name], fresh) if is_number else self._adapters(fakes.loras)
-                )
+                if is_number:
+                    self._fill(fresh[name], values[name])
+                    families = tuple(fresh[known] for known in (name, *ALIASES[name]))
+                else:
+                    families = self._adapters(fakes.loras)
                 part = _Part(value, families, self._clock())
             self._parts[name] = part
 
@@ -142,11 +144,6 @@ class FakeFamilies:
                 _gauge(part.families[0]).set(int(level + ROUNDING) if name in WHOLE else level)
             families.extend(part.families)
         return "".join(family.render() for family in families)
-
-    def _filled(self, name: str, value: FakeValue, fresh: Mapping[str, Family[Instrument]]) -> Families:
-        """Returns the filled family and its aliases."""
-        self._fill(fresh[name], value)
-        return tuple(fresh[known] for known in (name, *ALIASES[name]))
 
     def _fill(self, family: Family[Instrument], value: FakeValue) -> None:
         """Sets the numbers of a new family. A function's value is set at each scrape."""

@@ -114,7 +114,7 @@ class Engine(EngineClient):
         return self.executor.waiting
 
     def on_settings(self, settings: Settings) -> None:
-        self.timing.on_settings(settings)
+        self.timing.use(settings.latency)
 
     def _load(self) -> tuple[int, int, float]:
         executor, blocks = self.executor, self._blocks
@@ -186,7 +186,9 @@ class Engine(EngineClient):
         Requests that arrive during the pauses of a large one then change nothing.
         """
         reply = self._model.reply
-        if len(requests) == 1 or sum(map(_work, requests)) <= MOST_TOKENS_UNPAUSED:
+        if len(requests) == 1:
+            return [reply(requests[0])]
+        if sum(map(_work, requests)) <= MOST_TOKENS_UNPAUSED:
             return [reply(request) for request in requests]
         replies, begun_s = [], self._clock.now()
         seeds = count(self._seeds.randrange(SEEDS))

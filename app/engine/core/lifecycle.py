@@ -97,7 +97,14 @@ class Lifecycle:
         self._engine.pause()
         try:
             self._settle(mode, caller_left)
-            self._fall_asleep(level)
+            if level == 0:
+                self._is_paused = True
+            else:
+                self._slept, self._asleep = True, set(MEMORY)
+                if self._cache is not None:
+                    self._cache.sleep()
+            self._recorder.sleeping(level)
+            self._recorder.slept("sleep", 0.0)
         finally:
             self._sleepers -= 1
             self._go_on()
@@ -153,16 +160,6 @@ class Lifecycle:
             while self._holds and self._engine.running:
                 if caller_left.wait(LOOK_AGAIN_S):
                     raise CallerLeft
-
-    def _fall_asleep(self, level: int) -> None:
-        if level == 0:
-            self._is_paused = True
-        else:
-            self._slept, self._asleep = True, set(MEMORY)
-            if self._cache is not None:
-                self._cache.sleep()
-        self._recorder.sleeping(level)
-        self._recorder.slept("sleep", 0.0)
 
     def _go_on(self) -> None:
         if not self._holds:

@@ -198,9 +198,10 @@ class Scheduler(Generic[S]):
             if sequence.decodes:  # takes it out of the bulk
                 self._decoding = [it for it in self._decoding if it is not sequence]
                 self._leads -= sequence.lead
-                next_need = sequence.held * self._block_size - sequence.lead
-                for calendar, step in ((self._ends, _last_step(sequence)), (self._needs, next_need)):
-                    if sequence in (noted := calendar.get(step, [])):
+                need = sequence.held * self._block_size - sequence.lead
+                last = sequence.prompt_tokens + sequence.output_tokens - 2 - sequence.lead
+                for noted in (self._ends.get(last, []), self._needs.get(need, [])):
+                    if sequence in noted:
                         noted.remove(sequence)
             elif sequence in self.prefilling:
                 self.prefilling.remove(sequence)
@@ -259,7 +260,8 @@ class Scheduler(Generic[S]):
         sequence.running = False
         self.blocks.release(sequence, sequence.held, findable)
         sequence.held = 0
-        self.waiting.left(sequence)
+        if sequence.adapter is not None:
+            self.waiting.left(sequence)
 
     def _forget(self, sequence: S) -> None:
         """Releases the blocks that a sequence without a place may hold."""
@@ -474,7 +476,8 @@ class Scheduler(Generic[S]):
         """Lets a decode advance in bulk from the next step on."""
         sequence.lead = sequence.computed - self._step
         self._leads += sequence.lead
-        self._ends.setdefault(_last_step(sequence), []).append(sequence)
+        last_step = sequence.prompt_tokens + sequence.output_tokens - 2 - sequence.lead
+        self._ends.setdefault(last_step, []).append(sequence)
         self._note_need(sequence)
 
     def _note_need(self, sequence: S) -> None:
@@ -486,8 +489,3 @@ class Scheduler(Generic[S]):
                 self._needs[step] = [sequence]
             else:
                 needs.append(sequence)
-
-
-def _last_step(sequence: SequenceState) -> int:
-    """Returns the number of the step that samples a decode's last token."""
-    return sequence.prompt_tokens + sequence.output_tokens - 2 - sequence.lead

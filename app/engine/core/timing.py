@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from config.settings import LatencySettings, Settings
+from config.settings import LatencySettings
 
 LOWEST, HIGHEST = 0.3, 1.7
 """Bounds of a sampled duration, as factors of its mean (±70 %)."""
@@ -22,13 +22,10 @@ class PerRequestTiming:
         self._slots = slots
         self._running = running
         self._rng = rng
-        self._use(latency)
+        self.use(latency)
 
-    def on_settings(self, settings: Settings) -> None:
-        """Samples from the new settings from now on."""
-        self._use(settings.latency)
-
-    def _use(self, latency: LatencySettings) -> None:
+    def use(self, latency: LatencySettings) -> None:
+        """Samples from these settings from now on."""
         self._latency = latency
         varies = latency.inter_token_latency_std_dev != 0 or latency.time_factor_under_load != 1.0
         gap_s = latency.inter_token_latency
@@ -53,11 +50,15 @@ class PerRequestTiming:
 
         A prefill on another engine (`remote`) costs the transfer of its cache instead (9.3).
         """
+        at = self._latency
         if remote:
-            return self._transfer(prompt_tokens)
+            mean, deviation = at.kv_cache_transfer_latency, at.kv_cache_transfer_latency_std_dev
+            if at.latency_calculator == "constant" or (not at.latency_calculator and (mean or deviation)):
+                return self._sample(mean, deviation)
+            mean = prompt_tokens * at.kv_cache_transfer_time_per_token
+            return self._sample(mean, at.kv_cache_transfer_time_std_dev)
         if not self._prefills:
             return 0.0
-        at = self._latency
         factor = self.load_factor()
         if self._per_token:
             computed = max(0, prompt_tokens - cached_tokens)
@@ -82,16 +83,6 @@ class PerRequestTiming:
             return 1.0
         others = max(self._running(), 1) - 1
         return 1.0 + (self._latency.time_factor_under_load - 1.0) * others / (self._slots - 1)
-
-    def _transfer(self, prompt_tokens: int) -> float:
-        """Returns the transfer time of a remote prefill's cache, in seconds, independent of load."""
-        at = self._latency
-        constant = at.kv_cache_transfer_latency, at.kv_cache_transfer_latency_std_dev
-        if at.latency_calculator == "constant" or (not at.latency_calculator and any(constant)):
-            return self._sample(*constant)
-        return self._sample(
-            prompt_tokens * at.kv_cache_transfer_time_per_token, at.kv_cache_transfer_time_std_dev
-        )
 
     def _sample(self, mean_s: float, std_dev_s: float) -> float:
         if std_dev_s == 0:

@@ -161,7 +161,16 @@ def hash_function(algorithm: Algorithm, block_size: int) -> HashBlocks:
     digest = _digest(algorithm)
     if algorithm.endswith("_cbor"):
         return CborBlocks(digest, block_size).hashes
-    return PickledBlocks(digest, block_size).hashes
+
+    def hash_pickled(parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[bytes]:
+        hashes = []
+        for start in range(0, len(ids), block_size):
+            extra = extras[start // block_size] if extras else None
+            parent = digest(_pickled((parent, tuple(ids[start : start + block_size]), extra)))
+            hashes.append(parent)
+        return hashes
+
+    return hash_pickled
 
 
 class CborBlocks:
@@ -178,32 +187,14 @@ class CborBlocks:
         before, between, digest = self._before, self._between, self._digest
         hashes = []
         for number, codes in enumerate(cbor.block_codes(ids, self._block_size)):
-            tail = self._tail(extras[number]) if extras else cbor.NULL
+            tail = cbor.NULL
+            if extras:
+                known = self._tails.get(extra := extras[number])
+                if known is None:
+                    known = cbor.encode(extra)
+                    self._tails.put(extra, known, len(known) + extras_bytes(extra))
+                tail = known
             parent = digest(before + parent + between + codes + tail)
-            hashes.append(parent)
-        return hashes
-
-    def _tail(self, extra: Extra) -> bytes:
-        known = self._tails.get(extra)
-        if known is None:
-            known = cbor.encode(extra)
-            self._tails.put(extra, known, len(known) + extras_bytes(extra))
-        return known
-
-
-class PickledBlocks:
-    """Hashes blocks as pickled tuples of parent, token ids and extra."""
-
-    def __init__(self, digest: Callable[[bytes], bytes], block_size: int) -> None:
-        self._digest = digest
-        self._block_size = block_size
-
-    def hashes(self, parent: bytes, ids: Sequence[int], extras: Sequence[Extra] | None) -> list[bytes]:
-        size, digest = self._block_size, self._digest
-        hashes = []
-        for start in range(0, len(ids), size):
-            extra = extras[start // size] if extras else None
-            parent = digest(_pickled((parent, tuple(ids[start : start + size]), extra)))
             hashes.append(parent)
         return hashes
 
