@@ -19,22 +19,6 @@ def test_a_pause_comes_after_so_many_steps() -> None:
     assert len(pauses) == 2
 
 
-def test_the_parts_of_a_sequence_are_the_whole_of_it() -> None:
-    pauses: list[str] = []
-    slices = Slices(1, lambda: pauses.append("pause"))
-    assert list(slices.parts("abcde", 2, 1)) == ["ab", "cd", "e"]
-    assert pauses == ["pause"]
-
-
-def test_a_short_part_costs_its_share() -> None:
-    """Of many short lists each would else count as a long one: they would pause without end."""
-    pauses: list[str] = []
-    slices = Slices(400, lambda: pauses.append("pause"))
-    for _ in range(20_000):
-        assert list(slices.parts([1], 1000, 1000)) == [[1]]
-    assert len(pauses) == 20_000 // 401
-
-
 def test_others_run_in_a_pause() -> None:
     ran: list[str] = []
     other = gevent.spawn(ran.append, "other")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from app.engine.core.outputs import EngineOutput
 from app.engine.core.request import EngineRequest, Outcome, Watch
 from tests.engine.harness import START_S, Harness, engine_request
@@ -34,13 +36,25 @@ def moments(outcome: Outcome) -> tuple[float | None, ...]:
     return tuple(None if moment_s is None else round(moment_s - START_S, 1) for moment_s in found)
 
 
-def test_a_sequence_tells_when_it_was_where() -> None:
+@pytest.mark.parametrize(
+    ("leaves_s", "reason", "tokens", "when"),
+    [
+        (None, "length", 5, (0, 2, 6, 6)),
+        (4.5, "abort", 3, (0, 2, 4, 4.5)),
+        (1.5, "abort", 0, (0, None, None, 1.5)),
+    ],
+)
+def test_a_sequence_tells_when_it_was_where(
+    leaves_s: float | None, reason: str, tokens: int, when: tuple[float | None, ...]
+) -> None:
     harness = Observed()
-    harness.ask(max_tokens=5)
-    harness.clock.advance(10)
+    group = harness.ask(max_tokens=5)
+    harness.clock.advance(leaves_s or 10)
+    if leaves_s is not None:
+        group.abort()
     told = harness.outcome()
-    assert (told.reason, told.tokens, told.cached_tokens) == ("length", 5, 0)
-    assert moments(told) == (0, 2, 6, 6)
+    assert (told.reason, told.tokens, told.cached_tokens) == (reason, tokens, 0)
+    assert moments(told) == when
 
 
 def test_who_never_got_a_slot_says_so() -> None:
@@ -52,16 +66,6 @@ def test_who_never_got_a_slot_says_so() -> None:
     told = harness.outcome("second")
     assert (told.reason, told.tokens) == ("abort", 0)
     assert moments(told) == (None, None, None, 1.5)
-
-
-def test_who_left_later_tells_how_far_it_came() -> None:
-    harness = Observed()
-    group = harness.ask(max_tokens=50)
-    harness.clock.advance(4.5)
-    group.abort()
-    told = harness.outcome()
-    assert (told.reason, told.tokens) == ("abort", 3)
-    assert moments(told) == (0, 2, 4, 4.5)
 
 
 def test_an_observer_that_fails_breaks_nothing() -> None:

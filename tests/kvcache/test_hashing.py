@@ -146,6 +146,9 @@ def test_hashes_with_extra_keys_are_vllms(extras: list[Extra], numbers: list[int
 def test_without_a_seed_32_random_bytes_are_one_as_in_vllm(algorithm: Algorithm) -> None:
     seed = Random(7).randbytes(32).hex()
     assert none_hash(algorithm, None, Random(7)) == none_hash(algorithm, seed, Random(0))
+    assert none_hash(algorithm, None, Random(7)) != none_hash(algorithm, None, Random(2)), (
+        "anew in every server"
+    )
 
 
 ids_of_any_width = st.integers(0, 300) | st.integers(60_000, 70_000) | st.integers(2**31, 2**33)
@@ -233,46 +236,43 @@ def test_equal_tokens_with_and_without_extra_keys_are_not_confused() -> None:
     assert first[0] == first[2] and not set(first[0]) & set(first[1])
 
 
-@pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
-def test_without_a_seed_a_weak_hash_begins_anew_in_every_server(algorithm: Algorithm) -> None:
-    assert none_hash(algorithm, None, Random(1)) == none_hash(algorithm, None, Random(1))
-    assert none_hash(algorithm, None, Random(1)) != none_hash(algorithm, None, Random(2))
-
-
 def test_a_negative_token_id_is_refused() -> None:
     with pytest.raises(ValueError):
         hasher(block_size=2).hashes([1, -1])
 
 
-def test_an_adapter_is_in_every_block_by_name_and_path_and_published_by_name() -> None:
-    keys = ExtraKeys(16, ALICE)
-    assert keys.hashed(0, 2) == [(("lora", "Alice", "/p/alice"),)] * 2
-    assert keys.published(5, 7) == [["Alice"], ["Alice"]]
+LORA, SALT = ("lora", "Alice", "/p/alice"), ("cache_salt", "s1")
+IMAGE = Placeholder("img-1", 4, 20)
 
 
-def test_a_salt_is_in_the_first_block_only() -> None:
-    keys = ExtraKeys(16, salt="s1")
-    assert keys.hashed(0, 2) == [(("cache_salt", "s1"),), None]
-    assert keys.hashed(1, 2) == [None]
-    assert keys.published(0, 2) == [["s1"], None]
-
-
-def test_an_image_is_in_the_blocks_that_it_touches_with_its_offset_in_them() -> None:
-    keys = ExtraKeys(16, placeholders=[Placeholder("img-1", 4, 20)])
-    assert keys.hashed(0, 3) == [(("mm", "img-1", 4),), (("mm", "img-1", -12),), None]
-    assert keys.published(0, 3) == [[["img-1", 4]], [["img-1", -12]], None]
-
-
-def test_adapter_then_images_in_their_order_then_salt() -> None:
-    images = [Placeholder("second", 8, 2), Placeholder("first", 1, 2)]
-    keys = ExtraKeys(16, ALICE, "s1", images)
-    assert keys.published(0, 2) == [["Alice", ["first", 1], ["second", 8], "s1"], ["Alice"]]
-    assert [key[0] for key in (keys.hashed(0, 1) or [()])[0] or ()] == ["lora", "mm", "mm", "cache_salt"]
-
-
-def test_before_vllm_0_31_hashes_cover_bare_keys() -> None:
-    keys = ExtraKeys(16, ALICE, "s1", [Placeholder("img-1", 4, 20)], tagged=False)
-    assert keys.hashed(0, 3) == [("Alice", ("img-1", 4), "s1"), ("Alice", ("img-1", -12)), ("Alice",)]
+@pytest.mark.parametrize(
+    ("keys", "hashed", "published"),
+    [
+        (ExtraKeys(16, ALICE), [(LORA,)] * 3, [["Alice"]] * 3),
+        (ExtraKeys(16, salt="s1"), [(SALT,), None, None], [["s1"], None, None]),
+        (
+            ExtraKeys(16, placeholders=[IMAGE]),
+            [(("mm", "img-1", 4),), (("mm", "img-1", -12),), None],
+            [[["img-1", 4]], [["img-1", -12]], None],
+        ),
+        (
+            ExtraKeys(16, ALICE, "s1", [Placeholder("second", 8, 2), Placeholder("first", 1, 2)]),
+            [(LORA, ("mm", "first", 1), ("mm", "second", 8), SALT), (LORA,), (LORA,)],
+            [["Alice", ["first", 1], ["second", 8], "s1"], ["Alice"], ["Alice"]],
+        ),
+        (  # before vLLM 0.31 hashes covered bare keys
+            ExtraKeys(16, ALICE, "s1", [IMAGE], tagged=False),
+            [("Alice", ("img-1", 4), "s1"), ("Alice", ("img-1", -12)), ("Alice",)],
+            [["Alice", ["img-1", 4], "s1"], ["Alice", ["img-1", -12]], ["Alice"]],
+        ),
+    ],
+    ids=["adapter", "salt", "image", "all", "bare"],
+)
+def test_extra_keys_are_in_the_blocks_that_they_are_about(
+    keys: ExtraKeys, hashed: list[Extra], published: list[object]
+) -> None:
+    assert (keys.hashed(0, 3), keys.published(0, 3)) == (hashed, published)
+    assert keys.published(2, 3) == published[2:]
 
 
 spans = st.tuples(st.integers(0, 100), st.integers(0, 60))
@@ -321,13 +321,10 @@ def test_integers_have_their_shortest_form_at_every_edge(number: int) -> None:
     assert cbor.encode(number) == cbor2.dumps(number)
 
 
-@pytest.mark.parametrize("value", [1.5, True, object(), {1.5: 2}])
-def test_what_no_block_hash_covers_is_refused(value: object) -> None:
-    with pytest.raises(TypeError):
-        cbor.encode(value)
-
-
-def test_integers_beyond_64_bits_are_refused() -> None:
+def test_what_no_block_hash_covers_is_refused() -> None:
+    for value in (1.5, True, object(), {1.5: 2}):
+        with pytest.raises(TypeError):
+            cbor.encode(value)
     with pytest.raises(ValueError):
         cbor.encode(2**64)
 

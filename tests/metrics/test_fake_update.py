@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from app.serving.api.admin.config import fake_metrics_routes
 from app.serving.http.body import BodyLimits
+from app.wiring.factory import create_app
 from config.fake_metrics import FakeMetricsError, merged
+from config.loader import load
 from tests.application import application
 from tests.metrics.faked import START, Faked
 
@@ -185,6 +188,23 @@ def test_a_server_with_true_metrics_refuses_to_change_them() -> None:
     with pytest.raises(FakeMetricsError, match="started without"):
         faked.update(running_requests=1)
     assert faked.value("num_requests_running") == 0
+
+
+def test_a_server_serves_requests_and_counts_none_of_them() -> None:
+    keys = {"running-requests": 10, "prefix-cache-hits": 100, "prefix-cache-queries": 200}
+    flags = ["--fake-metrics", json.dumps(keys), "--force-dummy-tokenizer"]
+    client = create_app(load(flags, {})).test_client()
+
+    def told() -> list[str]:
+        return [line for line in client.get("/metrics").text.splitlines() if "vllm:" in line]
+
+    before = told()
+    assert client.post("/v1/completions", json={"prompt": "Hello"}).status_code == 200
+    assert told() == before
+    assert client.post("/fake_metrics", json={"running-requests": 7}).status_code == 204
+    assert any(re.match(r"vllm:num_requests_running\{.*\} 7.0", line) for line in told())
+    true = create_app(load(["--force-dummy-tokenizer"], {})).test_client()
+    assert true.post("/fake_metrics", json={"running-requests": 7}).status_code == 400
 
 
 def test_a_merge_takes_an_object_or_its_text_and_gives_text() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import gevent
@@ -60,13 +60,6 @@ class Slices:
         if self._left < 0:
             self._left = self._steps
             self._pause()
-
-    def parts(self, items: Sequence[T], size: int, steps: int) -> Iterator[Sequence[T]]:
-        """Yields parts of `size` items, and counts `steps` per part; a short last part costs its share."""
-        for start in range(0, len(items), size):
-            part = items[start : start + size]
-            yield part
-            self.spend(-(-steps * len(part) // size))
 
 
 class Pace:

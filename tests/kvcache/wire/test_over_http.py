@@ -236,22 +236,6 @@ def test_a_request_may_ask_for_hits_only(empty: Both) -> None:
     assert hit["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_miss_can_be_had_on_demand() -> None:
-    """With simulator.md's header, also where no cache is played."""
-    bodies: dict[str, dict[str, Any]] = {
-        "/v1/completions": {"prompt": "Hello"},
-        "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
-    }
-    with served() as client:
-        for path, body in bodies.items():
-            for told, reason in (("true", "cache_threshold"), ("F", "length")):
-                headers = {"X-Cache-Threshold-Finish-Reason": told}
-                answer = client.post(path, body | {"max_tokens": 1, "ignore_eos": True}, headers=headers)
-                assert answer.json()["choices"][0]["finish_reason"] == reason
-            wrong = client.post(path, body, headers={"X-Cache-Threshold-Finish-Reason": "maybe"})
-            assert wrong.status_code == 400
-
-
 def test_blocks_of_a_client_that_leaves_are_free_again() -> None:
     with published("--inter-token-latency", "50ms") as (client, _):
         body = {"prompt": PROMPT, "max_tokens": 1000, "ignore_eos": True, "stream": True}
@@ -374,13 +358,6 @@ def test_another_image_is_another_prompt(client: Client, tell: Callable[[Client,
     assert hits[0] == hits[1] < hits[2] == hits[3]
 
 
-def test_a_rank_that_is_played_alone_tells_of_itself() -> None:
-    alone = ("--data-parallel-size", "4", "--data-parallel-rank", "2")
-    with served(*alone, "--enable-kvcache", "--zmq-endpoint", "tcp://127.0.0.1:5600") as client:
-        sources = client.get("/kv_event_sources").json()
-        assert {rank: source["endpoint"] for rank, source in sources.items()} == {"2": "tcp://127.0.0.1:5602"}
-
-
 def test_every_rank_tells_the_same_engine_ids_and_goes_on_telling_them() -> None:
     with running_gunicorn(env={"SIM_DATA_PARALLEL_SIZE": "2"}, ports=2) as server:
         told = [
@@ -392,6 +369,25 @@ def test_every_rank_tells_the_same_engine_ids_and_goes_on_telling_them() -> None
     assert list(told[0]) == ["0", "1"] and len(set(engines)) == 2
 
 
-def test_a_rank_that_is_played_alone_names_the_engines_of_all() -> None:
-    with served("--data-parallel-size", "3", "--data-parallel-rank", "2") as client:
-        assert list(client.get("/query").json()) == ["0", "1", "2"]
+def test_a_rank_that_is_played_alone_tells_of_itself_and_names_the_engines_of_all() -> None:
+    alone = ("--data-parallel-size", "4", "--data-parallel-rank", "2")
+    with served(*alone, "--enable-kvcache", "--zmq-endpoint", "tcp://127.0.0.1:5600") as client:
+        sources = client.get("/kv_event_sources").json()
+        assert {rank: source["endpoint"] for rank, source in sources.items()} == {"2": "tcp://127.0.0.1:5602"}
+        assert list(client.get("/query").json()) == ["0", "1", "2", "3"]
+
+
+def test_a_miss_can_be_had_on_demand() -> None:
+    """With simulator.md's header, also where no cache is played."""
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "Hello"},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
+    }
+    with served() as client:
+        for path, body in bodies.items():
+            for told, reason in (("true", "cache_threshold"), ("F", "length")):
+                headers = {"X-Cache-Threshold-Finish-Reason": told}
+                answer = client.post(path, body | {"max_tokens": 1, "ignore_eos": True}, headers=headers)
+                assert answer.json()["choices"][0]["finish_reason"] == reason
+            wrong = client.post(path, body, headers={"X-Cache-Threshold-Finish-Reason": "maybe"})
+            assert wrong.status_code == 400

@@ -13,7 +13,7 @@ WAY = re.compile(
 )
 MOST = {
     "fast, no latency": (120, 28, 60),
-    "fast, --profile": (650, 52, 340),
+    "fast, --profile": (480, 46, 270),
     "Flask, no latency": (250, 56, 145),
 }
 """Calls (of --profile they depend on the clock), files, changes of file."""
