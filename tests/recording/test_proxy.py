@@ -33,7 +33,7 @@ class Recorder:
         self.port = 0
         most_held = given.pop("most_held_bytes", 1 << 20)
         self._path = path
-        self._file = RecordingFile(path, address, most_held_bytes=most_held, tell=self.told.append)
+        self._file = RecordingFile(path, address, most_held_bytes=most_held, warn=self.told.append)
         self._proxy = RecordingProxy(Target.of(f"http://{address}"), self._file, **given)
 
     @contextmanager

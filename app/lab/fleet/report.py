@@ -20,7 +20,7 @@ QUANTILES = ("mean", "p50", "p90", "p99")
 class Summary:
     """Figures of a policy. Times are seconds; NaN without an answered request.
 
-    The names of the fields are those in JSON, where NaN is null.
+    JSON has the fields by these names, with null for NaN.
     """
 
     policy: str

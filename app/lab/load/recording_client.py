@@ -92,10 +92,10 @@ class RecordingClient:
         headers: dict[str, str],
         in_flight: int | None,
         now: Callable[[], float],
-        tell: Callable[[int], None],
+        progress: Callable[[int], None],
         failed: Callable[[str], None] | None = None,
     ) -> None:
-        """`now` returns seconds, `tell` receives the number of sent requests. `failed` receives the error of
+        """`now` returns seconds, `progress` receives the number of sent requests. `failed` receives the error of
         each failed request; without it the first failure ends the run.
         """
         self._target = target
@@ -103,7 +103,7 @@ class RecordingClient:
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in given.items())
         self._running = Pool(in_flight)
         self._now = now
-        self._tell = tell
+        self._progress = progress
         self._failed = failed
         self._start_s = self._woken_s = 0.0
         self._idle: deque[tuple[float, Connection]] = deque()
@@ -120,7 +120,7 @@ class RecordingClient:
             with self._looking():
                 for number, wanted in enumerate(self._due(load)):
                     self._running.spawn(self._measure, number, wanted, caller)
-                    self._tell(number + 1)
+                    self._progress(number + 1)
                 self._running.join()
         finally:
             self._running.kill()

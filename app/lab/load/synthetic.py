@@ -142,10 +142,10 @@ class Recipe:
         return (self.ramp_from + rate) / 2 if self.arrivals == RAMP else rate
 
 
-def draw_load(recipe: Recipe, longest: int, told: Callable[[int], None] = lambda requests: None) -> Load:
+def draw_load(recipe: Recipe, longest: int, progress: Callable[[int], None] = lambda requests: None) -> Load:
     """Returns the load of `recipe`. Lognormal lengths are cut so that a request has at most `longest` tokens.
 
-    `told` receives the number of requests now and then. Raises ConfigError for no requests, or too many.
+    `progress` receives the number of requests now and then. Raises ConfigError for no requests, or too many.
     """
     load = Load("the load")
     arrivals, lengths = Random(f"{recipe.seed}/arrivals"), Random(f"{recipe.seed}/lengths")
@@ -164,7 +164,7 @@ def draw_load(recipe: Recipe, longest: int, told: Callable[[int], None] = lambda
             load.group.append(groups.randrange(recipe.prefix_groups))
             load.prefix_tokens.append(recipe.prefix_tokens)
         if not len(load) % TELL_EVERY:
-            told(len(load))
+            progress(len(load))
     if not load:
         raise ConfigError(f"a load of {recipe.rate:g} requests/s has no request in {recipe.seconds:g} s")
     return load

@@ -60,10 +60,10 @@ class Load:
         return part
 
 
-def read_trace(path: Path, told: Callable[[int], None] = lambda bytes_read: None) -> Load:
+def read_trace(path: Path, progress: Callable[[int], None] = lambda bytes_read: None) -> Load:
     """Reads a CSV file, packed by gzip or not. Raises ConfigError with the file, the row and the rule.
 
-    The header is row 1, as in an editor. `told` receives the bytes read now and then.
+    The header is row 1, as in an editor. `progress` receives the bytes read now and then.
     """
     load = Load(str(path), rows="row", first_row=2)
     try:
@@ -71,7 +71,7 @@ def read_trace(path: Path, told: Callable[[int], None] = lambda bytes_read: None
             is_packed = packed.peek(2)[:2] == _GZIP
             binary = gzip.GzipFile(fileobj=packed) if is_packed else packed
             with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
-                _read_rows(file, load, lambda: told(packed.tell()))
+                _read_rows(file, load, lambda: progress(packed.tell()))
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: it is neither text in UTF-8 nor such text packed by gzip") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -83,7 +83,7 @@ def read_trace(path: Path, told: Callable[[int], None] = lambda bytes_read: None
     return load
 
 
-def _read_rows(file: TextIO, load: Load, told: Callable[[], None]) -> None:
+def _read_rows(file: TextIO, load: Load, progress: Callable[[], None]) -> None:
     """Adds the rows of `file` to `load`. Raises ConfigError for the first wrong row."""
     rows = csv.reader(file, strict=True)
     try:
@@ -123,7 +123,7 @@ def _read_rows(file: TextIO, load: Load, told: Callable[[], None]) -> None:
             load.arrival_s.append(at_s)
             before_s = at_s
             if not len(load) % TELL_EVERY:
-                told()
+                progress()
     except UnicodeDecodeError:
         raise
     except (csv.Error, ValueError) as error:

@@ -67,14 +67,14 @@ MOST_PIECES = 100_000
 """Most parts of a recorded answer; masking and writing more would delay other requests."""
 
 
-def _tell(text: str) -> None:
+def _warn(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 class RecordingFile:
     """Appends exchanges to a new file at `path`; `now` returns monotonic seconds.
 
-    RecordingError: the file exists or cannot be created. `tell` receives a line for each dropped exchange.
+    RecordingError: the file exists or cannot be created. `warn` receives a line for each dropped exchange.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class RecordingFile:
         target: str,
         now: Callable[[], float] = time.monotonic,
         most_held_bytes: int = MOST_HELD_BYTES,
-        tell: Callable[[str], None] = _tell,
+        warn: Callable[[str], None] = _warn,
     ) -> None:
         self.path = path
         self.kept = self.left_out = 0
         self.began_s = now()
         self._free = most_held_bytes
-        self._tell = tell
+        self._warn = warn
         self._writing = Group()
         self._disk = ThreadPool(1)
         began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -114,7 +114,7 @@ class RecordingFile:
 
     def leave_out(self, what: str, why: str) -> None:
         self.left_out += 1
-        self._tell(f"not kept: {what}: {why}")
+        self._warn(f"not kept: {what}: {why}")
 
     def _write(self, exchange: KeptExchange) -> None:
         try:
