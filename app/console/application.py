@@ -94,11 +94,9 @@ class Console:
         app.until_drained.append(generator.end)
         observer.load = generator.summary
         app.add_routes("console", page.routes())
-        app.add_routes("console_stream", routes.stream_routes(feed, observer, siblings))
-        app.add_routes("console_requests", routes.request_routes(observer.bars, tokenizer))
-        app.add_routes("console_knobs", routes.knob_routes(self._live))
-        app.add_routes("console_actions", routes.action_routes(self._lifecycle, self._live.current.dump))
-        app.add_routes("console_load", routes.load_routes(generator, body))
+        own = routes.admin_routes(feed, observer, generator, tokenizer, self._live, siblings, body)
+        actions = routes.action_routes(self._lifecycle, self._live.current.dump)
+        app.add_routes("console_admin", [*own, *actions])
 
     def _described(self, rank: int, ranks: Sequence[int]) -> dict[str, Any]:
         """Returns the server's description for a newly opened page."""

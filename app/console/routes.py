@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import fields
 
-from app.console.bars import Bar, RequestBars
+from app.console.bars import Bar
 from app.console.feed import Feed
 from app.console.load import Generator, LoadPlan
 from app.console.observer import Observer
@@ -24,12 +24,10 @@ from app.serving.http.errors import malformed, not_found
 from app.serving.http.response import EVENT_STREAM, Response, json_response
 from app.serving.http.route import Route, get, post
 from app.text import Tokenizer
-from config.kinds import Kind
 from config.live import LiveSettings
 from config.settings import Setting
 
 ROOT = "/admin/console"
-STREAM_HEADERS = {"Cache-Control": "no-store"}
 SHOWN_TOKENS = 4096
 """Most prompt tokens that are shown, from the start."""
 SHOWN_CHARACTERS = 20_000
@@ -54,34 +52,66 @@ UNSHOWN = frozenset(
 ACTIONS = ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache")
 
 
-def stream_routes(feed: Feed, observer: Observer, siblings: PeerRanks) -> list[Route]:
-    """Returns the routes of frames, and of a few figures for the pages of other ranks."""
-
+def admin_routes(
+    feed: Feed,
+    observer: Observer,
+    generator: Generator,
+    tokenizer: Tokenizer,
+    live: LiveSettings,
+    siblings: PeerRanks,
+    body: BodyLimits,
+) -> list[Route]:
     def stream(context: RequestContext) -> Response:
         """Server-sent events: a picture, then four frames a second."""
-        return Response(feed.open(context.connection), 200, STREAM_HEADERS, EVENT_STREAM)
+        return Response(feed.open(context.connection), 200, {"Cache-Control": "no-store"}, EVENT_STREAM)
 
     def figures(context: RequestContext) -> Response:
         """The figures of this rank; with `?ranks=all`, of each rank."""
         return json_response(siblings.answers(context, observer.summary()))
 
-    return [get(f"{ROOT}/stream", stream), get(f"{ROOT}/figures", figures)]
-
-
-def request_routes(bars: RequestBars, tokenizer: Tokenizer) -> list[Route]:
-
     def one(context: RequestContext) -> Response:
         """Prompt, settings, tokens and blocks of the choice with this number."""
         number = context.params["number"]
-        bar = bars.of(int(number)) if number.isdecimal() and len(number) < 16 else None
+        bar = observer.bars.of(int(number)) if number.isdecimal() and len(number) < 16 else None
         if bar is None:
             raise not_found(f"No request {number[:20]} is known any more.")
-        return json_response(told(bar, tokenizer))
+        return json_response(describe(bar, tokenizer))
 
-    return [get(f"{ROOT}/requests/{{number}}", one)]
+    def knobs(context: RequestContext) -> Response:
+        """The settings that may change, as POST /admin/config takes them."""
+        return json_response([knob_of(row, live) for row in live.current.table.rows if row.live])
+
+    def begin(context: RequestContext) -> Response:
+        """Starts to send requests to this server, in place of any earlier plan."""
+        try:
+            plan = msgspec.json.decode(body.read(context), type=LoadPlan)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise malformed(f"body: {error}", "body") from None
+        generator.begin(plan)
+        return json_response(generator.summary())
+
+    def end(context: RequestContext) -> Response:
+        """Ends sending requests, and cuts off the running ones."""
+        generator.end()
+        return json_response(generator.summary() or {})
+
+    return [
+        get(f"{ROOT}/stream", stream),
+        get(f"{ROOT}/figures", figures),
+        get(f"{ROOT}/requests/{{number}}", one),
+        get(f"{ROOT}/knobs", knobs),
+        post(f"{ROOT}/load", begin),
+        Route(methods=("DELETE",), path=f"{ROOT}/load", handle=end),
+    ]
 
 
-def told(bar: Bar, tokenizer: Tokenizer) -> dict[str, Any]:
+def action_routes(lifecycle: Operations, settings: Callable[[], dict[str, Any]]) -> list[Route]:
+    """Returns the development routes under the admin key, such as /admin/console/pause."""
+    known = {route.path: route for route in lifecycle_routes(lifecycle, True, settings)}
+    return [post(f"{ROOT}{path}", known[path].handle) for path in ACTIONS]
+
+
+def describe(bar: Bar, tokenizer: Tokenizer) -> dict[str, Any]:
     """Returns all known facts of a choice; long texts are cut."""
     request, sequence = bar.request, bar.sequence
     settings = {
@@ -135,15 +165,6 @@ def brief(value: object, levels: int = 3) -> str:
     return ("{%s}" if isinstance(value, Mapping) else "[%s]") % ", ".join(parts + more)
 
 
-def knob_routes(live: LiveSettings) -> list[Route]:
-
-    def knobs(context: RequestContext) -> Response:
-        """The settings that may change, as POST /admin/config takes them."""
-        return json_response([knob_of(row, live) for row in live.current.table.rows if row.live])
-
-    return [get(f"{ROOT}/knobs", knobs)]
-
-
 def knob_of(row: Setting, live: LiveSettings) -> dict[str, Any]:
     return {
         "name": row.name,
@@ -152,38 +173,9 @@ def knob_of(row: Setting, live: LiveSettings) -> dict[str, Any]:
         "help": row.help,
         "unit": row.unit,
         "limits": row.limits,
-        "choices": choices_of(row.kind),
+        "choices": list(row.kind.type.__args__) if row.kind.name.startswith("one of ") else [],
         "optional": row.optional,
         "secret": row.secret,
         "value": row.shown(row.value(live.current)),
         "default": row.shown(row.default),
     }
-
-
-def choices_of(kind: Kind) -> list[str]:
-    """Returns the values of a "one of" setting."""
-    return list(kind.type.__args__) if kind.name.startswith("one of ") else []
-
-
-def action_routes(lifecycle: Operations, settings: Callable[[], dict[str, Any]]) -> list[Route]:
-    """Returns the development routes under the admin key, such as /admin/console/pause."""
-    known = {route.path: route for route in lifecycle_routes(lifecycle, True, settings)}
-    return [post(f"{ROOT}{path}", known[path].handle) for path in ACTIONS]
-
-
-def load_routes(generator: Generator, body: BodyLimits) -> list[Route]:
-    def begin(context: RequestContext) -> Response:
-        """Starts to send requests to this server, in place of any earlier plan."""
-        try:
-            plan = msgspec.json.decode(body.read(context), type=LoadPlan)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise malformed(f"body: {error}", "body") from None
-        generator.begin(plan)
-        return json_response(generator.summary())
-
-    def end(context: RequestContext) -> Response:
-        """Ends sending requests, and cuts off the running ones."""
-        generator.end()
-        return json_response(generator.summary() or {})
-
-    return [post(f"{ROOT}/load", begin), Route(methods=("DELETE",), path=f"{ROOT}/load", handle=end)]

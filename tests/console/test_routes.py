@@ -11,7 +11,7 @@ from app import create_app
 from app.console import page
 from app.console.bars import MOST_CHARACTERS, Origin
 from app.console.page import FOLDER, SCRIPTS, STYLES
-from app.console.routes import SHOWN_SETTING, shown, told
+from app.console.routes import SHOWN_SETTING, describe, shown
 from app.engine.core.request import ScriptedReply
 from config.loader import load
 from config.settings import TABLE
@@ -133,7 +133,7 @@ def test_a_request_is_told_with_prompt_settings_tokens_and_blocks() -> None:
     bar = it.observer.bars.of(it.page.number_of("a"))
     assert bar is not None
     bar.origin = Origin("/v1/completions", "key:12", "4bf92f3577b34da6a3ce929d0e0e4736")
-    answer = told(bar, embedded_tokenizer())
+    answer = describe(bar, embedded_tokenizer())
     assert answer["prompt"] == embedded_tokenizer().decode(ids, skip_special_tokens=False)
     assert "<script>" in answer["prompt"]
     assert answer["tokens"] == it.page.tokens[bar.number] > 5
@@ -143,7 +143,7 @@ def test_a_request_is_told_with_prompt_settings_tokens_and_blocks() -> None:
     assert len(answer["blocks"]) >= 1
     assert answer["trace_id"] == "4bf92f3577b34da6a3ce929d0e0e4736"
     it.frame(10)
-    answer = told(bar, embedded_tokenizer())
+    answer = describe(bar, embedded_tokenizer())
     assert answer["outcome"]["reason"] == "length" and answer["blocks"] == []
 
 

@@ -95,8 +95,9 @@ class RecordingClient:
         progress: Callable[[int], None],
         failed: Callable[[str], None] | None = None,
     ) -> None:
-        """`now` returns seconds, `progress` receives the number of sent requests. `failed` receives the error of
-        each failed request; without it the first failure ends the run.
+        """`now` returns seconds, `progress` receives the number of sent requests.
+
+        `failed` receives the error of each failed request; without it the first failure ends the run.
         """
         self._target = target
         given = {"Host": target.address, **JSON, **headers}
