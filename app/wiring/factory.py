@@ -325,10 +325,9 @@ def engine_of(
 def add_scripts(app: Understudy, book: ScriptSet, peers: PeerRanks) -> None:
     """Adds the counters, the watch and the report of a server's scripts."""
     from app.serving.api.admin.config import script_routes
-    from app.serving.scripts.script_set import ScriptWatch
 
     app.caches.append(lambda: {"script counters": book})
-    app.services.append(ScriptWatch(book))
+    app.services.append(book)
     app.add_routes("script", script_routes(book, peers))
 
 

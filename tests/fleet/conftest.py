@@ -10,7 +10,7 @@ import gevent
 import pytest
 
 from app.engine.simulated.corpus import Corpus, sample_sentences
-from app.lab.fleet.command import Options, read, with_policies
+from app.lab.fleet.command import Options, read
 from app.lab.fleet.fleet import Fleet, make_plan, running_fleet
 from app.lab.load.workload import Workload, make_workload
 from app.wiring.factory import tokenizer_of
@@ -22,7 +22,7 @@ FAST = ["--prefill-time-per-token", "20us", "--prefill-overhead", "2ms", "--inte
 @pytest.fixture(scope="session")
 def options() -> Options:
     flags = ["--pods", "2", "--requests", "24", "--groups", "4", "--prefix-tokens", "320"]
-    return with_policies(read(flags)[0], ())
+    return read(flags)[0]
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.lab.fleet.routing import CHAT, COMPLETIONS, Incoming, Indexer, policy_of
+from app.lab.fleet.routing import CHAT, COMPLETIONS, Incoming, Indexer, policies_of
 from app.lab.load.policies import BLIND, POLICIES, IndexerError, PrefixAware, RandomChoice, RoundRobin
 from tests.fleet import stubs
 
@@ -63,7 +63,7 @@ def test_equals_share_what_is_new() -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_name_has_a_policy_that_takes_only_pods_that_are_offered(name: str) -> None:
-    policy = policy_of(name, lambda incoming: {"a": 9.0}, Random(1))
+    policy = policies_of([name], {})[name](lambda incoming: {"a": 9.0}, Random(1))
     assert {policy.choose(ANY, ["b", "c"], IDLE) for _ in range(50)} <= {"b", "c"}
     busy = {"b": 3, "c": 1}
     assert name in BLIND or {policy.choose(ANY, ["b", "c"], busy) for _ in range(9)} == {"c"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, count, islice
 from pathlib import Path
 from random import Random
@@ -21,7 +21,7 @@ from app.lab.fleet import report
 from app.lab.fleet.fleet import HOST, REPLY_TOKENS, Fleet, FleetError, check_flags, make_plan, running_fleet
 from app.lab.fleet.proxy import Proxy, server_of
 from app.lab.fleet.report import Summary, summarize
-from app.lab.fleet.routing import COMPARED, NO_MORE, PolicyMaker, policy_of
+from app.lab.fleet.routing import PolicyMaker, policies_of
 from app.lab.load.policies import POLICIES
 from app.lab.load.report import check_target, progress_of
 from app.lab.load.workload import Completions, Workload, arrivals, make_workload, play
@@ -50,7 +50,7 @@ class Options:
     concurrency: int | None
     rate: float | None
     policies: tuple[str, ...]
-    """Names of policies; empty is the default choice of `with_policies`."""
+    """Names of policies; empty is the default choice of `policies_of`."""
     seed: int
     png: Path | None
     json: Path | None
@@ -105,16 +105,6 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
     return options, others
 
 
-def with_policies(options: Options, more: Iterable[str]) -> Options:
-    """Fills in the default policies where none is given. Raises UsageError for an unknown one."""
-    known = (*POLICIES, *more)
-    for name in options.policies:
-        if name not in known:
-            told = ", ".join(map(repr, known))
-            raise UsageError(f"argument --policies: invalid choice: {name!r} (choose from {told})")
-    return replace(options, policies=options.policies or (*COMPARED, *more))
-
-
 CHECK_EVERY_S = 1.0
 
 
@@ -125,7 +115,7 @@ Plugged = Callable[[Settings], Mapping[str, PolicyMaker]]
 def run(
     argv: Sequence[str],
     tokenizer_of: Callable[[Settings], Tokenizer],
-    plugged: Plugged = lambda settings: NO_MORE,
+    plugged: Plugged = lambda settings: {},
 ) -> int:
     """Returns the exit status. `tokenizer_of` makes the tokenizer that a pod would use."""
     options = None
@@ -134,9 +124,14 @@ def run(
         check_flags(flags)
         settings = load(flags, {}, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
         more = plugged(settings)
-        options = with_policies(options, more)
+        try:
+            policies = policies_of(options.policies, more)
+        except KeyError as error:
+            known = ", ".join(map(repr, (*POLICIES, *more)))
+            told = f"invalid choice: {error.args[0]!r} (choose from {known})"
+            raise UsageError(f"argument --policies: {told}") from None
         with _ended_by_signals():
-            _run(options, settings, flags, tokenizer_of(settings), more)
+            _run(options, settings, flags, tokenizer_of(settings), policies)
     except (ConfigError, FleetError, TokenizerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "status", 1)
@@ -158,7 +153,7 @@ def _run(
     settings: Settings,
     flags: Sequence[str],
     tokenizer: Tokenizer,
-    more: Mapping[str, PolicyMaker],
+    policies: Mapping[str, PolicyMaker],
 ) -> None:
     corpus = Corpus(tokenizer, sample_sentences())
 
@@ -171,20 +166,20 @@ def _run(
         with phase(sys.stderr, "starting indexer and pods", options.pods + 1) as step:
             fleet = ends.enter_context(running_fleet(plan, options.pods, time.monotonic, gevent.sleep, step))
         if options.serve:
-            _serve(fleet, options, more)
-        summaries = demonstrate(fleet, workload, options, time.perf_counter, sys.stderr, more)
+            _serve(fleet, options, policies)
+        summaries = demonstrate(fleet, workload, options, policies, time.perf_counter, sys.stderr)
     _show(summaries, options, workload)
 
 
-def _serve(fleet: Fleet, options: Options, more: Mapping[str, PolicyMaker]) -> NoReturn:
+def _serve(fleet: Fleet, options: Options, policies: Mapping[str, PolicyMaker]) -> NoReturn:
     """Serves a proxy for every policy until a signal raises KeyboardInterrupt.
 
     Raises FleetError when a process ends.
     """
     with ExitStack() as ends:
         addresses = [
-            (policy, ends.enter_context(proxied(fleet, policy, options.seed, more))[0])
-            for policy in options.policies
+            (name, ends.enter_context(proxied(fleet, make, Random(f"{options.seed}/{name}")))[0])
+            for name, make in policies.items()
         ]
         for policy, address in addresses:
             print(f"proxy, {policy}: http://{address}")
@@ -200,13 +195,13 @@ def demonstrate(
     fleet: Fleet,
     workload: Workload,
     options: Options,
+    policies: Mapping[str, PolicyMaker],
     now: Callable[[], float],
     stream: TextIO,
-    more: Mapping[str, PolicyMaker] = NO_MORE,
 ) -> list[Summary]:
     """Runs each policy with empty caches, and returns the figures. Raises FleetError when a process ends."""
     summaries = []
-    for name in options.policies:
+    for name, make in policies.items():
         fleet.forget()
         with phase(stream, name, len(workload.requests)) as step:
             due_s = [0.0] * len(workload.requests)
@@ -214,7 +209,7 @@ def demonstrate(
                 gaps_s = arrivals(options.rate, Random(f"{options.seed}/arrivals"))
                 due_s = list(accumulate(islice(gaps_s, len(due_s))))
             completions = Completions(workload, fleet.model, REPLY_TOKENS, due_s)
-            with proxied(fleet, name, options.seed, more) as (address, proxy):
+            with proxied(fleet, make, Random(f"{options.seed}/{name}")) as (address, proxy):
                 begun_s = now()
                 samples = play(completions, address, options.concurrency, now, step)
                 took_s = now() - begun_s
@@ -224,11 +219,9 @@ def demonstrate(
 
 
 @contextmanager
-def proxied(
-    fleet: Fleet, policy: str, seed: int, more: Mapping[str, PolicyMaker] = NO_MORE
-) -> Iterator[tuple[str, Proxy]]:
-    """Yields the address (host:port) of a proxy that routes by `policy`, and the proxy."""
-    proxy = Proxy(fleet.pods, policy_of(policy, fleet.indexer.scores, Random(f"{seed}/{policy}"), more))
+def proxied(fleet: Fleet, make: PolicyMaker, rng: Random) -> Iterator[tuple[str, Proxy]]:
+    """Yields the address (host:port) of a proxy that routes by the policy of `make`, and the proxy."""
+    proxy = Proxy(fleet.pods, make(fleet.indexer.scores, rng))
     server = server_of(proxy)
     server.start()
     try:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from random import Random
-from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 
-from app.lab.load.policies import PREFIX_AWARE, RANDOM, ROUND_ROBIN, IndexerError, make_policy
+from app.lab.load.policies import POLICIES, PREFIX_AWARE, RANDOM, ROUND_ROBIN, IndexerError, make_policy
 from app.serving.http.client import COMPLETIONS, exchange
 
 CHAT = "/v1/chat/completions"
@@ -30,7 +30,6 @@ OF_CHAT = (
 """Request fields that determine the prompt's tokens and the keys of its blocks."""
 COMPARED = (RANDOM, ROUND_ROBIN, PREFIX_AWARE)
 """Default policies, before any of plugins."""
-NO_MORE: Mapping[str, PolicyMaker] = MappingProxyType({})
 
 
 class Incoming(Struct, frozen=True):
@@ -121,6 +120,10 @@ PolicyMaker = Callable[[Scores, Random], Policy]
 """Makes a policy from a source of scores and a random generator."""
 
 
-def policy_of(name: str, scores: Scores, rng: Random, more: Mapping[str, PolicyMaker] = NO_MORE) -> Policy:
-    """Returns the policy with this name in `POLICIES` or `more`."""
-    return more[name](scores, rng) if name in more else make_policy(name, scores, rng)
+def policies_of(names: Sequence[str], plugged: Mapping[str, PolicyMaker]) -> dict[str, PolicyMaker]:
+    """Returns the makers of these policies of `POLICIES` or of plugins; without names, the default ones and
+    all of plugins. KeyError for an unknown name.
+    """
+    known: dict[str, PolicyMaker] = {name: partial(make_policy, name) for name in POLICIES}
+    known |= plugged
+    return {name: known[name] for name in names or (*COMPARED, *plugged)}

@@ -264,6 +264,7 @@ class ScriptSet:
         self._counters: LRUCache[tuple[int, bytes], int] = LRUCache(MOST_COUNTERS)
         """Matches by rule, and API key or conversation."""
         self.unanswered = 0
+        self._watch: gevent.Greenlet | None = None
         self.files = [ScriptFile(model, path, rng) for model, path in files]
         for file in self.files:
             self._load(file)
@@ -356,6 +357,27 @@ class ScriptSet:
     def has_changed(self) -> bool:
         return any(file.stamp != stamp_of(file.path) for file in self.files)
 
+    def start(self) -> None:
+        """Reads changed files again from now on, until `close`."""
+
+        def watch() -> None:
+            while True:
+                gevent.sleep(LOOKS_S)
+                try:
+                    if self.has_changed():
+                        call_off_hub(self.refresh)
+                except Exception:  # an invalid file must not stop the watch
+                    log.exception("a script could not be read again")
+
+        self._watch = gevent.spawn(watch)
+
+    def close(self) -> None:
+        """Stops watching, and logs the rules that never answered."""
+        if self._watch is not None:
+            self._watch.kill(block=False)
+        for line in self.unused():
+            log.warning("%s", line)
+
     def restart(self) -> None:
         self._counters.clear()
         self.unanswered = 0
@@ -417,30 +439,3 @@ def accepting(schemas: Schemas) -> Accepts:
             raise ScriptError(f"a schema of a tool cannot be used: {error}") from None
 
     return accepts
-
-
-class ScriptWatch:
-    """Reads changed files again while the worker lives, and logs unused rules at its end."""
-
-    def __init__(self, scripts: ScriptSet) -> None:
-        self._scripts = scripts
-        self._greenlet: gevent.Greenlet | None = None
-
-    def start(self) -> None:
-        self._greenlet = gevent.spawn(self._look)
-
-    def close(self) -> None:
-        """Stops watching, and logs the rules that never answered."""
-        if self._greenlet is not None:
-            self._greenlet.kill(block=False)
-        for line in self._scripts.unused():
-            log.warning("%s", line)
-
-    def _look(self) -> None:
-        while True:
-            gevent.sleep(LOOKS_S)
-            try:
-                if self._scripts.has_changed():
-                    call_off_hub(self._scripts.refresh)
-            except Exception:  # an invalid file must not stop the watch
-                log.exception("a script could not be read again")

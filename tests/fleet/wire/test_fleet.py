@@ -6,15 +6,18 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from app.lab.fleet.command import Options, demonstrate, proxied
 from app.lab.fleet.fleet import Fleet
-from app.lab.fleet.routing import Incoming
+from app.lab.fleet.routing import Incoming, policies_of
 from app.lab.load.workload import Workload
 from app.serving.http.client import exchange
 from tests.fleet import stubs
+
+POLICIES = policies_of((), {})
 
 
 def completion(address: str, body: dict[str, object], path: str = "/v1/completions") -> tuple[str, int]:
@@ -28,7 +31,7 @@ def completion(address: str, body: dict[str, object], path: str = "/v1/completio
 
 def test_every_policy_is_played(fleet: Fleet, workload: Workload, options: Options, tmp_path: Path) -> None:
     with (tmp_path / "progress").open("w") as told:
-        played = demonstrate(fleet, workload, options, time.perf_counter, told)
+        played = demonstrate(fleet, workload, options, POLICIES, time.perf_counter, told)
     summaries = {at.policy: at for at in played}
     assert (tmp_path / "progress").read_text() == "random ...\nround-robin ...\nprefix-aware ...\n"
     assert list(summaries) == ["random", "round-robin", "prefix-aware"]
@@ -51,7 +54,7 @@ FORMS: dict[str, Callable[[int], dict[str, object]]] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_a_prompt_goes_where_it_is_cached(fleet: Fleet, form: str) -> None:
     path, body = form.partition("?")[0], FORMS[form]
-    with proxied(fleet, "prefix-aware", 1) as (address, proxy):
+    with proxied(fleet, POLICIES["prefix-aware"], Random(1)) as (address, proxy):
         home, cached = completion(address, body(0), path)
         assert cached == 0
         fleet.settle()
@@ -64,7 +67,7 @@ def test_a_prompt_goes_where_it_is_cached(fleet: Fleet, form: str) -> None:
 def test_what_is_forgotten_is_not_known_to_the_indexer(fleet: Fleet) -> None:
     body = {"prompt": "Soon forgotten, as so much before it has been. " * 20}
     asked = Incoming("/v1/completions", json.dumps(body).encode())
-    with proxied(fleet, "round-robin", 1) as (address, _):
+    with proxied(fleet, POLICIES["round-robin"], Random(1)) as (address, _):
         completion(address, body)
     fleet.settle()
     assert fleet.indexer.scores(asked)
@@ -73,6 +76,6 @@ def test_what_is_forgotten_is_not_known_to_the_indexer(fleet: Fleet) -> None:
 
 
 def test_models_are_those_of_the_pods(fleet: Fleet) -> None:
-    with proxied(fleet, "random", 1) as (address, _):
+    with proxied(fleet, POLICIES["random"], Random(1)) as (address, _):
         models = json.loads(exchange(address, "GET", "/v1/models")[1])
         assert [model["id"] for model in models["data"]] == [fleet.model]
