@@ -134,23 +134,6 @@ def test_a_text_of_half_a_surrogate_pair_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keep", "side", "kept"),
-    [
-        (None, None, [1, 2, 3, 4]),
-        (2, "right", [1, 2]),
-        (2, "left", [3, 4]),
-        (9, "left", [1, 2, 3, 4]),
-        (0, "left", []),
-        (-1, None, [1, 2, 3]),
-        (-1, "left", [2, 3, 4]),
-    ],
-)
-def test_truncation_keeps_one_end(keep: int | None, side: str | None, kept: list[int]) -> None:
-    asked = decoded(EmbeddingRequest, input="a", truncate_prompt_tokens=keep, truncation_side=side)
-    assert asked.kept([1, 2, 3, 4], max_model_len=3) == kept
-
-
-@pytest.mark.parametrize(
     "names", [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")]
 )
 def test_the_sides_of_a_score_have_four_pairs_of_names(names: tuple[str, str]) -> None:

@@ -42,17 +42,7 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
 )
 field_names = sorted({field.encode_name for kind in KINDS for field in msgspec.structs.fields(kind)})
-nested_names = [
-    "role",
-    "content",
-    "type",
-    "function",
-    "name",
-    "json_schema",
-    "json",
-    "include_usage",
-    "tool_calls",
-]
+nested_names = ["role", "content", "type", "function", "name", "json_schema", "json", "tool_calls"]
 shaped = st.recursive(
     scalars,
     lambda inner: (

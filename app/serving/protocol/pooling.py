@@ -58,14 +58,6 @@ class PoolingFields(Request, kw_only=True):
     def check_rules(self: PoolingFields | RawRequest) -> None:
         rules.check_cache_salt(self.cache_salt)
 
-    def kept(self, ids: TokenIds, max_model_len: int) -> TokenIds:
-        """Returns the ids that `truncate_prompt_tokens` keeps: the first, or for side "left" the last."""
-        keep = self.truncate_prompt_tokens
-        if keep is None or keep >= len(ids):
-            return ids
-        keep = max_model_len if keep < 0 else keep
-        return ids[max(0, len(ids) - keep) :] if self.truncation_side == "left" else ids[:keep]
-
 
 class ClassificationRequest(PoolingFields, kw_only=True):
     """Texts, token ids or conversations; after decoding, one of three properties has them."""

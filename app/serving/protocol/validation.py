@@ -198,6 +198,7 @@ def check_token_counts(request: GenerationRequest, max_tokens: int) -> None:
 
 R = TypeVar("R", bound=GenerationRequest, covariant=True)
 TokenIds = Sequence[int]
+Ids = TypeVar("Ids", list[int], TokenIds)
 NO_SEED = -1
 UNSEARCHED: dict[str, object] = {
     **{"stop": [], "stop_token_ids": [], "bad_words": [], "min_tokens": 0, "routed_experts_prompt_start": 0},
@@ -248,15 +249,18 @@ def fit_prompt(request: GenerationRequest, token_ids: TokenIds, max_model_len: i
     The kept part is the start, or the end for side "left". -1 keeps as much as the context holds, less one
     token when the request limits the output.
     """
-    kept, keep = token_ids, request.truncate_prompt_tokens
-    if keep is not None:
-        if keep < 0:
-            keep = max_model_len - 1 if requested_max_tokens(request)[0] else max_model_len
-        if keep < len(token_ids):
-            left = request.truncation_side == "left"
-            kept = token_ids[len(token_ids) - keep :] if left else token_ids[:keep]
-    check_prompt_length(len(kept), max_model_len)
-    return kept
+    keep = request.truncate_prompt_tokens
+    if keep is not None and keep < 0:
+        keep = max_model_len - 1 if requested_max_tokens(request)[0] else max_model_len
+    return truncate(token_ids, keep, request.truncation_side, max_model_len)
+
+
+def truncate(token_ids: Ids, keep: int | None, side: str | None, max_model_len: int) -> Ids:
+    """Returns the first `keep` ids, or for side "left" the last; None: all. ApiError above the context."""
+    if keep is not None and keep < len(token_ids):
+        token_ids = token_ids[len(token_ids) - keep :] if side == "left" else token_ids[:keep]
+    check_prompt_length(len(token_ids), max_model_len)
+    return token_ids
 
 
 class ValidatedRequest(Generic[R]):

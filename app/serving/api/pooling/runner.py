@@ -33,7 +33,7 @@ from app.serving.protocol.pooling import (
     PoolingFields,
     TokenIds,
 )
-from app.serving.protocol.validation import check_prompt_length
+from app.serving.protocol.validation import truncate
 from app.text import ChatOptions
 from app.text.files import is_matryoshka, model_config
 from config.settings import ModelSettings
@@ -202,8 +202,9 @@ class PoolingRunner:
 
     def fitted(self, request: PoolingFields, ids: TokenIds) -> TokenIds:
         """The part of `ids` that the request keeps. ApiError 400 for an input that is empty or too long."""
-        kept = request.kept(ids, self.most_tokens)
-        check_prompt_length(len(kept), self.most_tokens)
+        keep = request.truncate_prompt_tokens
+        keep = self.most_tokens if keep == -1 else keep
+        kept = truncate(ids, keep, request.truncation_side, self.most_tokens)
         if not kept:
             raise bad_request("an input has no tokens")
         return kept

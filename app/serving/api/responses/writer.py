@@ -78,20 +78,8 @@ class EventWriter:
     """
 
     __slots__ = (
-        "_begin",
-        "_calls",
-        "_end",
-        "_entries",
-        "_index",
-        "_is_custom",
-        "_item_id",
-        "_logprobs",
-        "_middle",
-        "_number",
-        "_plain_middle",
-        "_segment",
-        "_silent",
-        "items",
+        *("_begin", "_calls", "_end", "_entries", "_index", "_is_custom", "_item_id", "_logprobs", "_middle"),
+        *("_number", "_plain_middle", "_segment", "_silent", "items"),
     )
 
     def __init__(self, logprobs: ItemLogprobs | None, calls: Calls) -> None:
