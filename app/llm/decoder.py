@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
+from app.llm.attention import StepAttention
 from app.llm.config import ModelConfig, Weights
 from app.llm.errors import ModelLoadError
 
@@ -84,13 +84,6 @@ class Rope:
         x.copy_(torch.view_as_real(wide).flatten(-2))
 
 
-class Attention(Protocol):
-    """Attention of the tokens of one step to earlier tokens."""
-
-    def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        """Stores `kv` [tokens, 2 * kv_heads, head_dim], and returns [tokens, heads, head_dim]."""
-
-
 class Builder:
     """Reads tensors, with a check of their shapes, into the engine's dtype and device."""
 
@@ -145,7 +138,7 @@ class Layer:
         self.up = Linear(build.tensor(f"{mlp}.up_proj.weight", inner, hidden), packed=packed)
         self.down = Linear(build.tensor(f"{mlp}.down_proj.weight", hidden, inner), packed=packed)
 
-    def __call__(self, x: torch.Tensor, turns: torch.Tensor, attention: Attention) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, turns: torch.Tensor, attention: StepAttention) -> torch.Tensor:
         config, eps = self.config, self.config.rms_norm_eps
         heads = self.qkv(rms_norm(x, self.attention_norm, eps)).view(len(x), -1, config.head_dim)
         turning = heads[:, : config.num_heads + config.num_kv_heads]
@@ -186,7 +179,7 @@ class Decoder:
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        attention: Attention,
+        attention: StepAttention,
         on_layer: Callable[[], object],
     ) -> torch.Tensor:
         """Returns the last hidden states of all tokens of a step; calls `on_layer` before each layer."""

@@ -23,13 +23,13 @@ from app.engine.kvcache.hashing import BlockHasher
 from app.llm.attention import Chunk
 from app.llm.errors import ModelLoadError, QueueFull, RequestError
 from app.llm.model_runner import ModelRunner, StepLogits
-from app.llm.sampler import Form, SamplingState, logprobs_of, sample
+from app.llm.sampler import SamplingState, logprobs_of, sample
 from app.llm.sampling_params import SamplingParams
 from app.llm.sequence import Detokenizer, PagedBlocks, Sequence
 from app.text.huggingface import LocalTokenizer
 
 if TYPE_CHECKING:
-    from app.llm.structured_output import Forms
+    from app.llm.structured_output import FormMatcher, Forms
 
 NO_NUMBERS: Final = "The model's logits for this request are not numbers."
 
@@ -182,7 +182,7 @@ class LLMEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         max_wait_s: float | None = None,
-        form: Form | None = None,
+        form: FormMatcher | None = None,
     ) -> None:
         """Adds a request like `add_request`; `form` is the compiled structured output of its only choice."""
         if request_id in self._choices:
@@ -227,7 +227,7 @@ class LLMEngine:
             raise RequestError("The model has no tokenizer, so stop strings cannot be found.")
 
     def _sampling(
-        self, ids: Listed[int], params: SamplingParams, index: int, form: Form | None
+        self, ids: Listed[int], params: SamplingParams, index: int, form: FormMatcher | None
     ) -> SamplingState:
         if form is None and params.form is not None:
             form = self.compile(params.form)
@@ -243,7 +243,7 @@ class LLMEngine:
         banned_ids = ends | frozenset(params.stop_token_ids)
         return SamplingState(params, ids, [], Random(seed), banned_ids, form, bad_words)
 
-    def compile(self, form: TextForm) -> Form:
+    def compile(self, form: TextForm) -> FormMatcher:
         """Compiles the `form` for `add`. Thread-safe. Raises RequestError for a wrong one."""
         if self.tokenizer is None:
             raise RequestError("The model has no tokenizer, so no text can have a form.")

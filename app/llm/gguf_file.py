@@ -33,16 +33,16 @@ class GGUFFile:
     """The head of a file, and its tensors, mapped into memory. Raises ModelLoadError for a cut file."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._place = path, 4
+        self._fields: dict[str, object] = {}
+        self.tensors: dict[str, TensorInfo] = {}
         try:
             with path.open("rb") as file:
                 # Copy on write, because torch wants writable memory; no page is ever written.
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            head = _Head(self._data)
+            self._read_head()
         except (OSError, ValueError, struct.error) as error:
             raise ModelLoadError(f"{path} is cut off or no GGUF file: {error}.") from error
-        self._fields = head.fields
-        self.tensors = head.tensors
 
     def field(self, name: str) -> object:
         """Returns a field of the head; None if missing."""
@@ -59,32 +59,27 @@ class GGUFFile:
             raise ModelLoadError(f"{self.path} is cut off: it ends before the tensor {name} does.")
         return memoryview(self._data)[start : start + size]
 
-
-class _Head:
-    """Head of the file, before the tensors. Raises ValueError or struct.error for a wrong one."""
-
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data, self._place = data, 4
-        if data[:4] != b"GGUF":
+    def _read_head(self) -> None:
+        """Reads all before the tensors. Raises ValueError or struct.error for a wrong head."""
+        if self._data[:4] != b"GGUF":
             raise ValueError("it does not begin with GGUF")
         if (version := self._integer("I")) not in VERSIONS:
             raise ValueError(f"its version is {version}")
         num_tensors, num_fields = self._integer("Q"), self._integer("Q")
-        self.fields = {self._text(): self._value(self._integer("I")) for _ in range(num_fields)}
-        found = {self._text(): self._tensor() for _ in range(num_tensors)}
-        align = self.fields.get("general.alignment", 32)
+        for _ in range(num_fields):
+            name = self._text()
+            self._fields[name] = self._value(self._integer("I"))
+        infos = []
+        for _ in range(num_tensors):
+            name, shape = self._text(), [self._integer("Q") for _ in range(self._integer("I"))]
+            if not shape or min(shape) < 1:
+                raise ValueError(f"it has a tensor of the shape {shape}")
+            infos.append((name, tuple(shape[::-1]), self._integer("I"), self._integer("Q")))
+        align = self._fields.get("general.alignment", 32)
         if not isinstance(align, int) or align < 1:
             raise ValueError(f"its alignment is {align}")
         first = -(-self._place // align) * align
-        self.tensors = {
-            name: TensorInfo(shape, kind, first + start) for name, (shape, kind, start) in found.items()
-        }
-
-    def _tensor(self) -> tuple[tuple[int, ...], int, int]:
-        shape = tuple(self._integer("Q") for _ in range(self._integer("I")))
-        if not shape or min(shape) < 1:
-            raise ValueError(f"it has a tensor of the shape {list(shape)}")
-        return shape[::-1], self._integer("I"), self._integer("Q")
+        self.tensors = {name: TensorInfo(shape, kind, first + start) for name, shape, kind, start in infos}
 
     def _value(self, kind: int) -> object:
         if kind == TEXT:

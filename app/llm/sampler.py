@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from random import Random
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import torch
 from msgspec import Struct
@@ -15,18 +15,11 @@ from app.engine.core.wire import WireLogprob
 from app.llm.errors import RequestError
 from app.llm.sampling_params import SamplingParams
 
+if TYPE_CHECKING:
+    from app.llm.structured_output import FormMatcher
+
 NOTHING_LEFT: Final = "No token is left by what the request asks for."
 NO_NUMBERS, NO_TOKEN = -1, -2
-
-
-class Form(Protocol):
-    """State of a structured output: the tokens allowed next."""
-
-    def mask(self) -> torch.Tensor | None:
-        """Returns True for each allowed token of the vocabulary; None if all are allowed."""
-
-    def add(self, token_id: int) -> None:
-        """Advances the state by a sampled token."""
 
 
 class SamplingState(Struct):
@@ -38,7 +31,7 @@ class SamplingState(Struct):
     random: Random
     banned_ids: frozenset[int] = frozenset()
     """Ids that end the sequence, banned before `min_tokens`."""
-    form: Form | None = None
+    form: FormMatcher | None = None
     """State of the structured output."""
     bad_words: Sequence[Sequence[int]] = ()
     """Token ids of each bad word."""

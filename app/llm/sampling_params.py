@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from json import dumps
 from typing import Final
@@ -166,9 +166,6 @@ class SamplingParams:
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
-
-    def with_seed(self, seed: int) -> SamplingParams:
-        return replace(self, seed=seed)
 
     def check_vocabulary(self, size: int) -> None:
         """Raises RequestError for a token id outside the vocabulary, or more logprobs than tokens."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from msgspec.structs import asdict
@@ -41,9 +41,11 @@ from app.llm.errors import LLMError, ModelLoadError, RequestError
 from app.llm.llm import assemble
 from app.llm.loader import load_checkpoint
 from app.llm.model_files import find_model
-from app.llm.sampler import Form
 from app.llm.sampling_params import SamplingParams
 from app.llm.worker_sockets import WorkerSockets
+
+if TYPE_CHECKING:
+    from app.llm.structured_output import FormMatcher
 
 IDLE_S: Final = 1.0
 """Longest wait for orders in seconds; afterwards workers get the load."""
@@ -101,7 +103,7 @@ class EngineService:
         self._owners: dict[str, tuple[Worker, int]] = {}
         """Worker and key by the engine's request id."""
         self._compilers = ThreadPoolExecutor(FORMS_AT_ONCE, "forms")
-        self._uncompiled: dict[str, tuple[Future[Form], EngineCoreRequest]] = {}
+        self._uncompiled: dict[str, tuple[Future[FormMatcher], EngineCoreRequest]] = {}
         """Requests whose structured output is being compiled, by request id."""
         self._settling: list[tuple[Worker, Command]] = []
         """Commands that wait until no request runs."""
@@ -191,7 +193,7 @@ class EngineService:
         else:
             self._add(request_id, order)
 
-    def _add(self, request_id: str, order: EngineCoreRequest, form: Form | None = None) -> None:
+    def _add(self, request_id: str, order: EngineCoreRequest, form: FormMatcher | None = None) -> None:
         try:
             self._engine.add(
                 *(request_id, order.prompt_ids, _params(order)),

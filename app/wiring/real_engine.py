@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import msgspec
 
@@ -42,7 +42,6 @@ DTYPES: Mapping[str, Literal["auto", "float32", "bfloat16", "float16"]] = {
 }
 OWN_DEFAULTS, NO_DEFAULTS = "auto", "vllm"
 """Values of the setting generation-config: the model's own defaults, or none."""
-T = TypeVar("T")
 NOT_STARTED = (
     "setting engine: 'llm' is started by gunicorn.conf.py of Understudy, which this gunicorn does not read: "
     f"start it in its folder, or with {COMMAND}"
@@ -110,18 +109,13 @@ def remote_engine(components: Components) -> RemoteEngine:
 
 def real_model(components: Components) -> RealModel:
     """Returns the facts of the model that the API needs. Raises the ConfigErrors of `sampling_defaults`."""
-    return RealModel(
-        defaults=sampling_defaults(components.settings), thoughts=thought_tokens(components.tokenizer)
-    )
-
-
-def thought_tokens(tokenizer: Tokenizer) -> ThoughtTokens | None:
-    """Returns the tags of thoughts; None unless each is one token with visible text."""
-    ids = [tokenizer.encode(tag) for tag in (THINK_BEGIN, THINK_END)]
-    shown = [tokenizer.decode(of_tag) for of_tag in ids]
-    if [len(of_tag) for of_tag in ids] != [1, 1] or shown != [THINK_BEGIN, THINK_END]:
-        return None
-    return ThoughtTokens(ids[0][0], ids[1][0], tokenizer.decode)
+    tokenizer, tags = components.tokenizer, [THINK_BEGIN, THINK_END]
+    ids = [tokenizer.encode(tag) for tag in tags]
+    thoughts = None
+    # The tags of thoughts are known if each is one token with visible text.
+    if [len(of_tag) for of_tag in ids] == [1, 1] and [tokenizer.decode(of_tag) for of_tag in ids] == tags:
+        thoughts = ThoughtTokens(ids[0][0], ids[1][0], tokenizer.decode)
+    return RealModel(defaults=sampling_defaults(components.settings), thoughts=thoughts)
 
 
 def sampling_defaults(settings: Settings) -> SamplingDefaults:
@@ -129,29 +123,20 @@ def sampling_defaults(settings: Settings) -> SamplingDefaults:
 
     ConfigError for an unreadable file or an invalid value.
     """
-    wanted, told = settings.engine.generation_config, {}
+    wanted, told = settings.engine.generation_config, dict[str, object]()
     if wanted != NO_DEFAULTS:
         folder = model_path(settings) if wanted == OWN_DEFAULTS else Path(wanted).expanduser()
         file = folder / "generation_config.json"
-        if file.is_file():
-            told = _convert(_read(file), dict[str, object], f"setting generation-config: {file}")
-        elif wanted != OWN_DEFAULTS:
-            raise ConfigError(f"setting generation-config: there is no {file}")
+        try:
+            told = msgspec.json.decode(file.read_bytes(), type=dict[str, object])
+        except (FileNotFoundError, NotADirectoryError):  # a .gguf file is no folder
+            if wanted != OWN_DEFAULTS:
+                raise ConfigError(f"setting generation-config: there is no {file}") from None
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConfigError(f"setting generation-config: {file} cannot be read: {error}") from None
     told |= json.loads(settings.engine.override_generation_config or "{}")
     known = {name: told[name] for name in SamplingDefaults.__struct_fields__ if told.get(name) is not None}
-    return _convert(known, SamplingDefaults, f"setting generation-config: {wanted!r}")
-
-
-def _read(file: Path) -> object:
-    """Reads JSON. ConfigError for an unreadable or invalid file."""
     try:
-        return json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"setting generation-config: {file} cannot be read: {error}") from None
-
-
-def _convert(told: object, kind: type[T], what: str) -> T:
-    try:
-        return msgspec.convert(told, kind, strict=False)
+        return msgspec.convert(known, SamplingDefaults, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{what} cannot be used: {error}") from None
+        raise ConfigError(f"setting generation-config: {wanted!r} cannot be used: {error}") from None

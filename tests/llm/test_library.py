@@ -81,15 +81,6 @@ def test_two_streams_at_once_and_one_that_is_left(llm: LLM) -> None:
     assert not llm.engine.has_work
 
 
-def test_stop_strings_end_a_reply(llm: LLM) -> None:
-    text = str(llm.generate_single(PROMPTS[0], GREEDY)["generated_text"])
-    stop = text[9:13]
-    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, stop=[stop])
-    result = llm.generate_single(PROMPTS[0], params)
-    assert result["generated_text"] == text[: text.index(stop)]
-    assert (result["finish_reason"], result["stop_reason"]) == ("stop", stop)
-
-
 def test_what_fails_is_told_and_others_live(llm: LLM) -> None:
     failed, fine = llm.generate([[], PROMPTS[0]], GREEDY, progress=False)
     assert failed["error"] == "The prompt is empty." and failed["generated_text"] == ""

@@ -122,6 +122,17 @@ def test_logprobs_are_of_the_models_own_logits() -> None:
     assert sampled.logprobs.logprob == pytest.approx(own[3], abs=1e-6)
 
 
+def test_only_allowed_tokens_come_and_no_bad_words() -> None:
+    row, params = torch.tensor([1.0, 9.0, 2.0, 3.0]), SamplingParams(temperature=0.0)
+    only = SamplingParams(temperature=0.0, allowed_token_ids=[0, 2])
+    assert sample(row[None], [state(only)])[0].token_id == 2
+    for output, expected in (([3], 3), ([2], 1), ([], 1)):
+        banning = SamplingState(params, [], output, Random(0), bad_words=[[3, 1], [0]])
+        assert sample(row[None], [banning])[0].token_id == expected
+    with pytest.raises(RequestError):
+        SamplingParams(allowed_token_ids=[])
+
+
 def test_ends_are_banned_before_min_tokens() -> None:
     params = SamplingParams(temperature=0.0, min_tokens=2)
     row = torch.tensor([[1.0, 9.0, 2.0]])

@@ -163,13 +163,10 @@ def test_what_is_no_order_changes_nothing(worker: Worker, frames: list[bytes]) -
 def test_orders_that_cannot_be_carried_out(worker: Worker) -> None:
     cases: list[dict[str, object]] = [
         {"prompt_ids": []},
-        {"prompt_ids": [VOCABULARY]},
-        {"prompt_ids": [-1]},
         {"prompt_ids": [1] * 2000},
         {"max_tokens": 0},
-        {"stop": ("x",)},
-        {"logprobs": 1000},
         {"sampling": Sampling(top_p=7.0)},
+        {"sampling": Sampling(bad_words=("x",))},
     ]
     for key, case in enumerate(cases):
         worker.generate(key, **{"prompt_ids": [1], **case})  # type: ignore[arg-type]
@@ -180,12 +177,12 @@ def test_orders_that_cannot_be_carried_out(worker: Worker) -> None:
     assert len(worker.whole(50)[0]) == LONG
 
 
-def test_prompts_larger_than_the_cache_and_more_than_may_wait(folder: Path) -> None:
-    with engine_process(folder, num_blocks=9, max_num_seqs=1, max_queue_size=1) as engine:
-        worker = Worker(engine.options.endpoint)
+def test_more_than_may_wait_is_no_fault_of_the_request(folder: Path) -> None:
+    with (
+        engine_process(folder, num_blocks=9, max_num_seqs=1, max_queue_size=1) as engine,
+        Worker(engine.options.endpoint) as worker,
+    ):
         assert worker.greet().max_model_len == 128
-        worker.generate(1, [1] * 128)
-        assert "128 tokens" in str(worker.wait(1)[0].error)
         for key in (2, 3, 4):
             worker.generate(key, [1] * 20, 100)
             if key == 2:
@@ -193,7 +190,6 @@ def test_prompts_larger_than_the_cache_and_more_than_may_wait(folder: Path) -> N
         last = worker.wait(4)[0]
         assert "wait" in str(last.error) and not last.is_refused
         assert [len(worker.whole(key)[0]) for key in (2, 3)] == [100, 100]
-        worker.close()
 
 
 def test_it_writes_where_it_is_and_sigterm_ends_streams_and_the_process(folder: Path) -> None:

@@ -38,16 +38,13 @@ def worker(engine: EngineProcess) -> Iterator[Worker]:
     engine.check()
 
 
-def test_while_it_is_paused_nothing_begins(worker: Worker, other: Worker) -> None:
+def test_a_pause_lets_nothing_begin_and_what_runs_go_on_or_end(worker: Worker, other: Worker) -> None:
     assert worker.command("pause").error is None
     other.generate(1, WANTED[0])
     other.until(lambda: other.loads[-1].waiting == 1)
     assert other.loads[-1].paused and 1 not in other.said
     assert worker.command("resume").error is None
     assert len(other.whole(1)[0]) == 16
-
-
-def test_what_runs_goes_on_or_ends_as_the_pause_says(worker: Worker, other: Worker) -> None:
     for mode in ("keep", "abort"):
         other.generate(1, WANTED[0], 300)
         other.until(lambda: other.loads[-1].running == 1)

@@ -17,7 +17,6 @@ from app.engine.core.wire import EngineProcessOptions, TextForm
 from app.llm.engine import LLMEngine
 from app.llm.errors import ModelLoadError, RequestError
 from app.llm.loader import load_checkpoint
-from app.llm.sampler import Form
 from app.llm.serving import IDLE_S, EngineService, engine_options
 from app.llm.worker_sockets import WorkerSockets
 from tests.llm.process import Worker
@@ -102,7 +101,7 @@ def test_while_a_form_is_compiled_others_are_served(folder: Path, monkeypatch: p
     """And other forms, those behind it in the line, and one that is aborted meanwhile."""
     may_end, begun = Event(), []
 
-    def compile(engine: LLMEngine, text: TextForm) -> Form:
+    def compile(engine: LLMEngine, text: TextForm) -> None:
         begun.append(text.regex)
         assert text.regex == "quick" or may_end.wait(20)
         raise RequestError("It is no form.")

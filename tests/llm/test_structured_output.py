@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
@@ -310,12 +310,6 @@ def test_a_form_that_explodes_is_refused_and_holds_up_nobody_for_long(worker: Wo
     assert re.fullmatch("[ab]{3}", worker.whole(5)[1])
 
 
-def test_a_form_that_leaves_nothing_to_say_is_the_requests_own_fault(worker: Worker) -> None:
-    sampling = Sampling(temperature=0.0, allowed_token_ids=(40,))
-    worker.generate(6, [9], 8, form=TextForm(regex="[0-9]{3}"), sampling=sampling)
-    assert worker.wait(6)[0].is_refused
-
-
 def test_what_cannot_be_tried_out_is_refused_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = default_tokenizer().backend
     sandbox = CompileSandbox(Trial(backend.to_str(), backend.get_vocab_size(), 0, 1.0))
@@ -324,36 +318,6 @@ def test_what_cannot_be_tried_out_is_refused_and_tried_again(monkeypatch: pytest
         patch.setattr("sys.executable", "/nowhere")
         assert sandbox.flaw(right) == NO_TRIAL
     assert sandbox.flaw(right) == "" and "nowhere" in sandbox.flaw(wrong)
-
-
-# Tokens that may, and may not, come.
-
-
-def test_only_allowed_tokens_come(llm: LLM) -> None:
-    allowed = [40, 41, 50]
-    params = SamplingParams(temperature=1.0, allowed_token_ids=allowed, max_tokens=30, seed=1)
-    assert set(llm.generate_single("a", params)["token_ids"]) == set(allowed)  # type: ignore[call-overload]
-    for wrong in ([], [10**6]):
-        with pytest.raises(RequestError):
-            next(llm.generate_stream("a", SamplingParams(allowed_token_ids=wrong)))
-
-
-def test_bad_words_do_not_come(llm: LLM) -> None:
-    greedy: Callable[..., SamplingParams] = lambda **more: SamplingParams(  # noqa: E731
-        temperature=0.0, max_tokens=20, ignore_eos=True, **more
-    )
-    said = llm.generate_single("Once", greedy())
-    ids, tokenizer = said["token_ids"], llm.engine.tokenizer
-    assert isinstance(ids, list) and tokenizer is not None
-    word = next(
-        text for text in map(tokenizer.decode, ([it] for it in ids[3:])) if tokenizer.encode(text, False)
-    )
-    again = llm.generate_single("Once", greedy(bad_words=[word]))
-    banned = tokenizer.encode(word.lstrip(), False)
-    others = again["token_ids"]
-    assert isinstance(others, list) and others != ids
-    count = len(banned)
-    assert all(others[start : start + count] != banned for start in range(len(others)))
 
 
 def test_when_nothing_is_left_one_request_ends(llm: LLM) -> None:

@@ -70,29 +70,18 @@ def said(llm: LLM, thoughts: Thoughts | None, bias: dict[int, float], seed: int,
     return str(llm.generate_single("Hello", params)["generated_text"])
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_form_holds_behind_the_thoughts(llm: LLM, tags: tuple[int, int], seed: int) -> None:
+def test_the_form_holds_behind_thoughts_of_any_form(llm: LLM, tags: tuple[int, int]) -> None:
     begin, end = tags
-    text = said(llm, Thoughts(end_id=end), {begin: LIKELY, end: LIKELY}, seed)
-    assert re.fullmatch(rf"(?s).*?</think>{REGEX}", text)
-    text = said(llm, Thoughts(end_id=end, begin_id=begin), {begin: LIKELY, end: LIKELY}, seed)
-    assert re.fullmatch(rf"(?s)<think>.*?</think>{REGEX}", text)
-
-
-def test_thoughts_are_of_any_form(llm: LLM, tags: tuple[int, int]) -> None:
-    _, end = tags
+    thoughts, likely = Thoughts(end_id=end, begin_id=begin), {begin: LIKELY, end: LIKELY}
+    for seed in range(3):
+        text = said(llm, Thoughts(end_id=end), likely, seed)
+        assert re.fullmatch(rf"(?s).*?</think>{REGEX}", text)
+        assert re.fullmatch(rf"(?s)<think>.*?</think>{REGEX}", said(llm, thoughts, likely, seed))
     text = said(llm, Thoughts(end_id=end), {end: -LIKELY}, seed=1, tokens=30)
     assert len(text) > 20 and not set(text) <= set("ab")
-
-
-def test_who_does_not_begin_to_think_writes_the_form_at_once(llm: LLM, tags: tuple[int, int]) -> None:
-    begin, end = tags
-    thoughts = Thoughts(end_id=end, begin_id=begin)
+    # Who does not begin to think writes the form at once.
     assert re.fullmatch(REGEX, said(llm, thoughts, {begin: -LIKELY}, seed=1))
-    assert re.fullmatch(REGEX, said(llm, None, {begin: LIKELY, end: LIKELY}, seed=1))
-
-
-def test_a_tag_outside_the_vocabulary_is_refused(llm: LLM) -> None:
+    assert re.fullmatch(REGEX, said(llm, None, likely, seed=1))
     form = TextForm(regex=REGEX, thoughts=Thoughts(end_id=1_000_000))
     result = llm.generate_single("Hello", SamplingParams(structured_outputs=form))
     assert "tags of thoughts" in str(result["error"])

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from math import exp
 from pathlib import Path
 
@@ -226,19 +227,19 @@ def warnings(problem: Problem, played: Sequence[Replayed], known: Sequence[Certa
     by_name = {it.name: it for it in known}
     whole = by_name.get("base + weights")
     parts = [by_name[name] for name in ("base", "weights") if name in by_name]
-    gaps = {
+    is_sum = whole is not None and whole.identified and not any(it.identified for it in parts)
+    saturated = most >= FULL * limit or any(it.preemptions for it in played)
+    lines = [
         f"no run saturates the engine (at most {most} of {limit} sequences): record one that does, or what is"
-        " predicted there is extrapolated": most < FULL * limit and not any(it.preemptions for it in played),
-        "no run idles: record one at a low rate, or wake and base stay guesses": all(
-            it.idle_steps < IDLE_STEPS for it in played
-        ),
+        " predicted there is extrapolated",
+        "no run idles: record one at a low rate, or wake and base stay guesses",
         "no constant is identified, so the profile says little more than its start: record more runs, of"
-        " different rates and lengths": not any(it.identified for it in known),
-        "base and weights are identified as a sum only": whole is not None
-        and whole.identified
-        and not any(it.identified for it in parts),
-    }
-    return [line for line, holds in gaps.items() if holds]
+        " different rates and lengths",
+        "base and weights are identified as a sum only",
+    ]
+    idles = any(it.idle_steps >= IDLE_STEPS for it in played)
+    holds = [not saturated, not idles, not any(it.identified for it in known), is_sum]
+    return list(compress(lines, holds))
 
 
 def draw(errors: Errors, unseen: Errors, path: Path) -> None:

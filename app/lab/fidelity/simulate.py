@@ -96,6 +96,9 @@ DRAWN = ("rate", "arrivals", "burstiness", "ramp_from", "input_tokens", "output_
     *("num_requests", "prefix_groups", "prefix_tokens"),
 )
 """Flags of a synthetic load."""
+NO_LOAD = "a load is missing: give --trace FILE, or --rate with --seconds, or --num-requests"
+ENDLESS = "a load that has a rate alone never ends: give --seconds or --num-requests"
+NO_TOP = "--arrivals ramp needs --seconds: by then it has come to its rate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,22 +188,21 @@ def _recipe(given: argparse.Namespace, rate_is_swept: bool) -> Recipe | None:
 
 def _check_drawn(given: argparse.Namespace, rate_is_swept: bool) -> None:
     timed = given.rate is not None or rate_is_swept
-    endless = given.seconds is None and given.num_requests is None
-    needs_rate = given.seconds is not None or given.arrivals is not None
+    has_seconds, has_count = given.seconds is not None, given.num_requests is not None
+    needs_rate = has_seconds or given.arrivals is not None
     grouped = given.prefix_groups is not None, given.prefix_tokens is not None
-    rules = {
-        "a load is missing: give --trace FILE, or --rate with --seconds, or --num-requests": not timed
-        and given.num_requests is None,
-        "--rate must not be given with --sweep rate": rate_is_swept and given.rate is not None,
-        "--seconds and --arrivals go with --rate": needs_rate and not timed,
-        "a load that has a rate alone never ends: give --seconds or --num-requests": endless,
-        "--arrivals ramp needs --seconds: by then it has come to its rate": given.arrivals == RAMP
-        and given.seconds is None,
-        "--burstiness goes with --arrivals bursty": given.burstiness is not None and given.arrivals != BURSTY,
-        "--ramp-from goes with --arrivals ramp": given.ramp_from is not None and given.arrivals != RAMP,
-        "--prefix-groups and --prefix-tokens go together": len(set(grouped)) > 1,
-    }
-    for rule, is_broken in rules.items():
+    shaped, ramped = given.burstiness is not None, given.ramp_from is not None
+    rules = [
+        (not timed and not has_count, NO_LOAD),
+        (rate_is_swept and given.rate is not None, "--rate must not be given with --sweep rate"),
+        (needs_rate and not timed, "--seconds and --arrivals go with --rate"),
+        (not has_seconds and not has_count, ENDLESS),
+        (given.arrivals == RAMP and not has_seconds, NO_TOP),
+        (shaped and given.arrivals != BURSTY, "--burstiness goes with --arrivals bursty"),
+        (ramped and given.arrivals != RAMP, "--ramp-from goes with --arrivals ramp"),
+        (grouped[0] != grouped[1], "--prefix-groups and --prefix-tokens go together"),
+    ]
+    for is_broken, rule in rules:
         if is_broken:
             raise UsageError(rule)
 
