@@ -13,7 +13,7 @@ NAMES: Final = {
     "LLM": "llm.LLM",
     "LLMEngine": "llm.LLM",
     "AsyncLLM": "aio.AsyncLLM",
-    "AsyncLLMEngine": "aio.AsyncLLMEngine",
+    "AsyncLLMEngine": "aio.AsyncLLM",
     "SamplingParams": "sampling_params.SamplingParams",
     "StructuredOutputsParams": "sampling_params.StructuredOutputsParams",
     "Priority": "sampling_params.Priority",

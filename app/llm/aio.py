@@ -284,6 +284,3 @@ class AsyncLLM:
                 yield index, choices[index]
         finally:
             self._thread.abort(request_id)
-
-
-AsyncLLMEngine = AsyncLLM

@@ -62,15 +62,12 @@ logger = logging.getLogger(__name__)
 class Worker:
     """A worker that has sent a message; its request ids in the engine are "`number` KEY"."""
 
-    __slots__ = ("keys", "name", "notices", "number", "wants_kv_events")
+    __slots__ = ("name", "notices", "number", "wants_kv_events")
 
     def __init__(self, name: bytes, number: int) -> None:
-        self.name, self.number = name, number
-        self.keys: set[int] = set()
-        """Keys of unfinished choices."""
+        self.name, self.number, self.wants_kv_events = name, number, False
         self.notices: list[Notice] = []
         """Content of the next message to the worker."""
-        self.wants_kv_events = False
 
 
 class EngineService:
@@ -155,7 +152,6 @@ class EngineService:
             worker.notices.append(said)
             if said.finish is not None:
                 del self._owners[sequence.request_id]
-                worker.keys.remove(said.key)
         stepped = self._engine.stats.steps > steps
         if stepped and self._events is not None:
             self._events.put(self._engine.take_events())
@@ -182,11 +178,10 @@ class EngineService:
                 worker.notices.append(self._ready)
 
     def _generate(self, worker: Worker, order: EngineCoreRequest) -> None:
-        if order.key in worker.keys:
+        request_id = f"{worker.number} {order.key}"
+        if request_id in self._owners:
             logger.warning("request %s is ignored: its key %d is in use", order.request_id, order.key)
             return
-        request_id = f"{worker.number} {order.key}"
-        worker.keys.add(order.key)
         self._owners[request_id] = worker, order.key
         if order.form is not None:
             self._uncompiled[request_id] = self._compilers.submit(self._engine.compile, order.form), order
@@ -206,7 +201,6 @@ class EngineService:
 
     def _refuse(self, request_id: str, error: str, is_refused: bool = True) -> None:
         worker, key = self._owners.pop(request_id)
-        worker.keys.remove(key)
         worker.notices.append(self._failure(key, error, is_refused))
 
     def _failure(self, key: int, error: str, is_refused: bool = False) -> EngineCoreOutput:
@@ -232,7 +226,10 @@ class EngineService:
         if request_id in self._uncompiled:
             self._uncompiled.pop(request_id)[0].cancel()
         self._owners.pop(request_id, None)
-        worker.keys.discard(key)
+
+    def _keys(self, worker: Worker) -> list[int]:
+        """Returns the keys of the worker's unfinished choices."""
+        return [key for owner, key in self._owners.values() if owner is worker]
 
     # Commands.
 
@@ -348,26 +345,28 @@ class EngineService:
                 case "full":
                     self._give_up(worker)
                 case "gone":
-                    logger.info("worker %d has left, with %d choices", worker.number, len(worker.keys))
-                    for key in list(worker.keys):
+                    keys = self._keys(worker)
+                    logger.info("worker %d has left, with %d choices", worker.number, len(keys))
+                    for key in keys:
                         self._abort(worker, key)
                     self._settling = [it for it in self._settling if it[0] is not worker]
                     del self._workers[worker.name]
 
     def _give_up(self, worker: Worker) -> None:
         """Ends the choices of a worker that does not read, and keeps the failures for its next read."""
-        if worker.keys:
-            logger.warning("worker %d does not read: %d choices end", worker.number, len(worker.keys))
+        keys = self._keys(worker)
+        if keys:
+            logger.warning("worker %d does not read: %d choices end", worker.number, len(keys))
         whole = [it for it in worker.notices if not isinstance(it, EngineCoreOutput) or it.finish is not None]
-        late = [self._failure(key, "The server was too slow to take the reply.") for key in worker.keys]
-        for key in list(worker.keys):
+        for key in keys:
             self._abort(worker, key)
-        worker.notices = [*whole, *late]
+            whole.append(self._failure(key, "The server was too slow to take the reply."))
+        worker.notices = whole
 
     def _end(self, error: str) -> None:
         self._heartbeat.stop()
         for worker in self._workers.values():
-            worker.notices += [self._failure(key, error) for key in worker.keys]
+            worker.notices += [self._failure(key, error) for key in self._keys(worker)]
         self._tell()
         self._sockets.close()
         if self._events is not None:

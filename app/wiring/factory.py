@@ -210,31 +210,10 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
         from app.serving.flask.indexer import add_index
 
         families.append(add_index(app, live, tokenizer, publisher, remote))
-    model = settings.model
     transfers = settings.server.weight_transfer and not settings.engine.is_real
-    weights = Weights(model.model, model.tensor_parallel_size, transfers)
+    weights = Weights(settings.model.model, settings.model.tensor_parallel_size, transfers)
     if settings.model.task == "generate":
-        app.after_start.append(components.schemas.load)
-        plain_chats, plain_completions = PlainChats(pipeline), PlainCompletions(pipeline)
-        store, threads = ResponseStore(settings.api.enable_responses_store), ThreadStore()
-        app.caches.append(
-            lambda: {
-                "plain chats": plain_chats.known.memo,
-                "plain prompts": plain_completions.known.memo,
-                "responses": store,
-                "threads": threads,
-            }
-        )
-        live.subscribe(plain_chats.on_settings)
-        live.subscribe(plain_completions.on_settings)
-        app.add_routes("chat", chat.routes(pipeline, plain_chats))
-        app.add_routes("completions", completions.routes(pipeline, plain_completions))
-        app.add_routes("anthropic", anthropic.routes(pipeline, threads))
-        app.add_routes("responses", responses.routes(pipeline, store))
-        scale_out, aborts = settings.api.enable_scale_out, settings.server.server_dev_mode
-        app.add_routes("generate", generate.routes(pipeline, scale_out, weights, aborts))
-        app.add_routes("generative_scoring", label_reads.routes(pipeline))
-        app.add_routes("elastic", lifecycle_routes.elastic_routes(pipeline.body, server.data_parallel_size))
+        add_generation(app, components, pipeline, weights)
     if pooling_routes := pooling.routes(pipeline, settings.model):
         app.add_routes("pooling", pooling_routes)
     app.add_routes("decisions", label_reads.decision_routes(pipeline, settings.model))
@@ -281,6 +260,28 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
             openapi.document_routes(lambda: app.routes, app.prefix, settings.model.served_names[0]),
         )
     return app
+
+
+def add_generation(
+    app: Understudy, components: Components, pipeline: RequestPipeline, weights: Weights
+) -> None:
+    """Adds the families of routes that generate text."""
+    settings, live, server = components.settings, components.live, components.server
+    app.after_start.append(components.schemas.load)
+    plain_chats, plain_completions = PlainChats(pipeline), PlainCompletions(pipeline)
+    live.subscribe(plain_chats.on_settings)
+    live.subscribe(plain_completions.on_settings)
+    store, threads = ResponseStore(settings.api.enable_responses_store), ThreadStore()
+    memos = {"plain chats": plain_chats.known.memo, "plain prompts": plain_completions.known.memo}
+    app.caches.append(lambda: {**memos, "responses": store, "threads": threads})
+    scale_out, aborts = settings.api.enable_scale_out, settings.server.server_dev_mode
+    app.add_routes("chat", chat.routes(pipeline, plain_chats))
+    app.add_routes("completions", completions.routes(pipeline, plain_completions))
+    app.add_routes("anthropic", anthropic.routes(pipeline, threads))
+    app.add_routes("responses", responses.routes(pipeline, store))
+    app.add_routes("generate", generate.routes(pipeline, scale_out, weights, aborts))
+    app.add_routes("generative_scoring", label_reads.routes(pipeline))
+    app.add_routes("elastic", lifecycle_routes.elastic_routes(pipeline.body, server.data_parallel_size))
 
 
 def rpc_of(

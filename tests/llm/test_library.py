@@ -15,14 +15,12 @@ from typing import cast
 from unittest.mock import MagicMock
 
 import pytest
-import torch
 
 from app.llm import command, errors
 from app.llm.aio import AsyncLLM
 from app.llm.engine import LLMEngine
 from app.llm.errors import LLMError, ModelLoadError, RequestError
 from app.llm.llm import LLM, Result, make_engine
-from app.llm.model_runner import DeviceManager
 from app.llm.sampling_params import SamplingParams
 from tests.running_server import ROOT
 
@@ -276,14 +274,6 @@ def test_asynchronous_choices_and_failures(model: str) -> None:
                 await late
 
     asyncio.run(talk())
-
-
-def test_devices_are_found_and_modules_moved_there() -> None:
-    assert DeviceManager.detect_device("cuda:99") == "cpu"
-    manager = DeviceManager("cpu", "bfloat16")
-    assert manager.detect_device() in ("cpu", "cuda", "mps")
-    moved = manager.optimize_for_device(torch.nn.Linear(2, 2))
-    assert next(moved.parameters()).dtype == torch.bfloat16
 
 
 @pytest.fixture

@@ -122,7 +122,10 @@ def test_devices_that_are_not_there(caplog: pytest.LogCaptureFixture) -> None:
         DeviceManager("cpu", "float16")
     with pytest.raises(ModelLoadError, match="dtype int3"):
         DeviceManager("cpu", "int3")
-    assert DeviceManager("cpu", "bfloat16").info()["dtype"] == "bfloat16"
+    manager = DeviceManager("cpu", "bfloat16")
+    assert manager.info()["dtype"] == "bfloat16" and manager.detect_device() in ("cpu", "cuda", "mps")
+    moved = manager.optimize_for_device(torch.nn.Linear(2, 2))
+    assert next(moved.parameters()).dtype == torch.bfloat16
 
 
 def test_without_packed_layers_the_tokens_are_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
