@@ -328,7 +328,7 @@ Options = TypeVar("Options", bound=ResponseOptions)
 class ChunkWriter(ResponseWriter, Generic[Options]):
     """Writes chats and completions: a stream has one chunk for each token, as clients count chunks.
 
-    Tokens of which nothing special was asked are written into a chunk that is constant but for its text.
+    Plain tokens are written into a chunk that is constant but for its text.
     """
 
     keeps_alive = True

@@ -124,17 +124,16 @@ class Traces(Middleware):
 
 
 class RequestTrace:
-    """The trace of a request that arrived at `arrival_s`, as a child of `parent` if another process began
-    it.
+    """The trace of a request that arrived at `arrival_s`; a child of the span in `parent`, if there is one.
 
-    `name` and `told` are name and attributes of its span. `unix_ns` is the Unix time of the clock's zero.
+    `name` and `attributes` are those of the request's span. `unix_ns` is the Unix time of the clock's zero.
     """
 
     def __init__(
         self,
         tracer: Tracer,
         name: str,
-        told: Mapping[str, AttributeValue],
+        attributes: Mapping[str, AttributeValue],
         parent: Context,
         arrival_s: float,
         unix_ns: int,
@@ -142,7 +141,7 @@ class RequestTrace:
         self._tracer = tracer
         self._unix_ns = unix_ns
         start_ns = self._ns(arrival_s)
-        self.span: Span = tracer.start_span(name, parent, SpanKind.SERVER, told, start_time=start_ns)
+        self.span: Span = tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=start_ns)
         self._below = set_span_in_context(self.span, Context())
         self._tokens = {PROMPT_TOKENS: 0, CACHED_TOKENS: 0, COMPLETION_TOKENS: 0}
         self._latency: dict[str, float] = {}
@@ -192,13 +191,13 @@ class RequestTrace:
             self._latency[name] = worst(seconds, self._latency.get(name, seconds))
         passed = phases(generation.arrival_s, outcome)
         for phase, (begin_s, end_s) in passed.items():
-            told: dict[str, AttributeValue] = {CHOICE: generation.index}
+            facts: dict[str, AttributeValue] = {CHOICE: generation.index}
             if phase == PREFILL:
-                told[PROMPT_TOKENS] = len(generation.prompt_ids)
-                told[CACHED_TOKENS] = outcome.cached_tokens
+                facts[PROMPT_TOKENS] = len(generation.prompt_ids)
+                facts[CACHED_TOKENS] = outcome.cached_tokens
             elif phase == DECODE:
-                told[COMPLETION_TOKENS], told[FINISH_REASONS] = outcome.tokens, (outcome.reason,)
-            span = self._tracer.start_span(phase, self._below, attributes=told, start_time=self._ns(begin_s))
+                facts[COMPLETION_TOKENS], facts[FINISH_REASONS] = outcome.tokens, (outcome.reason,)
+            span = self._tracer.start_span(phase, self._below, attributes=facts, start_time=self._ns(begin_s))
             if outcome.reason in BROKEN and phase == list(passed)[-1]:
                 span.set_status(Status(StatusCode.ERROR, outcome.reason))
             span.end(self._ns(end_s))
