@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from msgspec import Struct
 
@@ -50,6 +49,9 @@ class ServedModels:
             yield adapter.name, adapter.path, self.names[0], None
 
 
+Permission = dict[str, object]
+
+
 class Model(Struct, kw_only=True):
     """A model or an adapter that is served. `created` is Unix seconds."""
 
@@ -60,7 +62,7 @@ class Model(Struct, kw_only=True):
     root: str
     parent: str | None
     max_model_len: int | None
-    permission: list[dict[str, Any]]
+    permission: list[Permission]
 
 
 class ModelList(Struct):

@@ -115,7 +115,7 @@ class PeerRanks:
 
             self._pool = PoolManager(timeout=TIMEOUT_S, retries=False, cert_reqs="CERT_NONE")
 
-    def answers(self, context: RequestContext, own: Any, body: bytes = b"") -> Any:
+    def answers(self, context: RequestContext, own: object, body: bytes = b"") -> object:
         """Returns `own`, our answer to a request; with `?ranks=all` every rank's answer, by rank.
 
         Raises ApiError like `ask`.

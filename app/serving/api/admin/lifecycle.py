@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -57,7 +57,7 @@ class InfoQuery(Struct):
     config_format: Literal["text", "json"] = "text"
 
 
-def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str, Any]]) -> list[Route]:
+def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], Mapping[str, object]]) -> list[Route]:
     """Returns the routes. `sleeps` is `enable-sleep-mode`; `settings` returns all settings for display."""
 
     def sleep(context: RequestContext) -> object:
@@ -92,10 +92,10 @@ def routes(lifecycle: Operations, sleeps: bool, settings: Callable[[], dict[str,
 
     def server_info(context: RequestContext) -> object:
         query = decode_query(context.query(), InfoQuery)
-        told: Any = settings()
+        settings_now: object = settings()
         if query.config_format == "text":
-            told = ", ".join(f"{name}={value!r}" for name, value in told.items())
-        return {"vllm_config": told, "vllm_env": {}, "system_env": {}}
+            settings_now = ", ".join(f"{name}={value!r}" for name, value in settings().items())
+        return {"vllm_config": settings_now, "vllm_env": {}, "system_env": {}}
 
     def is_sleeping(context: RequestContext) -> object:
         return {"is_sleeping": lifecycle.is_sleeping or lifecycle.paused}

@@ -248,8 +248,8 @@ _MESSAGE_SCHEMA = {
     "required": ["role"],
     "properties": {"role": {"type": "string"}, "content": _CONTENT},
 }
-_MESSAGES = {"type": "array", "items": _MESSAGE_SCHEMA}
-REFINEMENTS: Mapping[tuple[type, str], dict[str, Any]] = {
+_MESSAGES: dict[str, object] = {"type": "array", "items": _MESSAGE_SCHEMA}
+REFINEMENTS: Mapping[tuple[type, str], dict[str, object]] = {
     (ChatCompletionRequest, "messages"): _MESSAGES,
     (BatchChatRequest, "messages"): {"type": "array", "items": _MESSAGES},
     (tokenize.TokenizeChatRequest, "messages"): _MESSAGES,
