@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from h2.errors import ErrorCodes
 from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
@@ -62,6 +63,12 @@ def opening(stream: int = 1, block: bytes | None = None, flags: int = END_HEADER
 
 def message(data: bytes) -> bytes:
     return b"\0" + len(data).to_bytes(4, "big") + data
+
+
+def call(request: Any, stream: int = 1, block: bytes | None = None) -> bytes:
+    """A whole call with one message."""
+    body = message(request.SerializeToString())
+    return opening(stream, block) + frame(DATA, END_STREAM, stream, body)
 
 
 class RawClient:

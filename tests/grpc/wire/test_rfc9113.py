@@ -31,6 +31,7 @@ from tests.grpc.raw import (
     SETTINGS,
     WINDOW_UPDATE,
     RawClient,
+    call,
     encode,
     frame,
     headers,
@@ -464,11 +465,11 @@ def test_no_more_is_sent_than_windows_allow(served: RunningServer) -> None:
 
 
 def test_the_window_of_the_connection_holds_for_all_streams(served: RunningServer) -> None:
-    request = message(generate(max_tokens=4000, ignore_eos=True).SerializeToString())
+    request = generate(max_tokens=4000, ignore_eos=True)
     client, told = RawClient(served.port), 0
     with closing(client.sock):
         client.send(settings_frame({INITIAL_WINDOW_SIZE: 1 << 20}))
-        client.send(*(opening(stream) + frame(DATA, END_STREAM, stream, request) for stream in (1, 3)))
+        client.send(*(call(request, stream) for stream in (1, 3)))
         while told < 65_535:
             one = client.frame()
             assert one is not None
@@ -485,8 +486,7 @@ def test_large_messages_come_in_frames_that_are_not_too_large(served: RunningSer
     client = RawClient(served.port)
     with closing(client.sock):
         client.send(settings_frame({INITIAL_WINDOW_SIZE: 1 << 24}), window_update(0, 1 << 24))
-        body = message(request.SerializeToString())
-        client.send(opening(), frame(DATA, END_STREAM, 1, body))
+        client.send(call(request))
         sizes = [len(one[3]) for one in _until(client, HEADERS, stream_ends=True) if one[0] == DATA]
     assert sum(sizes) > max(sizes) == MOST
 
