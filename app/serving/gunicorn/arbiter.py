@@ -107,7 +107,6 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
     handle_ttou = handle_ttin
 
     def setup(self, app: Any) -> None:
-        """Applies the configuration that a reload has read."""
         super().setup(app)
         self.have_one_each()
         # `_asked` has just checked the certificate. If it is broken now, the old one stays in use.

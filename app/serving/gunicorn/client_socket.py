@@ -104,7 +104,6 @@ class FairSocket:
         self.gettimeout, self.settimeout = client.gettimeout, client.settimeout
 
     def recv(self, size: int) -> bytes:
-        """Returns at most `size` bytes; raises OSError as the socket does."""
         if size <= PARSED_BYTES:  # gunicorn parses a head or chunk of unknown length
             size = PART_BYTES
         if self._data:

@@ -119,8 +119,8 @@ class GreenletConnection:
 
     has_unread = False
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    def __init__(self, client: Any, address: Any, bound: Any) -> None:
+        self.client, self.address, self.bound, self.share = client, address, bound, Share()
         self.busy, self.is_new, self.since_s = False, True, time.monotonic()
 
     def look(self, now_s: float) -> None: ...
@@ -131,12 +131,10 @@ class GreenletConnection:
         """Ends the greenlet's wait for the next request."""
         with suppress(OSError):
             # The native socket: gevent's would raise in the reading greenlet, and log an error.
-            self._client._sock.shutdown(socket.SHUT_RD)
+            self.client._sock.shutdown(socket.SHUT_RD)
 
 
 class Connections:
-    """The connections of one worker."""
-
     def __init__(self) -> None:
         self.open: dict[HubConnection | GreenletConnection, None] = {}
 
@@ -219,7 +217,6 @@ class FastPath:
         self._log = log
 
     def log_access(self, context: RequestContext, response: Response) -> None:
-        """Writes the access line of an answer that has been sent."""
         body, sent = response.body, 0
         if isinstance(body, StreamingBody):
             sent = body.bytes_sent
@@ -327,8 +324,6 @@ class FastConnection(HubConnection):
         return True
 
     def _wait_for(self, pending: PendingResponse, context: RequestContext) -> None:
-        """Waits for the answer; stops reading meanwhile."""
-
         def come(outcome: Response | Exception) -> None:
             self.connection.unwatch()
             token = current_request.set(context)
@@ -351,7 +346,6 @@ class FastConnection(HubConnection):
         pending.then(come)
 
     def _finish(self, response: Response) -> None:
-        """Runs the middleware on the response, and writes it."""
         assert self._context is not None
         try:
             self.path.middleware.end(self._context, response)

@@ -183,6 +183,5 @@ def private_folder() -> str:
 
 
 def given_length(settings: Settings) -> int | None:
-    """Returns max-model-len; None when not set."""
     length = settings.model.max_model_len
     return None if length == OWN_LENGTH else length

@@ -58,7 +58,6 @@ class FairTurns:
         self._turn_begins.start(self._begin_turn)
 
     def close(self) -> None:
-        """Drops all waiting work, and stops the watchers."""
         self._short.clear()
         self._long.clear()
         for watcher in (self._next_turn, self._turn_begins):

@@ -113,8 +113,6 @@ class RequestHeads:
 
 
 class _Fields:
-    """Callbacks of httptools' parser."""
-
     def __init__(self) -> None:
         self.read: list[tuple[bytes, bytes]] = []
 

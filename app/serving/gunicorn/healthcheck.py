@@ -51,7 +51,6 @@ def environment_of_server(processes: Path = Path("/proc")) -> dict[str, str] | N
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Returns the exit status."""
     if RUNNING in argv:
         environ = environment_of_server() or environ
     try:

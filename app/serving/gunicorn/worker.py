@@ -46,7 +46,7 @@ from app.serving.gunicorn.client_socket import (
     linger,
 )
 from app.serving.gunicorn.connections import Connections, FastConnection, FastPath, GreenletConnection
-from app.serving.gunicorn.fair_turns import FairTurns, Share
+from app.serving.gunicorn.fair_turns import FairTurns
 from app.serving.http.context import CONTEXT, context_of
 from app.serving.http.response import ClosingBody, StreamingBody
 
@@ -232,7 +232,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             except OSError:  # the client has gone already
                 client.close()
                 return
-        served = GreenletConnection(client)
+        served = GreenletConnection(client, addr, bound)
         self._connections.open[served] = None
         try:
             if self.certificate is not None:
@@ -241,7 +241,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         except OSError as error:
             self.log.debug("TLS handshake with %s: %s", addr, error)
         else:
-            self._serve(bound, client, addr, b"", Share(), served)
+            self._serve(served, b"")
         finally:
             del self._connections.open[served]
             util.close(client)
@@ -258,8 +258,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         try:
             share.cost_s = max(share.cost_s, GENERAL_S)
             self._turns.wait(share)
-            client, address = connection.client, connection.address
-            rest = self._serve(connection.bound, client, address, data, share, arrived_s=arrived_s)
+            rest = self._serve(connection, data, arrived_s)
         finally:
             if rest is None or not self.alive:
                 connection.close()
@@ -267,19 +266,13 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 connection.take_back(rest)
 
     def _serve(
-        self,
-        bound: Any,
-        client: Any,
-        addr: Any,
-        data: bytes,
-        share: Share,
-        served: GreenletConnection | None = None,
-        arrived_s: float | None = None,
+        self, served: FastConnection | GreenletConnection, data: bytes, arrived_s: float | None = None
     ) -> bytes | None:
         """Serves the requests of one connection, starting with the bytes `data`; returns None to close it.
 
-        Without `served`, serves one request, which arrived at `arrived_s`; returns further bytes.
+        Of a fast-path connection it serves one request, which arrived at `arrived_s`; returns further bytes.
         """
+        client, addr, share = served.client, served.address, served.share
         req = None
         try:
             source = FairSocket(client, data, self._turns, share)
@@ -291,18 +284,16 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 if not req:
                     return None
                 check_head(req)
-                if served is not None:
-                    served.busy, served.is_new = True, False
+                served.busy, served.is_new = True, False
                 try:
-                    self.handle_request(bound, req, client, addr, arrived_s)
+                    self.handle_request(served.bound, req, client, addr, arrived_s)
                 finally:
-                    if served is not None:
-                        served.busy = False
+                    served.busy = isinstance(served, FastConnection)  # until its answer has left
                 self._turns.wait(share)  # a client that always has a request ready would block the loop
                 if not discard_body(parser):
                     linger(client)
                     return None
-                if served is None:
+                if isinstance(served, FastConnection):
                     rest: bytes = parser.unreader.take_buffered() + source.take_rest()
                     return rest
         except (http.errors.NoMoreData, StopIteration) as error:

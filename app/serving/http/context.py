@@ -91,7 +91,6 @@ class RequestContext:
 
     @property
     def body_read(self) -> bytes:
-        """The body as far as it has arrived."""
         return self.part if self.body is None else self.body
 
     def keep(self, item: object) -> None:

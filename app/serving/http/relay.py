@@ -32,7 +32,6 @@ class Relay:
     """WSGI body of a response. Owns the connection to the pod; `close` may be called at any time."""
 
     def __init__(self, connection: Connection, unwatch: Callable[[], None], done: Callable[[], None]) -> None:
-        """`done` is called once, on close."""
         self._connection = connection
         self._unwatch = unwatch
         self._done = done

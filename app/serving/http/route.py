@@ -52,7 +52,6 @@ class Probe:
         self._handle = handle
 
     def recognise(self, body: bytes) -> object:
-        """Accepts every request."""
         return self
 
     def answer(self, context: RequestContext, request: object) -> Response:

@@ -122,7 +122,6 @@ class SendBuffer:
         return True
 
     def lag(self) -> None:
-        """Starts waiting for room in the socket."""
         self.lags, self.held_bytes = True, 0
         loop, limit_s = gevent.get_hub().loop, self._write_timeout_s
         self._watcher = loop.io(self.connection.fileno(), WRITE)
@@ -223,7 +222,6 @@ class StreamTransport(SendBuffer):
         self.client_gone()
 
     def refill(self) -> bool:
-        """Writes the next slice of the source."""
         if self._last or self._source is None:
             return False
         try:
@@ -236,7 +234,6 @@ class StreamTransport(SendBuffer):
         return bool(data) or more or last
 
     def all_sent(self) -> None:
-        """Finishes if the last piece has been sent."""
         if self._last:
             self.close()
             self._finished()

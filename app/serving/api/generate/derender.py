@@ -54,7 +54,6 @@ class Window:
         self._tokenizer, self._skips = tokenizer, skips
 
     def begin(self, prompt_ids: Sequence[int] | None) -> StreamState:
-        """Returns the state before the first token of a reply."""
         tokens = self.strings((prompt_ids or ())[-SEED - 2 :])
         return StreamState(
             prev_tokens=tokens, prefix_offset=max(len(tokens) - SEED, 0), read_offset=len(tokens)

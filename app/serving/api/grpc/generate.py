@@ -203,7 +203,6 @@ class DamagedMessages(EventStream):
         return kept, False, True
 
     def _altered(self, message: bytes) -> bytes:
-        """Returns the bytes to send instead of a message."""
         damage = self._damage
         if isinstance(damage, MalformedChunkRule) and self._number == damage.chunk:
             changed = framed(NO_MESSAGE + message)

@@ -5,17 +5,17 @@ protoc makes the messages: their fields have no types that a checker would know.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
 
 from app.base.clock.pause import Slices
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import bad_request
-from app.serving.http.rpc import RpcResponse, framed
+from app.serving.http.rpc import RpcMethod, RpcResponse, framed
 
 LONG: Final = 1 << 17
 """Most bytes of a message beside its texts, tensors and numbers; shorter messages are not scanned."""
@@ -102,7 +102,7 @@ common: Any = common_pb2
 SERVICE = "vllm.grpc.engine.VllmEngine"
 
 
-def read(context: RequestContext, kind: Any, most_tokens: int = 0) -> Any:
+def read(context: RequestContext, kind: type[Message], most_tokens: int = 0) -> Any:
     """Reads the message of type `kind` in the body. ApiError 400 for a broken or too large message.
 
     A prompt may have `most_tokens` or `MOST_TOKENS` tokens, whichever is more. May pause.
@@ -115,14 +115,18 @@ def read(context: RequestContext, kind: Any, most_tokens: int = 0) -> Any:
         raise bad_request(f"The message is no {kind.DESCRIPTOR.full_name}.") from None
 
 
-def framed_message(message: Any) -> bytes:
-    """Returns a message as bytes, behind their length."""
+def framed_message(message: Message) -> bytes:
     return framed(message.SerializeToString())
 
 
-def answer(message: Any) -> RpcResponse:
+def answer(message: Message) -> RpcResponse:
     """Returns a response with a call's only message."""
     return RpcResponse(framed_message(message))
+
+
+def unary(path: str, kind: type[Message], handle: Callable[[Any], Message]) -> RpcMethod:
+    """Returns a method whose `handle` answers a message of type `kind` with a message."""
+    return RpcMethod(path, lambda context: answer(handle(read(context, kind))))
 
 
 def varint(number: int) -> bytes:

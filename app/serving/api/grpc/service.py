@@ -9,14 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
+from typing import Any
 
-from gevent.event import Event
+import gevent
+from google.protobuf.message import Message
 
 from app.engine.core.client import EngineClient
 from app.engine.core.lifecycle import Operations
 from app.engine.kvcache.event_sender import EventSender
 from app.serving.api.grpc.generate import generate_method
-from app.serving.api.grpc.messages import SERVICE, answer, common, engine, read
+from app.serving.api.grpc.messages import SERVICE, answer, common, engine, read, unary
 from app.serving.api.grpc.streams import (
     HEALTH,
     REFLECTIONS,
@@ -31,7 +33,7 @@ from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.pooling.routes import EMBEDDINGS, served_routes
 from app.serving.api.pooling.runner import PoolingRunner
 from app.serving.http.context import RequestContext
-from app.serving.http.errors import ApiError, bad_request
+from app.serving.http.errors import bad_request
 from app.serving.http.rpc import RpcMethod, RpcResponse, RpcService
 from app.serving.protocol.pooling import EmbeddingRequest
 from app.serving.protocol.validation import check_prompt_length
@@ -59,77 +61,70 @@ class ServerFacts:
 
     def methods(self) -> list[RpcMethod]:
         """Returns all methods except Generate, Embed and long streams."""
-        handlers = {
-            "HealthCheck": self.health_check,
-            "Abort": self.abort,
-            "GetModelInfo": self.model_info,
-            "GetServerInfo": self.server_info,
-            "GetLoads": self.loads,
-            "FlushCache": self.flush_cache,
-            "StartProfile": self.profile,
-            "StopProfile": self.profile,
+        handlers: dict[str, tuple[type[Message], Callable[[Any], Message]]] = {
+            "HealthCheck": (engine.HealthCheckRequest, self.health_check),
+            "Abort": (engine.AbortRequest, self.abort),
+            "GetModelInfo": (engine.GetModelInfoRequest, self.model_info),
+            "GetServerInfo": (engine.GetServerInfoRequest, self.server_info),
+            "GetLoads": (engine.GetLoadsRequest, self.loads),
+            "FlushCache": (common.FlushCacheRequest, self.flush_cache),
+            "StartProfile": (common.StartProfileRequest, self.profile),
+            "StopProfile": (common.StopProfileRequest, self.profile),
         }
-        return [RpcMethod(f"/{SERVICE}/{name}", handle) for name, handle in handlers.items()]
+        return [unary(f"/{SERVICE}/{name}", *handler) for name, handler in handlers.items()]
 
-    def health_check(self, context: RequestContext) -> RpcResponse:
-        read(context, engine.HealthCheckRequest)
+    def health_check(self, asked: Message) -> Message:
         healthy = self.engine.healthy
-        message = "Health" if healthy else "Engine is not alive"
-        return answer(engine.HealthCheckResponse(healthy=healthy, message=message))
+        return engine.HealthCheckResponse(
+            healthy=healthy, message="Health" if healthy else "Engine is not alive"
+        )
 
-    def abort(self, context: RequestContext) -> RpcResponse:
+    def abort(self, asked: Any) -> Message:
         """Ends requests by their ids, with the reason `abort`. Unknown ids are ignored."""
-        ids = read(context, engine.AbortRequest).request_ids
-        if ids:
-            self.engine.interrupt(frozenset(ids))
-        return answer(engine.AbortResponse())
+        if asked.request_ids:
+            self.engine.interrupt(frozenset(asked.request_ids))
+        return engine.AbortResponse()
 
-    def model_info(self, context: RequestContext) -> RpcResponse:
-        read(context, engine.GetModelInfoRequest)
+    def model_info(self, asked: Message) -> Message:
         settings = self.settings()
         model, tokenizer = settings.model, self.tokenizer
-        return answer(
-            engine.GetModelInfoResponse(
-                model_path=model.model,
-                is_generation=model.task == "generate",
-                max_context_length=model.max_model_len,
-                vocab_size=tokenizer.vocab_size or 0,
-                served_model_name=model.served_names[0],
-                tokenizer_path=settings.tokenizer.tokenizer or model.model,
-                eos_token_ids=sorted(tokenizer.eos_token_ids),
-                max_req_input_len=model.max_model_len,
-            )
+        return engine.GetModelInfoResponse(
+            model_path=model.model,
+            is_generation=model.task == "generate",
+            max_context_length=model.max_model_len,
+            vocab_size=tokenizer.vocab_size or 0,
+            served_model_name=model.served_names[0],
+            tokenizer_path=settings.tokenizer.tokenizer or model.model,
+            eos_token_ids=sorted(tokenizer.eos_token_ids),
+            max_req_input_len=model.max_model_len,
         )
 
-    def server_info(self, context: RequestContext) -> RpcResponse:
+    def server_info(self, asked: Message) -> Message:
         """The server, as a router needs to know it. There is no connector, and no processor of media."""
-        read(context, engine.GetServerInfoRequest)
         settings = self.settings()
-        return answer(
-            engine.GetServerInfoResponse(
-                active_requests=self.engine.running + self.engine.waiting,
-                is_paused=self.lifecycle.paused,
-                uptime_seconds=time.monotonic() - self.started_s,
-                server_type=SERVER_TYPE,
-                data_parallel_size=settings.server.data_parallel_size,
-                kv_cache_dtype="auto",
-                block_size=settings.kvcache.block_size,
-                pairing_protocol=os.environ.get("SMG_PAIRING_PROTOCOL", ""),
-                max_num_seqs=settings.scheduling.max_num_seqs,
-                engine_reasoning_parser=settings.reply.reasoning_parser,
-                constrained_decoding_start="first_token",
-            )
+        return engine.GetServerInfoResponse(
+            active_requests=self.engine.running + self.engine.waiting,
+            is_paused=self.lifecycle.paused,
+            uptime_seconds=time.monotonic() - self.started_s,
+            server_type=SERVER_TYPE,
+            data_parallel_size=settings.server.data_parallel_size,
+            kv_cache_dtype="auto",
+            block_size=settings.kvcache.block_size,
+            pairing_protocol=os.environ.get("SMG_PAIRING_PROTOCOL", ""),
+            max_num_seqs=settings.scheduling.max_num_seqs,
+            engine_reasoning_parser=settings.reply.reasoning_parser,
+            constrained_decoding_start="first_token",
         )
 
-    def loads(self, context: RequestContext) -> RpcResponse:
+    def loads(self, asked: Any) -> Message:
         """Running and waiting requests of this rank.
 
         ApiError 400 for another rank. `include` has only `core`.
         """
-        asked, settings = read(context, engine.GetLoadsRequest), self.settings()
+        settings = self.settings()
         if asked.HasField("dp_rank") and asked.dp_rank != self.rank:
             text = f"dp_rank is {asked.dp_rank}, but this port serves rank {self.rank} only."
-            raise ApiError(400, "BadRequestError", text, "dp_rank")
+            raise bad_request(text, "dp_rank")
         running, waiting = self.engine.running, self.engine.waiting
         capacity = settings.kvcache.kv_cache_size * settings.kvcache.block_size
         usage = self.usage()
@@ -144,36 +139,25 @@ class ServerFacts:
             utilization=min(1.0, running / settings.scheduling.max_num_seqs),
             max_running_requests=settings.scheduling.max_num_seqs,
         )
-        return answer(
-            engine.GetLoadsResponse(
-                timestamp=datetime.now(UTC).isoformat(),
-                version=settings.model.vllm_version,
-                dp_rank_count=1,
-                loads=[load],
-            )
-        )
+        now, version = datetime.now(UTC).isoformat(), settings.model.vllm_version
+        return engine.GetLoadsResponse(timestamp=now, version=version, dp_rank_count=1, loads=[load])
 
-    def flush_cache(self, context: RequestContext) -> RpcResponse:
+    def flush_cache(self, asked: Any) -> Message:
         """Empties the cache once nothing runs. Waits up to `timeout_s`, at most `LONGEST_WAIT_S`."""
-        wait_s = read(context, common.FlushCacheRequest).timeout_s
-        until_s = time.monotonic() + min(max(0.0, wait_s), LONGEST_WAIT_S)
-        never = Event()
+        until_s = time.monotonic() + min(max(0.0, asked.timeout_s), LONGEST_WAIT_S)
         while self.engine.running and time.monotonic() < until_s:
-            never.wait(LOOK_AGAIN_S)
-        if self.engine.running:
-            message = f"{self.engine.running} requests are running: the cache is kept."
-            return answer(common.FlushCacheResponse(success=False, message=message))
+            gevent.sleep(LOOK_AGAIN_S)
+        if running := self.engine.running:
+            message = f"{running} requests are running: the cache is kept."
+            return common.FlushCacheResponse(success=False, message=message)
         done = self.lifecycle.reset_prefix_cache()
-        return answer(
-            common.FlushCacheResponse(success=done, message="" if done else "Requests are running.")
-        )
+        return common.FlushCacheResponse(success=done, message="" if done else "Requests are running.")
 
-    def profile(self, context: RequestContext) -> RpcResponse:
+    def profile(self, asked: Message) -> Message:
         """Begins or ends a profile of nothing."""
-        read(context, common.StartProfileRequest)
         profiling = self.settings().server.profiling
         message = "" if profiling else "The server was started without profiling."
-        return answer(common.ProfileResponse(success=profiling, message=message))
+        return common.ProfileResponse(success=profiling, message=message)
 
 
 def embed_method(pipeline: RequestPipeline, settings: ModelSettings) -> RpcMethod:

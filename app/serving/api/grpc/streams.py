@@ -13,6 +13,7 @@ from typing import Any
 import gevent
 from gevent.lock import BoundedSemaphore
 from google.protobuf import descriptor_pool
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
@@ -20,7 +21,7 @@ from app.base.clock.pause import call_off_hub
 from app.engine.kvcache.event_sender import EventSender
 from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 from app.engine.kvcache.hashing import low64
-from app.serving.api.grpc.messages import SERVICE, answer, common, framed_message, read
+from app.serving.api.grpc.messages import SERVICE, answer, common, framed_message, read, unary
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, not_found
 from app.serving.http.response import StreamingBody
@@ -150,7 +151,7 @@ class EventBatches(StreamingBody):
             self._publisher.forget(self._take)
 
 
-def batch_message(sequence: int, batch: EventBatch) -> Any:
+def batch_message(sequence: int, batch: EventBatch) -> Message:
     """Returns a `KvEventBatch`; hashes are the low 64 bits, signed."""
     events = [{"event_id": number, **_event(event)} for number, event in enumerate(batch.events)]
     return common.KvEventBatch(
@@ -275,18 +276,19 @@ def health_methods(is_ready: Callable[[], bool]) -> list[RpcMethod]:
             return int(response.SERVICE_UNKNOWN)
         return int(response.SERVING if is_ready() else response.NOT_SERVING)
 
-    def check(context: RequestContext) -> RpcResponse:
-        found = status(read(context, health.HealthCheckRequest).service)
+    def check(asked: Any) -> Message:
+        found = status(asked.service)
         if found == response.SERVICE_UNKNOWN:
             raise not_found("No such service is known here.")
-        return answer(response(status=found))
+        return response(status=found)
 
     def watch(context: RequestContext) -> RpcResponse:
         """The health now, and at every change."""
         service = read(context, health.HealthCheckRequest).service
         return watchers.take(RpcResponse(WatchedHealth(lambda: status(service))))
 
-    return [RpcMethod(f"/{HEALTH}/Check", check), RpcMethod(f"/{HEALTH}/Watch", watch)]
+    checked = unary(f"/{HEALTH}/Check", health.HealthCheckRequest, check)
+    return [checked, RpcMethod(f"/{HEALTH}/Watch", watch)]
 
 
 class WatchedHealth(StreamingBody):

@@ -137,7 +137,6 @@ class CallTransport(HubConnection):
     # Sending.
 
     def send_headers(self, id: int, headers: Headers, ends: bool = False) -> None:
-        """Sends a call's headers, or with `ends` its trailers."""
         self.h2.send_headers(id, headers, end_stream=ends)
         self.send_pending()
 
@@ -287,7 +286,6 @@ class RpcCall:
         gevent.spawn(self._handle, self._context, self._method)
 
     def _handle(self, context: RequestContext, method: RpcMethod | None) -> None:
-        """Greenlet: answers the call in its turn."""
         connection = self._connection
         connection.path.turns.wait(connection.share)
         if not self.is_open:
@@ -363,7 +361,6 @@ class RpcCall:
         self._push()
 
     def send_soon(self, data: bytes) -> None:
-        """Sends a short message, as `write` does."""
         if self._unsent or len(data) > self._connection.room(self._stream):
             self.write(data)
         else:
@@ -396,7 +393,6 @@ class RpcCall:
             self._connection.soon(self.ask)
 
     def go_on(self) -> None:
-        """Sends on: a window has grown."""
         if self.stalled and self.is_open:
             self._push()
             if not self.stalled and self.is_open:

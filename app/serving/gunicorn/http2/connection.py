@@ -72,7 +72,6 @@ class Http2Connection(CallTransport):
             self.guarded(self._read)
 
     def _wait(self) -> None:
-        """Continues reading in this connection's turn."""
         self._is_behind = True
         self._reader.stop()
         self.soon(self._go_on)
@@ -129,7 +128,6 @@ class Http2Connection(CallTransport):
         return True
 
     def _take(self, kind: int, flags: int, frame: bytes) -> None:
-        """Passes a frame to h2, and handles the resulting events."""
         if kind in (HEADERS, CONTINUATION):
             self._block_bytes += len(frame)
             if self._block_bytes > MOST_HEADER_BYTES + HEAD_BYTES:
