@@ -8,7 +8,7 @@ import gevent
 from gunicorn.http.errors import ParseException
 
 from app.base.clock.pause import pause
-from app.serving.http.context import Readable, RequestContext
+from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, malformed, too_large
 from config.settings import ServerSettings
 
@@ -45,23 +45,17 @@ class BodyLimits:
 
     def _whole(self, context: RequestContext) -> bytes:
         declared = context.headers.get("content-length") or "0"
-        if declared.isdecimal() and int(declared) > self.most_bytes:
-            raise self._too_large()
-        body = self._receive(context)
-        if declared.isdecimal() and len(body) < int(declared):
+        length = int(declared) if declared.isdecimal() else 0
+        body = self._receive(context) if length <= self.most_bytes else b""
+        if max(length, len(body)) > self.most_bytes:
+            raise too_large(f"The request body is larger than {self.most_bytes >> 20} MiB.")
+        if len(body) < length:
             raise malformed(f"body: {len(body)} of {declared} bytes arrived", "body")
-        if len(body) > self.most_bytes:
-            raise self._too_large()
-        self._check_values(body)
-        return body
-
-    def _check_values(self, body: bytes) -> None:
-        """Raises ApiError 413 above the limit of commas and opening brackets; strings count, too."""
-        if len(body) <= self.most_values:
-            return
-        values = body.count(b",") + body.count(b"[") + body.count(b"{")
+        # Commas and brackets within strings count, too.
+        values = sum(map(body.count, (b",", b"[", b"{"))) if len(body) > self.most_values else 0
         if values > self.most_values:
             raise too_large(f"The request body has more than {self.most_values} values (--max-json-values).")
+        return body
 
     def _receive(self, context: RequestContext) -> bytes:
         """Returns at most one byte more than allowed; `context.part` keeps the bytes that arrived."""
@@ -74,7 +68,11 @@ class BodyLimits:
         try:
             with gevent.Timeout(self.timeout_s, False):
                 while not ended and received <= self.most_bytes:
-                    wanted = min(max(step, _held(source)), self.most_bytes + 1 - received)
+                    # gunicorn copies its buffer at each read: in small reads, a chunk of 1 MiB would be copied
+                    # hundreds of times.
+                    buffer = getattr(getattr(source, "reader", None), "buf", None)
+                    held = 0 if buffer is None else buffer.tell()
+                    wanted = min(max(step, held), self.most_bytes + 1 - received)
                     parts.append(source.read(wanted))
                     received += len(parts[-1])
                     ended = len(parts[-1]) < wanted
@@ -89,15 +87,3 @@ class BodyLimits:
                 408, "Request Timeout", f"The request body did not arrive within {self.timeout_s:g} s."
             )
         return context.part
-
-    def _too_large(self) -> ApiError:
-        return too_large(f"The request body is larger than {self.most_bytes >> 20} MiB.")
-
-
-def _held(source: Readable) -> int:
-    """Returns the number of bytes that gunicorn has read and parsed already.
-
-    gunicorn copies its buffer at each read: in small reads, a chunk of 1 MiB is copied hundreds of times.
-    """
-    buffer = getattr(getattr(source, "reader", None), "buf", None)
-    return 0 if buffer is None else buffer.tell()

@@ -251,15 +251,8 @@ def generate_method(pipeline: RequestPipeline) -> RpcMethod:
             prompt = Prompt(ids, pipeline.tokenizer.decode(ids, False), (), features_of(message, len(ids)))
         request_id = message.request_id or pipeline.identity.fresh_id()
         meta = ResponseMeta(request_id, pipeline.identity.now_s(), accepted.model, "")
-        writer = GenerateWriter(
-            accepted.n,
-            len(ids),
-            message.stream,
-            request.logprobs,
-            request.prompt_logprobs,
-            ids,
-            address_of(request, pipeline.identity, meta, len(ids)),
-        )
+        transfer = address_of(request, pipeline.identity, meta, len(ids))
+        writer = GenerateWriter(accepted.n, request, ids, transfer)
         response = pipeline.submit(accepted, meta, [prompt], writer, context, responder=responder)
         return cast(RpcResponse, response)
 

@@ -20,6 +20,7 @@ from app.serving.api.pieces import slices as sliced
 from app.serving.api.writer import ChoiceState, ResponseWriter
 from app.serving.http.rpc import RpcOutcome, framed
 from app.serving.protocol.common import KVTransferParams
+from app.serving.protocol.completions import CompletionRequest
 
 ALL = -1
 LONGEST_VARINT = 5
@@ -30,34 +31,28 @@ PlainParts: TypeAlias = tuple[Sequence[bytes], bytes, ChoiceState]
 
 
 class GenerateWriter(ResponseWriter):
-    """Writes the answer to one call. A choice that breaks makes `outcome` an error.
-
-    `logprobs` and `prompt_logprobs` are numbers of alternatives; None for no probabilities.
-    """
+    """Writes the answer to one call. A choice that breaks makes `outcome` an error."""
 
     def __init__(
         self,
         choices: int,
-        prompt_tokens: int,
-        stream: bool,
-        logprobs: int | None = None,
-        prompt_logprobs: int | None = None,
-        prompt_ids: Sequence[int] = (),
-        transfer: KVTransferParams | None = None,
+        request: CompletionRequest,
+        prompt_ids: Sequence[int],
+        transfer: KVTransferParams | None,
     ) -> None:
         super().__init__(choices)
         self.outcome = RpcOutcome()
-        self._prompt_tokens, self._stream = prompt_tokens, stream
-        self._logprobs, self._prompt_logprobs = logprobs, prompt_logprobs
-        self._prompt_ids, self._transfer = prompt_ids, transfer
+        self._prompt_ids, self._prompt_tokens, self._transfer = prompt_ids, len(prompt_ids), transfer
+        self._stream, self._logprobs = bool(request.stream), request.logprobs
+        self._top, self._prompt_top = request.logprobs or 0, request.prompt_logprobs or 0
+        """Number of alternatives sent per token of the reply, and of the prompt."""
         self._input: Any = None
         """Log probabilities of the prompt, once rendered."""
         self._plain: dict[int, PlainParts] = {}
         self._begun: set[int] = set()
         """Choices that have sent the prompt's log probabilities."""
-        self._kept = (
-            [engine.OutputLogProbs() for _ in self.choices] if not stream and logprobs is not None else []
-        )
+        keeps = not self._stream and self._logprobs is not None
+        self._kept = [engine.OutputLogProbs() for _ in self.choices] if keeps else []
 
     def chunk(self, output: EngineOutput) -> bytes:
         if type(output) is Tokens:
@@ -99,21 +94,26 @@ class GenerateWriter(ResponseWriter):
         """
         if not self._stream or self._logprobs is not None or self.prompt_logprobs is not None:
             return None
+        if (known := self._plain.get(index)) is not None:
+            return known
         prompt_tokens, _ = self.usage.told(self._prompt_tokens, 0)
         tail = b"\x10" + varint(prompt_tokens) + b"\x18\x01"
         if self.told_cached:
             tail += b"\x20" + varint(self.told_cached)
         if index:
             tail += b"\x38" + varint(index)
-        heads = [_plain_head(size, len(tail)) for size in range(LONGEST_VARINT + 1)]
-        return heads, tail, self.choices[index]
+        heads = []
+        for size in range(LONGEST_VARINT + 1):  # of the id, in bytes
+            chunk = b"\x0a" + varint(size)
+            inner = b"\x0a" + varint(len(chunk) + size + len(tail)) + chunk
+            heads.append(b"\0" + (len(inner) + size + len(tail)).to_bytes(4, "big") + inner)
+        self._plain[index] = found = heads, tail, self.choices[index]
+        return found
 
     def _stream_of(self, output: Tokens) -> bytes:
         choice, index, finish = self.choices[output.index], output.index, output.finish
         choice.tokens += len(output.ids)
-        plain = self._plain.get(index) or self.plain_heads(index)
-        if plain is not None:
-            self._plain[index] = plain
+        if (plain := self.plain_heads(index)) is not None:
             heads, tail, _ = plain
             messages = [heads[len(number)] + number + tail for number in map(varint, output.ids)]
         else:
@@ -179,11 +179,6 @@ class GenerateWriter(ResponseWriter):
 
     # Log probabilities.
 
-    @property
-    def _top(self) -> int:
-        """Number of alternatives sent per token."""
-        return self._logprobs or 0
-
     def _input_logprobs(self) -> Any:
         if self.prompt_logprobs is not None and self._input is None:
             for _ in self._write_input(self.prompt_logprobs):
@@ -199,18 +194,11 @@ class GenerateWriter(ResponseWriter):
                 if entry is not None:
                     probability.value = entry.logprob
                 found.token_ids.append(self._prompt_ids[at])
-                if self._prompt_logprobs:
-                    _add_top(found.top_logprobs.add(), entry, self._prompt_logprobs)
+                if self._prompt_top:
+                    _add_top(found.top_logprobs.add(), entry, self._prompt_top)
                 at += 1
             yield b""
         self._input = found
-
-
-def _plain_head(size: int, tail: int) -> bytes:
-    """Returns a token's message up to its id of `size` bytes, with the message's own length."""
-    chunk = b"\x0a" + varint(size)
-    inner = b"\x0a" + varint(len(chunk) + size + tail) + chunk
-    return b"\0" + (len(inner) + size + tail).to_bytes(4, "big") + inner
 
 
 def _output(entries: Sequence[TokenLogprob], top: int) -> Any:
