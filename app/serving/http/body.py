@@ -68,8 +68,7 @@ class BodyLimits:
         try:
             with gevent.Timeout(self.timeout_s, False):
                 while not ended and received <= self.most_bytes:
-                    # gunicorn copies its buffer at each read: in small reads, a chunk of 1 MiB would be copied
-                    # hundreds of times.
+                    # gunicorn copies its buffer at each read: small reads of a long chunk would take long.
                     buffer = getattr(getattr(source, "reader", None), "buf", None)
                     held = 0 if buffer is None else buffer.tell()
                     wanted = min(max(step, held), self.most_bytes + 1 - received)

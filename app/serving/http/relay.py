@@ -89,17 +89,17 @@ def watched(client: socket.socket | None, left: Callable[[], None]) -> Callable[
     """
     if client is None:
         return lambda: None
-    greenlet = gevent.spawn(_watch, client, left)
+
+    def watch() -> None:
+        with suppress(OSError):
+            wait_read(client.fileno())
+            # Bytes after the request begin the next one: the client is still connected.
+            if client.recv(1, socket.MSG_PEEK):
+                return
+        left()
+
+    greenlet = gevent.spawn(watch)
     return lambda: greenlet.kill(block=False)
-
-
-def _watch(client: socket.socket, left: Callable[[], None]) -> None:
-    with suppress(OSError):
-        wait_read(client.fileno())
-        # Bytes after the request begin the next one: the client is still connected.
-        if client.recv(1, socket.MSG_PEEK):
-            return
-    left()
 
 
 def request_headers(environ: WSGIEnvironment) -> dict[str, str]:
