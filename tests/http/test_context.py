@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import gevent.socket
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from werkzeug.test import EnvironBuilder
 
@@ -48,6 +48,7 @@ def test_a_target_without_a_query_has_no_arguments(target: str) -> None:
     assert request(target).query() == {} and request("/a?b=1#d=3?e=4").query() == {"b": "1"}
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), max_size=8))
 def test_every_query_is_read_as_it_was_written(pairs: list[tuple[str, str]]) -> None:
     context = request("/a?" + urlencode(pairs))

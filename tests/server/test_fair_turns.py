@@ -7,7 +7,7 @@ from functools import partial
 
 import gevent
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.serving.gunicorn.fair_turns import TURN_S, FairTurns, Share
@@ -86,6 +86,7 @@ def test_short_work_goes_first_and_long_work_once_a_turn(turns: FairTurns, time:
     assert done == ["short", "short", "long"] * 3
 
 
+@settings(max_examples=40)
 @given(st.lists(st.floats(1e-9, 0.01), min_size=10, max_size=40))
 def test_a_connection_is_as_costly_as_its_works_are_on_average(costs: list[float]) -> None:
     share = Share()

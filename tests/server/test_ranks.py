@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -62,6 +62,7 @@ def workers(places: list[tuple[int, bool]]) -> Iterator[list[Any]]:
         yield made
 
 
+@settings(max_examples=40)
 @given(size=st.integers(1, 8), data=st.data())
 def test_a_new_worker_takes_a_place_that_nobody_keeps(size: int, data: st.DataObject) -> None:
     places = data.draw(st.lists(st.tuples(st.integers(0, size - 1), st.booleans()), max_size=12))
@@ -93,6 +94,7 @@ def test_what_every_kind_of_source_says_is_passed_on() -> None:
     assert passed_on(settings) == settings
 
 
+@settings(max_examples=40)
 @given(
     pod=TEXT,
     names=st.lists(st.from_regex(r"[a-z0-9.-]{1,20}", fullmatch=True)),
