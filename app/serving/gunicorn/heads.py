@@ -125,4 +125,6 @@ def response_head(response: Response, closes: bool = False) -> bytes:
     status = STATUS_LINES.get(response.status) or response.status_line
     chunked = response.streamed or type(response.body) is not bytes
     head = default_head(status, int(time.time()), closes, chunked)
-    return (head + response.header_lines()).encode("latin-1")
+    for name, value in response.headers.items():
+        head += f"{name}: {value}\r\n"
+    return (head + "\r\n").encode("latin-1")

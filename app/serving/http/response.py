@@ -141,13 +141,6 @@ class Response:
         self.body = body
         self.headers["Content-Length"] = str(len(body))
 
-    def header_lines(self) -> str:
-        """Returns the headers as HTTP/1.1 lines, with the empty line after them."""
-        lines = ""
-        for name, value in self.headers.items():
-            lines += f"{name}: {value}\r\n"
-        return lines + "\r\n"
-
     def on_close(self, callback: Callable[[], None]) -> None:
         """Calls `callback` once, when the answer has been sent or the client has left."""
         if self.callbacks is None:

@@ -106,7 +106,7 @@ class Http2Connection(CallTransport):
             if end > len(data):
                 break
             frame, at = data[at:end], end
-            # After a GOAWAY, h2 would take no more frames; a client that says it still waits for its answers.
+            # After a GOAWAY, h2 would take no more frames; its client still waits for answers.
             if kind != GOAWAY or stream & STREAM_BITS or size < 8 or self._block_bytes:
                 self._take(kind, flags, frame)
             if time.monotonic() > until_s and self.is_open:
