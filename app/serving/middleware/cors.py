@@ -63,7 +63,7 @@ class Cors(Middleware):
 
     def end(self, context: RequestContext, response: Response) -> None:
         """Adds the allowed origin to answers other than preflights and 401."""
-        if is_outside(response):
+        if response.status == 401 or response.headers.get("Vary") == PREFLIGHT_VARY:
             return
         headers = response.headers
         vary = headers.get("Vary")
@@ -78,8 +78,3 @@ class Cors(Middleware):
 
     def _allows(self, origin: str) -> bool:
         return self._any_origin or origin in self._origins
-
-
-def is_outside(response: Response) -> bool:
-    """Returns True for answers that vLLM does not count: a preflight, or any 401."""
-    return response.status == 401 or response.headers.get("Vary") == PREFLIGHT_VARY

@@ -18,7 +18,7 @@ from app.base.metrics.instruments import Counter, Family, Histogram, Summary
 from app.base.metrics.recorder import Figures
 from app.serving.http.context import RequestContext
 from app.serving.http.response import JSON, CountedBody, Response, StreamingBody
-from app.serving.middleware.cors import is_outside
+from app.serving.middleware.cors import PREFLIGHT_VARY
 from app.serving.middleware.stack import Middleware
 
 if TYPE_CHECKING:
@@ -120,8 +120,8 @@ class HttpMetrics(Middleware):
 
     def end(self, context: RequestContext, response: Response) -> None:
         self._served[context.way].value += 1
-        if is_outside(response):
-            return
+        if response.status == 401 or response.headers.get("Vary") == PREFLIGHT_VARY:
+            return  # vLLM counts neither a want of a key nor a preflight
         label = context.label or (None if _EXCLUDED.search(context.path) else UNMATCHED)
         if label is None:
             return

@@ -33,7 +33,8 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         """The next message of a conversation, whole or as a stream."""
         request = pipeline.decode(context, ChatCompletionRequest)
         asked = pipeline.admit(request, context)
-        check_tool_choice(request, pipeline.builder.settings.tools)
+        if request.tools:
+            check_tool_choice(request, pipeline.builder.settings.tools)
         prompt = chat_prompt(pipeline, request, request.messages)
         meta = pipeline.identity.response_meta("chatcmpl", context, request.request_id, asked.model)
         image = pipeline.omni and pipeline.builder.wants_image(truth(context, SEND_IMAGE))
