@@ -12,38 +12,22 @@ from app.serving.http.errors import ApiError
 from app.serving.protocol.chat import ChatCompletionRequest
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        (None, ""),
-        ("", ""),
-        ("Hello", "Hello"),
-        ([], ""),
+def test_the_text_of_a_content_is_repeated_with_tool_calls_behind_it() -> None:
+    contents: list[tuple[Any, str]] = [
+        *((None, ""), ("", ""), ("Hello", "Hello"), ([], "")),
         ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "a\nb"),
         (["a", {"type": "text", "text": "b"}], "a\nb"),
         ([{"type": "image_url", "image_url": {"url": "http://x/y.png"}}], "image: http://x/y.png"),
         ([{"type": "image_url", "image_url": "http://x/y.png"}], "image: http://x/y.png"),
         ([{"type": "input_audio", "input_audio": {}}, {"type": "text", "text": "b"}], "b"),
         ([{"type": "text", "text": None}], ""),
-    ],
-)
-def test_the_text_of_a_content(content: Any, text: str) -> None:
-    assert content_text(content) == text
-
-
-def test_the_last_message_counts_whatever_its_role() -> None:
-    messages = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "last"}]
-    assert last_message_text(messages) == "last"
-    assert last_message_text([]) == ""
-
-
-def test_tool_calls_are_told_after_the_content() -> None:
-    calls = [
-        {"function": {"name": "f", "arguments": '{"x": 1}'}},
-        {"function": {"name": "g", "arguments": "{}"}},
-        {"function": None},
-        {},
     ]
+    for content, text in contents:
+        assert content_text(content) == text
+    messages = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "last"}]
+    assert last_message_text(messages) == "last" and last_message_text([]) == ""
+    functions = [{"name": "f", "arguments": '{"x": 1}'}, {"name": "g", "arguments": "{}"}, None]
+    calls = [*({"function": function} for function in functions), {}]
     told = last_message_text([{"role": "assistant", "content": "so:", "tool_calls": calls}])
     assert told == 'so:[f({"x": 1})][g({})]'
 
@@ -60,10 +44,9 @@ def test_options_are_the_request_s() -> None:
     assert options.tools is None and options.chat_template is None
 
 
-@pytest.mark.parametrize(
-    "fields", [{"chat_template": "{{ 1 }}"}, {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}]
-)
-def test_a_template_of_the_request_s_own_is_not_trusted(fields: dict[str, Any]) -> None:
-    with pytest.raises(ApiError) as caught:
-        chat_options(request(**fields), ChatRules())
-    assert caught.value.status == 400
+def test_a_template_of_the_request_s_own_is_not_trusted() -> None:
+    own = "{{ 1 }}"
+    for fields in ({"chat_template": own}, {"chat_template_kwargs": {"chat_template": own}}):
+        with pytest.raises(ApiError) as caught:
+            chat_options(request(**fields), ChatRules())
+        assert caught.value.status == 400

@@ -70,23 +70,18 @@ class Template:
         return str([given.get(name) for name in self.known])
 
 
-@pytest.mark.parametrize(
-    ("template", "effort"),
-    [
+def test_disabled_thoughts_are_the_least_that_the_template_can_say() -> None:
+    templates: list[tuple[Any, str]] = [
         (Template(), "low"),
         (Template("enable_thinking"), "none"),
         (Template("reasoning_effort"), "none"),
         (Template("enable_thinking", refuses="none"), "low"),
         (Template("enable_thinking", refuses="xhigh"), "none"),
-    ],
-)
-def test_disabled_thoughts_are_the_least_that_the_template_can_say(template: Any, effort: str) -> None:
-    assert _disabled_effort(template, ChatRules()) == effort
-
-
-def test_system_turns_are_merged_where_the_template_wants_them_first() -> None:
-    assert _merges_system(Template(system_first=True)) is True  # type: ignore[arg-type]
-    assert _merges_system(Template()) is False  # type: ignore[arg-type]
+    ]
+    for template, effort in templates:
+        assert _disabled_effort(template, ChatRules()) == effort
+    first: Any = Template(system_first=True)
+    assert _merges_system(first) is True and _merges_system(templates[0][0]) is False
 
 
 def test_the_chat_template_knows_the_effort() -> None:

@@ -40,7 +40,7 @@ def routes(
     def config(context: RequestContext) -> object:
         return siblings.answers(context, live.current.dump())
 
-    def live_names(context: RequestContext) -> object:
+    def live_help(context: RequestContext) -> object:
         return {row.name: row.help for row in live.current.table.rows if row.live}
 
     def change(context: RequestContext) -> object:
@@ -75,7 +75,7 @@ def routes(
     about_live = "The settings that may change, with their meaning."
     return [
         action("GET", "/admin/config", "All settings by name; secrets masked.", config),
-        action("GET", "/admin/config/live", about_live, live_names),
+        action("GET", "/admin/config/live", about_live, live_help),
         action("POST", "/admin/config", about_change, change),
         action("POST", "/admin/drain", about_drain, drain),
     ]

@@ -85,7 +85,8 @@ def tool_calls_of(
         least = int(allowed is None or named or allowed.mode == "required")
     if named and len(params) > 1:
         raise bad_request("a named tool_choice needs exactly one tool of that name")
-    tools = tuple(_tool(tool) for tool in params)
+    functions = [tool.function for tool in params]
+    tools = tuple(Tool(each.name, each.parameters or NO_PARAMETERS) for each in functions)
     most = 1 if named or request.parallel_tool_calls is False else len(tools)
     return ToolCalls(tools=tools, least=least, most=most, named=named, lenient=lenient)
 
@@ -103,10 +104,6 @@ def _check_tools(params: Sequence[ToolParam], narrow: bool, schemas: Schemas) ->
         except SchemaError as error:
             message = f"The parameters of tool {function.name!r} cannot be used: {error}."
             raise bad_request(message, None if function.strict else "tools") from None
-
-
-def _tool(param: ToolParam) -> Tool:
-    return Tool(param.function.name, param.function.parameters or NO_PARAMETERS)
 
 
 def tag_of(tag: str, request: GenerationRequest, schemas: Schemas) -> Grammar:
