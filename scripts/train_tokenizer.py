@@ -15,7 +15,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 ROOT = Path(__file__).resolve().parent.parent
-SENTENCES = ROOT / "app" / "simulated" / "sentences"
+SENTENCES = ROOT / "app" / "engine" / "simulated" / "sentences"
 DATA = ROOT / "app" / "text" / "data"
 
 VOCABULARY_SIZE = 6144
