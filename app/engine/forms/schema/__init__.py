@@ -1,6 +1,7 @@
 """Values that satisfy a JSON Schema, and texts that match a regular expression."""
 
 from app.engine.forms.schema.errors import SchemaError, Unsatisfiable
-from app.engine.forms.schema.schemas import Ranges, Schemas, Size
+from app.engine.forms.schema.ranges import Ranges, Size
+from app.engine.forms.schema.schemas import Schemas
 
 __all__ = ["Ranges", "SchemaError", "Schemas", "Size", "Unsatisfiable"]

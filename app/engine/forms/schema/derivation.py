@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from app.engine.forms.schema.errors import SchemaError, WorkBudget
 from app.engine.forms.schema.patterns import Pattern
-from app.engine.forms.schema.schemas import Ranges
+from app.engine.forms.schema.ranges import Ranges
 
 LONGEST = 100_000
 """Most characters of a grammar's shortest text; as the `most` of a node: no limit."""

@@ -12,9 +12,9 @@ from typing import TypeVar
 from app.engine.forms.schema.document import JSON, Document, Keywords, Schema, identity
 from app.engine.forms.schema.errors import SchemaError, Unsatisfiable, WorkBudget, WorkExhausted
 from app.engine.forms.schema.formats import WORDS
+from app.engine.forms.schema.ranges import Ranges, Size
 from app.engine.forms.schema.reader import read
 from app.engine.forms.schema.scalars import SUGGESTING, MergedSchema, draw_number, draw_text
-from app.engine.forms.schema.schemas import Ranges, Size
 from app.engine.forms.schema.validation import accepts
 
 MOST_ITEMS = 4096

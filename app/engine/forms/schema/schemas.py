@@ -1,10 +1,8 @@
-"""A cache of compiled schemas, and what values are drawn; the compiler is imported at its first use."""
+"""A cache of compiled schemas; the compiler is imported at its first use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import IntEnum
 from importlib import import_module
 from math import isfinite
 from random import Random
@@ -20,7 +18,6 @@ from app.engine.forms.schema.errors import SchemaError
 
 if TYPE_CHECKING:
     from app.engine.forms.schema.draw import CompiledSchema
-    from config.settings import ToolSettings
 
 T = TypeVar("T")
 
@@ -36,40 +33,6 @@ COMPILE_STEPS = 30
 """Steps of 10 us to compile a short schema; many compilations pause in between."""
 LIMIT_BYTES = 8 << 20
 """Memory limit of the compiled schemas."""
-
-
-class Size(IntEnum):
-    LEAST = 0
-    """Few characters, and empty objects where allowed."""
-    BRIEF = 1
-    """Few characters."""
-    FRUGAL = 2
-    """No optional parts, but no empty objects either."""
-    USUAL = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Ranges:
-    """Inclusive ranges, and chances from 0 to 1.
-
-    `optional_property` is the chance of an optional property at the top, `optional_field` in nested objects.
-    """
-
-    integers: tuple[int, int] = (0, 100)
-    numbers: tuple[float, float] = (0.0, 100.0)
-    array_lengths: tuple[int, int] = (1, 5)
-    optional_property: float = 0.5
-    optional_field: float = 0.5
-
-    @classmethod
-    def of(cls, settings: ToolSettings) -> Ranges:
-        return cls(
-            (settings.min_tool_call_integer_param, settings.max_tool_call_integer_param),
-            (settings.min_tool_call_number_param, settings.max_tool_call_number_param),
-            (settings.min_tool_call_array_param_length, settings.max_tool_call_array_param_length),
-            settings.tool_call_not_required_param_probability / 100,
-            settings.object_tool_call_not_required_field_probability / 100,
-        )
 
 
 class Schemas:
