@@ -41,6 +41,8 @@ RESERVED = frozenset({"conversation", "messages", "tokenizer", "model_config"})
 """Names that a request's `chat_template_kwargs` must not set."""
 IGNORED = ("chat_template", "tokenize")
 """Names in `chat_template_kwargs` that have no effect."""
+CHANGING = re.compile("strftime_now|lipsum|random")
+"""What gives equal conversations different prompts."""
 DICT_ATTRIBUTES = frozenset(dir(dict))
 END_MARK = "END_OF_WHAT_TO_CONTINUE "
 """Mark after the final message, to find and cut the text that the template adds behind the message."""
@@ -194,7 +196,7 @@ class ChatTemplates:
             knows_developer,
             self._takes_media,
             size_bytes,
-            surrounds_content(tree),
+            surrounds_content(tree) and CHANGING.search(source) is None,
         )
 
 

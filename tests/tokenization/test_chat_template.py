@@ -237,6 +237,7 @@ def test_members_of_messages_are_what_jinja_s_own_sandbox_finds(
         ("{% if message.role == 'user' %}{{ message.content }}{% endif %}", True),
         ("{% for _ in [1, 2] %}{{ message.content }}{% endfor %}", True),
         ("{% set message = {'content': 'c'} %}{{ message.content }}", False),
+        ("{{ message.content }}{{ strftime_now('%Y') }}", False),
         ("{{ message.content | upper }}", False),
         ("{{ message.content + '!' }}", False),
         ("{% if message.content == 'b' %}B{% endif %}{{ message.content }}", False),
