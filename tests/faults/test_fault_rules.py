@@ -1,16 +1,19 @@
-"""Fault rules as they are written: all fields typed, and an error that names the rule and the field."""
+"""Fault rules as they are written, which requests they strike, and what they then decide."""
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.serving.faults.fault import PATHS
+from app.serving.faults.fault import PATHS, Fault, FaultScript, RequestFacts
 from config import ConfigError
 from config.fault_rules import (
     ACTIONS,
@@ -23,6 +26,7 @@ from config.fault_rules import (
 )
 from config.loader import load
 from config.sections.api import FAILURE_TYPES
+from tests.faults.asking import CHAT, TEXT, asking
 
 
 def test_a_list_of_objects_becomes_rules() -> None:
@@ -141,3 +145,151 @@ def test_every_action_matcher_type_and_family_is_described() -> None:
     fields = {name for kind in (*ACTIONS.values(), FaultRule) for name in kind.__struct_fields__}
     for word in (*ACTIONS, *FAILURE_TYPES, *PATHS, *fields):
         assert f"`{word}`" in PAGE, word
+
+
+RNG = Random(7)
+
+
+def script(*rules: dict[str, Any]) -> FaultScript:
+    return FaultScript(parse_fault_rules(json.dumps(rules)), 0.0)
+
+
+def struck(at: FaultScript, *requests: RequestFacts, now_s: float = 0.0) -> list[bool]:
+    return [bool((fault := at.fault_for(request, RNG, now_s)) and fault.name) for request in requests]
+
+
+def decided(*rules: dict[str, Any], request: RequestFacts | None = None) -> Fault:
+    fault = script(*rules).fault_for(request or asking(), RNG, 0.0)
+    assert fault is not None
+    return fault
+
+
+def test_a_rule_without_matchers_strikes_everyone() -> None:
+    assert struck(script({"action": "empty"}), asking(), asking(TEXT), asking(model=None)) == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("matcher", "hit", "miss"),
+    [
+        ({"model": "m"}, asking(), asking(model="other")),
+        ({"model": "m"}, asking(), asking(model=None)),
+        ({"path": TEXT}, asking(TEXT), asking(CHAT)),
+        ({"path": "/v1/chat/*"}, asking(CHAT), asking(TEXT)),
+        ({"headers": {"X-Team": "a"}}, asking(X_Team="a"), asking(X_Team="b")),
+        ({"headers": {"X-Team": None}}, asking(X_Team="b"), asking()),
+        ({"headers": {"X-Team": "a", "X-B": None}}, asking(X_Team="a", X_B=""), asking(X_Team="a")),
+        ({"model": "m", "path": TEXT}, asking(TEXT), asking(CHAT)),
+    ],
+)
+def test_a_matcher_lets_others_pass(matcher: dict[str, Any], hit: RequestFacts, miss: RequestFacts) -> None:
+    assert struck(script({"action": "empty", **matcher}), miss, hit) == [False, True]
+
+
+@pytest.mark.parametrize("pattern", ["*", "*a", "[", "[!", "?", "*?", "[a-]"])
+def test_a_pattern_made_to_be_slow_is_not(pattern: str) -> None:
+    slow = script({"action": "empty", "path": (pattern * 256)[:256]})
+    begun_s = time.process_time()
+    struck(slow, asking("/v1/chat/completions" * 2))
+    assert time.process_time() - begun_s < 0.02
+
+
+@pytest.mark.parametrize(("family", "path"), PATHS.items())
+def test_a_family_is_one_path(family: str, path: str) -> None:
+    assert struck(script({"action": "empty", "api": family}), asking(path), asking("/v1/x")) == [True, False]
+
+
+def test_nth_and_every_count_the_requests_that_fit() -> None:
+    fits, other = asking(), asking(model="other")
+    nth = script({"action": "empty", "model": "m", "nth": 2})
+    assert struck(nth, fits, other, other, fits, fits) == [False, False, False, True, False]
+    every = script({"action": "empty", "model": "m", "every": 2})
+    assert struck(every, fits, other, fits, fits, fits) == [False, False, True, False, True]
+
+
+def test_times_is_how_often_a_rule_strikes() -> None:
+    assert struck(script({"action": "empty", "times": 2}), *[asking()] * 4) == [True, True, False, False]
+    later = script({"action": "empty", "times": 1, "every": 2})
+    assert struck(later, *[asking()] * 4) == [False, True, False, False]
+
+
+def test_probability_is_a_share_of_the_requests() -> None:
+    hits = struck(script({"action": "empty", "probability": 0.25}), *[asking()] * 4000)
+    assert sum(hits) == pytest.approx(1000, abs=100)
+    assert not any(struck(script({"action": "empty", "probability": 0}), *[asking()] * 100))
+
+
+def test_the_first_rule_that_strikes_decides_and_all_of_them_count() -> None:
+    rules = script({"action": "empty", "nth": 1}, {"action": "error", "every": 2, "name": "second"})
+    first, second = (rules.fault_for(asking(), RNG, 0.0) for _ in range(2))
+    assert first and first.name == "empty"
+    assert second and second.name == "second" and second.error and second.error.status == 500
+
+
+def test_an_error_is_as_it_was_described() -> None:
+    fault = decided({"action": "error", "status": 429, "retry_after": 7, "param": "p"})
+    assert fault.error and (fault.error.status, fault.error.type) == (429, "RateLimitError")
+    assert fault.error.headers == {"Retry-After": "7"} and fault.error.param == "p"
+    fault = decided({"action": "error", "status": 418, "type": "Teapot", "message": "short and stout"})
+    assert fault.error and (fault.error.type, fault.error.message) == ("Teapot", "short and stout")
+
+
+def test_waits_become_delays_of_the_generation() -> None:
+    assert decided({"action": "stall", "seconds": 2, "after": 3}).delays == ((3, 2.0),)
+    assert decided({"action": "slow-first-token", "seconds": 5}).delays == ((0, 5.0),)
+
+
+@pytest.mark.parametrize(
+    "action", ["disconnect", "truncate", "truncated-json", "malformed-chunk", "missing-done", "empty"]
+)
+def test_what_happens_to_bytes_is_handed_on(action: str) -> None:
+    fault = decided({"action": action})
+    assert fault.damage is not None and fault.damage.action == action
+    assert fault.error is None and not fault.delays
+
+
+def test_a_quota_is_told_while_it_lasts_and_then_says_truly_when_to_come_back() -> None:
+    rules = script({"action": "rate-limit", "rate": 30, "burst": 2})
+    headers = []
+    for _ in range(2):
+        fault = rules.fault_for(asking(), RNG, 0.0)
+        assert fault and not fault.name and fault.error is None
+        headers.append(fault.headers)
+    assert headers[0] == {
+        "x-ratelimit-limit-requests": "2",
+        "x-ratelimit-remaining-requests": "1",
+        "x-ratelimit-reset-requests": "2s",
+    }
+    assert headers[1]["x-ratelimit-remaining-requests"] == "0"
+    limited = rules.fault_for(asking(), RNG, 0.5)
+    assert limited and limited.name == "rate-limit" and limited.error
+    assert (limited.error.status, limited.error.headers) == (429, {"Retry-After": "2"})
+    assert limited.headers["x-ratelimit-reset-requests"] == "3.5s"
+    assert struck(rules, asking(), now_s=1.9) == [True]
+    assert struck(rules, asking(), now_s=2.5) == [False]
+
+
+def test_a_quota_of_tokens_holds_a_big_request_back_and_takes_no_request_for_it() -> None:
+    rules = script({"action": "rate-limit", "rate": 600, "token_rate": 60, "token_burst": 100})
+    assert struck(rules, asking(tokens=80), asking(tokens=30)) == [False, True]
+    fault = rules.fault_for(asking(tokens=20), RNG, 0.0)
+    assert fault and not fault.name
+    assert fault.headers["x-ratelimit-remaining-requests"] == "598"
+    assert fault.headers["x-ratelimit-remaining-tokens"] == "0"
+    assert fault.headers["x-ratelimit-reset-tokens"] == "1m40s"
+
+
+def test_a_request_of_more_tokens_than_there_can_be_takes_them_all() -> None:
+    rules = script({"action": "rate-limit", "token_rate": 60, "token_burst": 10})
+    assert struck(rules, asking(tokens=1000), asking(tokens=1)) == [False, True]
+
+
+def test_less_than_one_request_per_minute_is_a_quota_too() -> None:
+    rules = script({"action": "rate-limit", "rate": 0.5})
+    assert struck(rules, asking()) == [False]
+    limited = rules.fault_for(asking(), RNG, 0.0)
+    assert limited and limited.error and limited.error.headers["Retry-After"] == "120"
+
+
+def test_a_quota_that_lasts_does_not_hide_the_rules_after_it() -> None:
+    fault = decided({"action": "rate-limit"}, {"action": "disconnect", "after": 1})
+    assert fault.name == "disconnect" and "x-ratelimit-limit-requests" in fault.headers

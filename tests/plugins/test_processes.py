@@ -1,14 +1,17 @@
-"""Plugins across processes: reloads, ranks, vLLM's command line, and what several plugins do together."""
+"""What several plugins do together, and how one that cannot be used stops the start, in this process."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from app.plugins.hooks import HOOKS
-from app.wiring.factory import create_app
+from app.wiring.factory import build, create_app, tokenizer_of
+from config import ConfigError, Settings
 from config.loader import load
 from config.vllm import command_line, meanings
 from tests.running_server import ROOT
@@ -92,3 +95,131 @@ def test_the_plugin_of_the_page_works(tmp_path: Path) -> None:
     quiet = answered("--plugin", str(path), "--shout-share", "0", text="Hello")
     assert quiet["message"]["content"] != "HELLO"
     assert [name for name in HOOKS if f"| `{name}(host" not in PAGE] == []
+
+
+SECTION = """
+from typing import Annotated
+class Settings(Section, frozen=True, kw_only=True):
+    '''Of a test.'''
+"""
+
+
+def own(field: str = "a", default: int = 1, more: str = "") -> str:
+    """A plugin's setting."""
+    return f"{SECTION}    {field}: Annotated[Count, About('A.'{more})] = {default}\n"
+
+
+def gives(hook: str, value: str) -> str:
+    """A hook that gives this."""
+    return f"@hookimpl\ndef {hook}(host):\n    return {value}\n"
+
+
+REPLY = gives("reply", "lambda request, rng: 'Hi'")
+
+
+def refusal(*flags: str, environ: Mapping[str, str] | None = None) -> str:
+    """The line that a start with these flags ends with."""
+    with pytest.raises(ConfigError) as caught:
+        started(*flags, environ=environ)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def started(*flags: str, environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings of an application that was built."""
+    settings = load(flags, environ or {})
+    build(settings, tokenizer_of(settings))
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero (line 3 of {path})"),
+        ("def f(:", "cannot be imported: SyntaxError: "),
+        ("import no_such_module", "cannot be imported: ModuleNotFoundError: "),
+        ("raise SystemExit(3)", "cannot be imported: SystemExit: 3"),
+        ("API = 2", "is written for API 2; this server has API 1"),
+        ("API = None", "does not say its API; this server has API 1"),
+        ("Settings = 3", "its Settings must be a config.declaration.Section"),
+        (SECTION + "    a: int = 1", "its Settings: TypeError: a has no About"),
+        (
+            SECTION + "    a: Annotated[int, About('A.')]",
+            "its Settings: TypeError: Missing required",
+        ),
+        (own() + "NAME = 'server'", "this name is taken"),
+        (own(default=0), "its Settings: ValidationError: Expected `int` >= 1"),
+        (own("num_seqs") + "NAME = 'max'", "setting max-num-seqs is there already"),
+        (own(more=", env=('SIM_PORT',)"), "setting SIM_PORT is there already"),
+        (own("access_log") + "NAME = 'no'", "setting no-access-log is there already"),
+        ("", "has no hooks: no function of it is marked with @hookimpl"),
+        (REPLY.replace("reply", "repply"), "unknown hook 'repply'; did you mean reply?"),
+        (REPLY.replace("(host)", "(host, model)"), "Argument(s) {'model'} are declared"),
+        ("@hookimpl(wrapper=True)\ndef reply(host):\n    yield", "hook reply: wrappers are not called"),
+        (gives("reply", "{}['key']"), "hook reply failed at the start: KeyError: 'key'"),
+        (gives("routes", "[1]"), "hook routes gave list, which is not a list of Routes"),
+        (gives("routes", "3"), "hook routes gave int, which is not a list of Routes"),
+        (gives("middleware", "3"), "hook middleware gave int, which is not a Middleware, or a list of some"),
+        (gives("reply", "3"), "hook reply gave int, which is not a function"),
+        (gives("routes", "[get('/health', print)]"), "route GET /health is there already"),
+        (
+            gives("routes", "[get('/v1/responses/{a}', print)]"),
+            "route GET /v1/responses/{a} is there already",
+        ),
+        (gives("routes", "[get('x', print)]"), "path 'x' of a route must begin with a slash"),
+    ],
+)
+def test_a_plugin_that_makes_no_sense_is_named(plugin: Write, text: str, line: str) -> None:
+    path = plugin(text)
+    told = refusal("--plugin", path)
+    assert told.startswith("plugin ") and path in told or "plugin mine: " in told
+    assert line.replace("{path}", path) in told
+
+
+def test_two_plugins_of_one_name_are_refused(plugin: Write, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    one, other = plugin(REPLY), plugin(REPLY, "sub/mine")
+    assert refusal("--plugin", one, "--plugin", other) == (
+        f"plugin mine: two have this name, {one} and {other}"
+    )
+
+
+def test_a_name_that_is_no_flag_is_refused(plugin: Write) -> None:
+    assert "a name is made of a-z, digits and single dashes" in refusal("--plugin", plugin(REPLY, "my plug"))
+
+
+def test_a_module_or_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert refusal("--plugin", "no.such.module").startswith(
+        "plugin module (no.such.module): cannot be imported: ModuleNotFoundError"
+    )
+    missing = str(tmp_path / "missing.py")
+    assert refusal("--plugin", missing).startswith(
+        f"plugin missing ({missing}): cannot be imported: FileNotFoundError"
+    )
+
+
+def test_values_of_its_settings_are_checked_as_all_others(plugin: Write) -> None:
+    path = plugin(own("size", 4) + REPLY)
+    assert started("--plugin", path, "--mine-size", "7").dump()["mine-size"] == 7
+    assert refusal("--plugin", path, "--mine-size", "0") == (
+        "setting mine-size: '0' (flag --mine-size) must be at least 1"
+    )
+    assert refusal("--plugin", path, environ={"SIM_MINE_SIZE": "x"}) == (
+        "setting mine-size: 'x' (environment variable SIM_MINE_SIZE) "
+        "must be a whole number (of at most 64 bits)"
+    )
+    assert refusal("--plugin", path, "--mine-sise", "1") == (
+        "unknown flag --mine-sise; did you mean --mine-size?"
+    )
+    assert refusal("--mine-size", "1").startswith("unknown flag --mine-size")
+
+
+def test_a_yaml_file_may_name_plugins_and_their_settings(plugin: Write, tmp_path: Path) -> None:
+    path = plugin(own("size", 4) + REPLY)
+    file = tmp_path / "settings.yaml"
+    file.write_text(f"plugin: [{path}]\nmine-size: 9\n")
+    assert started("--config", str(file)).dump()["mine-size"] == 9
+    assert started("--config", str(file), "--mine-size", "3").dump()["mine-size"] == 3
+    assert started(environ={"SIM_CONFIG": str(file), "SIM_MINE_SIZE": "5"}).dump()["mine-size"] == 5
+    file.write_text("mine-size: 9\n")
+    assert refusal("--config", str(file)).endswith("unknown key 'mine-size'")

@@ -1,7 +1,8 @@
-"""A script that is wrong says so in one line, with file, rule and key."""
+"""A script that is wrong says so in one line; one that would fill any memory or never end is refused."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.serving.scripts import matching
 from app.serving.scripts.rules import MOST_BYTES, ScriptError, read_script, script_of
 from app.serving.scripts.script_set import RuleState
+from config.declaration import ConfigError
+from config.yaml_file import MOST_LEVELS, parse_yaml
+from tests.script.requests import Books, request, said
 
 WRONG = {
     "": "the mapping is missing required field rules",
@@ -100,3 +105,120 @@ def test_no_document_does_more_than_work_or_be_refused_in_one_line(document: Any
                 RuleState("a.yaml", number, rule, number, 0.0)
     except ScriptError as error:
         assert "\n" not in str(error)
+
+
+SOON_S = 30
+"""What takes for ever takes longer."""
+TENS = [
+    "x0: &x0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]",
+    *(f"x{k}: &x{k} [{', '.join([f'*x{k - 1}'] * 10)}]" for k in range(1, 9)),
+]
+BOMB = "\n".join(["rules:", "- then:", "    json:", *(f"      {line}" for line in TENS)])
+MERGES = [f"a{k}: &a{k} {{<<: [{', '.join([f'*a{k - 1}'] * 10)}]}}" for k in range(1, 12)]
+EVIL = {
+    "aliases of aliases": (BOMB, "has more than 500000 values"),
+    "merges of merges": ("\n".join(["a0: &a0 {x: 1}", *MERGES]), "more than 500000 keys"),
+    "json in itself": ("rules: [{then: {json: &a [*a]}}]", "nested more than 100 levels"),
+    "rules in themselves": ("rules: &a [*a]", "nested more than 100 levels"),
+    "tools in themselves": ("tools: &t {a: *t}\nrules: [{then: pass}]", "nested more than 100 levels"),
+    "brackets": ("rules: " + "[" * 2_000, "cannot be parsed"),
+    "a long number": (f"rules: [{{then: {{json: {'9' * 5_000}}}}}]", "cannot be parsed"),
+    "a long number in a template": (f"rules: [{{then: {{text: '{{{{ {'9' * 5_000} }}}}'}}}}]", "then.text"),
+    "half a character": ('rules: [{then: {text: "\\ud800"}}]', "half of a character"),
+    "brackets in a regex": (
+        f"rules: [{{when: {{message: {{regex: '{'(' * 2_000}'}}}}, then: pass}}]",
+        "regex",
+    ),
+    "an object of Python": ("rules: !!python/object/apply:os.system [ls]", "cannot be parsed"),
+    "an infinite score": ("rules: [{then: {score: .inf}}]", "then.score: infinity"),
+}
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_a_hostile_file_is_refused_soon_and_in_one_line(tmp_path: Path, name: str) -> None:
+    text, reason = EVIL[name]
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    begun_s = time.process_time()
+    with pytest.raises(ScriptError) as refused:
+        for number, rule in enumerate(read_script(str(path)).rules, 1):
+            RuleState(str(path), number, rule, number, 0.0)
+    assert reason in str(refused.value) and "\n" not in str(refused.value)
+    assert time.process_time() - begun_s < SOON_S
+
+
+def test_the_file_of_settings_has_the_same_limits(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("port: &a [*a]")
+    with pytest.raises(ConfigError, match="nested more than 100 levels"):
+        parse_yaml(str(path))
+    path.write_text("port: " + "[" * (MOST_LEVELS - 1) + "]" * (MOST_LEVELS - 1))
+    assert isinstance(parse_yaml(str(path)), dict)
+
+
+@pytest.mark.parametrize(
+    ("then", "why"),
+    [
+        ("'{{ message" + " | json" * 30 + " }}'", "more than 262144 characters"),
+        ("'{{ 3 | round(999999999) * " + " * ".join(["9" * 300] * 30) + " }}'", "of up to 1024 bits"),
+        ("'{{ 1e308 * 10 | float }}'", "no number of JSON"),
+    ],
+)
+def test_what_grows_in_a_template_is_a_failure_of_that_request(books: Books, then: str, why: str) -> None:
+    book = books.open(f"rules: [{{then: {{json: {then}}}}}]")
+    with pytest.raises(Exception, match=why):
+        said(book, request('"' * 1000))
+
+
+def test_a_schema_that_is_none_leaves_the_rules_of_before(books: Books) -> None:
+    book = books.open("rules: [{name: old, then: {text: old}}]")
+    books.write(
+        "tools: {a: 5}\nrules: [{then: {tool_calls: [{name: a}]}}, {name: old, then: {text: old}}]", "0.yaml"
+    )
+    book.refresh()
+    assert said(book, request("a")) == "old"
+    (file,) = book.report()["files"]
+    assert "schema of a tool cannot be used" in str(file["error"])
+    assert [rule["rule"] for rule in file["rules"]] == [1]
+
+
+def test_thousands_of_requests_leave_nothing_behind(books: Books) -> None:
+    """Counters of keys and conversations are bounded, and there is nothing else that grows."""
+    counted = "{when: {nth: {count: 2, per: %s}}, then: {text: again}}"
+    known = "{when: {message: {regex: 'm(?P<n>.+)'}}, then: {text: '{{ match.n }}'}}"
+    book = books.open(f"rules: [{counted % 'conversation'}, {counted % 'key'}, {known}]")
+    for number in range(5000):
+        assert said(book, request(f"m{number}", key=f"key:{number}")) == str(number)
+    assert book.size_bytes == book.limit_bytes
+    assert [rule["answered"] for rule in book.report()["files"][0]["rules"]] == [0, 0, 5000]
+
+
+def test_a_long_conversation_is_looked_at_in_slices(books: Books) -> None:
+    """Every message and every part of a text is a place where others may have their turn."""
+    book = books.open("rules: [{when: {message: {which: any, contains: [x, y]}}, then: {text: found}}]")
+    asked, breaths = request(*["no"] * 1000), list[int]()
+    asked.breathe = lambda: breaths.append(1)
+    assert said(book, asked) is None
+    assert len(breaths) >= 1000
+
+
+def test_a_long_text_is_searched_beside_the_loop(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search looks at its time now and then only, and may go through a long text many times before."""
+    searched = list[int]()
+
+    def beside(search: Any, text: str, **options: Any) -> Any:
+        searched.append(len(text))
+        return search(text, **options)
+
+    monkeypatch.setattr(matching, "call_off_hub", beside)
+    book = books.open("rules: [{when: {message: {regex: ' +$'}}, then: {text: found}}]")
+    long = "x" * (matching.SHORT + 1) + " "
+    assert [said(book, request(text)) for text in ("x ", long, "x")] == ["found", "found", None]
+    assert searched == [len(long)]
+
+
+def test_what_a_regex_captures_of_a_long_text_is_cut(books: Books) -> None:
+    book = books.open(
+        "rules: [{when: {message: {regex: '(?s)((.*))'}}, then: {text: '{{ match[1] | length }}'}}]"
+    )
+    assert said(book, request("x" * 1_000_000)) == "65536"

@@ -1,8 +1,14 @@
-"""Every fault as a client sees it, byte by byte."""
+"""Every fault as a client sees it, byte by byte; hundreds of them leave nothing behind."""
 
 from __future__ import annotations
 
 import json
+import os
+import random
+import ssl
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,7 +16,8 @@ import requests
 
 from tests.faults.client import CHAT, PATHS, TEXT, TOKENS, Asker, Got, ask, got, question
 from tests.hostile.raw_client import get, metric, running, wait_until, waiting
-from tests.running_server import RunningServer
+from tests.hostile.stressed_server import stressed_server, workers_of
+from tests.running_server import RunningServer, running_server
 
 DONE = "data: [DONE]"
 HI = [{"role": "user", "content": "hi"}]
@@ -252,3 +259,117 @@ def test_other_families_break_off_end_early_and_are_cut(faulty: RunningServer, p
     cut = of_family(faulty, path, False, "truncated-json")
     assert cut.whole and cut.body.startswith(b"{") and not cut.body.endswith(b"}")
     assert of_family(faulty, path, False, "error; status=418").status == 418
+
+
+FAULTS = (
+    *("disconnect", "disconnect; after=1", "disconnect; after=4", "truncate; after=3", "truncated-json"),
+    *("malformed-chunk; chunk=2", "missing-done", "empty", "error; status=503", "rate-limit; rate=600"),
+    *("stall; seconds=0.02; after=2", "slow-first-token; seconds=0.02", ""),
+)
+REQUESTS = 400
+CLIENT = "address:127.0.0.1"
+
+
+def test_places_and_connections_come_back_after_hundreds_of_faults() -> None:
+    """Four places, so that one that is lost is soon missed."""
+    with stressed_server("--max-num-seqs", "4", "--inter-token-latency", "1ms") as server:
+        draw = random.Random(3)
+        wanted = [
+            (draw.choice(PATHS), draw.random() < 0.8, draw.choice(FAULTS), draw.choice(("1.0", "1.1")))
+            for _ in range(REQUESTS)
+        ]
+        with ThreadPoolExecutor(8) as clients:
+            list(clients.map(lambda one: ask_and_be_cut(server.port, *one), wanted))
+        wait_until(lambda: running(server.port) == 0)
+        (worker,) = workers_of(server)
+        before = open_files(worker)
+        for _ in range(100):
+            ask(server.port, PATHS[0], True, "disconnect; after=1")
+        wait_until(lambda: open_files(worker) <= before)
+        assert all(got(server.port, path, True).chunks[-1] == "data: [DONE]" for path in PATHS)
+
+
+def ask_and_be_cut(port: int, path: str, stream: bool, fault: str, version: str) -> None:
+    with suppress(ConnectionResetError):  # so a stream of HTTP/1.0 breaks off
+        ask(port, path, stream, fault, version)
+
+
+def open_files(process: int) -> int:
+    return len(os.listdir(f"/proc/{process}/fd"))
+
+
+def test_a_client_that_leaves_a_faulty_stream_frees_its_place() -> None:
+    rules = [{"action": "malformed-chunk", "chunk": 2}]
+    slow = ("--inter-token-latency", "50ms", "--fault-rules", json.dumps(rules))
+    with stressed_server("--max-num-seqs", "2", *slow) as server:
+        for version in ("1.0", "1.1"):
+            for _ in range(6):
+                with Asker(server.port) as asker:
+                    asker.send(PATHS[0], question(PATHS[0], True, max_tokens=2000), version)
+                    received = b""
+                    while b"}{" not in received:
+                        received += asker.sock.recv(65536)
+            wait_until(lambda: running(server.port) == 0)
+        # A place is free a moment before it is known whose fault it was.
+        wait_until(lambda: get(server.port, "/admin/verdict").json()["clients"][CLIENT]["disconnects"] == 12)
+        assert get(server.port, "/admin/verdict").json()["clean"] is True
+
+
+def test_a_stream_that_stalls_keeps_its_place() -> None:
+    with (
+        stressed_server("--max-num-seqs", "1") as single,
+        Asker(single.port) as first,
+        Asker(single.port) as second,
+    ):
+        first.send(PATHS[0], question(PATHS[0], True), X_Fault="stall; seconds=3600")
+        wait_until(lambda: running(single.port) == 1)
+        second.send(PATHS[0], question(PATHS[0], True))
+        wait_until(lambda: waiting(single.port) == 1)
+        first.sock.close()
+        answer = second.answer()
+        assert answer and answer.chunks[-1] == "data: [DONE]"
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with running_server("--self-signed-certs") as server:
+        yield server.port
+
+
+class Socket(ssl.SSLSocket):
+    """Calls a connection that breaks by its name of today; before 3.11.4 Python had none for it."""
+
+    def read(self, *arguments: Any) -> Any:
+        try:
+            return super().read(*arguments)
+        except ssl.SSLError as error:
+            if error.reason == "UNEXPECTED_EOF_WHILE_READING":
+                raise ssl.SSLEOFError(*error.args) from error
+            raise
+
+
+def context() -> ssl.SSLContext:
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.sslsocket_class = Socket
+    # Before 3.11.4 a connection that breaks would look like one that ends.
+    trusting.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
+    trusting.check_hostname = False
+    trusting.verify_mode = ssl.CERT_NONE
+    return trusting
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_stream_breaks_off_after_so_many_chunks(port: int, path: str) -> None:
+    with Asker(port, context()) as asker:
+        asker.send(path, question(path, True), X_Fault="disconnect; after=3")
+        received = b""
+        with pytest.raises(ssl.SSLEOFError):  # a TLS connection that ends well says so
+            while data := asker.sock.recv(65536):
+                received += data
+        assert received.count(b"data: ") == 3 and not received.endswith(b"0\r\n\r\n")
+
+
+def test_the_connection_ends_before_the_status_line(port: int) -> None:
+    with Asker(port, context()) as asker:
+        asker.send(CHAT, question(CHAT, True), X_Fault="disconnect")
+        assert asker.is_closed()

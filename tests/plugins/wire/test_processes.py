@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.plugins.test_processes import SAYING, Write
-from tests.plugins.test_refusals import REPLY
+from tests.plugins.test_processes import REPLY, SAYING, Write
 from tests.running_server import ROOT, RunningServer, running_gunicorn, running_server
 
 

@@ -17,9 +17,11 @@ import pytest
 import requests
 
 from app.cli import main
-from app.serving.recording.exchange import bytes_of
+from app.serving.recording.exchange import Exchange, bytes_of
+from benchmarks import agents
 from tests.conformance.sdk import openai_client
 from tests.hostile.raw_client import Wire, post
+from tests.needs import CLIENTS_PYTHON
 from tests.recording.recordings import CHAT, chat, exchange, exchanges_of, recording_proxy, written
 from tests.running_server import ROOT, RunningServer, free_port, running_server
 
@@ -237,3 +239,77 @@ def test_a_server_that_answers_otherwise_has_drifted(recorded: tuple[Path, list[
     assert "status: 200 was recorded, 401 came" in refused.stdout
     assert "status: 200 was recorded, 404 came" in other.stdout
     assert agreed.returncode == 0, agreed.stdout
+
+
+def test_a_recording_of_megabytes_in_one_answer_is_replayed_to_the_byte(tmp_path: Path) -> None:
+    content = b'"\n' * (6 << 20)
+    huge = exchange(chat("Hi"), (0, content), headers=[("content-type", "text/plain")])
+    path = written(tmp_path / "r", [huge, exchange(chat("parts"), *[(0.0, content[: 1 << 20])] * 4)])
+    with running_server("--force-dummy-tokenizer", "--replay", path) as server:
+        assert post(server.port, chat("Hi"), CHAT).body == content
+        assert post(server.port, chat("parts"), CHAT).body == content[: 4 << 20]
+
+
+@pytest.mark.parametrize("pieces", [[(0.0, b"x" * (6 << 20))], [(0.0, b"x" * (3 << 20))] * 2])
+def test_a_client_that_takes_no_bytes_of_a_replay_is_cut_off(
+    tmp_path: Path, pieces: list[tuple[float, bytes]]
+) -> None:
+    path = written(tmp_path / "r", [exchange(chat("Hi"), *pieces)])
+    flags = ("--force-dummy-tokenizer", "--write-timeout", "0.3s", "--graceful-timeout", "40s")
+    with running_server(*flags, "--replay", path) as server, Wire(server.port, receive_buffer=4096) as wire:
+        wire.post(chat("Hi"), CHAT)
+        wire.begin().close()
+        assert server.stop(timeout_s=20) == 0, "it waited for who takes nothing"
+
+
+SCRIPT = ROOT / "examples" / "scripts" / "weather.yaml"
+TOWNS = ("Rome",)
+
+
+def told(python: str, client: str, server: RunningServer) -> list[str]:
+    """What `client` hears, whole and streamed, in each town."""
+    done = subprocess.run(
+        [python, agents.__file__, client, server.url, "tiny", *TOWNS],
+        capture_output=True,
+        text=True,
+        timeout=55,
+    )
+    assert done.returncode == 0, done.stderr
+    heard: list[str] = json.loads(done.stdout)
+    return heard
+
+
+def said(exchange: Exchange) -> tuple[object, ...]:
+    """An answer without its moments, and without what the server says of this very moment."""
+    answer = exchange.answer
+    headers = sorted((name.lower(), value) for name, value in answer.headers)
+    return (
+        answer.status,
+        [each for each in headers if each[0] not in ("date", "server")],
+        b"".join(bytes_of(chunk.data) for chunk in answer.chunks),
+        answer.is_broken,
+    )
+
+
+@pytest.mark.parametrize(
+    ("client", "python"),
+    [
+        ("openai", sys.executable),
+        pytest.param("pydantic-ai", str(CLIENTS_PYTHON), marks=pytest.mark.clients),
+    ],
+)
+def test_the_loop_of_an_agent_is_replayed_byte_by_byte(tmp_path: Path, client: str, python: str) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    with (
+        running_server("--model=tiny", "--script", str(SCRIPT)) as live,
+        recording_proxy(live, first) as proxy,
+    ):
+        heard = told(python, client, proxy)
+    assert heard == [f"The weather: sun in {town}." for town in TOWNS for _ in range(2)]
+    flags = ("--model=other", "--replay", str(first), "--replay-miss", "not-found")
+    with running_server(*flags) as other, recording_proxy(other, second) as proxy:
+        assert told(python, client, proxy) == heard
+    recorded, replayed = exchanges_of(first), exchanges_of(second)
+    assert len(recorded) == 4 * len(TOWNS), "each loop asks twice"
+    assert [one.request.body for one in replayed] == [one.request.body for one in recorded]
+    assert [*map(said, replayed)] == [*map(said, recorded)]
