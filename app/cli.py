@@ -35,7 +35,7 @@ from config.validation import suggestion
 
 if TYPE_CHECKING:
     from app.lab.fleet.routing import PolicyMaker
-    from app.plugins.command import PluggedCosts
+    from app.plugins.registry import PluggedCosts
     from app.text import Tokenizer
     from config.profile import Profile
 
@@ -122,7 +122,7 @@ def _plugged_policies(settings: Settings) -> Mapping[str, PolicyMaker]:
 
 
 def _plugged_costs(settings: Settings, profile: Profile) -> tuple[str, PluggedCosts] | None:
-    from app.plugins.command import plugged_costs  # imports pluggy
+    from app.plugins.registry import plugged_costs  # imports pluggy
 
     return plugged_costs(settings, profile)
 
@@ -149,7 +149,7 @@ def _plugins(argv: Sequence[str]) -> int:
         print(f"usage: {COMMAND} plugins [--plugin NAME] [--setting value ...]\n")
         print("Tell which plugins a server with these settings has, and what they can do (docs/plugins.md).")
         return 0
-    return _runs("app.plugins.command")(argv)
+    return _runs("app.plugins.registry")(argv)
 
 
 def _script(argv: Sequence[str]) -> int:

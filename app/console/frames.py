@@ -51,7 +51,7 @@ class Frame(Struct, kw_only=True, omit_defaults=True):
     """Requests without room in this frame."""
     steps: list[StepRow] = []
     blocks: list[int] = []
-    """Triples, flat: block, state (see `app.console.blocks`), bar that took the block last."""
+    """Triples, flat: block, state (see `app.console.bars`), bar that took the block last."""
     firsts: list[int] = []
     """Pairs, flat: bar, its first block. Bars with the same first block share a prefix."""
     evicted: list[int] = []

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from app.base.metrics.recorder import Figures
-from app.console.bars import RequestBars, in_ms
-from app.console.blocks import BlockMap
+from app.console.bars import BlockMap, RequestBars, in_ms
 from app.console.frames import FIGURES, EventRow, Frame, Picture, StepRow
 from app.engine.core.batch import Batch, Phase
 from app.engine.core.cache_manager import KVCacheManager

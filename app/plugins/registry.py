@@ -1,11 +1,14 @@
 """The plugins of a process: pluggy finds their hooks; each hook is called once, at the start.
 
 A `Guard` stands around what a hook gave. Results that make no sense raise TypeError or ValueError there.
+`python -m app plugins` lists plugins, and `simulate` uses their step costs.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +21,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 from gevent._hub_local import get_hub_if_exists
+from msgspec import Struct
 from pluggy import HookImpl, PluginManager, PluginValidationError
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -41,7 +45,8 @@ from app.serving.http.response import Response
 from app.serving.http.route import Route
 from app.serving.middleware.stack import Middleware
 from config.declaration import ConfigError
-from config.plugins import API
+from config.loader import load
+from config.plugins import API, from_plain, to_plain
 from config.profile import Profile
 from config.settings import Plugin, Settings
 from config.validation import suggestion
@@ -490,3 +495,41 @@ def _check(given: object, kind: type | UnionType) -> None:
     """Raises TypeError unless `given` is an instance of `kind`."""
     if not isinstance(given, kind):
         raise TypeError(f"gave {type(given).__name__}, not {getattr(kind, '__name__', kind)}")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Prints the plugins of a server started with the flags `argv`; returns the exit status."""
+    try:
+        settings = load(argv, os.environ, warn=lambda text: None)
+        implemented = registry_of(settings).implemented()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
+    for plugin in settings.PLUGINS:
+        about = (getattr(plugin.hooks, "__doc__", None) or "").strip().partition("\n")[0]
+        print(f"{plugin.name} {plugin.version}".rstrip() + f" ({plugin.origin}): {about}")
+        print(f"  hooks: {', '.join(implemented[plugin.name]) or 'none'}")
+        for row in settings.table.rows:
+            if row.group == plugin.group:
+                rules = f" The value {row.limits}." if row.limits else ""
+                value = row.write(row.value(settings)) if not row.secret else "***"
+                print(f"  --{row.name} ({row.kind.name}, {row.env[0]}; now {value!r}): {row.help}{rules}")
+    if not settings.PLUGINS:
+        print("no plugins")
+    return 0
+
+
+class PluggedCosts(Struct, frozen=True):
+    """Creates an engine's cost model from the plugins of `settings`. Can be pickled for other processes."""
+
+    settings: dict[str, Any]
+
+    def __call__(self, profile: Profile) -> CostModel:
+        found = registry_of(from_plain(self.settings)).offline_step_cost(profile)
+        return StepCost(profile.cost) if found is None else found[1]
+
+
+def plugged_costs(settings: Settings, profile: Profile) -> tuple[str, PluggedCosts] | None:
+    """Returns the name and the costs of the plugin that sets step costs; None without such a plugin."""
+    found = registry_of(settings).offline_step_cost(profile)
+    return None if found is None else (found[0], PluggedCosts(to_plain(settings)))

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.lab.fleet.report import Summary, draw, notes, summarize, table
+from app.lab.fleet.command import Summary, draw, notes, summarize, table
 from app.lab.fleet.routing import CHAT, COMPLETIONS, Incoming, Indexer, policies_of
 from app.lab.load.policies import BLIND, POLICIES, IndexerError, PrefixAware, RandomChoice, RoundRobin
 from app.lab.load.workload import (
