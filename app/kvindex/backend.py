@@ -100,14 +100,12 @@ class Outcome(Struct):
     unknown: int = 0
     applied: bool = True
 
-    def plus(self, other: Outcome) -> Outcome:
-        """Returns the sum of this outcome and a later one."""
-        return Outcome(
-            self.added + other.added,
-            self.removed + other.removed,
-            self.unknown + other.unknown,
-            other.applied,
-        )
+    def add(self, later: Outcome) -> None:
+        """Adds the outcome of a later part."""
+        self.added += later.added
+        self.removed += later.removed
+        self.unknown += later.unknown
+        self.applied = later.applied
 
 
 class Size(Struct, frozen=True):

@@ -102,8 +102,7 @@ class Index:
                 if sequence is not None:
                     stamp = Stamp(sequence, batch.ts, restart and not part, part)
                 operations = self._ingest.operations(source, events, lost)
-                outcome = self.backend.apply(source, operations, stamp)
-                total = total.plus(outcome) if part else outcome
+                total.add(self.backend.apply(source, operations, stamp))
         except TooManyHolders:
             self.losses.message("too_many_pods")
             return None

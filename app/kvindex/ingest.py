@@ -17,7 +17,7 @@ from typing import TypeAlias, cast
 from cachetools import LRUCache
 from msgspec import Struct
 
-from app.engine.kvcache.events import BlockHash, BlockRemoved, BlockStored, KVEvent
+from app.engine.kvcache.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
 from app.kvindex.backend import (
     GPU,
     MOST_TIERS,
@@ -143,19 +143,14 @@ class Ingest:
     def _parsed(self, events: Sequence[KVEvent], losses: list[str]) -> list[StoreGroup | Operation]:
         """Converts a group of events, as one if possible."""
         first = events[0]
-        if not isinstance(first, BlockStored | BlockRemoved):
+        if isinstance(first, AllBlocksCleared):
             return [Clear()]
         try:
             names: Sequence[BlockHash] = first.block_hashes
             if len(events) > 1:
-                names = [name for event in events for name in cast(BlockRemoved, event).block_hashes]
+                alike = cast(Sequence[BlockRemoved], events)
+                names = [name for event in alike for name in event.block_hashes]
             engine, group = engine_keys_of("block_hashes", names), first.group_idx or 0
-            if (
-                isinstance(first, BlockStored)
-                and first.lora_name
-                and len(first.lora_name) > MOST_NAME_LETTERS
-            ):
-                raise Refused("bad_lora_name")
             if not 0 <= group < MOST_GROUPS:
                 raise Refused("bad_group_idx")
             tier = self.tier(first.medium)
@@ -164,6 +159,8 @@ class Ingest:
             if not first.token_ids:
                 return [Offload(group, tier, engine)]
             stores = cast(Sequence[BlockStored], events)
+            if first.lora_name and len(first.lora_name) > MOST_NAME_LETTERS:
+                raise Refused("bad_lora_name")
             # vLLM before 0.14 publishes only the number of an adapter.
             adapter = first.lora_name or (str(first.lora_id) if first.lora_id else None)
             return [StoreGroup(stores, engine, [*map(parent_of, stores)], group, tier, adapter)]

@@ -189,11 +189,8 @@ class KvIndex:
 
     def _refresh(self, source: TargetSource) -> None:
         """Refreshes the endpoints of a source periodically; each source has a greenlet, as some are slow."""
-        while not self._end.is_set() and self._subscriber is not None:
-            before = source.targets
+        while not self._end.is_set():
             source.refresh()
-            if source.targets != before:
-                self._subscriber.look()
             self._end.wait(LOOK_AGAIN_S)
 
     def _subscribe(self) -> None:

@@ -145,10 +145,6 @@ class Subscriber:
             self._pool.gone(pod)
         return done + len(gone) > 0
 
-    def look(self) -> None:
-        """Makes the next step check the targets of the sources."""
-        self._look_at = float("-inf")
-
     def wait(self, timeout_s: float) -> None:
         """Waits until there may be something to read. Other greenlets run meanwhile."""
         waiting = poll()

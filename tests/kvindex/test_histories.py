@@ -186,7 +186,7 @@ def test_any_history_leaves_what_a_plain_model_of_it_leaves(make_backend: MakeBa
         operations = []
         for operation in some:
             operations.append(model.grown(pod, operation))
-            expected = expected.plus(model.apply(pod, operations[-1]))
+            expected.add(model.apply(pod, operations[-1]))
         assert backend.apply(source(pod), operations) == expected
         check(backend, model)
 
@@ -222,7 +222,7 @@ def test_what_is_reckoned_is_what_is_held_also_where_blocks_make_room(
             for operation in some:
                 operations.append(model.grown(pod, operation))
                 model.apply(pod, operations[-1])
-            total = total.plus(backend.apply(source(pod), operations))
+            total.add(backend.apply(source(pod), operations))
             recount(backend)
             assert total.added == total.removed + backend.size().evicted + backend.size().copies
         for pod in backend.pods():

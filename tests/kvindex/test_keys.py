@@ -24,7 +24,6 @@ from app.kvindex.keys import (
     PrefixKeyCache,
     RequestKeys,
     fnv1a_64,
-    fold_features,
     granularities,
     published_features,
     request_keys,
@@ -314,21 +313,6 @@ def test_requests_and_engines_with_blocks_of_one_size_say_the_same(
     assert requested_features(blocks, size, media, salt, size) == published_features(
         published, "alice" if adapted else None
     )
-
-
-@given(
-    st.lists(st.tuples(st.integers(-9, 60), st.none() | st.lists(identifiers, max_size=3).map(tuple))),
-    st.integers(0, 6),
-    sizes,
-)
-def test_features_belong_to_the_block_in_which_they_begin(
-    placed: list[tuple[int, Features]], blocks: int, size: int
-) -> None:
-    expected = []
-    for block in range(blocks):
-        inside = [text for start, texts in placed if start // size == block for text in texts or ()]
-        expected.append(tuple(dict.fromkeys(inside)) or None)
-    assert fold_features(placed, blocks, size) == expected
 
 
 @pytest.mark.parametrize(

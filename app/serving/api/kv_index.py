@@ -28,23 +28,13 @@ def routes(index: KvIndex, backend: str) -> list[Route]:
     def kv_index(context: RequestContext) -> Response:
         """The state of the index; sizes and pods are null while its backend does not answer."""
         stats = index.stats()
-        streams = [
-            {
-                "pod": stream.pod,
-                "model": stream.model,
-                "rank": stream.rank,
-                "last_sequence": stream.sequence,
-                "lag_seconds": stream.lag_s,
-            }
-            for stream in stats.streams
-        ]
         state = {
             "backend": backend,
             "block_size": index.block_size,
             "listens_at": index.address,
             "size": stats.size,
             "pods": stats.pods,
-            "streams": streams,
+            "streams": stats.streams,
             "sources": stats.targets,
             "queued": stats.queued,
             "skipped": {"messages": stats.skipped_messages, "events": stats.skipped_events},
