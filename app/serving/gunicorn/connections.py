@@ -138,11 +138,6 @@ class Connections:
     def __init__(self) -> None:
         self.open: dict[HubConnection | GreenletConnection, None] = {}
 
-    def look(self, now_s: float) -> None:
-        """Enforces the time limits of idle connections and incomplete requests."""
-        for connection in list(self.open):
-            connection.look(now_s)
-
     def close_idle(self, young_s: float) -> None:
         """Closes idle connections, and lets busy ones end with their answer.
 
@@ -167,10 +162,6 @@ class Connections:
 
     def count_busy(self) -> int:
         return sum(one.busy for one in self.open)
-
-    def close_all(self) -> None:
-        for connection in list(self.open):
-            connection.close()
 
 
 class FastPath:

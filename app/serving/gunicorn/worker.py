@@ -157,7 +157,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 gc.collect(YOUNG)
             end_s = time.monotonic() + TICK_S
             while not self._stopping.is_set() and (now_s := time.monotonic()) < end_s:
-                self._connections.look(now_s)
+                for connection in list(self._connections.open):
+                    connection.look(now_s)
                 self._stopping.wait(min(SWEEP_S, end_s - now_s))
         self.alive = False
         if self._fast is not None:
@@ -210,7 +211,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
             self.log.warning("Worker %s cuts %d requests: the graceful timeout is over", self.pid, running)
         self._greenlets.join(timeout=PARTING_S)
         self._greenlets.kill(timeout=PARTING_S)
-        connections.close_all()
+        for connection in list(connections.open):
+            connection.close()
 
     def _cut_at(self) -> float:
         """Returns when a graceful end that begins now cuts requests (monotonic seconds)."""

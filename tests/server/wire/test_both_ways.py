@@ -184,17 +184,12 @@ def test_only_a_bare_probe_is_answered_without_flask(twin: Twin) -> None:
     assert twin.ways()[0]["probe"] == before
 
 
-def test_what_was_counted_is_the_same_both_ways(twin: Twin) -> None:
-    """After whatever the other tests have asked, too."""
-    twin.ask(CHAT, b'{"messages":[{"role":"user","content":"Hello!"}],"max_tokens":5}')
-    plain, general = twin.counted()
-    assert plain == general
-
-
-def test_what_was_logged_is_the_same_both_ways(twin: Twin) -> None:
+def test_what_was_counted_and_logged_is_the_same_both_ways(twin: Twin) -> None:
     """After whatever the other tests have asked, too."""
     body = b'{"messages":[{"role":"user","content":"Hello!"}],"max_tokens":5}'
     twin.ask(CHAT, body, "X-Request-Id: the-last")
+    plain, general = twin.counted()
+    assert plain == general
     # An answer arrives before its line is written, and neither server waits for the other one.
     servers = (twin.plain, twin.general)
     wait_until(lambda: all("the-last" in dict(access_lines(server)) for server in servers))

@@ -22,7 +22,6 @@ from tests.hostile.raw_client import (
     ask,
     get,
     http_post,
-    is_error,
     metric,
     post,
     running,
@@ -141,12 +140,6 @@ def test_who_waits_for_a_tokenizer_service_holds_up_nobody(tmp_path: Path) -> No
         finally:
             SlowService.may_answer.set()
             service.shutdown()
-
-
-def test_errors_have_vllms_form(server: RunningServer) -> None:
-    is_error(post(server.port, ask(model="other")), 404, "NotFoundError", "model")
-    is_error(post(server.port, ask(max_tokens=-1)), 400, "BadRequestError", "max_tokens")
-    assert get(server.port, "/nowhere").status == 404
 
 
 def test_what_runs_at_the_end_runs_to_its_end(tmp_path: Path) -> None:
