@@ -41,10 +41,7 @@ BODY_PATIENCE_S = 0.25
 RECEIVE = 1 << 16
 MOST_ANSWERS = 8
 """Most complete answers per batch: the first has then waited half a millisecond."""
-ServeGeneral = Callable[..., None]
-"""Called with a `FastConnection` and bytes."""
-
-
+ServeGeneral = Callable[["FastConnection", bytes], None]
 Upgrade = Callable[["FastPath", GeventSocket, tuple[str, int], bytes], object]
 
 
@@ -171,8 +168,6 @@ class FastPath:
     `write_timeout_s`. `serve_general` starts a greenlet for the next request of a connection; the request
     starts with the given bytes.
     """
-
-    respond_to_error = staticmethod(respond_to_error)
 
     def __init__(
         self,
@@ -306,7 +301,7 @@ class FastConnection(HubConnection):
             if outcome is None:
                 outcome = plain.answer(context, request)
         except Exception as error:
-            outcome = path.respond_to_error(error, context)
+            outcome = respond_to_error(error, context)
         if type(outcome) is Response:
             self._finish(outcome)
         elif isinstance(outcome, PendingResponse):
@@ -319,7 +314,7 @@ class FastConnection(HubConnection):
             self.connection.unwatch()
             token = current_request.set(context)
             if isinstance(outcome, Exception):
-                outcome = self.path.respond_to_error(outcome, context)
+                outcome = respond_to_error(outcome, context)
             self._reader.start(self._readable)
             self._finish(outcome)
             current_request.reset(token)
