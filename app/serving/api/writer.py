@@ -142,25 +142,6 @@ def places(output: Tokens) -> range:
     return range(max(len(output.texts), output.finish is not None))
 
 
-def split(output: Tokens, size: int) -> Iterator[Tokens]:
-    """Splits `output` into parts of up to `size` tokens; the last part has the end."""
-    total = len(output.texts)
-    if total <= size:
-        yield output
-        return
-    for start in range(0, total, size):
-        part = slice(start, start + size)
-        yield Tokens(
-            output.index,
-            output.texts[part],
-            output.ids[part],
-            output.at_s,
-            None if output.logprobs is None else output.logprobs[part],
-            output.finish if start + size >= total else None,
-            output.part,
-        )
-
-
 T = TypeVar("T", bound=Struct)
 
 
@@ -227,11 +208,12 @@ class ResponseWriter(ABC):
 
     def chunks(self, output: EngineOutput) -> Iterator[bytes]:
         """Yields `chunk` in pieces of whole events that take less than 5 ms each."""
-        if type(output) is not Tokens:
-            yield self.chunk(output)
-            return
-        for part in split(output, max(1, SLICE // width(output.logprobs))):
-            yield self.chunk(part)
+        if type(output) is Tokens:
+            size = max(1, SLICE // width(output.logprobs))
+            while len(output.texts) > size:
+                first, output = output.split(size)
+                yield self.chunk(first)
+        yield self.chunk(output)
 
     def is_large(self, output: EngineOutput) -> bool:
         """True when the events of `output` may take longer than 5 ms: take them from `chunks`."""

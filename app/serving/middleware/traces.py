@@ -168,11 +168,10 @@ class RequestTrace:
         return partial(self._ended, generation)
 
     def end(self, now_s: float) -> None:
+        """Ends the request's span as of `now_s`, once its last sequence is over."""
         self._answered_s = now_s
-        if not self._open:
-            self._end_span(now_s)
-
-    def _end_span(self, now_s: float) -> None:
+        if self._open:
+            return
         if self._reasons:
             self.span.set_attributes({**self._tokens, **self._latency, FINISH_REASONS: tuple(self._reasons)})
         for reason in set(self._reasons).intersection(BROKEN):
@@ -202,8 +201,8 @@ class RequestTrace:
                 span.set_status(Status(StatusCode.ERROR, outcome.reason))
             span.end(self._ns(end_s))
         self._open -= 1
-        if not self._open and self._answered_s is not None:
-            self._end_span(self._answered_s)
+        if self._answered_s is not None:
+            self.end(self._answered_s)
 
     def _ns(self, moment_s: float) -> int:
         return self._unix_ns + int(moment_s * NANOSECONDS)
@@ -224,11 +223,11 @@ def phases(arrival_s: float, outcome: Outcome) -> dict[str, tuple[float, float]]
 def latencies(arrival_s: float, outcome: Outcome) -> dict[str, float]:
     """Returns vLLM's latencies of a sequence in seconds; phases that it did not reach are missing."""
     scheduled_s, first_s, last_s = outcome.scheduled_s, outcome.first_token_s, outcome.last_token_s
-    told = {E2E: outcome.ended_s - arrival_s}
-    told[TIME_IN_QUEUE] = (outcome.ended_s if scheduled_s is None else scheduled_s) - arrival_s
+    queued_until_s = outcome.ended_s if scheduled_s is None else scheduled_s
+    found = {E2E: outcome.ended_s - arrival_s, TIME_IN_QUEUE: queued_until_s - arrival_s}
     if scheduled_s is not None and first_s is not None and last_s is not None:
-        told[TIME_TO_FIRST_TOKEN] = first_s - arrival_s
-        told[TIME_IN_PREFILL] = first_s - scheduled_s
-        told[TIME_IN_DECODE] = last_s - first_s
-        told[TIME_IN_INFERENCE] = last_s - scheduled_s
-    return told
+        found[TIME_TO_FIRST_TOKEN] = first_s - arrival_s
+        found[TIME_IN_PREFILL] = first_s - scheduled_s
+        found[TIME_IN_DECODE] = last_s - first_s
+        found[TIME_IN_INFERENCE] = last_s - scheduled_s
+    return found

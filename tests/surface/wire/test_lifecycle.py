@@ -14,6 +14,15 @@ from tests.surface.conftest import Client, served
 RUNNING, WAITING = "vllm:num_requests_running{", "vllm:num_requests_waiting{"
 
 
+def pace(client: Client, itl: str) -> None:
+    client.post("/admin/config", {"inter-token-latency": itl})
+
+
+def state(client: Client) -> tuple[bool, bool]:
+    """Asleep, and paused."""
+    return client.get("/is_sleeping").json()["is_sleeping"], client.get("/is_paused").json()["is_paused"]
+
+
 def test_a_server_sleeps_until_it_is_woken(client: Client) -> None:
     assert client.get("/is_sleeping").json() == {"is_sleeping": False}
     assert client.post("/sleep?level=2").json() == {"status": "sleeping", "level": 2}
@@ -31,11 +40,9 @@ def test_parts_wake_one_by_one(client: Client) -> None:
     for tags in (["weights"], ["everything"], ["weights", "kv_cache"]):
         told = client.post("/wake_up", params={"tags": tags}).json()
         assert told == {"status": "sleeping", "tags": tags}
-        assert client.get("/is_sleeping").json() == {"is_sleeping": True}
-        assert client.get("/is_paused").json() == {"is_paused": True}
+        assert state(client) == (True, True)
     assert client.post("/wake_up?tags=kv_cache").json() == {"status": "awake", "tags": ["kv_cache"]}
-    assert client.get("/is_sleeping").json() == {"is_sleeping": False}
-    assert client.get("/is_paused").json() == {"is_paused": False}
+    assert state(client) == (False, False)
 
 
 def test_the_memory_of_the_cache_is_released_in_a_pause_and_comes_back() -> None:
@@ -56,8 +63,7 @@ def test_the_memory_of_the_cache_is_released_in_a_pause_and_comes_back() -> None
         count = "vllm:sleep_mode_operation_duration_seconds_count"
         assert client.metric(count, operation="release_kv_cache_memory") == 1
         client.post("/wake_up?tags=kv_cache")
-        assert client.get("/is_sleeping").json() == {"is_sleeping": False}
-        assert client.get("/is_paused").json() == {"is_paused": False}
+        assert state(client) == (False, False)
         client.post("/pause?mode=wait")
         client.post("/release_kv_cache_memory")
         client.post("/resume")
@@ -72,8 +78,7 @@ def test_the_memory_of_the_cache_is_released_in_a_pause_and_comes_back() -> None
 
 def test_at_level_0_requests_wait(client: Client) -> None:
     client.post("/sleep?level=0")
-    assert client.get("/is_paused").json() == {"is_paused": True}
-    assert client.get("/is_sleeping").json() == {"is_sleeping": True}
+    assert state(client) == (True, True)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.complete)
         wait_until(lambda: client.metric(WAITING) == 1)
@@ -84,12 +89,12 @@ def test_at_level_0_requests_wait(client: Client) -> None:
 
 def test_a_pause_aborts_what_runs_and_keeps_what_comes_waiting(client: Client) -> None:
     with Wire(client.server.port) as running, ThreadPoolExecutor(1) as pool:
-        client.post("/admin/config", {"inter-token-latency": "1s"})
+        pace(client, "1s")
         events = running.post(ask(max_tokens=1000, stream=True)).events()
         next(events)
         assert client.post("/pause").json() == {"status": "paused"}
         assert list(events)[-1]["choices"][0]["finish_reason"] == "abort"
-        client.post("/admin/config", {"inter-token-latency": "0s"})
+        pace(client, "0s")
         late = pool.submit(client.complete)
         wait_until(lambda: client.metric(WAITING) == 1)
         assert client.post("/resume").json() == {"status": "resumed"}
@@ -98,7 +103,7 @@ def test_a_pause_aborts_what_runs_and_keeps_what_comes_waiting(client: Client) -
 
 
 def test_a_pause_may_wait_for_what_runs(client: Client) -> None:
-    client.post("/admin/config", {"inter-token-latency": "50ms"})
+    pace(client, "50ms")
     with Wire(client.server.port) as running:
         events = running.post(ask(max_tokens=5, stream=True)).events()
         next(events)
@@ -106,7 +111,7 @@ def test_a_pause_may_wait_for_what_runs(client: Client) -> None:
         assert client.metric(RUNNING) == 0
         assert list(events)[-1]["choices"][0]["finish_reason"] == "length"
     client.post("/resume")
-    client.post("/admin/config", {"inter-token-latency": "0s"})
+    pace(client, "0s")
 
 
 def test_a_sleep_that_waits_is_not_put_off_by_those_who_come_meanwhile() -> None:
@@ -120,12 +125,12 @@ def test_a_sleep_that_waits_is_not_put_off_by_those_who_come_meanwhile() -> None
         assert not all(one.done() for one in asked)
         assert client.get("/is_sleeping").json() == {"is_sleeping": True}
         # Who came meanwhile is served: a server that sleeps at level 1 has no weights to miss.
-        client.post("/admin/config", {"inter-token-latency": "0s"})
+        pace(client, "0s")
         assert all(one.result(20)["choices"][0]["finish_reason"] == "length" for one in asked)
 
 
 def test_nobody_falls_asleep_for_a_caller_who_has_left(client: Client) -> None:
-    client.post("/admin/config", {"inter-token-latency": "50ms"})
+    pace(client, "50ms")
     with Wire(client.server.port) as running, Wire(client.server.port) as operator:
         events = running.post(ask(max_tokens=4000, stream=True)).events()
         next(events)
@@ -136,7 +141,7 @@ def test_nobody_falls_asleep_for_a_caller_who_has_left(client: Client) -> None:
         assert len([*islice(events, 5)]) == 5
     assert client.get("/is_sleeping").json() == {"is_sleeping": False}
     assert "Traceback" not in client.server.log()
-    client.post("/admin/config", {"inter-token-latency": "0s"})
+    pace(client, "0s")
 
 
 def test_words_that_mean_nothing_are_refused(client: Client) -> None:
@@ -150,15 +155,14 @@ def test_words_that_mean_nothing_are_refused(client: Client) -> None:
         name = path.partition("=")[0].rpartition("?")[2]
         error = answer.json()["error"]
         assert (answer.status_code, error["type"], error["param"]) == (400, "Bad Request", f"query.{name}")
-        assert client.get("/is_sleeping").json() == {"is_sleeping": False}
-        assert client.get("/is_paused").json() == {"is_paused": False}
+        assert state(client) == (False, False)
 
 
 @pytest.mark.parametrize("ids", [["cmpl-mine-0"], None])
 @pytest.mark.parametrize("path", ["/abort_requests", "/inference/v1/abort_requests"])
 def test_an_aborted_request_ends_with_abort(client: Client, path: str, ids: list[str] | None) -> None:
     """The engine knows a prompt of a text completion by its number, too."""
-    client.post("/admin/config", {"inter-token-latency": "1s"})
+    pace(client, "1s")
     with Wire(client.server.port) as running:
         events = running.post(ask(max_tokens=1000, stream=True, request_id="mine")).events()
         next(events)
@@ -170,7 +174,7 @@ def test_an_aborted_request_ends_with_abort(client: Client, path: str, ids: list
             answer = client.post(path, {"request_ids": "cmpl-mine-0"})
         assert answer.text == ("" if named else '{"status":"aborted","aborted":1}')
         assert list(events)[-1]["choices"][0]["finish_reason"] == "abort"
-    client.post("/admin/config", {"inter-token-latency": "0s"})
+    pace(client, "0s")
     assert client.metric("vllm:request_success_total", finished_reason="abort") >= 1
 
 

@@ -86,13 +86,8 @@ def test_pods_are_scored_by_what_they_have(fleet: tuple[Client, Client, Client])
     assert scores(index, tokens=TOKENS[:15]) == {}
     answer = index.post("/score_tokens", {"tokens": TOKENS}).json()
     assert answer["blocks"] == 6
-    assert answer["scores"][name(other)] == {
-        "score": 3.0,
-        "matched": 3,
-        "match_ratio": 0.5,
-        "tiers": {"gpu": 3},
-        "rank": 0,
-    }
+    card = {"score": 3.0, "matched": 3, "match_ratio": 0.5, "tiers": {"gpu": 3}, "rank": 0}
+    assert answer["scores"][name(other)] == card
 
 
 def test_texts_and_conversations_meet_what_the_pods_made_of_them(
@@ -104,11 +99,12 @@ def test_texts_and_conversations_meet_what_the_pods_made_of_them(
     one.chat(TEXT)
     until(lambda: list(index.post("/score_chat_completions", {"messages": CHAT}).json()), [name(one)])
     blocks = index.post("/score_chat_completions", {"messages": CHAT, "model": MODEL}).json()[name(one)]
-    prompt = one.post("/tokenize", {"messages": CHAT}).json()["count"]
-    assert blocks == prompt // 16
+    assert blocks == one.post("/tokenize", {"messages": CHAT}).json()["count"] // 16
 
 
-def test_adapters_and_salts_are_told_apart(fleet: tuple[Client, Client, Client]) -> None:
+def test_adapters_and_salts_are_told_apart_and_a_reset_cache_scores_nothing(
+    fleet: tuple[Client, Client, Client],
+) -> None:
     index, one, _ = fleet
     tokens = [7] * 64
     one.complete(prompt=tokens, model="first")
@@ -120,18 +116,12 @@ def test_adapters_and_salts_are_told_apart(fleet: tuple[Client, Client, Client])
     assert scores(index, tokens=tokens) == {}
     one.complete(prompt=tokens, cache_salt="mine")
     until(lambda: scores(index, tokens=tokens, cache_salt="mine"), {name(one): 4})
-    assert scores(index, tokens=tokens, cache_salt="yours") == {}
-    assert scores(index, tokens=tokens) == {}
-
-
-def test_a_reset_cache_scores_nothing(fleet: tuple[Client, Client, Client]) -> None:
-    index, one, _ = fleet
-    tokens = [8] * 64
-    one.complete(prompt=tokens)
-    until(lambda: scores(index, tokens=tokens), {name(one): 4})
+    assert scores(index, tokens=tokens, cache_salt="yours") == scores(index, tokens=tokens) == {}
+    one.complete(prompt=[8] * 64)
+    until(lambda: scores(index, tokens=[8] * 64), {name(one): 4})
     assert one.post("/reset_prefix_cache").status_code == 200
     one.complete(prompt=[9])  # an index hears of it with the next step, as from vLLM
-    until(lambda: scores(index, tokens=tokens), {})
+    until(lambda: scores(index, tokens=[8] * 64), {})
 
 
 def test_the_state_tells_of_pods_and_losses(fleet: tuple[Client, Client, Client]) -> None:
