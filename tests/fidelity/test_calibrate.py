@@ -14,7 +14,7 @@ import pytest
 from app.lab.fidelity import calibrate
 from app.lab.fidelity.calibrate import as_yaml, constants_table, warnings
 from app.lab.fidelity.fitting import CONSTANTS, Certainty, Problem, Recording, Run, make_problem
-from app.lab.fidelity.search import Search, certainties, mapped
+from app.lab.fidelity.search import Search, certainties
 from app.lab.load.report import whole_file
 from config import ConfigError
 from config.profile import Profile, read_profile
@@ -64,10 +64,9 @@ def problem() -> Problem:
 
 def test_constants_are_found_again_and_called_identified() -> None:
     told = []
-    with mapped(1) as spread:
-        made = problem()
-        found = Search(made, spread, 160, lambda done, best: told.append(best)).run(seed=3)
-        known = certainties(made, found.x, spread)
+    made = problem()
+    found = Search(made, None, 160, lambda done, best: told.append(best)).run(seed=3)
+    known = certainties(made, found.x, None)
     values = made.candidate(found.x)
     assert values["weights"] == pytest.approx(TRUE.cost.weights, rel=0.02)
     assert values["per_token"] == pytest.approx(TRUE.cost.per_token, rel=0.02)
@@ -77,8 +76,7 @@ def test_constants_are_found_again_and_called_identified() -> None:
 
 
 def test_the_same_seed_finds_the_same() -> None:
-    with mapped(1) as spread:
-        one, other = (Search(problem(), spread, 30, lambda done, best: None).run(seed=5) for _ in range(2))
+    one, other = (Search(problem(), None, 30, lambda done, best: None).run(seed=5) for _ in range(2))
     assert one == other
 
 
@@ -101,8 +99,7 @@ def test_constants_stay_in_their_ranges() -> None:
 def test_base_and_weights_are_known_as_a_sum_where_steps_are_alike() -> None:
     fixed = [it.name for it in CONSTANTS if it.name not in ("base", "weights")]
     made = make_problem(TRUE, [run_of(load(2, 400, 40))], fixed)
-    with mapped(1) as spread:
-        known = certainties(made, [0.0, 0.0], spread)
+    known = certainties(made, [0.0, 0.0], None)
     assert [(it.name, it.identified) for it in known] == [
         ("base", False),
         ("weights", False),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from shutil import copyfile
 from typing import TYPE_CHECKING
@@ -15,8 +14,6 @@ from tests.not_imported import skipped_without
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from tests.llm.process import EngineProcess, Worker
 
 pytest_pycollect_makemodule = skipped_without("engine")
 
@@ -49,14 +46,3 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
     model = make_model(path)
     model.name_or_path = str(path)
     return model
-
-
-@pytest.fixture
-def other(engine: EngineProcess) -> Iterator[Worker]:
-    """A second worker of the process that a file's `engine` is."""
-    from tests.llm.process import Worker
-
-    made = Worker(engine.options.endpoint)
-    made.greet()
-    yield made
-    made.close()

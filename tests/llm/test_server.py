@@ -1,4 +1,4 @@
-"""A server before a model that computes: nothing of it is played, and nobody but the engine has torch."""
+"""A server before a model that computes: nothing is played, the engine alone has torch; SDKs before it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import jsonschema
+import openai
 import pytest
 
 from app.engine.core.heartbeat import LONGEST_SILENCE_S
 from app.llm.llm import LLM
 from app.llm.sampling_params import SamplingParams
 from tests.conformance.recording import CASES, ENVIRONMENT, MORE_CASES, TOKENIZER, replay
+from tests.conformance.sdk import openai_client
 from tests.hostile.raw_client import Wire, get, post, running, wait_until
 from tests.llm.tiny import Shape, edit_config, make_model
 from tests.running_server import RunningServer, running_server
@@ -26,6 +29,7 @@ from tests.running_server import RunningServer, running_server
 pytestmark = pytest.mark.engine
 CHATS = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello there"}]}
+ASKED: Any = HELLO | {"model": "tiny", "max_tokens": 12, "temperature": 0}
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 TRIES = 3
 """What a random model says may be half a character, an end, or a call that is whole by chance."""
@@ -124,6 +128,45 @@ def test_a_prompt_that_is_cached_is_counted(server: RunningServer) -> None:
 def hits(server: RunningServer) -> float:
     text = get(server.port, "/metrics").body.decode()
     return float(re.findall(r"^vllm:prefix_cache_hits_total{.*} (\S+)$", text, re.M)[0])
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai_client(server) as client:
+        yield client
+
+
+def test_chats_whole_streamed_and_with_log_probabilities(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(**ASKED)
+    chunks = list(
+        client.chat.completions.create(**ASKED, stream=True, stream_options={"include_usage": True})
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert whole.usage and chunks[-1].usage and chunks[-1].usage.completion_tokens <= 12
+    assert chunks[-1].usage == whole.usage
+    told = client.chat.completions.create(**ASKED, logprobs=True, top_logprobs=3).choices[0].logprobs
+    assert told and told.content
+    for token in told.content:
+        best = [other.logprob for other in token.top_logprobs]
+        assert token.logprob == max(best) <= 0 and best == sorted(best, reverse=True)
+    with pytest.raises(openai.BadRequestError, match="max_tokens"):
+        client.chat.completions.create(**ASKED | {"max_tokens": 10**6})
+
+
+def test_anthropics_messages_are_read_whole_and_streamed(server: RunningServer) -> None:
+    with anthropic.Anthropic(
+        base_url=server.url, auth_token="x", max_retries=0, timeout=20, _strict_response_validation=True
+    ) as client:
+        asked = {name: ASKED[name] for name in ("model", "messages", "max_tokens")}
+        greedy = asked | {"extra_body": {"temperature": 0}}
+        whole = client.messages.create(**greedy)
+        with client.messages.stream(**greedy) as stream:
+            streamed = stream.get_final_message()
+    assert [(block.type, getattr(block, "text", "")) for block in whole.content] == [
+        (block.type, getattr(block, "text", "")) for block in streamed.content
+    ]
+    assert whole.usage.output_tokens == streamed.usage.output_tokens > 0
 
 
 def test_what_ran_for_a_worker_that_is_killed_runs_no_more(server: RunningServer) -> None:

@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: Callable[[], float]) -> None:
-    from app.lab.fidelity.search import Search, certainties, mapped  # and numpy, which is optional
+    from app.lab.fidelity.search import Search, certainties, pooled  # and numpy, which is optional
 
     begun_s, told_s = now(), float("-inf")
 
@@ -90,9 +90,9 @@ def _fit(given: argparse.Namespace, problem: Problem, kept: Sequence[Run], now: 
             spent = f"{done} of {given.evaluations} evaluations, {told_s - begun_s:.0f} s"
             print(f"{spent}: best loss {best:.5f}", file=sys.stderr, flush=True)
 
-    with mapped(given.jobs) as spread:
-        found = Search(problem, spread, given.evaluations, tell).run(given.seed)
-        known = certainties(problem, found.x, spread)
+    with pooled(given.jobs) as pool:
+        found = Search(problem, pool, given.evaluations, tell).run(given.seed)
+        known = certainties(problem, found.x, pool)
     played = problem.play(found.x)
     errors = {
         run.recording.name: relative(it.figures, run.figures)

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from math import inf, sqrt
 from multiprocessing import get_context
-from typing import Protocol, TypeAlias, TypeVar
+from multiprocessing.pool import Pool
+from typing import TypeAlias, TypeVar
 from warnings import catch_warnings, simplefilter
 
 import numpy
@@ -50,14 +51,6 @@ Vector: TypeAlias = Sequence[float]
 Result = TypeVar("Result")
 
 
-class Spread(Protocol):
-    """Returns a function's results for many candidates, in their order."""
-
-    def __call__(
-        self, function: Callable[[Vector], Result], candidates: Sequence[Vector]
-    ) -> list[Result]: ...
-
-
 class Found(Struct, frozen=True):
     x: list[float]
     loss: float
@@ -67,28 +60,34 @@ class Found(Struct, frozen=True):
 
 
 @contextmanager
-def mapped(jobs: int) -> Iterator[Spread]:
-    """Yields `map`, spread over `jobs` processes."""
+def pooled(jobs: int) -> Iterator[Pool | None]:
+    """Yields a pool of `jobs` processes; None for one job, which needs no other process."""
     if jobs == 1:
-        yield lambda function, candidates: [function(x) for x in candidates]
+        yield None
         return
-    # Spawned, as the threads of the parent's numerical libraries do not survive a fork.
-    # Ctrl-C is left to the parent.
+    # Spawned, as the threads of the parent's numerical libraries do not survive a fork; deaf to Ctrl-C.
     with get_context("spawn").Pool(jobs, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
-        yield lambda function, candidates: pool.map(function, candidates, chunksize=1)
+        yield pool
+
+
+def spread(
+    pool: Pool | None, function: Callable[[Vector], Result], candidates: Sequence[Vector]
+) -> list[Result]:
+    """Returns a function's results for the candidates, in their order."""
+    return [function(x) for x in candidates] if pool is None else pool.map(function, candidates, chunksize=1)
 
 
 class Search:
     """One search, done by `run`."""
 
     def __init__(
-        self, problem: Problem, spread: Spread, most: int, tell: Callable[[int, float], None]
+        self, problem: Problem, pool: Pool | None, most: int, tell: Callable[[int, float], None]
     ) -> None:
         """`most` limits the evaluations, roughly; without improvements the search ends earlier.
 
         `tell` receives the number of evaluations and the least loss.
         """
-        self._problem, self._spread, self._most, self._tell = problem, spread, most, tell
+        self._problem, self._pool, self._most, self._tell = problem, pool, most, tell
         self._evaluations, self._loss = 0, inf
         self._best = [0.0] * len(problem.constants)
 
@@ -101,7 +100,7 @@ class Search:
         return Found(self._best, self._loss, self._evaluations, why)
 
     def _losses(self, candidates: Sequence[list[float]]) -> list[float]:
-        found = self._spread(self._problem.loss, candidates)
+        found = spread(self._pool, self._problem.loss, candidates)
         self._evaluations += len(candidates)
         least = min(range(len(found)), key=found.__getitem__)
         if found[least] < self._loss:
@@ -116,7 +115,7 @@ class Search:
         """
         x = numpy.array(self._best)
         self._evaluations += 2 * len(x) + 1
-        errors, rows = slopes(self._problem, self._best, self._spread)
+        errors, rows = slopes(self._problem, self._best, self._pool)
         weighted = rows / numpy.sqrt(errors * errors + SOFT * SOFT) / len(errors)
         return weighted @ rows.T + 2 * PULL * numpy.eye(len(x)), weighted @ errors + 2 * PULL * x
 
@@ -151,24 +150,24 @@ class Search:
         return "all evaluations were done"
 
 
-def slopes(problem: Problem, x: Vector, spread: Spread, step: float = STEP) -> tuple[Array, Array]:
+def slopes(problem: Problem, x: Vector, pool: Pool | None, step: float = STEP) -> tuple[Array, Array]:
     """Returns the errors (m,) at a candidate, and their derivatives (n, m) by its numbers.
 
     Costs two evaluations for each constant, plus one. A longer `step` averages over roughness.
     """
     moves = step / numpy.array([constant.spread for constant in problem.constants])
     moved = [(numpy.array(x) + sign * row).tolist() for row in numpy.diag(moves) for sign in (1, -1)]
-    seen = numpy.array([numpy.ravel(errors) for errors in spread(problem.errors, [*moved, list(x)])])
+    seen = numpy.array([numpy.ravel(errors) for errors in spread(pool, problem.errors, [*moved, list(x)])])
     return seen[-1], (seen[0:-1:2] - seen[1:-1:2]) / (2 * moves[:, numpy.newaxis])
 
 
-def certainties(problem: Problem, x: Sequence[float], spread: Spread) -> list[Certainty]:
+def certainties(problem: Problem, x: Sequence[float], pool: Pool | None) -> list[Certainty]:
     """Returns the certainty of all constants in their order, then of the sum of base and weights.
 
     Errors are taken as linear in the constants near the best candidate. Bayesian linear regression gives the
     standard deviation of each constant. The noise is the remaining error, the prior is `BEFORE` spreads.
     """
-    errors, rows = slopes(problem, x, spread, LONG_STEP)
+    errors, rows = slopes(problem, x, pool, LONG_STEP)
     noise = max(NOISE, float(numpy.sqrt(numpy.mean(errors * errors))))
     covariance = numpy.linalg.inv(rows @ rows.T / noise**2 + numpy.eye(len(x)) / BEFORE**2)
     values = problem.candidate(x)
