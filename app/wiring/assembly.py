@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from app.base.clock.clock import LiveClock
 from app.base.clock.streams import Streams
 from app.base.clock.timer_wheel import TimerWheel
-from app.base.metrics.exposition import Families
+from app.base.metrics.exposition import Families, engine_families
 from app.base.metrics.fake import FakeFamilies
 from app.base.metrics.recorder import Recorder
 from app.engine.core.cache_manager import KVCacheManager
@@ -269,32 +269,26 @@ def replay_of(components: Components, faults: FaultInjector) -> Replay | None:
     return replay
 
 
-def fakes_of(components: Components) -> FakeFamilies:
-    """Builds the fake metrics, which replace the true ones while the settings have any."""
-    model, lora = components.settings.model, components.settings.lora
-    fakes = FakeFamilies(
-        model.served_names[0],
-        model.max_model_len,
-        cache_config(components.settings.kvcache),
-        lora.max_loras,
-        str(components.rank),
-        clock=components.clock.now,
-    )
-    components.live.subscribe(fakes.on_settings)
-    return fakes
+def families_of(components: Components) -> list[Families]:
+    """Returns the engine's families, which fake metrics may replace, and those of adapters."""
+    settings, recorder, families = components.settings, components.recorder, list[Families]()
+    model, lora, rank = settings.model, settings.lora, str(components.rank)
+    if not settings.metrics.disable_log_stats:
+        config, now = cache_config(settings.kvcache), components.clock.now
+        fakes = FakeFamilies(
+            model.served_names[0], model.max_model_len, config, lora.max_loras, rank, clock=now
+        )
+        components.live.subscribe(fakes.on_settings)
+        families.append(engine_families(recorder, fakes))
+    if lora.lora_residency_metrics:
 
+        def rank_of_adapter(name: str) -> int:
+            return rank_of(components.adapters.adapter(name).path) or lora.max_lora_rank
 
-def adapter_families(components: Components) -> list[Families]:
-    """Returns the families of adapter residency, if `lora-residency-metrics` is on."""
-    settings, adapters = components.settings, components.adapters
-    if not settings.lora.lora_residency_metrics:
-        return []
-
-    def rank(name: str) -> int:
-        return rank_of(adapters.adapter(name).path) or settings.lora.max_lora_rank
-
-    server = {"model_name": settings.model.served_names[0], "engine": str(components.rank)}
-    return [LoraResidency(components.adapter_memory, rank, server, time.time).render]
+        server = {"model_name": model.served_names[0], "engine": rank}
+        residency = LoraResidency(components.adapter_memory, rank_of_adapter, server, time.time)
+        families.append(residency.render)
+    return families
 
 
 def publishing(settings: Settings, server: ServerSettings, rank: int) -> PublisherSettings:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from app.base.clock.clock import Clock
-from app.base.metrics.exposition import Exposition, engine_families
+from app.base.metrics.exposition import Exposition
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.engine import Engine
 from app.engine.core.lifecycle import Lifecycle, Operations
@@ -53,14 +53,13 @@ from app.serving.middleware.stack import Middleware, MiddlewareStack, RequestIds
 from app.text import Tokenizer, TokenizerError, load_tokenizer
 from app.wiring.assembly import (
     Components,
-    adapter_families,
     book_of,
     build_pipeline,
     cache_of,
     caches_of,
     check_replay,
     dataset_settings,
-    fakes_of,
+    families_of,
     plugins_of,
     publisher_of,
     publishing,
@@ -197,9 +196,7 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
 
     app.caches.append(lambda: {"rate limits": limits, "fault scripts": injector, "client audit": audit.trail})
     app.caches += [lambda: middleware.caches, *caches_of(components, cache, publisher)]
-    families = adapter_families(components)
-    if not settings.metrics.disable_log_stats:
-        families.insert(0, engine_families(components.recorder, fakes_of(components)))
+    families = families_of(components)
     families += [] if plugins is None else plugins.families()
     app.services += [publisher] if publisher is not None else []
     remote = None if isinstance(engine, Engine) else engine

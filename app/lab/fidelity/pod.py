@@ -137,15 +137,18 @@ class Timeline:
         while place >= MOST_BINS:
             self._fold()
             place >>= 1
-        missing = [0.0] * (place + 1 - len(self.sequences))
-        self.sequences += missing
-        self.blocks += missing
+        if place >= len(self.sequences):
+            missing = [0.0] * (place + 1 - len(self.sequences))
+            self.sequences += missing
+            self.blocks += missing
         took_s = end_s - start_s
         self.sequences[place] += sequences * took_s
         self.blocks[place] += blocks * took_s
         self.busy_s += took_s
-        self.most_sequences = max(self.most_sequences, sequences)
-        self.most_blocks = max(self.most_blocks, blocks)
+        if sequences > self.most_sequences:
+            self.most_sequences = sequences
+        if blocks > self.most_blocks:
+            self.most_blocks = blocks
 
     def join(self, other: Timeline) -> None:
         """Adds the timeline of another pod, which must begin at the same time."""
