@@ -108,10 +108,11 @@ class _Writer:
     Usually other tokens write by chance what an assertion demands; with `asserts` it is written out.
     """
 
-    def __init__(self, rng: Random, budget: WorkBudget, asserts: bool) -> None:
+    def __init__(self, choices: dict[int, str], rng: Random, budget: WorkBudget, asserts: bool) -> None:
         self._rng, self._budget, self._asserts = rng, budget, asserts
+        self._choices = choices
+        """Characters of the classes met so far, by the `id` of their tokens."""
         self._groups: dict[int, str] = {}
-        self._choices: dict[str, str] = {}
 
     def text(self, tokens: Tokens, length: int) -> str:
         if len(tokens) == 1:
@@ -181,7 +182,7 @@ class _Writer:
     def _characters(self, tokens: Tokens, count: int) -> str:
         """Returns `count` characters of a class; none of a class without any."""
         self._budget.spend(count // 16)
-        key = repr(tokens)
+        key = id(tokens[0])
         if key not in self._choices:
             self._choices[key] = _choices(tokens)
         choices = self._choices[key]
@@ -223,6 +224,7 @@ class Pattern(str):
     """Characters of the shortest full match."""
     _engine: regex.Pattern[str]
     _tokens: Tokens
+    _choices: dict[int, str]
 
     def __new__(cls, source: str) -> Pattern:
         if len(source) > MOST_SOURCE:
@@ -230,6 +232,7 @@ class Pattern(str):
         translated = translate(source)
         pattern = super().__new__(cls, translated)
         pattern.source = source
+        pattern._choices = {}
         try:
             pattern._tokens = _parser.parse(translated, re.ASCII)
             pattern.least = pattern._tokens.getwidth()[0]
@@ -268,7 +271,8 @@ class Pattern(str):
         for attempt in range(TRIES if lowest <= min(highest, longest) else 0):
             extra = USUAL_EXTRA if attempt < TRIES // 4 else MOST_EXTRA
             length = rng.randint(lowest, min(lowest + extra, highest, longest))
-            text = _Writer(rng, budget, asserts=attempt % 4 == 3).text(self._tokens, length)
+            writer = _Writer(self._choices, rng, budget, asserts=attempt % 4 == 3)
+            text = writer.text(self._tokens, length)
             padding = "".join(rng.choices(PLAIN, k=min(least, LONGEST) - len(text)))
             for padded in dict.fromkeys((text + padding, padding + text)):
                 if least <= len(padded) <= highest and self.found_in(padded, budget, whole):

@@ -41,6 +41,7 @@ PATTERN_TEXT = 50
 """Characters that each pattern counts beside its own."""
 NAMES = re.compile(rb'"(?:\$?id|\$anchor|\$dynamicAnchor)"')
 """Keywords that name a schema for references, which are else JSON pointers."""
+EMPTY: Registry[JSON] = Registry()
 REFERENCE_ALONE = ("draft-04", "draft-06", "draft-07")
 """Drafts that ignore keywords beside a reference."""
 
@@ -50,17 +51,18 @@ def read(text: bytes, lenient: bool) -> Document:
 
     Raises SchemaError, also for a reference to another document, as none is fetched.
     """
-    return _Reader(json.loads(text), lenient, NAMES.search(text) is not None).document()
+    return _Reader(text, lenient).document()
 
 
 class _Reader:
-    def __init__(self, raw: JSON, lenient: bool, has_names: bool) -> None:
-        dialect = _dialect(raw)
+    def __init__(self, text: bytes, lenient: bool) -> None:
+        self._root: JSON = json.loads(text)
+        dialect = _dialect(self._root)
         specification = specification_with(dialect, default=DRAFT202012)
         self._specification: Specification[JSON] = specification
-        self._root = raw
         self._lenient = lenient
-        self._has_names = has_names
+        self._has_references = b'"$ref"' in text
+        self._has_names = NAMES.search(text) is not None
         self._reference_alone = any(draft in dialect for draft in REFERENCE_ALONE)
         self._schemas: list[Keywords] = []
         self._read: dict[int, Schema] = {}
@@ -70,13 +72,12 @@ class _Reader:
         self._pattern_text = self._pattern_bytes = 0
 
     def document(self) -> Document:
-        root = self._specification.create_resource(self._root)
+        root, registry = self._specification.create_resource(self._root), EMPTY
         uri = root.id() or ""
-        registry: Registry[JSON] = Registry().with_resource(uri, root)
-        if uri:
-            registry = registry.with_resource("", root)
+        if self._has_references:
+            registry = registry.with_resources([("", root), (uri, root)])
         try:
-            if self._has_names:
+            if self._has_references and self._has_names:
                 registry = registry.crawl()
         except (AttributeError, TypeError, ValueError):  # parts that are no schemas
             self._has_names = False
