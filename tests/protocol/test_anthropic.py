@@ -126,16 +126,6 @@ def test_sampling_and_limits_keep_their_values() -> None:
     assert asked.kv_transfer_params == {"do_remote_decode": True}
 
 
-def test_system_blocks_are_one_text_without_the_billing_header() -> None:
-    blocks = [text(f"{BILLING_HEADER}: cc=1"), text("Be brief. "), text("Be kind.")]
-    assert messages(HELLO, system=blocks)[0] == {"role": "system", "content": "Be brief. Be kind."}
-
-
-def test_nothing_is_left_of_a_system_that_is_only_a_billing_header() -> None:
-    header = f"{BILLING_HEADER}: cc=1"
-    assert messages({"role": "system", "content": header}, HELLO, system=[text(header)]) == [HELLO]
-
-
 def test_system_turns_stay_unless_the_template_wants_all_of_them_first() -> None:
     note, blocks = {"role": "system", "content": "Now be long."}, [text(f"{BILLING_HEADER}: cc=1"), text("!")]
     asked = decoded(messages=[note, HELLO, {"role": "system", "content": blocks}], system="Be brief. ")
@@ -161,29 +151,6 @@ def test_system_turns_add_and_remove_tools() -> None:
     assert (chat(messages=[HELLO, *added], tools=[later]).tools or [])[0].function.defer_loading is None
     unknown = change("tool_removal", {"type": "tool_reference", "name": "oven"})
     assert refusal(messages=[HELLO, unknown]) == (400, "BadRequestError", None)
-
-
-def test_a_single_text_block_is_a_text_and_several_are_parts() -> None:
-    assert messages(user(text("hi"))) == [HELLO]
-    assert messages(user(text("a"), text("b")))[0]["content"] == [text("a"), text("b")]
-
-
-@pytest.mark.parametrize(
-    ("source", "url"),
-    [
-        ({"type": "url", "url": "http://a/b.png"}, "http://a/b.png"),
-        ({"type": "base64", "media_type": "image/png", "data": "QUI="}, "data:image/png;base64,QUI="),
-        ({"data": "QUI="}, "data:image/jpeg;base64,QUI="),
-    ],
-)
-def test_an_image_becomes_a_url(source: dict[str, Any], url: str) -> None:
-    (message,) = messages(user({"type": "image", "source": source}, text("What is it?")))
-    assert message["content"] == [{"type": "image_url", "image_url": {"url": url}}, text("What is it?")]
-
-
-@pytest.mark.parametrize("block", [{"type": "image"}, {"type": "image", "source": {}}, {"type": "text"}])
-def test_a_block_that_shows_nothing_is_left_out(block: dict[str, Any]) -> None:
-    assert messages(user(block, text("hi"))) == [HELLO]
 
 
 def test_a_round_of_tools_becomes_calls_and_their_results() -> None:
@@ -225,10 +192,6 @@ def test_a_result_of_several_items_is_one_text_then_images_then_references() -> 
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a"}}]},
         {"role": "tool", "tool_call_id": "t1", "content": [{"type": "tool_reference", "name": "weather"}]},
     ]
-
-
-def test_an_empty_turn_of_the_user_is_none() -> None:
-    assert messages(HELLO, user(text(""))) == [HELLO]
 
 
 @pytest.mark.parametrize(
@@ -305,7 +268,41 @@ def test_counting_takes_the_same_conversation() -> None:
     assert counted.chat_template_kwargs == sent.chat_template_kwargs == {"enable_thinking": False}
 
 
+HEADER = f"{BILLING_HEADER}: cc=1"
+ASKED = text("What is it?")
+
+
+@pytest.mark.parametrize(
+    ("block", "url"),
+    [
+        ({"source": {"type": "url", "url": "http://a/b.png"}}, "http://a/b.png"),
+        (
+            {"source": {"type": "base64", "media_type": "image/png", "data": "QQ=="}},
+            "data:image/png;base64,QQ==",
+        ),
+        ({"source": {"data": "QUI="}}, "data:image/jpeg;base64,QUI="),
+    ],
+)
+def test_an_image_becomes_a_url(block: dict[str, Any], url: str) -> None:
+    (message,) = messages(user({"type": "image", **block}, ASKED))
+    assert message["content"] == [{"type": "image_url", "image_url": {"url": url}}, ASKED]
+
+
+@pytest.mark.parametrize(
+    ("turns", "system", "expected"),
+    [
+        ([HELLO], [text(HEADER), text("Be brief. "), text("Be kind.")], "Be brief. Be kind."),
+        ([{"role": "system", "content": HEADER}, HELLO], [text(HEADER)], None),
+        ([user(text("hi"))], None, None),
+        *(([user(block, text("hi"))], None, None) for block in ({"type": "image"}, {"type": "text"})),
+        ([HELLO, user(text(""))], None, None),
+    ],
+)
+def test_only_what_shows_something_is_left(turns: list[Any], system: Any, expected: str | None) -> None:
+    first = [{"role": "system", "content": expected}] if expected else []
+    assert messages(*turns, system=system) == [*first, HELLO]
+
+
 @pytest.mark.parametrize(("content", "told"), [("sunny", "Tool result: sunny"), (None, "Tool result: ")])
 def test_a_result_that_the_assistant_tells_is_its_text(content: str | None, told: str) -> None:
-    block = {"type": "tool_result", "tool_use_id": "t1", "content": content}
-    assert messages(user({"type": "text", "text": "hi"}), assistant(block))[-1]["content"] == told
+    assert messages(HELLO, assistant({"type": "tool_result", "content": content}))[-1]["content"] == told

@@ -222,36 +222,6 @@ def test_calls_have_the_ids_of_the_script(
         assert drawn.startswith("chatcmpl-tool-") and said == "call_1"
 
 
-def test_the_result_of_a_tool_is_known_in_every_family_that_has_tools(
-    client: openai.OpenAI, claude: anthropic.Anthropic
-) -> None:
-    function = {"name": "get_weather", "arguments": "{}"}
-    chat: Any = [
-        *user("the weather?"),
-        {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]},
-        {"role": "tool", "tool_call_id": "a", "content": "sun"},
-    ]
-    items: Any = [
-        *user("the weather?"),
-        {"type": "function_call", "call_id": "a", **function},
-        {"type": "function_call_output", "call_id": "a", "output": "sun"},
-    ]
-    blocks: Any = [
-        *user("the weather?"),
-        {
-            "role": "assistant",
-            "content": [{"type": "tool_use", "id": "a", "name": "get_weather", "input": {}}],
-        },
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "sun"}]},
-    ]
-    answers = [
-        client.chat.completions.create(model="tiny", messages=chat).choices[0].message.content,
-        client.responses.create(model="tiny", input=items).output_text,
-        claude.messages.create(model="tiny", messages=blocks, max_tokens=50).content[0].text,  # type: ignore
-    ]
-    assert answers == ["It says sun."] * 3
-
-
 @streamed
 def test_generate_gives_the_tokens_of_the_text(server: RunningServer, stream: bool) -> None:
     ids = post(server, "/tokenize", {"model": "tiny", "prompt": "repeat Hi there."}).json()["tokens"]
