@@ -87,17 +87,13 @@ def events_method(publisher: EventSender | None) -> RpcMethod:
 
     def subscribe(context: RequestContext) -> RpcResponse:
         """Every batch from now on, numbered as on the ZMQ socket. Older batches are not kept here."""
-        first, following = (
-            read(context, common.SubscribeKvEventsRequest).start_sequence_number,
-            publisher.next_sequence,
-        )
-        outcome = RpcOutcome()
-        response = subscribers.take(RpcResponse(EventBatches(publisher, outcome), None, outcome))
+        first = read(context, common.SubscribeKvEventsRequest).start_sequence_number
+        following = publisher.next_sequence
         if first not in (0, following):
-            response.close()
             text = f"Batch {first} is not kept; the next one is {following}."
             raise ApiError(412, "PreconditionFailed", text, "start_sequence_number")
-        return response
+        outcome = RpcOutcome()
+        return subscribers.take(RpcResponse(EventBatches(publisher, outcome), None, outcome))
 
     return RpcMethod(path, subscribe)
 
