@@ -102,7 +102,11 @@ class Index:
                 if sequence is not None:
                     stamp = Stamp(sequence, batch.ts, restart and not part, part)
                 operations = self._ingest.operations(source, events, lost)
-                total.add(self.backend.apply(source, operations, stamp))
+                outcome = self.backend.apply(source, operations, stamp)
+                if part:
+                    total.add(outcome)
+                else:
+                    total = outcome
         except TooManyHolders:
             self.losses.message("too_many_pods")
             return None

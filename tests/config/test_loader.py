@@ -337,25 +337,27 @@ def test_a_duration_is_read_as_seconds(text: str | int, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize(
-    "text", ["", "s", "1.5", "10 ms", "1d", "1m30", "ms1", "1e3s", "--1s", "½s", "٣s", "1s" * 33, "soon"]
-)
-def test_what_is_no_duration_is_refused_with_the_rule(text: str) -> None:
-    with pytest.raises(ValueError, match="must be a duration such as 250ms"):
-        parse_duration(text)
-
-
-@pytest.mark.parametrize("value", [True, None, 0.5, [], {}])
-def test_other_types_are_refused(value: object) -> None:
-    with pytest.raises(ValueError) as caught:
-        parse_duration(value)
-    assert str(caught.value) == RULE
-
-
-@pytest.mark.parametrize("value", ["9999999h", 10**18, "-9999999h"])
-def test_a_duration_beyond_292_years_is_refused(value: str | int) -> None:
-    with pytest.raises(ValueError, match="292 years"):
-        parse_duration(value)
+def test_what_is_no_duration_is_refused_with_the_rule() -> None:
+    wrong: list[object] = [
+        "",
+        "s",
+        "1.5",
+        "10 ms",
+        "1d",
+        "1m30",
+        "ms1",
+        "1e3s",
+        "--1s",
+        "½s",
+        "٣s",
+        "1s" * 33,
+    ]
+    wrong += [True, None, 0.5, [], {}]
+    too_long = ["9999999h", 10**18, "-9999999h"]
+    for value, rule in (*((each, RULE) for each in wrong), *((each, "292 years") for each in too_long)):
+        with pytest.raises(ValueError) as caught:
+            parse_duration(value)
+        assert rule in str(caught.value), value
 
 
 @pytest.mark.parametrize(
