@@ -353,8 +353,7 @@ def test_when_nothing_was_answered_there_are_no_times() -> None:
 
 
 @pytest.mark.skipif(missing("fleet"), reason="matplotlib is optional")
-@pytest.mark.parametrize("policies", [["random"], ["random", "round-robin", "prefix-aware"]])
-def test_the_picture_is_a_png(policies: list[str], tmp_path: Path) -> None:
+def test_the_picture_is_a_png(tmp_path: Path) -> None:
     path = tmp_path / "fleet.png"
-    draw([summary(policy) for policy in policies], "title", path)
+    draw([summary(policy) for policy in ("random", "round-robin", "prefix-aware")], "title", path)
     assert path.read_bytes().startswith(b"\x89PNG")

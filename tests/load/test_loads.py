@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.lab.load.synthetic import ARRIVALS, Between, Recipe, draw_load, read_lengths
@@ -111,6 +111,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_trace(tmp_path / "absent.csv")
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.binary(max_size=200), st.booleans())
 def test_whatever_a_file_holds_is_read_or_refused(content: bytes, with_header: bool) -> None:
     with TemporaryDirectory() as folder:
@@ -200,6 +201,7 @@ def test_other_lengths_are_refused(text: str) -> None:
         read_lengths(text, "output")
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.sampled_from(ARRIVALS), st.integers(0, 3), st.integers(1, 50))
 def test_the_same_recipe_makes_the_same_load(arrivals: str, seed: int, most: int) -> None:
     recipe = Recipe(

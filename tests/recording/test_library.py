@@ -206,7 +206,7 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.dictionaries(st.text(), JSON, max_size=4), st.integers(0, 3))
 def test_however_a_body_is_written_its_hash_is_that_of_its_canonical_text(value: Any, indent: int) -> None:
     for spread in (None, indent):

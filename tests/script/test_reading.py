@@ -121,7 +121,7 @@ EVIL = {
     "json in itself": ("rules: [{then: {json: &a [*a]}}]", "nested more than 100 levels"),
     "rules in themselves": ("rules: &a [*a]", "nested more than 100 levels"),
     "tools in themselves": ("tools: &t {a: *t}\nrules: [{then: pass}]", "nested more than 100 levels"),
-    "brackets": ("rules: " + "[" * 2_000, "cannot be parsed"),
+    "brackets": ("rules: " + "[" * 800, "cannot be parsed"),
     "a long number": (f"rules: [{{then: {{json: {'9' * 5_000}}}}}]", "cannot be parsed"),
     "a long number in a template": (f"rules: [{{then: {{text: '{{{{ {'9' * 5_000} }}}}'}}}}]", "then.text"),
     "half a character": ('rules: [{then: {text: "\\ud800"}}]', "half of a character"),
