@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from itertools import cycle, islice
 from random import Random
 from typing import Annotated, Any
 
@@ -101,7 +100,10 @@ class Generator:
         def cut(tokens: int) -> list[int]:
             """Returns tokens from a random place of the text, which wraps around."""
             first = self._rng.randrange(len(words))
-            return list(islice(cycle(words), first, first + tokens))
+            found = list(words[first : first + tokens])
+            while len(found) < tokens:
+                found += words[: tokens - len(found)]
+            return found
 
         begins = [cut(plan.shared) for _ in range(plan.groups)]
         due_s = begun_s = time.monotonic()
