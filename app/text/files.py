@@ -56,12 +56,17 @@ def read_folder(path: Path) -> TokenizerFolder:
     folder = file.parent
     config = _read_json(folder / "tokenizer_config.json")
     model = _read_json(folder / "config.json")
+    special_tokens = {}
+    for key, value in (_read_json(folder / "special_tokens_map.json") | config).items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(text, str):
+            special_tokens[key] = text
     text_config = model.get("text_config")
     nested = text_config.get("vocab_size") if isinstance(text_config, dict) else None
     vocab_size = model.get("vocab_size") or nested
     return TokenizerFolder(
         tokenizer_file=file,
-        special_tokens=_special_tokens(_read_json(folder / "special_tokens_map.json") | config),
+        special_tokens=special_tokens,
         chat_templates=_chat_templates(folder, config),
         eos_token_ids=_eos_token_ids(_read_json(folder / "generation_config.json"), model),
         model_vocab_size=vocab_size if isinstance(vocab_size, int) else 0,
@@ -94,16 +99,6 @@ def _read_json(file: Path) -> dict[str, object]:
     if not isinstance(content, dict):
         raise TokenizerLoadError(f"{file} should hold a JSON object.")
     return content
-
-
-def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
-    """Returns the `*_token` entries; a token is a text, or an object with the text under `content`."""
-    tokens = {}
-    for key, value in config.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if key.endswith("_token") and isinstance(text, str):
-            tokens[key] = text
-    return tokens
 
 
 def _chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]:

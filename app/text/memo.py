@@ -97,18 +97,13 @@ class KnownPrompts:
             ids = self.encode(key)
         except TokenizerError:
             return None
-        if ids is not None and self._comes_again(key):
-            self.memo.put(key, ids)
-        return ids
-
-    def _comes_again(self, key: bytes) -> bool:
-        """Returns True when the prompt came before, unless another one has taken its place since."""
         mark = hash(key)
         place = mark % SEEN
-        if self._seen[place] == mark:
-            return True
-        self._seen[place] = mark
-        return False
+        if self._seen[place] != mark:  # new, or another prompt has taken its place since
+            self._seen[place] = mark
+        elif ids is not None:
+            self.memo.put(key, ids)
+        return ids
 
     def encode(self, key: bytes) -> list[int] | None:
         """Returns the token ids of a new prompt; None for a prompt that is not supported."""

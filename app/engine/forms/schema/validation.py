@@ -71,10 +71,6 @@ def _found(pattern: Pattern, text: str) -> bool:
     return pattern.found_in(text, _current.get().budget)
 
 
-def _reference(validator: Validator, name: str, value: JSON, _: Keywords) -> bool:
-    return _valid(validator, _current.get().document.definitions[name], value)
-
-
 def _pattern_properties(
     validator: Validator, patterns: Mapping[Pattern, Schema], value: JSON, _: Keywords
 ) -> bool:
@@ -95,13 +91,11 @@ def _additional(validator: Validator, additional: Schema, value: JSON, schema: K
     )
 
 
-def _is_unique(_: Validator, wanted: bool, value: JSON, schema: Keywords) -> bool:
-    return not wanted or not isinstance(value, list) or len(set(map(identity, value))) == len(value)
-
-
 Check: TypeAlias = Callable[[Validator, object, JSON, Keywords], Iterator[ValidationError]]
 PREDICATES: Mapping[str, Predicate] = {
-    "$ref": _reference,
+    "$ref": lambda validator, name, value, _: _valid(
+        validator, _current.get().document.definitions[name], value
+    ),
     "pattern": lambda _, pattern, value, schema: not isinstance(value, str) or _found(pattern, value),
     "patternProperties": _pattern_properties,
     "additionalProperties": _additional,
@@ -112,7 +106,9 @@ PREDICATES: Mapping[str, Predicate] = {
     ),
     "enum": lambda _, options, value, schema: options.has(value),
     "const": lambda _, options, value, schema: options.has(value),
-    "uniqueItems": _is_unique,
+    "uniqueItems": lambda _, wanted, value, schema: (
+        not wanted or not isinstance(value, list) or len(set(map(identity, value))) == len(value)
+    ),
 }
 
 
