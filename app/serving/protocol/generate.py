@@ -375,18 +375,6 @@ class StreamState(Struct, kw_only=True):
     last_tool_call_ids: list[str] = []
 
 
-def check_state(state: StreamState | None) -> None:
-    """Raises ApiError 400 for a state that no earlier answer can have contained."""
-    if state is None:
-        return
-    if len(state.prev_tokens) > MOST_WINDOW_TOKENS:
-        where = "body.stream_state.prev_tokens"
-        raise malformed(f"{where}: at most {MOST_WINDOW_TOKENS} tokens", where)
-    if sum(state.output_chunk_lens) != len(state.output_token_ids):
-        where = "body.stream_state"
-        raise malformed(f"{where}: output_chunk_lens do not sum up to the output_token_ids", where)
-
-
 def is_whole(value: object) -> bool:
     if value is not False:
         raise Misfit("false")
@@ -457,7 +445,14 @@ class DerenderStreamRequest(Request, kw_only=True):
     lax: ClassVar[Mapping[str, Hashable]] = {"stream": is_event}
 
     def check_converted(self) -> None:
-        check_state(self.stream_state)
+        """Raises ApiError 400 also for a state that no earlier answer can have contained."""
+        state = self.stream_state
+        if state is not None and len(state.prev_tokens) > MOST_WINDOW_TOKENS:
+            where = "body.stream_state.prev_tokens"
+            raise malformed(f"{where}: at most {MOST_WINDOW_TOKENS} tokens", where)
+        if state is not None and sum(state.output_chunk_lens) != len(state.output_token_ids):
+            where = "body.stream_state"
+            raise malformed(f"{where}: output_chunk_lens do not sum up to the output_token_ids", where)
         for nested in (self.chat_request, self.completion_request):
             if nested is not None:
                 nested.check_rules()

@@ -314,11 +314,6 @@ class CohereEmbedRequest(Request, kw_only=True):
         if len(given) != 1 or not given[0]:
             raise Misfit("exactly one of texts, images and inputs, and it must not be empty")
 
-    @property
-    def has_images(self) -> bool:
-        kinds = {part.type for each in self.inputs or () for part in each.content}
-        return self.images is not None or "image_url" in kinds
-
     def as_embedding(self, instruction: str, has_template: bool) -> EmbeddingRequest:
         """Converts to a body of ``POST /v1/embeddings``; without a template, `instruction` precedes texts.
 

@@ -330,7 +330,8 @@ def _cohere_answer(
         raise bad_request(f"an input of {longest} tokens is longer than max_tokens={most}")
     pooled.check_size()
     vectors = [row for rows in pooled.inputs for row in rows]
-    images = pooled.tokens if request.has_images else 0
+    kinds = {part.type for each in request.inputs or () for part in each.content}
+    images = pooled.tokens if request.images is not None or "image_url" in kinds else 0
     return CohereEmbedResponse(
         id=job.meta.id,
         embeddings=_by_type(vectors, request.embedding_types or ["float"], runner),
