@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeGuard
 
 import msgspec
@@ -47,24 +47,18 @@ def decode(raw: object) -> Tokens:
         value = msgspec.json.decode(raw) if isinstance(raw, str | bytes) else None
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         value = None
-    lists = _lists(value)
-    ids, strings = _first(lists, IDS), _first(lists, STRINGS)
+    lists: dict[str, object] = {"tokens": value}
+    if isinstance(value, dict):
+        lists = {key.lower(): part for key, part in value.items()}
+    elif isinstance(value, list) and _are_strings(value):
+        lists = {"strings": value}
+    ids, strings = (
+        next((part for key in keys if isinstance(part := lists.get(key), list)), [])
+        for keys in (IDS, STRINGS)
+    )
     if not (ids or strings) or not _are_ids(ids) or not _are_strings(strings):
         raise DatasetError("a value of gen_tokens holds no token ids and no strings")
     return Tokens(ids, strings)
-
-
-def _lists(value: object) -> dict[str, object]:
-    if isinstance(value, dict):
-        return {key.lower(): part for key, part in value.items()}
-    if isinstance(value, list) and _are_strings(value):
-        return {"strings": value}
-    return {"tokens": value}
-
-
-def _first(lists: Mapping[str, object], keys: Sequence[str]) -> list[object]:
-    found = (lists.get(key) for key in keys)
-    return next((part for part in found if isinstance(part, list)), [])
 
 
 def _are_ids(values: list[object]) -> TypeGuard[list[int]]:

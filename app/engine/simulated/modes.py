@@ -103,18 +103,16 @@ def reply_length(most: int, limited: bool, rng: Random) -> int:
 
     Only a limit of one makes a reply of one token: recorded streams always have a middle.
     """
-    drawn = limited_length(most, rng) if limited else unlimited_length(most, rng)
+    if limited:
+        drawn = limited_length(most, rng)
+    elif most < SHORT:
+        drawn = rng.randint(1, max(most, 1))
+    else:  # a bell curve, cut to fit the context (5.4)
+        curve = 0.0
+        while not 1 <= curve <= most:
+            curve = rng.gauss(MEAN_TOKENS, STD_DEV_TOKENS)
+        drawn = int(curve + 0.5)
     return 2 if drawn < 2 <= most else drawn
-
-
-def unlimited_length(most: int, rng: Random) -> int:
-    """Draws a length for a client without a limit: a bell curve, cut to fit the context (5.4)."""
-    if most < SHORT:
-        return rng.randint(1, max(most, 1))
-    while True:
-        drawn = rng.gauss(MEAN_TOKENS, STD_DEV_TOKENS)
-        if 1 <= drawn <= most:
-            return int(drawn + 0.5)
 
 
 def limited_length(most: int, rng: Random) -> int:
