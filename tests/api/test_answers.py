@@ -91,7 +91,7 @@ def choices_of(chunks: Sequence[dict[str, Any]], index: int) -> list[dict[str, A
 
 
 @given(replies=REPLIES, most=st.integers(1, 6), seed=st.integers(0, 9))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_streamed_chat_says_what_a_whole_one_says(replies: list[Reply], most: int, seed: int) -> None:
     events = told(replies, most, Random(seed), logprobs=True)
     shape = {"include_usage": True, "token_ids": True, "top_logprobs": 1}
@@ -116,7 +116,7 @@ def test_a_streamed_chat_says_what_a_whole_one_says(replies: list[Reply], most: 
 
 
 @given(replies=REPLIES, most=st.integers(1, 6), seed=st.integers(0, 9), echo=st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_streamed_completion_says_what_a_whole_one_says(
     replies: list[Reply], most: int, seed: int, echo: bool
 ) -> None:
@@ -139,7 +139,7 @@ def test_a_streamed_completion_says_what_a_whole_one_says(
 
 
 @given(replies=REPLIES, most=st.integers(2, 8), seed=st.integers(0, 9), plain=st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_tokens_that_come_together_are_written_like_tokens_that_come_alone(
     replies: list[Reply], most: int, seed: int, plain: bool
 ) -> None:
@@ -155,7 +155,7 @@ def test_tokens_that_come_together_are_written_like_tokens_that_come_alone(
 
 
 @given(replies=REPLIES, seed=st.integers(0, 9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_continuous_usage_counts_each_choice_token_by_token(replies: list[Reply], seed: int) -> None:
     events = told(replies, 3, Random(seed))
     shape = {"include_usage": True, "continuous_usage": True}

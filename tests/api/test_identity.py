@@ -17,7 +17,7 @@ HEADERS = ("x-inference-pod", "x-inference-port", "x-inference-namespace")
 
 @cache
 def client_of(*flags: str) -> FlaskClient:
-    return create_app(load(flags, {})).test_client()
+    return create_app(load([*flags, "--force-dummy-tokenizer"], {})).test_client()
 
 
 def post(

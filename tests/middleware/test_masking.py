@@ -8,7 +8,7 @@ from time import process_time
 
 import gevent
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.serving.middleware.masking import MASK, is_secret, mask_headers, mask_query, mask_text
@@ -40,6 +40,7 @@ def test_headers_and_queries_keep_their_names() -> None:
         assert mask_query(query) == masked
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.sampled_from(SECRETS), st.text(min_size=4), st.sampled_from([None, 2]), st.booleans())
 def test_a_secret_field_is_hidden_wherever_it_is(name: str, secret: str, indent: int, nested: bool) -> None:
     body = {"model": "m", name: secret, "max_tokens": 5}
@@ -49,6 +50,7 @@ def test_a_secret_field_is_hidden_wherever_it_is(name: str, secret: str, indent:
     assert found == {**body, name: MASK}
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.sampled_from(OTHERS), st.text() | st.integers() | st.lists(st.integers())))
 def test_other_fields_stay_as_they_are(body: dict[str, object]) -> None:
     assert json.loads(mask_text(json.dumps(body))) == body
@@ -97,6 +99,7 @@ def test_what_is_no_secret_stays() -> None:
         assert mask_text(text) == masked
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.recursive(st.none() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_a_body_without_secret_names_stays_as_it_is(value: object) -> None:
     text = json.dumps({"messages": value})
@@ -110,6 +113,7 @@ def test_a_body_that_is_cut_shows_no_part_of_a_secret() -> None:
         assert mask_text(text[:cut]) == '{"n": 1, "api_key": "***"'
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.text())
 def test_any_text_is_masked_without_an_error(text: str) -> None:
     assert isinstance(mask_text(text), str)
