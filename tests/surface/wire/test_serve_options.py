@@ -94,7 +94,7 @@ def test_log_probabilities_name_ids(server: RunningServer) -> None:
     assert streamed.count('"token":"token_id:') >= 4
 
 
-def test_templates_of_requests_and_their_arguments(server: RunningServer) -> None:
+def test_templates_of_requests_and_what_the_tokenizer_and_the_metrics_tell(server: RunningServer) -> None:
     body = {"messages": HELLO, "chat_template": MOOD, "return_prompt_text": True}
     for more, text in (
         ({}, "calm hi"),
@@ -105,9 +105,6 @@ def test_templates_of_requests_and_their_arguments(server: RunningServer) -> Non
         assert ask(server, CHAT, body | more, {}).json()["prompt_text"] == text
     told = requests.post(f"{server.url}/tokenize", json={"messages": HELLO, "chat_template": "x"}, timeout=20)
     assert told.json()["count"] == 1
-
-
-def test_what_the_tokenizer_and_the_metrics_tell(server: RunningServer) -> None:
     info = requests.get(f"{server.url}/tokenizer_info", timeout=20).json()
     assert list(info)[0] == "tokenizer_class" and info["eos_token"] == "<|endoftext|>"
     assert "message.role" in info["chat_template"]
