@@ -164,7 +164,7 @@ class ResponseWriter(ABC):
     """Writes one answer to one request, as a stream or whole. No other code knows a family's wire format.
 
     A stream: `chunk`, or `chunks` of large outputs, for every output; then `closing`.
-    A whole answer: `take` for every output as it comes; then `body`.
+    A whole answer: `take` for every output as it comes; then `pieces`.
     """
 
     started: Started | None = None
@@ -274,12 +274,8 @@ class ResponseWriter(ABC):
         elif type(output) is Failed:
             raise output.error
 
-    def body(self) -> bytes:
-        """Returns the whole JSON answer, once all outputs are taken."""
-        return b"".join(self.pieces())
-
     def pieces(self) -> list[bytes]:
-        """Returns `body` in pieces; pauses for other requests where the answer is long."""
+        """Returns the whole JSON answer in pieces, once all outputs are taken; pauses where it is long."""
         self._holes = []
         return filled(self.whole(), self._holes)
 
