@@ -14,6 +14,9 @@ FIRST = (
 )
 """First settings to check, in the order of the reference simulator, so that users get the same error."""
 
+LONGEST_SHOWN = 80
+"""Most characters of a value in an error."""
+
 
 def _disagreements(at: Settings) -> Iterator[tuple[str, str]]:
     """Yields settings that conflict with other settings, and the broken rule of each."""
@@ -129,10 +132,6 @@ def suggestion(name: str, prefix: str = "", names: Iterable[str] = BY_NAME) -> s
 
 def wrong(row: Setting, value: object, source: str, rule: str) -> ConfigError:
     """Returns the error for a wrong value, in one line: setting, value, source and rule."""
-    shown = MASK if row.secret else _short(value)
-    return ConfigError(f"setting {row.name}: {shown} ({source}) {rule}")
-
-
-def _short(value: object, longest: int = 80) -> str:
     text = repr(value)
-    return text if len(text) <= longest else text[:longest] + "…"
+    shown = MASK if row.secret else text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
+    return ConfigError(f"setting {row.name}: {shown} ({source}) {rule}")
