@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.engine.core.heartbeat import EVERY_S, Heartbeat, Silence
+from app.engine.core.heartbeat import EVERY_S, Heartbeat, HeartbeatMonitor
 
 
 class Moved:
@@ -64,7 +64,7 @@ def test_a_folder_that_is_gone_is_no_error(tmp_path: Path) -> None:
 
 
 def test_silence_grows_with_every_look_until_the_next_beat() -> None:
-    silence = Silence(most_between_s=2.0)
+    silence = HeartbeatMonitor(most_between_s=2.0)
     assert [silence.look(5.0, now_s) for now_s in (6.0, 7.0, 8.5)] == [0.0, 1.0, 2.5]
     assert silence.look(9.0, 9.5) == 0.0
     assert silence.look(9.0, 10.0) == 0.5
@@ -73,6 +73,6 @@ def test_silence_grows_with_every_look_until_the_next_beat() -> None:
 
 
 def test_who_was_stopped_together_with_the_engine_does_not_count_that_time() -> None:
-    silence = Silence(most_between_s=2.0)
+    silence = HeartbeatMonitor(most_between_s=2.0)
     silence.look(5.0, 5.5)
     assert silence.look(5.0, 4000.0) == 2.0

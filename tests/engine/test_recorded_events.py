@@ -24,6 +24,7 @@ from app.engine.lora.adapters import LoRASlots
 from config.profile import Profile, read_profile
 from config.settings import LatencySettings, Settings
 from tests.engine.harness import engine_request
+from tests.kvcache.caches import check
 from tests.kvcache.make_facts import BLOCK_SIZE
 from tests.kvcache.test_recording import BLOCKS, RECORDING, recorded_batches
 
@@ -97,7 +98,7 @@ def test_what_travels_together_and_what_is_new(profile: Profile | None) -> None:
         assert (play.ask(*prompts, **fields), play.told()) == (tokens, batches), fields
     assert play.cache.reset()
     assert (play.ask([9] * 31), play.told()) == ([(0, 0)], [[0]])
-    play.cache.check_integrity()
+    check(play.cache)
 
 
 def test_a_prompt_that_reads_no_cache_is_no_query_of_it() -> None:
@@ -128,4 +129,4 @@ def test_every_step_has_the_recorded_events(profile: Profile | None) -> None:
         assert started.cached_tokens == request["cached_tokens"]
         assert [msgspec.to_builtins(batch) for batch in batches] == recorded_batches(request)
         assert request["sequence"] == list(range(published, published := published + len(batches)))
-    cache.check_integrity()
+    check(cache)

@@ -21,6 +21,7 @@ from config.settings import StepSettings
 from tests.engine.harness import BLOCK_TOKENS, START_S, Harness
 from tests.engine.loops import ClientLoop
 from tests.engine.stepped import PROFILE, moments, stepped
+from tests.kvcache.caches import check
 
 BLOCKS = 40
 STEP_S = 0.02
@@ -155,7 +156,7 @@ def test_a_full_cache_preempts_and_everybody_gets_all_the_same() -> None:
     assert harness.metric("num_preemptions_total") > 0
     assert harness.metric("request_num_preemptions_sum") == harness.metric("num_preemptions_total")
     assert harness.cache is not None
-    harness.cache.check_integrity()
+    check(harness.cache)
     assert harness.is_idle() and harness.metric("kv_cache_usage_perc") == 0
 
 

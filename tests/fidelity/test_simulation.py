@@ -25,6 +25,7 @@ from app.lab.load.policies import BLIND, POLICIES
 from app.lab.load.trace import Load
 from config.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from tests.engine.loops import ClientLoop
+from tests.kvcache.caches import check_pool
 
 ENGINE = EngineLimits(
     num_gpu_blocks=40, block_size=4, max_num_seqs=6, max_num_batched_tokens=32, max_model_len=100
@@ -256,7 +257,7 @@ def test_no_block_is_lost_or_taken_twice(
             batch = scheduler.schedule() if len(under_way) < 2 else None
             if batch is not None:
                 under_way.append(batch)
-                blocks.pool.check_integrity(blocks.held.values())
+                check_pool(blocks.pool, [*blocks.held.values()])
                 assert all(len(its) == it.held for it, its in blocks.held.items())
             elif under_way:
                 batch = under_way.popleft()

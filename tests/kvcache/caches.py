@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+from app.engine.kvcache.block_pool import Block, BlockPool
 from app.engine.kvcache.cache import CachedSequence, KVCache
 from app.engine.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from app.engine.kvcache.hashing import BlockHasher
@@ -68,7 +70,7 @@ def serve(cache: KVCache, ids: list[int], reply: list[int] | None = None, **opti
     for token in reply or []:
         assert sequence.append(cache, [token])
     cache.release(sequence)
-    cache.check_integrity()
+    check(cache)
     return sequence.cached_tokens
 
 
@@ -88,3 +90,27 @@ def summary(events: list[KVEvent]) -> list[Any]:
             case AllBlocksCleared():
                 found.append("clear")
     return found
+
+
+def check(cache: KVCache) -> None:
+    """Fails unless blocks and sequences of a cache are consistent."""
+    check_pool(cache.pool, [sequence.blocks for sequence in cache.running])
+    for sequence in cache.running:
+        hashes, stored = [block.hash for block in sequence.blocks], sequence.cached_blocks
+        assert not sequence.caches or None not in hashes[:stored], "a stored block has no hash"
+        assert not any(hashes[stored:]), "a block has a hash before it is full"
+
+
+def check_pool(pool: BlockPool, used: Sequence[Sequence[Block]]) -> None:
+    """Fails unless every block is in one place; `used` are the blocks by sequence."""
+    references = Counter(block for blocks in used for block in blocks)
+    idle = pool.free_blocks()
+    everyone = {*idle, *references}
+    hashed = {block for block in everyone if block.hash is not None}
+    assert len(everyone) == len(idle) + len(references), "a block is in two places"
+    assert len({block.number for block in everyone}) == len(everyone), "two blocks have one number"
+    assert all(block.references == references[block] for block in everyone), "references are wrong"
+    assert pool.free == pool.capacity - pool._created + len(idle), "free blocks are miscounted"
+    assert pool.free + len(references) == pool.capacity, "blocks are missing, or there are too many"
+    assert set(pool._cached.values()).union(*pool._copies.values()) == hashed, "found is not what is held"
+    assert {block.hash for block in hashed} == pool._cached.keys(), "a hash finds a block of another"

@@ -9,7 +9,18 @@ import pytest
 
 from app.engine.kvcache.events import BlockStored
 from app.engine.kvcache.prompt import Placeholder
-from tests.kvcache.caches import ALICE, BOB, Replying, admit, begin, serve, small_cache, summary, tokens
+from tests.kvcache.caches import (
+    ALICE,
+    BOB,
+    Replying,
+    admit,
+    begin,
+    check,
+    serve,
+    small_cache,
+    summary,
+    tokens,
+)
 
 
 def test_salts_adapters_and_images_do_not_find_each_others_blocks() -> None:
@@ -84,7 +95,7 @@ def test_a_discard_takes_the_cache_from_sequences_that_run() -> None:
     sequence = begin(cache, tokens(0, 9))
     cache.discard()
     assert sequence.append(cache, tokens(9, 8))
-    cache.check_integrity()
+    check(cache)
     cache.release(sequence)
     assert summary(cache.take_events()) == [0, 4, "clear"]
     assert serve(cache, tokens(0, 9)) == 0
@@ -100,7 +111,7 @@ def test_caching_can_be_switched_while_sequences_run() -> None:
     for sequence, start in ((cached, 5), (other, 55)):
         sequence.append(cache, tokens(start, 5))
         cache.release(sequence)
-    cache.check_integrity()
+    check(cache)
     assert [serve(cache, tokens(0, 10)), serve(cache, tokens(50, 10))] == [8, 0]
 
 
@@ -162,7 +173,7 @@ def test_a_prompt_that_is_computed_in_parts_stores_the_blocks_that_are_computed_
     assert cache.take_events() == []
     cache.extend(sequence, 1)
     assert summary(cache.take_events()) == [12]
-    cache.check_integrity()
+    check(cache)
     cache.release(sequence)
     assert serve(cache, tokens(0, 17)) == 16
 

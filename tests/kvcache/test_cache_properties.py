@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from app.engine.kvcache.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
 from app.engine.kvcache.prompt import Adapter
-from tests.kvcache.caches import ALICE, Replying, admit, small_cache
+from tests.kvcache.caches import ALICE, Replying, admit, check, small_cache
 from tests.kvcache.plain_cache import PlainCache, Prefix
 
 few_tokens = st.integers(0, 1)
@@ -77,7 +77,7 @@ class Compared(RuleBasedStateMachine):
     def the_books_balance(self) -> None:
         if not hasattr(self, "cache"):
             return
-        self.cache.check_integrity()
+        check(self.cache)
         assert 0 <= self.cache.free == len(self.plain.free) <= self.cache.capacity
         assert len(self.cache.running) == len(self.plain.runs)
         assert self.cache.pool.usage == 1 - self.cache.free / self.cache.capacity
@@ -149,7 +149,7 @@ class Adapters(RuleBasedStateMachine):
     def the_books_balance(self) -> None:
         if not hasattr(self, "cache"):
             return
-        self.cache.check_integrity()
+        check(self.cache)
         for event in self.cache.take_events():
             match event:
                 case BlockStored():

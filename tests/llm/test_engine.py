@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from app.llm.engine import EngineOptions, LLMEngine, Output
 from app.llm.errors import ModelLoadError, QueueFull, RequestError
 from app.llm.sampling_params import Priority, SamplingParams
+from tests.kvcache.caches import check
 from tests.llm.tiny import (
     GREEDY,
     VOCABULARY,
@@ -78,7 +79,7 @@ def test_replies_do_not_depend_on_batch_mates(
         note(engine.step(), tokens)
     assert [tokens[str(number)] for number in range(len(WANTED))] == alone
     assert engine.cache.free == engine.cache.capacity
-    engine.cache.check_integrity()
+    check(engine.cache)
 
 
 def note(outputs: list[Output], tokens: dict[str, list[int]]) -> None:
@@ -216,7 +217,7 @@ def test_who_shares_keys_that_are_no_numbers_ends_too(tmp_path: Path) -> None:
     assert [(it.sequence.request_id, it.said.finish) for it in begun] == [(name, "error") for name in failing]
     assert run_all(engine) == apart
     assert engine.cache.free == engine.cache.capacity
-    engine.cache.check_integrity()
+    check(engine.cache)
 
 
 def test_logprobs_of_prompts_and_replies(folder: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from tests.kvcache.caches import check
 from tests.llm.tiny import (
     GREEDY,
     KINDS,
@@ -64,7 +65,7 @@ def test_random_arrivals(folder: Path, truth: Truth) -> None:
         for output in engine.step():
             tokens[output.sequence.request_id] += output.said.ids
     assert list(tokens.values()) == expected
-    engine.cache.check_integrity()
+    check(engine.cache)
 
 
 def test_chunked_prefill_and_preemption(folder: Path, truth: Truth) -> None:
@@ -72,7 +73,7 @@ def test_chunked_prefill_and_preemption(folder: Path, truth: Truth) -> None:
         engine = make_engine(folder, **options)
         assert generate(engine, truth[0]) == truth[1]
         assert (engine.scheduler.preemptions > 0) == preempted
-        engine.cache.check_integrity()
+        check(engine.cache)
 
 
 def test_prefix_hits(folder: Path, truth: Truth) -> None:

@@ -9,54 +9,53 @@ from __future__ import annotations
 class EngineError(Exception):
     """A request or an operator's command that the engine does not carry out."""
 
+    text = "{}"
+    """The sentence, in which the arguments of the error replace the braces."""
+
+    def __init__(self, *values: object) -> None:
+        super().__init__(self.text.format(*values))
+
 
 class Draining(EngineError):
     """The server is shutting down."""
 
-    def __init__(self) -> None:
-        super().__init__("The server is shutting down and takes no new requests.")
+    text = "The server is shutting down and takes no new requests."
 
 
 class TooManyRequests(EngineError):
     """Running and waiting sequences would exceed `max-num-queued-reqs`."""
 
-    def __init__(self, unfinished: int, most: int) -> None:
-        super().__init__(f"The server holds {unfinished} of at most {most} requests; retry later.")
+    text = "The server holds {} of at most {} requests; retry later."
 
 
 class QueueFull(EngineError):
     """No slot is free, and `max-waiting-queue-length` sequences are waiting."""
 
-    def __init__(self, waiting: int) -> None:
-        super().__init__(f"The waiting requests queue is full: {waiting} wait already; retry later.")
+    text = "The waiting requests queue is full: {} wait already; retry later."
 
 
 class KVCacheFull(EngineError):
     """The prompt does not fit into the KV cache now, and `kv-cache-full` forbids waiting."""
 
-    def __init__(self) -> None:
-        super().__init__("The KV cache has too few free blocks for the prompt; retry later.")
+    text = "The KV cache has too few free blocks for the prompt; retry later."
 
 
 class PromptExceedsCache(EngineError):
     """The prompt exceeds the whole KV cache. Sizes are in tokens."""
 
-    def __init__(self, tokens: int, most: int) -> None:
-        super().__init__(f"The prompt of {tokens} tokens exceeds the KV cache of {most} tokens.")
+    text = "The prompt of {} tokens exceeds the KV cache of {} tokens."
 
 
 class Aborted(EngineError):
     """An operator has ended the request, and no partial answer exists."""
 
-    def __init__(self) -> None:
-        super().__init__("The request was aborted by the server.")
+    text = "The request was aborted by the server."
 
 
 class EngineDead(EngineError):
     """The engine process has ended, and its successor is not ready."""
 
-    def __init__(self) -> None:
-        super().__init__("The engine has stopped and is being started again; retry later.")
+    text = "The engine has stopped and is being started again; retry later."
 
 
 class CommandFailed(EngineError):
@@ -74,26 +73,22 @@ class RequestRefused(EngineError):
 class SchemaUnsatisfiable(EngineError):
     """No reply satisfies the requested schema or grammar."""
 
-    def __init__(self, reason: object) -> None:
-        super().__init__(f"No reply can have the form that is asked for: {reason}.")
+    text = "No reply can have the form that is asked for: {}."
 
 
 class CallerLeft(EngineError):
     """The client disconnected before its operation finished."""
 
-    def __init__(self) -> None:
-        super().__init__("The client left before what it had asked for was done.")
+    text = "The client left before what it had asked for was done."
 
 
 class PauseNotComplete(EngineError):
     """The KV cache's memory can be released only while the engine is paused and nothing runs."""
 
-    def __init__(self) -> None:
-        super().__init__("To release the KV cache requires a completed pause first.")
+    text = "To release the KV cache requires a completed pause first."
 
 
 class MemoryNotResident(EngineError):
     """Memory to release has been released already."""
 
-    def __init__(self) -> None:
-        super().__init__("To release the KV cache requires all memory to be resident.")
+    text = "To release the KV cache requires all memory to be resident."

@@ -78,7 +78,7 @@ class Heartbeat:
         return last_s is not None and self._now() - last_s > limit_s
 
 
-class Silence:
+class HeartbeatMonitor:
     """Measures an engine's silence as seen by its watcher, which may have been stopped as well."""
 
     def __init__(self, most_between_s: float = 2.0) -> None:

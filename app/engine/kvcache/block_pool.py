@@ -204,28 +204,6 @@ class BlockPool:
         if len(copies) == 1:
             del self._copies[block_hash]
 
-    def check_integrity(self, used: Iterable[Sequence[Block]]) -> None:
-        """Raises RuntimeError unless every block is in one place. `used`: blocks by sequence. O(blocks)."""
-        references: dict[Block, int] = {}
-        for blocks in used:
-            for block in blocks:
-                references[block] = references.get(block, 0) + 1
-        idle = self.free_blocks()
-        everyone = {*idle, *references}
-        hashed = {block for block in everyone if block.hash is not None}
-        found = set(self._cached.values()).union(*self._copies.values())
-        for broken, what in (
-            (len(everyone) != len(idle) + len(references), "a block is in two places"),
-            (len({block.number for block in everyone}) != len(everyone), "two blocks have one number"),
-            (any(block.references != references.get(block, 0) for block in everyone), "references are wrong"),
-            (self.free != self.capacity - self._created + len(idle), "free blocks are miscounted"),
-            (self.free + len(references) != self.capacity, "blocks are missing, or there are too many"),
-            (found != hashed, "what can be found is not what is held"),
-            ({block.hash for block in hashed} != self._cached.keys(), "a hash finds a block of another"),
-        ):
-            if broken:
-                raise RuntimeError(what)
-
 
 class Span(Struct, gc=False):
     """Adjacent free blocks in the queue, such as the first `blocks` blocks of a preempted sequence.

@@ -260,7 +260,7 @@ class KVCache:
             return list(known[start:stop])
         return [*known[start:], *sequence.reply_ids(max(start, len(known)) - before, stop - before)]
 
-    # For operators and tests.
+    # For operators.
 
     def reset(self, under_requests: bool = False) -> bool:
         """Empties the cache; returns False without emptying while sequences run, unless `under_requests`."""
@@ -279,13 +279,3 @@ class KVCache:
     def take_events(self) -> list[KVEvent]:
         """Returns and clears the events since the last call, in order, to be published as one step."""
         return self.log.take()
-
-    def check_integrity(self) -> None:
-        """Raises RuntimeError unless blocks and sequences are consistent. For tests: O(blocks)."""
-        self.pool.check_integrity(sequence.blocks for sequence in self.running)
-        for sequence in self.running:
-            stored = sequence.blocks[: sequence.cached_blocks]
-            if sequence.caches and any(block.hash is None for block in stored):
-                raise RuntimeError("a stored block has no hash")
-            if any(block.hash is not None for block in sequence.blocks[sequence.cached_blocks :]):
-                raise RuntimeError("a block has a hash before it is full")

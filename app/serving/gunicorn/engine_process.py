@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from app.engine.core.heartbeat import TELL_WHERE, Heartbeat, Silence
+from app.engine.core.heartbeat import TELL_WHERE, Heartbeat, HeartbeatMonitor
 from app.engine.core.wire import Answer, EngineProcessOptions, Hello, Notice, Ready
 from app.serving.gunicorn.ranks import ENDPOINT, SETTINGS
 from config import ConfigError, Settings
@@ -53,7 +53,7 @@ class EngineProcess:
         self._log = log
         self._folder = private_folder()
         self.endpoint = f"ipc://{self._folder}/engine"
-        self._heartbeat, self._silence = Heartbeat(self.endpoint), Silence()
+        self._heartbeat, self._silence = Heartbeat(self.endpoint), HeartbeatMonitor()
         self.timeout_s = timeout_s
         self._is_asked_where = False
         self._pid: int | None = None
