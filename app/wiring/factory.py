@@ -223,7 +223,8 @@ def build(settings: Settings, tokenizer: Tokenizer, rank: int = 0) -> Understudy
     app.add_routes(
         "health", reports.health_routes(lambda: engine.healthy, ready, load, settings.model.vllm_version)
     )
-    app.add_routes("metrics", reports.metrics_routes(Exposition(families, http_metrics)))
+    exposition = Exposition([*families, http_metrics.text], http_metrics.process_text)
+    app.add_routes("metrics", reports.metrics_routes(exposition))
     if settings.engine.is_real:
         app.add_routes("stats", reports.statistics_routes(components.recorder.figures))
     app.add_routes("kv_events", reports.publisher_routes(publishes, publisher is not None, server.ranks))

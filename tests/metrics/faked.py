@@ -29,7 +29,8 @@ class Faked:
         self.recorder = Recorder("tiny", 1024, {})
         fakes = FakeFamilies("tiny", 1024, {}, 2, clock=self.clock.now, now=self._now)
         self.live.subscribe(fakes.on_settings)
-        self._exposition = Exposition([engine_families(self.recorder, fakes)], HttpMetrics(), self.clock.now)
+        http, own = HttpMetrics(), engine_families(self.recorder, fakes)
+        self._exposition = Exposition([own, http.text], http.process_text, self.clock.now)
 
     def _now(self) -> float:
         return START + self.clock.now()

@@ -6,7 +6,7 @@ import pytest
 from flask import Flask
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.base.metrics.exposition import Exposition, engine_families
+from app.base.metrics.exposition import Exposition, Families, engine_families
 from app.base.metrics.recorder import Recorder
 from app.serving.http.response import Response
 from app.serving.middleware.http_metrics import HttpMetrics
@@ -25,10 +25,14 @@ def clock() -> Clock:
     return Clock()
 
 
+def scrape(http: HttpMetrics, *families: Families) -> str:
+    return Exposition([*families, http.text], http.process_text).render().decode()
+
+
 def test_a_scrape_parses_and_has_every_kind_of_family() -> None:
     http = HttpMetrics()
     http.end(request("/v1/completions", "POST"), Response(b"{}"))
-    text = Exposition([engine_families(Recorder('mo"del\\\n%s', 2048, {}))], http).render().decode()
+    text = scrape(http, engine_families(Recorder('mo"del\\\n%s', 2048, {})))
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert {
         "vllm:num_requests_running",
@@ -45,18 +49,18 @@ def test_what_an_embedding_application_counts_is_served() -> None:
     count = http.exporter.counter("tea_pots", "Pots of tea.")(lambda: "tea")
     with Flask("embedding").test_request_context("/"):
         assert [count(), count()] == ["tea", "tea"]
-    assert "tea_pots_total 2.0" in Exposition([], http).render().decode()
+    assert "tea_pots_total 2.0" in scrape(http)
 
 
 def test_metrics_are_those_of_this_process_whatever_directory_others_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/nowhere")
-    assert "process_open_fds" in Exposition([], HttpMetrics()).render().decode()
+    assert "process_open_fds" in scrape(HttpMetrics())
 
 
 def test_no_family_is_printed_twice() -> None:
-    text = Exposition([engine_families(Recorder("tiny", 2048, {}))], HttpMetrics()).render().decode()
+    text = scrape(HttpMetrics(), engine_families(Recorder("tiny", 2048, {})))
     types = [line for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(types) == len(set(types))
 
@@ -70,7 +74,8 @@ def test_process_families_are_read_now_and_then_and_the_others_always(clock: Clo
             return super().process_text()
 
     recorder = Recorder("tiny", 2048, {})
-    exposition = Exposition([engine_families(recorder)], Counted(), clock=clock, process_age_s=1.0)
+    http = Counted()
+    exposition = Exposition([engine_families(recorder)], http.process_text, clock=clock, process_age_s=1.0)
     for count, now in enumerate((0.0, 0.05, 0.95, 1.0, 1.5), start=1):
         clock.now = now
         recorder.decoded(1, 0.02, at_s=now)

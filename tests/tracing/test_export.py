@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 import gevent
 import pytest
-from opentelemetry.exporter.otlp.proto.http import trace_exporter
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
@@ -22,7 +21,6 @@ from app.base.tracing.export import (
     QUIET_S,
     FailureReason,
     SpanSender,
-    exporter_to,
     resource_of,
     sender_to,
     span_bytes,
@@ -199,8 +197,7 @@ def test_the_reason_is_the_first_that_the_library_gave(caplog: pytest.LogCapture
 def test_a_dead_collector_is_named(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "2")
     port = free_port()
-    exporter = exporter_to(TracingSettings(otlp_traces_endpoint=f"http://127.0.0.1:{port}/v1/traces"))
-    sender = SpanSender(exporter, FailureReason.of(trace_exporter.__name__))
+    sender = sender_to(TracingSettings(otlp_traces_endpoint=f"http://127.0.0.1:{port}/v1/traces"))
     make(traced(sender), 1)
     assert sender.force_flush(20_000)
     (line,) = lost(caplog)

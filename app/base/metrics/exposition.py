@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from app.base.metrics.fake import FakeFamilies
 from app.base.metrics.recorder import Recorder
@@ -15,23 +14,13 @@ Families = Callable[[], str]
 """Returns the present text of some families."""
 
 
-class ServerMetrics(Protocol):
-    """Metrics of HTTP exchanges and of the process."""
-
-    def text(self) -> str:
-        """Returns the text of the `http_` families."""
-
-    def process_text(self) -> str:
-        """Returns the text of the Python and process families."""
-
-
 def engine_families(recorder: Recorder, fakes: FakeFamilies | None = None) -> Families:
     """Returns vLLM's families: the counts of `recorder`, or `fakes` while active."""
     return lambda: (fakes if fakes and fakes.active else recorder).render()
 
 
 class Exposition:
-    """Renders the families of `families` and `server` for a scrape.
+    """Renders the text of `families` for a scrape, behind that of the Python and process families.
 
     The process families are read at most once per `process_age_s` seconds of `clock`: they read files of
     /proc and list all open connections, and a router may scrape every 50 ms.
@@ -40,11 +29,11 @@ class Exposition:
     def __init__(
         self,
         families: Sequence[Families],
-        server: ServerMetrics,
+        process: Families,
         clock: Callable[[], float] = time.monotonic,
         process_age_s: float = 5.0,
     ) -> None:
-        self._families, self._server = families, server
+        self._families, self._process = families, process
         self._clock, self._process_age_s = clock, process_age_s
         self._process_text = ""
         self._process_due = float("-inf")
@@ -53,7 +42,6 @@ class Exposition:
         """Returns the text of all families in UTF-8, with content type `CONTENT_TYPE`."""
         now = self._clock()
         if now >= self._process_due:
-            self._process_text = self._server.process_text()
+            self._process_text = self._process()
             self._process_due = now + self._process_age_s
-        texts = [families() for families in self._families]
-        return "".join((self._process_text, *texts, self._server.text())).encode()
+        return "".join((self._process_text, *(families() for families in self._families))).encode()

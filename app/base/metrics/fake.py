@@ -141,7 +141,9 @@ class FakeFamilies:
         for name, part in self._parts.items():
             if isinstance(part.value, Function):
                 level = value_at(part.value, at_s - part.since_s, self._refresh_s)
-                _gauge(part.families[0]).set(int(level + ROUNDING) if name in WHOLE else level)
+                ((_, gauge),) = part.families[0].children()
+                assert isinstance(gauge, Gauge)
+                gauge.set(int(level + ROUNDING) if name in WHOLE else level)
             families.extend(part.families)
         return "".join(family.render() for family in families)
 
@@ -206,9 +208,3 @@ def value_at(function: Function, elapsed_s: float, step_s: float) -> float:
 
 def _nanoseconds(seconds: float) -> int:
     return round(seconds * NANOSECONDS)
-
-
-def _gauge(family: Family[Instrument]) -> Gauge:
-    ((_, instrument),) = family.children()
-    assert isinstance(instrument, Gauge)
-    return instrument

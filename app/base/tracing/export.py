@@ -50,14 +50,6 @@ QUIET_S = 60.0
 """Least time between two log lines about lost spans, in seconds."""
 
 
-def exporter_to(settings: TracingSettings) -> SpanExporter:
-    """Makes the exporter for the collector of `settings`. Slow to make; idle until used.
-
-    Headers, timeout, compression and certificates come from OpenTelemetry's OTEL_EXPORTER_OTLP_ variables.
-    """
-    return OTLPSpanExporter(endpoint=settings.otlp_traces_endpoint)
-
-
 def resource_of(settings: TracingSettings) -> Resource:
     """Makes the attributes of the server for all spans.
 
@@ -67,8 +59,12 @@ def resource_of(settings: TracingSettings) -> Resource:
 
 
 def sender_to(settings: TracingSettings) -> SpanSender:
-    """Makes the queue of ended spans for the collector of `settings`; idle until the first span."""
-    return SpanSender(exporter_to(settings), FailureReason.of(trace_exporter.__name__))
+    """Makes the queue of ended spans for the collector of `settings`; slow to make, idle without spans.
+
+    Headers, timeout, compression and certificates come from OpenTelemetry's OTEL_EXPORTER_OTLP_ variables.
+    """
+    reason = FailureReason.of(trace_exporter.__name__)
+    return SpanSender(OTLPSpanExporter(endpoint=settings.otlp_traces_endpoint), reason)
 
 
 def tracer_to(sender: SpanSender, resource: Resource) -> Tracer:
@@ -177,23 +173,17 @@ class SpanSender(SpanProcessor):
                 self._hurry.clear()
                 while self._ended:
                     batch = [span for span, _ in islice(self._ended, BATCH)]
-                    self._deliver(batch)
+                    try:
+                        self._pool.apply(self._export, (batch,))
+                    except RuntimeError:  # at exit some Pythons cannot start threads, such as 3.12.1
+                        if not self._ending:
+                            raise
+                        self._export(batch)
                     for _ in batch:
                         self.size_bytes -= self._ended.popleft()[1]
                     self._report_losses()
         finally:
             self._sender = None
-
-    def _deliver(self, batch: list[ReadableSpan]) -> None:
-        """Exports a batch in a native thread; in place where Python cannot start threads at exit (such as
-        3.12.1).
-        """
-        try:
-            self._pool.apply(self._export, (batch,))
-        except RuntimeError:
-            if not self._ending:
-                raise
-            self._export(batch)
 
     def _export(self, batch: list[ReadableSpan]) -> None:
         """Encodes and sends a batch. Runs in a native thread, because sending blocks."""
