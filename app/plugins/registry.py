@@ -37,7 +37,7 @@ from app.lab.fleet.routing import Incoming, PolicyMaker, Scores
 from app.lab.load.policies import POLICIES
 from app.plugins import hooks as specifications
 from app.plugins.hooks import HOOKS, PROJECT, FaultHook, LengthHook, MetricsHook, PluginHost, ReplyHook
-from app.serving.faults.fault import DAMAGE, Fault, RequestFacts
+from app.serving.faults.fault import Damage, Fault, RequestFacts
 from app.serving.faults.injector import FaultSource
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import ApiError, internal
@@ -157,7 +157,7 @@ class Guard:
                 return None
             _check(fault, Fault)
             _check(fault.error, ApiError | None)
-            if fault.damage is not None and not isinstance(fault.damage, DAMAGE):
+            if fault.damage is not None and not isinstance(fault.damage, Damage):
                 raise TypeError("the damage of its Fault is none of config.fault_rules")
             _check_headers(fault.headers)
             if not all(isinstance(token, int) and 0 <= wait < LONGEST_WAIT_S for token, wait in fault.delays):

@@ -29,7 +29,6 @@ from config.fault_rules import (
 )
 
 Damage = DisconnectRule | TruncateRule | TruncatedJsonRule | MalformedChunkRule | MissingDoneRule | EmptyRule
-DAMAGE = (DisconnectRule, TruncateRule, TruncatedJsonRule, MalformedChunkRule, MissingDoneRule, EmptyRule)
 
 _TYPES = {
     400: "BadRequestError",
@@ -187,7 +186,7 @@ class _Rule:
             return Fault(name=name, delays=((rule.after, rule.seconds),))
         if isinstance(rule, SlowFirstTokenRule):
             return Fault(name=name, delays=((0, rule.seconds),))
-        assert isinstance(rule, DAMAGE)
+        assert isinstance(rule, Damage)
         return Fault(name=name, damage=rule)
 
 
