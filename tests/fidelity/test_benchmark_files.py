@@ -13,20 +13,11 @@ from app.lab.fidelity.benchmark_files import read_recordings
 from app.lab.fidelity.fitting import Recording
 from config import ConfigError
 
-VLLM: dict[str, object] = {
-    "date": "20261120-101500",
-    "backend": "openai",
-    "max_concurrency": 64,
-    "completed": 2,
-    "total_output_tokens": 5,
-    "input_lens": [100, 200],
-    "output_lens": [3, 2],
-    "start_times": [1000.5, 1000.0],
-    "ttfts": [0.2, 0.1],
-    "itls": [[0.02, 0.03], [0.04]],
-    "generated_texts": ["a", "b"],
-    "errors": ["", ""],
-}
+LISTS: dict[str, object] = {
+    "input_lens": [100, 200], "output_lens": [3, 2], "start_times": [1000.5, 1000.0], "ttfts": [0.2, 0.1],
+    "itls": [[0.02, 0.03], [0.04]], "errors": ["", ""],
+}  # fmt: skip
+VLLM = {"backend": "openai", "max_concurrency": 64, "completed": 2, "total_output_tokens": 5, **LISTS}
 CSV = "arrival_s,input_tokens,output_tokens,send_s,first_s,last_s\n"
 
 
@@ -50,22 +41,19 @@ def guidellm(timings: Mapping[str, object], **more: object) -> dict[str, object]
     return {"metadata": {"version": 1}, "benchmarks": [{"requests": requests}]}
 
 
+def value(number: float, unit: str) -> dict[str, object]:
+    return {"value": number, "unit": unit}
+
+
+METRICS = {
+    "time_to_first_token": value(200.0, "ms"), "request_latency": value(0.25, "s"),
+    "input_sequence_length": value(100, "tokens"), "output_sequence_length": value(3, "tokens"),
+}  # fmt: skip
+
+
 def aiperf(**changes: object) -> dict[str, object]:
-    return {
-        "metadata": {
-            "request_start_ns": 5_000_000_000,
-            "benchmark_phase": "profiling",
-            "was_cancelled": False,
-        },
-        "metrics": {
-            "time_to_first_token": {"value": 200.0, "unit": "ms"},
-            "request_latency": {"value": 0.25, "unit": "s"},
-            "input_sequence_length": {"value": 100, "unit": "tokens"},
-            "output_sequence_length": {"value": 3, "unit": "tokens"},
-        },
-        "error": None,
-        **changes,
-    }
+    started = {"request_start_ns": 5_000_000_000, "benchmark_phase": "profiling", "was_cancelled": False}
+    return {"metadata": started, "metrics": METRICS, "error": None, **changes}
 
 
 def test_vllm_bench_serve(tmp_path: Path) -> None:
@@ -74,11 +62,8 @@ def test_vllm_bench_serve(tmp_path: Path) -> None:
     assert run.input_tokens == [200, 100] and run.output_tokens == [2, 3]
     assert run.first_s == pytest.approx([0.1, 0.7]) and run.last_s == pytest.approx([0.14, 0.75])
     assert run.in_flight == 64
-
-
-def test_results_that_vllm_appended_are_several_runs(tmp_path: Path) -> None:
-    runs = read(tmp_path, json.dumps(VLLM) + "\n" + json.dumps(VLLM) + "\n")
-    assert [run.name for run in runs] == ["run line 1", "run line 2"]
+    twice = read(tmp_path, json.dumps(VLLM) + "\n" + json.dumps(VLLM) + "\n")
+    assert [run.name for run in twice] == ["run line 1", "run line 2"]
 
 
 @pytest.mark.parametrize(
@@ -90,12 +75,8 @@ def test_results_that_vllm_appended_are_several_runs(tmp_path: Path) -> None:
         ({"output_lens": [3, 0]}, "request 2: a request has at least one token in and out, not 200 and 0"),
         ({"itls": [[0.02, 0.03]]}, "differ in length"),
         ({"ttfts": [0.2, "soon"]}, "Expected `float`, got `str` - at `$.ttfts[1]`"),
-        ({"ttfts": [0.2, -0.1]}, "request 2: sent at 1000 s, first token at 999.9 s"),
         ({"output_lens": [1, 1]}, "none has an ITL"),
-        (
-            dict.fromkeys(("input_lens", "output_lens", "start_times", "ttfts", "itls", "errors"), []),
-            "no requests",
-        ),
+        (dict.fromkeys(LISTS, []), "no requests"),
     ],
 )
 def test_what_vllm_may_have_written_wrong(tmp_path: Path, changes: dict[str, object], rule: str) -> None:
@@ -104,20 +85,16 @@ def test_what_vllm_may_have_written_wrong(tmp_path: Path, changes: dict[str, obj
 
 
 def test_guidellm_of_all_ages(tmp_path: Path) -> None:
-    for names in (("first_token_iteration", "last_token_iteration"), ("first_iteration", "last_iteration")):
-        [run] = read(tmp_path, guidellm({"request_start": 50.0, names[0]: 50.2, names[1]: 50.25}))
+    for name in ("iteration", "token_iteration"):
+        timings = {"request_start": 50.0, f"first_{name}": 50.2, f"last_{name}": 50.25}
+        [run] = read(tmp_path, guidellm(timings, incomplete=[{}, {}]))
         assert run.first_s == pytest.approx([0.2]) and run.last_s == pytest.approx([0.25])
         assert (run.input_tokens, run.output_tokens) == ([100], [3])
+        assert run.notes == ["2 requests that the end of the run cut off are left out"]
     old = {"prompt_tokens": 9, "output_tokens": 3, "start_time": 1.0}
     old |= {"first_token_time": 1.5, "last_token_time": 2.0}
     [run] = read(tmp_path, {"benchmarks": [{"requests": {"successful": [old]}}]})
     assert (run.first_s, run.last_s) == ([0.5], [1.0])
-
-
-def test_guidellm_whose_end_cut_requests_off_says_so(tmp_path: Path) -> None:
-    timings = {"request_start": 50.0, "first_iteration": 50.2, "last_iteration": 50.25}
-    [run] = read(tmp_path, guidellm(timings, incomplete=[{}, {}]))
-    assert run.notes == ["2 requests that the end of the run cut off are left out"]
     assert "1 requests have failed" in refused(tmp_path, guidellm(timings, errored=[{}]))
     no_stream = refused(tmp_path, guidellm({"request_start": 1.0}))
     assert "request 1: has no moments of its first and last token" in no_stream
@@ -136,10 +113,8 @@ def test_aiperf(tmp_path: Path) -> None:
     "changes, rule",
     [
         ({"error": {"code": 500}}, "line 2: the request has failed"),
-        ({"metadata": {"request_start_ns": 1, "was_cancelled": True}}, "line 2: the request has failed"),
         ({"metrics": {}}, "line 2: has no time_to_first_token; aiperf must run with --streaming"),
         ({"metrics": {"time_to_first_token": {"value": 1, "unit": "weeks"}}}, "unit 'weeks' is none of"),
-        ({"metadata": {}}, "line 2: Object missing required field `request_start_ns`"),
     ],
 )
 def test_what_aiperf_may_have_written_wrong(tmp_path: Path, changes: dict[str, object], rule: str) -> None:
@@ -163,16 +138,12 @@ def test_csv_packed_or_not_with_one_moment_or_both(tmp_path: Path) -> None:
         ("", "is empty"),
         (CSV, "has no requests"),
         ("arrival_s,input_tokens,output_tokens,first_s\n", "line 1: there is no column last_s"),
-        ("input_tokens,output_tokens,first_s,last_s\n", "line 1: there is no column arrival_s or send_s"),
         (CSV + "0,10,3,0,1\n", "line 2: has 5 cells, the header 6"),
         (CSV + "0,10,3,0,1,2\n0,ten,3,0,1,2\n", "line 3: input_tokens 'ten' must be a whole number"),
-        (CSV + "0,10,3,0,soon,2\n", "line 2: first_s 'soon' must be a number"),
         (CSV + "0,10,3,0,nan,2\n", "line 2: moments must be finite numbers"),
-        (CSV + "-1,10,3,0,1,2\n", "line 2: moments must not be negative"),
         (CSV + "1,10,3,1,2,3\n0,10,3,0,1,2\n", "line 3: rows must be in order of arrival"),
         (CSV + "1,10,3,0,2,3\n", "line 2: sent at 0 s, before its arrival at 1 s"),
         (CSV + "0,10,3,0,2,1\n", "line 2: sent at 0 s, first token at 2 s, last at 1 s"),
-        (CSV + "0,0,3,0,1,2\n", "line 2: a request has at least one token in and out"),
     ],
 )
 def test_csv_that_is_wrong_is_told_in_one_line(tmp_path: Path, text: str, rule: str) -> None:

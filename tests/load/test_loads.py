@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 from statistics import fmean, pstdev
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -26,28 +27,12 @@ def trace(folder: Path, text: str) -> Path:
     return path
 
 
-def complaint(folder: Path, text: str) -> str:
-    path = trace(folder, text)
-    with pytest.raises(ConfigError) as caught:
-        read_trace(path)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert message.startswith(str(path))
-    return message.removeprefix(str(path))
-
-
 def test_columns_are_found_by_name_and_others_ignored(tmp_path: Path) -> None:
-    path = trace(tmp_path, "note,output_tokens,arrival_s,input_tokens\nx,3,0.5,10\n,4,0.5,20\n")
-    load = read_trace(path)
-    assert list(load.arrival_s) == [0.5, 0.5]
-    assert list(load.input_tokens) == [10, 20]
+    load = read_trace(trace(tmp_path, "note,output_tokens,arrival_s,input_tokens\nx,3,0.5,10\n,4,0.5,20\n"))
+    assert (list(load.arrival_s), list(load.input_tokens)) == ([0.5, 0.5], [10, 20])
     assert list(load.output_tokens) == [3, 4]
     assert not load.group
-
-
-def test_what_gzip_packed_is_read_whatever_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "packed.csv"
-    path.write_bytes(gzip.compress((HEADER + "1,2,3\n").encode()))
+    (path := tmp_path / "packed.csv").write_bytes(gzip.compress((HEADER + "1,2,3\n").encode()))
     assert list(read_trace(path).output_tokens) == [3]
 
 
@@ -59,59 +44,33 @@ def test_groups_have_numbers_and_no_name_is_no_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
-    [
-        ("2,1,1\n1,1,1\n", ", row 3: arrival_s 1 is before that of the row above"),
-        ("-1,1,1\n", ", row 2: arrival_s '-1' must be a number of seconds from 0 on"),
-        ("nan,1,1\n", ", row 2: arrival_s 'nan' must be a number of seconds from 0 on"),
-        ("1e999,1,1\n", ", row 2: arrival_s '1e999' must be a number of seconds from 0 on"),
-        ("soon,1,1\n", ", row 2: arrival_s 'soon' must be a number of seconds from 0 on"),
-        ("1,0,1\n", ", row 2: input_tokens '0' must be a whole number from 1 to 1073741824"),
-        ("1,-5,1\n", ", row 2: input_tokens '-5' must be a whole number from 1 to 1073741824"),
-        ("1,1,2.5\n", ", row 2: output_tokens '2.5' must be a whole number from 1 to 1073741824"),
-        ("1,1,\n", ", row 2: output_tokens '' must be a whole number from 1 to 1073741824"),
-        ("1,1," + "9" * 5000 + "\n", f", row 2: output_tokens '{'9' * 40}' must be a whole number"),
-        ("1,1,1\n\n2,1,1\n", ", row 3: is empty"),
-        ("1,1,1\n2,1\n", ", row 3: has 2 fields, and lacks some"),
-        ('1,1,"1\n', ", row 2: unexpected end of data"),
-        ("", ": it has no rows"),
-    ],
-)
-def test_a_wrong_row_is_named(tmp_path: Path, rows: str, told: str) -> None:
-    assert complaint(tmp_path, HEADER + rows).startswith(told)
-
-
-@pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", ", row 1: column arrival_s is missing"),
+        (HEADER + "2,1,1\n1,1,1\n", ", row 3: arrival_s 1 is before that of the row above"),
+        (HEADER + "nan,1,1\n", ", row 2: arrival_s 'nan' must be a number of seconds from 0 on"),
+        (HEADER + "1,0,1\n", ", row 2: input_tokens '0' must be a whole number from 1 to 1073741824"),
+        (HEADER + "1,1," + "9" * 5000 + "\n", f", row 2: output_tokens '{'9' * 40}' must be a whole number"),
+        (HEADER + "1,1,1\n\n2,1,1\n", ", row 3: is empty"),
+        (HEADER + "1,1,1\n2,1\n", ", row 3: has 2 fields, and lacks some"),
+        (HEADER + '1,1,"1\n', ", row 2: unexpected end of data"),
+        (HEADER, ": it has no rows"),
         ("arrival_s,input_tokens\n", ", row 1: column output_tokens is missing"),
         ("arrival_s,arrival_s,input_tokens,output_tokens\n", ", row 1: column arrival_s is twice"),
-        ("arrival_s,input_tokens,output_tokens,prefix_group\n", ", row 1: column prefix_tokens is missing"),
+        (GROUPED.replace(",prefix_tokens", ""), ", row 1: column prefix_tokens is missing"),
         (GROUPED + "0,9,1,a,10\n", ", row 2: prefix_tokens 10 must not exceed input_tokens 9"),
-        (GROUPED + "0,9,1,a,-1\n", ", row 2: prefix_tokens '-1' must be a whole number from 0"),
+        (b"\xff\xfe\x00", ": it is neither text in UTF-8"),
+        (gzip.compress(HEADER.encode(), mtime=0)[:-9], ": it cannot be unpacked"),
     ],
 )
-def test_a_wrong_header_or_group_is_named(tmp_path: Path, text: str, told: str) -> None:
-    assert complaint(tmp_path, text).startswith(told)
+def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, text: str | bytes, told: str) -> None:
+    (path := tmp_path / "trace.csv").write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(ConfigError) as caught:
+        read_trace(path)
+    message = str(caught.value)
+    assert message.startswith(str(path)) and told in message and "\n" not in message
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    for content, told in (
-        (b"\xff\xfe\x00", "neither text in UTF-8"),
-        (HEADER.encode() + b"1,2,3\n" * 9999 + b"\xff", "neither text in UTF-8"),
-        (gzip.compress(HEADER.encode(), mtime=0)[:-9], "cannot be unpacked"),
-        (b"\x1f\x8b" + bytes(30), "cannot be unpacked"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(ConfigError, match=told):
-            read_trace(path)
-    with pytest.raises(ConfigError, match="No such file"):
-        read_trace(tmp_path / "absent.csv")
-
-
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.binary(max_size=200), st.booleans())
 def test_whatever_a_file_holds_is_read_or_refused(content: bytes, with_header: bool) -> None:
     with TemporaryDirectory() as folder:
@@ -126,47 +85,25 @@ def test_whatever_a_file_holds_is_read_or_refused(content: bytes, with_header: b
             assert list(load.arrival_s) == sorted(load.arrival_s)
 
 
-def test_a_part_has_the_rows_that_were_asked_for() -> None:
-    load = Load("x")
-    for number in range(4):
-        load.arrival_s.append(number / 2)
-        for column in (load.input_tokens, load.output_tokens, load.group, load.prefix_tokens):
-            column.append(number + 1)
-    part = load.part([1, 3])
-    assert (list(part.arrival_s), list(part.input_tokens), list(part.group)) == ([0.5, 1.5], [2, 4], [2, 4])
-
-
 SOME = Between(10, 10)
 LONGEST = 1 << 20
 
 
-def gaps(arrivals: str, burstiness: float = 0.25) -> list[float]:
-    recipe = Recipe(
-        input_tokens=SOME,
-        output_tokens=SOME,
-        rate=20.0,
-        arrivals=arrivals,
-        burstiness=burstiness,
-        seconds=1000,
-    )
-    moments = draw_load(recipe, LONGEST).arrival_s
-    assert max(moments) < 1000
-    return [after - before for before, after in zip(moments, moments[1:], strict=False)]
+def drawn(most: int = LONGEST, **fields: Any) -> Load:
+    return draw_load(Recipe(**{"input_tokens": SOME, "output_tokens": SOME} | fields), most)
 
 
 @pytest.mark.parametrize(("arrivals", "deviation"), [("constant", 0.0), ("poisson", 1.0), ("bursty", 2.0)])
 def test_gaps_have_the_mean_of_the_rate_and_their_own_deviation(arrivals: str, deviation: float) -> None:
-    found = gaps(arrivals)
-    assert fmean(found) == pytest.approx(1 / 20, rel=0.1)
+    moments = drawn(rate=20.0, arrivals=arrivals, burstiness=0.25, seconds=1000).arrival_s
+    found = [after - before for before, after in zip(moments, moments[1:], strict=False)]
+    assert max(moments) < 1000 and fmean(found) == pytest.approx(1 / 20, rel=0.1)
     assert pstdev(found) / fmean(found) == pytest.approx(deviation, rel=0.1, abs=1e-6)
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.0, 40.0), (10.0, 30.0), (30.0, 10.0), (20.0, 20.0)])
+@pytest.mark.parametrize(("low", "high"), [(0.0, 40.0), (30.0, 10.0)])
 def test_a_ramp_goes_from_rate_to_rate(low: float, high: float) -> None:
-    recipe = Recipe(
-        input_tokens=SOME, output_tokens=SOME, rate=high, ramp_from=low, arrivals="ramp", seconds=400
-    )
-    moments = draw_load(recipe, LONGEST).arrival_s
+    moments = drawn(rate=high, ramp_from=low, arrivals="ramp", seconds=400).arrival_s
     assert list(moments) == sorted(moments)
     quarters = [sum(place * 100 <= at_s < (place + 1) * 100 for at_s in moments) / 100 for place in range(4)]
     wanted = [low + (high - low) * (place + 0.5) / 4 for place in range(4)]
@@ -176,10 +113,8 @@ def test_a_ramp_goes_from_rate_to_rate(low: float, high: float) -> None:
 @pytest.mark.parametrize(
     ("text", "mean", "least", "most"),
     [
-        ("700", 700, 700, 700),
         ("100-300", 200, 100, 300),
         ("200:uniform", 200, 100, 300),
-        ("1000:lognormal", 1000, 1, LONGEST),
         ("1000:lognormal:0.1", 1000, 500, 2000),
         ("sharegpt", 200, 4, 1024),
     ],
@@ -191,30 +126,20 @@ def test_lengths_have_their_mean_and_range(text: str, mean: float, least: int, m
     assert least <= min(drawn) <= max(drawn) <= most
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "0", "-5", "1.5", "5-", "-", "9-3", "10:normal", "10:lognormal:0", "10:lognormal:x", "10:uniform:2"]
-    + ["1e3", "٣", "9" * 5000, "sharegpt:2", "1-2:uniform"],
-)
-def test_other_lengths_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="must"):
-        read_lengths(text, "output")
+def test_other_lengths_are_refused() -> None:
+    for text in ("", "0", "1.5", "9-3", "10:normal", "10:lognormal:0", "10:uniform:2", "٣", "9" * 5000):
+        with pytest.raises(ValueError, match="must"):
+            read_lengths(text, "output")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.sampled_from(ARRIVALS), st.integers(0, 3), st.integers(1, 50))
 def test_the_same_recipe_makes_the_same_load(arrivals: str, seed: int, most: int) -> None:
+    lengths = {"input_tokens": read_lengths("50:lognormal", "input"), "output_tokens": Between(1, 9)}
     recipe = Recipe(
-        input_tokens=read_lengths("50:lognormal", "input"),
-        output_tokens=read_lengths("1-9", "output"),
-        rate=5.0,
-        arrivals=arrivals,
-        seconds=20.0,
-        requests=most,
-        prefix_groups=3,
-        prefix_tokens=16,
-        seed=seed,
-    )
+        **lengths, rate=5.0, arrivals=arrivals, seconds=20.0, requests=most, prefix_groups=3,
+        prefix_tokens=16, seed=seed,
+    )  # fmt: skip
     load = draw_load(recipe, LONGEST)
     assert load == draw_load(recipe, LONGEST)
     assert len(load) <= most
@@ -223,25 +148,7 @@ def test_the_same_recipe_makes_the_same_load(arrivals: str, seed: int, most: int
 
 
 def test_drawn_lengths_are_cut_to_what_fits_and_given_ones_are_not() -> None:
-    recipe = Recipe(
-        input_tokens=read_lengths("90:lognormal:2", "input"),
-        output_tokens=read_lengths("90:lognormal:2", "output"),
-        requests=500,
-    )
-    load = draw_load(recipe, 100)
+    wide = read_lengths("90:lognormal:2", "input")
+    load = drawn(100, input_tokens=wide, output_tokens=wide, requests=500)
     assert max(map(sum, zip(load.input_tokens, load.output_tokens, strict=True))) == 100
-    fixed = draw_load(Recipe(input_tokens=Between(200, 200), output_tokens=SOME, requests=1), 100)
-    assert fixed.input_tokens[0] == 200
-
-
-def test_without_a_rate_all_are_there_from_the_start() -> None:
-    load = draw_load(Recipe(input_tokens=SOME, output_tokens=SOME, requests=3), LONGEST)
-    assert list(load.arrival_s) == [0.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("rate", "seconds", "told"), [(1e6, 1e6, "more than 100,000,000"), (1e-6, 1.0, "no request")]
-)
-def test_absurd_loads_are_refused(rate: float, seconds: float, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        draw_load(Recipe(input_tokens=SOME, output_tokens=SOME, rate=rate, seconds=seconds), LONGEST)
+    assert drawn(100, input_tokens=Between(200, 200), requests=1).input_tokens[0] == 200
