@@ -1,7 +1,8 @@
-"""A server with every route that is not there by default, and a client for it."""
+"""Servers with every route that is not there by default, in this process or their own, and a client."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,24 +10,48 @@ from typing import Any
 
 import pytest
 import requests
+from requests.adapters import BaseAdapter
 
-from tests.running_server import RunningServer, running_server
+from app.serving.flask.application import Understudy
+from app.wiring.factory import create_app
+from config.loader import load
+from tests.running_server import SEED, RunningServer, running_server
 
 MODEL = "base"
+EVERY_ROUTE = (
+    *("--server-dev-mode", "--enable-scale-out", "--profiling", "--allow-runtime-lora-updating"),
+    *("--enable-prompt-tokens-details", "--lora-modules", "first=/adapters/first", "--max-loras", "2"),
+)
+IN_PROCESS = "http://in.process"
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Asks `server`; every call has a time limit."""
+    """Asks a server; every call has a time limit."""
 
-    server: RunningServer
     session: requests.Session
+    url: str
+    running: RunningServer | None = None
+    own: Understudy | None = None
+
+    @property
+    def server(self) -> RunningServer:
+        assert self.running is not None, "it is in this process"
+        return self.running
+
+    @property
+    def app(self) -> Understudy:
+        assert self.own is not None, "it is in another process"
+        return self.own
 
     def get(self, path: str, **options: Any) -> requests.Response:
-        return self.session.get(self.server.url + path, timeout=20, **options)
+        return self.session.get(self.url + path, timeout=20, **options)
 
     def post(self, path: str, body: Any = None, **options: Any) -> requests.Response:
-        return self.session.post(self.server.url + path, json=body, timeout=20, **options)
+        return self.session.post(self.url + path, json=body, timeout=20, **options)
+
+    def delete(self, path: str) -> requests.Response:
+        return self.session.delete(self.url + path, timeout=20)
 
     def complete(self, **fields: Any) -> Any:
         """A completion of exactly `max_tokens` tokens (1 when not given), which must succeed."""
@@ -51,6 +76,41 @@ class Client:
         return sum(float(line.rpartition(" ")[2]) for line in lines if all(label in line for label in wanted))
 
 
+def events(answer: requests.Response) -> list[dict[str, Any]]:
+    """The JSON of every event of a stream."""
+    lines = (line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {"))
+    return [json.loads(line) for line in lines]
+
+
+class Adapter(BaseAdapter):
+    """Asks `app` in this process, for `requests`."""
+
+    def __init__(self, app: Understudy) -> None:
+        super().__init__()
+        self.client = app.test_client()
+
+    def send(self, request: requests.PreparedRequest, *_: Any, **__: Any) -> requests.Response:
+        told = self.client.open(
+            request.path_url, method=request.method, headers=[*request.headers.items()], data=request.body
+        )
+        answer = requests.Response()
+        answer.status_code, answer._content, answer.encoding = told.status_code, told.data, "utf-8"
+        answer.headers.update(told.headers.items())
+        return answer
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@contextmanager
+def in_process(*flags: str) -> Iterator[Client]:
+    """A client of an application with `flags`."""
+    app = create_app(load(["--model", MODEL, "--force-dummy-tokenizer", "--seed", SEED, *flags], {}))
+    with requests.Session() as session:
+        session.mount(IN_PROCESS, Adapter(app))
+        yield Client(session, IN_PROCESS, own=app)
+
+
 @contextmanager
 def served(*flags: str, **env: str) -> Iterator[Client]:
     """A client of a server with `flags`, as long as the block lasts."""
@@ -58,15 +118,11 @@ def served(*flags: str, **env: str) -> Iterator[Client]:
         running_server("--model", MODEL, "--force-dummy-tokenizer", *flags, env=env) as server,
         requests.Session() as session,
     ):
-        yield Client(server, session)
+        yield Client(session, server.url, server)
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    """Development routes, scale-out, adapters that come and go, prompt details."""
-    with served(
-        *("--server-dev-mode", "--enable-scale-out", "--profiling", "--allow-runtime-lora-updating"),
-        *("--enable-prompt-tokens-details", "--lora-modules", "first=/adapters/first"),
-        *("--max-loras", "2"),
-    ) as client:
+    """Development routes, scale-out, adapters that come and go, prompt details; in this process."""
+    with in_process(*EVERY_ROUTE) as client:
         yield client

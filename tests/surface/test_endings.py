@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from tests.surface.conftest import Client
+from tests.surface.conftest import Client, events
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 CHOICE = {"structured_outputs": {"choice": ["x"]}}
 PICK = {"type": "function", "name": "pick", "parameters": {"enum": [1]}}
 END = "<|endoftext|>"
-
-
-def events(text: str) -> list[dict[str, Any]]:
-    lines = (line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {"))
-    return [json.loads(line) for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +27,7 @@ def test_chats_and_completions_show_it(client: Client, ids: list[int], path: str
     assert whole["choices"][0]["token_ids"] == ids and whole["choices"][0]["finish_reason"] == "stop"
     assert whole["usage"]["completion_tokens"] == 2
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    *_, text, last, usage = events(client.post(f"/v1/{path}", {**asked, **options}).text)
+    *_, text, last, usage = events(client.post(f"/v1/{path}", {**asked, **options}))
     [shown], [end] = text["choices"], last["choices"]
     assert (shown["token_ids"], shown["finish_reason"]) == (ids[:1], None)
     assert (end["token_ids"], end["finish_reason"], end["stop_reason"]) == (ids[1:], "stop", None)
@@ -76,7 +70,7 @@ def test_biases_decide_in_every_family(client: Client, ids: list[int], n: int) -
 
 def test_a_beam_is_one_chunk(client: Client) -> None:
     asked = {**CHAT, "use_beam_search": True, "n": 2, "max_tokens": 3, "ignore_eos": True, "logprobs": True}
-    told = events(client.post("/v1/chat/completions", {**asked, "stream": True}).text)
+    told = events(client.post("/v1/chat/completions", {**asked, "stream": True}))
     beams = [event["choices"][0] for event in told if event["choices"][0]["finish_reason"]]
     assert [beam["index"] for beam in beams] == [0, 1] and len(told) == 4
     for beam in beams:
@@ -104,5 +98,5 @@ def test_what_a_beam_search_asks_the_engine_for_is_checked(client: Client) -> No
     assert len(choice["logprobs"]["content"][0]["top_logprobs"]) == 3
     hot = {**beam, "temperature": 5}
     assert client.post("/v1/chat/completions", hot).json()["error"]["param"] == "temperature"
-    [error, *_] = events(client.post("/v1/chat/completions", {**hot, "stream": True}).text)
+    [error, *_] = events(client.post("/v1/chat/completions", {**hot, "stream": True}))
     assert error["error"]["code"] == 400

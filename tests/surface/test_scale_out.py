@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.hostile.raw_client import Wire
-from tests.surface.conftest import MODEL, Client, served
+from tests.surface.conftest import MODEL, Client, events, in_process
 
 MESSAGES = [{"role": "user", "content": "Hello there"}]
 GENERATE = "/inference/v1/generate"
@@ -32,13 +31,12 @@ def test_tokens_come_for_tokens_and_their_text_on_request(client: Client) -> Non
 def test_a_stream_has_a_token_an_event_and_usage_only_when_asked(client: Client) -> None:
     params = {"max_tokens": 3, "ignore_eos": True}
     for options in (None, {"include_usage": True}):
-        with Wire(client.server.port) as wire:
-            body = {"token_ids": [5], "sampling_params": params, "stream": True, "stream_options": options}
-            events = list(wire.post(body, GENERATE).events())
-        assert [len(event["choices"][0]["token_ids"]) for event in events[:3]] == [1, 1, 1]
-        reasons = [event["choices"][0]["finish_reason"] for event in events[:3]]
+        body = {"token_ids": [5], "sampling_params": params, "stream": True, "stream_options": options}
+        found = events(client.post(GENERATE, body))
+        assert [len(event["choices"][0]["token_ids"]) for event in found[:3]] == [1, 1, 1]
+        reasons = [event["choices"][0]["finish_reason"] for event in found[:3]]
         assert reasons == [None, None, "length"]
-        assert [event["usage"]["completion_tokens"] for event in events[3:]] == ([3] if options else [])
+        assert [event["usage"]["completion_tokens"] for event in found[3:]] == ([3] if options else [])
 
 
 TWO = {"token_ids": [1, 2], "sampling_params": {}}
@@ -120,7 +118,7 @@ def test_a_model_of_text_takes_no_media_by_any_route() -> None:
     block = {"type": "image", "source": {"type": "url", "url": address}}
     said = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": address}}]}]
     item = {"role": "user", "content": [{"type": "input_image", "image_url": address}]}
-    with served("--multimodal", "false", "--enable-scale-out") as client:
+    with in_process("--multimodal", "false", "--enable-scale-out") as client:
         for path, body in (
             ("/v1/chat/completions", {"messages": said}),
             ("/v1/chat/completions/batch", {"messages": [said]}),
@@ -167,11 +165,11 @@ def test_a_decode_may_be_handed_the_tokens_of_its_prompt(client: Client, ids: An
 
 
 def test_a_remote_prefill_costs_the_transfer_alone_and_is_counted_as_fetched() -> None:
-    with served("--time-to-first-token", "5s", "--kv-cache-transfer-latency", "1ms") as client:
+    with in_process("--time-to-first-token", "5s", "--kv-cache-transfer-latency", "1ms") as client:
         client.complete(kv_transfer_params={"do_remote_prefill": True})
         assert client.metric("vllm:time_to_first_token_seconds_bucket", le="2.5") == 1
     flags = ("--time-to-first-token", "1ms", "--kv-cache-transfer-latency", "1ms", "--enable-kvcache")
-    with served(*flags, "--block-size", "4", "--kv-cache-size", "1000") as client:
+    with in_process(*flags, "--block-size", "4", "--kv-cache-size", "1000") as client:
         prompt = list(range(100, 140))
         client.complete(prompt=prompt[:20])
         client.complete(prompt=prompt, kv_transfer_params={"do_remote_prefill": True})
@@ -188,7 +186,7 @@ def test_a_remote_prefill_costs_the_transfer_alone_and_is_counted_as_fetched() -
 
 
 def test_without_scale_out_all_of_it_is_forbidden() -> None:
-    with served() as client:
+    with in_process() as client:
         aborting = "/inference/v1/abort_requests"
         for path in (GENERATE, "/v1/chat/completions/render", "/v1/completions/render", aborting):
             answer = client.post(path, {})
@@ -197,7 +195,7 @@ def test_without_scale_out_all_of_it_is_forbidden() -> None:
 
 def test_an_encoder_says_exclamation_marks_and_where_its_media_are() -> None:
     image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
-    with served("--mm-encoder-only", "--enable-scale-out", "--mode", "echo") as client:
+    with in_process("--mm-encoder-only", "--enable-scale-out", "--mode", "echo") as client:
         body = {"messages": [{"role": "user", "content": [image]}], "max_tokens": 3}
         told = client.post("/v1/chat/completions", body).json()
         assert told["choices"][0]["message"]["content"] == "!!!"
@@ -211,7 +209,7 @@ def test_an_encoder_says_exclamation_marks_and_where_its_media_are() -> None:
 
 
 def test_an_omni_model_draws_when_it_is_told_to() -> None:
-    with served("--omni", "--model", MODEL) as client:
+    with in_process("--omni", "--model", MODEL) as client:
         asked = {"messages": MESSAGES, "max_tokens": 2}
         plain = client.post("/v1/chat/completions", asked).json()
         assert isinstance(plain["choices"][0]["message"]["content"], str)

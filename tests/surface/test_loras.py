@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.surface.conftest import MODEL, Client, served
+from tests.surface.conftest import MODEL, Client, in_process
 
 
 def names(client: Client) -> list[str]:
@@ -67,14 +67,13 @@ def test_adapters_come_and_go_in_sagemakers_words(client: Client) -> None:
     assert names(client)[-1] == "third"
     assert error(client.post("/adapters", body)) == (400, "InvalidUserInput", None)
     assert error(client.post("/adapters", {"name": "x"})) == (400, "Bad Request", None)
-    third = client.server.url + "/adapters/third"
-    assert client.session.delete(third, timeout=20).status_code == 200
-    assert error(client.session.delete(third, timeout=20)) == (404, "NotFoundError", None)
+    assert client.delete("/adapters/third").status_code == 200
+    assert error(client.delete("/adapters/third")) == (404, "NotFoundError", None)
 
 
 def test_routers_see_where_adapters_are_and_none_leaves_the_api_for_another() -> None:
     flags = ("--lora-modules", "a=/a", "b=/b", "--max-loras", "1", "--max-cpu-loras", "2")
-    with served("--lora-residency-metrics", "--allow-runtime-lora-updating", *flags) as client:
+    with in_process("--lora-residency-metrics", "--allow-runtime-lora-updating", *flags) as client:
         for used, level in (("a", "gpu"), ("b", "cpu")):
             client.complete(model=used)
             assert client.metric("vllm:lora_adapter_loaded", adapter_name="a", level=level, rank="16") == 1
@@ -87,7 +86,7 @@ def test_routers_see_where_adapters_are_and_none_leaves_the_api_for_another() ->
 
 
 def test_without_the_settings_there_are_no_such_routes_and_metrics() -> None:
-    with served() as client:
+    with in_process() as client:
         answer = client.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "y"})
         assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
         metrics = client.get("/metrics").text

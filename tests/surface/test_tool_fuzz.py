@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from tests.schema.witnessed import tool_parameters, valid
-from tests.surface.conftest import Client, served
+from tests.surface.conftest import Client, in_process
 
 SCHEMAS = 2000
 PER_REQUEST = 4
@@ -31,7 +31,7 @@ def called(client: Client, schemas: list[Any], number: int) -> Any:
 def test_two_thousand_schemas_get_arguments_that_validate_or_a_clear_400() -> None:
     rng = Random(20261120)
     refused = 0
-    with served() as client:
+    with in_process() as client:
         for _ in range(SCHEMAS // PER_REQUEST):
             schemas = [tool_parameters(rng)[0] for _ in range(PER_REQUEST)]
             for number, schema in enumerate(schemas):
