@@ -50,8 +50,8 @@ CUT_OFF = '<tool_call>{"name": "f", "arguments": {"a'
 CASES: list[tuple[str, str, list[Piece]]] = [
     (
         "hermes",
-        f"Let me see.\n<tool_call>\n{WEATHER}\n</tool_call>",
-        [(None, "Let me see.\n"), call(0, "weather", ARGUMENTS)],
+        f"So:\n<tool_call>\n{WEATHER}\n</tool_call>",
+        [(None, "So:\n"), call(0, "weather", ARGUMENTS)],
     ),
     (
         "hermes",  # calls are numbered, and what stands between and behind them is not told
@@ -112,8 +112,7 @@ def test_a_text_is_told_by_its_parts(kind: str, text: str, told: list[Piece]) ->
 
 
 def test_the_name_is_told_before_the_arguments_are_over() -> None:
-    reader = HermesReader()
-    told = reader.feed('<tool_call>{"name": "weather", "arguments": {"ci')
+    told = HermesReader().feed('<tool_call>{"name": "weather", "arguments": {"ci')
     assert told == [call(0, "weather", ""), call(0, "weather", '{"ci')]
 
 
@@ -150,7 +149,7 @@ TEXTS = st.lists(SCRAPS, max_size=12).map("".join)
 
 @pytest.mark.parametrize("kind", READERS)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_any_cut_of_a_text_has_the_same_parts(kind: str, data: st.DataObject) -> None:
     text = data.draw(TEXTS)
     places = sorted(data.draw(st.sets(st.integers(0, len(text)))))
