@@ -180,16 +180,6 @@ def test_text_that_json_must_escape_arrives_as_it_was(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [chat, completion])
-def test_a_reply_of_no_tokens_still_ends(make: Any) -> None:
-    empty = Reply([], Finish("stop"))
-    events = [Started(0, 0.0), empty.event(0, 0, 0, False)]
-    [*_, last] = choices_of(streamed(make([empty]), events), 0)
-    assert last["finish_reason"] == "stop"
-    body = whole(make([empty]), events)
-    assert body["choices"][0]["finish_reason"] == "stop" and body["usage"]["completion_tokens"] == 0
-
-
-@pytest.mark.parametrize("make", [chat, completion])
 def test_a_failure_is_told_in_the_stream_and_raised_for_a_whole_answer(make: Any) -> None:
     reply = Reply(["a", "b"], Finish("stop"))
     for error, code in ((too_many("no room"), 429), (ValueError("secret detail"), 500)):
@@ -199,13 +189,3 @@ def test_a_failure_is_told_in_the_stream_and_raised_for_a_whole_answer(make: Any
         assert "secret" not in json.dumps(chunks)
         with pytest.raises(type(error)):
             body_of(make([reply]), events)
-
-
-def test_a_choice_of_several_prompts_belongs_to_its_own() -> None:
-    prompts = [EchoedPrompt([1], "one"), EchoedPrompt([2, 2], "two")]
-    shape = CompletionResponseOptions(prompts=prompts, n=2, echo=True)
-    reply = Reply(["!"], Finish("stop"))
-    events = [event for index in range(4) for event in (Started(index, 0.0), reply.event(index, 0, 1, False))]
-    body = whole(CompletionWriter(META, shape), events)
-    assert [choice["text"] for choice in body["choices"]] == ["one!", "one!", "two!", "two!"]
-    assert body["usage"]["prompt_tokens"] == 3 and body["usage"]["completion_tokens"] == 4

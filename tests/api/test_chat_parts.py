@@ -114,24 +114,6 @@ def test_a_call_that_was_cut_off_is_as_far_as_it_came_or_the_text_of_a_whole_ans
     assert choice["finish_reason"] == "length"
 
 
-def test_calls_end_for_themselves_unless_the_client_named_one() -> None:
-    for events, named, reason in ((MARKED_UP, False, "tool_calls"), (NAMED, True, "stop")):
-        assert chunks(events, named_tool=named)[-1]["choices"][0]["finish_reason"] == reason
-        assert whole(events, named_tool=named)["choices"][0]["finish_reason"] == reason
-
-
-def test_whole_calls_stand_between_function_call_and_reasoning() -> None:
-    message = whole(MARKED_UP)["choices"][0]["message"]
-    assert list(message)[5:] == ["function_call", "tool_calls", "reasoning"]
-    assert message["content"] is None
-    assert message["tool_calls"] == [
-        {"id": "call-0", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}},
-        {"id": "call-1", "type": "function", "function": {"name": "seek", "arguments": "{}"}},
-    ]
-    assert whole(MARKED_UP, forced_tool=True)["choices"][0]["message"]["content"] == ""
-    assert "tool_calls" not in whole([tokens(["Hi"], None, STOP)])["choices"][0]["message"]
-
-
 THINKING: list[EngineOutput] = [tokens(["Hm", "."], THOUGHT), tokens(["Yes", "."], None, STOP)]
 
 
@@ -169,26 +151,12 @@ def test_a_thought_without_text_has_a_chunk_with_some_parsers() -> None:
     assert deltas(events, reasons=True, parses=True, empty_thoughts=True, show_reasoning=False) == [{}]
 
 
-def test_hidden_thoughts_leave_no_trace_but_their_number() -> None:
-    hidden = {"parses": True, "reasons": True, "show_reasoning": False}
-    hidden |= {"token_ids": True, "include_usage": True}
-    assert deltas(THINKING, **hidden) == [{"content": "Yes"}, {"content": "."}]
-    choice = whole(THINKING, **hidden)["choices"][0]
-    assert (choice["message"]["reasoning"], choice["token_ids"]) == (None, None)
-    assert chunks(THINKING, **hidden)[-1]["usage"]["completion_tokens"] == 4
-
-
 def test_every_token_is_counted_once_in_every_way_of_telling() -> None:
     for extra in ({}, {"token_ids": True}, {"continuous_usage": True}):
         for events, most in ((MARKED_UP, 8), (THINKING, 4), (NAMED, 2)):
             usage = chunks(events, include_usage=True, **extra)[-1]["usage"]
             assert usage["completion_tokens"] == most, (extra, events)
             assert whole(events, **extra)["usage"]["completion_tokens"] == most
-
-
-def test_with_token_ids_markup_has_chunks_too() -> None:
-    told = [chunk["choices"][0]["token_ids"] for chunk in chunks(MARKED_UP, token_ids=True)[1:]]
-    assert sum(told, []) == [0, 1, 2, 3, 4, 0, 1, 2]
 
 
 def test_an_image_makes_blocks_of_everything() -> None:

@@ -64,11 +64,6 @@ def test_a_bug_is_logged_and_not_told(client: FlaskClient, caplog: pytest.LogCap
     assert "secret detail" in caplog.text
 
 
-def test_a_family_has_its_own_form(client: FlaskClient) -> None:
-    answer = client.post("/family/known")
-    assert (answer.status_code, answer.get_json()) == (418, {"failed": "no such thing"})
-
-
 def test_an_error_lets_go_of_the_frames_that_it_came_through(client: FlaskClient) -> None:
     try:
         raise LookupError from RAISED["bug"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.serving.api.builder import CACHE_THRESHOLD, check_rank, priority_of, truth
-from app.serving.api.builder import RANK as HEADER
+from app.serving.api.builder import CACHE_THRESHOLD, priority_of, truth
 from app.serving.http.errors import ApiError
 from tests.application import request
 
@@ -37,14 +36,3 @@ def test_another_word_is_refused_and_shown_up_to_its_fortieth_character() -> Non
     with pytest.raises(ApiError, match=f"got '{'t' * 40}'$") as caught:
         truth(context, CACHE_THRESHOLD)
     assert caught.value.status == 400
-
-
-def test_a_request_may_be_pinned_to_the_rank_that_is_here_alone() -> None:
-    check_rank(request(), 2)
-    for text in ("2", " 2 ", "+2", "two", "", "2.0", "9" * 5000):  # what is no number pins nothing
-        check_rank(request(headers={HEADER: text}), 2)
-    for text in ("0", "3", "-1", "1000000"):
-        with pytest.raises(ApiError, match=rf"{text}.*rank 2") as refused:
-            check_rank(request(headers={HEADER: text}), 2)
-        error = refused.value
-        assert (error.status, error.type, error.param) == (400, "BadRequestError", None)

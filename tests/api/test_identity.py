@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
 from flask.testing import FlaskClient
 
+from app.serving.api.identity import system_fingerprint
 from app.wiring.factory import create_app
 from config.loader import load
 
@@ -49,17 +51,6 @@ def test_the_header_s_id_wins_over_the_body_s_and_that_over_a_fresh_one() -> Non
         assert fresh.startswith(f"{prefix}-") and len(fresh.removeprefix(f"{prefix}-")) >= 16
 
 
-def test_a_prefill_alone_tells_where_its_blocks_are() -> None:
-    for tokens, blocks in ((1, [1]), (16, [1]), (17, [1, 2]), (33, [1, 2, 3])):
-        wanted = {"do_remote_decode": True}
-        body = {"prompt": [5] * tokens, "max_tokens": 1, "kv_transfer_params": wanted}
-        told = post(body, "--tensor-parallel-size", "2").json["kv_transfer_params"]
-        assert (told["remote_block_ids"], told["tp_size"]) == ([blocks], 2)
-    for other in (None, {}, {"do_remote_decode": False}):
-        answer = post(COMPLETION | {"kv_transfer_params": other}).json
-        assert answer.get("kv_transfer_params") is None
-
-
 PERMISSION = {
     **{"object": "model_permission", "organization": "*", "group": None, "is_blocking": False},
     **{"allow_create_engine": False, "allow_sampling": True, "allow_logprobs": True},
@@ -94,3 +85,16 @@ def test_every_served_name_and_every_adapter_has_a_card() -> None:
         ("b", "base", None),
         ("sql", "/adapters/sql", "a"),
     ]
+
+
+def test_the_fingerprint() -> None:
+    for flags, fingerprint in (
+        ((), r"vllm-0\.32\.0-[0-9a-f]{8}"),
+        (("--tensor-parallel-size=4", "--data-parallel-size=2"), r"vllm-0\.32\.0-tp4-dp2-[0-9a-f]{8}"),
+        (("--fingerprint-mode=hash", "--tensor-parallel-size=4"), r"vllm-0\.32\.0-[0-9a-f]{8}"),
+        (("--fingerprint-mode=custom", "--fingerprint-value=mine"), "mine"),
+        (("--fingerprint-mode=custom",), None),
+        (("--fingerprint-mode=none",), None),
+    ):
+        told = system_fingerprint(load(flags, {}))
+        assert told is None if fingerprint is None else told and re.fullmatch(fingerprint, told)

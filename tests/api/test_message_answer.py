@@ -15,7 +15,7 @@ from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, Started,
 from app.serving.api.anthropic.writer import MessageResponseOptions, MessageWriter
 from app.serving.api.identity import ResponseMeta
 from app.serving.http.errors import ApiError, internal, retryable, too_many
-from tests.api.segments import IMAGE, THOUGHT, Segment, body_of, call, segments, told, whole
+from tests.api.segments import THOUGHT, Segment, body_of, call, segments, told, whole
 from tests.conformance.calls import parsed
 
 META = ResponseMeta("chatcmpl-1", 1_700_000_000, "a model", "fp")
@@ -85,7 +85,7 @@ FINISH = st.builds(Finish, REASONS, st.none() | st.just("END") | st.integers(0, 
 
 
 @given(segments=segments(), finish=FINISH, most=st.integers(1, 6), cached=st.integers(0, 16))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_streamed_message_says_what_a_whole_one_says(
     segments: list[Segment], finish: Finish, most: int, cached: int
 ) -> None:
@@ -109,17 +109,6 @@ def test_a_message_has_its_keys_in_order() -> None:
     assert list(body["usage"])[:2] == ["input_tokens", "output_tokens"]
     body = whole(answer(), told([(None, ["Hello"])], Finish("stop"), cached=4))
     assert body["usage"] == {"input_tokens": 16, "output_tokens": 1}, "without details"
-
-
-def test_a_stream_tells_its_prompt_first_and_what_was_cached_last() -> None:
-    events = streamed(answer(True), told([(None, ["Hello"])], Finish("stop"), cached=4))
-    assert [kind for kind, _ in events] == [
-        *("message_start", "content_block_start", "content_block_delta", "content_block_stop"),
-        *("message_delta", "message_stop"),
-    ]
-    assert events[0][1]["message"]["usage"] == {"input_tokens": 16, "output_tokens": 0}
-    assert events[-2][1]["usage"]["input_tokens"] == 12
-    assert events[-2][1]["usage"]["cache_read_input_tokens"] == 4
 
 
 @pytest.mark.parametrize(
@@ -167,27 +156,6 @@ def test_a_call_is_a_block_that_opens_with_its_name_before_it_has_arguments() ->
     for cut_off in ('{"a": ', "", '"a"', "[1]"):
         (block,) = whole(answer(), told([(call(0), [cut_off])], Finish("length")))["content"]
         assert block["input"] == {}
-
-
-def test_a_thought_is_signed_before_its_block_ends() -> None:
-    events = streamed(answer(), told([(THOUGHT, ["Hm", ""]), (None, ["Yes"])], Finish("stop")))
-    assert [event.get("delta", event).get("type") for _, event in events[1:6]] == [
-        *("content_block_start", "thinking_delta", "signature_delta", "content_block_stop"),
-        "content_block_start",
-    ]
-    assert events[1][1]["content_block"] == {"type": "thinking", "thinking": ""}
-    assert events[3][1]["delta"]["signature"] == "1"
-
-
-def test_an_image_is_counted_and_not_shown_and_transfer_params_stand_last() -> None:
-    events = told([(None, ["Look"]), (IMAGE, ["data:image/png;base64,AA=="])], Finish("stop"))
-    body = whole(answer(), events)
-    assert body["content"] == [{"type": "text", "text": "Look"}]
-    assert body["usage"]["output_tokens"] == 2 and "kv_transfer_params" not in body
-    assert gathered(streamed(answer(), events))["content"] == body["content"]
-    body = whole(answer(transfer={"remote_host": "a"}, encoded_media={"b": 1}), events)
-    assert list(body)[-3:] == ["usage", "kv_transfer_params", "ec_transfer_params"]
-    assert body["kv_transfer_params"] == {"remote_host": "a"}
 
 
 def test_a_failure_ends_the_stream_with_an_error_and_is_raised_for_a_whole_message() -> None:

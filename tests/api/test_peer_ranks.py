@@ -43,11 +43,6 @@ def path(status: int, body: Any) -> str:
     return f"/{status}/{json.dumps(body).encode().hex()}"
 
 
-def test_answers_are_told_by_rank_and_none_is_asked_for_ours(rank: str) -> None:
-    assert PeerRanks(0, [(1, rank), (3, rank)]).ask("GET", path(200, [7]), {}) == {"1": [7], "3": [7]}
-    assert PeerRanks(0, []).ask("GET", path(200, [7]), {}) == {}
-
-
 def test_only_who_asks_is_passed_on(rank: str) -> None:
     headers = {"authorization": "Bearer k", "content-type": "application/json", "cookie": "c"}
     told = PeerRanks(0, [(1, rank)]).ask("GET", "/200/", headers)["1"]

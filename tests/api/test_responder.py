@@ -11,9 +11,7 @@ import pytest
 
 from app.engine.core.outputs import EngineOutput, Failed, Tokens
 from app.serving.api.responder import Responder, ServerLoad
-from app.serving.api.stream import EventStream
 from app.serving.http.connection import Connection
-from app.serving.http.errors import bad_request
 from app.serving.http.response import CLIENT_GONE, PendingResponse, Response
 from app.serving.http.stream import WriteBatcher
 from tests.application import request
@@ -90,39 +88,6 @@ def test_a_promise_is_kept_when_the_last_choice_is_over_unless_the_client_leaves
         assert paced.load.count == 0 and paced.harness.is_idle()
         statuses = [response.status for response in came if isinstance(response, Response)]
         assert statuses == ([] if leaves else [200])
-
-
-def test_what_cannot_be_written_is_an_error_in_its_place_and_what_is_refused_is_raised() -> None:
-    for fails in (True, False):
-        paced = Responding()
-        pending = paced.soon(writer=Texts(fails))
-        paced.harness.clock.advance(20)
-        assert isinstance(pending.outcome, UnicodeError if fails else Response)
-        assert paced.load.count == 0
-    full = Responding(slots=1, max_waiting=0)
-    full.soon()
-    with pytest.raises(Exception, match="(?i)queue|full|waiting"):
-        full.soon()
-    assert full.load.count == 1
-
-
-def test_a_stream_is_load_until_it_is_closed() -> None:
-    paced = Responding()
-    response = paced.soon(stream=True)
-    assert isinstance(response.body, EventStream) and paced.load.count == 1
-    assert list(response.headers.items()) == [
-        *HEADERS.items(),
-        ("Content-Type", "text/event-stream; charset=utf-8"),
-        ("X-Accel-Buffering", "no"),
-    ]
-    response.close()
-    response.close()
-    assert paced.load.count == 0 and paced.harness.is_idle()
-
-
-def test_a_stream_that_is_refused_late_is_an_error_and_an_end() -> None:
-    response = Responding().responder.broken(bad_request("too late"), Texts())
-    assert (response.status, list(response.body)) == (200, [b"[failed]", b"[end]"])
 
 
 def test_the_client_of_a_whole_answer_that_has_left_is_told_nothing() -> None:

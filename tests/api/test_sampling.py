@@ -45,19 +45,6 @@ def test_what_a_request_says_goes_before_zeros_too() -> None:
     )
 
 
-@pytest.mark.parametrize("top_k", [-1, 0])
-def test_all_tokens_may_be_chosen_by_either_number(top_k: int) -> None:
-    assert OWN.of(asked(top_k=top_k)).top_k == 0
-    assert SamplingDefaults(top_k=top_k).of_plain(PlainCompletion(prompt="")).top_k == 0
-    assert SamplingDefaults(top_k=1).of_plain(PlainCompletion(prompt="")).top_k == 1
-
-
-def test_tokens_are_named_by_their_numbers() -> None:
-    found = OWN.of(asked(logit_bias={"7": -5.0}, allowed_token_ids=[7, 9]))
-    assert (found.logit_bias, found.allowed_token_ids) == ({7: -5.0}, (7, 9))
-    assert (OWN.of(asked()).logit_bias, OWN.of(asked()).allowed_token_ids) == ({}, None)
-
-
 def test_what_the_engine_cannot_do_is_refused_by_name() -> None:
     detection = {"max_pattern_size": 4, "min_pattern_size": 1, "min_count": 2}
     for field, value in (

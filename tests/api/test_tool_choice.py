@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from app.engine.core.request import Constraint, ToolCalls
+from app.engine.core.request import ToolCalls
 from app.engine.forms.schema import Schemas
-from app.serving.api.chat.tools import ANY_OBJECT, check_tool_choice, constraint_of, tag_of, tool_calls_of
+from app.serving.api.chat.tools import check_tool_choice, constraint_of, tool_calls_of
 from app.serving.http.errors import ApiError
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.decoding import decode
 from app.serving.protocol.options import StructuredOutputs
-from app.serving.protocol.validation import constrained_outputs
 from config.settings import ToolSettings
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("look", "go")]
@@ -102,52 +101,6 @@ def test_a_server_may_leave_no_choice(settings: ToolSettings, choice: object, re
     assert caught.value.param == ("tool_choice.function" if refused == "function" else None)
 
 
-def test_only_schemas_that_are_looked_at_are_refused() -> None:
-    """With a parser those of strict tools; else all, unless the server skips them."""
-    for choice in ("auto", "required", LOOK):
-        for strict in (None, False, True):
-            function = {"name": "look", "parameters": {"type": "thing"}, "strict": strict}
-            tools = [{"type": "function", "function": function}]
-            if strict:
-                with pytest.raises(ApiError) as caught:
-                    calls(PARSED, tools=tools, tool_choice=choice)
-                assert caught.value.status == 400 and caught.value.param is None
-            else:
-                found = calls(PARSED, tools=tools, tool_choice=choice)
-                assert found is not None and found.lenient
-    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "thing"}}}]
-    with pytest.raises(ApiError, match="look") as caught:
-        calls(tools=tools)
-    assert caught.value.param == "tools"
-    found = calls(ToolSettings(enable_auto_tool_choice=True, skip_tool_validation=True), tools=tools)
-    assert found is not None and found.lenient
-    plain = calls(tools=TOOLS)
-    assert plain is not None and not plain.lenient
-
-
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-
-
-@pytest.mark.parametrize(
-    ("wanted", "constraint"),
-    [
-        (StructuredOutputs(json=SCHEMA), Constraint(schema=SCHEMA)),
-        (StructuredOutputs(json=json.dumps(SCHEMA)), Constraint(schema=SCHEMA)),
-        (StructuredOutputs(json_object=True), Constraint(schema=ANY_OBJECT)),
-        (StructuredOutputs(regex="a+"), Constraint(regex="a+")),
-        (StructuredOutputs(choice=["yes", "no"]), Constraint(choices=("yes", "no"))),
-        (StructuredOutputs(choice=[]), None),
-    ],
-)
-def test_a_form_is_a_constraint(wanted: StructuredOutputs, constraint: Constraint | None) -> None:
-    assert constraint_of(wanted, Schemas()) == constraint
-
-
-def test_a_grammar_is_a_constraint() -> None:
-    found = constraint_of(StructuredOutputs(grammar='root ::= "a"'), Schemas())
-    assert found is not None and found.grammar is not None
-
-
 @pytest.mark.parametrize(
     ("wanted", "word"),
     [
@@ -163,17 +116,3 @@ def test_what_is_no_form_is_refused(wanted: StructuredOutputs, word: str) -> Non
     with pytest.raises(ApiError) as caught:
         constraint_of(wanted, Schemas())
     assert caught.value.status == 400 and word in caught.value.message and caught.value.param is None
-
-
-def test_a_structural_tag_that_is_none_is_refused_by_its_field() -> None:
-    fields: dict[str, Any] = {
-        "response_format": {"type": "structural_tag", "format": {"type": "nope"}},
-        "structured_outputs": {"structural_tag": '{"format": {"type": "nope"}}'},
-    }
-    for param, field in fields.items():
-        asked = chat(**{param: field})
-        wanted = constrained_outputs(asked)
-        assert wanted is not None and wanted.structural_tag is not None
-        with pytest.raises(ApiError, match="Invalid structural tag specification") as caught:
-            tag_of(wanted.structural_tag, asked, Schemas())
-        assert caught.value.status == 400 and caught.value.param == param

@@ -10,7 +10,6 @@ from tests.surface.conftest import Client, events
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 CHOICE = {"structured_outputs": {"choice": ["x"]}}
-PICK = {"type": "function", "name": "pick", "parameters": {"enum": [1]}}
 END = "<|endoftext|>"
 
 

@@ -64,3 +64,11 @@ def test_refusals() -> None:
 def test_a_header_names_the_model() -> None:
     headers = {"X-Amzn-SageMaker-Adapter-Identifier": "missing"}
     assert client_of("generate").post(PATH, json=CHAT, headers=headers).status_code == 404
+
+
+def test_it_streams_and_is_counted() -> None:
+    told = client_of("generate").post(PATH, json={**CHAT, "stream": True})
+    assert told.headers["Content-Type"].startswith("text/event-stream")
+    assert told.text.endswith("data: [DONE]\n\n")
+    count = f'http_requests_total{{handler="{PATH}",method="POST",status="2xx"}}'
+    assert count in client_of("generate").get("/metrics").text

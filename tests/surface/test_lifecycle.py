@@ -93,10 +93,20 @@ def test_the_small_routes_answer(client: Client) -> None:
             assert (answer.status_code, answer.json()["error"]["type"]) == (400, "Bad Request")
 
 
-def test_without_development_mode_they_are_not_there() -> None:
+def test_without_the_settings_there_are_no_such_routes_and_metrics() -> None:
     with in_process() as client:
         paths = ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache", "/start_profile")
-        for path in (*paths, "/abort_requests"):
-            assert client.post(path).json() == {"detail": "Not Found"}
-        closed = client.post("/inference/v1/abort_requests")
-        assert closed.json()["error"]["type"] == "PermissionDeniedError"
+        for path in (*paths, "/abort_requests", "/v1/load_lora_adapter"):
+            answer = client.post(path, {})
+            assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
+        for path in ("abort_requests", "generate"):
+            assert error_type(client, f"/inference/v1/{path}") == (403, "PermissionDeniedError")
+        for family in ("chat/completions", "completions"):
+            assert error_type(client, f"/v1/{family}/render") == (403, "PermissionDeniedError")
+        metrics = client.get("/metrics").text
+        assert "lora_requests_info" not in metrics and "loaded_lora_adapters" not in metrics
+
+
+def error_type(client: Client, path: str) -> tuple[int, str]:
+    answer = client.post(path, {})
+    return answer.status_code, answer.json()["error"]["type"]

@@ -83,11 +83,3 @@ def test_routers_see_where_adapters_are_and_none_leaves_the_api_for_another() ->
         assert names(client) == [MODEL, "a", "b", "c"]
         for name in "abca":
             assert client.complete(model=name)["model"] == name
-
-
-def test_without_the_settings_there_are_no_such_routes_and_metrics() -> None:
-    with in_process() as client:
-        answer = client.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "y"})
-        assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
-        metrics = client.get("/metrics").text
-        assert "lora_requests_info" not in metrics and "loaded_lora_adapters" not in metrics

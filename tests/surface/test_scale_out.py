@@ -185,14 +185,6 @@ def test_a_remote_prefill_costs_the_transfer_alone_and_is_counted_as_fetched() -
             assert client.metric(f"vllm:{name}") == count, name
 
 
-def test_without_scale_out_all_of_it_is_forbidden() -> None:
-    with in_process() as client:
-        aborting = "/inference/v1/abort_requests"
-        for path in (GENERATE, "/v1/chat/completions/render", "/v1/completions/render", aborting):
-            answer = client.post(path, {})
-            assert (answer.status_code, answer.json()["error"]["type"]) == (403, "PermissionDeniedError")
-
-
 def test_an_encoder_says_exclamation_marks_and_where_its_media_are() -> None:
     image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     with in_process("--mm-encoder-only", "--enable-scale-out", "--mode", "echo") as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any
 
 import httpx2
@@ -12,6 +13,7 @@ import jsonschema
 import openai
 import pytest
 
+from tests.schema.witnessed import tool_parameters, valid
 from tests.surface.conftest import Client, in_process
 
 WEATHER = {
@@ -157,3 +159,26 @@ def test_thoughts_are_told_apart() -> None:
         stopped = client.chat(max_tokens=60, seed=1, stop=[stop])["choices"][0]
         assert stopped["finish_reason"] == "stop" and stopped["stop_reason"] == stop
         assert client.chat(thinking_token_budget=5, max_tokens=9)
+
+
+def test_random_schemas_get_arguments_that_validate_or_a_clear_400(client: Client) -> None:
+    rng, refused = Random(20261120), 0
+    for _ in range(20):
+        schemas = [tool_parameters(rng)[0] for _ in range(3)]
+        tools = [
+            {"type": "function", "function": {"name": f"tool_{k}", "parameters": schema}}
+            for k, schema in enumerate(schemas)
+        ]
+        body = {"messages": [{"role": "user", "content": "Go."}], "tools": tools}
+        for number, schema in enumerate(schemas):
+            choice = {"type": "function", "function": {"name": f"tool_{number}"}}
+            answer = client.post("/v1/chat/completions", body | {"tool_choice": choice})
+            if answer.status_code == 400:
+                refused += 1
+                assert answer.json()["error"]["type"] == "BadRequestError"
+                continue
+            assert answer.status_code == 200, answer.text
+            (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
+            arguments = json.loads(call["function"]["arguments"])
+            assert valid(schema, arguments), (schema, arguments)
+    assert refused <= 3

@@ -30,30 +30,20 @@ def refused(told: tuple[int, Any]) -> tuple[int, str, str | None]:
 
 REFUSALS: list[tuple[str, object, tuple[int, str, str | None]]] = [
     ("/init_weight_transfer_engine", None, (400, BAD, "body.init_info")),
-    ("/init_weight_transfer_engine", [1], (400, BAD, "body.init_info")),
-    ("/init_weight_transfer_engine", {"init_info": None}, (400, BAD, "body.init_info")),
     ("/update_weights", {"update_info": "x"}, (400, BAD, "body.update_info")),
     ("/update_weight_version", {}, (400, BAD, "body.new_version")),
     ("/finish_weight_update", {"weight_version": 1}, (400, BAD, "body.weight_version")),
-    ("/weight_checker", {}, (400, BAD, "body.action")),
     ("/weight_checker", {"action": "zero"}, (400, BAD, "body.action")),
     ("/weight_checker", {"action": "compare"}, (400, BAD, None)),
     ("/weight_checker", {"action": "compare", "baseline": {"a": 1}}, (400, BAD, "body.baseline.a")),
-    ("/collective_rpc", None, (400, BAD, None)),
-    ("/collective_rpc", [], (400, BAD, None)),
     ("/collective_rpc", {}, (400, BAD, None)),
     ("/collective_rpc", {"method": "steal"}, (500, INTERNAL, None)),
-    ("/scale_elastic_ep", None, (400, BAD, None)),
-    ("/scale_elastic_ep", {}, (400, BAD, None)),
-    ("/scale_elastic_ep", {"new_data_parallel_size": 0}, (400, BAD, None)),
     ("/scale_elastic_ep", {"new_data_parallel_size": "2"}, (400, BAD, None)),
     ("/scale_elastic_ep", {"new_data_parallel_size": 2, "drain_timeout": 0}, (400, BAD, None)),
     ("/scale_elastic_ep", {"new_data_parallel_size": 3}, (500, "Internal Server Error", None)),
     # Without --weight-transfer-config:
     ("/init_weight_transfer_engine", {"init_info": {}}, (500, INTERNAL, None)),
     ("/start_weight_update", None, (500, INTERNAL, None)),
-    ("/start_draft_weight_update", None, (500, INTERNAL, None)),
-    ("/update_weights", {"update_info": {}}, (500, INTERNAL, None)),
     ("/finish_weight_update", None, (500, INTERNAL, None)),
 ]
 

