@@ -12,8 +12,8 @@ import httpx2
 import jsonschema
 import openai
 import pytest
-
 from tests.schema.witnessed import tool_parameters, valid
+
 from tests.surface.conftest import Client, in_process
 
 WEATHER = {
