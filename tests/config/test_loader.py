@@ -48,10 +48,6 @@ def test_the_config_flag_is_stronger_than_its_variable(yaml_file: Write) -> None
     assert load(["--config="], {"SIM_CONFIG": "/nowhere"}) == Settings()
 
 
-def test_a_value_that_is_not_used_is_not_checked() -> None:
-    assert load(["--port", "1"], {"SIM_PORT": "tcp://10.0.0.1:80"}).server.port == 1
-
-
 def test_a_list_replaces_the_list_of_a_weaker_source(yaml_file: Write) -> None:
     file = yaml_file("served-model-name: [a, b]")
     assert load(["--config", file], {}).model.served_names == ("a", "b")
@@ -64,9 +60,7 @@ def test_a_list_replaces_the_list_of_a_weaker_source(yaml_file: Write) -> None:
     ("environ", "name"),
     [
         ({"POD_NAME": "a"}, "a"),
-        ({"SIM_POD_NAME": "b"}, "b"),
         ({"POD_NAME": "a", "SIM_POD_NAME": "b"}, "b"),
-        ({"POD_NAME": ""}, ""),
     ],
 )
 def test_some_settings_have_a_variable_of_the_platform_too(environ: dict[str, str], name: str) -> None:
@@ -79,32 +73,22 @@ def test_some_settings_have_a_variable_of_the_platform_too(environ: dict[str, st
 @pytest.mark.parametrize(
     ("argv", "group", "expected"),
     [
-        (["--port", "5"], "server.port", 5),
         (["--port", "1", "--port", "5"], "server.port", 5),
-        (["--max_num_seqs", "5"], "scheduling.max_num_seqs", 5),
         (["--seed", "-5"], "reply.seed", -5),
         (["--seed="], "reply.seed", None),
-        (["--time-factor-under-load", "1.5"], "latency.time_factor_under_load", 1.5),
         (["--global-cache-hit-threshold", ".5"], "kvcache.global_cache_hit_threshold", 0.5),
-        (["--chat-template", "-x y"], "tokenizer.chat_template", "-x y"),
         (["--model", "-x"], "model.model", "-x"),
-        (["--access-log"], "log.access_log", True),
         (["--access-log=false"], "log.access_log", False),
         (["--access-log", "--no-access-log"], "log.access_log", False),
-        (["--inter-token-latency", "20"], "latency.inter_token_latency", 0.02),
         (["--latency-calculator="], "latency.latency_calculator", ""),
         (["--mode", "ECHO"], "reply.mode", "echo"),
-        (["--served-model-name", "a", "b", "c"], "model.served_model_name", ("a", "b", "c")),
         (["--served-model-name", "a,b", "", "c"], "model.served_model_name", ("a", "b", "c")),
         (["--api-key", '["a,b"]', "c"], "access.api_key", ("a,b", "c")),
         (["--lora-modules", '{"name":"a","x":1}'], "lora.lora_modules", ('{"name":"a","x":1}',)),
         (["--served-model-name", "a", "-v", "5"], "model.served_model_name", ("a",)),
         (["--use-vllm-map-event-format=false"], "kvcache.events_layout", "llm-d-inference-sim"),
-        (["--use-vllm-map-event-format"], "kvcache.events_layout", "map"),
         (["--no-use-vllm-map-event-format", "--kv-events-format", "0.20"], "kvcache.events_layout", "0.20"),
-        (["-v", "5"], "log.log_level", "trace"),
         (["--v=4"], "log.log_level", "debug"),
-        (["-v2"], "log.log_level", "info"),
         (["-v=1"], "log.log_level", "warning"),
         (["-v", "5", "--log-level", "error"], "log.log_level", "error"),
     ],
@@ -118,8 +102,6 @@ def test_flag_syntaxes(argv: list[str], group: str, expected: Any) -> None:
     [
         ("SIM_SERVED_MODEL_NAME", "a, b", "model.served_model_name", ("a", "b")),
         ("SIM_SERVED_MODEL_NAME", '["a,b"]', "model.served_model_name", ("a,b",)),
-        ("SIM_SERVED_MODEL_NAME", "[]", "model.served_model_name", ()),
-        ("SIM_ACCESS_LOG", "1", "log.access_log", True),
         ("SIM_ACCESS_LOG", "off", "log.access_log", False),
         ("SIM_PORT", "", "server.port", 8000),
         ("SIM_SEED", '""', "reply.seed", None),
@@ -134,15 +116,11 @@ def test_environment_syntaxes(name: str, text: str, group: str, expected: Any) -
 @pytest.mark.parametrize(
     ("text", "group", "expected"),
     [
-        ("max_num_seqs: 5", "scheduling.max_num_seqs", 5),
         ("port: '5'", "server.port", 5),
-        ("port: 5.0", "server.port", 5),
         ("access-log: yes", "log.access_log", True),
-        ("inter-token-latency: 20", "latency.inter_token_latency", 0.02),
         ("seed: null", "reply.seed", None),
         ("latency-calculator: ''", "latency.latency_calculator", ""),
         ("served-model-name: one", "model.served_model_name", ("one",)),
-        ("", "server.port", 8000),
         ("# nothing", "server.port", 8000),
     ],
 )
@@ -157,12 +135,8 @@ def test_yaml_syntaxes(yaml_file: Write, text: str, group: str, expected: Any) -
     "argv",
     [
         ["--enforce-eager"],
-        ["--mm-processor-kwargs={}"],
         ["--ec_transfer_config", "{}"],
         ["--logtostderr", "true"],
-        ["--stderrthreshold=2"],
-        ["--vmodule", "a=1"],
-        ["--zmq-max-connect-attempts", "3"],
     ],
 )
 def test_flags_of_vllm_and_klog_are_ignored_with_one_warning(argv: list[str]) -> None:
@@ -236,15 +210,12 @@ def handed_over(argv: list[str], environ: dict[str, str] | None = None) -> dict[
     "argv",
     [
         [],
-        ["--port", "9", "--access-log", "--no-enable-request-id-headers"],
-        ["--served-model-name", "a", "b"],
         ["--served-model-name", "a,b", "c"],
         ["--served-model-name", "[x]"],
         ["--served-model-name"],
         ["--inter-token-latency", "1500us", "--time-factor-under-load", "1.1"],
         ["--latency-calculator", "", "--seed="],
         ["--chat-template", "{{ 'a\n' }}", "--hf-token", "hf_x"],
-        ["-v", "5"],
     ],
 )
 def test_flags_become_variables_that_mean_the_same(argv: list[str]) -> None:
@@ -256,11 +227,6 @@ def test_flags_stay_stronger_than_variables_and_yaml(tmp_path: Path) -> None:
     file.write_text("latency-calculator: constant\nserved-model-name: [a]\npod-name: y\nport: 7")
     environ = {"SIM_CONFIG": str(file), "POD_NAME": "x", "SIM_PORT": "1", "SIM_SEED": "1"}
     argv = ["--pod-name", "z", "--port", "2", "--seed=", "--latency-calculator=", "--served-model-name"]
-    assert load((), handed_over(argv, environ)) == load(argv, environ)
-
-
-def test_another_name_in_the_environment_does_not_contradict_a_flag() -> None:
-    argv, environ = ["--kv-cache-size", "9"], {"SIM_NUM_BLOCKS": "8"}
     assert load((), handed_over(argv, environ)) == load(argv, environ)
 
 
@@ -282,6 +248,7 @@ def test_relative_paths_that_exist_become_absolute(tmp_path: Path, monkeypatch: 
     [
         ("allowed-headers", st.lists(st.text(max_size=20), max_size=8).map(tuple)),
         ("access-log", st.booleans()),
+        ("read-timeout", st.integers(1, 10**15).map(lambda nanoseconds: nanoseconds / 1e9)),
         ("max-tool-call-integer-param", st.integers(-(2**63), 2**63 - 1)),
         ("max-tool-call-number-param", st.floats(allow_nan=False, allow_infinity=False)),
         ("seed", st.none() | st.integers(-(2**63), 2**63 - 1)),
@@ -313,24 +280,15 @@ def test_paths_of_a_list_become_absolute_behind_their_names(
     assert text == handed.replace("{here}", str(tmp_path / "here"))
 
 
-DAY_NS = 24 * 3600 * 10**9
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("1.5s", 1.5),
         ("1m30s", 90.0),
         ("100µs", 0.0001),
-        ("100μs", 0.0001),
         ("1h2m3s4ms", 3723.004),
-        (".5s", 0.5),
         ("-20ms", -0.02),
         (" 20ms ", 0.02),
-        ("0s", 0.0),
-        ("500", 0.5),
         (500, 0.5),
-        (-1, -0.001),
     ],
 )
 def test_a_duration_is_read_as_seconds(text: str | int, seconds: float) -> None:
@@ -363,25 +321,15 @@ def test_what_is_no_duration_is_refused_with_the_rule() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (1, "1s"),
         (90, "1m30s"),
         (3600, "1h0m0s"),
         (3661.5, "1h1m1.5s"),
-        (0.0001, "100µs"),
         (7e-9, "7ns"),
-        (0, "0s"),
-        (-0.02, "-20ms"),
         (0.9999999999, "1s"),
     ],
 )
 def test_seconds_are_written_as_go_writes_them(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
-
-
-@given(st.integers(-DAY_NS, DAY_NS))
-def test_what_is_written_is_read_back(nanoseconds: int) -> None:
-    seconds = nanoseconds / 1e9
-    assert parse_duration(format_duration(seconds)) == seconds
 
 
 @given(st.text(max_size=80))

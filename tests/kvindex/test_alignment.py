@@ -9,21 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.kvcache.events import BlockHash, BlockStored
 from app.engine.kvcache.prompt import Placeholder
-from app.kvindex.backend import UNALIGNED, Owned, Store
+from app.kvindex.backend import Owned, Store
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.ingest import (
-    MOST_BLOCK_TOKENS,
     Ingest,
     PartialBlocks,
-    Refused,
     Span,
     StoreGroup,
     Tail,
-    parent_of,
 )
-from app.kvindex.keys import request_keys
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import batch, removed, stored
 from tests.kvindex.held import matched, source
@@ -128,84 +123,8 @@ def test_tails_take_no_more_memory_than_is_reckoned(tokens: int, spans: int, bef
     assert taken <= tails.size_bytes < 3 * taken
 
 
-SIZE = 2
-KEYS = request_keys("E", SIZE)
-
-
-def run_of(*events: BlockStored, adapter: str | None = None) -> StoreGroup:
-    engine = [int(key) for event in events for key in event.block_hashes]
-    return StoreGroup(list(events), engine, [parent_of(event) for event in events], 3, "cpu", adapter)
-
-
 def operation(
     stores: Ingest, run: StoreGroup, known: Mapping[int, Owned] | None = None, model: str = "m"
 ) -> Store:
     blocks = {(run.group, key): (known or {}).get(key) for key in (*run.parents, *run.engine) if key}
     return stores.operation(source(model=model), run, blocks)
-
-
-KNOWN: dict[int, Owned] = {21: 1234, 22: (55, 1235), 23: (55, UNALIGNED), 24: ()}
-"""What the index knows of blocks of earlier batches."""
-
-
-def test_the_first_blocks_follow_the_adapter_or_else_the_model() -> None:
-    for adapter, root in ((None, KEYS.root("other")), ("alice", KEYS.root("alice"))):
-        for events in ([stored([1], [7, 8], None, 2)], [stored([k], [k, 8], None, 2) for k in (1, 2)]):
-            made = operation(Ingest(MemoryBackend(), KEYS), run_of(*events, adapter=adapter), model="other")
-            assert list(made.keys) == [KEYS.keys(root, event.token_ids)[0] for event in events]
-            assert (made.adapter, made.group, made.tier) == (adapter, 3, "cpu")
-
-
-@pytest.mark.parametrize(
-    ("kind", "scored"),
-    [(None, None), ("full_attention", True), ("mla_attention", True), ("sliding_window", False)],
-)
-def test_only_some_groups_are_scored(kind: str | None, scored: bool | None) -> None:
-    event = stored([1], [7, 8], None, 2, kv_cache_spec_kind=kind)
-    assert operation(Ingest(MemoryBackend(), KEYS), run_of(event)).scored is scored
-
-
-LONGEST = MOST_BLOCK_TOKENS
-
-
-@pytest.mark.parametrize(
-    ("event", "reason"),
-    [
-        (stored([1], range(LONGEST + 1), size=LONGEST + 1), "bad_block_size"),
-        (stored([1], range(LONGEST), size=LONGEST), None),
-        (stored([1], [7], size=1), None),
-        (stored([1, 2], [7, 8, 9], size=1), "token_count"),
-        (stored([1, 2], [7, 8], size=1, extra_keys=[None] * 3), "extra_keys_count"),
-        (stored([1, 2], [7, 8], size=1, extra_keys=[]), None),
-        (stored([1, 2], [7, 8], size=1, extra_keys=[None] * 2), None),
-        (stored([1], [7, 8], 23, size=2), "unaligned_parent"),
-        (stored([1], [7, 8], 24, size=2), "unaligned_parent"),
-        (stored([1], [7, 8], 21, size=2), None),
-        (stored([1], [7, 8], 22, size=2), None),
-    ],
-)
-def test_what_is_wrong_with_a_store_has_a_name(event: BlockStored, reason: str | None) -> None:
-    stores = Ingest(MemoryBackend(), KEYS)
-    if reason is None:
-        operation(stores, run_of(event), KNOWN)
-    else:
-        with pytest.raises(Refused, match=f"^{reason}$"):
-            operation(stores, run_of(event), KNOWN)
-        assert stores.block_sizes == {}
-
-
-@pytest.mark.parametrize(
-    ("parent", "number"),
-    [(None, None), (0, None), (5, 5), (-1, (1 << 64) - 1), (1 << 64 | 7, 7), (b"\1" * 32, int("01" * 8, 16))],
-)
-def test_a_parent_is_a_number_of_64_bits_or_none(parent: BlockHash | None, number: int | None) -> None:
-    assert parent_of(stored([1], [7], parent)) == number
-
-
-def test_a_block_alone_says_nothing_of_the_block_size() -> None:
-    stores = Ingest(MemoryBackend(), KEYS)
-    operation(stores, run_of(stored([1], range(5), size=5)))
-    operation(stores, run_of(stored([1], [1, 2], size=2), stored([2], [3, 4], size=2)))
-    assert stores.block_sizes == {}
-    operation(stores, run_of(stored([1], [1, 2], size=2), stored([2, 3], [3, 4, 5, 6], size=2)))
-    assert stores.block_sizes == {"m": {2}}

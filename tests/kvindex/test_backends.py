@@ -9,35 +9,13 @@ from app.kvindex.backend import (
     Backend,
     Clear,
     Remove,
-    Stamp,
 )
 from app.kvindex.holders import Engine
 from app.kvindex.index import Index
+from app.kvindex.redis_backend import redis_url
 from tests.kvindex.held import content, holders_of, source, store
 
 A, B = source("a"), source("b")
-
-
-def test_what_is_stored_is_found(backend: Backend) -> None:
-    assert holders_of(backend, 11) == set() and (backend.size().blocks, backend.size().copies) == (0, 0)
-    outcome = backend.apply(A, [store([1, 2], [11, 12])])
-    assert (outcome.added, outcome.removed, outcome.unknown, outcome.applied) == (2, 0, 0, True)
-    assert content(backend, [11, 12, 13]) == {11: {("a", "gpu")}, 12: {("a", "gpu")}}
-    assert (backend.size().blocks, backend.size().copies, backend.size().evicted) == (2, 2, 0)
-    assert backend.pods() == ["a"]
-
-
-def test_a_lookup_ends_at_the_first_block_that_nobody_has(backend: Backend) -> None:
-    backend.apply(A, [store([1, 2, 4], [11, 12, 14])])
-    assert len(backend.lookup([11, 12, 13, 14]).copies) == 2
-    assert backend.lookup([13]).copies == [] == backend.lookup([]).copies
-
-
-def test_pods_and_tiers_are_told_apart(backend: Backend) -> None:
-    backend.apply(A, [store([1], [11]), store([1], [11], "cpu"), store([1], [11], "storage")])
-    backend.apply(B, [store([7], [11], "cpu")])
-    assert holders_of(backend, 11) == {("a", "gpu"), ("a", "cpu"), ("a", "storage"), ("b", "cpu")}
-    assert (backend.size().blocks, backend.size().copies) in ((1, 4), (3, 4))  # Redis counts them by tier
 
 
 def test_an_engine_key_means_something_else_on_every_pod_model_rank_and_group(backend: Backend) -> None:
@@ -70,22 +48,6 @@ def test_bits_of_pods_that_are_gone_are_given_again_and_are_clean(backend: Backe
     backend.apply(A, [store([1], [99])])
     assert content(backend, range(200)) == {99: {("a", "gpu")}}
     assert max(backend.lookup([99]).copies[0]) < 1 << 4
-
-
-def test_a_restart_begins_anew_before_its_first_batch(backend: Backend) -> None:
-    backend.apply(A, [store([1, 2], [11, 12])], Stamp(7, 100.0))
-    backend.apply(A, [store([1], [13])], Stamp(0, 200.0, restart=True))
-    backend.apply(A, [store([2], [14])], Stamp(1, 201.0))
-    assert content(backend, range(11, 16)) == {13: {("a", "gpu")}, 14: {("a", "gpu")}}
-
-
-def test_groups_that_give_no_points_are_known_too(backend: Backend) -> None:
-    backend.apply(A, [store([1], [11], group=0, scored=True), store([1], [11], group=1, scored=False)])
-    found = backend.lookup([11])
-    assert found.holders.mask("m").bit_count() == 1
-    assert holders_of(backend, 11) == {("a", "gpu"), ("a#1", "gpu")}
-    backend.apply(A, [Remove(0, "gpu", [1])])
-    assert holders_of(backend, 11) == {("a#1", "gpu")}
 
 
 def test_adapters_name_the_pods_that_have_blocks_of_them(backend: Backend) -> None:
@@ -138,11 +100,15 @@ def _plain(owned: object) -> tuple[int, ...]:
     return owned if isinstance(owned, tuple) else (owned,)  # type: ignore[return-value]
 
 
-def test_an_index_that_holds_nothing_is_refused() -> None:
-    from app.kvindex.memory import MemoryBackend
-
-    with pytest.raises(ValueError):
-        MemoryBackend(0)
-    least = MemoryBackend(1)
-    least.apply(A, [store([1], [11])])
-    assert least.size().copies == 1
+@pytest.mark.parametrize(
+    ("given", "known"),
+    [
+        ("rediss://h:1/2", "rediss://h:1/2"),
+        ("valkey://h:1", "redis://h:1"),
+        ("valkeys://h:1", "rediss://h:1"),
+        ("unix:///s", "unix:///s"),
+        ("h:1", "redis://h:1"),
+    ],
+)
+def test_addresses_are_those_that_llm_d_takes(given: str, known: str) -> None:
+    assert redis_url(given) == known

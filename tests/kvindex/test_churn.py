@@ -19,8 +19,8 @@ from app.kvindex.replays import Replays
 from app.kvindex.streams import Message, Pool
 from tests.kvcache.caches import Replying, admit
 
-PODS, DAY_S, BLOCK = 40, 24 * 3600.0, 4
-REQUESTS_PER_POD = 40
+PODS, DAY_S, BLOCK = 30, 24 * 3600.0, 4
+REQUESTS_PER_POD = 25
 LAYOUTS_WITH_EXTRAS: tuple[LayoutName, ...] = ("map", "0.17", "0.19", "0.20", "0.22")
 
 

@@ -20,9 +20,7 @@ from app.engine.kvcache.events import (
     LayoutName,
     encoder,
 )
-from app.kvindex import decoding
 from app.kvindex.decoding import (
-    EVENTS_A_TURN,
     MOST_EVENTS,
     Batch,
     TooLarge,
@@ -205,13 +203,6 @@ def test_a_batch_has_so_many_events_at_most() -> None:
     assert len(decode(pack([1.0, [None] * MOST_EVENTS, 0])).losses) == MOST_EVENTS
     with pytest.raises(TooLarge):
         decode(pack([1.0, [None] * (MOST_EVENTS + 1), 0]))
-
-
-def test_others_have_a_turn_while_events_are_decoded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns: list[None] = []
-    monkeypatch.setattr(decoding, "pause_if_possible", lambda: turns.append(None))
-    decode(pack([1.0, [None] * 5 * EVENTS_A_TURN, 0]))
-    assert len(turns) == 5
 
 
 @given(st.binary(max_size=200))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
 from typing import Any
 
 import pytest
@@ -46,12 +45,6 @@ def test_pods_are_scored_by_the_start_of_the_prompt_that_they_have(index: Index)
     assert best.tiers == {"gpu": 3}
     assert (other.pod, other.matched) == ("b", 1)
     assert losses(index) == {"unknown_parent": 1}
-
-
-def test_an_event_continues_the_one_before_it_in_the_same_batch_or_another(index: Index) -> None:
-    tell(index, "a", stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 1))
-    tell(index, "a", stored([3, 4], PROMPT[8:16], 2))
-    assert matched(index, PROMPT) == {"a": 4}
 
 
 def test_less_than_a_block_and_what_nobody_has_scores_nobody(index: Index) -> None:
@@ -148,24 +141,6 @@ def test_a_salted_request_of_an_adapter_with_an_image_is_found(index: Index) -> 
     assert matched(index, PROMPT, lora="alice", media=image) == {}
 
 
-def test_of_those_with_the_same_salt_the_best_is_first(index: Index) -> None:
-    for pod, blocks in (("a", 1), ("b", 3), ("c", 2)):
-        extra_keys = [["salt"], None, None][:blocks]
-        tell(index, pod, stored(range(1, blocks + 1), PROMPT[: 4 * blocks], extra_keys=extra_keys))
-    assert [score.pod for score in index.score("m", PROMPT, salt="salt")] == ["b", "c", "a"]
-
-
-def test_lookups_are_counted_with_what_the_best_had_and_the_time_they_took() -> None:
-    clock = count(1000)
-    index = Index(MemoryBackend(), IndexSettings(block_size=4), clock=lambda: float(next(clock)))
-    tell(index, "a", stored([1, 2], PROMPT[:8]))
-    index.score("m", PROMPT)
-    index.score("unheard", PROMPT)
-    lines = index.metrics.render({}, {}, {}).splitlines()
-    for name, value in (("requests_total", 2), ("hits_total", 2), ("latency_seconds_sum", 2)):
-        assert f"kvcache_index_lookup_{name} {value}.0" in lines
-
-
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_a_long_prompt_with_a_salt_is_found_to_its_end(generation: str) -> None:
     index = make_index(MemoryBackend(), generation=generation)
@@ -194,12 +169,6 @@ def test_old_engines_publish_images_without_offsets(index: Index) -> None:
     assert matched(index, PROMPT, media=[Placeholder("img", 0, 8)], salt="salt") == {"a": 2}
 
 
-def test_digests_of_embeddings_tell_blocks_apart(index: Index) -> None:
-    tell(index, "a", stored([1], [0] * 4, extra_keys=[[b"\1" * 32]]))
-    assert matched(index, [0] * 4) == {}
-    assert matched(index, [0] * 4, media=[Placeholder("01" * 32, 0, 4)]) == {"a": 1}
-
-
 def test_of_a_hybrid_model_only_groups_that_need_every_block_are_scored(index: Index) -> None:
     full = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
     window = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 8}
@@ -209,25 +178,6 @@ def test_of_a_hybrid_model_only_groups_that_need_every_block_are_scored(index: I
     tell(index, "a", removed([2], group_idx=0))
     assert matched(index, PROMPT) == {"a": 1}
     assert index.size().copies == 2
-
-
-def test_an_adapter_of_a_hybrid_model_is_found_by_its_name(index: Index) -> None:
-    for group, kind in enumerate(("full_attention", "sliding_window")):
-        named = {"lora_name": "alice", "group_idx": group, "kv_cache_spec_kind": kind}
-        tell(index, "a", stored([1, 2], PROMPT[:8], **named))
-    tell(index, "a", removed([1], group_idx=1))
-    assert matched(index, PROMPT, model="alice") == matched(index, PROMPT, lora="alice") == {"a": 2}
-
-
-def test_of_several_groups_that_need_every_block_the_worst_counts(index: Index) -> None:
-    for group in (0, 1):
-        kind = {"group_idx": group, "kv_cache_spec_kind": "mla_attention"}
-        tell(index, "a", stored([1, 2, 3], PROMPT[:12], **kind))
-    tell(index, "b", stored([1], PROMPT[:4]))
-    tell(index, "a", removed([3], group_idx=1))
-    assert matched(index, PROMPT) == {"a": 2, "b": 1}
-    tell(index, "a", removed([1], group_idx=0))
-    assert matched(index, PROMPT) == {"b": 1}
 
 
 def test_offloaded_blocks_of_a_group_that_is_unknown_are_counted(index: Index) -> None:
@@ -256,11 +206,8 @@ def test_the_last_that_is_taken_and_the_first_that_is_not(
     ("event", "reason"),
     [
         (stored([1], PROMPT[:3]), "token_count"),
-        (stored([1, 2], PROMPT[:4]), "token_count"),
         (stored([1], PROMPT[:4], size=0), "bad_block_size"),
-        (stored([1], PROMPT[:4], size=-4), "bad_block_size"),
         (stored([1], [-1] * 4), "bad_token_ids"),
-        (stored([1], [1 << 32] * 4), "bad_token_ids"),
         (stored([b""], PROMPT[:4]), "bad_block_hashes"),
         (stored([1], PROMPT[:4], b"\1" * 65), "bad_parent_block_hash"),
         (stored([1], PROMPT[:4], 99), "unknown_parent"),
@@ -288,14 +235,6 @@ def test_too_many_media_are_refused_one_by_one() -> None:
     tell(index, "a", stored([1], PROMPT[:4]), *(offloaded([1], f"medium{n}") for n in range(20)))
     assert losses(index) == {"too_many_tiers": 6}
     assert index.size().copies == 15
-
-
-def test_one_pod_too_many_is_refused_and_counted() -> None:
-    index = make_index(MemoryBackend(most_holders=2))
-    for pod in ("a", "b", "c"):
-        tell(index, pod, stored([1], PROMPT[:4]))
-    assert matched(index, PROMPT) == {"a": 1, "b": 1}
-    assert index.losses.messages == {"too_many_pods": 1}
 
 
 def test_hashes_may_be_bytes_in_one_event_and_numbers_in_another(index: Index) -> None:

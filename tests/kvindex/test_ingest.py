@@ -15,7 +15,7 @@ from app.kvindex.backend import Outcome, Stamp
 from app.kvindex.decoding import Batch
 from app.kvindex.holders import Engine
 from app.kvindex.index import Index, IndexSettings
-from app.kvindex.ingest import Ingest, event_groups
+from app.kvindex.ingest import Ingest
 from app.kvindex.keys import request_keys
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import PROMPT, batch, block, offloaded, removed, stored
@@ -42,40 +42,6 @@ def apply(index: Index, *events: KVEvent, losses: Sequence[str] = (), **more: An
     return index.ingest(Batch(7.5, 0, events, losses), "a", "m", **more)
 
 
-@pytest.fixture
-def turns(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """One item for each pause."""
-    made: list[None] = []
-    for name in ("index", "keys"):
-        monkeypatch.setattr(f"app.kvindex.{name}.pause_if_possible", lambda: made.append(None))
-    return made
-
-
-def test_parts_of_a_batch_are_numbered_and_only_the_first_begins_anew(
-    turns: list[None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index, backend = make()
-    monkeypatch.setattr("app.kvindex.index.EVENTS_A_TURN", 2)
-    apply(index, block(0), sequence=4)
-    lost = ["unknown_event"] * 2
-    found = apply(index, block(0), block(1), block(2), losses=lost, sequence=5, restart=True)
-    assert found == Outcome(3, 1) and len(turns) == 1
-    assert backend.stamps[1:] == [Stamp(5, 7.5, True, 0), Stamp(5, 7.5, False, 1)]
-    assert index.losses.events == {"unknown_event": 2}
-
-
-def test_a_batch_of_nothing_is_applied_too() -> None:
-    index, backend = make()
-    assert apply(index, sequence=5) == Outcome() and backend.stamps == [Stamp(5, 7.5)]
-
-
-def test_only_what_has_a_number_has_a_stamp() -> None:
-    index, backend = make()
-    index.ingest(batch(block(0)), "a", "m")
-    index.ingest(batch(block(1), ts=2.0), "a", "m", 5)
-    assert backend.stamps == [None, Stamp(5, 2.0)] and index.size().copies == 2
-
-
 def test_blocks_that_come_and_go_are_counted_and_those_that_nobody_has() -> None:
     index, _ = make()
     apply(index, block(0), block(1), block(2), removed([2, 7, 8]), removed([9]))
@@ -84,26 +50,6 @@ def test_blocks_that_come_and_go_are_counted_and_those_that_nobody_has() -> None
     for name, value in (("admissions", 3), ("evictions", 3)):
         assert f"kvcache_index_{name}_total {value}.0" in lines
     assert index.losses.events == {"unknown_block": 3}
-
-
-@pytest.mark.parametrize(("blocks", "pauses"), [(0, 0), (4, 0), (5, 1), (8, 1), (9, 2)])
-def test_others_have_a_turn_while_a_long_prompt_with_a_salt_is_keyed(
-    blocks: int, pauses: int, turns: list[None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index, _ = make()
-    whole = index.block_keys("m", PROMPT[: 4 * blocks], salt="salt")
-    monkeypatch.setattr(type(index._keys), "slice_blocks", 4)
-    assert index.block_keys("m", [*PROMPT[: 4 * blocks], 1, 2], salt="salt") == whole
-    assert len(whole) == blocks and len(turns) == pauses
-
-
-def test_a_prompt_of_an_adapter_has_other_keys_than_one_of_its_base() -> None:
-    index, _ = make()
-    index.ingest(batch(stored([1], PROMPT[:4], lora_name="alice")), "a", "m")
-    keys = [index.block_keys(*asked) for asked in (("m", PROMPT), ("alice", PROMPT))]
-    assert keys[0] != keys[1] == index.block_keys("m", PROMPT, lora="alice")
-    assert [score.pod for score in index.score("m", keys=keys[1])] == ["a"]
-    assert (index.base_model("alice"), index.base_model("bob")) == ("m", "bob")
 
 
 @pytest.mark.parametrize("most", [2, 3, 7])
@@ -149,71 +95,6 @@ def test_a_number_stands_for_an_adapter_without_a_name() -> None:
 FIRST, SECOND = stored([1], range(4)), stored([2], range(4), 1)
 
 
-def lengths(*events: KVEvent, block_size: int = 4) -> list[int]:
-    return [len(run) for run in event_groups(events, block_size)]
-
-
-def test_stores_and_removals_in_a_row_go_together() -> None:
-    events = [FIRST, SECOND, stored([3, 4], range(8)), removed([1]), removed([2, 3]), AllBlocksCleared()]
-    assert list(event_groups(events, 4)) == [events[:3], events[3:5], events[5:]]
-    assert list(event_groups([], 4)) == []
-
-
-def test_blocks_without_features_are_plain() -> None:
-    assert lengths(FIRST, stored([2], range(4), extra_keys=[None])) == [2]
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        stored([2], range(4), medium="CPU"),
-        stored([2], range(4), lora_name="x"),
-        stored([2], range(4), lora_id=1),
-        stored([2], range(4), group_idx=1),
-        stored([2], range(4), kv_cache_spec_kind="mamba"),
-        stored([2], range(4), extra_keys=[["salt"]]),
-        stored([2], range(8), size=8),
-        offloaded([2], "GPU"),
-        removed([1]),
-        AllBlocksCleared(),
-    ],
-)
-def test_what_differs_stays_apart(other: KVEvent) -> None:
-    assert lengths(FIRST, other) == lengths(other, FIRST) == [1, 1]
-    assert lengths(other, other, block_size=16)[0] == (2 if other == removed([1]) else 1)
-
-
-def test_removals_of_two_places_stay_apart() -> None:
-    assert lengths(removed([1]), removed([1], "CPU"), removed([1], "CPU", group_idx=1)) == [1, 1, 1]
-
-
-def test_a_bad_event_costs_its_neighbours_nothing() -> None:
-    index = Index(MemoryBackend(), IndexSettings(block_size=4))
-    index.ingest(
-        batch(
-            FIRST,
-            stored([2], range(3), 1),
-            stored([3], range(4), 77),
-            stored([4], [-1] * 4, 1),
-            stored([b""], range(4), 1),
-            stored([5], range(4), b""),
-            stored([6], range(4), 1),
-            removed([b""]),
-            removed([6]),
-        ),
-        "a",
-        "m",
-    )
-    assert index.losses.events == {
-        "token_count": 1,
-        "unknown_parent": 1,
-        "bad_token_ids": 1,
-        "bad_block_hashes": 2,
-        "bad_parent_block_hash": 1,
-    }
-    assert index.size().blocks == 1
-
-
 # Few blocks, so that they come again, continue each other, and are held twice.
 blocks = st.integers(1, 6)
 hashes = st.one_of(blocks, blocks, blocks, st.sampled_from([b"", b"\x01"]))
@@ -228,6 +109,7 @@ def a_store(draw: st.DrawFn) -> KVEvent:
     count = len(engine) * size if draw(st.integers(0, 9)) else draw(st.integers(0, 5))
     more: dict[str, Any] = {
         "medium": draw(st.sampled_from(["GPU", "GPU", "GPU", "CPU"])),
+        "group_idx": draw(st.sampled_from([None, None, None, 1])),
         "lora_name": draw(st.sampled_from([None, None, None, "x"])),
         "extra_keys": draw(st.sampled_from([None, None, [None], [["salt"]]])),
     }

@@ -6,7 +6,6 @@ import struct
 import tracemalloc
 from array import array
 from collections.abc import Sequence
-from itertools import pairwise
 
 import cbor2
 import pytest
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 from app.engine.kvcache.prompt import Adapter, ExtraKeys, Placeholder
 from app.kvindex.keys import (
     GENERATIONS,
-    LINK_BLOCKS,
     PART_BLOCKS,
     Features,
     Generation,
@@ -91,13 +89,6 @@ def test_the_keys_of_llm_ds_simulator_are_generation_d() -> None:
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
-def test_a_chain_can_be_continued_from_any_key(generation: Generation) -> None:
-    keys = request_keys(generation, 4)
-    whole = keys.keys(keys.root("m"), TOKENS)
-    assert keys.keys(whole[2], TOKENS[12:]) == whole[3:]
-
-
-@pytest.mark.parametrize("generation", GENERATIONS)
 @pytest.mark.parametrize("bad", [[-1] * 16, [1 << 32] * 16, ["a"] * 16])
 def test_what_is_no_token_id_is_refused(generation: Generation, bad: list[int]) -> None:
     keys = request_keys(generation, 16)
@@ -140,22 +131,6 @@ def test_generation_d_is_fnv_of_cbor(tokens: list[int], size: int, data: st.Data
         parent = fnv1a_64(cbor2.dumps([parent, part, shown or None], canonical=True))
         expected.append(parent)
     assert request_keys("D", size, "seed").keys(77, tokens, features) == expected
-
-
-AROUND_LINKS = [times * LINK_BLOCKS + more for times in (1, 2) for more in (-1, 0, 1)]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 16])
-@pytest.mark.parametrize("blocks", [0, 7, 8, 9, *AROUND_LINKS])
-def test_a_prompt_of_any_length_has_the_keys_of_its_blocks_one_by_one(size: int, blocks: int) -> None:
-    keys = request_keys("E", size)
-    tokens = [number * 7919 for number in range(blocks * size)]
-    parent, expected = 5, []
-    for start in range(0, len(tokens), size):
-        (parent,) = keys.keys(parent, tokens[start : start + size])
-        expected.append(parent)
-    for rest in range(size):
-        assert keys.keys(5, tokens + [9] * rest) == expected
 
 
 SIZE = 2
@@ -213,24 +188,6 @@ def test_two_parts_with_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch)
     for parent, first in ((1, 0), (1, 9), (2, 0), (1, 0)):
         prompt = [first] * 2 * PART
         assert cache.keys(parent, prompt) == keys.keys(parent, prompt)
-
-
-@pytest.mark.parametrize("known", [0, PART_BLOCKS, 2 * PART_BLOCKS])
-@pytest.mark.parametrize("blocks", [0, 1, 9, 10, 11, 20, 21])
-def test_what_is_hashed_is_so_a_slice_at_a_time(
-    known: int, blocks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys = Counting(request_keys("E", SIZE))
-    keys.slice_blocks = 10
-    cache, prompt = PrefixKeyCache(keys), list(range((known + blocks) * SIZE + 1))
-    cache.keys(1, prompt[: known * SIZE])
-    slices = [keys.blocks]
-    monkeypatch.setattr("app.kvindex.keys.pause_if_possible", lambda: slices.append(keys.blocks))
-    assert cache.keys(1, prompt) == request_keys("E", SIZE).keys(1, prompt)
-    ends = [*slices, keys.blocks]
-    assert [after - before for before, after in pairwise(ends)] == [
-        min(10, blocks - start) for start in range(0, max(blocks, 1), 10)
-    ]
 
 
 def test_parts_take_no_more_memory_than_is_reckoned() -> None:

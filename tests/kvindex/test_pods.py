@@ -185,16 +185,6 @@ def test_a_list_may_name_all_kinds_of_sources(tmp_path: Path) -> None:
         target_sources(["dns://name"])
 
 
-def test_only_some_pods_at_a_time_are_found_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.kvindex.pods.MOST_A_STEP", 2)
-    presence = PodTracker(30)
-    for pod in "abc":
-        presence.seen(pod, 1, 0)
-    presence.closed(1, 0)
-    gone = [presence.step(30) for _ in range(3)]
-    assert list(map(len, gone)) == [2, 1, 0] and sorted(sum(gone, [])) == ["a", "b", "c"]
-
-
 class Diary:
     """What `PodTracker` should know, in the plainest words: pod -> connection, and when it will be gone."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count, pairwise
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -12,16 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.events import AllBlocksCleared, KVEvent, encoder
-from app.kvindex import streams
 from app.kvindex.backend import BackendUnavailable, Operation, Outcome, Stamp
 from app.kvindex.holders import Engine
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.replays import Replays
-from app.kvindex.streams import MESSAGE_BYTES, MOST_PODS, REMEMBERED, Message, Pool, PoolSettings
+from app.kvindex.streams import Message, Pool, PoolSettings
 from tests.kvindex.engines import PROMPT, batch, block, removed, stored
 from tests.kvindex.held import matched
-from tests.kvindex.publisher import Station, station
+from tests.kvindex.publisher import station
 
 encode = encoder()
 
@@ -93,17 +92,6 @@ def test_a_restart_is_counted_once_though_the_backend_is_away() -> None:
     assert "kvcache_events_pod_restarts_total 1.0" in index.metrics.render({}, {}, {})
 
 
-def test_an_engine_that_begins_anew_with_its_clock_set_back_is_noticed() -> None:
-    index, pool = make()
-    for sequence in range(REMEMBERED + 6):
-        pool.put(message("a", sequence, stored([sequence + 1], PROMPT[:4])))
-    run(pool)
-    pool.put(Message("a", "m", 0, encode(batch(stored([1], PROMPT[4:8]), ts=1.0))))
-    run(pool)
-    assert matched(index, PROMPT[4:]) == {"a": 1} and matched(index, PROMPT) == {}
-    assert "kvcache_events_pod_restarts_total 1.0" in index.metrics.render({}, {}, {})
-
-
 def test_an_error_of_the_index_itself_costs_one_message(caplog: pytest.LogCaptureFixture) -> None:
     index, pool = make()
     ingest = index.ingest
@@ -164,68 +152,6 @@ class Noting(MemoryBackend):
         return self.known
 
 
-def test_a_queue_rests_twice_as_long_every_time_and_at_most_five_seconds() -> None:
-    backend = Flaky()
-    _, pool = make(backend)
-    (shard,) = pool.shards
-    for begin in (0.0, 1000.0):
-        backend.away = True
-        pool.put(message("a", int(begin), block(0)))
-        rests, now = [], begin
-        for _ in range(9):
-            assert not shard.step(now) and shard.waiting
-            rests.append(shard._rest_until - now)
-            now = shard._rest_until
-            assert not shard.step(now - 0.01) and shard._rest_until == now
-        assert rests == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0])
-        backend.away = False
-        run(pool, now)
-        assert len(pool) == 0 and not shard.waiting
-
-
-def test_others_have_a_turn_when_a_message_has_taken_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tick passes with every look at the clock: two of them are more than two milliseconds."""
-    turns: list[None] = []
-    monkeypatch.setattr(streams, "pause_if_possible", lambda: turns.append(None))
-    clock = count().__next__
-    index = Index(MemoryBackend(), IndexSettings(block_size=4))
-    pool = Pool(index, Replays(None), PoolSettings(shards=1), clock=lambda: 0.0011 * clock())
-    for number in range(6):
-        pool.put(message("a", number, block(number)))
-    assert not pool.step(0.0) and matched(index, PROMPT) == {"a": 6}
-    assert len(turns) == 3
-
-
-def test_what_waits_in_a_queue_is_reckoned_to_the_byte() -> None:
-    sent = [message("a", number, block(number)) for number in range(3)]
-    size = sum(len(each.payload) + MESSAGE_BYTES for each in sent)
-    _, pool = make(most_bytes=2 * size, most_payload_bytes=len(sent[0].payload), shards=2)
-    for each in sent:
-        assert not pool.full
-        pool.put(each)
-    (shard,) = [each for each in pool.shards if len(each)]
-    assert shard.size_bytes == size == shard.limit_bytes
-    assert pool.full and pool.size_bytes == size
-    pool.put(Message("a", "m", 3, sent[0].payload + b"\0"))
-    pool.gone("a")
-    assert len(pool) == 5 and shard.size_bytes == size
-    assert pool.size_bytes == size
-    pool.replays.size_bytes = 7
-    assert pool.size_bytes == size + 7
-    pool.replays.size_bytes = 0
-    run(pool)
-    assert pool.size_bytes == shard.size_bytes == 0 and not pool.full
-
-
-def test_only_the_first_batch_after_a_restart_says_so() -> None:
-    backend = Noting()
-    _, pool = make(backend)
-    for sequence, ts in ((0, 1.0), (1, 2.0), (0, 9.0), (1, 10.0)):
-        pool.put(Message("a", "m", sequence, encode(batch(block(sequence), ts=ts))))
-    run(pool)
-    assert backend.restarts == [False, False, True, False]
-
-
 def test_an_engine_goes_on_where_another_indexer_has_seen_it() -> None:
     backend = Noting()
     index, pool = make(backend)
@@ -244,26 +170,6 @@ def test_a_backend_that_tells_its_epoch_late_has_lost_nothing() -> None:
         pool.put(message("a", sequence, block(sequence)))
         run(pool)
     assert index.losses.messages == {"duplicate": 1, "gap": 2}
-
-
-def test_a_loss_is_noticed_between_two_messages() -> None:
-    """What comes behind the message that found it is the first of what the backend has."""
-    backend = Noting()
-    backend.epoch = "first"
-    index, pool = make(backend)
-    apply = backend.apply
-
-    def loses(source: Engine, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
-        assert stamp is not None
-        if stamp.sequence == 1:
-            backend.epoch = "second"
-        return apply(source, operations, stamp)
-
-    backend.apply = loses  # type: ignore[method-assign]
-    for sequence in range(3):
-        pool.put(message("a", sequence, block(sequence)))
-    pool.step(0.0)
-    assert len(pool) == 0 and index.losses.messages == {"gap": 2}
 
 
 @pytest.mark.parametrize("unread", [b"garbage", bytes(2000)], ids=["unreadable", "too large"])
@@ -286,25 +192,6 @@ def test_a_number_that_cannot_be_read_is_that_of_one_engine_that_awaits_it(unrea
     assert {each.rank: each.sequence for each in pool.positions()} == {0: 5, 1: 5, 2: 5}
     assert index.losses.messages["gap"] == 1
     assert sum(index.losses.messages.values()) == 1 + 2
-
-
-def test_a_pod_that_is_gone_takes_its_engines_with_it() -> None:
-    index, pool = make()
-    for model in ("m", "n"):
-        pool.put(message("a", 0, block(0), model=model))
-        pool.put(message("b", 0, block(0), model=model))
-    pool.gone("a")
-    pool.gone("nobody")
-    run(pool)
-    assert [(each.pod, each.model, each.sequence) for each in pool.positions()] == [
-        ("b", "m", 0),
-        ("b", "n", 0),
-    ]
-    assert matched(index, PROMPT) == {"b": 1}
-    pool.put(message("a", 1, block(0), removed([1])))
-    run(pool)
-    assert index.losses.messages == {"gap": 1}
-    pool.close()
 
 
 def test_others_have_a_turn_after_some_thousand_events(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,34 +217,6 @@ def test_of_too_many_pods_the_longest_silent_are_forgotten() -> None:
     run(pool)
     assert set(matched(index, PROMPT)) == {"a", "d", "e"}
     assert "kvcache_events_pods_evicted_total 2.0" in index.metrics.render({}, {}, {})
-
-
-def test_more_pods_than_are_followed_leave_the_latest_ones() -> None:
-    pods, (index, pool) = MOST_PODS + 300, make(most_messages=40_000)
-    payload = encode(batch(stored([1, 2], PROMPT[:8]), ts=1000.0))
-    for number in range(pods):
-        pool.put(Message(f"pod{number}", "m", 0, payload))
-    run(pool)
-    kept = {f"pod{number}" for number in range(pods - MOST_PODS, pods)}
-    assert matched(index, PROMPT) == dict.fromkeys(kept, 2)
-    assert set(index.backend.pods()) == kept and len(pool.positions()) == MOST_PODS
-    assert index.size().copies == 2 * MOST_PODS and index.losses.messages == {}
-    text = index.metrics.render({}, {}, {})
-    assert f"kvcache_events_pods_evicted_total {pods - MOST_PODS}.0" in text
-    assert pool.size_bytes <= pool.limit_bytes
-
-
-def test_a_large_message_comes_through_a_socket(place: Station) -> None:
-    place.listen()
-    engine = place.engine("kv@a@m")
-    place.meet(engine)
-    tokens = [number % 50_000 + 70_000 for number in range(150_000)]
-    payload = engine.pack(stored(range(1, 37_501), tokens))
-    assert 800_000 < len(payload) < 1 << 20
-    engine.send(payload)
-    place.until(lambda: place.pool.positions() != [])
-    place.until(lambda: place.matched(tokens) == {"a": 37_500})
-    assert place.index.losses.events == {}
 
 
 class Failing(MemoryBackend):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
-import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,141 +13,10 @@ from app.engine.kvcache.events import BlockStored, KVEvent
 from app.kvindex import streams
 from app.kvindex.memory import MemoryBackend
 from app.kvindex.pods import FixedTargets, PodEndpoint
-from app.kvindex.replays import Replay, Replayed, ReplayLimits
 from app.kvindex.streams import MESSAGE_BYTES, Message
-from app.kvindex.subscriber import Context
 from tests.kvindex.engines import PROMPT, block, removed, stored
-from tests.kvindex.publisher import FakeEngine, Station, ends, station
+from tests.kvindex.publisher import FakeEngine, Station, station
 from tests.running_server import free_port
-
-LIMITS = ReplayLimits()
-FEW = ReplayLimits(at_once=2)
-PAYLOAD = b"payload"
-
-
-@pytest.fixture
-def context() -> Iterator[Context]:
-    made: Context = zmq.Context()
-    yield made
-    made.destroy(linger=0)
-
-
-class Publisher:
-    """Answers with any frames. It is in the same process: what it has sent is there."""
-
-    endpoint = "inproc://replays"
-
-    def __init__(self, context: Context) -> None:
-        self._router = context.socket(zmq.ROUTER)
-        self._router.bind(self.endpoint)
-        self._client = b""
-
-    def asked(self) -> list[bytes]:
-        """The next request, without who sent it."""
-        self._client, *frames = self._router.recv_multipart()
-        return frames
-
-    def answer(self, *frames: bytes) -> None:
-        if not self._client:
-            self.asked()
-        self._router.send_multipart([self._client, *frames])
-
-    def publish(self, *sequences: int, payload: bytes = PAYLOAD) -> None:
-        for sequence in sequences:
-            self.answer(b"", b"topic", number(sequence), payload)
-
-    def close(self) -> None:
-        self._router.close(linger=0)
-
-
-@pytest.fixture
-def publisher(context: Context) -> Iterator[Publisher]:
-    made = Publisher(context)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def replay(context: Context, publisher: Publisher) -> Iterator[Replay]:
-    made = Replay(context, publisher.endpoint, 258, 0.0, LIMITS)
-    yield made
-    made.close()
-
-
-def number(sequence: int) -> bytes:
-    return sequence.to_bytes(8, "big")
-
-
-def step(replay: Replay, now: float = 0.0) -> list[int]:
-    return [batch.sequence for batch in replay.step(now)]
-
-
-def test_it_asks_for_all_batches_from_a_number_on(publisher: Publisher, replay: Replay) -> None:
-    assert publisher.asked() == [b"", number(258)]
-
-
-def test_batches_come_as_they_were_published_until_the_end(publisher: Publisher, replay: Replay) -> None:
-    publisher.answer(b"", b"topic", number(1 << 40), PAYLOAD)
-    publisher.answer(b"", number(7), b"")
-    assert replay.step(0.0) == [Replayed(1 << 40, PAYLOAD, b"topic"), Replayed(7, b"", b"")]
-    assert replay.state == "running"
-
-
-@pytest.mark.parametrize("end", [(b"", b"", END, b""), (b"", END, b"")], ids=["with a topic", "without"])
-def test_behind_the_end_nothing_is_read(publisher: Publisher, replay: Replay, end: tuple[bytes, ...]) -> None:
-    publisher.publish(1)
-    publisher.answer(*end)
-    publisher.publish(2)
-    assert step(replay) == [1] and replay.state == "complete"
-    assert replay.step(99.0) == [] and replay.state == "complete"
-
-
-def test_what_is_no_answer_is_passed_over(publisher: Publisher, replay: Replay) -> None:
-    for frames in (
-        (b"",),
-        (b"", PAYLOAD),
-        (b"", END[:-1], PAYLOAD),
-        (b"", END + b"\xff", PAYLOAD),
-        (b"x", number(3), PAYLOAD),
-        (b"x", b"topic", number(3), PAYLOAD),
-        (b"", b"topic", number(3), PAYLOAD, b""),
-    ):
-        publisher.answer(*frames)
-    publisher.publish(5)
-    assert step(replay) == [5] and replay.state == "running"
-
-
-@pytest.mark.parametrize(("answered", "fails"), [([], 2.0), ([1.0], 3.0), ([1.5, 3.0, 4.5], 6.5)])
-def test_silence_is_a_failure(
-    publisher: Publisher, replay: Replay, answered: list[float], fails: float
-) -> None:
-    for now in answered:
-        publisher.publish(1)
-        assert step(replay, now) == [1] and replay.step(now) == []
-    assert replay.step(fails - 0.01) == [] and replay.state == "running"
-    assert replay.step(fails) == [] and replay.state == "failed"
-
-
-def test_an_answer_without_end_is_a_failure_as_soon_as_it_pauses(
-    publisher: Publisher, replay: Replay
-) -> None:
-    for second in range(119):
-        publisher.publish(second)
-        assert step(replay, second) == [second]
-    assert replay.step(119.9) == [] and replay.state == "running"
-    publisher.publish(119)
-    assert step(replay, 130.0) == [119] and replay.state == "running"
-    assert replay.step(120.0) == [] and replay.state == "failed"
-
-
-def test_what_was_begun_or_could_not_be_is_closed() -> None:
-    context: Context = zmq.Context()
-    Replay(context, "tcp://127.0.0.1:1", 0, 0.0, LIMITS).close()
-    for endpoint in ("nonsense", "tcp://127.0.0.1"):
-        with pytest.raises(zmq.ZMQError):
-            Replay(context, endpoint, 0, 0.0, LIMITS)
-    assert ends(context)
-
 
 OTHER = list(range(500, 540))
 
@@ -279,6 +147,51 @@ def put(place: Station, engine: FakeEngine, sequence: int, *events: KVEvent, **m
     return sent
 
 
+def test_what_is_no_answer_is_passed_over(place: Station, silent: FakeEngine) -> None:
+    put(place, silent, 1, block(1))
+    place.until(lambda: silent._router.poll(0))
+    client, *_ = silent._router.recv_multipart()
+    for frames in (
+        (b"",),
+        (b"", b"payload"),
+        (b"", END[:-1], b"payload"),
+        (b"", END + b"\xff", b"payload"),
+        (b"x", bytes(8), b"payload"),
+        (b"x", b"topic", bytes(8), b"payload"),
+        (b"", b"topic", bytes(8), b"payload", b""),
+        (b"", silent.topic, bytes(8), silent.pack(block(0), ts=1000.0)),
+        (b"", b"", END, b""),
+        (b"", silent.topic, bytes(8), b"behind the end"),
+    ):
+        silent._router.send_multipart([client, *frames])
+    place.until(lambda: place.matched(PROMPT) == {"a": 2})
+    place.settle()
+    assert place.index.losses.messages == {} and place.ended_replays() == {"complete": 1}
+    silent.close()
+
+
+@pytest.mark.parametrize(("pause_s", "answers", "fails_s"), [(1.9, 3, 3 * 1.9 + 2), (1.5, 80, 120.0)])
+def test_silence_and_an_answer_without_end_are_failures(
+    place: Station, silent: FakeEngine, pause_s: float, answers: int, fails_s: float
+) -> None:
+    put(place, silent, 200, block(0))
+    place.until(lambda: silent._router.poll(0))
+    client, *_ = silent._router.recv_multipart()
+    for number in range(answers):
+        place.now = (number + 1) * pause_s
+        answer = silent.pack(stored([number + 50], [number] * 4), ts=1000.0 + number)
+        silent._answer(client, b"", number.to_bytes(8, "big"), answer)
+        place.until(lambda number=number: place.matched([number] * 4) == {"a": 1})  # type: ignore[misc]
+    assert place.ended_replays() == {}
+    place.now = fails_s - 0.01
+    place.settle()
+    assert place.matched(PROMPT) == {}
+    place.now = fails_s
+    place.until(lambda: place.matched(PROMPT) == {"a": 1})
+    assert place.ended_replays() == {"failed": 1}
+    silent.close()
+
+
 @pytest.mark.parametrize("bound", ["messages", "bytes", "bytes of all pods"])
 def test_what_waits_is_bounded(
     place: Station, silent: FakeEngine, bound: str, monkeypatch: pytest.MonkeyPatch
@@ -340,15 +253,6 @@ def test_a_batch_of_a_replay_that_cannot_be_read_is_lost_alone(
     place.engines.append(silent)
     place.until(lambda: place.matched(PROMPT) == {"a": 2})
     assert place.index.losses.messages == {reason: 1}
-
-
-def test_without_a_way_to_ask_nothing_waits() -> None:
-    with station() as place:
-        place.replays._context = None
-        engine = place.engine(connect=False)
-        put(place, engine, 5, block(0))
-        place.settle()
-        assert place.matched(PROMPT) == {"a": 1} and place.index.losses.messages == {"gap": 5}
 
 
 class Forgetful(MemoryBackend):

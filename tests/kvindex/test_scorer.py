@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvindex.holders import Holders, bits
+from app.kvindex.holders import (
+    Copies,
+    Holders,
+    anywhere,
+    bits,
+    count_copies,
+    with_holder,
+    without_holder,
+)
 from app.kvindex.scorer import Weights, longest_prefixes, score_prefixes
 from tests.kvindex.held import source
 
@@ -32,31 +41,6 @@ def test_the_example_of_llm_d() -> None:
 
 masks = st.integers(0, (1 << 12) - 1)
 blocks = st.lists(st.lists(masks, min_size=1, max_size=3).map(tuple), max_size=20)
-weightings = st.tuples(*[st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0])] * 3)
-
-
-@given(blocks, masks, weightings, st.integers(1, 4))
-def test_masks_and_sets_agree(
-    found: list[tuple[int, ...]], candidates: int, values: tuple[float, ...], repeat: int
-) -> None:
-    found = [copies for copies in found for _ in range(repeat)]
-    weights = Weights(dict(zip(TIERS, values, strict=True)))
-    pods = holders(*(f"pod{number}" for number in range(12)))
-    scores = {
-        score.pod: (score.matched, score.score, sum(score.tiers.values()))
-        for score in score_prefixes(found, max(1, len(found)), candidates, pods, TIERS, weights)
-    }
-    expected = {}
-    for number in bits(candidates):
-        matched, total = 0, 0.0
-        for copies in found:
-            here = [values[tier] for tier, mask in enumerate(copies) if mask >> number & 1]
-            if not here:
-                break
-            matched, total = matched + 1, total + max(here)
-        if matched:
-            expected[f"pod{number}"] = (matched, total, matched)
-    assert scores == expected
 
 
 def test_prefixes_of_ten_thousand_pods_are_counted() -> None:
@@ -72,11 +56,12 @@ EXACT = Weights({"gpu": 1.0, "cpu": 0.75}, unknown=0.5)
 grouped = st.lists(st.booleans(), min_size=12, max_size=12)
 
 
-@given(blocks, grouped, masks, st.integers(1, 3))
+@given(blocks, grouped, masks, st.integers(1, 3), st.integers(1, 4))
 def test_of_an_engine_the_group_counts_that_has_least(
-    found: list[tuple[int, ...]], scored: list[bool], left: int, groups: int
+    found: list[tuple[int, ...]], scored: list[bool], left: int, groups: int, repeat: int
 ) -> None:
     """Twelve holders in groups of engines; some give no points, some are gone."""
+    found = [copies for copies in found for _ in range(repeat)]
     everybody = Holders(12)
     for number, is_scored in enumerate(scored):
         everybody.number(source(f"pod{number // groups}"), number % groups, is_scored)
@@ -105,3 +90,43 @@ def alone(found: list[tuple[int, ...]], number: int) -> tuple[int, float]:
             break
         matched, worth = matched + 1, worth + max(here)
     return matched, worth
+
+
+def members(copies: Copies) -> set[tuple[int, int]]:
+    """Tier and bit of every copy."""
+    return {(tier, number) for tier, mask in enumerate(copies) for number in range(80) if mask >> number & 1}
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(0, 5)), max_size=30))
+def test_copies_are_a_set_of_holders_in_tiers(changes: list[tuple[bool, int, int]]) -> None:
+    copies: Copies = ()
+    known: set[tuple[int, int]] = set()
+    for is_there, tier, number in changes:
+        before = copies
+        if is_there:
+            copies, known = with_holder(copies, tier, 1 << number), known | {(tier, number)}
+        else:
+            copies, known = without_holder(copies, tier, 1 << number), known - {(tier, number)}
+        assert members(copies) == known
+        assert (copies is before) == (members(before) == known)
+        assert not copies or copies[-1]
+        assert count_copies(copies) == len(known)
+        assert set(bits(anywhere(copies))) == {number for _, number in known}
+    for number in range(6):
+        copies = without_holder(copies, None, 1 << number)
+        assert number not in bits(anywhere(copies))
+    assert copies == ()
+
+
+def test_adapters_are_known_by_the_holders_that_have_blocks_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.kvindex.holders.MOST_ADAPTERS", 3)
+    holders = Holders(3)
+    for each in map(source, "ab"):
+        holders.number(each, 0)
+    for name, number in (("a", 0), ("b", 0), ("a", 1), ("c", 1), ("a", 1), ("d", 1)):
+        holders.serves(name, number)
+    assert [holders.mask(name) for name in "abcd"] == [0b11, 0, 0b10, 0b10]  # b was used longest ago
+    for number, left in ((1, [0b01, 0, 0, 0]), (0, [0] * 4)):
+        holders.release(number)
+        assert [holders.mask(name) for name in "abcd"] == left
+    assert len(holders._adapters) == 0

@@ -17,7 +17,7 @@ from app.engine.kvcache.memo import Memo
 from app.kvindex.backend import Backend, BackendUnavailable, RedisSettings, Remove
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
-from app.kvindex.metrics import EVENT_LOSSES, MESSAGE_LOSSES
+from app.kvindex.metrics import EVENT_LOSSES, MESSAGE_LOSSES, IndexMetrics
 from app.kvindex.pods import PodEndpoint
 from app.kvindex.redis_backend import RedisBackend
 from app.kvindex.replays import ReplayLimits
@@ -91,12 +91,6 @@ def test_events_come_in_and_scores_go_out(index: KvIndex, engine: FakeEngine) ->
     assert stats.queued == 0
 
 
-def test_messages_may_come_without_a_socket(index: KvIndex) -> None:
-    payload = encoder()(EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
-    index.receive(Message("b", "m", 0, payload))
-    until(lambda: bool(index.index.score("m", PROMPT)))
-
-
 def test_what_it_keeps_has_names(index: KvIndex) -> None:
     further = Memo[str, str](1000)
     made = make(caches={"further": further})
@@ -129,30 +123,24 @@ def test_metrics_are_valid_and_name_every_loss(index: KvIndex, engine: FakeEngin
         assert ("kvcache_events_skipped_total", reason) in samples
 
 
-def test_an_address_that_is_taken_is_an_error_and_can_be_tried_again(index: KvIndex) -> None:
-    taken = SubscriberSettings(bind=index.address, model="m")
-    other = make(subscriber=taken)
-    for _ in range(2):
-        with pytest.raises(zmq.ZMQError):
-            other.start()
-    index.close()
-    until(lambda: _starts(other))
-    other.close()
-
-
-def _starts(index: KvIndex) -> bool:
-    try:
-        index.start()
-    except zmq.ZMQError:
-        return False
-    return True
-
-
-def test_what_never_began_can_be_asked_and_closed() -> None:
-    made = make()
-    assert made.address is None and made.stats().streams == []
-    assert made.index.score("m", PROMPT) == []
-    made.close()
+def test_latencies_have_the_buckets_of_llm_d_and_lookups_some_below() -> None:
+    of_llm_d = ["0.005", "0.01", "0.025", "0.05", "0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "10.0", "+Inf"]
+    metrics = IndexMetrics()
+    metrics.looked_up(0.0002, 3)
+    metrics.tokenized("t", 0.3, 5)
+    metrics.rendered("t", 0.02)
+    text = metrics.render({}, {}, {})
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    for name, faster in (
+        ("index_lookup", "0.0001 0.00025 0.0005 0.001 0.0025"),
+        ("tokenization_render_chat_template", ""),
+        ("tokenization_tokenization", ""),
+    ):
+        buckets = [at for at in samples if at.name == f"kvcache_{name}_latency_seconds_bucket"]
+        assert [at.labels["le"] for at in buckets] == faster.split() + of_llm_d
+    assert 'index_lookup_latency_seconds_bucket{le="0.0001"} 0' in text
+    assert 'index_lookup_latency_seconds_bucket{le="0.00025"} 1' in text
+    assert 'tokenization_tokenized_tokens_total{tokenizer="t"} 5' in text
 
 
 def test_a_backend_that_is_away_leaves_sizes_open() -> None:
@@ -330,17 +318,6 @@ def test_one_that_is_closed_tries_no_more() -> None:
     context.destroy(linger=0)
     gevent.sleep(0.1)
     assert index._greenlets == []
-
-
-def test_an_index_without_settings_has_the_defaults_of_the_settings() -> None:
-    at, (bare, asked) = KVIndexSettings(), (make(), made())
-    pool, subscriber = PoolSettings(), SubscriberSettings(model=MODEL.model, bind=None)
-    assert asked._pool_settings == pool and asked._subscriber_settings == subscriber
-    assert asked.index.settings == IndexSettings()
-    sizes = [each.index.backend.size().bound for each in (bare, asked)]
-    assert sizes == [at.kv_index_size] * 2 and RedisSettings().url == at.kv_index_redis_url
-    bare.close()
-    asked.close()
 
 
 def test_bounds_without_a_setting_are_those_that_the_docs_tell() -> None:

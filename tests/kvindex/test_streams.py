@@ -12,46 +12,8 @@ from app.engine.kvcache.events import KVEvent
 from app.kvindex import streams
 from app.kvindex.keys import fnv1a_32
 from app.kvindex.streams import Message, SequenceTracker, Verdict
-from tests.kvindex.engines import PROMPT, block, removed, stored
+from tests.kvindex.engines import PROMPT, block, stored
 from tests.kvindex.publisher import FakeEngine, Station
-
-
-def stream(*applied: int) -> SequenceTracker:
-    """One that has applied these numbers, each published at 100 seconds and its number."""
-    made = SequenceTracker()
-    for number in applied:
-        made.apply(number, 100.0 + number)
-    return made
-
-
-@pytest.mark.parametrize(
-    ("applied", "sequence", "ts", "verdict"),
-    [
-        ([], 7, 1.0, Verdict.FIRST),
-        ([7], 8, 108.0, Verdict.NEXT),
-        ([7], 8, 1.0, Verdict.NEXT),  # clocks may be set back
-        ([7], 9, 109.0, Verdict.GAP),
-        ([7], 7, 107.0, Verdict.DUPLICATE),
-        ([5, 6, 7], 5, 105.0, Verdict.DUPLICATE),
-        ([5, 7], 6, 106.0, Verdict.LATE),
-        ([5, 6, 7], 5, 300.0, Verdict.RESTART),
-        ([5, 6, 7], 0, 300.0, Verdict.RESTART),
-        ([5, 6, 7], 0, 1.0, Verdict.RESTART),
-        ([0], 0, 300.0, Verdict.RESTART),
-        ([0, 1 << 63], 1, 300.0, Verdict.RESTART),  # too long ago to be known
-        ([7], (1 << 64) - 1, 300.0, Verdict.GAP),
-    ],
-)
-def test_numbers_tell_what_a_batch_is(applied: list[int], sequence: int, ts: float, verdict: Verdict) -> None:
-    assert stream(*applied).judge(sequence, ts) is verdict
-
-
-def test_a_stream_can_be_taken_up_where_another_left_it() -> None:
-    made = SequenceTracker(10, 110.0)
-    assert made.judge(11, 111.0) is Verdict.NEXT
-    assert made.judge(14, 114.0) is Verdict.GAP and made.missing(14) == 3
-    assert made.judge(9, 109.0) is Verdict.DUPLICATE
-    assert made.judge(0, 200.0) is Verdict.RESTART
 
 
 class History:
@@ -146,16 +108,6 @@ def losses(place: Station) -> dict[str, int]:
     return dict(place.index.losses.messages)
 
 
-def test_batches_that_come_twice_are_applied_once(place: Station) -> None:
-    engine = place.engine(connect=False)
-    for sequence in (3, 4, 4, 3, 5):
-        put(place, engine, sequence, block(sequence - 3))
-    put(place, engine, 6, removed([3]))
-    place.settle()
-    assert place.matched(PROMPT) == {"a": 2}
-    assert losses(place) == {"duplicate": 2, "gap": 3}
-
-
 def test_batches_out_of_order_are_all_applied(place: Station) -> None:
     engine = place.engine(connect=False)
     for sequence, number in ((3, 0), (4, 1), (6, 3), (5, 2)):
@@ -204,16 +156,6 @@ def test_a_gap_that_shows_while_a_replay_runs_is_filled_by_another(place: Statio
     assert engine.asked == [0, 2] and losses(place) == {}
 
 
-def test_what_a_replay_no_longer_has_is_a_gap(place: Station) -> None:
-    engine = place.engine(connect=False)
-    put(place, engine, 1, block(0), replay=engine.replay)
-    place.until(lambda: place.matched(PROMPT) == {"a": 1})
-    engine.kept = {7: engine.pack(block(1), ts=1007.0)}
-    put(place, engine, 9, block(2), replay=engine.replay)
-    place.until(lambda: place.matched(PROMPT) == {"a": 3})
-    assert losses(place) == {"gap": 1 + 5 + 1}
-
-
 def test_an_address_that_is_none_fails_at_once(place: Station) -> None:
     engine = place.engine(connect=False)
     put(place, engine, 3, block(0), replay="nonsense")
@@ -232,20 +174,6 @@ def test_a_restart_clears_the_pod_and_asks_for_its_new_beginning(place: Station)
     assert place.index.size().copies == 2
 
 
-def test_messages_that_arrive_during_a_replay_wait_for_its_end(place: Station) -> None:
-    engine = place.engine(connect=False)
-    for number in range(4):
-        engine.publish(block(number), lose=True)
-    place.engines.clear()
-    for number in (2, 3):
-        place.pool.put(Message("a", "m", number, engine.kept[number], engine.replay))
-    place.settle()
-    assert place.matched(PROMPT) == {} and len(place.pool) == 0
-    place.engines.append(engine)
-    place.until(lambda: place.matched(PROMPT) == {"a": 4})
-    assert losses(place) == {}
-
-
 def test_only_a_few_replays_run_at_once(place: Station) -> None:
     engines = [place.engine(connect=False) for _ in range(12)]
     for number, engine in enumerate(engines):
@@ -256,26 +184,6 @@ def test_only_a_few_replays_run_at_once(place: Station) -> None:
     assert place.replays._running == 8
     place.engines.extend(engines)
     place.until(lambda: len(place.matched(PROMPT)) == 12)
-
-
-def test_ranks_count_their_batches_apart(place: Station) -> None:
-    engine = place.engine(connect=False)
-    for sequence in range(2):
-        for rank in range(2):
-            payload = engine.pack(block(sequence), rank=rank, ts=1000.0 + sequence)
-            place.pool.put(Message("a", "m", sequence, payload))
-    place.settle()
-    assert [score.matched for score in place.index.score("m", PROMPT)] == [2, 2]
-    assert losses(place) == {}
-    assert {(p.rank, p.sequence) for p in place.pool.positions()} == {(0, 1), (1, 1)}
-
-
-def test_positions_tell_how_old_the_latest_batch_was(place: Station) -> None:
-    engine = place.engine(connect=False)
-    put(place, engine, 7, block(0), ts=1999.5)
-    place.settle()
-    (position,) = place.pool.positions()
-    assert (position.pod, position.model, position.sequence, position.lag_s) == ("a", "m", 7, 0.5)
 
 
 def test_shards_are_those_of_llm_d() -> None:

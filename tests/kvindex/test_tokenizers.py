@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,8 @@ import pytest
 from gevent.event import Event
 
 from app.base.clock.clock import VirtualClock
-from app.kvindex.metrics import IndexMetrics
 from app.kvindex.tokenizers import (
     FAILURE_BYTES,
-    LONGEST_NAME,
     Discovery,
     Tokenization,
     TokenizationBusy,
@@ -38,9 +36,7 @@ from app.text import (
     TokenizerServiceError,
     default_tokenizer,
 )
-from app.text.base import PLAIN_CHAT, Message
 from app.text.files import TokenizerFolder
-from app.text.render import RenderTokenizer
 from tests.tokenization.kinds import llama_3
 
 TEXT = "Who are you, and what do you know about the sea? " * 60
@@ -66,16 +62,6 @@ class Stuck:
         return self._tokenizer.encode(text, add_special_tokens)
 
 
-def test_prompts_are_what_the_tokenizer_says(tokenizer: LocalTokenizer) -> None:
-    made = Tokenization(lambda model: tokenizer)
-    for _ in range(3):
-        assert made.encode("m", TEXT) == tokenizer.encode(TEXT, add_special_tokens=True)
-        assert made.encode("m", TEXT + "And now?") == tokenizer.encode(TEXT + "And now?", True)
-    for options in (ChatOptions(), ChatOptions(add_generation_prompt=False)):
-        assert made.render_chat("m", CHAT, options) == tokenizer.render_chat(CHAT, options)
-        assert made.encode_chat("m", CHAT, options) == tokenizer.encode_chat(CHAT, options)
-
-
 def test_special_tokens_are_put_around_prompts_and_around_conversations_that_ask_for_them() -> None:
     tokenizer = LocalTokenizer(llama_3(), TokenizerFolder(tokenizer_file=Path("tokenizer.json")), "llama")
     made = Tokenization(lambda model: tokenizer)
@@ -86,17 +72,6 @@ def test_special_tokens_are_put_around_prompts_and_around_conversations_that_ask
     asked = ChatOptions(add_special_tokens=True, chat_template="{{ messages[0].content }}")
     assert made.encode_chat("m", CHAT, asked) == [1, *tokenizer.encode(TEXT)]
     assert made.encode_chat("m", CHAT, replace(asked, add_special_tokens=False)) == tokenizer.encode(TEXT)
-
-
-def test_a_remote_tokenizer_makes_tokens_of_conversations_itself() -> None:
-    class Remote(RenderTokenizer):
-        def encode_chat(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> list[int]:
-            return [len(messages), options.add_generation_prompt]
-
-    remote = Remote("http://127.0.0.1:9", model="m")
-    made = Tokenization(lambda model: remote)
-    assert made.encode_chat("m", CHAT) == [1, 1]
-    assert made.encode_chat("m", CHAT, ChatOptions(add_generation_prompt=False)) == [1, 0]
 
 
 def test_a_prompt_is_encoded_once_for_each_tokenizer_and_each_choice_of_special_tokens() -> None:
@@ -140,34 +115,6 @@ def test_what_takes_too_long_is_an_error_in_time_and_what_is_too_much_one_at_onc
     assert "0.05 seconds" in str(asked[0].exception)
     stuck.let.set()
     assert made.encode("m", "hello") == tokenizer.encode("hello", True)
-
-
-def test_so_many_prompts_are_tokenized_at_a_time(tokenizer: LocalTokenizer) -> None:
-    running, most = [0], [0]
-
-    class Slow(Stuck):
-        def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-            running[0] += 1
-            most[0] = max(most[0], running[0])
-            gevent.sleep(0.002)
-            running[0] -= 1
-            return [1]
-
-    slow = Slow(tokenizer)
-    made = Tokenization(lambda model: slow, TokenizationSettings(workers=3))  # type: ignore[arg-type,return-value]
-    asked = [gevent.spawn(made.encode, "m", "hello") for _ in range(10)]
-    gevent.joinall(asked)
-    assert [each.value for each in asked] == [[1]] * 10 and most == [3]
-
-
-def test_what_is_done_is_counted(tokenizer: LocalTokenizer) -> None:
-    metrics = IndexMetrics()
-    made = Tokenization(lambda model: tokenizer, metrics=metrics)
-    count = len(made.encode_chat("m", [{"role": "user", "content": "hello"}]))
-    text = metrics.render({}, {}, {})
-    assert f'kvcache_tokenization_tokenized_tokens_total{{tokenizer="embedded"}} {count}.0' in text
-    for name in ("tokenization", "render_chat_template"):
-        assert f'kvcache_tokenization_{name}_latency_seconds_count{{tokenizer="embedded"}} 1.0' in text
 
 
 PATIENCE_S = 20.0
@@ -246,19 +193,6 @@ def test_an_unknown_model_is_an_error_that_names_it_and_nothing_is_loaded(loader
     assert loader.calls == []
 
 
-def test_of_a_long_name_an_error_repeats_the_beginning(loader: Loader) -> None:
-    for name, shown in (("x" * LONGEST_NAME, "x" * LONGEST_NAME), ("y" * 100_000, "y" * LONGEST_NAME + "…")):
-        with pytest.raises(UnknownModelError, match=f"model `{shown}`.$"):
-            library(loader).get(name)
-
-
-def test_ready_tokenizers_are_never_loaded_nor_dropped(loader: Loader, embedded: LocalTokenizer) -> None:
-    models = library(loader, ready={"own": embedded}, limit_bytes=tokenizer_bytes(embedded))
-    for model in ("own", "a", "b", "own"):
-        assert models.get(model) is embedded
-    assert loader.calls == ["a", "b"]
-
-
 def test_the_tokenizer_that_was_not_used_for_longest_is_dropped(
     loader: Loader, embedded: LocalTokenizer
 ) -> None:
@@ -271,14 +205,6 @@ def test_the_tokenizer_that_was_not_used_for_longest_is_dropped(
     with pytest.raises(TokenizerLoadError):
         models.get("bad")
     assert models.size_bytes == room + FAILURE_BYTES
-
-
-def test_a_tokenizer_that_is_larger_than_the_room_for_all_is_given_but_not_kept(
-    loader: Loader, embedded: LocalTokenizer
-) -> None:
-    models = library(loader, limit_bytes=tokenizer_bytes(embedded) - 1)
-    assert [models.get("a"), models.get("a")] == [embedded] * 2
-    assert (loader.calls, models.size_bytes) == (["a", "a"], 0)
 
 
 def test_the_hub_is_asked_only_when_allowed_and_only_for_names_that_it_can_have(loader: Loader) -> None:

@@ -11,7 +11,6 @@ import pytest
 import redis
 
 from app.kvindex.backend import BackendUnavailable, Clear, RedisSettings, Remove, Stamp
-from app.kvindex.holders import TooManyHolders
 from app.kvindex.redis_backend import (
     RedisBackend,
 )
@@ -79,17 +78,6 @@ def test_a_restart_that_several_indexers_notice_clears_once(
     assert set(content(one, [11, 12, 13, 21, 22])) == {21, 22}
 
 
-def test_it_is_all_there_when_an_indexer_starts_again(redis_process: RedisServer, namespace: str) -> None:
-    first = connect(redis_process, namespace)
-    first.apply(A, [store([1, 2], [11, 12])], Stamp(7, 107.0))
-    first.close()
-    second = connect(redis_process, namespace)
-    assert second.owned(A, [(0, 2)]) == [(12,)]
-    assert second.position(A) == Stamp(7, 107.0)
-    second.apply(A, [Remove(0, "gpu", [1])], Stamp(8, 108.0))
-    assert content(second, [11, 12]) == {12: {("a", "gpu")}}
-
-
 def test_what_an_interrupted_clear_left_is_removed_by_the_next_indexer_that_starts(
     redis_process: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,14 +118,6 @@ def test_a_block_that_nobody_stores_again_in_time_is_forgotten(
     assert not client.exists(f"{namespace}:b:gpu:{11:016x}")
 
 
-def test_without_a_time_limit_nothing_expires(redis_process: RedisServer, namespace: str) -> None:
-    backend = connect(redis_process, namespace)
-    backend.apply(A, [store([1], [11])])
-    client = redis_process.client()
-    keys = client.keys(f"{namespace}:*")
-    assert keys and all(client.ttl(key) == -1 for key in keys)
-
-
 def test_parts_of_a_batch_are_applied_once_each_and_begin_an_engine_anew_once(
     redis_process: RedisServer, namespace: str
 ) -> None:
@@ -150,45 +130,6 @@ def test_parts_of_a_batch_are_applied_once_each_and_begin_an_engine_anew_once(
         assert not backend.apply(A, operations, stamp).applied
     assert set(content(backend, range(10, 20))) == {11, 12, 13, 14}
     assert backend.position(A) == Stamp(0, 200.0) and backend.position(B) is None
-
-
-def test_there_is_room_for_so_many_holders_and_no_more(redis_process: RedisServer, namespace: str) -> None:
-    backend = connect(redis_process, namespace, most_holders=2)
-    for pod in "ab":
-        backend.apply(source(pod), [store([1], [11])])
-    with pytest.raises(TooManyHolders, match="2 holders"):
-        backend.apply(source("c"), [store([1], [11])])
-    assert sorted(backend.pods()) == ["a", "b"] and backend.times_lost == 0
-    backend.clear("b")
-    backend.apply(source("c"), [store([1], [11])])
-    assert holders_of(backend, 11) == {("a", "gpu"), ("c", "gpu")}
-
-
-def test_holders_that_never_stay_as_they_are_end_a_lookup(
-    redis_process: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend = connect(redis_process, namespace)
-    backend.apply(A, [store([1], [11])])
-    asked: list[None] = []
-    monkeypatch.setattr(backend, "_learn", lambda: asked.append(None))
-    monkeypatch.setattr("app.kvindex.redis_backend._ATTEMPTS", 3)
-    with pytest.raises(BackendUnavailable, match="change all the time"):
-        backend.lookup([11])
-    assert len(asked) == 3
-
-
-def test_a_lookup_sees_blocks_and_holders_of_one_moment(redis_process: RedisServer, namespace: str) -> None:
-    connect(redis_process, namespace).apply(A, [store([1], [11])])
-    client = redis_process.client()
-    with redis_process.client().monitor() as monitor:
-        assert holders_of(connect(redis_process, namespace), 11) == {("a", "gpu")}
-        client.echo("end")
-        said = []
-        while (command := monitor.next_command()["command"].split()[0]) != "ECHO":
-            said.append(command)
-    blocks, holders = ["GET", "MGET", "MGET"], ["GET", "HGETALL", "SMEMBERS", "SMEMBERS"]
-    expected = [["MULTI", *each, "EXEC"] for each in (blocks, holders, blocks)]
-    assert [each for each in said if each not in ("CLIENT", "HELLO")] == sum(expected, [])
 
 
 def test_a_redis_that_is_not_there_is_an_error_in_time(own_server: RedisServer) -> None:
@@ -260,19 +201,6 @@ def test_an_indexer_that_starts_again_fills_what_it_missed(own_server: RedisServ
         place.until(lambda: place.matched(PROMPT) == {"a": 7})
         assert engine.asked == [3]
         assert place.index.losses.messages == {}
-
-
-def test_an_indexer_that_starts_again_without_replays_counts_what_it_missed(own_server: RedisServer) -> None:
-    with station(connect(own_server)) as place:
-        place.engine(connect=False)
-        put(place, 0)
-        place.until(lambda: place.index.size().copies == 1)
-    with station(connect(own_server)) as place:
-        place.engine(connect=False)
-        put(place, 4)
-        place.until(lambda: len(place.pool) == 0)
-        assert place.index.losses.messages == {"gap": 3}
-        assert place.index.losses.events == {"unknown_parent": 1}
 
 
 def test_scripts_that_redis_has_forgotten_are_sent_again(redis_process: RedisServer, namespace: str) -> None:
