@@ -12,13 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.events import (
-    LAYOUTS,
-    AllBlocksCleared,
     BlockRemoved,
     BlockStored,
-    EventBatch,
     LayoutName,
-    encoder,
 )
 from app.kvindex.decoding import (
     MOST_EVENTS,
@@ -46,26 +42,6 @@ def test_real_bytes_of_every_vllm_are_read(layout: LayoutName) -> None:
     assert (stored.block_hashes, stored.parent_block_hash) == ([0xE235FCC84BC5706D], None)
     assert (stored.token_ids, stored.block_size) == ([1, 2, 3, 4], 4)
     assert len(batch.events) == (3 if layout == "map" else 1)
-
-
-EVENTS = [
-    BlockStored(
-        [1 << 63, b"\1" * 32], b"\2" * 16, [1, 2], 1, 7, "CPU", "alice", [["alice", ["img", 3]], None]
-    ),
-    BlockRemoved([3], "CPU"),
-    AllBlocksCleared(),
-]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_tells_the_same_events(layout: LayoutName) -> None:
-    batch = decode(encoder(layout)(EventBatch(2.0, EVENTS, 3)))
-    stored, removed, cleared = batch.events
-    assert isinstance(stored, BlockStored) and isinstance(removed, BlockRemoved)
-    assert isinstance(cleared, AllBlocksCleared)
-    assert (stored.block_hashes, stored.token_ids) == ([1 << 63, b"\1" * 32], [1, 2])
-    assert (removed.block_hashes, list(batch.losses)) == ([3], [])
-    assert batch.rank == (0 if layout == "0.9.0" else 3)
 
 
 def test_sglang_may_leave_out_what_comes_last() -> None:
@@ -192,9 +168,8 @@ def test_what_is_no_batch_is_refused(payload: bytes) -> None:
         decode(payload)
 
 
-@pytest.mark.parametrize("depth", [1_000, 100_000])
-def test_a_batch_nested_too_deeply_is_refused(depth: int) -> None:
-    deep = b"\x91" * depth + b"\xc0"
+def test_a_batch_nested_too_deeply_is_refused() -> None:
+    deep = b"\x91" * 100_000 + b"\xc0"
     with pytest.raises(Unreadable):
         decode(b"\x93\xcb" + bytes(8) + b"\x93" + pack(GOOD) + deep + pack(GOOD) + b"\xc0")
 

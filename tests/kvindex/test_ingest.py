@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,9 +10,6 @@ from hypothesis import strategies as st
 
 from app.engine.kvcache.events import AllBlocksCleared, BlockHash, KVEvent
 from app.kvindex import ingest as module
-from app.kvindex.backend import Outcome, Stamp
-from app.kvindex.decoding import Batch
-from app.kvindex.holders import Engine
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.ingest import Ingest
 from app.kvindex.keys import request_keys
@@ -21,30 +17,9 @@ from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import PROMPT, batch, block, offloaded, removed, stored
 
 
-class Noting(MemoryBackend):
-    """Remembers the stamps of what it applies."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stamps: list[Stamp | None] = []
-
-    def apply(self, source: Engine, operations: Any, stamp: Stamp | None = None) -> Outcome:
-        self.stamps.append(stamp)
-        return super().apply(source, operations, stamp)
-
-
-def make() -> tuple[Index, Noting]:
-    backend = Noting()
-    return Index(backend, IndexSettings(block_size=4)), backend
-
-
-def apply(index: Index, *events: KVEvent, losses: Sequence[str] = (), **more: Any) -> Outcome | None:
-    return index.ingest(Batch(7.5, 0, events, losses), "a", "m", **more)
-
-
 def test_blocks_that_come_and_go_are_counted_and_those_that_nobody_has() -> None:
-    index, _ = make()
-    apply(index, block(0), block(1), block(2), removed([2, 7, 8]), removed([9]))
+    index = Index(MemoryBackend(), IndexSettings(block_size=4))
+    index.ingest(batch(block(0), block(1), block(2), removed([2, 7, 8]), removed([9])), "a", "m")
     index.clear("a")
     lines = index.metrics.render({}, {}, {}).splitlines()
     for name, value in (("admissions", 3), ("evictions", 3)):
@@ -92,9 +67,6 @@ def test_a_number_stands_for_an_adapter_without_a_name() -> None:
     assert index.size().blocks == 2
 
 
-FIRST, SECOND = stored([1], range(4)), stored([2], range(4), 1)
-
-
 # Few blocks, so that they come again, continue each other, and are held twice.
 blocks = st.integers(1, 6)
 hashes = st.one_of(blocks, blocks, blocks, st.sampled_from([b"", b"\x01"]))
@@ -126,7 +98,7 @@ events = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(events, max_size=8), max_size=3))
 def test_together_they_leave_what_they_leave_one_by_one(batches: list[list[KVEvent]]) -> None:
     with pytest.MonkeyPatch.context() as patch:

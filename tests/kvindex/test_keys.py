@@ -22,7 +22,6 @@ from app.kvindex.keys import (
     PrefixKeyCache,
     RequestKeys,
     fnv1a_64,
-    granularities,
     published_features,
     request_keys,
     requested_features,
@@ -270,19 +269,3 @@ def test_requests_and_engines_with_blocks_of_one_size_say_the_same(
     assert requested_features(blocks, size, media, salt, size) == published_features(
         published, "alice" if adapted else None
     )
-
-
-@pytest.mark.parametrize(
-    ("engine_sizes", "size", "keyed"),
-    [
-        ([], 16, {16}),
-        ([16], 16, {16}),
-        ([1, 2, 4, 8], 16, {16}),
-        ([32], 16, {32}),
-        ([3, 8, 32, 48], 16, {3, 16, 32, 48}),
-    ],
-)
-def test_a_request_is_keyed_once_for_all_engines_whose_blocks_fit_into_its_own(
-    engine_sizes: list[int], size: int, keyed: set[int]
-) -> None:
-    assert granularities(engine_sizes, size) == keyed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.kvcache.events import AllBlocksCleared, KVEvent, encoder
-from app.kvindex.backend import BackendUnavailable, Operation, Outcome, Stamp
+from app.kvindex.backend import BackendUnavailable, Outcome, Stamp
 from app.kvindex.holders import Engine
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend
@@ -25,13 +24,14 @@ from tests.kvindex.publisher import station
 encode = encoder()
 
 
-class Flaky(MemoryBackend):
-    """Does not answer while `away`."""
+class Failing(MemoryBackend):
+    """Does not answer some of the calls."""
 
-    away = False
+    calls, fails_at = 0, range(0)
 
-    def apply(self, source: Engine, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
-        if self.away:
+    def apply(self, source: Engine, operations: Any, stamp: Stamp | None = None) -> Outcome:
+        self.calls += 1
+        if self.calls in self.fails_at:
             raise BackendUnavailable("away")
         return super().apply(source, operations, stamp)
 
@@ -77,16 +77,15 @@ def test_the_events_of_a_pod_stay_in_their_order(steps: list[tuple[int, int]], s
 
 
 def test_a_restart_is_counted_once_though_the_backend_is_away() -> None:
-    backend = Flaky()
+    backend = Failing()
     index, pool = make(backend)
     for sequence in (5, 6):
         pool.put(message("a", sequence, stored([sequence], PROMPT[:4])))
     run(pool)
-    backend.away = True
+    backend.fails_at = range(3, 6)
     pool.put(Message("a", "m", 0, encode(batch(stored([1], PROMPT[:4]), ts=9e9))))
     for now in (10.0, 20.0, 30.0):
-        pool.step(now)
-    backend.away = False
+        assert not pool.step(now) and len(pool) == 1
     run(pool, 40.0)
     assert index.size().copies == 1
     assert "kvcache_events_pod_restarts_total 1.0" in index.metrics.render({}, {}, {})
@@ -134,28 +133,10 @@ def test_no_frames_do_harm(sent: list[list[bytes]], seed: int) -> None:
         assert "gap" not in place.index.losses.messages
 
 
-class Noting(MemoryBackend):
-    """Notes which batches are said to begin an engine anew, and knows how far others have come."""
-
-    known: Stamp | None = None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.restarts: list[bool] = []
-
-    def apply(self, source: Engine, operations: Sequence[Operation], stamp: Stamp | None = None) -> Outcome:
-        assert stamp is not None
-        self.restarts.append(stamp.restart)
-        return super().apply(source, operations, stamp)
-
-    def position(self, source: Engine) -> Stamp | None:
-        return self.known
-
-
 def test_an_engine_goes_on_where_another_indexer_has_seen_it() -> None:
-    backend = Noting()
+    backend = MemoryBackend()
     index, pool = make(backend)
-    backend.known = Stamp(6, 1006.0)
+    backend.position = lambda source: Stamp(6, 1006.0)  # type: ignore[method-assign]
     for sequence in (6, 7, 9):
         pool.put(message("a", sequence, block(sequence - 6)))
     run(pool)
@@ -219,22 +200,10 @@ def test_of_too_many_pods_the_longest_silent_are_forgotten() -> None:
     assert "kvcache_events_pods_evicted_total 2.0" in index.metrics.render({}, {}, {})
 
 
-class Failing(MemoryBackend):
-    """Does not answer the n-th call."""
-
-    calls, fails_at = 0, 0
-
-    def apply(self, source: Engine, operations: Any, stamp: Stamp | None = None) -> Outcome:
-        self.calls += 1
-        if self.calls == self.fails_at:
-            raise BackendUnavailable("away")
-        return super().apply(source, operations, stamp)
-
-
 @pytest.mark.parametrize("fails_at", [1, 2, 5])
 def test_what_is_lost_is_counted_once_though_the_backend_fails_halfway(fails_at: int) -> None:
     backend = Failing()
-    backend.fails_at = fails_at
+    backend.fails_at = range(fails_at, fails_at + 1)
     index, pool = make(backend)
     stores = [stored([number], [number] * 4) for number in range(2, 6_002)]
     events: list[KVEvent] = [stored([1], PROMPT[:3]), *stores, removed([9**9])]

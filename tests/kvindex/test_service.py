@@ -13,7 +13,6 @@ import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.engine.kvcache.events import EventBatch, encoder
-from app.engine.kvcache.memo import Memo
 from app.kvindex.backend import Backend, BackendUnavailable, RedisSettings, Remove
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.memory import MemoryBackend, weigh_bytes
@@ -91,16 +90,6 @@ def test_events_come_in_and_scores_go_out(index: KvIndex, engine: FakeEngine) ->
     assert stats.queued == 0
 
 
-def test_what_it_keeps_has_names(index: KvIndex) -> None:
-    further = Memo[str, str](1000)
-    made = make(caches={"further": further})
-    assert made.caches["further"] is further and made.caches["index blocks"] is made.index.backend
-    started = {"index messages", "index topics"}
-    assert not started & made.caches.keys() and started < index.caches.keys()
-    assert all(cache.size_bytes <= cache.limit_bytes for cache in index.caches.values())
-    made.close()
-
-
 def test_metrics_are_valid_and_name_every_loss(index: KvIndex, engine: FakeEngine) -> None:
     meet(index, engine)
     engine.publish(stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 99))
@@ -168,29 +157,22 @@ def test_messages_that_wait_for_the_backend_are_taken_up_without_another_one(
     until(lambda: bool(index.index.score("m", PROMPT)))
 
 
-def test_after_an_error_a_thread_waits_and_goes_on(
+def test_after_an_error_a_thread_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    done: list[str] = []
-    step, wait = Subscriber.step, Subscriber.wait
+    step, steps = Subscriber.step, list[None]()
 
     def fail_twice(subscriber: Subscriber, now: float) -> bool:
-        done.append("step")
-        if done.count("step") <= 2:
+        steps.append(None)
+        if len(steps) < 3:
             raise RuntimeError("a fault")
         return step(subscriber, now)
 
-    def noted(subscriber: Subscriber, timeout_s: float) -> None:
-        done.append("wait")
-        wait(subscriber, 0.01)
-
     monkeypatch.setattr(Subscriber, "step", fail_twice)
-    monkeypatch.setattr(Subscriber, "wait", noted)
     made = make()
     made.start()
-    until(lambda: len(done) > 5)
+    until(lambda: len(steps) > 5)
     made.close()
-    assert done[:5] == ["step", "wait", "step", "wait", "step"]
     assert caplog.text.count("RuntimeError: a fault") == 2
 
 
@@ -304,20 +286,6 @@ def test_it_listens_as_soon_as_its_address_is_free(caplog: pytest.LogCaptureFixt
     until(lambda: second._greenlets)
     assert second.address is not None and len(caplog.records) == 1
     listening.close()
-
-
-def test_one_that_is_closed_tries_no_more() -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    socket = context.socket(zmq.SUB)
-    port = socket.bind_to_random_port("tcp://127.0.0.1")
-    index = made(kv_index_bind=f"tcp://127.0.0.1:{port}")
-    listening = Listening(index, retry_s=0.01)
-    listening.start()
-    gevent.sleep(0.03)
-    listening.close()
-    context.destroy(linger=0)
-    gevent.sleep(0.1)
-    assert index._greenlets == []
 
 
 def test_bounds_without_a_setting_are_those_that_the_docs_tell() -> None:

@@ -249,10 +249,6 @@ def test_too_many_models_on_their_way_are_an_error_at_once(loader: Loader) -> No
             models.get(name)
     with pytest.raises(TokenizerServiceError, match="Too many"):
         models.get(further)
-    loader.gates[names[0]].set()
-    eventually(lambda: models.get(names[0]))
-    with pytest.raises(TokenizerServiceError, match="within"):  # there is a place for it
-        models.get(further)
 
 
 def eventually(ask: Callable[[], Tokenizer]) -> Tokenizer:
@@ -262,16 +258,6 @@ def eventually(ask: Callable[[], Tokenizer]) -> Tokenizer:
             return ask()
         except TokenizerServiceError:
             assert time.monotonic() < end_s
-
-
-def test_a_discovered_model_is_loaded_from_its_file(tmp_path: Path, loader: Loader) -> None:
-    (tmp_path / "found").mkdir()
-    (tmp_path / "found/tokenizer.json").write_text("{}")
-    models = TokenizerLibrary(loader, timeout_s=PATIENCE_S, discovery=Discovery(tmp_path, VirtualClock().now))
-    models.get("found")
-    assert loader.calls == [str(tmp_path / "found/tokenizer.json")]
-    with pytest.raises(UnknownModelError, match="`lost`"):
-        models.get("lost")
 
 
 def put(directory: Path, *folders: str) -> None:
@@ -321,8 +307,3 @@ def test_a_model_that_is_mounted_later_is_found_but_the_disk_is_not_read_for_eve
     assert discovery.find("late") is None
     now_s[0] = 10.0
     assert discovery.find("late") == tmp_path / "late/tokenizer.json"
-    put(tmp_path, "later")
-    now_s[0] = 19.9
-    assert discovery.find("later") is None
-    now_s[0] = 20.0
-    assert discovery.find("later") == tmp_path / "later/tokenizer.json"
