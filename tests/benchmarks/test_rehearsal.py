@@ -11,7 +11,6 @@ from pathlib import Path
 from random import Random
 
 import msgspec
-import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,30 +22,20 @@ from app.lab.load.synthetic import Between, Recipe
 from app.lab.load.trace import Load
 from benchmarks.rehearse import command, report
 from benchmarks.rehearse.playing import TURNAROUND_S, Played, RecordedStep, play_offline, play_on
-from benchmarks.rehearse.rehearsal import Comparison, Figure, Rehearsal, draw_loads, limits_for, rehearse
-from benchmarks.rehearse.step_fitting import BENDS, fit_steps, non_negative, predicted
+from benchmarks.rehearse.rehearsal import Comparison, Rehearsal, draw_loads, limits_for, rehearse
+from benchmarks.rehearse.step_fitting import BENDS, fit_steps, predicted
 from config import ConfigError
 from config.profile import CostConstants, EngineLimits, Profile, read_profile
 from tests.benchmarks.stand_in import StandIn
 
 LIMITS = EngineLimits(
-    num_gpu_blocks=40,
-    block_size=4,
-    max_num_seqs=6,
-    max_num_batched_tokens=32,
-    max_model_len=100,
+    num_gpu_blocks=40, block_size=4, max_num_seqs=6, max_num_batched_tokens=32, max_model_len=100,
     async_scheduling=False,
-)
+)  # fmt: skip
 CPU = CostConstants(
-    base=2e-3,
-    weights=16e-3,
-    per_token=1e-3,
-    p=4.0,
-    spill=5e-7,
-    per_context=5e-6,
-    per_attention=1e-6,
+    base=2e-3, weights=16e-3, per_token=1e-3, p=4.0, spill=5e-7, per_context=5e-6, per_attention=1e-6,
     per_sequence=5e-4,
-)
+)  # fmt: skip
 RECIPE = Recipe(input_tokens=Between(20, 90), output_tokens=Between(4, 24), requests=20)
 REQUESTS = st.lists(
     st.tuples(st.sampled_from([0.0, 0.003, 0.05, 2.0]), st.integers(1, 70), st.integers(1, 30)),
@@ -88,7 +77,7 @@ def steps_of(cost: CostConstants, count: int, seed: int) -> list[RecordedStep]:
     return [msgspec.structs.replace(it, seconds=seconds) for it, seconds in zip(steps, told, strict=True)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(requests=REQUESTS, in_flight=st.one_of(st.none(), st.integers(1, 8)))
 def test_an_engine_and_its_simulation_tell_the_same_moments_and_steps(
     requests: list[tuple[float, int, int]], in_flight: int | None
@@ -107,45 +96,37 @@ LATER = 2.0 + TURNAROUND_S
 
 
 @pytest.mark.parametrize(
-    ("requests", "in_flight", "send_s", "first_s", "pauses"),
+    ("requests", "in_flight", "send_s", "first_s"),
     [
-        ([(0.0, 5, 2), (10.0, 5, 1)], None, [0.0, 10.0], [1.0, 11.0], [8.0]),
-        ([(0.0, 5, 2), (0.0, 5, 2), (0.0, 5, 1)], 2, [0.0, 0.0, LATER], [1.0, 1.0, LATER + 1], None),
+        ([(0.0, 5, 2), (10.0, 5, 1)], None, [0.0, 10.0], [1.0, 11.0]),
+        ([(0.0, 5, 2), (0.0, 5, 2), (0.0, 5, 1)], 2, [0.0, 0.0, LATER], [1.0, 1.0, LATER + 1]),
         # What follows another request misses the step that is made at its end.
-        ([(0.0, 5, 2), (0.0, 5, 4), (0.0, 5, 1)], 2, [0.0, 0.0, LATER], [1.0, 1.0, 4.0], None),
+        ([(0.0, 5, 2), (0.0, 5, 4), (0.0, 5, 1)], 2, [0.0, 0.0, LATER], [1.0, 1.0, 4.0]),
     ],
 )
 def test_the_client_sends_when_a_request_is_due_and_has_a_place(
-    requests: list[tuple[float, int, int]],
-    in_flight: int | None,
-    send_s: list[float],
-    first_s: list[float],
-    pauses: list[float] | None,
+    requests: list[tuple[float, int, int]], in_flight: int | None, send_s: list[float], first_s: list[float]
 ) -> None:
     engine = StandIn(LIMITS, CostConstants(base=1.0))
     seen = play_on(engine, load_of(requests), in_flight, engine.clock).recording
     assert seen.send_s == pytest.approx(send_s) and seen.first_s == pytest.approx(first_s)
-    assert pauses is None or engine.pauses == pytest.approx(pauses)
+    assert in_flight or engine.pauses == pytest.approx([8.0])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
-    bend=st.sampled_from(BENDS),
-    seed=st.integers(0, 5),
-    costs=st.fixed_dictionaries(
-        {
-            "base": SECONDS,
-            "per_sequence": SECONDS,
-            "per_token": st.sampled_from([1e-6, 1e-4, 1e-3]),
-            "per_context": st.sampled_from([0.0, 1e-8, 5e-6]),
-            "mixed_context": st.sampled_from([0.0, 1e-6]),
-            "spill": st.sampled_from([0.0, 5e-7]),
-        }
+    st.sampled_from(BENDS),
+    st.integers(0, 5),
+    st.builds(
+        CostConstants,
+        base=SECONDS, per_sequence=SECONDS, per_token=st.sampled_from([1e-6, 1e-4, 1e-3]),
+        per_context=st.sampled_from([0.0, 1e-8, 5e-6]), mixed_context=st.sampled_from([0.0, 1e-6]),
+        spill=st.sampled_from([0.0, 5e-7]),
     ),
-)
-def test_a_fit_finds_what_steps_cost(bend: tuple[float, float], seed: int, costs: dict[str, float]) -> None:
-    (knee, p), per_token = bend, costs["per_token"]
-    cost = CostConstants(**costs, weights=knee * per_token, p=p, per_attention=per_token / 1000)
+)  # fmt: skip
+def test_a_fit_finds_what_steps_cost(bend: tuple[float, float], seed: int, cost: CostConstants) -> None:
+    (knee, p), per_token = bend, cost.per_token
+    cost = msgspec.structs.replace(cost, weights=knee * per_token, p=p, per_attention=per_token / 1000)
     fit = fit_steps(steps_of(cost, 200, seed))
     others = steps_of(cost, 100, seed + 100)
     assert predicted(fit.cost, others) == pytest.approx([it.seconds for it in others], rel=5e-3)
@@ -166,33 +147,14 @@ def test_a_fit_names_the_constants_and_nearly_finds_a_bend_between_those_that_ar
 
 def test_steps_that_something_else_made_long_change_the_level_and_not_the_shape() -> None:
     steps, random = steps_of(CPU, 600, 1), Random(1)
-    slow = [
-        msgspec.structs.replace(
-            it, seconds=it.seconds * random.uniform(0.98, 1.02) * (4 if not place % 50 else 1)
-        )
-        for place, it in enumerate(steps)
-    ]
+    slow = []
+    for place, it in enumerate(steps):
+        seconds = it.seconds * random.uniform(0.98, 1.02) * (4 if not place % 50 else 1)
+        slow.append(msgspec.structs.replace(it, seconds=seconds))
     cost = fit_steps(slow).cost
     assert sum(predicted(cost, slow)) == pytest.approx(sum(it.seconds for it in slow))
     shares = [ours / theirs.seconds for ours, theirs in zip(predicted(cost, steps), steps, strict=True)]
     assert max(shares) / min(shares) < 1.05
-
-
-@given(
-    rows=st.lists(st.lists(st.integers(0, 9), min_size=4, max_size=4), min_size=4, max_size=12),
-    aims=st.lists(st.integers(-9, 9), min_size=12, max_size=12),
-)
-def test_least_squares_without_negative_numbers_cannot_be_bettered(
-    rows: list[list[int]], aims: list[int]
-) -> None:
-    columns = numpy.array(rows, dtype=float).T
-    gram, target = columns @ columns.T, columns @ numpy.array(aims[: len(rows)], dtype=float)
-    x = non_negative(gram, target)
-    slopes = target - gram @ x
-    for value, slope in zip(x, slopes, strict=True):
-        assert value >= 0
-        assert slope < 1e-3, "more of it would be better"
-        assert value < 1e-9 or slope > -1e-3, "less of it would be better"
 
 
 def rehearsed(noise: float = 0.0) -> Rehearsal:
@@ -213,48 +175,16 @@ def test_an_engine_of_the_family_is_rehearsed_without_an_error(good: Rehearsal) 
     for it in good.comparisons:
         assert it.same_steps and it.noise < 1e-9
         assert all(abs(figure.error) < 1e-3 for figure in it.figures)
-
-
-def test_what_is_compared_is_not_what_was_fitted() -> None:
-    loads = draw_loads(RECIPE, (2, 5))
-    compared = list(loads.compared[2].input_tokens)
-    others = [list(it.input_tokens) for of in loads.calibrating for it in of.values()]
-    assert compared not in [it[: len(compared)] for it in others]
-    assert [len(it) for it in others] == [10, 10, 10, 10]
-
-
-def test_an_engine_that_is_not_always_as_fast_is_still_told_within_the_bound() -> None:
-    rehearsal = rehearsed(noise=0.05)
-    assert rehearsal.within
-    assert rehearsal.comparisons[0].noise > 1e-3
-
-
-def test_an_engine_has_room_for_all_that_is_in_flight() -> None:
-    limits = limits_for(draw_loads(RECIPE, (3, 5)), 2)
-    assert limits.max_num_seqs == limits.max_num_batched_tokens == 5
-    assert limits.max_model_len == 256
-    assert limits.num_gpu_blocks == 8 * 256 // 16 + 1
+    slower = rehearsed(noise=0.05)
+    assert slower.within and slower.comparisons[0].noise > 1e-3
 
 
 def played(scale: float, steps: int = 3) -> Played:
     """Three requests at once, of 2 tokens each."""
-    first, last = [0.1 * scale, 0.2 * scale, 0.3 * scale], [1.1 * scale, 1.2 * scale, 1.3 * scale]
-    recording = Recording(
-        name="-",
-        arrival_s=[0.0] * 3,
-        send_s=[0.0] * 3,
-        first_s=first,
-        last_s=last,
-        input_tokens=[5] * 3,
-        output_tokens=[2] * 3,
-    )
+    first, last = ([begin + place * 0.1 * scale for place in (1, 2, 3)] for begin in (0.0, scale))
+    zero, lengths = [0.0] * 3, {"input_tokens": [5] * 3, "output_tokens": [2] * 3}
+    recording = Recording(name="-", arrival_s=zero, send_s=zero, first_s=first, last_s=last, **lengths)
     return Played(recording, [RecordedStep(3, 3, 0, 0.0, 0, 0.1)] * steps)
-
-
-def test_noise_is_between_both_plays_and_error_between_the_simulation_and_their_middle() -> None:
-    figure = Figure("TTFT p50", first_s=0.9, again_s=1.1, simulated_s=0.95)
-    found = (figure.real_s, figure.noise, figure.error, figure.most)
-    assert found == pytest.approx((1.0, 0.2, -0.05, 0.3))
 
 
 def test_the_median_error_may_exceed_the_noise_by_5_points_and_single_ones_by_10() -> None:
@@ -274,26 +204,18 @@ def test_the_median_error_may_exceed_the_noise_by_5_points_and_single_ones_by_10
 
 def test_the_report_tells_the_figures_the_costs_and_a_verdict(good: Rehearsal) -> None:
     text = report.table(good)
-    assert "2 in flight: 20 requests, " in text
-    assert "5 in flight: 20 requests, " in text
+    assert "2 in flight: 20 requests, " in text and "5 in flight: 20 requests, " in text
     assert text.count("the same in the simulation") == 2
     assert re.search(r"a step costs: base [\d.]+ us, weights [\d.e+]+ us, per-token [\d.]+ us, spill ", text)
     assert text.endswith("within the bound: noise + 5% in the median, noise + 10% each")
-    bad = msgspec.structs.replace(
-        good, comparisons=[Comparison(7, played(1.0), played(1.0), played(2.0, steps=4))]
-    )
+    worse = Comparison(7, played(1.0), played(1.0), played(2.0, steps=4))
+    bad = msgspec.structs.replace(good, comparisons=[worse])
     assert "3 steps, 4 in the simulation" in report.table(bad)
     assert "NOT within the bound with 7 in flight" in report.verdict(bad)
-
-
-def test_the_figures_as_json(good: Rehearsal) -> None:
     document = json.loads(report.as_json(good))
-    assert document["within"] is True
-    assert document["cost"]["base"] == pytest.approx(CPU.base, rel=0.01)
+    assert document["within"] is True and document["cost"]["base"] == pytest.approx(CPU.base, rel=0.01)
     [two, five] = document["loads"]
-    assert (two["in_flight"], five["in_flight"]) == (2, 5)
-    assert list(two["figures"])[:4] == ["TTFT mean", "TTFT p50", "TTFT p90", "ITL mean"]
-    assert len(two["figures"]) == 9
+    assert (two["in_flight"], five["in_flight"], len(two["figures"])) == (2, 5, 9)
     figure = two["figures"]["E2E p90"]
     assert figure["error"] == pytest.approx(figure["simulated_s"] / figure["first_s"] - 1)
 
@@ -323,15 +245,11 @@ def test_what_a_play_wrote_is_a_recording_that_calibrate_reads(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--in-flight", "0"], "--in-flight: '0' must be a whole number from 1 to 256"),
         (["--in-flight", "4,,8"], "--in-flight: '' must be a whole number from 1 to 256"),
         (["--input-tokens", "9-3"], "--input-tokens: '9-3' 9 must not exceed 3"),
         (["--output-tokens", "1"], "no reply has two tokens, so there is no time between tokens"),
-        (["--requests", "3"], "--requests: '3' must be a whole number from 4 to 100000"),
-        (["--rate", "0"], "--rate: '0' must be a number above 0"),
         (["--bogus"], "unknown flag --bogus"),
         (["--json", "/nowhere/it.json"], "/nowhere/it.json: there is no folder /nowhere"),
-        (["--out", "/proc/nowhere/it"], "/proc/nowhere/it: "),
     ],
 )
 def test_bad_flags_are_told_in_one_line(
@@ -340,10 +258,7 @@ def test_bad_flags_are_told_in_one_line(
     is_usage = "must" in complaint or "unknown flag" in complaint
     assert cli.main(["rehearse", *flags]) == (2 if is_usage else 1)
     out, err = capsys.readouterr()
-    assert not out
-    assert err.startswith("error: ")
-    assert complaint in err
-    assert err.count("\n") == 1
+    assert not out and err.startswith("error: ") and complaint in err and err.count("\n") == 1
 
 
 def test_without_torch_a_line_says_what_to_install(
@@ -352,6 +267,5 @@ def test_without_torch_a_line_says_what_to_install(
     monkeypatch.setitem(sys.modules, "torch", None)
     assert command.run(["--model", "tiny"]) == 1
     err = capsys.readouterr().err
-    assert err.startswith("error: ")
+    assert err.startswith("error: ") and err.count("\n") == 1
     assert err.endswith("pip install -r requirements-engine.txt\n")
-    assert err.count("\n") == 1

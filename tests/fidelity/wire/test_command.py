@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from app.lab.fidelity.search import pooled, spread
-from tests.fidelity.test_calibrate import problem
 from tests.fidelity.test_command import DRAWN, figures
 from tests.running_server import ROOT
 
@@ -20,12 +18,6 @@ def test_processes_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     swept = ["--seconds", "5", "--sweep", "rate=2:4:2"]
     for argv in (fleet, swept):
         assert figures(capsys, *argv, "--processes", "2") == figures(capsys, *argv, "--processes", "1")
-
-
-def test_processes_find_what_one_does() -> None:
-    made, candidates = problem(), [[0.1, 0.0, 0.0], [0.0, -0.2, 0.3]]
-    with pooled(2) as pool:
-        assert spread(pool, made.loss, candidates) == [made.loss(x) for x in candidates]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
