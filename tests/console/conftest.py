@@ -29,9 +29,9 @@ def browser() -> Iterator[Browser]:
         chromium.close()
 
 
-def until(holds: Callable[[], object], what: str) -> None:
-    """Waits until it holds. AssertionError, with `what`, after `PATIENCE_S`."""
-    deadline = time.monotonic() + PATIENCE_S
+def until(holds: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
+    """Waits until it holds. AssertionError, with `what`, after `patience_s`."""
+    deadline = time.monotonic() + patience_s
     while not holds():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)

@@ -13,11 +13,9 @@ import pytest
 from app.console import bars
 from app.console import feed as feeds
 from app.console.bars import Origin
-from app.console.feed import MOST_CONSOLES, ClientQueue, Feed
+from app.console.feed import ClientQueue, Feed
 from app.console.frames import Frame
 from app.engine.core.batch import Phase
-from app.serving.http.errors import ApiError
-from config.settings import StepSettings
 from tests.console.watched import Page, Watched, quick_profile
 
 SLOW = {"time_to_first_token": 1.0, "inter_token_latency": 0.1}
@@ -110,28 +108,6 @@ def test_steps_are_told_one_by_one_with_what_they_hold() -> None:
     )
 
 
-def test_chunks_of_a_prompt_are_told_when_they_are_computed() -> None:
-    profile = quick_profile(max_num_seqs=4, max_num_batched_tokens=1000)
-    it = Watched(slots=4, sections={"steps": StepSettings(max_num_batched_tokens=1000)}, profile=profile)
-    it.ask("a", prompt_ids=list(range(3500)), max_tokens=3)
-    for _ in range(30):
-        page = it.frame(0.1)
-    number = page.number_of("a")
-    ends_ms = [row[0] + row[1] for row in page.steps if row[2] == 1000]
-    assert len(ends_ms) == 3
-    assert page.chunks == [(number, pytest.approx(end_ms, abs=0.1)) for end_ms in ends_ms]
-
-
-def test_without_steps_what_was_computed_between_frames_is_told() -> None:
-    it = Watched(**SLOW)
-    it.frame()
-    it.ask("a", prompt_ids=list(range(40)), max_tokens=6)
-    for _ in range(10):
-        it.frame()
-    assert sum(row[2] for row in it.page.steps) == 40
-    assert sum(row[3] for row in it.page.steps) == 6
-
-
 @pytest.mark.parametrize("steps", [False, True])
 def test_the_map_of_blocks_is_the_caches(steps: bool) -> None:
     """Prompts that share beginnings, more than the cache holds: blocks are shared, cached, evicted."""
@@ -212,22 +188,6 @@ def test_a_picture_and_the_frames_behind_it_tell_what_all_frames_tell() -> None:
     assert {number: late.tokens.get(number) for number in live} == {
         number: it.page.tokens.get(number) for number in live
     }
-
-
-def test_nothing_is_attached_while_nobody_looks() -> None:
-    it = Watched(seen=False, slots=4, blocks=100, profile=quick_profile(), max_loras=1)
-    cache, executor = it.harness.cache, it.harness.engine.executor
-    assert cache is not None
-    assert cache.pool.observers == [] and executor.watch_step is None
-    it.look()
-    assert cache.pool.observers != [] and executor.watch_step is not None
-    it.ask("a", prompt_ids=list(range(30)))
-    it.frame()
-    it.observer.end()
-    assert cache.pool.observers == [] and executor.watch_step is None
-    it.ask("b", prompt_ids=list(range(30)))  # whose context was made while somebody looked
-    it.harness.clock.advance(10)
-    assert it.observer.bars.size_bytes == 0 and not list(it.observer.bars.live())
 
 
 def test_who_comes_late_sees_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,17 +293,6 @@ def test_the_engine_is_observed_as_long_as_somebody_looks(it: Watched) -> None:
     assert read(third, 2)[0] == "picture"
     feed.close()
     assert len(feed) == 0 and third.gone
-
-
-def test_there_are_few_consoles(it: Watched) -> None:
-    feed = feed_of(it)
-    boxes = [feed.open() for _ in range(MOST_CONSOLES)]
-    with pytest.raises(ApiError, match="consoles already") as refused:
-        feed.open()
-    assert refused.value.status == 503
-    boxes.pop().close()
-    feed.open()
-    feed.close()
 
 
 def test_a_browser_that_does_not_read_loses_frames_and_gets_the_whole_picture(

@@ -9,7 +9,7 @@ import pytest
 
 from app import create_app
 from app.console import page
-from app.console.bars import MOST_CHARACTERS, Origin
+from app.console.bars import Origin
 from app.console.page import FOLDER, SCRIPTS, STYLES
 from app.console.routes import SHOWN_SETTING, describe, shown
 from app.engine.core.request import ScriptedReply
@@ -81,7 +81,6 @@ def test_actions_act_also_without_the_development_routes() -> None:
     [
         ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "4bf92f3577b34da6a3ce929d0e0e4736"),
         ("00-<b>-00f067aa0ba902b7-01", ""),
-        ("x" * 10_000, ""),
         (f"00-{'a' * 10_000}-b-01", ""),
     ],
 )
@@ -102,27 +101,14 @@ def test_what_clients_choose_is_kept_short(traceparent: str, trace_id: str) -> N
         (ScriptedReply(passes=True), "passes: True"),
         (ScriptedReply(text="x" * 10**7, calls=()), "text: 'xxx"),
         (dict.fromkeys(range(10**6), 0.5), "{0: 0.5, 1: 0.5"),
-        ([["a" * 10**6] * 10**6] * 10**6, "[['aaa"),
         ([[[["deep"]]]], "[[[...]]]"),
     ],
-    ids=["struct", "long text", "many", "long list", "deep"],
+    ids=["struct", "long text", "many", "deep"],
 )
 def test_a_setting_of_any_size_is_told_in_short(value: object, told: str) -> None:
     shown_value = shown(value)
     assert isinstance(shown_value, str) and shown_value.startswith(told)
     assert len(shown_value) <= SHOWN_SETTING
-
-
-def test_an_id_of_any_length_is_told_in_short() -> None:
-    it = Watched(slots=2, blocks=50)
-    it.ask("i" * 1_000_000, max_tokens=30)
-    (row,) = it.frame().bars.values()
-    assert row[1] == "i" * MOST_CHARACTERS
-
-
-def test_a_request_that_is_not_known_is_404(keyed: Any) -> None:
-    for number in ("1", "x", "-1", "9" * 30, "<b>"):
-        assert keyed.get(f"/admin/console/requests/{number}", headers=KEY).status_code == 404, number
 
 
 def test_a_request_is_told_with_prompt_settings_tokens_and_blocks() -> None:

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.serving.faults.fault import PATHS, Fault, FaultScript, RequestFacts
@@ -29,36 +29,16 @@ from config.sections.api import FAILURE_TYPES
 from tests.faults.asking import CHAT, TEXT, asking
 
 
-def test_a_list_of_objects_becomes_rules() -> None:
-    rules = parse_fault_rules('[{"action": "disconnect", "after": 3}, {"action": "error", "status": 503}]')
-    assert rules == (DisconnectRule(after=3), ErrorRule(status=503))
-
-
-def test_no_rules_are_rules_too_and_an_action_needs_nothing_but_its_name() -> None:
-    assert [parse_fault_rules(text) for text in (None, "", "[]")] == [()] * 3
-    assert [parse_fault(action).action for action in ACTIONS] == list(ACTIONS)
-
-
 @pytest.mark.parametrize(
     ("rule", "flaw"),
     [
         ({"action": "disconect"}, "did you mean disconnect?"),
-        ({"action": None}, "there are error, rate-limit"),
         ({}, "there are error, rate-limit"),
         ("error", "a rule is an object"),
         ({"action": "error", "stauts": 500}, "unknown field `stauts`"),
         ({"action": "error", "status": 200}, "`int` >= 400 - at `$.status`"),
-        ({"action": "error", "status": 600}, "`int` <= 599 - at `$.status`"),
-        ({"action": "error", "retry_after": 1.5}, "at `$.retry_after`"),
-        ({"action": "disconnect", "after": -1}, "at `$.after`"),
-        ({"action": "malformed-chunk", "chunk": 0}, "at `$.chunk`"),
-        ({"action": "stall", "seconds": 0}, "at `$.seconds`"),
         ({"action": "stall", "seconds": float("nan")}, "at `$.seconds`"),
-        ({"action": "stall", "seconds": float("inf")}, "at `$.seconds`"),
-        ({"action": "empty", "probability": 1.1}, "at `$.probability`"),
         ({"action": "rate-limit", "rate": 1e-300}, "at `$.rate`"),
-        ({"action": "rate-limit", "token_rate": 1e-7}, "at `$.token_rate`"),
-        ({"action": "empty", "nth": 0}, "at `$.nth`"),
         ({"action": "empty", "api": "chats"}, "at `$.api`"),
         ({"action": "empty", "name": "\ud800"}, "half a character"),
     ],
@@ -77,12 +57,12 @@ def test_in_a_yaml_file_rules_are_written_as_yaml(tmp_path: Path) -> None:
     path.write_text(
         "fault-rules:\n- action: disconnect\n  after: 3\n  every: 2\n- {action: error, status: 503}\n"
     )
-    settings = load(["--config", str(path)], {})
-    assert parse_fault_rules(settings.failures.fault_rules) == (
+    loaded = load(["--config", str(path)], {})
+    assert parse_fault_rules(loaded.failures.fault_rules) == (
         DisconnectRule(after=3, every=2),
         ErrorRule(status=503),
     )
-    assert settings.dump()["fault-rules"][0] == {"action": "disconnect", "after": 3, "every": 2}
+    assert loaded.dump()["fault-rules"][0] == {"action": "disconnect", "after": 3, "every": 2}
 
 
 def test_a_header_may_be_short_or_json() -> None:
@@ -97,15 +77,11 @@ def test_a_header_may_be_short_or_json() -> None:
 @pytest.mark.parametrize(
     ("text", "flaw"),
     [
-        ("", "no action ''"),
         ("after=3", "no action 'after=3'"),
         ("disconnect; after", "is not a field and its value"),
         ("disconnect; after=1; after=2", "each once"),
-        ("disconnect; after=soon", "at `$.after`"),
-        ("error; headers=a", "at `$.headers`"),
         ("x" * 8000, "no action 'xxx"),
         ("{", "not JSON"),
-        ('{"action": "empty"} x', "not JSON"),
         ('{"a":' * 9000, "not JSON"),
     ],
 )
@@ -115,6 +91,7 @@ def test_a_wrong_header_says_what_is_wrong(text: str, flaw: str) -> None:
     assert flaw in str(refused.value) and len(str(refused.value)) < 300
 
 
+@settings(max_examples=25)
 @given(
     st.text(max_size=60) | st.sampled_from(list(ACTIONS)).flatmap(lambda a: st.just(a + ";x=") | st.just(a))
 )
@@ -164,19 +141,12 @@ def decided(*rules: dict[str, Any], request: RequestFacts | None = None) -> Faul
     return fault
 
 
-def test_a_rule_without_matchers_strikes_everyone() -> None:
-    assert struck(script({"action": "empty"}), asking(), asking(TEXT), asking(model=None)) == [True] * 3
-
-
 @pytest.mark.parametrize(
     ("matcher", "hit", "miss"),
     [
-        ({"model": "m"}, asking(), asking(model="other")),
         ({"model": "m"}, asking(), asking(model=None)),
-        ({"path": TEXT}, asking(TEXT), asking(CHAT)),
+        ({"api": "completions"}, asking(TEXT), asking(CHAT)),
         ({"path": "/v1/chat/*"}, asking(CHAT), asking(TEXT)),
-        ({"headers": {"X-Team": "a"}}, asking(X_Team="a"), asking(X_Team="b")),
-        ({"headers": {"X-Team": None}}, asking(X_Team="b"), asking()),
         ({"headers": {"X-Team": "a", "X-B": None}}, asking(X_Team="a", X_B=""), asking(X_Team="a")),
         ({"model": "m", "path": TEXT}, asking(TEXT), asking(CHAT)),
     ],
@@ -185,17 +155,12 @@ def test_a_matcher_lets_others_pass(matcher: dict[str, Any], hit: RequestFacts, 
     assert struck(script({"action": "empty", **matcher}), miss, hit) == [False, True]
 
 
-@pytest.mark.parametrize("pattern", ["*", "*a", "[", "[!", "?", "*?", "[a-]"])
+@pytest.mark.parametrize("pattern", ["*a", "[!", "*?"])
 def test_a_pattern_made_to_be_slow_is_not(pattern: str) -> None:
     slow = script({"action": "empty", "path": (pattern * 256)[:256]})
     begun_s = time.process_time()
     struck(slow, asking("/v1/chat/completions" * 2))
     assert time.process_time() - begun_s < 0.02
-
-
-@pytest.mark.parametrize(("family", "path"), PATHS.items())
-def test_a_family_is_one_path(family: str, path: str) -> None:
-    assert struck(script({"action": "empty", "api": family}), asking(path), asking("/v1/x")) == [True, False]
 
 
 def test_nth_and_every_count_the_requests_that_fit() -> None:
@@ -223,28 +188,6 @@ def test_the_first_rule_that_strikes_decides_and_all_of_them_count() -> None:
     first, second = (rules.fault_for(asking(), RNG, 0.0) for _ in range(2))
     assert first and first.name == "empty"
     assert second and second.name == "second" and second.error and second.error.status == 500
-
-
-def test_an_error_is_as_it_was_described() -> None:
-    fault = decided({"action": "error", "status": 429, "retry_after": 7, "param": "p"})
-    assert fault.error and (fault.error.status, fault.error.type) == (429, "RateLimitError")
-    assert fault.error.headers == {"Retry-After": "7"} and fault.error.param == "p"
-    fault = decided({"action": "error", "status": 418, "type": "Teapot", "message": "short and stout"})
-    assert fault.error and (fault.error.type, fault.error.message) == ("Teapot", "short and stout")
-
-
-def test_waits_become_delays_of_the_generation() -> None:
-    assert decided({"action": "stall", "seconds": 2, "after": 3}).delays == ((3, 2.0),)
-    assert decided({"action": "slow-first-token", "seconds": 5}).delays == ((0, 5.0),)
-
-
-@pytest.mark.parametrize(
-    "action", ["disconnect", "truncate", "truncated-json", "malformed-chunk", "missing-done", "empty"]
-)
-def test_what_happens_to_bytes_is_handed_on(action: str) -> None:
-    fault = decided({"action": action})
-    assert fault.damage is not None and fault.damage.action == action
-    assert fault.error is None and not fault.delays
 
 
 def test_a_quota_is_told_while_it_lasts_and_then_says_truly_when_to_come_back() -> None:
@@ -276,11 +219,6 @@ def test_a_quota_of_tokens_holds_a_big_request_back_and_takes_no_request_for_it(
     assert fault.headers["x-ratelimit-remaining-requests"] == "598"
     assert fault.headers["x-ratelimit-remaining-tokens"] == "0"
     assert fault.headers["x-ratelimit-reset-tokens"] == "1m40s"
-
-
-def test_a_request_of_more_tokens_than_there_can_be_takes_them_all() -> None:
-    rules = script({"action": "rate-limit", "token_rate": 60, "token_burst": 10})
-    assert struck(rules, asking(tokens=1000), asking(tokens=1)) == [False, True]
 
 
 def test_less_than_one_request_per_minute_is_a_quota_too() -> None:

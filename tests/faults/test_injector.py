@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.serving.faults.fault import error_type, failure
+from app.serving.faults.fault import failure
 from app.serving.faults.injector import MOST_CHARACTERS, MOST_HEADER_RULES, FaultInjector
 from config.live import LiveSettings
 from config.loader import load
@@ -45,7 +45,7 @@ def test_each_type_of_failure_has_its_status_type_param_and_words(kind: str) -> 
     assert failed.message.startswith(FAILURES[kind][3]) and "{" not in failed.message
 
 
-@pytest.mark.parametrize("rate", [0, 1, 30, 99, 100])
+@pytest.mark.parametrize("rate", [0, 30, 100])
 def test_so_many_percent_fail(rate: int) -> None:
     plan, _ = planned(failure_injection_rate=rate)
     assert plan.is_quiet is (rate == 0)
@@ -63,14 +63,6 @@ def test_a_change_of_the_rate_and_the_types_holds_from_the_next_request_on() -> 
     assert named.keys() == set(FAILURE_TYPES)
     live.change({"failure-injection-rate": 0})
     assert plan.is_quiet and {status(plan) for _ in range(10)} == {None}
-
-
-def test_the_same_seed_draws_the_same_failures() -> None:
-    def drawn() -> list[int | None]:
-        plan, _ = planned(failure_injection_rate=50)
-        return [status(plan) for _ in range(50)]
-
-    assert drawn() == drawn() and len(set(drawn())) > 3
 
 
 def test_changed_rules_count_anew_and_others_go_on() -> None:
@@ -115,13 +107,7 @@ def test_a_header_that_does_not_strike_leaves_it_to_the_others() -> None:
     assert "x-ratelimit-limit-requests" in fault.headers
 
 
-@pytest.mark.parametrize("asked", [400, 404, 418, 422, 429, 500, 503, 599])
-def test_a_request_gets_the_status_that_it_asks_for(asked: int) -> None:
-    fault = planned()[0].fault_for(asking(X_Return_Error=str(asked)))
-    assert fault and fault.error and (fault.error.status, fault.error.type) == (asked, error_type(asked))
-
-
-STATUSES = ("oops", "4.5", "399", "600", "-500", "0", "5" * 5000, " ", "0x1f4", "٤٠٤")
+STATUSES = ("oops", "399", "600", "5" * 5000, "٤٠٤")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import logging
-import re
 from contextlib import closing
 from hashlib import blake2b
 from itertools import pairwise
@@ -44,22 +43,25 @@ KEY = form_of("POST", CHAT, "application/json", bytes_of(ONE.request.body), Fals
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\x00\x1f\x8b", b"a,b\n1,2\n", b"{}\n", b'{"format": "har", "version": 1}\n']
+    ("content", "why"),
+    [
+        (b"", "is no recording of python -m app record --proxy"),
+        (b"\x00\x1f\x8b", "is no recording"),
+        (b'{"format": "har", "version": 1}\n', "is no recording"),
+        (HEADER.replace(b'"version":1', b'"version":7'), "has version 7 of the format; this is for 1"),
+        (HEADER + b"{}\n" + line_of(ONE), "line 2 is no exchange"),
+        (HEADER + b"\n" + line_of(ONE), "line 2 is no exchange"),
+        (HEADER + line_of(ONE).replace(b'"end_s":0}', b'"end_s":1e300}'), "line 2 is no exchange"),
+    ],
 )
-def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
     (tmp_path / "r").write_bytes(content)
     for read in (check, Recording):
-        with pytest.raises(RecordingError, match="is no recording of python -m app record --proxy"):
+        with pytest.raises(RecordingError, match=why):
             read(str(tmp_path / "r"))
 
 
-def test_another_version_is_named(tmp_path: Path) -> None:
-    (tmp_path / "r").write_bytes(HEADER.replace(b'"version":1', b'"version":7'))
-    with pytest.raises(RecordingError, match="has version 7 of the format; this is for 1"):
-        check(str(tmp_path / "r"))
-
-
-@pytest.mark.parametrize("cut", [1, 10, 100])
+@pytest.mark.parametrize("cut", [1, 100])
 def test_a_last_line_that_was_cut_off_is_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int
 ) -> None:
@@ -67,13 +69,6 @@ def test_a_last_line_that_was_cut_off_is_left_out(
     with caplog.at_level(logging.WARNING), closing(Recording(path)) as recording:
         assert len(recording) == 2
     assert [record.getMessage() for record in caplog.records] == [f"{path}: line 4 is cut off, and left out"]
-
-
-@pytest.mark.parametrize("line", [b"{}", b"", b"[]", b'{"at_s": 0, "request": {"method": 1}}', b"\xff"])
-def test_a_broken_line_in_the_midst_is_named(tmp_path: Path, line: bytes) -> None:
-    (tmp_path / "r").write_bytes(HEADER + line + b"\n" + line_of(ONE))
-    with pytest.raises(RecordingError, match="line 2 is no exchange"):
-        check(str(tmp_path / "r"))
 
 
 def test_a_line_that_is_too_long_is_left_out(
@@ -108,33 +103,7 @@ def test_what_tells_how_alike_requests_are_is_bounded(
     Recording(path).close()
 
 
-def test_what_many_ask_for_is_held_once(tmp_path: Path) -> None:
-    with closing(Recording(written(tmp_path / "r", [ONE]))) as recording:
-        assert recording.next_answer(KEY) is recording.next_answer(KEY)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        *(
-            b'"chunks":[[-1.0,""]]',
-            b'"chunks":[[1e7,""]]',
-            b'"chunks":[[0.0,{"base64":"?"}]]',
-            b'"chunks":{}',
-        ),
-        *(b'"status":7', b'"end_s":1e300', b'"head_s":-1'),
-    ],
-)
-def test_a_line_whose_answer_is_none_is_named(tmp_path: Path, wrong: bytes) -> None:
-    name = wrong.partition(b":")[0]
-    line = re.sub(name + rb":(?:\[\[.*?\]\]|[\d.]+)", lambda _: wrong, line_of(ONE))
-    assert wrong in line
-    (tmp_path / "r").write_bytes(HEADER + line)
-    with pytest.raises(RecordingError, match="line 2 is no exchange"):
-        check(str(tmp_path / "r"))
-
-
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.binary() | st.text().map(str.encode))
 @example(b"\x1f\x8b")
 def test_bytes_are_written_and_read_as_they_are(content: bytes) -> None:
@@ -153,16 +122,11 @@ def form(body: Any, target: str = CHAT, content_type: str = "application/json") 
     "other",
     [
         {"messages": chat("Hi")["messages"], "model": "m"},
-        chat("Hi", user="somebody", metadata={"run": 7}, request_id="r"),
-        chat("Hi", temperature=None, stream=None),
+        chat("Hi", user="somebody", metadata={"run": 7}, request_id="r", stream=None),
     ],
 )
 def test_order_of_keys_volatile_fields_and_nulls_make_no_difference(other: dict[str, Any]) -> None:
-    assert form(chat("Hi")).key == form(other).key
-
-
-def test_a_whole_number_may_be_written_with_a_point() -> None:
-    assert form(chat("Hi", temperature=1)).key == form(chat("Hi", temperature=1.0)).key
+    assert form(chat("Hi", temperature=1)).key == form({**other, "temperature": 1.0}).key
 
 
 @pytest.mark.parametrize(
@@ -172,27 +136,21 @@ def test_what_changes_the_answer_makes_a_difference(other: dict[str, Any]) -> No
     assert form(chat("Hi")).key != form(other).key
 
 
+@pytest.mark.parametrize("body", [b"", b"\xff", b"[" * 100_000, b"[1, 2]"])
+def test_what_is_no_json_object_is_equal_to_itself_but_for_the_boundary_of_a_form(body: bytes) -> None:
+    assert form(body).key == form(body).key != form(body + b"x").key
+    mixed = [
+        form(b"--%s\r\n\r\n1" % mark, "/v1/a", f"multipart/form-data; boundary={mark.decode()}")
+        for mark in (b"a", b"b")
+    ]
+    assert mixed[0].key == mixed[1].key
+
+
 def test_path_and_query_make_a_difference_but_for_secrets_and_escapes() -> None:
     assert form({}, "/v1/a?x=1").key != form({}, "/v1/a?x=2").key
     assert form({}, "/v1/a").key != form({}, "/v1/b").key
     assert form({}, "/v1/a?api_key=1").key == form({}, "/v1/a?api_key=2").key
     assert form({}, "/v1/%61").key == form({}, "/v1/a").key
-
-
-def test_the_boundary_of_a_form_makes_no_difference() -> None:
-    bodies = [f'--{mark}\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n' for mark in ("one", "two")]
-    kinds = [f"multipart/form-data; boundary={mark}" for mark in ("one", "two")]
-    one, two = (
-        form(body.encode(), "/v1/audio/transcriptions", kind)
-        for body, kind in zip(bodies, kinds, strict=True)
-    )
-    assert one.key == two.key
-
-
-@pytest.mark.parametrize("body", [b"", b"\xff", b"{", b"[" * 100_000, b"[1, 2]", b'{"a": "\\ud800"}'])
-def test_what_is_no_json_object_is_equal_to_itself(body: bytes) -> None:
-    assert form(body).key == form(body).key
-    assert form(body).key != form(body + b"x").key
 
 
 JSON = st.recursive(
@@ -275,6 +233,7 @@ BODIES = (
 )
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.sampled_from(BODIES), st.lists(st.integers(0, 200), max_size=5))
 def test_a_body_in_pieces_is_masked_as_it_is_whole(body: str, cuts: list[int]) -> None:
     data = body.encode()
@@ -286,15 +245,6 @@ def test_a_body_in_pieces_is_masked_as_it_is_whole(body: str, cuts: list[int]) -
     assert b"".join(masked) == b"".join(masked_pieces([data]))
     if mask_text(body) == body:
         assert masked == pieces
-
-
-def test_pieces_without_secrets_keep_their_bytes() -> None:
-    pieces = [b'{"content": "K', "ö"[:1].encode()[:1], "ö".encode()[1:], b'ln", "key": "k"}']
-    assert masked_pieces(pieces) == [*pieces[:3], b'ln", "key": "***"}']
-
-
-def test_what_stands_for_a_secret_is_where_the_secret_began() -> None:
-    assert masked_pieces([b'{"key": "ab', b"cd", b'ef", "n": 1}']) == [b'{"key": "***"', b"", b', "n": 1}']
 
 
 def test_escapes_beyond_latin_1_are_still_json() -> None:
@@ -312,11 +262,6 @@ def test_headers_keep_their_order_and_their_doubles() -> None:
         ("set-cookie", "***"),
         ("Vary", "e"),
     ]
-
-
-def test_a_compressed_body_is_kept_as_it_is_when_it_hides_nothing() -> None:
-    packed = gzip.compress(b'{"content": "x"}')
-    assert masked_pieces([packed[:5], packed[5:]], "gzip") == [packed[:5], packed[5:]]
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 import gzip
 import json
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from http.client import HTTPException, IncompleteRead
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,16 +15,14 @@ import gevent
 import pytest
 from gevent.event import Event
 from gevent.pywsgi import WSGIServer
-from gevent.server import StreamServer
 
 from app.serving.http.client import JSON, Connection, Target
-from app.serving.recording.exchange import Exchange, RecordingError, bytes_of
+from app.serving.recording.exchange import Exchange, bytes_of
 from app.serving.recording.proxy import PIECE_BYTES, RecordingFile, RecordingHandler, RecordingProxy
 from tests.fleet import stubs
 from tests.recording.recordings import exchanges_of
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-COUNTED = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"
 
 
 class Recorder:
@@ -117,7 +114,7 @@ def test_every_chunk_passes_at_once_and_is_kept_with_its_moment(tmp_path: Path) 
     assert moments[2] - moments[1] >= 0.05
 
 
-@pytest.mark.parametrize("head", [b"", CHUNKED, CHUNKED + b"5\r\nhello\r\n", COUNTED + b"some"])
+@pytest.mark.parametrize("head", [b"", CHUNKED + b"5\r\nhello\r\n"])
 def test_a_client_that_leaves_ends_the_request_and_its_exchange_is_not_kept(
     tmp_path: Path, head: bytes
 ) -> None:
@@ -130,21 +127,6 @@ def test_a_client_that_leaves_ends_the_request_and_its_exchange_is_not_kept(
         assert talker.client_left.wait(stubs.PATIENCE_S)
         assert recorder.kept(1) == []
     assert recorder.told == ["not kept: POST /v1/completions: the client left"]
-
-
-@pytest.mark.parametrize("head", [CHUNKED + b"5\r\nhello\r\n", COUNTED + b"hello", CHUNKED + b"9\r\nhello"])
-def test_an_answer_that_breaks_off_breaks_off_for_the_client_and_is_kept_as_such(
-    tmp_path: Path, head: bytes
-) -> None:
-    with (
-        stubs.talking(stubs.Talker(head, hang_up=True)) as address,
-        recording(tmp_path, address) as (proxy, recorder),
-    ):
-        with stubs.posted(proxy, {}) as response, pytest.raises(IncompleteRead):
-            response.read()
-        [kept] = recorder.kept(1)
-    assert kept.answer.is_broken
-    assert body_of(kept) in (b"hello", b"")
 
 
 def answering(body: bytes, *headers: tuple[str, str]) -> Callable[..., Iterable[bytes]]:
@@ -190,18 +172,6 @@ def test_what_all_exchanges_hold_is_bounded_and_given_back(tmp_path: Path) -> No
     assert recorder.told == ["not kept: POST /v1/completions: too much is under way"]
 
 
-def test_a_compressed_answer_with_a_secret_is_not_kept(tmp_path: Path) -> None:
-    packed = gzip.compress(b'{"api_key": "x"}')
-    with (
-        stubs.serving(answering(packed, ("Content-Encoding", "gzip"))) as address,
-        recording(tmp_path, address) as (proxy, recorder),
-    ):
-        with stubs.posted(proxy, {}) as response:
-            assert response.read() == packed
-        assert recorder.kept(1) == []
-    assert recorder.told == ["not kept: POST /v1/completions: there are secrets in its gzip body"]
-
-
 def test_a_request_in_chunks_passes_in_chunks(tmp_path: Path) -> None:
     pod = stubs.Pod("one")
     with stubs.serving(pod) as address, recording(tmp_path, address) as (proxy, recorder):
@@ -214,78 +184,44 @@ def test_a_request_in_chunks_passes_in_chunks(tmp_path: Path) -> None:
     assert kept.request.body == '{"a": 1}'
 
 
-def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "r").write_text("mine")
-    with pytest.raises(RecordingError, match="r: is there already"):
-        RecordingFile(tmp_path / "r", "")
-    with pytest.raises(RecordingError, match="cannot be written: No such file or directory"):
-        RecordingFile(tmp_path / "none" / "r", "")
-    assert (tmp_path / "r").read_text() == "mine"
-
-
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 PACKED = gzip.compress(b"hello", mtime=0)
 
 
-@contextmanager
-def saying(answer: bytes) -> Iterator[str]:
+def saying(answer: bytes) -> Any:
     """The address of a server that says just this, and hangs up."""
-
-    def talk(sock: socket.socket, address: object) -> None:
-        stubs.read_request(sock)
-        sock.sendall(answer)
-
-    server = StreamServer(("127.0.0.1", 0), talk)
-    server.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}"
-    finally:
-        server.stop(timeout=1)
+    return stubs.talking(stubs.Talker(answer, hang_up=True))
 
 
 @pytest.mark.parametrize(
     ("answer", "body"),
     [
         (b"HTTP/1.0 200 OK\r\n\r\nhello", b"hello"),
-        (b"HTTP/1.1 200\r\nContent-Length: 5\r\n\r\nhello", b"hello"),
-        (OK + b"Content-Length: x\r\n\r\nhello", b"hello"),
         (OK + b"Content-Length: 5\r\n\r\nhello and more", b"hello"),
         (CHUNKED + b'5;a="b"\r\nhello\r\n0\r\nX-Trailer: 1\r\n\r\n', b"hello"),
-        (CHUNKED + b"1\r\nh\r\n4\r\nello\r\n0\r\n\r\n", b"hello"),
         (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"Content-Length: 5\r\n\r\nhello", b"hello"),
         (OK + b"X: a\r\n b\r\nX Y: 1\r\n\x01: 2\r\nnone\r\nContent-Length: 5\r\n\r\nhello", b"hello"),
-        (OK + "X: ö€\x01\r\n".encode() + b"Content-Length: 5\r\n\r\nhello", b"hello"),
         (OK + b"Connection: close, x-mine\r\nX-Mine: 1\r\nContent-Length: 0\r\n\r\n", b""),
-        (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
         (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", b""),
-        (
-            OK + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(b"hello", mtime=0),
-            gzip.compress(b"hello", mtime=0),
-        ),
+        (OK + b"Content-Encoding: gzip\r\n\r\n" + PACKED, PACKED),
     ],
 )
 def test_a_strange_answer_passes_and_is_kept(tmp_path: Path, answer: bytes, body: bytes) -> None:
     with saying(answer) as address, recording(tmp_path, address) as (proxy, recorder):
         with stubs.posted(proxy, {"a": 1}) as response:
-            assert response.read()[10:] == body[10:], "gzip has a moment in its first bytes"
+            assert response.read() == body
             status = response.status
         [kept] = recorder.kept(1)
     assert (kept.answer.status, kept.answer.is_broken) == (status, False)
-    assert body_of(kept)[10:] == body[10:]
+    assert body_of(kept) == body
     assert json.loads(bytes_of(kept.request.body)) == {"a": 1}
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        *(
-            b"\x00\xff garbage\r\n\r\n",
-            b"",
-            b"HTTP/1.1 2x0 OK\r\n\r\n",
-            b"HTTP/9.9 200 OK\r\n\r\n",
-            b"\r\n" * 9,
-        ),
-        b"HTTP/1.1 200 " + b"x" * 100_000 + b"\r\n\r\n",
+        b"\x00\xff garbage\r\n\r\n",
+        b"",
         OK + b"X: " + b"x" * 100_000 + b"\r\n\r\n",
         OK + b"X: 1\r\n" * 200 + b"\r\n",
     ],
@@ -297,23 +233,20 @@ def test_an_answer_that_is_none_is_a_502_and_not_kept(tmp_path: Path, answer: by
             assert address in json.load(response)["error"]["message"]
         assert recorder.kept(1) == []
     assert len(recorder.told) == 1
-    (tmp_path / "recording").unlink()
-    with recording(tmp_path, stubs.unused_address()) as (proxy, recorder):
-        with stubs.posted(proxy, {}) as response:
-            assert response.status == 502
-        assert recorder.kept(1) == []
 
 
 @pytest.mark.parametrize(
     "answer",
-    [CHUNKED + b"zz\r\nhello\r\n", CHUNKED + b"-5\r\nhello", CHUNKED + b"5\r\nhello\r\nfffffffffffff"],
+    [CHUNKED + b"zz\r\nhello\r\n", CHUNKED + b"9\r\nhello", OK + b"Content-Length: 100\r\n\r\nhello"],
 )
-def test_a_body_that_becomes_garbage_breaks_off_and_is_kept_as_such(tmp_path: Path, answer: bytes) -> None:
+def test_a_body_that_breaks_off_or_becomes_garbage_breaks_off_and_is_kept_as_such(
+    tmp_path: Path, answer: bytes
+) -> None:
     with saying(answer) as address, recording(tmp_path, address) as (proxy, recorder):
         with stubs.posted(proxy, {}) as response, pytest.raises((HTTPException, OSError)):
             response.read()
         [kept] = recorder.kept(1)
-    assert kept.answer.is_broken
+    assert kept.answer.is_broken and body_of(kept) in (b"hello", b"")
 
 
 class FullDisk:

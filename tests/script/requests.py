@@ -40,12 +40,10 @@ class Books:
         path.write_text(text)
         return path
 
-    def open(self, *texts: str, seed: int = 1, now: Callable[[], float] | None = None) -> ScriptSet:
+    def open(self, *texts: str, model: str = "", now: Callable[[], float] | None = None) -> ScriptSet:
         """A book of one file for each text; the time stands still at 0 s, and at `NOON_S`."""
-        files = [("", str(self.write(text, f"{number}.yaml"))) for number, text in enumerate(texts)]
-        return ScriptSet(
-            files, Random(seed), now or (lambda: self.now_s), lambda: NOON_S, accepting(Schemas())
-        )
+        files = [(model, str(self.write(text, f"{number}.yaml"))) for number, text in enumerate(texts)]
+        return ScriptSet(files, Random(1), now or (lambda: self.now_s), lambda: NOON_S, accepting(Schemas()))
 
 
 def said(book: ScriptSet, asked: Request) -> str | None:

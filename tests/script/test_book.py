@@ -7,10 +7,7 @@ from random import Random
 
 import pytest
 
-from app.base.clock.clock import VirtualClock
-from app.engine.forms.schema import Schemas
 from app.serving.scripts.rules import ScriptError, ScriptFailure
-from app.serving.scripts.script_set import ScriptSet, accepting
 from tests.script.requests import Books, request, said
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -31,10 +28,8 @@ def test_the_first_rule_that_fits_answers(books: Books) -> None:
 
 
 def test_a_file_of_one_model_answers_for_that_one(books: Books) -> None:
-    files = [("big", str(books.write("rules: [{then: {text: of big}}]")))]
-    book = ScriptSet(files, Random(1), lambda: 0.0, lambda: 0.0, accepting(Schemas()))
-    assert said(book, request("a", model="big")) == "of big"
-    assert said(book, request("a", model="small")) is None
+    book = books.open("rules: [{then: {text: of big}}]", model="big")
+    assert [said(book, request("a", model=name)) for name in ("big", "small")] == ["of big", None]
 
 
 def test_nth_counts_for_all_for_a_key_or_for_a_conversation(books: Books) -> None:
@@ -181,18 +176,3 @@ def test_a_broken_file_leaves_the_rules_of_before(books: Books, caplog: pytest.L
     books.write("rules: [{then: {text: newest}}]", "0.yaml")
     book.refresh()
     assert said(book, request("a")) == "newest" and book.report()["files"][0]["error"] is None
-
-
-def test_a_quota_in_a_rule_fills_up_with_time(books: Books) -> None:
-    clock = VirtualClock()
-    rule = "{then: {text: a, fault: {action: rate-limit, rate: 60, burst: 1}}}"
-    book = books.open(f"rules: [{rule}]", now=clock.now)
-
-    def refused() -> bool:
-        decision = book.decide(request("a"))
-        assert decision is not None
-        return decision.fault is not None and decision.fault.error is not None
-
-    assert [refused(), refused()] == [False, True]
-    clock.advance(1.0)
-    assert not refused()

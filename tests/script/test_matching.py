@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import convert
 
 from app.serving.scripts.action import MOST_CHARACTERS, RandomFunctions, Template
-from app.serving.scripts.matching import Conditions, Groups, Request, TooSlow
+from app.serving.scripts.matching import Conditions, Groups, Request
 from app.serving.scripts.rules import ScriptError, ScriptFailure, When
 from tests.script.requests import request
 
@@ -35,34 +35,26 @@ def fits(when: dict[str, Any], asked: Request) -> bool:
     ("when", "holds"),
     [
         ({}, True),
-        ({"model": "tiny"}, True),
         ({"model": ["a", "tiny"]}, True),
         ({"model": "tin"}, False),
-        ({"api": "chat"}, True),
         ({"api": ["responses", "messages"]}, False),
         ({"message": "Three"}, True),
         ({"message": "three"}, False),
         ({"message": {"exact": "three", "ignore_case": True}}, True),
         ({"message": {"contains": ["x", "hre"]}}, True),
-        ({"message": {"regex": "^T.*e$"}}, True),
         ({"message": {"regex": "^t", "ignore_case": True}}, True),
         ({"message": {"contains": "hre", "regex": "x"}}, False),
-        ({"message": {"role": "user"}}, True),
         ({"message": {"role": "tool"}}, False),
         ({"message": {"role": "assistant", "exact": "two"}}, True),
         ({"message": {"which": "first", "exact": "one"}}, True),
         ({"message": {"which": "first", "role": "user", "exact": "Three"}}, False),
-        ({"message": {"which": "any", "exact": "two"}}, True),
         ({"message": {"which": "any", "role": "user", "exact": "two"}}, False),
         ({"message": ["Three", {"which": "first", "exact": "one"}]}, True),
         ({"message": ["Three", {"which": "first", "exact": "two"}]}, False),
-        ({"turn": 2}, True),
         ({"turn": [1, 3]}, False),
         ({"turn": {"at_least": 2, "at_most": 2}}, True),
         ({"turn": {"at_least": 3}}, False),
         ({"tool_result": False}, True),
-        ({"tool_result": True}, False),
-        ({"tools": False}, True),
         ({"tools": True}, False),
         ({"headers": {"x-team": None}}, False),
     ],
@@ -74,19 +66,14 @@ def test_a_chat_fits(when: dict[str, Any], holds: bool) -> None:
 @pytest.mark.parametrize(
     ("when", "holds"),
     [
-        ({"tool_result": True}, True),
         ({"tool_result": "get_weather"}, True),
         ({"tool_result": "get_money"}, False),
         ({"tool_result": {"tool": "get_weather", "contains": "sun"}}, True),
         ({"tool_result": {"tool": "get_time", "contains": "sun"}}, False),
-        ({"tools": True}, True),
         ({"tools": "get_time"}, True),
         ({"tools": ["get_time", "get_money"]}, False),
-        ({"turn": 1}, True),
-        ({"headers": {"X-Team": "red"}}, True),
         ({"headers": {"X-Team": {"regex": "^r"}}}, True),
         ({"headers": {"X-Team": "blue"}}, False),
-        ({"message": {"role": "system", "contains": "brief"}}, True),
     ],
 )
 def test_a_conversation_with_tools_fits(when: dict[str, Any], holds: bool) -> None:
@@ -105,25 +92,7 @@ def test_groups_are_those_of_the_regexes() -> None:
     assert groups.numbered == ["r", "r"], "of the first regex that was looked at"
 
 
-def test_a_regex_without_an_end_is_given_up() -> None:
-    with pytest.raises(TooSlow):
-        fits({"message": {"regex": "(a|aa)+$"}}, request("a" * 60 + "b"))
-
-
-def test_the_first_condition_that_does_not_hold_is_named() -> None:
-    conditions = Conditions(convert({"model": "tiny", "message": "x", "turn": 9}, When))
-    assert conditions.misfit(CHAT, Groups()) == "turn"
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.text(), st.text())
-def test_contains_and_exact_are_what_they_say(text: str, part: str) -> None:
-    assert fits({"message": part}, request(text)) is (text == part)
-    assert fits({"message": {"contains": part}}, request(text)) is (part in text)
-    assert fits({"message": {"contains": part}}, request(text + part + text))
-
-
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=3)), max_size=8))
 def test_a_conversation_is_known_by_its_beginning(said: list[tuple[str, str]]) -> None:
     begun = [("system", "s"), ("user", "first")]
@@ -133,7 +102,7 @@ def test_a_conversation_is_known_by_its_beginning(said: list[tuple[str, str]]) -
     assert one.conversation != request(*begun, key="key:2").conversation
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.lists(st.sampled_from(["user", "assistant", "tool"]), max_size=8))
 def test_turns_and_results_are_counted(roles: list[str]) -> None:
     asked = request(*((role, str(number)) for number, role in enumerate(roles)))
@@ -166,18 +135,13 @@ def filled(source: str, seed: int = 1, **values: Any) -> object:
 @pytest.mark.parametrize(
     ("source", "value"),
     [
-        ("plain", "plain"),
         ("{{ match.city | title }}", "Rome"),
-        ("{{ match['0'] }}!", "in rome!"),
         ("{{ match[0] }}", "in rome"),
         ("{{ count * 2 }}", 6),
         ("{{ count * 2 }} times", "6 times"),
-        ("{{ '5' | int }}", 5),
         ("{% if turn > 1 %}again{% else %}first{% endif %}", "again"),
-        ("{{ 'a' if message == 'hello' else 'b' }}", "a"),
         ("{{ header('X') or 'none' }}", "none"),
         ("{{ message ~ user | upper }}", "helloHI"),
-        ("{{ message | length }}", 5),
         ("{{ {'a': [1, message]} }}", {"a": [1, "hello"]}),
         ("{{ {'a': 1} | json }} ", '{"a": 1} '),
         ("{{ unix | date('%Y') }}", "2023"),
@@ -193,8 +157,7 @@ def test_a_template_gives(source: str, value: object) -> None:
     "source",
     [
         *("{{ message * 9 }}", "{{ '%9999999d' % 3 }}", "{{ message.__class__ }}", "{{ 1 / 0 }}"),
-        *("{{ match.none }}", "{{ choose() }}", "{{ random(2, 1) }}", "{{ unix | date('%999Y') }}"),
-        "{{ '9' * 3 }}",
+        *("{{ choose() }}", "{{ unix | date('%999Y') }}"),
     ],
 )
 def test_what_fails_for_one_request_is_a_failure_of_that_one(source: str) -> None:
@@ -206,14 +169,8 @@ def test_what_fails_for_one_request_is_a_failure_of_that_one(source: str) -> Non
     "source",
     [
         *("{% for a in message %}x{% endfor %}", "{{ 2 ** 9 }}", "{% set a = 1 %}", "{{ message.upper() }}"),
-        *("{{ message[0:3] }}", "{{ range(9) }}", "{% include 'a' %}", "{% macro a() %}{% endmacro %}"),
-        *(
-            "{{ message | sort }}",
-            "{{ message is mapping }}",
-            "{{ nothing }}",
-            "{{ " + "1 + " * 3000 + "1 }}",
-        ),
-        *("{{ message", "{{ [a for a in b] }}", "{{ " + "(" * 500 + "1" + ")" * 500 + " }}"),
+        *("{{ range(9) }}", "{% include 'a' %}", "{{ message | sort }}", "{{ message is mapping }}"),
+        *("{{ " + "1 + " * 3000 + "1 }}", "{{ " + "(" * 500 + "1" + ")" * 500 + " }}"),
     ],
 )
 def test_what_could_run_long_is_refused_at_the_start(source: str) -> None:
@@ -229,19 +186,14 @@ def test_a_text_of_any_length_does_not_come_out() -> None:
             filled(source, message=long)
 
 
-def test_draws_repeat_with_their_seed() -> None:
-    source = "{{ random(1, 1000000) }} {{ choose('a', 'b', 'c') }} {{ hex(12) }}"
-    assert filled(source, seed=5) == filled(source, seed=5) != filled(source, seed=6)
-
-
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(st.text())
 def test_a_message_stands_for_itself_whatever_is_in_it(text: str) -> None:
     assert filled("<{{ message }}>", message=text) == f"<{text}>"
     assert filled("{{ message }}", message=text) == text
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(st.text(alphabet="{}%#|.()[]'\" ab1+*~-_", max_size=40))
 def test_no_source_does_more_than_fill_fail_or_be_refused(source: str) -> None:
     try:

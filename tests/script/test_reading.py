@@ -19,40 +19,26 @@ from tests.script.requests import Books, request, said
 
 WRONG = {
     "": "the mapping is missing required field rules",
-    "- a": "must be a mapping with rules, got list",
     "rules: []": "rules: expected list of length >= 1",
-    "rule: []": "unknown key 'rule'; did you mean rules?",
     "{rules: [{then: pass}], colour: 1}": "unknown key 'colour'; there are rules, seed, tools",
-    "rules: [{then: pass, wen: {}}]": "rule 1: unknown key 'wen'; did you mean when?",
     "rules: [{then: pass}, {name: x, then: {txt: a}}]": "rule 2 (x): then: unknown key 'txt'; did you mean",
     "rules: [{when: {message: {contians: a}}, then: pass}]": "when.message: unknown key 'contians'",
-    "rules: [{when: {nth: {count: {at_leat: 1}}}, then: pass}]": "when.nth.count: unknown key 'at_leat'",
-    "rules: [{when: {headers: {X: {a: 1}}}, then: pass}]": "when.headers.?: unknown key 'a'; there are exact",
     "rules: [{then: {text: 5}}]": "rule 1: then.text: expected str, got int",
     "rules: [{when: {turn: 0}, then: pass}]": "when.turn: expected int >= 1",
-    "rules: [{when: {chance: 2}, then: pass}]": "when.chance: expected float <= 1.0",
     "rules: [{when: {api: chats}, then: pass}]": "when.api: must be one of chat, completions, responses",
-    "rules: [{when: {nth: {count: 1, per: user}}, then: pass}]": "when.nth.per: must be one of server, key",
     "rules: [{then: pas}]": "then: must be 'pass' or a mapping, got 'pas'",
     "rules: [{then: {}}]": "then: is empty",
-    "rules: [{then: {usage: {prompt_tokens: 1}}}]": "then: says nothing",
     "rules: [{then: {pass: true, text: a}}]": "then: pass leaves what is said to the mode below, so text",
     "rules: [{then: {text: a, embedding: [1]}}]": "then: text and embedding exclude each other",
-    "rules: [{then: {text: a, json: {}}}]": "then: text and json exclude each other",
     "rules: [{then: {tool_calls: [{arguments: {}}]}}]": "then.tool_calls.0: the mapping is missing",
     "rules: [{when: {message: {regex: '('}}, then: pass}]": "rule 1: the regex '(' is not understood",
     "rules: [{then: {text: '{{ nme }}'}}]": "then.text: template '{{ nme }}': unknown name 'nme'",
     "rules: [{then: {text: '{{ match.a }}'}}]": "there is no group 'a' in match; the rule has no regex",
     "rules: [{then: {text: '{% for a in message %}{% endfor %}'}}]": "a loop (line 1) is not possible",
-    "rules: [{then: {text: '{{'}}]": "then.text: template '{{'",
     "rules: [{then: {json: {a: '{{ b }}'}}}]": "then.json.a: template '{{ b }}': unknown name 'b'",
     "rules: [{then: {json: 2026-01-01}}]": "then.json: date is not JSON; put it in quotes",
-    "rules: [{then: {json: [.nan]}}]": "then.json: float is not JSON",
     "rules: [{then: {fault: {action: eror}}}]": "then.fault: no action 'eror'; did you mean error?",
-    "rules: [{then: {fault: {action: error, status: 20}}}]": "then.fault: error: Expected `int` >= 400",
     "rules: [{then: {text: a, delays: {per_token: soon}}}]": "then.delays.per_token: must be a duration",
-    "rules: [{then: {text: a, delays: {before: {0: 1s}}}}]": "expected int >= 1",
-    "rules: [{then: pass}, {then: pass": "cannot be parsed",
     "{rules: [{then: pass}], rules: []}": "rules is given twice",
 }
 
@@ -96,7 +82,7 @@ VALUES = st.recursive(
 RULES = st.fixed_dictionaries({"then": VALUES}, optional={"when": VALUES, "name": VALUES})
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(st.one_of(VALUES, st.fixed_dictionaries({"rules": st.lists(RULES, min_size=1, max_size=3)})))
 def test_no_document_does_more_than_work_or_be_refused_in_one_line(document: Any) -> None:
     try:
@@ -119,16 +105,9 @@ EVIL = {
     "aliases of aliases": (BOMB, "has more than 500000 values"),
     "merges of merges": ("\n".join(["a0: &a0 {x: 1}", *MERGES]), "more than 500000 keys"),
     "json in itself": ("rules: [{then: {json: &a [*a]}}]", "nested more than 100 levels"),
-    "rules in themselves": ("rules: &a [*a]", "nested more than 100 levels"),
-    "tools in themselves": ("tools: &t {a: *t}\nrules: [{then: pass}]", "nested more than 100 levels"),
     "brackets": ("rules: " + "[" * 800, "cannot be parsed"),
     "a long number": (f"rules: [{{then: {{json: {'9' * 5_000}}}}}]", "cannot be parsed"),
-    "a long number in a template": (f"rules: [{{then: {{text: '{{{{ {'9' * 5_000} }}}}'}}}}]", "then.text"),
     "half a character": ('rules: [{then: {text: "\\ud800"}}]', "half of a character"),
-    "brackets in a regex": (
-        f"rules: [{{when: {{message: {{regex: '{'(' * 2_000}'}}}}, then: pass}}]",
-        "regex",
-    ),
     "an object of Python": ("rules: !!python/object/apply:os.system [ls]", "cannot be parsed"),
     "an infinite score": ("rules: [{then: {score: .inf}}]", "then.score: infinity"),
 }
@@ -170,18 +149,6 @@ def test_what_grows_in_a_template_is_a_failure_of_that_request(books: Books, the
         said(book, request('"' * 1000))
 
 
-def test_a_schema_that_is_none_leaves_the_rules_of_before(books: Books) -> None:
-    book = books.open("rules: [{name: old, then: {text: old}}]")
-    books.write(
-        "tools: {a: 5}\nrules: [{then: {tool_calls: [{name: a}]}}, {name: old, then: {text: old}}]", "0.yaml"
-    )
-    book.refresh()
-    assert said(book, request("a")) == "old"
-    (file,) = book.report()["files"]
-    assert "schema of a tool cannot be used" in str(file["error"])
-    assert [rule["rule"] for rule in file["rules"]] == [1]
-
-
 def test_thousands_of_requests_leave_nothing_behind(books: Books) -> None:
     """Counters of keys and conversations are bounded, and there is nothing else that grows."""
     counted = "{when: {nth: {count: 2, per: %s}}, then: {text: again}}"
@@ -191,15 +158,6 @@ def test_thousands_of_requests_leave_nothing_behind(books: Books) -> None:
         assert said(book, request(f"m{number}", key=f"key:{number}")) == str(number)
     assert book.size_bytes == book.limit_bytes
     assert [rule["answered"] for rule in book.report()["files"][0]["rules"]] == [0, 0, 5000]
-
-
-def test_a_long_conversation_is_looked_at_in_slices(books: Books) -> None:
-    """Every message and every part of a text is a place where others may have their turn."""
-    book = books.open("rules: [{when: {message: {which: any, contains: [x, y]}}, then: {text: found}}]")
-    asked, breaths = request(*["no"] * 1000), list[int]()
-    asked.breathe = lambda: breaths.append(1)
-    assert said(book, asked) is None
-    assert len(breaths) >= 1000
 
 
 def test_a_long_text_is_searched_beside_the_loop(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,10 +173,3 @@ def test_a_long_text_is_searched_beside_the_loop(books: Books, monkeypatch: pyte
     long = "x" * (matching.SHORT + 1) + " "
     assert [said(book, request(text)) for text in ("x ", long, "x")] == ["found", "found", None]
     assert searched == [len(long)]
-
-
-def test_what_a_regex_captures_of_a_long_text_is_cut(books: Books) -> None:
-    book = books.open(
-        "rules: [{when: {message: {regex: '(?s)((.*))'}}, then: {text: '{{ match[1] | length }}'}}]"
-    )
-    assert said(book, request("x" * 1_000_000)) == "65536"

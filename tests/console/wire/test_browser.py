@@ -19,24 +19,12 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
-FLAGS = (
-    "--console",
-    "--enable-scale-out",
-    "--admin-key",
-    "secret",
-    "--profile",
-    "qwen3-14b-h100",
-    "--kv-index",
-)
+FLAGS = ("--console", "--enable-scale-out", "--admin-key=secret", "--profile=qwen3-14b-h100", "--kv-index")
 FLAGS += ("--zmq-endpoint", "")
 SMALL = ("--max-num-seqs", "8", "--max-model-len", "2048", "--num-gpu-blocks-override", "400")
 KEY = {"X-Admin-Key": "secret"}
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"'&amp; end"
 LONG = "a prompt that is long enough to have a block or two of its own, in the cache"
-MOMENT = """({
-    at: MODEL.at, running: MODEL.figures.running, blocks: [...MODEL.blocks].join(""),
-    tokens: [...MODEL.bars.values()].map(bar => bar.tokens),
-})"""
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +57,14 @@ class Seen:
     def is_now(self, state: str) -> None:
         until(lambda: self.page.inner_text("#state") == state, f"it is not {state}")
 
+    def is_over(self) -> None:
+        self.page.context.close()
+        assert self.complaints == []
+
+    def forgives(self, status: str) -> None:
+        """The browser tells of an error, which this is not."""
+        self.complaints = [line for line in self.complaints if status not in line]
+
     def press(self, button: str) -> None:
         self.page.get_by_role("button", name=button).click()
 
@@ -97,8 +93,7 @@ def seen(browser: Browser, server: RunningServer) -> Iterator[Seen]:
     context = browser.new_context(viewport={"width": 1280, "height": 1000})
     it = Seen(context.new_page(), server)
     yield it
-    context.close()
-    assert it.complaints == []
+    it.is_over()
     assert it.asked <= {f"127.0.0.1:{server.port}"}, "nothing was asked of anybody else"
 
 
@@ -125,17 +120,6 @@ def load(server: RunningServer, **plan: Any) -> None:
     assert answer.status_code == 200, answer.text
 
 
-TOLD = {
-    "generated": "generation_tokens_total",
-    "prompt": "prompt_tokens_total",
-    "queries": "prefix_cache_queries_total",
-    "hits": "prefix_cache_hits_total",
-    "running": "num_requests_running",
-    "cache_usage": "kv_cache_usage_perc",
-}
-"""Figures of the page, and the metrics that they come from."""
-
-
 def quiet(server: RunningServer) -> None:
     """Nothing runs any more."""
     until(
@@ -144,71 +128,57 @@ def quiet(server: RunningServer) -> None:
     )
 
 
-def test_what_it_shows_is_what_the_metrics_say(seen: Seen, server: RunningServer) -> None:
-    seen.open()
+def test_the_key_is_asked_for_and_what_it_shows_is_what_the_metrics_say(
+    seen: Seen, server: RunningServer
+) -> None:
+    seen.page.goto(f"{server.url}/console")
+    seen.page.fill("#key-text", "secret")
+    seen.page.keyboard.press("Enter")
+    seen.is_now("serving")
+    seen.forgives("401")
     load(server, rate=30, seconds=2, prompt_tokens=120, output_tokens=20, groups=2, shared=64)
-    until(
-        lambda: seen.model("model.load && !model.load.active && model.load.sent > 0"), "the load never ends"
-    )
+    until(lambda: seen.model("model.load && !model.load.active && model.load.sent > 0"), "it never ends")
     quiet(server)
-
-    def other() -> list[str]:
-        figures = seen.model("model.figures")
-        return [name for name, family in TOLD.items() if figures[name] != metric(server, family)]
-
-    until(lambda: not other(), "other figures are shown than those of the metrics")
+    told = {
+        "model.figures.generated": "generation_tokens_total",
+        "model.figures.prompt": "prompt_tokens_total",
+        "model.figures.queries": "prefix_cache_queries_total",
+        "model.figures.hits": "prefix_cache_hits_total",
+        "model.figures.running": "num_requests_running",
+        "model.figures.cache_usage": "kv_cache_usage_perc",
+        "model.ttft.reduce((a, b) => a + b)": "time_to_first_token_seconds_count",
+        "model.itl.reduce((a, b) => a + b)": "inter_token_latency_seconds_count",
+    }
+    until(
+        lambda: not [name for name, family in told.items() if seen.model(name) != metric(server, family)],
+        "other figures are shown than those of the metrics",
+    )
     shown = seen.model("model.figures")
-    sent = seen.model("model.load.sent")
-    assert seen.model("[...model.bars.values()].filter(bar => bar.reason === 'length').length") >= sent
-    assert seen.model("model.ttft.reduce((a, b) => a + b)") == metric(
-        server, "time_to_first_token_seconds_count"
-    )
-    assert seen.model("model.itl.reduce((a, b) => a + b)") == metric(
-        server, "inter_token_latency_seconds_count"
-    )
+    ended = seen.model("[...model.bars.values()].filter(bar => bar.reason === 'length').length")
+    assert ended >= seen.model("model.load.sent")
     assert seen.tile("Running") == "0"
     assert seen.tile("Prefix hits") == f"{shown['hits'] / shown['queries'] * 100:.0f} %"
     held = seen.model("[...model.blocks].filter(state => state > 1).length")
     assert held == round(shown["cache_usage"] * 399)
 
 
-def test_the_key_is_asked_for(seen: Seen, server: RunningServer) -> None:
-    seen.page.goto(f"{server.url}/console")
-    seen.page.fill("#key-text", "secret")
-    seen.page.keyboard.press("Enter")
-    seen.is_now("serving")
-    assert len(seen.complaints) <= 1  # the browser tells of the 401 itself
-    seen.complaints = [line for line in seen.complaints if "401" not in line]
-
-
-def test_a_hostile_prompt_is_shown_as_it_is(seen: Seen, server: RunningServer) -> None:
-    seen.open()
-    answer = complete(server, prompt=HOSTILE, max_tokens=5, user="<b>me</b>")
-    seen.show(answer["id"])
-    until(lambda: "script" in seen.page.inner_text("#detail"), "the prompt is not shown")
-    assert HOSTILE in seen.page.inner_text("#detail pre >> nth=0")
-    assert seen.page.locator("#detail script, #detail img").count() == 0
-    assert seen.model("window.hacked") is None
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [HOSTILE + "\u202e gnissel \u2066", "\u0627\u0644\u0633\u0644\u0627\u0645 " * 100, "<b>" * 600],
-    ids=["overrides", "right to left", "tags"],
-)
-def test_a_hostile_id_and_prompt_do_not_turn_the_page(seen: Seen, server: RunningServer, prompt: str) -> None:
+def test_a_hostile_id_and_prompt_are_shown_as_they_are_and_do_not_turn_the_page(
+    seen: Seen, server: RunningServer
+) -> None:
     """Marks that turn the direction of writing are shown as what they are; all stands where it stood."""
+    prompt = HOSTILE + "\u202e gnissel \u2066" + "\u0627\u0644\u0633" * 200
     seen.open()
     body = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 2}, "request_id": prompt}
     answer = requests.post(f"{server.url}/inference/v1/generate", json=body, timeout=20)
     assert answer.status_code == 200, answer.text
-    answer = complete(server, prompt=prompt, max_tokens=5)
-    seen.show(answer["id"])
-    until(lambda: seen.page.locator("#detail pre").count(), "the prompt is not shown")
+    seen.show(complete(server, prompt=prompt, max_tokens=5, user="<b>me</b>")["id"])
+    seen.shows("script", "#detail")
+    assert HOSTILE in seen.page.inner_text("#detail pre >> nth=0")
+    assert seen.page.locator("#detail b, #detail script, #detail img").count() == 0
+    assert seen.model("window.hacked") is None
     ids = seen.model("[...model.bars.values()].map(bar => bar.id)")
     assert not any(mark in one for one in ids for mark in "\u202e\u2066") and max(map(len, ids)) <= 128
     assert seen.model("document.documentElement.scrollWidth") <= 1280
-    assert seen.page.locator("#detail b, #detail script").count() == 0
 
 
 def test_a_request_is_followed_while_it_is_looked_at(seen: Seen, server: RunningServer) -> None:
@@ -236,8 +206,7 @@ def test_scripts_are_told_rule_by_rule(browser: Browser, tmp_path: Path) -> None
     path = tmp_path / "a.yaml"
     path.write_text("rules: [{name: greet <b>, then: {text: hello}}, {name: never, then: pass}]")
     with running_server("--console", "--script", str(path)) as server:
-        context = browser.new_context(viewport={"width": 1280, "height": 900})
-        it = Seen(context.new_page(), server)
+        it = Seen(browser.new_page(), server)
         it.open()
         complete(server)
         it.tab("scripts")
@@ -246,33 +215,34 @@ def test_scripts_are_told_rule_by_rule(browser: Browser, tmp_path: Path) -> None
         it.shows("unknown key 'txt'")
         it.press("Count from nothing")
         until(lambda: re.search(r"greet <b>\s+0\s", it.page.inner_text("#tab-body")), "it counts on")
-        context.close()
-        assert it.complaints == []
+        it.is_over()
 
 
-def test_knobs_and_buttons_act(seen: Seen, server: RunningServer) -> None:
+def test_knobs_faults_and_buttons_act(seen: Seen, server: RunningServer) -> None:
     seen.open()
     seen.tab("knobs")
-    seen.page.fill("#knob-failure-injection-rate", "100")
-    seen.page.keyboard.press("Tab")
-    seen.shows("set")
-    assert settings(server)["failure-injection-rate"] == 100
-    seen.page.fill("#knob-failure-injection-rate", "101")
-    seen.page.keyboard.press("Tab")
-    seen.shows("must be between 0 and 100")
-    seen.complaints = [line for line in seen.complaints if "400" not in line]
-    seen.page.fill("#knob-failure-injection-rate", "0")
-    seen.page.keyboard.press("Tab")
-    until(lambda: settings(server)["failure-injection-rate"] == 0, "it is not set back")
+    for rate, told, now in (("100", "set", 100), ("101", "must be between 0 and 100", 100), ("0", "set", 0)):
+        seen.page.fill("#knob-failure-injection-rate", rate)
+        seen.page.keyboard.press("Tab")
+        seen.shows(told)
+        until(lambda now=now: settings(server)["failure-injection-rate"] == now, f"it is not {now}")  # type: ignore[misc]
+    seen.forgives("400")
+    seen.tab("faults")
+    seen.page.locator("#tab-body select").select_option("503 for every tenth request")
+    seen.page.get_by_role("button", name="Apply").first.click()
+    rules = [{"action": "error", "status": 503, "every": 10}]
+    until(lambda: settings(server)["fault-rules"] == rules, "the rule is not set")
+    seen.press("Clear")
+    until(lambda: settings(server)["fault-rules"] is None, "the rule stays")
     seen.tab("control")
-    seen.press("Pause")
-    seen.is_now("paused")
-    seen.press("Resume")
-    seen.is_now("serving")
-    seen.press("Sleep")
-    seen.is_now("sleeping")
-    seen.press("Wake up")
-    seen.is_now("serving")
+    for button, state in (
+        ("Pause", "paused"),
+        ("Resume", "serving"),
+        ("Sleep", "sleeping"),
+        ("Wake up", "serving"),
+    ):
+        seen.press(button)
+        seen.is_now(state)
     seen.press("Reset")
     until(lambda: seen.model("[...model.blocks].every(state => state === 0)"), "blocks stay cached")
 
@@ -288,24 +258,12 @@ def test_every_tab_shows_something(seen: Seen, server: RunningServer) -> None:
         seen.tab(name)
         seen.shows(word)
     seen.tab("index")
-    seen.shows("copies")
     seen.page.fill("#tab-body textarea", LONG)
     seen.press("Score")
     until(
         lambda: re.search(r"127\.0\.0\.1:\d+\s+[1-9]", seen.page.inner_text("#tab-body [role=status]")),
         "no score",
     )
-
-
-def test_faults_are_set_and_cleared(seen: Seen, server: RunningServer) -> None:
-    seen.open()
-    seen.tab("faults")
-    seen.page.locator("#tab-body select").select_option("503 for every tenth request")
-    seen.page.get_by_role("button", name="Apply").first.click()
-    rules = [{"action": "error", "status": 503, "every": 10}]
-    until(lambda: settings(server)["fault-rules"] == rules, "the rule is not set")
-    seen.press("Clear")
-    until(lambda: settings(server)["fault-rules"] is None, "the rule stays")
 
 
 def test_it_is_used_by_keyboard(seen: Seen, server: RunningServer) -> None:
@@ -321,7 +279,7 @@ def test_it_is_used_by_keyboard(seen: Seen, server: RunningServer) -> None:
     seen.page.keyboard.press("Escape")
     assert seen.page.is_hidden("#detail")
     # Of a request that had ended before the page was opened, no more is known than its bar shows.
-    seen.complaints = [line for line in seen.complaints if "404" not in line]
+    seen.forgives("404")
     seen.page.keyboard.press("/")
     seen.page.keyboard.type("cmpl")
     assert seen.page.input_value("#filter") == "cmpl"
@@ -338,25 +296,24 @@ def test_it_is_used_by_keyboard(seen: Seen, server: RunningServer) -> None:
     assert seen.page.get_attribute("html", "data-theme") != before
 
 
-def test_a_moment_of_before_is_shown_as_it_was(seen: Seen, server: RunningServer) -> None:
+def test_a_moment_of_before_is_shown_as_it_was_and_a_recording_is_saved_and_opened_again(
+    seen: Seen, server: RunningServer, tmp_path: Path
+) -> None:
     seen.open()
     load(server, rate=10, seconds=3, output_tokens=100, groups=2, shared=64)
     until(lambda: seen.model("model.figures.running > 2"), "nothing runs")
-    then = seen.model(MOMENT.replace("MODEL", "model"))
+    moment = """({
+        at: MODEL.at, running: MODEL.figures.running, blocks: [...MODEL.blocks].join(""),
+        tokens: [...MODEL.bars.values()].map(bar => bar.tokens),
+    })"""
+    then = seen.model(moment.replace("MODEL", "model"))
     until(lambda: seen.model(f"model.at > {then['at']} + 3000"), "time stands still")
     seen.page.evaluate(f"stop({then['at']})")
     seen.is_now("recorded")
-    again = seen.model(MOMENT.replace("MODEL", "shown()"))
-    assert again == then
+    assert seen.model(moment.replace("MODEL", "shown()")) == then
     assert seen.tile("Running") == f"{then['running']:.0f}"
     seen.page.click("#live")
     seen.is_now("serving")
-
-
-def test_a_recording_is_saved_and_opened_again(seen: Seen, server: RunningServer, tmp_path: Path) -> None:
-    seen.open()
-    load(server, rate=10, seconds=2, output_tokens=20)
-    until(lambda: seen.model("model.bars.size > 8"), "no bars")
     with seen.page.expect_download() as download:
         seen.page.click("#save")
     file = tmp_path / "recording.jsonl"
@@ -369,7 +326,7 @@ def test_a_recording_is_saved_and_opened_again(seen: Seen, server: RunningServer
     assert seen.model("model.bars.size") > 8
     file.write_text('{"version": 99}')
     seen.page.set_input_files("#file", str(file))
-    until(lambda: "not a recording" in seen.page.inner_text("#state"), "nothing says what is wrong")
+    seen.shows("not a recording", "#state")
 
 
 def test_a_simulation_is_looked_through(browser: Browser, tmp_path: Path) -> None:
@@ -389,40 +346,35 @@ def test_a_simulation_is_looked_through(browser: Browser, tmp_path: Path) -> Non
     assert complaints == []
 
 
-@pytest.mark.parametrize("theme", ["dark", "light"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("theme", "width"), [("dark", 1280), ("light", 390)])
 def test_it_fits_its_window(browser: Browser, server: RunningServer, theme: Any, width: int) -> None:
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=theme)
-    it = Seen(context.new_page(), server)
+    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=theme)
+    it = Seen(page, server)
     it.open()
-    assert it.page.get_attribute("html", "data-theme") == theme
+    assert page.get_attribute("html", "data-theme") == theme
     assert it.model("document.documentElement.scrollWidth") <= width
-    context.close()
-    assert it.complaints == []
+    it.is_over()
 
 
-def test_ten_thousand_requests_pass_without_growth(browser: Browser) -> None:
+def test_thousands_of_requests_pass_without_growth(browser: Browser) -> None:
     """What the page keeps of bars and elements, and the server of requests, stays within its limits."""
-    flags = ("--console", "--admin-key", "secret", "--max-num-seqs", "64", "--inter-token-latency", "1ms")
-    with running_server(*flags) as server:
-        context = browser.new_context(viewport={"width": 1280, "height": 900})
-        it = Seen(context.new_page(), server)
+    with running_server(
+        "--console", "--admin-key=secret", "--max-num-seqs=64", "--inter-token-latency=1ms"
+    ) as server:
+        it = Seen(browser.new_page(), server)
         it.open()
         sizes = []
-        for _ in range(4):
-            load(server, rate=500, seconds=5.2, prompt_tokens=20, output_tokens=2)
-            until(
-                lambda: it.model("model.load !== null && !model.load.active && model.load.sent > 2000"),
-                "never over",
-            )
+        for _ in range(3):
+            load(server, rate=500, seconds=4.2, prompt_tokens=20, output_tokens=2)
+            over = "model.load !== null && !model.load.active && model.load.sent > 1500"
+            until(lambda: it.model(over), "never over", 50)  # noqa: B023
             it.page.evaluate("model.load = null")
-            sizes.append(it.model("[model.bars.size, document.querySelectorAll('*').length, recorder.bytes]"))
-        assert metric(server, "request_success_total") >= 9_900
-        bars, elements, _ = zip(*sizes, strict=True)
+            sizes.append(it.model("[model.bars.size, document.querySelectorAll('*').length]"))
+        assert metric(server, "request_success_total") > 4500
+        bars, elements = zip(*sizes, strict=True)
         assert max(bars) <= 2500 + 64 + 1000
         assert max(elements) - min(elements) < 60
         memory = requests.get(f"{server.url}/admin/memory", headers=KEY, timeout=20).json()["caches"]
         kept = memory["console requests"]
         assert kept["size_bytes"] <= kept["limit_bytes"]
-        context.close()
-        assert it.complaints == []
+        it.is_over()

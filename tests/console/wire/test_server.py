@@ -54,16 +54,13 @@ def metric(server: RunningServer, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:{name}{{"))
 
 
-def test_the_address_is_told_at_the_start(watched: RunningServer) -> None:
-    assert f"console: {watched.url}/console" in watched.log()
-
-
 def test_a_stream_begins_with_a_picture_and_tells_of_a_request_with_its_trace(watched: RunningServer) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     with look(watched) as answer:
         assert answer.headers["Content-Type"].startswith("text/event-stream")
         stream = events(answer)
         kind, picture = next(stream)
+        assert f"console: {watched.url}/console" in watched.log()
         assert kind == "picture" and picture["server"]["places"] == 16
         asked = requests.post(
             f"{watched.url}/v1/completions",
@@ -88,16 +85,6 @@ def test_a_stream_begins_with_a_picture_and_tells_of_a_request_with_its_trace(wa
         figures = dict(zip(FIGURES, frames[-1]["figures"], strict=True))
         assert figures["generated"] == metric(watched, "generation_tokens_total")
         assert figures["prompt"] == metric(watched, "prompt_tokens_total")
-
-
-def test_what_is_refused_is_a_bar_too(watched: RunningServer) -> None:
-    with look(watched) as answer:
-        stream = events(answer)
-        next(stream)
-        refused = complete(watched, max_tokens=-1)
-        assert refused.status_code == 400
-        ended = next(row for _, frame in stream for row in frame.get("ended", ()))
-        assert ended[1] == "status 400"
 
 
 def test_of_fifty_consoles_most_are_refused_in_one_line(watched: RunningServer) -> None:
@@ -136,7 +123,7 @@ def test_a_browser_that_does_not_read_holds_nobody_up(watched: RunningServer) ->
             assert any(frame.get("ended") for frame in frames)
 
 
-def test_the_load_generator_sends_what_it_is_told(watched: RunningServer) -> None:
+def test_the_load_generator_sends_what_it_is_told_and_stops_when_it_is_told(watched: RunningServer) -> None:
     url = f"{watched.url}/admin/console/load"
     before = metric(watched, "request_success_total")
     plan = {"rate": 50, "seconds": 1, "prompt_tokens": 60, "output_tokens": 5, "groups": 2, "shared": 30}
@@ -149,17 +136,12 @@ def test_the_load_generator_sends_what_it_is_told(watched: RunningServer) -> Non
         )
     assert load["sent"] == load["answered"] > 20 and load["failed"] == 0
     assert metric(watched, "request_success_total") - before == load["sent"]
-
-
-def test_a_load_can_be_stopped(watched: RunningServer) -> None:
-    url = f"{watched.url}/admin/console/load"
-    plan = {"rate": 20, "seconds": 600, "output_tokens": 2000}
-    requests.post(url, json=plan, headers=KEY, timeout=LIMIT_S)
+    requests.post(url, json={"rate": 20, "seconds": 600, "output_tokens": 2000}, headers=KEY, timeout=LIMIT_S)
     assert requests.delete(url, headers=KEY, timeout=LIMIT_S).json()["active"] is False
     deadline = time.monotonic() + LIMIT_S
-    while metric(watched, "num_requests_running") and time.monotonic() < deadline:
+    while metric(watched, "num_requests_running"):
+        assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert metric(watched, "num_requests_running") == 0
 
 
 def test_consoles_do_not_hold_up_the_end_of_a_server() -> None:

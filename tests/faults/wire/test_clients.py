@@ -70,12 +70,6 @@ def test_the_openai_sdk_waits_as_long_as_it_is_told(faulty: RunningServer, sdk: 
     assert seen["findings"] == [] and verdict(faulty, over=True)["clean"] is True
 
 
-def test_the_openai_sdk_comes_back_when_a_quota_allows_it(faulty: RunningServer, sdk: openai.OpenAI) -> None:
-    for _ in range(2):
-        assert chat(sdk, "rate-limit; rate=60; burst=1").choices
-    assert conduct(faulty)["errors"] == {"429": 1} and kinds(faulty) == set()
-
-
 def test_the_openai_sdk_tries_a_broken_connection_again(faulty: RunningServer, sdk: openai.OpenAI) -> None:
     assert chat(sdk, "disconnect; times=1").choices
     assert conduct(faulty)["faults"] == {"disconnect": 1} and kinds(faulty, over=True) == set()
@@ -133,14 +127,6 @@ def test_each_client_is_judged_by_itself_and_its_key_is_not_shown(faulty: Runnin
     assert not any(key in name for name in clients for key in ("good", "bad", "other"))
 
 
-def test_errors_that_nobody_ordered_count_too(faulty: RunningServer) -> None:
-    with Asker(faulty.port) as asker:
-        asker.send(TEXT, question(TEXT, False, model="nobody")).answer()
-        asker.send(TEXT, question(TEXT, False)).answer()
-    seen = conduct(faulty)
-    assert (seen["requests"], seen["errors"], seen["faults"]) == (2, {"404": 1}, {})
-
-
 def test_who_leaves_is_counted(faulty: RunningServer) -> None:
     for stream in (True, False):
         with Asker(faulty.port) as asker:
@@ -149,15 +135,6 @@ def test_who_leaves_is_counted(faulty: RunningServer) -> None:
                 asker.sock.recv(1)
     wait_until(lambda: conduct(faulty)["disconnects"] == 2)
     assert kinds(faulty, over=True) == set()
-
-
-def test_a_new_test_begins_with_a_clean_verdict_and_scripts_that_count_from_one(
-    faulty: RunningServer,
-) -> None:
-    assert naive(faulty, "error; status=503; times=1", 2) == [503, 200]
-    fresh = requests.delete(faulty.url + "/admin/verdict", timeout=20).json()
-    assert fresh["clients"] == {} and fresh["clean"] is True
-    assert naive(faulty, "error; status=503; times=1", 2) == [503, 200]
 
 
 def test_who_ignores_the_limit_of_its_key_is_found_too() -> None:

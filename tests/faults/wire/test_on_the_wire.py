@@ -6,7 +6,6 @@ import json
 import os
 import random
 import ssl
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 import requests
 
 from tests.faults.client import CHAT, PATHS, TEXT, TOKENS, Asker, Got, ask, got, question
-from tests.hostile.raw_client import get, metric, running, wait_until, waiting
+from tests.hostile.raw_client import get, running, wait_until
 from tests.hostile.stressed_server import stressed_server, workers_of
 from tests.running_server import RunningServer, running_server
 
@@ -35,7 +34,7 @@ def is_json(chunk: str) -> bool:
 
 @every_path
 @every_version
-@pytest.mark.parametrize("after", [1, 2, 4])
+@pytest.mark.parametrize("after", [1, 4])
 def test_a_stream_breaks_off_after_exactly_so_many_chunks(
     faulty: RunningServer, path: str, version: str, after: int
 ) -> None:
@@ -155,14 +154,7 @@ def test_errors_on_purpose_come_after_decoding_and_before_the_model_check(faulty
 
 
 def test_the_connection_serves_the_next_request_unless_it_was_broken(faulty: RunningServer) -> None:
-    faults = (
-        "truncate; after=2",
-        "truncated-json",
-        "empty",
-        "missing-done",
-        "error; status=503",
-        "malformed-chunk",
-    )
+    faults = ("truncate; after=2", "truncated-json", "empty", "missing-done", "error; status=503")
     with Asker(faulty.port) as asker:
         for fault in faults:
             for stream in (True, False):
@@ -189,15 +181,14 @@ def test_a_quota_is_told_in_headers_and_refuses_what_is_too_much(faulty: Running
     assert json.loads(answers[2].body)["error"]["type"] == "RateLimitError"  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize(
     ("fault", "seen"), [("slow-first-token; seconds=3600", 0), ("stall; seconds=3600; after=3", 3)]
 )
 def test_who_waits_waits_alone_and_gives_its_place_back_when_it_leaves(
-    faulty: RunningServer, version: str, fault: str, seen: int
+    faulty: RunningServer, fault: str, seen: int
 ) -> None:
     with Asker(faulty.port) as asker:
-        asker.send(TEXT, question(TEXT, True), version, X_Fault=fault)
+        asker.send(TEXT, question(TEXT, True), X_Fault=fault)
         received = b""
         while received.count(b"data: ") < seen or b"\r\n\r\n" not in received:
             received += asker.sock.recv(65536)
@@ -206,15 +197,6 @@ def test_who_waits_waits_alone_and_gives_its_place_back_when_it_leaves(
             assert got(faulty.port, path, True).chunks[-1] == DONE
         assert running(faulty.port) == 1 and received.count(b"data: ") == seen
     wait_until(lambda: running(faulty.port) == 0)
-
-
-def test_nothing_waits_for_a_place_that_a_fault_took(faulty: RunningServer) -> None:
-    before = metric(faulty.port, "vllm:request_success_total")
-    for fault in ("disconnect", "disconnect; after=1", "truncate", "empty"):
-        ask(faulty.port, CHAT, True, fault)
-    wait_until(lambda: metric(faulty.port, "vllm:request_success_total") == before + 4)
-    assert running(faulty.port) == 0 and waiting(faulty.port) == 0
-    assert get(faulty.port, "/load").json()["server_load"] == 0
 
 
 MESSAGES, GENERATE, BATCH = "/v1/messages", "/inference/v1/generate", "/v1/chat/completions/batch"
@@ -315,27 +297,6 @@ def test_a_client_that_leaves_a_faulty_stream_frees_its_place() -> None:
         assert get(server.port, "/admin/verdict").json()["clean"] is True
 
 
-def test_a_stream_that_stalls_keeps_its_place() -> None:
-    with (
-        stressed_server("--max-num-seqs", "1") as single,
-        Asker(single.port) as first,
-        Asker(single.port) as second,
-    ):
-        first.send(PATHS[0], question(PATHS[0], True), X_Fault="stall; seconds=3600")
-        wait_until(lambda: running(single.port) == 1)
-        second.send(PATHS[0], question(PATHS[0], True))
-        wait_until(lambda: waiting(single.port) == 1)
-        first.sock.close()
-        answer = second.answer()
-        assert answer and answer.chunks[-1] == "data: [DONE]"
-
-
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with running_server("--self-signed-certs") as server:
-        yield server.port
-
-
 class Socket(ssl.SSLSocket):
     """Calls a connection that breaks by its name of today; before 3.11.4 Python had none for it."""
 
@@ -358,18 +319,15 @@ def context() -> ssl.SSLContext:
     return trusting
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_stream_breaks_off_after_so_many_chunks(port: int, path: str) -> None:
-    with Asker(port, context()) as asker:
-        asker.send(path, question(path, True), X_Fault="disconnect; after=3")
-        received = b""
-        with pytest.raises(ssl.SSLEOFError):  # a TLS connection that ends well says so
-            while data := asker.sock.recv(65536):
-                received += data
-        assert received.count(b"data: ") == 3 and not received.endswith(b"0\r\n\r\n")
-
-
-def test_the_connection_ends_before_the_status_line(port: int) -> None:
-    with Asker(port, context()) as asker:
-        asker.send(CHAT, question(CHAT, True), X_Fault="disconnect")
-        assert asker.is_closed()
+def test_connections_of_tls_break_off_too() -> None:
+    with running_server("--self-signed-certs") as server:
+        with Asker(server.port, context()) as asker:
+            asker.send(CHAT, question(CHAT, True), X_Fault="disconnect; after=3")
+            received = b""
+            with pytest.raises(ssl.SSLEOFError):  # a TLS connection that ends well says so
+                while data := asker.sock.recv(65536):
+                    received += data
+            assert received.count(b"data: ") == 3 and not received.endswith(b"0\r\n\r\n")
+        with Asker(server.port, context()) as asker:
+            asker.send(CHAT, question(CHAT, True), X_Fault="disconnect")
+            assert asker.is_closed()

@@ -47,15 +47,12 @@ def are_gone(pids: Sequence[int]) -> bool:
     ("argv", "told"),
     [
         (["--pods", "0"], "argument --pods: '0' must be a whole number from 1 to 64"),
-        (["--requests", "x"], "argument --requests: 'x' must be a whole number from 1 on"),
         (["--rate", "-1"], "argument --rate: '-1' must be a number above 0"),
         (["--rate", "2", "--concurrency", "3"], "argument --concurrency: not allowed with argument --rate"),
-        (["--policies", "best"], "argument --policies: invalid choice: 'best'"),
         (["--png", "/nowhere/at/all.png"], "/nowhere/at/all.png: there is no folder /nowhere/at"),
         (["--port", "1"], "flag --port cannot be given: the fleet sets it itself"),
         (["--podz", "1"], "unknown flag --podz; did you mean --pods?"),
         (["--block-size", "0"], "flag --block-size"),
-        (["--tokenizer", "/nowhere"], "/nowhere"),
         ([*SMALL, "--pods", "1", "--dataset-path", "/nowhere.sqlite3"], "no file /nowhere.sqlite3"),
     ],
 )

@@ -14,7 +14,6 @@ from app.lab.fleet.command import Options, demonstrate, proxied
 from app.lab.fleet.fleet import Fleet
 from app.lab.fleet.routing import Incoming, policies_of
 from app.lab.load.workload import Workload
-from app.serving.http.client import exchange
 from tests.fleet import stubs
 
 POLICIES = policies_of((), {})
@@ -73,9 +72,3 @@ def test_what_is_forgotten_is_not_known_to_the_indexer(fleet: Fleet) -> None:
     assert fleet.indexer.scores(asked)
     fleet.forget()
     assert not fleet.indexer.scores(asked)
-
-
-def test_models_are_those_of_the_pods(fleet: Fleet) -> None:
-    with proxied(fleet, POLICIES["random"], Random(1)) as (address, _):
-        models = json.loads(exchange(address, "GET", "/v1/models")[1])
-        assert [model["id"] for model in models["data"]] == [fleet.model]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 
@@ -48,13 +47,6 @@ def test_servers_answer_in_the_block_and_are_gone_after_it() -> None:
         assert len({server.address for server in servers}) == 2
         started.check()
     assert not any(is_alive(server.process.pid) for server in servers)
-
-
-def test_they_are_gone_after_an_error_too() -> None:
-    with pytest.raises(RuntimeError), processes() as started:
-        server = started.wait(started.start("server", lambda port: python(SERVE, port)))
-        raise RuntimeError
-    assert not is_alive(server.process.pid)
 
 
 def test_one_that_does_not_go_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,17 +95,6 @@ def test_a_port_that_is_taken_is_exchanged_for_another() -> None:
         server = started.wait(started.start("pod", command))
         assert server.address == f"127.0.0.1:{ports[2]}" and len(set(ports)) == 3
         started.check()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="ports can be reserved on Linux")
-def test_a_reserved_port_is_given_to_nobody_but_the_server() -> None:
-    with processes() as started, socket.socket() as other, socket.socket() as server:
-        port = started.port()
-        with pytest.raises(OSError):
-            other.bind(("127.0.0.1", port))
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind(("127.0.0.1", port))
-        server.listen()
 
 
 def test_settings_of_this_environment_are_not_those_of_a_pod() -> None:

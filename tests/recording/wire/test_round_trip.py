@@ -23,22 +23,11 @@ from tests.conformance.sdk import openai_client
 from tests.hostile.raw_client import Wire, post
 from tests.needs import CLIENTS_PYTHON
 from tests.recording.recordings import CHAT, chat, exchange, exchanges_of, recording_proxy, written
-from tests.running_server import ROOT, RunningServer, free_port, running_server
+from tests.running_server import ROOT, RunningServer, running_server
 
 FLAGS = ("--force-dummy-tokenizer", "--model", "m")
-TOOLS: Any = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"type": "string"}},
-                "required": ["city"],
-            },
-        },
-    }
-]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
 KEY = "sk-very-secret-1"
 
 
@@ -89,20 +78,6 @@ def test_the_loop_replays_as_it_was(recorded: tuple[Path, list[str]]) -> None:
             )
 
 
-def test_every_byte_of_every_chunk_is_the_recorded_one(recorded: tuple[Path, list[str]]) -> None:
-    path, _ = recorded
-    with running_server(*FLAGS, "--replay", str(path), "--replay-speed", "100") as server:
-        for one in exchanges_of(path):
-            with Wire(server.port) as wire:
-                wire.post(json.loads(bytes_of(one.request.body)), one.request.target)
-                response = wire.begin()
-                chunks = list(iter(response.read1, b""))
-                response.close()
-            assert b"".join(chunks) == b"".join(bytes_of(chunk.data) for chunk in one.answer.chunks)
-            assert len(chunks) == len(one.answer.chunks)
-            assert response.getheader("Content-Type") == one.answer.header("content-type")
-
-
 def test_keys_metrics_and_logs_are_as_ever(recorded: tuple[Path, list[str]]) -> None:
     flags = ("--replay", str(recorded[0]), "--api-key", KEY, "--log-http", "--enable-request-id-headers")
     body = bytes_of(exchanges_of(recorded[0])[0].request.body)
@@ -142,16 +117,6 @@ def test_a_whole_answer_in_pieces_keeps_its_length(tmp_path: Path) -> None:
             answer = wire.post(chat("Hi"), CHAT).answer()
             assert (answer.body, answer.headers["content-length"]) == (b"onetwo", "6")
             assert "transfer-encoding" not in answer.headers
-
-
-def test_a_bad_recording_stops_the_start_with_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "r"
-    path.write_bytes(b'{"format":"understudy-recording","version":1}\n{}\n')
-    words = [sys.executable, "-m", "app", "--replay", str(path), "--port", str(free_port())]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=50)
-    assert done.returncode == 1
-    [said] = done.stderr.splitlines()
-    assert said.startswith(f"error: setting replay: {path}: line 2 is no exchange")
 
 
 def test_a_recorder_that_cannot_begin_says_why(
@@ -195,50 +160,22 @@ def test_a_recorder_that_is_killed_leaves_what_it_had(tmp_path: Path) -> None:
     assert len(exchanges_of(path)) == 1
 
 
-def test_a_script_of_the_loop_says_the_same(recorded: tuple[Path, list[str]], tmp_path: Path) -> None:
-    path, seen = recorded
-    script = tmp_path / "loop.yaml"
-    words = ("script", "from-recording", str(path), "--out", str(script))
-    subprocess.run([sys.executable, "-m", "app", *words], cwd=ROOT, check=True, timeout=50)
-    subprocess.run(
-        [sys.executable, "-m", "app", "script", "check", str(script)], cwd=ROOT, check=True, timeout=50
-    )
-    with running_server(*FLAGS, "--script", str(script)) as server:
-        said = agent_loop(server)
-        report = requests.get(server.url + "/admin/script", timeout=20).json()
-    assert calls_and_text(said) == calls_and_text(seen)
-    assert "line 3" in json.dumps(report)
+def drift(path: Path, server: RunningServer, *words: str) -> int:
+    return main(["drift", str(path), "--target", server.url, *words])
 
 
-def calls_and_text(seen: list[str]) -> tuple[Any, str]:
-    """What the loop's client was told to call, and the text that was streamed to it."""
-    first, *chunks = map(json.loads, seen)
-    calls = [call["function"] for call in first["choices"][0]["message"]["tool_calls"]]
-    told = [{"name": call["name"], "arguments": json.loads(call["arguments"])} for call in calls]
-    parts = [choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]]
-    return told, "".join(parts)
-
-
-def drift(path: Path, server: RunningServer, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "app", "drift", str(path), "--target", server.url, *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
-
-
-def test_a_server_like_the_recorded_one_has_not_drifted(recorded: tuple[Path, list[str]]) -> None:
-    with running_server(*FLAGS, "--tool-call-extra-call-probability", "0") as server:
-        done = drift(recorded[0], server)
-    assert (done.stdout, done.returncode) == ("2 of 2 exchanges agree\n", 0)
-
-
-def test_a_server_that_answers_otherwise_has_drifted(recorded: tuple[Path, list[str]]) -> None:
-    with running_server(*FLAGS, "--model", "other", "--api-key", "k") as server:
-        refused = drift(recorded[0], server)
-        other = drift(recorded[0], server, "--api-key", "k")
-        agreed = drift(recorded[0], server, "--api-key", "k", "--model", "other")
-    assert refused.returncode == other.returncode == 1
-    assert "status: 200 was recorded, 401 came" in refused.stdout
-    assert "status: 200 was recorded, 404 came" in other.stdout
-    assert agreed.returncode == 0, agreed.stdout
+def test_a_server_that_answers_otherwise_has_drifted(
+    recorded: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--model", "other", "--api-key", "k", "--tool-call-extra-call-probability", "0")
+    with running_server(*FLAGS, *flags) as server:
+        for words, code, line in (
+            ((), 1, "status: 200 was recorded, 401 came"),
+            (("--api-key", "k"), 1, "status: 200 was recorded, 404 came"),
+            (("--api-key", "k", "--model", "other"), 0, "2 of 2 exchanges agree\n"),
+        ):
+            assert drift(recorded[0], server, *words) == code
+            assert line in capsys.readouterr().out
 
 
 def test_a_recording_of_megabytes_in_one_answer_is_replayed_to_the_byte(tmp_path: Path) -> None:
@@ -293,10 +230,7 @@ def said(exchange: Exchange) -> tuple[object, ...]:
 
 @pytest.mark.parametrize(
     ("client", "python"),
-    [
-        ("openai", sys.executable),
-        pytest.param("pydantic-ai", str(CLIENTS_PYTHON), marks=pytest.mark.clients),
-    ],
+    [("openai", sys.executable), pytest.param("pydantic-ai", str(CLIENTS_PYTHON), marks=pytest.mark.clients)],
 )
 def test_the_loop_of_an_agent_is_replayed_byte_by_byte(tmp_path: Path, client: str, python: str) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
