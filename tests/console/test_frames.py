@@ -40,31 +40,6 @@ def test_a_request_is_a_bar_from_its_arrival_to_its_end() -> None:
     assert page.phases[second] == [Phase.PREFILL]
 
 
-def test_what_is_over_between_two_frames_has_its_bar_all_the_same() -> None:
-    it = Watched(inter_token_latency=0.001)
-    for number in range(20):
-        it.ask(f"r{number}")
-    page = it.frame(5.0)
-    assert len(page.bars) == len(page.ended) == 20 and not page.phases
-
-
-def test_what_ran_before_somebody_looked_gets_a_bar_and_its_end() -> None:
-    it = Watched(seen=False, **SLOW)
-    it.ask("a", max_tokens=5)
-    aborted = it.ask("b")
-    it.harness.clock.advance(0.5)
-    it.look()
-    page = it.frame()
-    aborted.abort()
-    page = it.frame(5.0)
-    assert page.ended[page.number_of("a")][1:4:2] == ["over", 5]
-    assert page.ended[page.number_of("b")][1] == "over"
-    handle = it.ask("c")
-    number = it.frame().number_of("c")
-    handle.abort()
-    assert it.frame().ended[number][1] == "abort"
-
-
 def test_figures_are_those_of_the_metrics() -> None:
     it = Watched(slots=3, max_waiting=50, blocks=400, **SLOW)
     rng = Random(4)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.serving.faults.fault import PATHS, Fault, FaultScript, RequestFacts
+from app.serving.faults.fault import PATHS, FaultScript, RequestFacts
 from config import ConfigError
 from config.fault_rules import (
     ACTIONS,
@@ -135,12 +135,6 @@ def struck(at: FaultScript, *requests: RequestFacts, now_s: float = 0.0) -> list
     return [bool((fault := at.fault_for(request, RNG, now_s)) and fault.name) for request in requests]
 
 
-def decided(*rules: dict[str, Any], request: RequestFacts | None = None) -> Fault:
-    fault = script(*rules).fault_for(request or asking(), RNG, 0.0)
-    assert fault is not None
-    return fault
-
-
 @pytest.mark.parametrize(
     ("matcher", "hit", "miss"),
     [
@@ -219,15 +213,3 @@ def test_a_quota_of_tokens_holds_a_big_request_back_and_takes_no_request_for_it(
     assert fault.headers["x-ratelimit-remaining-requests"] == "598"
     assert fault.headers["x-ratelimit-remaining-tokens"] == "0"
     assert fault.headers["x-ratelimit-reset-tokens"] == "1m40s"
-
-
-def test_less_than_one_request_per_minute_is_a_quota_too() -> None:
-    rules = script({"action": "rate-limit", "rate": 0.5})
-    assert struck(rules, asking()) == [False]
-    limited = rules.fault_for(asking(), RNG, 0.0)
-    assert limited and limited.error and limited.error.headers["Retry-After"] == "120"
-
-
-def test_a_quota_that_lasts_does_not_hide_the_rules_after_it() -> None:
-    fault = decided({"action": "rate-limit"}, {"action": "disconnect", "after": 1})
-    assert fault.name == "disconnect" and "x-ratelimit-limit-requests" in fault.headers

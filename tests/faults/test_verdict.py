@@ -14,7 +14,6 @@ from app.serving.faults.audit import (
     ClientReport,
     Exchange,
     FindingReport,
-    timestamp,
 )
 
 PATH = "/v1/chat/completions"
@@ -98,14 +97,6 @@ def test_conduct_is_judged(what: str) -> None:
     assert client.found(10 * RETRY_WINDOW_S).keys() == findings
 
 
-def test_who_comes_back_too_early_has_ignored_retry_after() -> None:
-    client = Client().ask(status=429, retry_after_s=2.0).wait(0.5).ask(status=429, retry_after_s=2.0)
-    found = client.found()["retry_after_ignored"]
-    assert found["count"] == 1 and found["example_request_id"] == "r2"
-    assert found["first"] == found["last"] == timestamp(1_700_000_000.0 + client.at_s)
-    assert "1.50 s before" in found["what"] and PATH in found["what"]
-
-
 def test_identical_requests_that_were_all_on_their_way_are_no_retries() -> None:
     trail = AuditTrail(lambda: 0.0)
     for number in range(20):
@@ -123,36 +114,6 @@ def test_a_cut_stream_that_is_not_asked_for_again_in_time_is_found() -> None:
         found = client.found(RETRY_WINDOW_S)["truncated_stream_not_retried"]
     assert found["count"] == 1 and found["example_request_id"] == "r1"
     assert "cannot be seen from here" in found["what"] and client.report()["awaiting_retry"] == 0
-
-
-def test_a_client_is_known_from_its_first_error_or_fault_on() -> None:
-    trail = AuditTrail(lambda: 0.0)
-    fine = Exchange(PATH, 1, "r", 0.0, 0.0, 200)
-    assert trail.begin("a", fine) is None and trail.report(0.0)["clients"] == {}
-    assert trail.begin("a", Exchange(PATH, 1, "r", 0.0, 0.0, 200, fault="stall"))
-    assert trail.begin("a", fine) and trail.begin("b", fine) is None
-    report = trail.report(0.0)
-    assert report["clean"] is True and list(report["clients"]) == ["a"]
-    assert report["clients"]["a"] == {
-        "requests": 2,
-        "errors": {},
-        "faults": {"stall": 1},
-        "disconnects": 0,
-        "awaiting_retry": 0,
-        "findings": [],
-    }
-
-
-def test_a_report_may_be_the_last_one() -> None:
-    trail = AuditTrail(lambda: 0.0)
-    exchange = Exchange(PATH, 1, "r", 0.0, 0.0, 200, fault="truncate")
-    audit = trail.begin("a", exchange)
-    assert audit
-    trail.end(audit, exchange, 1.0, failed=True, truncated=True)
-    assert trail.report(2.0)["clean"] is True
-    assert trail.report(2.0, over=True)["clean"] is False
-    trail.restart()
-    assert trail.report(3.0)["clients"] == {}
 
 
 def test_what_is_remembered_is_bounded_whatever_clients_do() -> None:

@@ -226,7 +226,7 @@ SECRET = "sk-123456789"
 BODIES = (
     json.dumps({"a": 1, "api_key": SECRET, "b": "x" * 20}),
     f'data: {{"token": "{SECRET}"}}\n\ndata: {{"password": "{SECRET}"}}\n\ndata: [DONE]\n\n',
-    json.dumps({"arguments": json.dumps({"secret": SECRET, "city": "Köln"})}),
+    json.dumps({"arguments": json.dumps({"secret": SECRET, "city": "東京 😀"})}),
     json.dumps({"arguments": json.dumps({"secret": SECRET, "city": "Köln"})}, ensure_ascii=False),
     f"Authorization: Bearer {SECRET} and more",
     json.dumps({"max_tokens": 5, "content": "no secret 😀"}),
@@ -245,12 +245,6 @@ def test_a_body_in_pieces_is_masked_as_it_is_whole(body: str, cuts: list[int]) -
     assert b"".join(masked) == b"".join(masked_pieces([data]))
     if mask_text(body) == body:
         assert masked == pieces
-
-
-def test_escapes_beyond_latin_1_are_still_json() -> None:
-    body = json.dumps({"arguments": json.dumps({"secret": SECRET, "city": "東京 😀"})})
-    masked = json.loads(b"".join(masked_pieces([body.encode()])))
-    assert json.loads(masked["arguments"]) == {"secret": "***", "city": "東京 😀"}
 
 
 def test_headers_keep_their_order_and_their_doubles() -> None:

@@ -92,27 +92,6 @@ def test_groups_are_those_of_the_regexes() -> None:
     assert groups.numbered == ["r", "r"], "of the first regex that was looked at"
 
 
-@settings(deadline=None, max_examples=25)
-@given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=3)), max_size=8))
-def test_a_conversation_is_known_by_its_beginning(said: list[tuple[str, str]]) -> None:
-    begun = [("system", "s"), ("user", "first")]
-    one, other = request(*begun), request(*begun, *said)
-    assert one.conversation == other.conversation
-    assert one.conversation != request(("system", "t"), ("user", "first")).conversation
-    assert one.conversation != request(*begun, key="key:2").conversation
-
-
-@settings(deadline=None, max_examples=25)
-@given(st.lists(st.sampled_from(["user", "assistant", "tool"]), max_size=8))
-def test_turns_and_results_are_counted(roles: list[str]) -> None:
-    asked = request(*((role, str(number)) for number, role in enumerate(roles)))
-    assert asked.turn == max(1, roles.count("user"))
-    results = [each.text for each in asked.tool_results]
-    assert results == [str(number) for number in range(len(roles) - len(results), len(roles))]
-    assert all(role == "tool" for role in roles[len(roles) - len(results) :])
-    assert len(results) == len(roles) or roles[len(roles) - len(results) - 1] != "tool"
-
-
 VALUES: dict[str, Any] = {
     "match": {"city": "rome", "0": "in rome", 0: "in rome"},
     "message": "hello",

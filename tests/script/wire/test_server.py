@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import requests
 
 from tests.hostile.raw_client import wait_until
@@ -30,18 +29,6 @@ def said(server: RunningServer, text: str = "hello", **asked: Any) -> Any:
 
 def until(holds: Callable[[], bool]) -> None:
     wait_until(holds, 15.0)
-
-
-def test_a_script_that_is_wrong_stops_the_start_with_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "a.yaml"
-    path.write_text("rules: [{name: x, then: {txt: a}}]")
-    with pytest.raises(RuntimeError) as raised, running_server("--script", str(path)):
-        pass
-    lines = str(raised.value).splitlines()
-    assert "ended with status 1" in lines[0]
-    told = [line for line in lines if "unknown key 'txt'" in line]
-    assert len(told) == 1 and f"setting script: script {path}: rule 1 (x): then:" in told[0]
-    assert "Traceback" not in str(raised.value)
 
 
 def test_a_changed_file_is_served_and_a_broken_one_is_not(tmp_path: Path) -> None:
