@@ -13,7 +13,7 @@ from app.engine.core.outputs import EngineOutput, Finish, Part, Started, Tokens
 from app.serving.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.serving.api.identity import ResponseMeta
 from tests.api import segments
-from tests.api.segments import IMAGE, THOUGHT
+from tests.api.segments import THOUGHT
 
 META = ResponseMeta("id-1", 1_700_000_000, "a model", "fp")
 STOP = Finish("stop")
@@ -157,15 +157,3 @@ def test_every_token_is_counted_once_in_every_way_of_telling() -> None:
             usage = chunks(events, include_usage=True, **extra)[-1]["usage"]
             assert usage["completion_tokens"] == most, (extra, events)
             assert whole(events, **extra)["usage"]["completion_tokens"] == most
-
-
-def test_an_image_makes_blocks_of_everything() -> None:
-    events: list[EngineOutput] = [tokens(["Look"]), Tokens(0, ["data:x"], [], 1.0, None, STOP, IMAGE)]
-    picture = {"type": "image_url", "image_url": {"url": "data:x"}}
-    assert deltas(events, blocks=True) == [
-        {"content": [{"type": "text", "text": "Look"}]},
-        {"content": [picture]},
-    ]
-    body = whole(events, blocks=True)
-    assert body["choices"][0]["message"]["content"] == [{"type": "text", "text": "Look"}, picture]
-    assert body["usage"]["completion_tokens"] == 1

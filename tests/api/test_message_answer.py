@@ -15,7 +15,7 @@ from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, Started,
 from app.serving.api.anthropic.writer import MessageResponseOptions, MessageWriter
 from app.serving.api.identity import ResponseMeta
 from app.serving.http.errors import ApiError, internal, retryable, too_many
-from tests.api.segments import THOUGHT, Segment, body_of, call, segments, told, whole
+from tests.api.segments import Segment, body_of, call, segments, told, whole
 from tests.conformance.calls import parsed
 
 META = ResponseMeta("chatcmpl-1", 1_700_000_000, "a model", "fp")
@@ -131,13 +131,6 @@ def test_why_a_message_ended(
     assert delta == {"stop_reason": reason, "stop_sequence": sequence}
     body = whole(answer(), events)
     assert (body.get("stop_reason"), body.get("stop_sequence")) == (reason, sequence)
-
-
-@pytest.mark.parametrize("segments", [[], [(None, ["", ""])], [(THOUGHT, [""])]])
-def test_a_whole_message_without_text_has_one_empty_block(segments: list[Segment]) -> None:
-    events = told(segments, Finish("stop"))
-    assert whole(answer(), events)["content"] == [{"type": "text", "text": ""}]
-    assert gathered(streamed(answer(), events))["content"] == []
 
 
 def tool_use(number: int, name: str, given: dict[str, Any]) -> dict[str, Any]:

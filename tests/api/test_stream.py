@@ -133,17 +133,6 @@ def test_the_failure_of_one_choice_ends_the_stream_and_the_others(direct: bool) 
     assert b"".join(served.yielded) + unframed(served.socket.received) == b"a[failed]" + END
 
 
-def test_no_choices_are_an_end_and_closing_in_the_middle_aborts() -> None:
-    served = Served(Socket(), choices=0)
-    served.serve()
-    assert served.ended() and b"".join(served.yielded) == END
-    served = Served(Socket())
-    served.serve()
-    served.stream.close()
-    assert served.running.aborted
-    served.greenlet.kill()
-
-
 @pytest.mark.parametrize("direct", [True, False], ids=["attached", "iterated"])
 def test_a_stream_that_says_nothing_sends_comments(direct: bool) -> None:
     """Only while it says nothing; the end stops it."""

@@ -20,13 +20,8 @@ from tests.running_server import ROOT
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "generate": (
-        *(
-            "--server-dev-mode",
-            "--weight-transfer",
-            "--profiling",
-            "--enable-scale-out",
-            "--allow-runtime-lora-updating",
-        ),
+        *("--server-dev-mode", "--weight-transfer", "--profiling", "--enable-scale-out"),
+        "--allow-runtime-lora-updating",
         *("--kv-index", "--enable-kvcache", "--enable-responses-store", "--max-model-len", "512"),
         *("--fake-metrics", '{"running-requests": 1}'),
         *("--enable-tokenizer-info-endpoint", "--embeddings-with-chat"),
@@ -102,13 +97,6 @@ def test_what_vllm_takes_is_described() -> None:
             names = [each["$ref"].rpartition("/")[2] for each in schema.get("anyOf", [schema])]
             known = {field for name in names for field in schemas[name]["properties"]}
             assert set(body) - known == set(), route
-
-
-def test_texts_are_strings_and_of_streams_nothing_is_said() -> None:
-    found = operations("generate")
-    metrics, chat = found["GET /metrics"], found["POST /v1/chat/completions"]
-    assert metrics["responses"]["200"]["content"]["text/plain"] == {"schema": {"type": "string"}}
-    assert chat["responses"]["200"]["content"]["text/event-stream"] == {}
 
 
 ADAPTER = {"lora_name": "sql", "lora_path": "/sql"}

@@ -56,17 +56,13 @@ def test_what_is_no_generate_request(client: Client) -> None:
         *(({**one, "token_ids": ids}, "body.token_ids") for ids in ([], [-1], "x")),
         ({**one, "sampling_params": {"max_tokens": "x"}}, "body.sampling_params"),
         ({**one, "sampling_params": {"temperature": 3}}, "temperature"),
-        ({**one, "sampling_params": {"max_tokens": 0}}, "max_tokens"),
         ({**one, "sampling_params": {"detokenize": False}, "output_mode": "text"}, "body"),
-        ({**TWO, "features": {}}, "body.features.mm_hashes"),
         ({**TWO, "features": {"mm_hashes": {}}}, "body.features.mm_placeholders"),
-        ({**TWO, "features": {**NO_MEDIA, "mm_hashes": {"image": ["a"]}}}, "body.features"),
         ({**TWO, "features": media((0, 2), (1, 1))}, "body.features"),
         ({**TWO, "features": media((1, 2))}, "body"),
         ({**TWO, "features": NO_MEDIA, "content_parts": [{}]}, "body"),
         ({**one, "reasoning_parser_kwargs": {"x": 1}}, "body.reasoning_parser_kwargs.x"),
         ({"token_ids": [1] * 40_000, "sampling_params": {"max_tokens": 5}}, None),
-        ({**one, "sampling_params": {"n": 300}}, None),
     ):
         answer = client.post(GENERATE, body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), body
@@ -149,7 +145,7 @@ def test_a_prefill_says_where_its_cache_is_and_a_decode_takes_it_from_there(clie
     assert client.complete()["kv_transfer_params"] is None
 
 
-@pytest.mark.parametrize("ids", [[5, 6, 7], [], "x", [-1], [10**9], [True]])
+@pytest.mark.parametrize("ids", [[5, 6, 7], [], [-1], [True]])
 def test_a_decode_may_be_handed_the_tokens_of_its_prompt(client: Client, ids: Any) -> None:
     body = {"messages": MESSAGES, "max_tokens": 1, "kv_transfer_params": {"prompt_token_ids": ids}}
     answer = client.post("/v1/chat/completions", body)

@@ -88,16 +88,6 @@ def test_a_session_of_updates() -> None:
     assert ask(client, "/shutdown_weight_transfer_engine") == (200, shut)
 
 
-def test_checksums_tell_devices_and_resets() -> None:
-    client = client_of(*TRAINED)
-    sums = ask(client, "/weight_checker", {"action": "checksum"})[1]["checksums"]
-    assert len(sums) == len(set(sums.values())) == 6 and all(len(digest) == 64 for digest in sums.values())
-    same = {"match": True, "mismatches": []}
-    assert ask(client, "/weight_checker", {"action": "compare", "baseline": sums})[1] == same
-    assert ask(client, "/weight_checker", {"action": "reset"}) == (200, {"status": "reset"})
-    assert ask(client, "/weight_checker", {"action": "compare", "baseline": sums})[1]["match"] is False
-
-
 def test_generated_tokens_name_the_weights() -> None:
     client = client_of(*TRAINED)
     told = {"success": True, "new_version": "2"}

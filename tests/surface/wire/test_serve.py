@@ -11,6 +11,7 @@ import requests
 from app import entrypoint
 from app.cli import COMMANDS
 from tests.running_server import RunningServer, running_image
+from tests.surface.conftest import in_process
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 LINE = [
@@ -76,13 +77,12 @@ def test_a_proxy_may_leave_its_path_in_front(moved: RunningServer) -> None:
 
 
 def test_keys_are_asked_for_below_the_path_of_a_proxy() -> None:
-    with running_image("m", "--root-path", "/x/", "--api-key", "k") as server:
+    with in_process("--root-path", "/x/", "--api-key", "k") as client:
         for path in ("/v1/models", "/x/v1/models"):
-            assert requests.get(server.url + path, timeout=20).status_code == 401
-            headers = {"Authorization": "Bearer k"}
-            assert requests.get(server.url + path, headers=headers, timeout=20).status_code == 200
+            assert client.get(path).status_code == 401
+            assert client.get(path, headers={"Authorization": "Bearer k"}).status_code == 200
         body = {"prompt": "hi", "max_tokens": 1}
-        assert requests.post(f"{server.url}/x/v1/completions", json=body, timeout=20).status_code == 401
+        assert client.post("/x/v1/completions", body).status_code == 401
 
 
 def test_the_image_takes_what_the_image_of_vllm_takes(monkeypatch: pytest.MonkeyPatch) -> None:
