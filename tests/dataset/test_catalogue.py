@@ -6,7 +6,6 @@ import struct
 from hashlib import sha256
 from random import Random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,18 +18,6 @@ rows_of = st.lists(st.tuples(st.sampled_from(HASHES), st.integers(1, 12)), min_s
     lambda found: [(digest, length, key * 10) for key, (digest, length) in enumerate(found)]
 )
 limits = st.tuples(st.integers(1, 14), st.integers(1, 14)).map(sorted)
-
-
-class First(Random):
-    """Draws the first or the last of what it may draw."""
-
-    def __init__(self, last: bool) -> None:
-        super().__init__(0)
-        self.last = last
-
-    def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
-        low, high = (0, start) if stop is None else (start, stop)
-        return high - 1 if self.last else low
 
 
 @given(rows_of, limits)
@@ -58,16 +45,6 @@ def test_every_row_of_the_right_length_can_be_drawn_and_equally_often() -> None:
     assert max(counts.values()) < 2 * min(counts.values())
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_the_edges_of_a_range_belong_to_it(last: bool) -> None:
-    rows = [(HASHES[0], length, length) for length in range(1, 10)] + [(HASHES[1], 5, 99)]
-    catalogue, rng = Catalogue(rows), First(last)
-    assert catalogue.recorded(HASHES[0], 3, 6, rng) == (6 if last else 3)
-    assert catalogue.recorded(HASHES[0], 10, 12, rng) == (9 if last else 1)
-    assert catalogue.any(9, 20, rng) == 9
-    assert catalogue.recorded(HASHES[2], 1, 20, rng) is None
-
-
 def test_rows_without_tokens_are_left_out_and_rows_without_a_hash_are_only_drawn_at_random() -> None:
     rows: list[tuple[object, object, int]] = [
         (HASHES[0], 0, 1), (HASHES[0], -3, 2), (HASHES[0], None, 3), (HASHES[0], "4", 4),
@@ -78,17 +55,6 @@ def test_rows_without_tokens_are_left_out_and_rows_without_a_hash_are_only_drawn
     assert {catalogue.any(1, 9, Random(seed)) for seed in range(50)} == {5, 6, 7, 8}
     assert catalogue.recorded(HASHES[0], 1, 9, Random(1)) is None
     assert len(Catalogue([])) == 0
-
-
-def test_each_draw_takes_one_number() -> None:
-    rows = [(HASHES[0], length, length) for length in range(1, 5)]
-    catalogue = Catalogue(rows)
-    one, other = Random(3), Random(3)
-    catalogue.recorded(HASHES[1], 1, 4, one)
-    assert one.getstate() == other.getstate()
-    catalogue.recorded(HASHES[0], 1, 4, one)
-    catalogue.any(1, 4, other)
-    assert one.getstate() == other.getstate()
 
 
 @given(st.lists(st.integers(0, 2**32 - 1)))

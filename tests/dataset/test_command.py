@@ -19,7 +19,6 @@ from app.cli import main
 from app.engine.dataset.catalogue import ids_hash
 from app.engine.dataset.command import Recorder, conversations, pairs
 from app.engine.dataset.dataset import open_dataset
-from app.engine.dataset.tokens import DatasetError
 from app.text import LocalTokenizer, TokenizerInputError
 from tests.running_server import ROOT
 
@@ -30,22 +29,16 @@ class Done(NamedTuple):
     stderr: str
 
 
+def turns(*said: tuple[str, Any]) -> dict[str, Any]:
+    return {"id": "1", "conversations": [{"from": speaker, "value": text} for speaker, text in said]}
+
+
+FOR_WHOM = ("human", "For whom?"), ("gpt", "For a model that is not here.")
 CONVERSATIONS = [
-    {
-        "id": "one",
-        "conversations": [
-            {"from": "human", "value": "Who are you?"},
-            {"from": "gpt", "value": "A stand-in. 🌳"},
-            {"from": "human", "value": "For whom?"},
-            {"from": "gpt", "value": "For a model that is not here."},
-        ],
-    },
-    {"id": "two", "conversations": [{"from": "human", "value": "No reply"}]},
-    {
-        "id": "three",
-        "conversations": [{"from": "human", "value": "Silence?"}, {"from": "gpt", "value": ""}],
-    },
-    {"id": "four", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]},
+    turns(("human", "Who are you?"), ("gpt", "A stand-in. 🌳"), *FOR_WHOM),
+    turns(("human", "No reply")),
+    turns(("human", "Silence?"), ("gpt", "")),
+    turns(("human", "Hi"), ("gpt", "Hello.")),
 ]
 
 
@@ -87,11 +80,8 @@ def test_a_dataset_is_made_that_the_server_understands(
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"{output}: 6 records of 4 conversations\n"
     assert names(output.parent) == ["replies.md", "replies.sqlite3"]
-    chat = [
-        {"role": "user", "content": "Who are you?"},
-        {"role": "assistant", "content": "A stand-in. 🌳"},
-        {"role": "user", "content": "For whom?"},
-    ]
+    said = [("user", "Who are you?"), ("assistant", "A stand-in. 🌳"), ("user", "For whom?")]
+    chat = [{"role": role, "content": text} for role, text in said]
     prompts = {
         "A stand-in. 🌳": tokenizer.encode_chat(chat[:1]),
         "For a model that is not here.": tokenizer.encode_chat(chat),
@@ -164,7 +154,11 @@ def test_no_file_is_written_over(run: Run, source: Path, tmp_path: Path, taken: 
     [
         (b"", "it is not a JSON array of conversations"),
         (b'{"conversations": []}', "it is not a JSON array of conversations"),
+        (b"\x1f\x8b\x08", "it is not a JSON array of conversations"),
         (json.dumps(CONVERSATIONS).encode()[:-20], "it is not JSON: parse error: premature EOF"),
+        (json.dumps(CONVERSATIONS).encode() + b"x", "it is not JSON: "),
+        (b"[1 2]", "it is not JSON: "),
+        (b'["\xff"]', "it is not JSON: "),
         (b"[]", "it has no question of a human with a reply"),
         (b'[1, {"conversations": [{"from": "system"}]}]', "it has no question of a human with a reply"),
     ],
@@ -176,7 +170,7 @@ def test_a_bad_input_is_one_line_and_leaves_no_half_file(
     source.write_bytes(content)
     done = run("--input", str(source), "--output", str(tmp_path / "out.sqlite3"), "--debug-json")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"error: {source}: {told}\n"
+    assert done.stderr.startswith(f"error: {source}: {told}") and done.stderr.count("\n") == 1
     assert names(tmp_path) == ["talks.json"]
 
 
@@ -187,11 +181,7 @@ def test_a_bad_input_is_one_line_and_leaves_no_half_file(
         (["--input", "/nowhere", "--output", "{}/x.db"], "/nowhere: No such file or directory", 1),
         (["--input", "{}", "--output", "{}/x.db"], "{}: Is a directory", 1),
         (["--input", "{}/talks.json", "--output", "/dev/null/x.db"], "/dev/null: File exists", 1),
-        (
-            ["--input", "{}/talks.json", "--output", "{}/x.md"],
-            "{}/x.md must end with .sqlite3, not with .md",
-            1,
-        ),
+        (["--input", "{}/talks.json", "--output", "{}/x.md"], "{}/x.md must end with .sqlite3, not", 1),
         (["--input", "a", "--output", "b", "--max-records", "0"], "'0' must be a whole number from 1 on", 2),
         (["--input", "a", "--output", "b", "--table-name", "a b"], "'a b' must be a name of letters", 1),
         (["--input", "a", "--output", "b", "--prot", "1"], "unknown flag --prot; did you mean --port?", 2),
@@ -205,19 +195,14 @@ def test_a_wrong_command_is_one_line(run: Run, source: Path, argv: list[str], to
     assert told.replace("{}", folder) in done.stderr
 
 
-class Picky:
-    """A tokenizer that refuses some texts."""
-
+class Picky(LocalTokenizer):
     def __init__(self, tokenizer: LocalTokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
+        vars(self).update(vars(tokenizer))
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         if "For whom" in text:
             raise TokenizerInputError("not this one")
-        return self._tokenizer.encode(text, add_special_tokens)
+        return super().encode(text, add_special_tokens)
 
 
 def test_a_conversation_ends_where_the_tokenizer_refuses_it(tokenizer: LocalTokenizer) -> None:
@@ -226,56 +211,33 @@ def test_a_conversation_ends_where_the_tokenizer_refuses_it(tokenizer: LocalToke
     assert (recorder.conversations, recorder.refused, recorder.refusal) == (4, 1, "not this one")
 
 
-def turns(*said: tuple[str, Any]) -> dict[str, Any]:
-    return {"id": "1", "conversations": [{"from": speaker, "value": text} for speaker, text in said]}
-
-
 def test_items_come_one_by_one() -> None:
     items = [turns(("human", "Grüße")), {"conversations": [1.5]}, 3]
-    for text in (
-        json.dumps(items),
-        json.dumps(items, indent=2, ensure_ascii=False),
-        "\ufeff \n" + json.dumps(items),
-    ):
+    for text in (json.dumps(items, indent=2, ensure_ascii=False), "\ufeff \n" + json.dumps(items)):
         assert list(conversations(io.BytesIO(text.encode()))) == items
-
-
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [(content, "not a JSON array") for content in (b'{"id": []}', b"null", b"\x00\x01", b"\x1f\x8b\x08")]
-    + [(content, "it is not JSON: [^\n]+$") for content in (b"[1 2]", b"[1] x", b'["\xff"]', b"[", b"[1,]")],
-)
-def test_what_is_no_array_is_told_in_one_line_after_what_is_good(content: bytes, told: str) -> None:
-    found: list[object] = []
-    with pytest.raises(DatasetError, match=told):
-        for item in conversations(io.BytesIO(content)):
-            found.append(item)
-    assert found in ([], [1])
 
 
 def test_each_question_comes_with_all_that_was_said_before() -> None:
     first, second = pairs(turns(("human", "q1"), ("gpt", "a1"), ("human", "q2"), ("gpt", "a2")))
     assert first == ("q1", [{"role": "user", "content": "q1"}], "a1")
     assert (second.question, second.reply) == ("q2", "a2")
-    assert [(each["role"], each["content"]) for each in second.messages] == [
-        ("user", "q1"),
-        ("assistant", "a1"),
-        ("user", "q2"),
-    ]
+    said = [("user", "q1"), ("assistant", "a1"), ("user", "q2")]
+    assert [(each["role"], each["content"]) for each in second.messages] == said
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        [("human", "q1"), ("gpt", "a1"), ("human", "q2")],
-        [("human", "q1"), ("gpt", "a1"), ("system", "x"), ("gpt", "a2"), ("human", "q3"), ("gpt", "a3")],
-        [("human", "q1"), ("gpt", "a1"), ("human", "q2"), ("human", "q3")],
-        [("human", "q1"), ("gpt", "a1"), ("human", None), ("gpt", "a2")],
-        [("human", "q1"), ("gpt", "a1"), ("human", "q2"), ("gpt", ["a2"])],
+        [("human", "q2")],
+        [("system", "x"), ("gpt", "a2"), ("human", "q3"), ("gpt", "a3")],
+        [("human", "q2"), ("human", "q3")],
+        [("human", None), ("gpt", "a2")],
+        [("human", "q2"), ("gpt", ["a2"])],
     ],
 )
 def test_a_conversation_ends_at_the_first_turn_of_the_wrong_one(said: list[tuple[str, Any]]) -> None:
-    assert [pair.question for pair in pairs(turns(*said))] == ["q1"]
+    begun = ("human", "q1"), ("gpt", "a1")
+    assert [pair.question for pair in pairs(turns(*begun, *said))] == ["q1"]
 
 
 def test_what_is_no_conversation_has_no_questions() -> None:

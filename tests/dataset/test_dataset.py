@@ -65,13 +65,6 @@ def test_older_files_are_found_by_the_text(opened: Opener, tokenizer: LocalToken
         assert (found.ids, "".join(found.texts)) == (ids, "A stand-in.")
 
 
-def test_the_hash_of_the_ids_is_tried_first(opened: Opener) -> None:
-    turns = [("user", "Hi")]
-    dataset = opened([(text_hash(turns), '["old"]', 1), row(PROMPT, [7], ["new"])])
-    found = dataset.reply(PROMPT, turns, 1, 5, Random(1))
-    assert found is not None and found.texts == ["new"]
-
-
 def test_a_broken_row_gives_nothing_and_one_warning(opened: Opener, caplog: pytest.LogCaptureFixture) -> None:
     """The true length counts where the column tells another."""
     dataset = opened([(row(PROMPT, [1])[0], "nonsense", 3), (*row([5], [5, 5, 5])[:2], 2)])
