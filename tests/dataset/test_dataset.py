@@ -46,14 +46,6 @@ def test_with_ignore_eos_an_exact_reply_comes_first_then_a_longer_one_then_a_sho
     assert reply(dataset, 8, 8).reached_limit
 
 
-def test_an_unknown_prompt_gets_any_reply_that_fits(opened: Opener) -> None:
-    dataset = opened([row([number], [number] * number) for number in range(1, 9)])
-    drawn = {len(reply(dataset, 4, prompt=UNKNOWN, seed=seed).ids) for seed in range(80)}
-    assert drawn == {1, 2, 3, 4}
-    exact = {len(reply(dataset, 4, 4, UNKNOWN, seed).ids) for seed in range(20)}
-    assert exact == {4}
-
-
 def test_older_files_are_found_by_the_text(opened: Opener, tokenizer: LocalTokenizer) -> None:
     turns = [("user", "Hi"), ("assistant", "Hello."), ("user", "Who are you?")]
     ids = tokenizer.encode("A stand-in.")

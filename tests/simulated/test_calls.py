@@ -25,6 +25,8 @@ WEATHER = {
 }
 TOOLS = (Tool("get_weather", WEATHER), Tool('naïve "name"', {"type": "object", "properties": {}}))
 
+EXTRA_CALL = "tool_call_extra_call_probability"
+
 
 def played(
     calls: ToolCalls | None = None, tools: dict[str, Any] | None = None, **fields: Any
@@ -66,19 +68,11 @@ def test_calls_that_must_be_made_are_made_with_arguments_that_fit_in_their_marku
         assert events[-1].finish is not None and events[-1].finish.reason == "stop"
 
 
-@pytest.mark.parametrize(
-    ("least", "chance", "counts"),
-    [(0, 0, {0}), (1, 0, {1}), (0, 100, {3}), (1, 100, {3}), (1, 45, {1, 2, 3})],
-)
-def test_the_number_of_calls_follows_the_chance_of_one_more(
-    least: int, chance: int, counts: set[int]
-) -> None:
-    calls = ToolCalls(tools=TOOLS[:1] * 3, least=least, most=3)
-    seen = set()
-    for seed in range(30):
-        events = played(calls, {"tool_call_extra_call_probability": chance}, server_seed=seed)
-        seen.add(len(called(events)) if events[0].part else 0)
-    assert seen == counts
+def test_the_number_of_calls_follows_the_chance_of_one_more() -> None:
+    for least, chance, counts in ((0, 0, {0}), (1, 0, {1}), (0, 100, {3}), (1, 45, {1, 2, 3})):
+        calls, chances = ToolCalls(tools=TOOLS[:1] * 3, least=least, most=3), {EXTRA_CALL: chance}
+        replies = [played(calls, chances, server_seed=seed) for seed in range(25)]
+        assert {len(called(events)) if events[0].part else 0 for events in replies} == counts
 
 
 def test_a_parameter_that_is_not_required_comes_by_chance() -> None:
@@ -107,23 +101,14 @@ def test_a_small_limit_cuts_a_call_off_whose_text_may_run_on() -> None:
     assert called(played(ToolCalls(tools=TOOLS[:1], least=1), tools, limited=True, max_tokens=1))
 
 
+PAY = {
+    "amount": {"type": "number"},
+    "currency": {"enum": ["Papua New Guinean kina", "EUR", "Swiss franc"]},
+    "notes": {"type": "array", "items": {"type": "string"}},
+}
 CLOSED: dict[str, dict[str, Any]] = {
     "get_weather": WEATHER | {"additionalProperties": False},
-    "multiply": {
-        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-        "required": ["a", "b"],
-        "type": "object",
-    },
-    "pay": {
-        "type": "object",
-        "properties": {
-            "amount": {"type": "number"},
-            "currency": {"enum": ["Papua New Guinean kina", "EUR", "Swiss franc"]},
-            "notes": {"type": "array", "items": {"type": "string"}},
-        },
-        "required": ["amount", "currency"],
-        "additionalProperties": False,
-    },
+    "pay": {"properties": PAY, "required": ["amount", "currency"], "additionalProperties": False},
     "ping": {"type": "object", "properties": {}},
 }
 """Tools whose arguments can be as short as a client's limit asks for."""
@@ -133,7 +118,7 @@ CLOSED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("named", [False, True])
 def test_arguments_are_chosen_that_fit_the_limit_of_the_client(name: str, named: bool) -> None:
     calls = ToolCalls(tools=(Tool(name, CLOSED[name]),), least=1, named=named)
-    for seed in range(10):
+    for seed in range(5):
         events = played(calls, limited=True, max_tokens=41, server_seed=seed)
         ((called_name, arguments),) = called(events)
         assert called_name == name
@@ -149,13 +134,6 @@ def test_arguments_are_chosen_that_fit_the_limit_of_the_client(name: str, named:
     assert called(played(calls))
 
 
-def test_a_small_limit_keeps_a_call_from_being_begun_that_need_not_be() -> None:
-    tools = {"tool_call_extra_call_probability": 100}
-    events = played(ToolCalls(tools=TOOLS[:1]), tools, limited=True, max_tokens=9)
-    assert {event.part for event in events} == {None}
-    assert not raw(events).startswith(OPENING)
-
-
 def test_the_same_seed_makes_the_same_call() -> None:
     calls = ToolCalls(tools=TOOLS, least=1, most=2)
     assert raw(played(calls, seed=7)) == raw(played(calls, seed=7, server_seed=9))
@@ -163,7 +141,7 @@ def test_the_same_seed_makes_the_same_call() -> None:
 
 
 @given(most=st.integers(1, 60), seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_structured_reply_is_valid_or_ends_for_its_length(most: int, seed: int) -> None:
     events = played(constraint=Constraint(schema=WEATHER), limited=True, max_tokens=most, seed=seed)
     finish = events[-1].finish
@@ -185,13 +163,10 @@ def test_a_reply_matches_its_expression_or_is_one_of_its_choices() -> None:
     assert {raw(played(constraint=colours, server_seed=k)) for k in range(20)} == {"red", "green"}
 
 
-@pytest.mark.parametrize(
-    "constraint",
-    [Constraint(schema=False), Constraint(schema={"type": "integer", "minimum": 5, "maximum": 3})],
-)
-def test_what_nothing_satisfies_is_refused(constraint: Constraint) -> None:
-    with pytest.raises(SchemaUnsatisfiable):
-        played(constraint=constraint)
+def test_what_nothing_satisfies_is_refused() -> None:
+    for schema in (False, {"type": "integer", "minimum": 5, "maximum": 3}):
+        with pytest.raises(SchemaUnsatisfiable):
+            played(constraint=Constraint(schema=schema))
 
 
 def thinking(**fields: Any) -> list[Tokens]:
@@ -239,17 +214,3 @@ def test_a_model_that_is_not_to_think_may_think_all_that_it_says() -> None:
     events = thinking(only_thoughts=True, tool_calls=calls, constraint=Constraint(regex="a{9}"))
     assert {event.part and event.part.kind for event in events} == {"reasoning"}
     assert sum(len(event.ids) for event in events) == 200
-
-
-def test_parts_keep_the_pace_of_the_whole_reply() -> None:
-    harness = Harness(time_to_first_token=0.5, inter_token_latency=0.1)
-    harness.ask(
-        tool_calls=ToolCalls(tools=TOOLS, least=2, most=2), reasoning=True, max_tokens=4000, limited=False
-    )
-    start_s = harness.clock.now()
-    harness.clock.advance(1000)
-    count = 0
-    for event in harness.tokens():
-        count += len(event.ids)
-        assert event.at_s == pytest.approx(start_s + 0.5 + (count - 1) * 0.1, abs=1e-6)
-    assert count > 40

@@ -53,16 +53,6 @@ def test_a_reply_is_cached_too() -> None:
     assert cached(served, "next") == 5 * BLOCK_TOKENS
 
 
-def test_usage_follows_the_blocks_that_are_held() -> None:
-    served = harness(blocks=17, time_to_first_token=1.0)
-    served.ask("a", prompt_ids=PROMPT, max_tokens=1)
-    assert served.metric("kv_cache_usage_perc") == 4 / 16
-    served.ask("b", prompt_ids=PROMPT[::-1], max_tokens=1)
-    assert served.metric("kv_cache_usage_perc") == 8 / 16
-    served.clock.advance(10)
-    assert served.metric("kv_cache_usage_perc") == 0
-
-
 def test_who_does_not_fit_waits_and_holds_up_who_comes_later() -> None:
     served = harness(blocks=6, time_to_first_token=1.0)
     served.ask("a", prompt_ids=PROMPT, max_tokens=1)
@@ -108,19 +98,6 @@ def test_a_request_with_too_few_hits_ends_at_once_and_stores_its_prompt_all_the_
     assert served.finish("hit") == "length"
     assert served.metric("request_success_total", finished_reason="stop") == 1
     assert served.is_idle()
-
-
-def test_a_reset_waits_for_nobody() -> None:
-    served = harness(time_to_first_token=1.0)
-    assert served.cache is not None
-    served.ask("a", prompt_ids=PROMPT, max_tokens=1)
-    assert not served.cache.reset()
-    served.clock.advance(10)
-    assert served.cache.reset()
-    asked(served, "b", PROMPT)
-    told = [type(event) for event in served.kv_events]
-    assert told == [BlockStored, AllBlocksCleared, BlockStored], "the next step tells of the reset"
-    assert cached(served, "b") == 0
 
 
 def test_asleep_nothing_is_cached() -> None:

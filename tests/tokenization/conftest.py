@@ -1,11 +1,13 @@
 """Tokenizers that the tests share."""
 
 import json
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from app.text import LocalTokenizer, default_tokenizer
+from app.text.files import TokenizerFolder
 from tests.needs import RECORDING
 
 
@@ -20,7 +22,7 @@ def recorded() -> LocalTokenizer:
 
 
 @pytest.fixture(scope="session")
-def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> LocalTokenizer:
+def sentencepiece() -> LocalTokenizer:
     """A vocabulary in the manner of SentencePiece: words start with a mark, rare characters are bytes."""
     backend = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -34,16 +36,9 @@ def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> LocalTokenizer:
         show_progress=False,
     )
     backend.train_from_iterator(["the cat sat on the mat and the dog sat on the log"] * 5, trainer)
-    # Bytes are special to the trainer only: a decoder has to show them.
-    text = backend.to_str(pretty=True)
-    folder = tmp_path_factory.mktemp("sentencepiece")
-    (folder / "tokenizer.json").write_text(unmark_bytes(text), encoding="utf-8")
-    return LocalTokenizer.from_path(folder)
 
-
-def unmark_bytes(text: str) -> str:
-    content = json.loads(text)
-    content["added_tokens"] = [
-        token for token in content["added_tokens"] if not token["content"].startswith("<0x")
-    ]
-    return json.dumps(content)
+    content = json.loads(backend.to_str())  # bytes are special to the trainer only: a decoder shows them
+    added = [each for each in content["added_tokens"] if not each["content"].startswith("<0x")]
+    folder = TokenizerFolder(tokenizer_file=Path("tokenizer.json"))
+    plain = Tokenizer.from_str(json.dumps(content | {"added_tokens": added}))
+    return LocalTokenizer(plain, folder, "sentencepiece")

@@ -79,29 +79,11 @@ def unigram() -> tokenizers.Tokenizer:
     return made
 
 
-def word_piece() -> tokenizers.Tokenizer:
-    made = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer(lowercase=True)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    special = ["[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    trainer = trainers.WordPieceTrainer(vocab_size=220, special_tokens=special, show_progress=False)
-    made.train_from_iterator(CORPUS * 3, trainer)
-    made.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
-    return made
-
-
 def signs() -> tokenizers.Tokenizer:
     """Every character is a word, and normalisation reaches over as many as it likes."""
     made = _bpe(pre_tokenizers.Split(Regex("."), "isolated"), [], unk_token="<unk>")
     made.normalizer = normalizers.NFKD()
     made.add_tokens([AddedToken("<mask>", lstrip=True)])
-    return made
-
-
-def in_one_run() -> tokenizers.Tokenizer:
-    """Unigram over the whole text: never in parts."""
-    made = unigram()
-    made.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
     return made
 
 
@@ -113,7 +95,7 @@ def from_right() -> tokenizers.Tokenizer:
 
 KINDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     kind.__name__: cache(kind)
-    for kind in (embedded, byte_level, llama_3, llama_2, unigram, word_piece, signs, in_one_run, from_right)
+    for kind in (embedded, byte_level, llama_3, llama_2, unigram, signs, from_right)
 }
 
 

@@ -122,7 +122,6 @@ def test_ends_of_a_generation_come_from_the_generation_config(tmp_path: Path) ->
     [
         ("other.json", "{}", "no tokenizer.json"),
         ("tokenizer.json", "{}", "not a tokenizer"),
-        ("tokenizer.json", "no json", "not a tokenizer"),
         ("tokenizer_config.json", "[]", "no tokenizer.json"),
     ],
 )
@@ -139,7 +138,7 @@ BARE = ChatOptions(add_generation_prompt=False)
 
 @pytest.mark.parametrize("skip", [False, True])
 def test_many_ids_are_the_text_that_the_library_makes_of_them(embedded: LocalTokenizer, skip: bool) -> None:
-    ids = Random(1).choices(range(6_144), k=120_000)
+    ids = Random(1).choices(range(6_144), k=60_000)
     assert embedded.decode(ids, skip) == embedded.backend.decode(ids, skip)
 
 

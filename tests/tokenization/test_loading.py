@@ -47,8 +47,6 @@ def test_the_embedded_tokenizer_can_be_forced_and_a_service_named() -> None:
         ('{"architectures": ["LlamaForCausalLM"], "vision_config": null}', False),
         ('{"architectures": ["Gemma3ForConditionalGeneration"]}', True),
         ('{"architectures": ["MolmoForCausalLM"]}', True),
-        ('{"architectures": ["InternVLChatModel"], "vision_config": {}}', True),
-        ('{"architectures": ["Phi3VForCausalLM"], "img_processor": {}}', True),
         ('{"architectures": ["UltravoxModel"], "audio_config": {}}', True),
         ("{}", True),
         ("no json", True),

@@ -17,10 +17,7 @@ WORDS = (
     "é", "e\u0301", "\u0302", "東京", "。", "эти ", "🎉", "👍🏽", "<|user|>", "<mask>", " <mask>", "</s>",
     "café au lait", "▁", "▁the", "ﬁ", "½", "…", "\0", "\u3000", "aaa", "...", "==", "x" * 30, "00000", ", ",
 )  # fmt: skip
-LETTERS = (
-    "a", "abcdefghij", "🎉👍🏽", "東京は日本の首都です", "0123456789", " ", "\n", "é", "e\u0301", "a1", ".,;",
-    "a ",
-)  # fmt: skip
+LETTERS = ("a", "🎉👍🏽", "東京は日本の首都です", "0123456789", " ", "e\u0301", ".,;", "a ")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -49,12 +46,7 @@ def test_most_texts_are_cut(embedded: LocalTokenizer) -> None:
             asked.append(len(text))
             return super()._ids(text, add_special_tokens)
 
-    for text in (
-        "Some words of an ordinary question. " * 1_000,
-        "長い文章です。" * 5_000,
-        "🎉" * 30_000,
-        "a" * 30_000,
-    ):
+    for text in ("Some words of an ordinary question. " * 1_000, "長い文章です。" * 5_000, "a" * 30_000):
         asked.clear()
         Counting(embedded.backend, part=5_000, margin=500).encode(text, True)
         assert max(asked) <= 5_500

@@ -113,13 +113,10 @@ def test_ids_are_decoded_by_the_service_and_cut_at_words(service: RenderTokenize
     ("answer", "complaint"),
     [
         ("500 broken", "status 500: broken"),
-        ("404 {}", "status 404"),
         ("200 no json", "no JSON"),
         ("200 []", "0 answers to 1 prompts"),
-        ("200 {}", "no list of token_ids"),
         ('200 {"token_ids": "12"}', "no list of token_ids"),
         ('200 [{"token_ids": [1.5]}]', "no list of token_ids"),
-        ("200 3", "no list of token_ids"),
     ],
 )
 def test_an_unusable_answer_is_told_clearly(service: RenderTokenizer, answer: str, complaint: str) -> None:
@@ -130,8 +127,10 @@ def test_an_unusable_answer_is_told_clearly(service: RenderTokenizer, answer: st
 def test_what_the_service_refuses_is_the_requests_fault(service: RenderTokenizer) -> None:
     with pytest.raises(TokenizerInputError, match="^too strange$"):
         service.encode('!400 {"error": {"message": "too strange", "code": 400}}')
-    assert service.encode('!200 {"token_ids": [1, 2]}') == [1, 2]
-    assert service.encode('!200 [{"token_ids": [3]}]') == [3]
+    assert [service.encode(f"!200 {each}") for each in ('{"token_ids": [1]}', '[{"token_ids": [3]}]')] == [
+        [1],
+        [3],
+    ]
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}

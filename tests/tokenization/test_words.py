@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from app.text.files import TokenizerFolder
-from app.text.huggingface import LONGEST_WORD, LocalTokenizer, WordEncoder, knows_words
+from app.text.huggingface import LocalTokenizer, WordEncoder, knows_words
 from app.text.loading import EMBEDDED, default_tokenizer
 
 ASCII = "".join(map(chr, range(128)))
@@ -57,7 +57,7 @@ TEXTS = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(TEXTS)
 def test_ascii_texts_have_the_library_s_ids(text: str) -> None:
     for encoder, backend in zip(ENCODERS, BACKENDS, strict=True):
@@ -66,33 +66,13 @@ def test_ascii_texts_have_the_library_s_ids(text: str) -> None:
         assert encoder.size_bytes <= encoder.limit_bytes
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(TEXTS | st.text(max_size=30), st.booleans())
 def test_a_tokenizer_encodes_any_text_as_its_library_does(text: str, framed: bool) -> None:
     for tokenizer in TOKENIZERS:
         expected = tokenizer.backend.encode(text, add_special_tokens=framed).ids
         assert tokenizer.encode(text, framed) == expected
         assert tokenizer.encode(text, framed) == expected
-
-
-def test_words_are_learnt_and_looked_up() -> None:
-    encoder = WordEncoder(PAIRWISE)
-    text = "one two three four five six"
-    assert encoder.encode(text) == PAIRWISE.encode(text).ids
-    held = encoder.size_bytes
-    assert held > 0
-    encoder._model = None  # type: ignore[assignment]  # nobody asks the library any more
-    assert encoder.encode(text) == PAIRWISE.encode(text).ids
-    assert encoder.size_bytes == held
-
-
-def test_numbers_and_long_words_take_no_place() -> None:
-    encoder = WordEncoder(PAIRWISE)
-    for text in (" 4711", "x" * (LONGEST_WORD + 1), "1", " " * (LONGEST_WORD + 1)):
-        assert encoder.encode(text) == PAIRWISE.encode(text).ids
-    assert encoder.size_bytes == 0
-    assert encoder.encode("x" * LONGEST_WORD) == PAIRWISE.encode("x" * LONGEST_WORD).ids
-    assert encoder.size_bytes > 0
 
 
 @pytest.mark.parametrize("text", ["naïve", "日本", "a\x80", "\ud800"])
@@ -127,9 +107,8 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_tokenizers_of_other_kinds_are_left_to_the_library(name: str) -> None:
-    assert not knows_words(OTHERS[name])
+def test_tokenizers_of_other_kinds_are_left_to_the_library() -> None:
+    assert [name for name in OTHERS if knows_words(OTHERS[name])] == []
     assert knows_words(PAIRWISE) and knows_words(EMBEDDED_BACKEND)
 
 

@@ -1,10 +1,12 @@
-"""Local tokenizers: what goes in comes out."""
+"""Local tokenizers in processes of their own."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.tokenization.test_huggingface import ROOT
+from tests.tokenization.test_loading import cached_repository
 
 
 def test_training_again_gives_the_shipped_files(tmp_path: Path) -> None:
@@ -16,7 +18,6 @@ def test_training_again_gives_the_shipped_files(tmp_path: Path) -> None:
 
 
 LONG_WORK = {
-    "a long text": 'tokenizer.encode("word " * 400_000)',
     "a very long text": 'tokenizer.encode("word " * 1_000_000, add_special_tokens=True)',
     "a text without words": 'tokenizer.encode("abcdefghij" * 200_000)',
     "many texts": 'tokenizer.encode_many(["word " * 100] * 3_000)',
@@ -27,8 +28,6 @@ LONG_WORK = {
     "a text of many messages": 'tokenizer.render_chat([{"role": "user", "content": "Hello"}] * 100_000)',
     "many ids": "tokenizer.decode([500] * 1_000_000)",
     "many pieces": "tokenizer.pieces([500] * 1_000_000)",
-    "many spellings": "tokenizer.token_strings([500] * 500_000)",
-    "many single texts": "tokenizer.token_texts([500] * 500_000)",
 }
 
 
@@ -54,3 +53,37 @@ for work in sys.argv[1:]:
     done = subprocess.run(command, check=True, capture_output=True, cwd=ROOT, text=True)
     ticks = dict(zip(LONG_WORK, map(int, done.stdout.split()), strict=True))
     assert {name: count for name, count in ticks.items() if count < 8} == {}
+
+
+PROGRAM = """
+import logging
+from app.text import TokenizerLoadError, load_tokenizer
+logging.basicConfig(format="%(levelname)s %(message)s")
+print(load_tokenizer(model="somebody/small").name)
+print(load_tokenizer(model="x", tokenizer="somebody/small", explicit=True).name)
+print(load_tokenizer(model="nobody/nothing").name)
+for name in ("nobody/nothing", "no name at all", "somebody/without"):
+    try:
+        load_tokenizer(model="x", tokenizer=name, explicit=True)
+    except TokenizerLoadError as error:
+        print("stopped:", error)
+"""
+
+
+def test_offline_only_the_cache_is_asked(tmp_path: Path) -> None:
+    cached_repository(tmp_path / "hub", "somebody/small")
+    (cached_repository(tmp_path / "hub", "somebody/without") / "tokenizer.json").unlink()
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[:3] == ["somebody/small", "somebody/small", "embedded"]
+    stopped = ["nobody/nothing", "no name at all", "somebody/without"]
+    assert [line.split(" is neither")[0] for line in lines[3:]] == [f"stopped: {name}" for name in stopped]
+    assert done.stderr.count("WARNING") == len(done.stderr.splitlines()) == 1
+
+
+def test_the_hub_library_is_not_imported_for_nothing() -> None:
+    program = "import sys; from app.text import load_tokenizer; load_tokenizer(model='m')"
+    program += "; assert 'huggingface_hub' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
