@@ -84,10 +84,8 @@ def open_shop(content: bytes) -> Iterator[Shop]:
     handler = type("ShopHandler", (Handler,), {"shop": shop})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         shop.url = f"http://127.0.0.1:{server.server_port}/replies.sqlite3"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         try:
             yield shop
         finally:
             server.shutdown()
-            thread.join()

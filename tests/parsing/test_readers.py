@@ -47,30 +47,29 @@ ARGUMENTS = '{"city": "Rome", "note": "a } \\" {"}'
 
 THOUGHT = Part("reasoning")
 CUT_OFF = '<tool_call>{"name": "f", "arguments": {"a'
+CALLED, AGAIN = (call(number, "weather", ARGUMENTS) for number in (0, 1))
+TWO = [call(0, "f", '{"a": [1]}'), call(1, "g", "{}")]
 CASES: list[tuple[str, str, list[Piece]]] = [
     (
         "hermes",
         f"So:\n<tool_call>\n{WEATHER}\n</tool_call>",
-        [(None, "So:\n"), call(0, "weather", ARGUMENTS)],
+        [(None, "So:\n"), CALLED],
     ),
+    # Calls are numbered, and what stands between and behind them is not told.
     (
-        "hermes",  # calls are numbered, and what stands between and behind them is not told
+        "hermes",
         f"<tool_call>{WEATHER}</tool_call>\nand\n<tool_call>{WEATHER}</tool_call> done",
-        [call(0, "weather", ARGUMENTS), call(1, "weather", ARGUMENTS)],
+        [CALLED, AGAIN],
     ),
     *(
         ("hermes", text := f"<tool_call>{inner}</tool_call> and so on", [(None, text)])
         for inner in ("no JSON", '{"arguments": {}}', '{"name": 3, "arguments": {}}', "[]", "")
     ),
     ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', [call(0, "f", '{"a": 1}')]),
-    ("hermes", f"<tool_call>{WEATHER}", [call(0, "weather", ARGUMENTS)]),
+    ("hermes", f"<tool_call>{WEATHER}", [CALLED]),
     ("hermes", CUT_OFF, [call(0, "f", '{"a'), (Part("call", 0, raw=CUT_OFF), "")]),
     *(
-        (
-            "llama3",
-            f'{before}{{"name": "f", "{key}": {{"a": [1]}}}}; {{"name": "g", "{key}": {{}}}}',
-            [call(0, "f", '{"a": [1]}'), call(1, "g", "{}")],
-        )
+        ("llama3", f'{before}{{"name": "f", "{key}": {{"a": [1]}}}}; {{"name": "g", "{key}": {{}}}}', TWO)
         for before in ("", "\n ", "<|python_tag|>")
         for key in ("arguments", "parameters")
     ),
@@ -78,11 +77,7 @@ CASES: list[tuple[str, str, list[Piece]]] = [
         ("llama3", text, [(None, text)])
         for text in ("Hello {there}", '{"a": 1}', '{"a": 1} {"name": "f"}', "<|pyth", "{", " \n")
     ),
-    (
-        "forced",
-        '[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": 2.5}]',
-        [call(0, "f", '{"a": 1}'), call(1, "g", "2.5")],
-    ),
+    ("forced", '[{"name": "f", "parameters": {"a": [1]}}, {"name": "g", "parameters": {}}]', TWO),
     ("forced", '[{"na', [(Part("call", 0, raw='[{"na'), "")]),  # nothing that a stream is told
     ("named", '{"a": 1}', [call(0, "f", '{"a": 1}')]),
     *(
@@ -98,11 +93,7 @@ CASES: list[tuple[str, str, list[Piece]]] = [
         ("thoughts that may come", text, [(None, text)] if text else [])
         for text in ("{}", "<thi", "", "\n", "<b>")
     ),
-    (
-        "thoughts and calls",
-        f"Hm</think>So<tool_call>{WEATHER}</tool_call>",
-        [(THOUGHT, "Hm"), (None, "So"), call(0, "weather", ARGUMENTS)],
-    ),
+    ("thoughts and calls", f"Hm</think><tool_call>{WEATHER}</tool_call>", [(THOUGHT, "Hm"), CALLED]),
 ]
 
 

@@ -23,6 +23,7 @@ VALUES = st.recursive(
 )
 TYPES = st.sampled_from(["null", "boolean", "integer", "number", "string", "array", "object"])
 COUNTS = st.integers(0, 4)
+COUNTED = ("Properties", "Contains", "Items", "Length")
 PATTERNS = st.sampled_from(["^a", "b$", "^[a-c]+$", r"\d", "^.{2,3}$", "^(a|b)*$"])
 
 
@@ -36,42 +37,26 @@ def keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]
             "type": TYPES | st.lists(TYPES, min_size=1, max_size=3, unique=True),
             "enum": st.lists(VALUES, max_size=4),
             "const": VALUES,
-            "properties": named,
-            "required": st.lists(NAMES, max_size=2, unique=True),
-            "additionalProperties": inner,
-            "patternProperties": st.dictionaries(PATTERNS, inner, max_size=2),
-            "propertyNames": inner,
-            "minProperties": COUNTS,
-            "maxProperties": COUNTS,
-            "dependentRequired": st.dictionaries(NAMES, st.lists(NAMES, max_size=2, unique=True), max_size=2),
-            "dependentSchemas": named,
-            "items": inner,
-            "prefixItems": schemas,
-            "contains": inner,
-            "minContains": COUNTS,
-            "maxContains": COUNTS,
-            "minItems": COUNTS,
-            "maxItems": COUNTS,
             "uniqueItems": st.booleans(),
-            "minimum": SMALL,
-            "maximum": SMALL,
-            "exclusiveMinimum": SMALL,
-            "exclusiveMaximum": SMALL,
-            "multipleOf": st.sampled_from([1, 2, 3, 0.5, 0.1]),
-            "minLength": COUNTS,
-            "maxLength": COUNTS,
+            "$defs": named,
+            "required": st.lists(NAMES, max_size=2, unique=True),
+            "prefixItems": schemas,
+            "dependentRequired": st.dictionaries(NAMES, st.lists(NAMES, max_size=2, unique=True), max_size=2),
+            "patternProperties": st.dictionaries(PATTERNS, inner, max_size=2),
             "pattern": PATTERNS,
-            "format": st.sampled_from(["date", "email", "uuid", "int32"]),
+            "properties": named,
+            "dependentSchemas": named,
             "anyOf": schemas,
             "oneOf": schemas,
             "allOf": schemas,
-            "not": inner,
-            "if": inner,
-            "then": inner,
-            "else": inner,
+            **dict.fromkeys(("additionalProperties", "propertyNames", "items", "contains"), inner),
+            **dict.fromkeys(("not", "if", "then", "else"), inner),
+            **dict.fromkeys((f"{end}{of}" for end in ("min", "max") for of in COUNTED), COUNTS),
+            **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), SMALL),
+            "multipleOf": st.sampled_from([1, 2, 3, 0.5, 0.1]),
+            "format": st.sampled_from(["date", "email", "uuid", "int32"]),
             "$ref": st.sampled_from(["#", "#/$defs/a", "#/properties/a", "#/items"]),
-            "$defs": named,
-        },
+        },  # fmt: skip
     ).flatmap(_fewer)
 
 

@@ -140,12 +140,11 @@ DRAFTS: dict[str, Any] = {
     "6": {"type": "array", "items": [STRING], "minItems": 2},
     "7": {"type": "array", "items": [STRING], "additionalItems": INTEGER, "minItems": 3},
     "7: a reference stands alone": {
-        "properties": {"a": {"$ref": "#/definitions/a", "type": "integer"}},
-        "required": ["a"],
+        "properties": {"a": {"$ref": "#/definitions/a", "type": "integer"}}, "required": ["a"],
         "definitions": {"a": STRING},
     },
     "2019-09": {"type": "array", "items": [STRING], "additionalItems": False, "minItems": 1},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DRAFTS)

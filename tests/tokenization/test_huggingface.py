@@ -118,17 +118,15 @@ def test_ends_of_a_generation_come_from_the_generation_config(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "complaint"),
+    ("name", "complaint"),
     [
-        ("other.json", "{}", "no tokenizer.json"),
-        ("tokenizer.json", "{}", "not a tokenizer"),
-        ("tokenizer_config.json", "[]", "no tokenizer.json"),
+        ("other.json", "no tokenizer.json"),
+        ("tokenizer.json", "not a tok"),
+        ("tokenizer_config.json", "no tok"),
     ],
 )
-def test_a_folder_that_is_no_tokenizer_is_refused(
-    tmp_path: Path, name: str, content: str, complaint: str
-) -> None:
-    (tmp_path / name).write_text(content)
+def test_a_folder_that_is_no_tokenizer_is_refused(tmp_path: Path, name: str, complaint: str) -> None:
+    (tmp_path / name).write_text("{}")
     with pytest.raises(TokenizerLoadError, match=complaint):
         LocalTokenizer.from_path(tmp_path)
 
