@@ -5,7 +5,6 @@ from __future__ import annotations
 import string
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -73,11 +72,6 @@ def test_a_tokenizer_encodes_any_text_as_its_library_does(text: str, framed: boo
         expected = tokenizer.backend.encode(text, add_special_tokens=framed).ids
         assert tokenizer.encode(text, framed) == expected
         assert tokenizer.encode(text, framed) == expected
-
-
-@pytest.mark.parametrize("text", ["naïve", "日本", "a\x80", "\ud800"])
-def test_other_characters_are_left_to_the_library(text: str) -> None:
-    assert WordEncoder(PAIRWISE).encode(text) is None
 
 
 def told_to_encode_special_tokens() -> Tokenizer:
