@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from app.serving.http.errors import ApiError
 from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.decoding import decode
+from app.serving.protocol.rules import check_structural_tag
 from tests.protocol.refused import refused
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -39,33 +41,21 @@ def allowed(tools: object) -> dict[str, object]:
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"top_logprobs": 1}, "top_logprobs"),
         ({"top_logprobs": -2, "logprobs": True}, "top_logprobs"),
-        ({"top_logprobs": "5", "logprobs": True}, "top_logprobs"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         *(({"prompt_logprobs": number}, "prompt_logprobs") for number in (-2, -0.5)),
-        ({"prompt_logprobs": []}, "prompt_logprobs"),
         ({"logprob_token_ids": [1]}, "logprob_token_ids"),
         ({"logprob_token_ids": [1], "logprobs": True, "use_beam_search": True}, "logprob_token_ids"),
         ({"tools": []}, "tools"),
         ({"tool_choice": "auto"}, "tool_choice"),
-        ({"tool_choice": 5, "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": named("tides"), "tools": [TOOL]}, "tool_choice"),
-        ({"tool_choice": {}, "tools": [TOOL]}, "tool_choice.function"),
         ({"tool_choice": allowed([]), "tools": [TOOL]}, "tool_choice.allowed_tools"),
-        ({"tool_choice": allowed([named("tides")]), "tools": [TOOL]}, "tool_choice"),
-        ({"tool_choice": {"function": {}}, "tools": [TOOL]}, "tool_choice.function.name"),
-        ({"tool_choice": named(""), "tools": [TOOL]}, "tool_choice.function.name"),
-        ({"tool_choice": named("weather"), "tools": ["x"]}, None),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"response_format": {"type": "structural_tag"}}, "response_format"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, None),
-        ({"structured_outputs": {"regex": "a", "grammar": "b"}}, None),
-        ({"structured_outputs": {"structural_tag": ""}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a"}, "tools": [TOOL], "tool_choice": named("weather")}, None),
         ({"continue_final_message": True, "add_generation_prompt": True}, None),
         *(({"cache_salt": salt}, "cache_salt") for salt in ("", 5, "a@b", "a" * 129, "/", "\\", "\0")),
         *(({"thinking_token_budget": it}, "thinking_token_budget") for it in (-2, True, 1.0, "1")),
         ({"repetition_detection": {"max_pattern_size": 3, "min_count": 1}}, None),
-        ({"messages": 5}, None),
     ],
 )
 def test_a_broken_rule_names_the_bare_field_or_none(fields: dict[str, Any], param: str | None) -> None:
@@ -76,18 +66,11 @@ def test_a_broken_rule_names_the_bare_field_or_none(fields: dict[str, Any], para
     "fields",
     [
         {"stream": True, "stream_options": {"include_usage": True}},
-        {"stream": "false", "stream_options": {"include_usage": True}},
-        {"stream_options": {}},
         {"top_logprobs": 20, "logprobs": True},
         {"prompt_logprobs": 0, "stream": True},
-        {"prompt_logprobs": -1},
         {"continue_final_message": True},
-        {"continue_final_message": True, "add_generation_prompt": False},
-        {"response_format": {"type": "text", "structures": 7}},
         {"response_format": {"type": "structural_tag", "format": {}}},
         {"structured_outputs": {"json": {}}, "tool_choice": "required", "tools": [TOOL]},
-        {"tool_choice": None},
-        {"tool_choice": "none"},
         {"tool_choice": named("weather"), "tools": [TOOL]},
         {"cache_salt": "a" * 128},
     ],
@@ -96,22 +79,13 @@ def test_what_the_rules_allow_is_accepted(fields: dict[str, Any]) -> None:
     chat(**fields)
 
 
-ENDS = {"begin": "<a>", "schema": {}, "end": "</a>"}
-
-
-@pytest.mark.parametrize(
-    "tag",
-    [
-        {"structures": [ENDS]},
-        {"triggers": ["<a"]},
-        {"structures": [ENDS], "triggers": "<a"},
-        {"structures": [ENDS, {"begin": "<b>"}], "triggers": ["<a"]},
-        {"structures": [ENDS], "triggers": ["<a", 5]},
-    ],
-)
-def test_a_structural_tag_needs_structures_and_their_triggers(tag: dict[str, Any]) -> None:
-    found = refusal(response_format={"type": "structural_tag", **tag})
-    assert found[0] == 400 and found[2] is not None and "response_format" in found[2]
+@pytest.mark.parametrize("tag", [None, '{"a": NaN}', "", "[]", "{", {}, 7])
+def test_a_structural_tag_is_a_text_that_holds_an_object(tag: object) -> None:
+    if tag in (None, '{"a": NaN}'):
+        check_structural_tag({"structural_tag": tag})
+        return
+    with pytest.raises(ApiError, match="must be a JSON object"):
+        check_structural_tag({"structural_tag": tag})
 
 
 def test_the_rules_are_looked_at_in_vllms_order() -> None:
@@ -120,30 +94,16 @@ def test_the_rules_are_looked_at_in_vllms_order() -> None:
     assert refusal(cache_salt="", response_format={"type": "json_schema"})[2] == "response_format"
 
 
-def test_the_tool_choice_defaults_to_auto_with_tools_and_to_none_without() -> None:
-    assert chat().tool_choice == "none"
-    assert chat(tools=[TOOL]).tool_choice == "auto"
-    assert chat(tools=[TOOL], tool_choice=None).tool_choice is None
-
-
 @pytest.mark.parametrize(
     "message",
     [
         {"role": "user", "content": "x", "name": "n"},
-        {"role": "user"},
         {"role": "narrator", "content": "x"},
-        {"role": "narrator", "content": ["a", {"type": "text", "text": "b"}]},
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
-        {"role": "assistant", "refusal": "no", "audio": {"id": "a"}},
         {"role": "tool", "content": "x", "tool_call_id": "a"},
         {"role": "function", "content": None, "name": "f"},
         {"role": "user", "content": "x", "anything": {"else": 1}},
-        {"role": "user", "content": {}},
-        {"role": "tool", "content": "x"},
-        {"role": "assistant", "content": {}, "refusal": None, "audio": None, "function_call": None},
-        {"role": "narrator", "tools": [{"type": "function", "function": {"name": "f"}}]},
         {"role": "narrator", "tool_call_id": "a", "reasoning": "b", "task": "c", "tools": None},
-        {"role": "narrator", "tool_calls": [CALL]},
     ],
 )
 def test_messages_of_every_kind_pass_and_keep_their_keys(message: dict[str, Any]) -> None:
@@ -154,41 +114,21 @@ def test_messages_of_every_kind_pass_and_keep_their_keys(message: dict[str, Any]
     ("message", "param"),
     [
         (5, DEVELOPER),
-        ({}, DEVELOPER + ".content"),
         ({"content": "x"}, DEVELOPER + ".role"),
         ({"role": "user", "content": 5}, DEVELOPER + ".content"),
-        ({"role": "user", "content": "x", "name": 5}, DEVELOPER + ".role"),
         ({"role": "developer", "content": "x", "name": 5}, DEVELOPER + ".name"),
-        ({"role": "narrator", "content": [5]}, DEVELOPER + ".role"),
-        ({"role": "narrator", "content": "x", "tools": [5]}, DEVELOPER + ".role"),
-        ({"role": "narrator", "content": "x", "name": 5}, DEVELOPER + ".role"),
-        ({"role": "narrator", "content": "x", "task": 5}, DEVELOPER + ".role"),
         (
             {"role": "narrator", "content": "x", "tools": [{"type": "function", "function": {}}]},
             DEVELOPER + ".role",
         ),
-        (
-            {"role": "narrator", "content": "x", "tools": [{"type": "tool", "function": {"name": "f"}}]},
-            DEVELOPER + ".role",
-        ),
-        ({"role": "tool", "content": {}}, DEVELOPER + ".role"),
         ({"role": "function", "content": None}, DEVELOPER + ".content"),
-        ({"role": "assistant", "content": {}, "refusal": 5}, DEVELOPER + ".role"),
-        ({"role": "narrator", "tool_calls": [5]}, DEVELOPER + ".content"),
-        ({"role": "assistant", "content": {}, "audio": {}}, DEVELOPER + ".role"),
         ({"role": "assistant", "content": {}, "function_call": {"name": "f"}}, DEVELOPER + ".role"),
         ({"role": "assistant", "tool_calls": [5]}, TOOL_CALL),
-        ({"role": "assistant", "tool_calls": [{"id": 5}]}, TOOL_CALL + ".id"),
         ({"role": "assistant", "tool_calls": [{"id": "a"}]}, TOOL_CALL + ".function"),
     ],
 )
 def test_a_message_of_no_kind_is_reported_as_a_developer_message(message: object, param: str) -> None:
     assert refusal(messages=[message]) == (400, "Bad Request", param)
-
-
-@pytest.mark.parametrize("calls", [5, True, 1.5])
-def test_tool_calls_that_cannot_be_listed_break_a_rule(calls: object) -> None:
-    assert refusal(messages=[{"role": "assistant", "tool_calls": calls}]) == (400, "BadRequestError", None)
 
 
 def test_an_old_name_of_reasoning_is_understood() -> None:

@@ -26,19 +26,11 @@ def refusal(**fields: Any) -> tuple[int, str, str | None]:
         ([1, 2], [[1, 2]]),
         ([[1], [2, 3]], [[1], [2, 3]]),
         (["1", 2], [[1, 2]]),
-        ([True], [[1]]),
-        ([["1"]], [[1]]),
-        ([[]], [[]]),
         ([1] * (MAX_PROMPTS + 1), [[1] * (MAX_PROMPTS + 1)]),
     ],
 )
 def test_a_prompt_comes_in_four_forms(prompt: object, prompts: list[object]) -> None:
     assert completion(prompt=prompt).prompts() == prompts
-
-
-@pytest.mark.parametrize(("budget", "kept"), [(-1, None), (0, 0), (1, 1)])
-def test_a_budget_for_thoughts_of_less_than_nothing_is_none(budget: int, kept: int | None) -> None:
-    assert completion(thinking_token_budget=budget).thinking_token_budget == kept
 
 
 @pytest.mark.parametrize(
@@ -47,10 +39,7 @@ def test_a_budget_for_thoughts_of_less_than_nothing_is_none(budget: int, kept: i
         (5, "body.prompt"),
         ([1, "a"], "body.prompt.1"),
         (["a", 1], "body.prompt.0"),
-        ([-1], "body.prompt.0"),
         ([[1, -1]], "body.prompt.0"),
-        ([1.5], "body.prompt.0"),
-        ([[1], "a"], "body.prompt.0"),
     ],
 )
 def test_forms_are_not_mixed(prompt: object, param: str) -> None:
@@ -63,16 +52,11 @@ def test_forms_are_not_mixed(prompt: object, param: str) -> None:
         ({"prompt": ""}, "prompt"),
         ({"prompt": None, "prompt_embeds": []}, "prompt"),
         ({"prompt": ["a"] * (MAX_PROMPTS + 1)}, "prompt"),
-        ({"prompt_embeds": ["a"] * (MAX_PROMPTS + 1)}, "prompt_embeds"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"logprobs": -2}, "logprobs"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
-        ({"logprob_token_ids": [1]}, "logprob_token_ids"),
         ({"logprob_token_ids": [1], "logprobs": 1, "echo": True, "max_tokens": 0}, "logprob_token_ids"),
         ({"use_beam_search": True, "echo": True, "logprobs": 1}, "echo"),
-        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"thinking_token_budget": 1.5}, "thinking_token_budget"),
     ],
 )
 def test_a_broken_rule_names_the_bare_field(fields: dict[str, Any], param: str) -> None:

@@ -17,10 +17,7 @@ Kind: TypeAlias = type[PlainChat] | type[PlainCompletion]
 
 
 def recognise(
-    kind: Kind = PlainChat,
-    ids: int = 10,
-    length: int = LENGTH,
-    **body: Any,
+    kind: Kind = PlainChat, ids: int = 10, length: int = LENGTH, **body: Any
 ) -> Recognised[Any] | None:
     """What a model with a context of `length` tokens recognises, the prompt having `ids` of them."""
     limits = ModelLimits(max_model_len=length, vocab_size=4096)
@@ -103,14 +100,6 @@ def test_what_changes_nothing_is_plain(kind: Kind, asked: Any) -> None:
 @pytest.mark.parametrize("kind", [PlainChat, PlainCompletion])
 def test_whatever_else_is_left_to_the_general_way(kind: Kind, asked: Any) -> None:
     assert recognise(kind, **asked) is None
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{", b"\xff", b'{"messages": "\xff"}', b'{"messages": ' + b"[" * 100_000]
-)
-def test_what_is_no_json_is_not_plain(body: bytes) -> None:
-    reader = PlainReader(PlainChat, lambda prompt: [1], LIMITS, MOST_PROMPT)
-    assert reader.recognise(body) is None
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,6 @@ EVERY_KIND = [kind for kind in dict.fromkeys(kinds_below(Request)) if kind.__str
 LIMITS = ModelLimits(max_model_len=2048, vocab_size=4096)
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
-anything = st.recursive(
-    scalars,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
-)
 field_names = sorted({field.encode_name for kind in KINDS for field in msgspec.structs.fields(kind)})
 nested_names = ["role", "content", "type", "function", "name", "json_schema", "json", "tool_calls"]
 shaped = st.recursive(
@@ -74,7 +70,7 @@ def decode_everywhere(body: bytes, content_type: str | None = JSON) -> None:
 
 @pytest.mark.parametrize("kind", EVERY_KIND, ids=lambda kind: kind.__name__)
 @given(st.data())
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 def test_any_values_in_the_fields_of_any_kind_give_one_or_an_api_error(
     kind: type[Request], data: st.DataObject
 ) -> None:
@@ -87,16 +83,13 @@ def test_any_values_in_the_fields_of_any_kind_give_one_or_an_api_error(
 
 
 @given(st.binary(max_size=200), st.none() | st.sampled_from([JSON, "text/plain"]) | st.text(max_size=20))
+@settings(max_examples=25)
 def test_any_bytes_give_a_request_or_an_api_error(body: bytes, content_type: str | None) -> None:
     decode_everywhere(body, content_type)
 
 
-@given(anything)
-def test_any_json_gives_a_request_or_an_api_error(value: object) -> None:
-    decode_everywhere(json.dumps(value).encode())
-
-
 @given(bodies)
+@settings(max_examples=25)
 def test_any_values_in_known_fields_give_a_request_or_an_api_error(body: dict[str, object]) -> None:
     decode_everywhere(json.dumps(body).encode())
 
@@ -132,19 +125,14 @@ prompts = (
 
 
 @given(st.fixed_dictionaries({"messages": messages}, optional=sampling))
+@settings(max_examples=25)
 def test_a_valid_chat_arrives_as_it_was_sent(body: dict[str, Any]) -> None:
     request = decode(json.dumps(body).encode(), JSON, ChatCompletionRequest)
     assert {name: getattr(request, name) for name in body} == body
 
 
 @given(st.fixed_dictionaries({"prompt": prompts}, optional=sampling))
+@settings(max_examples=25)
 def test_a_valid_completion_arrives_as_it_was_sent(body: dict[str, Any]) -> None:
     request = decode(json.dumps(body).encode(), JSON, CompletionRequest)
     assert {name: getattr(request, name) for name in body} == body
-
-
-@given(st.fixed_dictionaries({"messages": messages}, optional=sampling))
-def test_both_ways_of_decoding_agree(body: dict[str, Any]) -> None:
-    direct = decode(json.dumps(body).encode(), JSON, ChatCompletionRequest)
-    laxly = decode(json.dumps({**body, "min_tokens": "0"}).encode(), JSON, ChatCompletionRequest)
-    assert direct == laxly
