@@ -85,13 +85,9 @@ def test_input_types_are_those_of_the_model(tmp_path: Path) -> None:
     ("body", "kind", "param"),
     [
         ({}, BAD, "body"),
-        ({"texts": []}, BAD, "body"),
         ({"texts": ["a"], "images": ["data:"]}, BAD, "body"),
-        ({"texts": "a"}, BAD, "body.texts"),
         ({"texts": ["a"], "truncate": "MIDDLE"}, BAD, "body.truncate"),
-        ({"texts": ["a"], "embedding_types": ["int8"]}, BAD, "body.embedding_types.0"),
         ({"inputs": [{"content": [{"type": "text"}]}]}, BAD, "body.inputs.0.content.0"),
-        ({"texts": ["a"], "max_tokens": -2}, RULE, None),
         ({"texts": ["a b c d"], "truncate": "NONE", "max_tokens": 1}, RULE, None),
         ({"texts": ["a"], "output_dimension": 9, "embedding_types": ["binary"]}, RULE, None),
     ],

@@ -38,12 +38,9 @@ def refused(kind: type[Request], **body: Any) -> tuple[str, str | None]:
     [
         ("a", ["a"], []),
         (["a", "b"], ["a", "b"], []),
-        (["1"], ["1"], []),
         ([1, 2], [], [[1, 2]]),
         ([[1], [2, 3]], [], [[1], [2, 3]]),
-        ([[]], [], [[]]),
         ([1.0, "2", True], [], [[1, 2, 1]]),
-        ([], [], []),
     ],
 )
 def test_input_comes_in_four_forms(
@@ -78,59 +75,14 @@ def test_embeddings_take_several_conversations(body: dict[str, Any]) -> None:
         ({}, "body.input"),
         ({"input": 5}, "body.input"),
         ({"input": ["a", 1]}, "body.input.0"),
-        ({"input": [1, "a"]}, "body.input.1"),
-        ({"input": [1.5]}, "body.input.0"),
-        ({"input": [[1], 2]}, "body.input.0"),
-        ({"input": [["a"]]}, "body.input.0"),
-        ({"messages": 5}, "body.input"),
         ({"messages": [{"role": "user", "content": 5}]}, "body.input"),
-        ({"input": "a", "model": 5}, "body.model"),
-        ({"input": "a", "priority": 2**63}, "body.priority"),
         ({"input": "a", "truncate_prompt_tokens": -2}, "body.truncate_prompt_tokens"),
-        ({"input": "a", "add_special_tokens": None}, "body.add_special_tokens"),
     ],
 )
 def test_a_wrong_type_is_a_bad_request_with_its_path(
     kind: type[Request], body: dict[str, Any], param: str
 ) -> None:
     assert refused(kind, **body) == ("Bad Request", param)
-
-
-@pytest.mark.parametrize("kind", [EmbeddingRequest, PoolingRequest])
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("encoding_format", "x"),
-        ("embed_dtype", "int32"),
-        ("dimensions", "a"),
-    ],
-)
-def test_a_wrong_encoding_is_named_in_either_form(kind: type[Request], field: str, value: Any) -> None:
-    for form in ({"input": "a"}, {"messages": CHAT}):
-        assert refused(kind, **form, **{field: value}) == ("Bad Request", f"body.{field}")
-    assert decoded(ClassificationRequest, input="a", **{field: value}).texts == ["a"]
-
-
-@pytest.mark.parametrize("kind", TEXT_KINDS)
-@pytest.mark.parametrize(
-    ("field", "value", "param"),
-    [
-        ("normalize", True, "normalize"),
-        ("task", "score", "task"),
-        ("task", "encode", "task"),
-        ("cache_salt", "a@b", "cache_salt"),
-    ],
-)
-def test_a_broken_rule_is_a_bad_request_error(
-    kind: type[Request], field: str, value: Any, param: str
-) -> None:
-    assert refused(kind, input="a", **{field: value}) == ("BadRequestError", param)
-
-
-def test_a_text_of_half_a_surrogate_pair_is_refused() -> None:
-    with pytest.raises(ApiError) as caught:
-        decode(b'{"input":["a","\\ud800"]}', "application/json", EmbeddingRequest)
-    assert (caught.value.status, caught.value.type, caught.value.param) == (400, "BadRequestError", None)
 
 
 @pytest.mark.parametrize(
@@ -148,11 +100,8 @@ def test_the_sides_of_a_score_have_four_pairs_of_names(names: tuple[str, str]) -
         ({}, "body.queries"),
         ({"text_1": "a", "text_2": 5}, "body.queries"),
         ({"queries": "a"}, "body.documents"),
-        ({"queries": 5, "documents": "a"}, "body.queries"),
-        ({"queries": "a", "documents": [None]}, "body.documents"),
         ({"queries": "a", "documents": {"content": "x"}}, "body.documents"),
         ({"queries": "a", "documents": {"content": [{"type": "text"}]}}, "body.documents"),
-        ({"text_1": "a", "text_2": "b", "max_tokens_per_doc": None}, "body.max_tokens_per_doc"),
     ],
 )
 def test_a_wrong_score_request_names_the_first_pair(body: dict[str, Any], param: str) -> None:
@@ -163,7 +112,6 @@ def test_a_wrong_score_request_names_the_first_pair(body: dict[str, Any], param:
     ("body", "param"),
     [
         ({}, "body.query"),
-        ({"query": "a"}, "body.documents"),
         ({"query": "a", "documents": 5}, "body.documents"),
         *(
             ({"query": query, "documents": ["a"]}, "body.query")
@@ -171,16 +119,9 @@ def test_a_wrong_score_request_names_the_first_pair(body: dict[str, Any], param:
         ),
         *(
             ({"query": "a", "documents": documents}, "body.documents")
-            for documents in (
-                {},
-                ["b", None],
-                ["b", {}],
-                [{"content": "no list"}],
-                [{"content": [{"type": "text", "text": 5}]}],
-            )
+            for documents in ({}, ["b", None], [{"content": [{"type": "text", "text": 5}]}])
         ),
         ({"query": "a", "documents": ["b"], "top_n": -1}, "body.top_n"),
-        ({"query": 5, "documents": ["b"], "top_n": "x"}, "body.query"),
     ],
 )
 def test_a_wrong_rerank_request_names_the_field(body: dict[str, Any], param: str) -> None:

@@ -42,11 +42,3 @@ def test_embeddings_may_stand_beside_chat_and_completions() -> None:
     chat = client.post(CHAT, json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3})
     assert chat.json["usage"]["completion_tokens"] == 3
     assert client.post(POOL, json=BASE[POOL]).status_code == 404
-
-
-def test_a_server_that_drains_takes_no_requests() -> None:
-    app = create_app(Settings(model=ModelSettings(task="embed")))
-    client = app.test_client()
-    assert client.post(EMBED, json=BASE[EMBED]).status_code == 200
-    app.drain()
-    assert client.post(EMBED, json=BASE[EMBED]).status_code == 503

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.conformance.calls import post, token_ids
 from tests.hostile.raw_client import Wire, get, metric, running, wait_until, waiting
-from tests.pooling.calls import BASE, CLASSIFY, EMBED, POOL, RERANK, SCORE, vectors
+from tests.pooling.calls import BASE, EMBED, POOL, RERANK
 from tests.running_server import RunningServer, running_server
 
 COUNTED_ONCE_A_TEXT = (
@@ -72,21 +71,6 @@ def test_texts_are_counted_in_every_family_that_vllm_counts_them_in(every: Runni
     assert found == computed + 2 * tokens
 
 
-@pytest.mark.parametrize(
-    ("path", "asked", "texts"),
-    [
-        (POOL, BASE[POOL], 1),
-        (CLASSIFY, {"input": ["a", "b"]}, 2),
-        (SCORE, {"text_1": "a", "text_2": ["b", "c"]}, 3),
-        (RERANK, {"query": "a", "documents": ["b", "c", "d"]}, 4),
-    ],
-)
-def test_every_route_takes_a_place_for_each_text(
-    every: RunningServer, path: str, asked: dict[str, object], texts: int
-) -> None:
-    assert counted_by(every, path, asked)["vllm:request_prompt_tokens_count"] == texts
-
-
 def test_a_cross_encoder_takes_a_place_for_each_pair(cross: RunningServer) -> None:
     added = counted_by(cross, RERANK, {"query": "a", "documents": ["b", "c", "d"]})
     assert added["vllm:request_prompt_tokens_count"] == 3
@@ -103,28 +87,10 @@ def test_one_runs_one_waits_and_a_third_is_refused(narrow: RunningServer) -> Non
     assert (running(narrow.port), waiting(narrow.port)) == (0, 0)
 
 
-def test_a_batch_larger_than_all_places_goes_through_them(narrow: RunningServer) -> None:
-    texts = [f"text {number}" for number in range(7)]
-    with ThreadPoolExecutor() as pool:
-        future = pool.submit(vectors, narrow, texts)
-        wait_until(lambda: (running(narrow.port), waiting(narrow.port)) == (1, 1))
-        assert future.result() == [vectors(narrow, text)[0] for text in texts[:1]] + future.result()[1:]
-
-
 def test_a_client_that_leaves_gives_its_places_back(narrow: RunningServer) -> None:
     with Wire(narrow.port) as wire:
         wire.post({"input": ["a", "b", "c", "d", "e"] * 20}, EMBED)
         wait_until(lambda: waiting(narrow.port) == 1)
     wait_until(lambda: (running(narrow.port), waiting(narrow.port)) == (0, 0))
     assert metric(narrow.port, "understudy_aborted_requests_total") >= 2
-    assert post(narrow, EMBED, BASE[EMBED]).status_code == 200
-
-
-def test_a_batch_that_is_aborted_is_an_error(narrow: RunningServer) -> None:
-    with Wire(narrow.port) as wire:
-        wire.post({"input": ["a", "b", "c"] * 20}, EMBED)
-        wait_until(lambda: running(narrow.port) == 1)
-        assert post(narrow, "/pause?mode=abort", {}).status_code == 200
-        assert wire.answer().status == 503
-        post(narrow, "/resume", {})
     assert post(narrow, EMBED, BASE[EMBED]).status_code == 200

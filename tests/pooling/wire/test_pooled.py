@@ -89,14 +89,6 @@ def test_a_cross_encoder_reads_the_query_with_every_document(
     assert ok(post(cross, RERANK, asked))["usage"]["prompt_tokens"] == 2 * query + sum(documents)
 
 
-def test_a_cross_encoder_truncates_both_texts_as_one(cross: RunningServer) -> None:
-    asked = {"text_1": "red fox", "text_2": "red fox red fox"}
-    for keep, side in ((1, "left"), (1, "right"), (3, "left"), (3, "right"), (100, None)):
-        limit = {"truncate_prompt_tokens": keep if keep < 64 else -1, "truncation_side": side}
-        used = ok(post(cross, SCORE, {**asked, **limit}))["usage"]["prompt_tokens"]
-        assert used == min(keep, len(token_ids(cross, "red fox")) + len(token_ids(cross, "red fox red fox")))
-
-
 @pytest.mark.parametrize("path", [RERANK, "/v1/rerank", "/v2/rerank"])
 def test_a_rerank_is_sorted_and_keeps_the_places_of_documents(every: RunningServer, path: str) -> None:
     documents = ["blue whales", "red fox", "red cats", "blue whales"]
