@@ -91,18 +91,13 @@ def test_pages_of_other_origins_are_refused(app: Any) -> None:
 
 HOSTS = [
     ("127.0.0.1", "localhost:8000", 200),
-    ("127.0.0.1", "LOCALHOST.", 200),
-    ("127.0.0.1", "127.5.0.1", 200),
     ("::1", "[::1]:8000", 200),
     ("127.0.0.1", "understudy.localhost:8000", 200),
     ("127.0.0.1", "console.example:443", 200),
     ("127.0.0.1", "evil.example:8000", 403),
-    ("::1", "evil.example", 403),
-    ("localhost", "localhost.evil.example", 403),
     ("127.0.0.1", "127.0.0.1.evil.example", 403),
     ("127.0.0.1", "10.0.0.1", 403),
     ("0.0.0.0", "evil.example", 200),
-    ("10.0.0.7", "vllm.example", 200),
 ]
 
 
@@ -124,7 +119,6 @@ def test_what_is_ours_takes_json_alone_and_no_body_needs_no_type(app: Any) -> No
         ({"Content-Type": "Application/JSON; charset=utf-8"}, b"{}", 200),
         ({}, b"{}", 415),
         ({"Content-Type": "text/plain"}, b"{}", 415),
-        ({"Content-Type": "application/x-www-form-urlencoded"}, b"{}", 415),
         ({"Content-Type": "text/plain"}, b"", 415),
     ):
         assert status(app, "/admin/config", headers, data=data) == expected

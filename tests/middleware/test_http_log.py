@@ -47,21 +47,3 @@ def test_the_log_is_switched_while_the_server_runs(caplog: pytest.LogCaptureFixt
         live.change({"log-http": on})
         client.post("/thing", data=b"one")
     assert [line["body"] for line in logged(caplog)] == ["one"]
-
-
-def test_a_request_is_logged_if_the_log_was_on_when_it_began(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    live = LiveSettings(Settings())
-    client = client_of(live)
-    client.post("/switch")  # on
-    client.post("/switch?last")  # off
-    assert [line["path"] for line in logged(caplog)] == ["/switch?last"]
-
-
-def test_an_unexpected_error_is_logged_as_it_is_answered(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    live = LiveSettings(Settings())
-    live.change({"log-http": True})
-    client_of(live).post("/thing")
-    (line,) = logged(caplog)
-    assert line["status"] == 500 and "secret detail" not in line["response"]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from time import process_time
 
-import gevent
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,16 +59,9 @@ def test_other_fields_stay_as_they_are(body: dict[str, object]) -> None:
     [
         r'{"api\u005fkey": "hidden"}',
         r'{"\u0061pi_key":"hidden","n":1}',
-        r'{"api_\u006bey": ["hidden"]}',
-        '{"api_key": ["a", ["hidden"]]}',
         '{"api_key": ["[", "hidden"], "n": 1}',
-        '{"api_key": {"value": "hidden"}}',
         '{"credentials": {"user": {"name": "hidden"}}}',
-        '{"api_key": [{"type": "hidden"}]}',
-        '{"api_key": {"type": "hidden"}}',
-        '{"api_key": ["hidden"}, "hidden"]',
         '{"api_key": ["hidden", {"a": 1',
-        json.dumps({"arguments": json.dumps({"api_key": "hidden"})}),
         json.dumps({"arguments": json.dumps({"nested": json.dumps({"api_key": ["hidden"]})})}),
         json.dumps({"arguments": json.dumps({"api_key": "hidden"})})[:-5],
         r"{\"api_key\": \"hidden\"}",
@@ -97,14 +88,6 @@ def test_what_is_no_secret_stays() -> None:
         ("curl -H 'Authorization: Bearer sk-a.b_c' url", "curl -H 'Authorization: Bearer ***' url"),
     ):
         assert mask_text(text) == masked
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.recursive(st.none() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
-def test_a_body_without_secret_names_stays_as_it_is(value: object) -> None:
-    text = json.dumps({"messages": value})
-    named = re.search("key|token|secret|pass|auth|cookie|cred|sign|bearer", text, re.I)
-    assert named or mask_text(text) == text
 
 
 def test_a_body_that_is_cut_shows_no_part_of_a_secret() -> None:
@@ -134,11 +117,3 @@ def test_masking_takes_time_linear_in_the_length(piece: str) -> None:
         return process_time() - start_s
 
     assert seconds(512 << 10) < 0.2 + 60 * seconds(32 << 10)
-
-
-def test_the_loop_goes_on_while_a_body_is_masked() -> None:
-    turns: list[int] = []
-    ticking = gevent.spawn(lambda: [(turns.append(0), gevent.sleep(0)) for _ in range(1000)])
-    mask_text('{"prompt": "\\n", "api_key": "a"}' * 5000)
-    ticking.kill()
-    assert len(turns) > 10

@@ -113,31 +113,12 @@ def test_prompts_are_charged_at_once_and_replies_at_their_end() -> None:
     assert told(limited.post("other", max_tokens=0), "tokens")[1] == "57", "choices share their prompt"
 
 
-def test_who_has_used_more_than_there_was_waits_until_it_is_earned() -> None:
-    limited = Limited(tokens_per_minute=60)
-    limited.post(max_tokens=120)
-    limited.advance(120.5)
-    assert is_refused(limited.post(), retry_after="61")
-    limited.advance(60)
-    assert is_refused(limited.post(), retry_after="1")
-    limited.advance(0.6)
-    assert limited.post().status_code == 200
-
-
 def test_a_client_that_leaves_pays_for_what_was_generated() -> None:
     limited = Limited(tokens_per_minute=6000)
     limited.post(max_tokens=1000)
     limited.advance(100.5)
     limited.group.abort()
     assert told(limited.post(max_tokens=0), "tokens")[1] == "5900"
-
-
-def test_a_refusal_for_tokens_costs_no_request() -> None:
-    limited = Limited(tokens_per_minute=3, requests_per_minute=10)
-    limited.post()
-    refused = limited.post()
-    assert is_refused(refused, retry_after="20")
-    assert told(refused, "requests")[1] == "9"
 
 
 def test_each_key_has_its_own_limits_and_without_a_key_each_address() -> None:

@@ -10,9 +10,7 @@ from app.serving.http.response import Response
 from app.serving.http.route import get
 from app.serving.middleware.stack import Middleware, MiddlewareStack
 from app.wiring.factory import create_app
-from config.live import LiveSettings
 from config.loader import load
-from config.settings import Settings
 from tests.application import application, request
 
 Ran = list[str]
@@ -54,19 +52,6 @@ def test_requests_go_down_the_list_to_the_first_that_answers_and_responses_up() 
     assert ran == ["a begins", "b begins", "c ends 401", "b ends 401", "a ends 401"]
 
 
-def test_what_is_not_active_is_passed_by_until_it_is() -> None:
-    ran: Ran = []
-    sometimes = Named("sometimes", ran)
-    sometimes.active = False
-    stack = MiddlewareStack([Named("always", ran), sometimes])
-    for active in (False, True, False):
-        sometimes.active = active
-        stack.refresh()
-        exchange(stack)
-    always, both = ["always begins", "always ends 200"], ["sometimes begins", "sometimes ends 200"]
-    assert ran == always + [always[0], *both, always[1]] + always
-
-
 def test_a_request_ends_with_those_that_were_active_when_it_began() -> None:
     for active in (True, False):
         ran: Ran = []
@@ -78,22 +63,6 @@ def test_a_request_ends_with_those_that_were_active_when_it_began() -> None:
         stack.refresh()
         stack.end(context, Response())
         assert ran == (["one begins", "one ends 200"] if active else [])
-
-
-def test_settings_decide_what_is_active_before_the_list_looks() -> None:
-    class WithSettings(Named):
-        def on_settings(self, settings: Settings) -> None:
-            self.active = settings.log.log_http
-
-    ran: Ran = []
-    live = LiveSettings(Settings())
-    client = application(
-        [get("/", lambda context: Response())], WithSettings("a", ran), live=live
-    ).test_client()
-    for on in (False, True, False):
-        live.change({"log-http": on})
-        client.get("/")
-    assert ran == ["a begins", "a ends 200"]
 
 
 @pytest.mark.parametrize(

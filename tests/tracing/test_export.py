@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import gc
-import logging
 import tracemalloc
 from collections.abc import Callable, Sequence
 
-import gevent
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 from opentelemetry.trace import Tracer
 from opentelemetry.util.types import AttributeValue
 
 from app.base.tracing import export
-from app.base.tracing.export import (
-    BATCH,
-    QUIET_S,
-    FailureReason,
-    SpanSender,
-    resource_of,
-    sender_to,
-    span_bytes,
-    tracer_to,
-)
+from app.base.tracing.export import BATCH, QUIET_S, FailureReason, SpanSender, span_bytes
 from app.wiring.factory import create_app
 from config.loader import load
-from config.settings import TracingSettings
-from tests.running_server import free_port
-from tests.tracing.collector import Collector, running_collector
 
 
 class Kept(SpanExporter):
@@ -39,7 +24,6 @@ class Kept(SpanExporter):
     def __init__(self, result: SpanExportResult | Exception = SpanExportResult.SUCCESS) -> None:
         self.batches: list[list[str]] = []
         self.result = result
-        self.closed = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.batches.append([span.name for span in spans])
@@ -47,12 +31,9 @@ class Kept(SpanExporter):
             raise self.result
         return self.result
 
-    def shutdown(self) -> None:
-        self.closed = True
 
-
-def traced(sender: SpanSender, sampler: Sampler = ALWAYS_ON) -> Tracer:
-    provider = TracerProvider(sampler, shutdown_on_exit=False)
+def traced(sender: SpanSender) -> Tracer:
+    provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(sender)
     return provider.get_tracer("test")
 
@@ -79,55 +60,11 @@ def test_spans_leave_in_order_and_in_batches() -> None:
     assert sum(kept.batches, []) == made
 
 
-def test_spans_leave_without_being_asked_for() -> None:
-    with running_collector() as collector:
-        settings = TracingSettings(otlp_traces_endpoint=collector.url, otlp_service_name="mine")
-        tracer = tracer_to(sender_to(settings), resource_of(settings))
-        tracer.start_span("one", attributes={"a": 1}).end()
-        wait_in_the_hub(collector)
-    (span,) = collector.spans
-    assert (span.name, span.told, span.resource["service.name"]) == ("one", {"a": 1}, "mine")
-    assert collector.headers[0]["content-type"] == "application/x-protobuf"
-
-
-def wait_in_the_hub(collector: Collector) -> None:
-    """Let greenlets run until a span has arrived."""
-    with gevent.Timeout(20):
-        while not collector.spans:
-            gevent.sleep(0.01)
-
-
-def test_a_tracer_can_be_made_where_nothing_may_wait() -> None:
-    settings = TracingSettings(otlp_traces_endpoint="http://127.0.0.1:9", otlp_service_name="mine")
-    sender, resource = sender_to(settings), resource_of(settings)
-    made: list[Tracer] = []
-    callback = gevent.get_hub().loop.run_callback(lambda: made.append(tracer_to(sender, resource)))
-    while callback.pending:
-        gevent.sleep(0.001)
-    assert made
-
-
 def test_spans_that_wait_are_told_among_the_caches() -> None:
     app = create_app(load(("--otlp-traces-endpoint=http://127.0.0.1:9",), {}))
     caches = {name: cache for room in app.caches for name, cache in room().items()}
     assert isinstance(caches["spans"], SpanSender)
     assert (caches["spans"].size_bytes, caches["spans"].limit_bytes) == (0, 32 << 20)
-
-
-def test_what_is_not_sampled_is_not_sent() -> None:
-    kept = Kept()
-    sender = SpanSender(kept, FailureReason())
-    make(traced(sender, ALWAYS_OFF), 3)
-    assert sender.force_flush()
-    assert not kept.batches
-
-
-def test_an_end_sends_what_waits_and_closes() -> None:
-    kept = Kept()
-    sender = SpanSender(kept, FailureReason())
-    made = make(traced(sender), 3)
-    sender.shutdown()
-    assert (kept.batches, kept.closed) == ([made], True)
 
 
 @pytest.mark.parametrize("result", [SpanExportResult.FAILURE, RuntimeError("broken")])
@@ -183,22 +120,3 @@ def test_the_size_of_a_span_is_no_less_than_what_it_really_takes(
     really, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert really <= sum(map(span_bytes, kept)) <= 2 * really
-
-
-def test_the_reason_is_the_first_that_the_library_gave(caplog: pytest.LogCaptureFixture) -> None:
-    reason = FailureReason.of("a.library")
-    logger = logging.getLogger("a.library")
-    for word in ("first", "second"):
-        logger.warning("the %s", word)
-    assert [reason.take(), reason.take()] == ["the first", "no reason given"]
-    assert not caplog.records
-
-
-def test_a_dead_collector_is_named(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "2")
-    port = free_port()
-    sender = sender_to(TracingSettings(otlp_traces_endpoint=f"http://127.0.0.1:{port}/v1/traces"))
-    make(traced(sender), 1)
-    assert sender.force_flush(20_000)
-    (line,) = lost(caplog)
-    assert line.startswith("1 spans are lost: ") and str(port) in line

@@ -106,26 +106,6 @@ def test_the_request_tells_vllms_attributes() -> None:
     }
 
 
-def test_of_several_choices_the_worst_counts_but_for_the_first_token() -> None:
-    house = Traced(slots=1)
-    house.ask(choices=2, max_tokens=2)
-    house.clock.advance(10)
-    latency = told(house.end())
-    assert latency["gen_ai.latency.time_in_queue"] == pytest.approx(3, abs=0.01)
-    assert latency["gen_ai.latency.time_to_first_token"] == pytest.approx(2)
-    assert latency["gen_ai.latency.e2e"] == pytest.approx(6, abs=0.01)
-
-
-def test_each_choice_has_its_own_phases_below_the_request() -> None:
-    house = Traced()
-    house.ask(choices=2, max_tokens=2)
-    house.clock.advance(10)
-    own = house.end()
-    assert set(house.phases(0)) == set(house.phases(1)) == {"queued", "prefill", "decode"}
-    assert {span.parent and span.parent.span_id for span in house.spans()[:-1]} == {own.context.span_id}
-    assert {span.context.trace_id for span in house.spans()} == {own.context.trace_id}
-
-
 @pytest.mark.parametrize(
     ("after_s", "last"),
     [(1.0, ("prefill", 0.0, 1.0)), (4.5, ("decode", 2.0, 4.5)), (0.0, ("prefill", 0.0, 0.0))],
@@ -158,9 +138,3 @@ def test_who_leaves_the_line_was_only_queued() -> None:
     latency = told(house.spans()[-1])
     assert latency["gen_ai.latency.time_in_queue"] == latency["gen_ai.latency.e2e"] == pytest.approx(7)
     assert "gen_ai.latency.time_to_first_token" not in latency
-
-
-def test_a_request_that_generates_nothing_keeps_its_name() -> None:
-    house = Traced()
-    own = house.end()
-    assert (own.name, told(own)) == ("POST", {"http.route": "/v1/completions"})

@@ -7,19 +7,17 @@ import io
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
 from typing import Any
 
 import gevent
-import pytest
 from werkzeug.serving import make_server
-from werkzeug.test import Client, EnvironBuilder, TestResponse
+from werkzeug.test import Client, TestResponse
 
 from app.serving.http.body import BodyLimits
-from app.serving.http.context import RequestContext, current_request
+from app.serving.http.context import RequestContext
 from app.serving.http.response import Response, json_response
 from app.serving.http.route import Route, get, post
 from tests.application import application
@@ -46,17 +44,6 @@ def served(*routes: Route) -> Client:
     return Client(application(routes))
 
 
-def begun_body(app: Any, path: str = "/") -> Any:
-    """The body of an answer, of which nothing has been taken yet."""
-    environ = EnvironBuilder(path, environ_overrides=THREADED).get_environ()
-    return app(environ, lambda status, headers: None)
-
-
-def streamed(pieces: Callable[[], Iterable[bytes]]) -> Route:
-    """A route at "/" that answers with a stream."""
-    return get("/", lambda context: Response(pieces(), 200))
-
-
 def ident(context: RequestContext) -> Response:
     """Waits until others have come, and tells who serves."""
     gevent.sleep(0.01)
@@ -77,59 +64,6 @@ def test_requests_of_many_threads_are_served_by_one_that_begins_with_the_first()
         served_in = set(several.map(one, range(8)))
     assert [*served_in] == service.threads
     assert threading.get_ident() not in served_in
-
-
-def test_a_piece_is_made_when_the_one_before_has_been_taken() -> None:
-    made: list[int] = []
-
-    def pieces() -> Iterator[bytes]:
-        for number in range(3):
-            made.append(number)
-            yield b"%d" % number
-
-    body = begun_body(application([streamed(pieces)]))
-    assert made == []
-    for number in range(3):
-        assert next(body) == b"%d" % number
-        assert made == [*range(number + 1)]
-    assert [*body] == []
-    body.close()
-
-
-def test_an_answer_is_made_and_closed_in_one_place_under_the_name_of_its_request() -> None:
-    seen: list[int] = []
-
-    def pieces() -> Iterator[bytes]:
-        seen.append(threading.get_ident())
-        try:
-            while (context := current_request.get()) is not None:
-                yield context.path.encode()
-        finally:
-            seen.append(threading.get_ident())
-
-    with closing(begun_body(application([streamed(pieces)]))) as body:
-        assert [next(body), next(body)] == [b"/", b"/"]  # and then the client leaves
-    made_in, closed_in = seen
-    assert made_in == closed_in != threading.get_ident()
-
-
-def test_what_breaks_in_the_midst_breaks_in_the_thread_of_the_request() -> None:
-    def pieces() -> Iterator[bytes]:
-        yield b"1"
-        raise ConnectionResetError("on purpose")
-
-    with closing(begun_body(application([streamed(pieces)]))) as body:
-        assert next(body) == b"1"
-        with pytest.raises(ConnectionResetError, match="on purpose"):
-            next(body)
-
-
-def test_what_fails_is_answered_in_vllms_form() -> None:
-    def fail(context: RequestContext) -> Response:
-        raise ZeroDivisionError
-
-    answer = served(get("/", fail)).get("/", environ_overrides=THREADED)
-    assert (answer.status_code, answer.json["error"]["type"]) == (500, "InternalServerError")
 
 
 def test_a_request_leaves_nothing_behind_that_only_a_collection_would_find() -> None:

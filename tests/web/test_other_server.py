@@ -104,26 +104,6 @@ def test_a_break_by_mistake_is_an_error_everywhere(server: str, monkeypatch: pyt
     shown.client.close()
 
 
-class Begun:
-    """Counts its starts."""
-
-    starts = 0
-
-    def start(self) -> None:
-        self.starts += 1
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-def test_what_lives_with_the_server_begins_with_the_first_request_at_the_latest() -> None:
-    app, service = application([get("/", lambda context: Response(b"", 200))]), Begun()
-    app.services.append(service)
-    for _ in range(2):
-        app(EnvironBuilder("/").get_environ(), lambda status, headers: None)
-        assert service.starts == 1
-
-
 def test_several_processes_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     """And only the thread of a request calls what its server gave it."""
     app, called = application([get("/", lambda context: Response(b"", 200))]), list[int]()
