@@ -14,8 +14,6 @@ CHAT, TEXT, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/
 MESSAGES = [{"role": "user", "content": "hi"}]
 DONE = "[DONE]"
 
-HEAD_KEYS = ["id", "object", "created", "model", "choices"]
-"""What every answer and every chunk begins with."""
 
 USAGE_KEYS = [
     *("prompt_tokens", "total_tokens", "completion_tokens", "prompt_tokens_details"),
@@ -39,10 +37,6 @@ def ok(got: requests.Response) -> dict[str, Any]:
     assert got.status_code == 200, got.text
     answer: dict[str, Any] = got.json()
     return answer
-
-
-def chat_stream(server: RunningServer, **asked: Any) -> list[Any]:
-    return events(post(server, CHAT, {"messages": MESSAGES, "max_tokens": 2, "stream": True, **asked}))
 
 
 def text_stream(server: RunningServer, **asked: Any) -> list[Any]:

@@ -27,12 +27,7 @@ def told_by_node(program: str, server: RunningServer) -> Any:
 def _told(command: list[str]) -> Any:
     quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}
     done = subprocess.run(
-        command,
-        env={**os.environ, **quiet},
-        capture_output=True,
-        text=True,
-        timeout=55,
-        check=False,
+        command, env={**os.environ, **quiet}, capture_output=True, text=True, timeout=55, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

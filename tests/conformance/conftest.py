@@ -15,3 +15,10 @@ def vllm() -> Iterator[RunningServer]:
     """Serves `tiny` with a context of 2048 tokens, takes images, and tells request ids and cached tokens."""
     with running_server(*FLAGS, "--enable-request-id-headers", "--multimodal", env=ENVIRONMENT) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def thinking() -> Iterator[RunningServer]:
+    """As the recorded server, but the model thinks."""
+    with running_server(*FLAGS, "--reasoning-parser=qwen3", env=ENVIRONMENT) as server:
+        yield server

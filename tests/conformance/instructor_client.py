@@ -26,17 +26,11 @@ class Ingredient(BaseModel):
     unit: Unit
 
 
-class Step(BaseModel):
-    number: Annotated[int, Field(ge=1, le=99)]
-    text: str
-    needs: list[str] | None = None
-
-
 class Recipe(BaseModel):
     title: str
     code: Annotated[str, Field(pattern=r"^[A-Z]{3}-\d{4}$")]
     ingredients: Annotated[list[Ingredient], Field(min_length=2, max_length=4)]
-    steps: Annotated[list[Step], Field(min_length=1)]
+    steps: Annotated[list[str], Field(min_length=1)]
     contact: dict[str, str] = {}
 
 

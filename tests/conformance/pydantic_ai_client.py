@@ -35,13 +35,13 @@ async def ask(url: str, model: str) -> dict[str, object]:
     caller = Agent(served)
 
     @caller.tool_plain
-    def weather(city: str) -> str:
+    def get_weather(city: str) -> str:
         """The weather of a city."""
         cities.append(city)
         return f"sun in {city}"
 
     answers = [
-        (await caller.run("How is the weather?", model_settings=ModelSettings(seed=seed))).output
+        (await caller.run("What is the weather in Rome?", model_settings=ModelSettings(seed=seed))).output
         for seed in range(5)
     ]
     verdicts = {

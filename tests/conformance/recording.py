@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 from tests.needs import RECORDING
 
@@ -31,11 +28,6 @@ SETTINGS = {
     **({"tokenizer": str(TOKENIZER)} if TOKENIZER.exists() else {}),
 }
 FLAGS = tuple(f"--{name}={value}" for name, value in SETTINGS.items())
-
-
-def recorded(cases: Path = CASES) -> list[dict[str, Any]]:
-    """The exchanges of a file."""
-    return [json.loads(line) for line in cases.read_text().splitlines()]
 
 
 def replay(url: str, *flags: str) -> str:

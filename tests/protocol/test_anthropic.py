@@ -161,26 +161,10 @@ def test_a_result_of_several_items_is_one_text_then_images_then_references() -> 
 
 @pytest.mark.parametrize(
     ("choice", "wanted"),
-    [
-        (None, "auto"),
-        ({"type": "auto"}, "auto"),
-        ({"type": "any"}, "required"),
-        ({"type": "none"}, "none"),
-    ],
+    [(None, "auto"), ({"type": "auto"}, "auto"), ({"type": "any"}, "required"), ({"type": "none"}, "none")],
 )
 def test_a_choice_among_tools_keeps_its_meaning(choice: dict[str, Any] | None, wanted: str) -> None:
     assert chat(tools=[WEATHER], tool_choice=choice).tool_choice == wanted
-
-
-@pytest.mark.parametrize("tools", [None, []])
-@pytest.mark.parametrize(
-    "choice", [None, *({"type": kind, "name": "weather"} for kind in ("auto", "any", "none", "tool"))]
-)
-def test_without_tools_none_is_called(
-    tools: list[dict[str, Any]] | None, choice: dict[str, Any] | None
-) -> None:
-    asked = chat(tools=tools, tool_choice=choice)
-    assert (asked.tools, asked.tool_choice) == (None, "none")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +184,6 @@ def test_thinking_is_bounded_by_a_budget_and_switched_off_by_effort_none(
     assert (asked.reasoning_effort, asked.thinking_token_budget) == (effort, budget)
 
 
-HEADER = f"{BILLING_HEADER}: cc=1"
 ASKED = text("What is it?")
 
 
@@ -217,17 +200,3 @@ ASKED = text("What is it?")
 def test_an_image_becomes_a_url(block: dict[str, Any], url: str) -> None:
     (message,) = messages(user({"type": "image", **block}, ASKED))
     assert message["content"] == [{"type": "image_url", "image_url": {"url": url}}, ASKED]
-
-
-@pytest.mark.parametrize(
-    ("turns", "system", "expected"),
-    [
-        ([HELLO], [text(HEADER), text("Be brief. "), text("Be kind.")], "Be brief. Be kind."),
-        ([{"role": "system", "content": HEADER}, HELLO], [text(HEADER)], None),
-        *(([user(block, text("hi"))], None, None) for block in ({"type": "image"}, {"type": "text"})),
-        ([HELLO, user(text(""))], None, None),
-    ],
-)
-def test_only_what_shows_something_is_left(turns: list[Any], system: Any, expected: str | None) -> None:
-    first = [{"role": "system", "content": expected}] if expected else []
-    assert messages(*turns, system=system) == [*first, HELLO]

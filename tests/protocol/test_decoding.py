@@ -8,12 +8,7 @@ import pytest
 
 from app.serving.http.errors import ApiError, bad_request
 from app.serving.protocol.chat import BatchChatRequest, ChatCompletionRequest
-from app.serving.protocol.decoding import UnparsableBody, decode, decode_first
-from app.serving.protocol.tokenize import (
-    TOKENIZE_REQUESTS,
-    TokenizeChatRequest,
-    TokenizePromptRequest,
-)
+from app.serving.protocol.decoding import UnparsableBody, decode
 
 JSON = "application/json"
 HELLO = [{"role": "user", "content": "hi"}]
@@ -116,11 +111,6 @@ def test_a_value_of_the_wrong_type_is_named_by_its_path(field: str, value: objec
     )
 
 
-def test_of_several_wrong_fields_the_first_in_declaration_order_is_named() -> None:
-    body = {"top_p": "y", "temperature": "x", "n": "z", "messages": HELLO}
-    assert refusal(json.dumps(body).encode()).param == "body.n"
-
-
 def test_half_a_surrogate_pair_is_not_accepted_as_text() -> None:
     error = refusal(b'{"messages":[{"role":"user","content":"\\ud800"}]}')
     assert answer(error) == (400, "BadRequestError", None)
@@ -130,39 +120,6 @@ def test_half_a_surrogate_pair_is_not_accepted_as_text() -> None:
 
 def test_a_message_that_quotes_half_a_surrogate_pair_can_still_be_sent() -> None:
     assert json.loads(bad_request("\ud800", "a\ud800").body())["error"]["message"] == "?"
-
-
-@pytest.mark.parametrize(
-    ("body", "kind"),
-    [
-        ({"prompt": "x"}, TokenizePromptRequest),
-        ({"messages": HELLO}, TokenizeChatRequest),
-        ({"messages": HELLO, "prompt": "x"}, TokenizeChatRequest),
-        ({"messages": 5, "prompt": "x"}, TokenizePromptRequest),
-    ],
-)
-def test_tokenize_takes_messages_or_a_text(body: dict[str, object], kind: type) -> None:
-    assert isinstance(decode_first(json.dumps(body).encode(), JSON, TOKENIZE_REQUESTS), kind)
-
-
-@pytest.mark.parametrize(
-    ("body", "type", "param"),
-    [
-        ({}, "Bad Request", "body.prompt"),
-        ({"messages": 5}, "Bad Request", "body.prompt"),
-        (
-            {"messages": HELLO, "continue_final_message": True, "add_generation_prompt": True},
-            "BadRequestError",
-            None,
-        ),
-    ],
-)
-def test_what_fits_no_form_of_tokenize_is_reported_for_the_text(
-    body: dict[str, object], type: str, param: str | None
-) -> None:
-    with pytest.raises(ApiError) as caught:
-        decode_first(json.dumps(body).encode(), JSON, TOKENIZE_REQUESTS)
-    assert answer(caught.value) == (400, type, param)
 
 
 @pytest.mark.parametrize(

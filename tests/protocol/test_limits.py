@@ -12,13 +12,7 @@ from app.serving.protocol.chat import ChatCompletionRequest
 from app.serving.protocol.completions import CompletionRequest
 from app.serving.protocol.decoding import decode
 from app.serving.protocol.generate import GenerateRequest
-from app.serving.protocol.messages import check_tool_calls
-from app.serving.protocol.validation import (
-    GenerationRequest,
-    ModelLimits,
-    ValidatedRequest,
-    fit_prompt,
-)
+from app.serving.protocol.validation import GenerationRequest, ModelLimits, ValidatedRequest, fit_prompt
 from tests.protocol.refused import refused
 
 CONTEXT = 2048
@@ -63,7 +57,6 @@ def nested(levels: int) -> dict[str, Any]:
 IDS = {"logprobs": True}
 WORDS = [str(number) for number in range(129)]
 FORM = {"response_format": {"type": "json_object"}}
-NAMED_FORM = {"type": "json_schema", "json_schema": {"name": "a"}}
 BORDERS: list[tuple[dict[str, Any], dict[str, Any], str | None]] = [
     ({"n": 16384}, {"n": 16385}, None),
     ({"n": 2, "temperature": 1e-5}, {"n": 2, "temperature": 0.9e-5}, None),
@@ -110,25 +103,6 @@ def test_the_last_that_is_allowed_and_the_first_that_is_not(
     assert refusal(chat(**beyond)) == param
 
 
-REPEATS = {"max_pattern_size": 1, "min_pattern_size": 1, "min_count": 2}
-BY_SCHEMA: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"seed": 2**63 - 1}, {"seed": 2**63}),
-    ({"priority": -(2**63)}, {"priority": -(2**63) - 1}),
-    ({"cache_salt": "x" * 128}, {"cache_salt": "x" * 129}),
-    *(
-        ({"repetition_detection": good}, {"repetition_detection": bad})
-        for good, bad in ((REPEATS, {**REPEATS, "min_pattern_size": 2}),)
-    ),
-    ({"structured_outputs": {"json": {"a": 1}}}, {"structured_outputs": {"json": {"a": 1}, "regex": "a"}}),
-]
-
-
-@pytest.mark.parametrize(("fields", "beyond"), BY_SCHEMA)
-def test_borders_that_need_no_model(fields: dict[str, Any], beyond: dict[str, Any]) -> None:
-    check(chat(**fields))
-    assert refused(lambda: chat(**beyond))[0] == 400
-
-
 def test_the_rules_are_looked_at_in_vllms_order() -> None:
     assert refusal(chat(n=0, temperature=-1)) is None
     assert refusal(chat(presence_penalty=5, temperature=-1)) is None
@@ -137,16 +111,6 @@ def test_the_rules_are_looked_at_in_vllms_order() -> None:
     assert refusal(chat(logit_bias={"x": 1}, presence_penalty=5)) == "logit_bias"
     assert refusal(chat(logit_bias={"x": 1}, n=0)) is None
     assert refusal(chat(logit_bias={"9999": 1}, allowed_token_ids=[])) == "logit_bias"
-
-
-def test_what_concerns_the_prompts_is_looked_at_prompt_by_prompt() -> None:
-    """What does not is refused with the first of them."""
-    assert refusal(chat(), 16, CONTEXT) == "max_tokens"
-    assert refusal(chat(bad_words=[""]), 16, CONTEXT) is None
-    assert refusal(chat(routed_experts_prompt_start=17), 17, 16) == "routed_experts_prompt_start"
-    assert refusal(chat(routed_experts_prompt_start=17, bad_words=list(map(str, range(129)))), 17, 16) == (
-        "bad_words"
-    )
 
 
 def test_what_follows_from_the_fields_is_kept() -> None:
@@ -201,35 +165,6 @@ def test_echo_asks_for_log_probabilities_of_the_prompt() -> None:
     assert accepted(completion(logprobs=2)).prompt_logprobs is None
     assert accepted(chat(echo=True)).prompt_logprobs == 0
     assert accepted(chat(echo=True, prompt_logprobs=3)).prompt_logprobs == 3
-
-
-CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-CUSTOM = {"id": "a", "type": "custom", "custom": {"name": "f", "input": "x"}}
-
-
-@pytest.mark.parametrize(
-    ("call", "where"),
-    [
-        (CALL, None),
-        (CUSTOM, None),
-        (5, ""),
-        ({**CALL, "id": 5}, "id"),
-        ({**CALL, "function": {"name": "f"}}, "function"),
-        ({**CALL, "type": "tool"}, "type"),
-        ({**CUSTOM, "custom": 5}, "function"),
-    ],
-)
-def test_a_call_made_earlier_is_whole_or_named_by_its_place(call: Any, where: str | None) -> None:
-    def check(role: str = "assistant") -> None:
-        check_tool_calls([{"role": role, "tool_calls": [CALL, call]}])
-
-    check("user")
-    if where is None:
-        check()
-        return
-    status, _, param = refused(check)
-    assert status == 400 and param is not None
-    assert param.startswith("body.1.") and param.endswith(where)
 
 
 def test_what_is_asked_for_by_tokens_is_a_completion_of_the_same() -> None:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from app.serving.protocol.plain import MOST_TOKENS, PlainChat, PlainCompletion, PlainReader, Recognised
+from app.serving.protocol.plain import PlainChat, PlainCompletion, PlainReader, Recognised
 from app.serving.protocol.validation import ModelLimits
 
 CHAT = [{"role": "user", "content": "hi"}]
@@ -49,27 +49,6 @@ def test_a_chat_may_be_as_long_as_the_client_says_or_there_is_room(
     found = recognise(**asked)
     assert room(found) == (most, limited)
     assert found is not None and list(found.prompt_ids) == list(range(10))
-
-
-@pytest.mark.parametrize(("ids", "most"), [(0, None), (1, 99), (MOST_PROMPT, 40), (MOST_PROMPT + 1, None)])
-def test_prompts_have_some_tokens_and_not_too_many(ids: int, most: int | None) -> None:
-    assert room(recognise(ids=ids)) == (None if most is None else (most, False))
-
-
-@pytest.mark.parametrize(
-    ("asked", "is_plain"),
-    [
-        ({"max_tokens": MOST_TOKENS}, True),
-        ({"max_tokens": MOST_TOKENS + 1}, False),
-        ({"ignore_eos": True}, False),
-        ({"ignore_eos": True, "max_tokens": MOST_TOKENS}, True),
-        ({"min_tokens": MOST_TOKENS}, True),
-        ({"min_tokens": MOST_TOKENS + 1}, False),
-        ({}, True),
-    ],
-)
-def test_who_wants_a_long_reply_is_answered_in_the_general_way(asked: dict[str, Any], is_plain: bool) -> None:
-    assert (recognise(length=100_000, **asked) is not None) == is_plain
 
 
 @pytest.mark.parametrize(

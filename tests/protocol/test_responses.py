@@ -115,25 +115,6 @@ def test_log_probabilities_are_asked_for_by_include(
     assert (asked.logprobs, asked.top_logprobs) == expected
 
 
-@pytest.mark.parametrize("kind", ["output_text", "input_text"])
-def test_an_assistant_says_the_first_of_its_texts(kind: str) -> None:
-    parts = [{"type": kind, "text": "No. "}, {"type": kind, "text": "Sorry."}]
-    said = {"type": "message", "role": "assistant", "content": parts, "id": "msg_1", "status": "completed"}
-    assert messages(HELLO, said) == [HELLO, {"role": "assistant", "content": "No. "}]
-
-
-def test_calls_of_custom_tools_and_of_namespaces_are_those_of_functions() -> None:
-    custom = {"type": "custom_tool_call", "call_id": "c1", "name": "shell", "input": 'say "hi"'}
-    found = {"type": "custom_tool_call_output", "call_id": "c1", "output": "hi"}
-    turn, result = messages(custom, {**CALL, "namespace": "home"}, found)
-    calls = [call["function"] for call in turn["tool_calls"]]  # type: ignore[attr-defined]
-    assert calls == [
-        {"name": "shell", "arguments": json.dumps({"input": 'say "hi"'})},
-        {"name": "home__weather", "arguments": CALL["arguments"]},
-    ]
-    assert result == {"role": "tool", "tool_call_id": "c1", "content": "hi"}
-
-
 def test_thoughts_words_and_calls_in_a_row_are_one_turn() -> None:
     thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]}
     said = {"role": "assistant", "content": "I look."}
@@ -226,15 +207,6 @@ def test_a_choice_is_repeated_as_it_was_asked_and_auto_means_a_call(
     asked = chat(**fields)
     assert (decoded(**fields).tool_choice, asked.tool_choice) == (told, meant)
     assert asked.parallel_tool_calls is False
-
-
-@pytest.mark.parametrize("mode", ["auto", "required"])
-def test_allowed_tools_are_a_choice_of_the_chat(mode: str) -> None:
-    choice = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "weather"}]}
-    assert decoded(tools=[WEATHER], tool_choice=choice).tool_choice == choice
-    meant = chat(tools=[WEATHER], tool_choice=choice).tool_choice
-    assert isinstance(meant, NamedToolChoice) and meant.allowed_tools is not None
-    assert (meant.names(), meant.allowed_tools.mode) == (["weather"], mode)
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "name": "weather"}])

@@ -90,12 +90,6 @@ def test_an_agent_calls_one_tool_after_the_other(
     assert ask(server) == (CALLS, ANSWER)
 
 
-def test_without_a_script_an_agent_over_responses_ends_after_its_first_result() -> None:
-    with running_server("--model=tiny") as server:
-        called, answer = over_responses(server)
-        assert len(called) == 1 and answer
-
-
 @pytest.mark.clients
 def test_agents_of_openai_agents_call_three_tools(server: RunningServer) -> None:
     told = told_by("openai_agents_client.py", server)

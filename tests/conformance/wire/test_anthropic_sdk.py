@@ -12,8 +12,7 @@ import anthropic
 import pytest
 from anthropic.types import Message, MessageParam, ToolParam
 
-from tests.conformance.recording import ENVIRONMENT, FLAGS
-from tests.running_server import RunningServer, running_server
+from tests.running_server import RunningServer
 
 MODEL = "tiny"
 HELLO: MessageParam = {"role": "user", "content": "Say something."}
@@ -27,7 +26,6 @@ WEATHER: ToolParam = {
     "description": "The weather in a city",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
-TIME: ToolParam = {"name": "time", "input_schema": {"type": "object", "properties": {}}}
 
 
 def sdk(server: RunningServer, strict: bool = True) -> anthropic.Anthropic:
@@ -43,10 +41,9 @@ def client(vllm: RunningServer) -> Iterator[anthropic.Anthropic]:
 
 
 @pytest.fixture(scope="module")
-def thinker() -> Iterator[anthropic.Anthropic]:
+def thinker(thinking: RunningServer) -> Iterator[anthropic.Anthropic]:
     """Asks a model that thinks aloud: a streamed thought begins without the signature that SDKs ask for."""
-    flags = (*FLAGS, "--reasoning-parser=qwen3")
-    with running_server(*flags, env=ENVIRONMENT) as server, sdk(server, strict=False) as lenient:
+    with sdk(thinking, strict=False) as lenient:
         yield lenient
 
 
@@ -56,13 +53,6 @@ def create(client: anthropic.Anthropic, **asked: Any) -> Any:
 
 def said(message: Message) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
-
-
-def test_a_message_counts_its_tokens(client: anthropic.Anthropic) -> None:
-    message = create(client)
-    assert (message.role, message.model, message.stop_reason) == ("assistant", MODEL, "max_tokens")
-    assert message.usage.output_tokens == 5
-    assert said(message)
 
 
 def test_the_stream_helper_gathers_the_message(client: anthropic.Anthropic) -> None:
@@ -111,28 +101,6 @@ def test_a_tool_is_used_and_its_result_answered(client: anthropic.Anthropic) -> 
     assert said(create(client, **asked, messages=turns, tool_choice={"type": "none"}))
 
 
-def test_a_streamed_use_of_tools_is_the_whole_one_in_pieces(client: anthropic.Anthropic) -> None:
-    asked: dict[str, Any] = {
-        "model": MODEL,
-        "messages": [HELLO],
-        "max_tokens": 400,
-        "tools": [WEATHER, TIME],
-        "tool_choice": {"type": "any"},
-        "extra_body": REPEATABLE,
-    }
-    whole = client.messages.create(**asked)
-    with client.messages.stream(**asked) as stream:
-        final = stream.get_final_message()
-    assert [plain(block) for block in final.content] == [plain(block) for block in whole.content]
-    assert (final.stop_reason, final.usage.output_tokens) == ("tool_use", whole.usage.output_tokens)
-
-
-def plain(block: Any) -> dict[str, Any]:
-    """A block without what is drawn anew for each message."""
-    told: dict[str, Any] = block.model_dump(exclude={"id", "signature"}, exclude_none=True)
-    return told
-
-
 def test_a_model_thinks_before_it_answers(thinker: anthropic.Anthropic) -> None:
     thinking = {"type": "enabled", "budget_tokens": 1024}
     message = create(thinker, max_tokens=1500, thinking=thinking)
@@ -141,34 +109,6 @@ def test_a_model_thinks_before_it_answers(thinker: anthropic.Anthropic) -> None:
     assert thought.thinking and thought.signature
     turns = [HELLO, {"role": "assistant", "content": message.content}, HELLO]
     assert said(create(thinker, max_tokens=100, messages=turns))
-
-
-def test_streamed_thoughts_are_the_whole_ones_in_pieces(thinker: anthropic.Anthropic) -> None:
-    asked: dict[str, Any] = {
-        "model": MODEL,
-        "messages": [HELLO],
-        "max_tokens": 200,
-        "tools": [WEATHER],
-        "tool_choice": {"type": "any"},
-        "extra_body": REPEATABLE,
-    }
-    whole = thinker.messages.create(**asked)
-    with thinker.messages.stream(**asked) as stream:
-        thoughts = [event.thinking for event in stream if event.type == "thinking"]
-        final = stream.get_final_message()
-    assert [block.type for block in final.content] == ["thinking", "tool_use"]
-    assert [plain(block) for block in final.content] == [plain(block) for block in whole.content]
-    assert "".join(thoughts) == final.content[0].thinking  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("thinking", ["disabled", "adaptive"])
-def test_thoughts_are_switched_off_by_a_template_that_knows_how(
-    thinker: anthropic.Anthropic, thinking: str
-) -> None:
-    message = create(thinker, max_tokens=100, thinking={"type": thinking})
-    assert message.content[0].type == "thinking"  # this one does not
-    off = {"chat_template_kwargs": {"enable_thinking": False}, **REPEATABLE}
-    assert create(thinker, max_tokens=100, extra_body=off).content[0].type == "text"
 
 
 def beta(client: anthropic.Anthropic, stream: bool, **asked: Any) -> Any:

@@ -35,10 +35,3 @@ def told(known: dict[str, Any]) -> str:
     """Facts as text, which has an order; numbers of tokens only with the recorded tokenizer."""
     text = json.dumps(known, indent=1)
     return text if TOKENIZER.exists() else re.sub(r'"tokens: .*"', '"tokens"', text)
-
-
-def test_a_request_id_of_the_client_comes_back(vllm: RunningServer) -> None:
-    (known,) = (known for known in FACTS if "X-Request-Id" in known["request_headers"])
-    got = answer(vllm, known)
-    assert got["headers"]["x-request-id"] == "my-req-1"
-    assert json.loads(got["body"])["id"] == "chatcmpl-my-req-1"

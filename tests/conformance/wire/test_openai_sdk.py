@@ -1,7 +1,7 @@
 """The openai SDK, strict about every answer that it receives.
 
 Strict validation refuses streams of completions from a real vLLM as from us, for vLLM sends a null reason to
-finish where the SDK's models have none. Those are read without it.
+finish where the SDK's models have none, and the events of a thought's parts, which the SDK does not know.
 """
 
 from __future__ import annotations
@@ -12,12 +12,22 @@ from typing import Any
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
+from pydantic import BaseModel
 
 from tests.conformance.sdk import openai_client
+from tests.conformance.wire.test_responses import LOGPROBS, WEATHER
 from tests.running_server import RunningServer
 
 MODEL = "tiny"
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say something."}]
+
+
+class Place(BaseModel):
+    """What a reply is to look like."""
+
+    name: str
+    inhabitants: int
+    is_capital: bool
 
 
 @pytest.fixture(scope="module")
@@ -26,27 +36,8 @@ def client(vllm: RunningServer) -> Iterator[openai.OpenAI]:
         yield strict
 
 
-@pytest.fixture(scope="module")
-def lenient(vllm: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai_client(vllm, strict=False) as lenient:
-        yield lenient
-
-
 def chat(client: openai.OpenAI, **asked: Any) -> Any:
     return client.chat.completions.create(model=MODEL, messages=MESSAGES, **asked)
-
-
-def test_the_model_is_listed(client: openai.OpenAI) -> None:
-    (model,) = client.models.list().data
-    assert (model.id, model.owned_by) == (MODEL, "vllm")
-
-
-def test_a_chat_counts_its_tokens(client: openai.OpenAI) -> None:
-    reply = chat(client, max_tokens=5)
-    assert reply.choices[0].message.content
-    assert reply.choices[0].finish_reason == "length"
-    assert reply.usage.completion_tokens == 5
-    assert reply.usage.total_tokens == reply.usage.prompt_tokens + 5
 
 
 def test_a_streamed_chat_is_the_whole_one_in_pieces(client: openai.OpenAI) -> None:
@@ -66,23 +57,79 @@ def test_the_stream_helper_gathers_the_reply(client: openai.OpenAI) -> None:
     assert reply.message.content == "".join(contents)
 
 
-PROMPTS = [
-    pytest.param("hello", 1, id="text"),
-    pytest.param(["hello", "world"], 2, id="texts"),
-    pytest.param([1, 2, 3], 1, id="ids"),
-    pytest.param([[1, 2], [3]], 2, id="lists-of-ids"),
-]
+# The Responses family
 
 
-@pytest.mark.parametrize(("prompt", "count"), PROMPTS)
-def test_a_completion_takes_every_form_of_prompt(client: openai.OpenAI, prompt: Any, count: int) -> None:
-    reply = client.completions.create(model=MODEL, prompt=prompt, max_tokens=3)
-    assert [choice.index for choice in reply.choices] == list(range(count))
-    assert reply.usage is not None and reply.usage.completion_tokens == 3 * count
+def create(client: openai.OpenAI, **asked: Any) -> Any:
+    return client.responses.create(**{"model": MODEL, "input": "Say something.", **asked})
 
 
-def test_a_streamed_completion_is_the_whole_one_in_pieces(lenient: openai.OpenAI) -> None:
-    whole = lenient.completions.create(model=MODEL, prompt="hello", max_tokens=30, seed=1).choices[0]
-    chunks = list(lenient.completions.create(model=MODEL, prompt="hello", max_tokens=30, seed=1, stream=True))
-    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.text
-    assert chunks[-1].choices[0].finish_reason == whole.finish_reason
+def test_a_streamed_response_is_the_whole_one_in_pieces(client: openai.OpenAI) -> None:
+    asked = {"max_output_tokens": 40, "temperature": 0}
+    whole = create(client, **asked)
+    events = list(create(client, **asked, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    types = [event.type for event in events]
+    assert types[:4] == [
+        *("response.created", "response.in_progress"),
+        *("response.output_item.added", "response.content_part.added"),
+    ]
+    assert set(types[4:-4]) == {"response.output_text.delta"}
+    assert types[-4:] == [
+        *("response.output_text.done", "response.content_part.done"),
+        *("response.output_item.done", "response.completed"),
+    ]
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output_text == events[-1].response.output_text
+
+
+def test_a_function_is_called_and_its_result_is_answered(client: openai.OpenAI) -> None:
+    conversation: list[Any] = [{"role": "user", "content": "How is the weather in Oslo?"}]
+    first = create(client, input=conversation, tools=[WEATHER])
+    (call,) = first.output
+    assert (call.type, call.name, call.status) == ("function_call", "weather", "completed")
+    conversation += first.output
+    conversation.append({"type": "function_call_output", "call_id": call.call_id, "output": "Rain."})
+    second = create(client, input=conversation, tools=[WEATHER])
+    assert second.output_text
+    assert second.usage.input_tokens > first.usage.input_tokens
+
+
+def test_a_reply_is_parsed_into_a_model(client: openai.OpenAI) -> None:
+    response = client.responses.parse(model=MODEL, input="A town, please.", text_format=Place)
+    place = response.output_parsed
+    assert isinstance(place, Place)
+
+
+def test_thoughts_come_before_words(thinking: RunningServer) -> None:
+    with openai_client(thinking) as thinker:
+        response = create(thinker, reasoning={"effort": "low"})
+        thought, message = response.output
+        assert (thought.type, message.type) == ("reasoning", "message")
+        assert thought.content[0].text
+        assert response.usage.output_tokens_details.reasoning_tokens > 0
+        again = create(thinker, input=[*response.output, {"role": "user", "content": "And?"}])
+        assert again.output_text
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ({"model": "other"}, openai.NotFoundError),
+        ({"previous_response_id": "resp_1"}, openai.NotFoundError),
+        ({"temperature": 9}, openai.BadRequestError),
+        ({"background": True}, openai.BadRequestError),
+    ],
+)
+def test_errors_have_their_classes(
+    client: openai.OpenAI, asked: dict[str, Any], error: type[openai.APIStatusError]
+) -> None:
+    with pytest.raises(error) as caught:
+        create(client, stream=True, **asked)
+    assert caught.value.message
+
+
+def test_a_response_that_fails_in_its_stream_is_told(client: openai.OpenAI) -> None:
+    *_, last = create(client, **LOGPROBS, top_logprobs=21, stream=True)
+    assert last.type == "response.failed"
+    assert (last.response.status, last.response.error.code) == ("failed", "invalid_prompt")

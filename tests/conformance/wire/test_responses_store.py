@@ -12,8 +12,8 @@ import requests
 
 from tests.conformance.calls import error_of, named_events, ok
 from tests.conformance.recording import ENVIRONMENT, FLAGS
-from tests.conformance.wire.test_responses import ASKED, FREELY, PATH, WEATHER, respond, send, stream, text_of
-from tests.hostile.raw_client import Wire, aborts, http_post, running, wait_until, waiting
+from tests.conformance.wire.test_responses import ASKED, PATH, respond, send, stream, text_of
+from tests.hostile.raw_client import Wire, aborts, http_post, running, waiting
 from tests.running_server import RunningServer, running_server
 
 HOUR = {"inter-token-latency": "1h"}
@@ -72,12 +72,6 @@ def test_a_response_can_be_read_again(keeping: RunningServer) -> None:
         assert ok(get(keeping, response["id"])) == response
 
 
-def test_a_response_that_is_not_to_be_kept_is_not(keeping: RunningServer) -> None:
-    for unwanted in (False, None):
-        response = respond(keeping, store=unwanted)
-        assert error_of(get(keeping, response["id"])) == (404, "invalid_request_error", "response_id")
-
-
 def test_a_conversation_goes_on(keeping: RunningServer) -> None:
     first = respond(keeping, instructions="Be brief.")
     second = respond(keeping, previous_response_id=first["id"], input="and?")
@@ -95,28 +89,6 @@ def test_a_conversation_goes_on(keeping: RunningServer) -> None:
     assert ok(get(keeping, first["id"])) == first
 
 
-def test_a_call_is_answered_in_the_next_response(keeping: RunningServer) -> None:
-    first = respond(keeping, tools=[WEATHER], **FREELY)
-    (call,) = first["output"]
-    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "Rain."}
-    asked = {"tools": [WEATHER], "previous_response_id": first["id"]}
-    second = respond(keeping, input=[result], **asked)
-    assert [item["type"] for item in second["output"]] == ["message"]
-    spelled_out = respond(keeping, tools=[WEATHER], input=[{"role": "user", "content": "hi"}, call, result])
-    assert second["usage"]["input_tokens"] == spelled_out["usage"]["input_tokens"]
-    later = respond(keeping, tools=[WEATHER], previous_response_id=second["id"])
-    assert [item["type"] for item in later["output"]] == ["message"]
-
-
-def test_in_the_background_the_state_is_answered_at_once(keeping: RunningServer) -> None:
-    response_id = begun(keeping, max_output_tokens=40)
-    wait_until(lambda: status(keeping, response_id) in ("completed", "incomplete"))
-    response = ok(get(keeping, response_id))
-    assert response["background"] is True
-    assert text_of(response)
-    assert respond(keeping, previous_response_id=response_id)["output"]
-
-
 def test_the_events_of_the_background_can_be_read_again(keeping: RunningServer) -> None:
     events = stream(keeping, background=True, max_output_tokens=5)
     response = events[-1]["response"]
@@ -126,13 +98,6 @@ def test_the_events_of_the_background_can_be_read_again(keeping: RunningServer) 
     assert named_events(get(keeping, response["id"], stream=1, starting_after=3)) == events[4:]
     assert named_events(get(keeping, response["id"], stream=1, starting_after=10**30)) == []
     assert named_events(get(keeping, response["id"], stream=1, starting_after=-7)) == events
-
-
-@pytest.mark.parametrize("query", [{"stream": "often"}, {"starting_after": "x"}])
-def test_a_query_that_makes_no_sense_is_a_bad_request(keeping: RunningServer, query: dict[str, str]) -> None:
-    (name,) = query
-    response = respond(keeping)
-    assert error_of(get(keeping, response["id"], **query)) == (400, "Bad Request", f"query.{name}")
 
 
 def test_what_runs_and_what_waits_in_the_background_can_be_cancelled(keeping: RunningServer) -> None:
@@ -153,14 +118,6 @@ def test_what_runs_and_what_waits_in_the_background_can_be_cancelled(keeping: Ru
         assert aborts(keeping.port) == before + 2
         assert error_of(cancel(keeping, first)) == (400, "invalid_request_error", "response_id")
     assert text_of(respond(keeping))
-
-
-def test_what_is_over_or_was_never_in_the_background_cannot_be_cancelled(keeping: RunningServer) -> None:
-    in_background = begun(keeping)
-    wait_until(lambda: status(keeping, in_background) == "incomplete")
-    for response_id in (in_background, respond(keeping)["id"]):
-        assert error_of(cancel(keeping, response_id)) == (400, "invalid_request_error", "response_id")
-    assert error_of(cancel(keeping, "resp_nowhere"))[0] == 404
 
 
 def followed(wire: Wire, server: RunningServer, **asked: Any) -> str:
@@ -196,14 +153,3 @@ def test_whoever_follows_is_let_go_when_it_is_cancelled(keeping: RunningServer) 
             rest = reply.read()
         assert b"response.completed" not in rest
         assert rest.endswith(b"\n\n")
-
-
-def test_a_client_that_leaves_ends_what_is_not_in_the_background(keeping: RunningServer) -> None:
-    before = aborts(keeping.port)
-    with slowly(keeping), Wire(keeping.port) as wire:
-        wire.send(http_post(PATH, json.dumps({**ASKED, "request_id": "resp_left"}).encode()))
-        wait_until(lambda: running(keeping.port) == 1)
-        wire.reset()
-        wait_until(lambda: aborts(keeping.port) == before + 1)
-    assert running(keeping.port) == 0
-    assert error_of(get(keeping, "resp_left"))[0] == 404

@@ -1,0 +1,217 @@
+"""What no recorded exchange of vLLM 0.32.0 shows: answers, streams, errors, ids and routes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import requests
+
+from tests.conformance.calls import (
+    CHAT,
+    DETOKENIZE,
+    DONE,
+    MESSAGES,
+    TEXT,
+    TOKENIZE,
+    chat,
+    error_of,
+    events,
+    ok,
+    post,
+    text,
+    text_stream,
+    token_ids,
+)
+from tests.running_server import RunningServer, running_server
+
+
+def test_a_completion_echoes_its_prompt(vllm: RunningServer) -> None:
+    assert text(vllm, echo=True)["choices"][0]["text"].startswith("hello")
+    only = text(vllm, echo=True, max_tokens=0)
+    assert only["choices"][0]["text"] == "hello"
+    assert only["choices"][0]["finish_reason"] == "length"
+    assert only["usage"]["completion_tokens"] == 1
+
+
+def test_an_echo_with_token_ids_returned_leaves_the_prompts_text_away(vllm: RunningServer) -> None:
+    choice = text(vllm, echo=True, return_token_ids=True)["choices"][0]
+    assert not choice["text"].startswith("hello")
+    assert choice["prompt_token_ids"] == token_ids(vllm)
+
+
+def test_an_echo_with_log_probabilities_begins_with_the_prompts(vllm: RunningServer) -> None:
+    choice = text(vllm, echo=True, logprobs=1)["choices"][0]
+    logprobs, prompt = choice["logprobs"], token_ids(vllm)
+    assert list(logprobs) == ["text_offset", "token_logprobs", "tokens", "top_logprobs"]
+    assert {len(values) for values in logprobs.values()} == {len(prompt) + 2}
+    assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
+    assert "".join(logprobs["tokens"][: len(prompt)]) == "hello"
+    assert len(choice["prompt_logprobs"]) == len(prompt)
+
+
+def test_tokens_can_be_named_by_their_ids(vllm: RunningServer) -> None:
+    asked = {"return_tokens_as_token_ids": True, "return_token_ids": True, "seed": 7}
+    choice = chat(vllm, logprobs=True, top_logprobs=1, **asked)["choices"][0]
+    for entry, token_id in zip(choice["logprobs"]["content"], choice["token_ids"], strict=True):
+        assert list(entry) == ["token", "logprob", "bytes", "top_logprobs"]
+        assert entry["token"] == f"token_id:{token_id}"
+        assert entry["top_logprobs"][0]["bytes"] == list(entry["token"].encode())
+    content = choice["message"]["content"]
+    assert bytes(sum((entry["bytes"] for entry in choice["logprobs"]["content"]), [])).decode() == content
+    choice = text(vllm, logprobs=0, **asked)["choices"][0]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
+
+
+def test_the_limit_is_what_the_context_leaves(vllm: RunningServer) -> None:
+    answer = text(vllm, prompt=[5] * 2046, max_tokens=500, ignore_eos=True)
+    assert answer["usage"] | {"prompt_tokens_details": None} == {
+        "prompt_tokens": 2046,
+        "total_tokens": 2048,
+        "completion_tokens": 2,
+        "prompt_tokens_details": None,
+        "completion_tokens_details": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"logprobs": 21}, "logprobs"),
+        ({"prompt": [[]]}, None),
+        ({"prompt": [""]}, None),
+        ({"prompt": [10**6]}, None),
+        ({"stop_token_ids": [10**6]}, "stop_token_ids"),
+        ({"logit_bias": {"1000000": 1}}, "logit_bias"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ],
+)
+def test_what_only_the_engine_refuses_comes_inside_the_stream(
+    vllm: RunningServer, asked: Mapping[str, Any], param: str | None
+) -> None:
+    error, done = text_stream(vllm, **asked)
+    assert {name: error["error"][name] for name in ("type", "param", "code")} == {
+        "type": "BadRequestError",
+        "param": param,
+        "code": 400,
+    }
+    assert done == DONE
+    whole = post(vllm, TEXT, {"prompt": "hello", **asked})
+    assert error_of(whole) == (400, "BadRequestError", param)
+
+
+@pytest.mark.parametrize("latency", ["0s", "1ms"], ids=["joined", "paced"])
+def test_no_stream_of_any_family_is_held_back_by_a_proxy(latency: str) -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi"}]}
+    asked: Mapping[str, Mapping[str, Any]] = {
+        "/v1/chat/completions": chat,
+        "/v1/completions": {"prompt": "Hi"},
+        "/v1/messages": chat,
+        "/v1/responses": {"input": "Hi", "max_output_tokens": 16},
+        "/inference/v1/generate": {"token_ids": [1, 2], "sampling_params": {"max_tokens": 3}},
+    }
+    with running_server("--inter-token-latency", latency, "--enable-scale-out") as server:
+        for path, fields in asked.items():
+            for more in ({}, {"logprobs": None}):  # a field that no fast path takes
+                body = {"model": "understudy-tiny", "max_tokens": 3, "stream": True, **fields, **more}
+                answer = post(server, path, body)
+                assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
+                assert answer.headers["x-accel-buffering"] == "no"
+            whole = post(server, path, {**body, "stream": False})
+            assert whole.status_code == 200 and "x-accel-buffering" not in whole.headers
+
+
+BATCH = f"{CHAT}/batch"
+
+
+BASE: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": MESSAGES},
+    BATCH: {"messages": [MESSAGES]},
+    TEXT: {"prompt": "hello"},
+    TOKENIZE: {"prompt": "hello"},
+    DETOKENIZE: {"tokens": [1]},
+}
+
+
+@pytest.mark.parametrize("path", BASE)
+def test_an_unknown_model_is_not_found(vllm: RunningServer, path: str) -> None:
+    for stream in ({}, {"stream": True}):
+        got = post(vllm, path, {**BASE[path], **stream, "model": "nope"})
+        assert error_of(got) == (404, "NotFoundError", "model")
+
+
+@pytest.mark.parametrize("length", [3_000, 300_000])
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (CHAT, lambda text: {"messages": [{"role": "user", "content": text}]}),
+        (BATCH, lambda text: {"messages": [[{"role": "user", "content": text}]]}),
+        (TEXT, lambda text: {"prompt": text}),
+        ("/v1/messages", lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 1}),
+        ("/v1/responses", lambda text: {"input": text}),
+    ],
+)
+def test_every_family_says_by_the_words_of_vllm_that_a_prompt_is_too_long(
+    vllm: RunningServer, path: str, asked: Any, length: int
+) -> None:
+    got = post(vllm, path, {"model": "tiny", **asked("word " * length)})
+    assert got.status_code == 400
+    assert got.json()["error"]["message"].startswith("This model's maximum context length is 2048 tokens")
+
+
+def test_every_chunk_of_a_stream_has_the_clients_id(vllm: RunningServer) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 2, "stream": True}
+    got = post(vllm, CHAT, body, **{"X-Request-Id": "mine"})
+    assert {event["id"] for event in events(got)[:-1]} == {"chatcmpl-mine"}
+    assert got.headers["X-Request-Id"] == "mine"
+
+
+def test_tokenize_and_detokenize_undo_each_other(vllm: RunningServer) -> None:
+    prompt = "Zwölf Boxkämpfer 🥊 jagen\n\t世界"
+    answer = ok(post(vllm, TOKENIZE, {"prompt": prompt, "return_token_strs": True}))
+    assert list(answer) == ["count", "max_model_len", "tokens", "token_strs"]
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+    assert ok(post(vllm, DETOKENIZE, {"tokens": answer["tokens"]})) == {"prompt": prompt}
+
+
+def test_tokenize_counts_a_chat_as_the_chat_does(vllm: RunningServer) -> None:
+    for asked in ({}, {"add_generation_prompt": False}):
+        tokens = ok(post(vllm, TOKENIZE, {"messages": MESSAGES, **asked}))
+        answer = chat(vllm, return_token_ids=True, **asked)
+        assert tokens["tokens"] == answer["prompt_token_ids"]
+        assert tokens["token_strs"] is None
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("GET", CHAT, "POST"),
+        ("HEAD", CHAT, "POST"),
+        ("POST", "/v1/models", "GET"),
+        ("OPTIONS", "/health", "GET"),
+    ],
+)
+def test_a_wrong_method_is_not_allowed(vllm: RunningServer, method: str, path: str, allow: str) -> None:
+    got = requests.request(method, vllm.url + path, timeout=20)
+    assert (got.status_code, got.headers["Allow"]) == (405, allow)
+    assert got.headers["Content-Type"] == "application/json"
+    assert method == "HEAD" or got.json() == {"detail": "Method Not Allowed"}
+
+
+@pytest.mark.parametrize("path", ["/v1/models/", "/v1/models/?x=1", "/v1/chat/completions/", "/health/"])
+def test_a_slash_too_many_is_redirected(vllm: RunningServer, path: str) -> None:
+    got = requests.get(vllm.url + path, allow_redirects=False, timeout=20)
+    assert got.status_code == 307
+    assert got.headers["Location"] == vllm.url + path.replace("/?", "?").rstrip("/")
+    assert got.content == b"" and "Content-Type" not in got.headers
+
+
+def test_what_is_counted_is_what_a_message_costs(vllm: RunningServer) -> None:
+    blocks = [{"type": "text", "text": "and"}, {"type": "text", "text": "bye"}]
+    turns = [*MESSAGES, {"role": "assistant", "content": blocks[:1]}, {"role": "user", "content": blocks}]
+    asked = {"model": "tiny", "max_tokens": 3, "system": blocks[:1], "messages": turns}
+    usage = ok(post(vllm, "/v1/messages", asked))["usage"]
+    counted = ok(post(vllm, "/v1/messages/count_tokens", asked))
+    assert counted["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert counted["context_management"] == {"original_input_tokens": counted["input_tokens"]}
