@@ -57,11 +57,7 @@ def test_a_list_replaces_the_list_of_a_weaker_source(yaml_file: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "name"),
-    [
-        ({"POD_NAME": "a"}, "a"),
-        ({"POD_NAME": "a", "SIM_POD_NAME": "b"}, "b"),
-    ],
+    ("environ", "name"), [({"POD_NAME": "a"}, "a"), ({"POD_NAME": "a", "SIM_POD_NAME": "b"}, "b")]
 )
 def test_some_settings_have_a_variable_of_the_platform_too(environ: dict[str, str], name: str) -> None:
     assert load((), environ).server.pod_name == name
@@ -132,12 +128,7 @@ def test_yaml_syntaxes(yaml_file: Write, text: str, group: str, expected: Any) -
 
 
 @pytest.mark.parametrize(
-    "argv",
-    [
-        ["--enforce-eager"],
-        ["--ec_transfer_config", "{}"],
-        ["--logtostderr", "true"],
-    ],
+    "argv", [["--enforce-eager"], ["--ec_transfer_config", "{}"], ["--logtostderr", "true"]]
 )
 def test_flags_of_vllm_and_klog_are_ignored_with_one_warning(argv: list[str]) -> None:
     (warning,) = warnings([*argv, "--port", "1"])
@@ -320,13 +311,7 @@ def test_what_is_no_duration_is_refused_with_the_rule() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [
-        (90, "1m30s"),
-        (3600, "1h0m0s"),
-        (3661.5, "1h1m1.5s"),
-        (7e-9, "7ns"),
-        (0.9999999999, "1s"),
-    ],
+    [(90, "1m30s"), (3600, "1h0m0s"), (3661.5, "1h1m1.5s"), (7e-9, "7ns"), (0.9999999999, "1s")],
 )
 def test_seconds_are_written_as_go_writes_them(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text

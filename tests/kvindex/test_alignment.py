@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from app.engine.kvcache.prompt import Placeholder
 from app.kvindex.backend import Owned, Store
 from app.kvindex.index import Index, IndexSettings
-from app.kvindex.ingest import (
-    Ingest,
-    PartialBlocks,
-    Span,
-    StoreGroup,
-    Tail,
-)
+from app.kvindex.ingest import Ingest, PartialBlocks, Span, StoreGroup, Tail
 from app.kvindex.memory import MemoryBackend
 from tests.kvindex.engines import batch, removed, stored
 from tests.kvindex.held import matched, source

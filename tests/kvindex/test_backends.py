@@ -5,11 +5,7 @@ from __future__ import annotations
 import gevent
 import pytest
 
-from app.kvindex.backend import (
-    Backend,
-    Clear,
-    Remove,
-)
+from app.kvindex.backend import Backend, Clear, Remove
 from app.kvindex.holders import Engine
 from app.kvindex.index import Index
 from app.kvindex.redis_backend import redis_url

@@ -11,20 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.engine.kvcache.events import (
-    BlockRemoved,
-    BlockStored,
-    LayoutName,
-)
-from app.kvindex.decoding import (
-    MOST_EVENTS,
-    Batch,
-    TooLarge,
-    Unreadable,
-    decode,
-    engine_keys,
-    field_losses,
-)
+from app.engine.kvcache.events import BlockRemoved, BlockStored, LayoutName
+from app.kvindex.decoding import MOST_EVENTS, Batch, TooLarge, Unreadable, decode, engine_keys, field_losses
 from tests.kvcache.test_wire import MAP, ONE_BLOCK
 
 pack = msgspec.msgpack.encode
@@ -207,13 +195,3 @@ def test_good_events_survive_any_neighbours(others: list[Any]) -> None:
     batch = decode(pack([1.0, events, 0]))
     assert sum(map(is_good, batch.events)) >= len(others) + 1
     assert len(batch.events) + len(batch.losses) == len(events)
-
-
-def test_hashes_are_their_low_64_bits() -> None:
-    assert engine_keys([]) == []
-    assert engine_keys([5, (1 << 64) - 1]) == [5, (1 << 64) - 1]
-    odd = [-1, b"\1", b"\0" * 24 + b"\1" * 8, bytes(64)]
-    assert engine_keys(odd) == [(1 << 64) - 1, 1, 0x0101010101010101, 0]
-    for bad in (b"", bytes(65)):
-        with pytest.raises(ValueError):
-            engine_keys([bad])

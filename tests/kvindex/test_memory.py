@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 
 from app.kvindex.backend import Offload, Remove, Store
 from app.kvindex.holders import count_copies
-from app.kvindex.memory import (
-    REPEAT_BYTES,
-    SHARE_BYTES,
-    MemoryBackend,
-    weigh_bytes,
-    weigh_copies,
-)
+from app.kvindex.memory import REPEAT_BYTES, SHARE_BYTES, MemoryBackend, weigh_bytes, weigh_copies
 from tests.kvindex.held import content, source, store
 
 A, B = source("a"), source("b")

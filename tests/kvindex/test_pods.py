@@ -89,10 +89,7 @@ def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path, caplog: pytest
     assert now(source) == () == now(source)
     assert len(caplog.records) == 1
     path.write_text("# pods\nh:1   # the first\n\nbad line\nh:2;pod=b\n")
-    assert now(source) == [
-        PodEndpoint("tcp://h:1"),
-        PodEndpoint("tcp://h:2", pod="b"),
-    ]
+    assert now(source) == [PodEndpoint("tcp://h:1"), PodEndpoint("tcp://h:2", pod="b")]
     assert "line 4" in caplog.text
     path.write_text("h:3\n")
     os.utime(path, ns=(1, 1))

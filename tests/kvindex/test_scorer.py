@@ -6,15 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kvindex.holders import (
-    Copies,
-    Holders,
-    anywhere,
-    bits,
-    count_copies,
-    with_holder,
-    without_holder,
-)
+from app.kvindex.holders import Copies, Holders, anywhere, bits, count_copies, with_holder, without_holder
 from app.kvindex.scorer import Weights, longest_prefixes, score_prefixes
 from tests.kvindex.held import source
 

@@ -20,14 +20,7 @@ from app.kvindex.metrics import EVENT_LOSSES, MESSAGE_LOSSES, IndexMetrics
 from app.kvindex.pods import PodEndpoint
 from app.kvindex.redis_backend import RedisBackend
 from app.kvindex.replays import ReplayLimits
-from app.kvindex.service import (
-    TOKENIZER_TIMEOUT_S,
-    KvIndex,
-    Listening,
-    fed,
-    index_of,
-    open_backend,
-)
+from app.kvindex.service import TOKENIZER_TIMEOUT_S, KvIndex, Listening, fed, index_of, open_backend
 from app.kvindex.streams import Message, PoolSettings
 from app.kvindex.subscriber import Subscriber, SubscriberSettings
 from app.kvindex.tokenizers import Tokenization, TokenizationSettings
@@ -242,9 +235,7 @@ def test_repeats_are_what_the_settings_say(repeats: str, copies: int) -> None:
     index.close()
 
 
-def test_models_and_folders_that_are_named_have_tokenizers_and_no_others(
-    tmp_path: Path,
-) -> None:
+def test_models_and_folders_that_are_named_have_tokenizers_and_no_others(tmp_path: Path) -> None:
     index = made()
     for name in ("org/m", "m", "n"):
         assert index.tokenization.encode(name, "hello") == default_tokenizer().encode("hello", True)

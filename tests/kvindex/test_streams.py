@@ -1,19 +1,24 @@
-"""Streams of batches: each once and in order, gaps filled by a replay, restarts noticed."""
+"""Streams of batches: each once and in order; gaps and how they are filled, by whom, and for how long."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.kvcache.events import KVEvent
+from app.engine.kvcache.events import BlockStored, KVEvent
 from app.kvindex import streams
 from app.kvindex.keys import fnv1a_32
-from app.kvindex.streams import Message, SequenceTracker, Verdict
-from tests.kvindex.engines import PROMPT, block, stored
-from tests.kvindex.publisher import FakeEngine, Station
+from app.kvindex.memory import MemoryBackend
+from app.kvindex.pods import FixedTargets, PodEndpoint
+from app.kvindex.replays import END
+from app.kvindex.streams import MESSAGE_BYTES, Message, SequenceTracker, Verdict
+from tests.kvindex.engines import PROMPT, block, removed, stored
+from tests.kvindex.publisher import FakeEngine, Station, station
+from tests.running_server import free_port
 
 
 class History:
@@ -98,10 +103,17 @@ def put(
     *events: KVEvent,
     ts: float | None = None,
     **more: object,
-) -> None:
+) -> Message:
     """A message, past the sockets."""
     payload = engine.pack(*events, ts=1000.0 + sequence if ts is None else ts)
-    place.pool.put(Message("a", "m", sequence, payload, **more))  # type: ignore[arg-type]
+    message = Message("a", "m", sequence, payload, **more)
+    place.pool.put(message)
+    return message
+
+
+def ask(place: Station, engine: FakeEngine, sequence: int, *events: KVEvent) -> Message:
+    """A message of an engine that can be asked for what was before."""
+    return put(place, engine, sequence, *events, replay=engine.replay)
 
 
 def losses(place: Station) -> dict[str, int]:
@@ -142,20 +154,6 @@ def test_a_gap_is_filled_by_a_replay_before_what_comes_after_it(place: Station, 
     place.until(lambda: complete in place.index.metrics.render({}, {}, {}))  # its end comes after its batches
 
 
-def test_a_gap_that_shows_while_a_replay_runs_is_filled_by_another(place: Station) -> None:
-    engine = place.engine(connect=False)
-    for number in range(2):
-        engine.publish(block(number), lose=True)
-    place.pool.put(Message("a", "m", 1, engine.kept[1], engine.replay))
-    place.pool.step(0)  # asks
-    place.until(lambda: engine.asked == [0], engine.serve)
-    for number in range(2, 5):
-        engine.publish(block(number), lose=True)
-    place.pool.put(Message("a", "m", 4, engine.kept[4], engine.replay))
-    place.until(lambda: place.matched(PROMPT) == {"a": 5})
-    assert engine.asked == [0, 2] and losses(place) == {}
-
-
 def test_an_address_that_is_none_fails_at_once(place: Station) -> None:
     engine = place.engine(connect=False)
     put(place, engine, 3, block(0), replay="nonsense")
@@ -189,3 +187,303 @@ def test_only_a_few_replays_run_at_once(place: Station) -> None:
 def test_shards_are_those_of_llm_d() -> None:
     hashes = {"pod1": 3435266023, "10.0.0.1:8000": 1207617965, "10.0.0.1": 3737042573, "localhost": 22050618}
     assert {pod: fnv1a_32(pod.encode()) for pod in hashes} == hashes
+
+
+OTHER = list(range(500, 540))
+
+
+def other_block(number: int) -> BlockStored:
+    return stored([number + 51], OTHER[number * 4 : number * 4 + 4], number + 50 if number else None)
+
+
+def publish(engine: FakeEngine, numbers: Sequence[int], lost: Sequence[int] = (), rank: int = 0) -> None:
+    """Blocks of the prompt, or of another one where the rank is not 0."""
+    for number in numbers:
+        event = other_block(number) if rank else block(number)
+        engine.publish(event, lose=number in lost, rank=rank)
+
+
+def ranks_have(place: Station, tokens: list[int]) -> dict[int, int]:
+    return {score.rank: score.matched for score in place.index.score("m", tokens)}
+
+
+@pytest.mark.parametrize("connect", [True, False], ids=["they connect", "they are connected to"])
+def test_each_rank_answers_at_a_port_of_its_own(place: Station, connect: bool) -> None:
+    port = free_port(2)
+    ranks = []
+    if connect:
+        place.listen(replay_port=port)
+    for rank in range(2):
+        ranks.append(place.engine("kv@a@m", connect=connect, replay_port=port + rank))
+    if not connect:
+        place.listen(
+            FixedTargets([PodEndpoint(each.endpoint) for each in ranks]), bind=None, replay_port=port
+        )
+    for engine in ranks:
+        place.meet(engine)
+    for rank, engine in enumerate(ranks):
+        publish(engine, range(5), lost=range(4), rank=rank)
+    place.until(lambda: ranks_have(place, PROMPT) == {0: 5} and ranks_have(place, OTHER) == {1: 5})
+    assert [engine.asked for engine in ranks] == [[0], [0]]
+    assert losses(place) == {}
+
+
+def test_a_target_with_an_address_for_replays_is_asked_there_whatever_its_rank(place: Station) -> None:
+    engine = place.engine("kv@a@m", connect=False)
+    place.listen(FixedTargets([PodEndpoint(engine.endpoint, engine.replay)]), bind=None, replay_port=1)
+    place.meet(engine)
+    publish(engine, range(3), lost=range(2), rank=3)
+    place.until(lambda: ranks_have(place, OTHER) == {3: 3})
+    assert losses(place) == {}
+
+
+def test_three_pods_on_one_host_do_not_get_one_anothers_blocks(place: Station) -> None:
+    """One port can be that of one of them only."""
+    port = free_port()
+    place.listen(replay_port=port)
+    a = place.engine("kv@a@m", replay_port=port)
+    b, c = place.engine("kv@b@m"), place.engine("kv@c@m")
+    for engine in (a, b, c):
+        place.meet(engine)
+    publish(a, range(5), lost=range(4))
+    for engine in (b, c):
+        for number in range(3):
+            engine.publish(other_block(number), lose=number == 0)
+    place.until(lambda: place.matched(PROMPT) == {"a": 5} and losses(place).get("gap") == 2)
+    assert place.matched(OTHER) == {}
+    assert losses(place) == {"foreign_replay": 2, "gap": 2}
+
+
+@pytest.mark.parametrize("topics", [True, False])
+def test_the_answer_of_another_rank_is_refused(place: Station, topics: bool) -> None:
+    engine = place.engine(connect=False)
+    other = place.engine(connect=False, topics=topics)
+    publish(other, range(3), rank=1)
+    payload = engine.pack(block(0))
+    place.pool.put(Message("a", "m", 5, payload, other.replay, topic=b"kv@a@m"))
+    place.until(lambda: place.matched(PROMPT) == {"a": 1})
+    assert place.index.size().copies == 1
+    assert losses(place) == {"foreign_replay": 1, "gap": 5}
+
+
+@pytest.mark.parametrize("topic", [b"", b"kv@a@m"], ids=["no topic", "answers without"])
+def test_ones_own_answer_without_a_topic_is_believed(place: Station, topic: bytes) -> None:
+    engine = place.engine(topic.decode(), connect=False, topics=not topic)
+    publish(engine, range(4), lost=range(4))
+    place.pool.put(Message("a", "m", 3, engine.kept[3], engine.replay, topic=topic))
+    place.until(lambda: place.matched(PROMPT) == {"a": 4})
+    place.settle()
+    assert losses(place) == {}
+
+
+def test_after_a_foreign_answer_the_address_is_left_alone_for_a_while(place: Station) -> None:
+    engine = place.engine("kv@a@m", connect=False)
+    other = place.engine("kv@b@m", connect=False)
+    publish(other, range(2))
+    for now, sequence, asked in ((0.0, 1, [0]), (29.0, 3, [0]), (60.0, 5, [0, 4])):
+        place.now = now
+        payload = engine.pack(block(sequence // 2), ts=1000.0 + sequence)
+        place.pool.put(Message("a", "m", sequence, payload, other.replay, topic=b"kv@a@m"))
+        blocks = sequence // 2 + 1
+        place.until(lambda blocks=blocks: place.matched(PROMPT) == {"a": blocks})  # type: ignore[misc]
+        assert other.asked == asked
+    assert losses(place) == {"foreign_replay": 1, "gap": 3}  # an answer of nothing is nobody's
+
+
+@pytest.mark.parametrize("rank", [-3, 70_000])
+def test_a_rank_that_has_no_port_is_asked_nothing(place: Station, rank: int) -> None:
+    engine = place.engine(connect=False)
+    message = Message("a", "m", 2, engine.pack(block(0), rank=rank), engine.replay, True, b"kv@a@m")
+    place.pool.put(message)
+    place.until(lambda: place.matched(PROMPT) == {"a": 1})
+    assert losses(place) == {"gap": 2} and not place.replays._running
+
+
+@pytest.fixture
+def silent(place: Station) -> FakeEngine:
+    """An engine that answers nothing until it is among the place's again."""
+    engine = place.engine(connect=False)
+    place.engines.remove(engine)
+    return engine
+
+
+def test_what_is_no_answer_is_passed_over(place: Station, silent: FakeEngine) -> None:
+    ask(place, silent, 1, block(1))
+    place.until(lambda: silent._router.poll(0))
+    client, *_ = silent._router.recv_multipart()
+    for frames in (
+        (b"",),
+        (b"", b"payload"),
+        (b"", END[:-1], b"payload"),
+        (b"", END + b"\xff", b"payload"),
+        (b"x", bytes(8), b"payload"),
+        (b"x", b"topic", bytes(8), b"payload"),
+        (b"", b"topic", bytes(8), b"payload", b""),
+        (b"", silent.topic, bytes(8), silent.pack(block(0), ts=1000.0)),
+        (b"", b"", END, b""),
+        (b"", silent.topic, bytes(8), b"behind the end"),
+    ):
+        silent._router.send_multipart([client, *frames])
+    place.until(lambda: place.matched(PROMPT) == {"a": 2})
+    place.settle()
+    assert losses(place) == {} and place.ended_replays() == {"complete": 1}
+    silent.close()
+
+
+@pytest.mark.parametrize(("pause_s", "answers", "fails_s"), [(1.9, 3, 3 * 1.9 + 2), (1.5, 80, 120.0)])
+def test_silence_and_an_answer_without_end_are_failures(
+    place: Station, silent: FakeEngine, pause_s: float, answers: int, fails_s: float
+) -> None:
+    ask(place, silent, 200, block(0))
+    place.until(lambda: silent._router.poll(0))
+    client, *_ = silent._router.recv_multipart()
+    for number in range(answers):
+        place.now = (number + 1) * pause_s
+        answer = silent.pack(stored([number + 50], [number] * 4), ts=1000.0 + number)
+        silent._answer(client, b"", number.to_bytes(8, "big"), answer)
+        place.until(lambda number=number: place.matched([number] * 4) == {"a": 1})  # type: ignore[misc]
+    assert place.ended_replays() == {}
+    place.now = fails_s - 0.01
+    place.settle()
+    assert place.matched(PROMPT) == {}
+    place.now = fails_s
+    place.until(lambda: place.matched(PROMPT) == {"a": 1})
+    assert place.ended_replays() == {"failed": 1}
+    silent.close()
+
+
+@pytest.mark.parametrize("bound", ["messages", "bytes", "bytes of all pods"])
+def test_what_waits_is_bounded(
+    place: Station, silent: FakeEngine, bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = [ask(place, silent, 5 + number, block(number)) for number in range(3)]
+    size = sum(len(message.payload) for message in held) + 3 * MESSAGE_BYTES
+    match bound:
+        case "messages":
+            monkeypatch.setattr(streams, "MOST_HELD", 3)
+        case "bytes":
+            monkeypatch.setattr(streams, "MOST_HELD_BYTES", size)
+        case _:
+            place.replays.limit_bytes = size
+    place.settle()
+    assert place.matched(PROMPT) == {} and place.replays.size_bytes == size
+    ask(place, silent, 8, block(3))
+    place.settle()
+    assert place.matched(PROMPT) == {"a": 4} and place.replays.size_bytes == 0
+    assert losses(place) == {"gap": 5} and place.ended_replays() == {"failed": 1}
+    silent.close()
+
+
+def test_a_pod_that_is_gone_waits_no_more(place: Station, silent: FakeEngine) -> None:
+    ask(place, silent, 5, block(0))
+    place.settle()
+    assert place.replays._running == 1 and place.replays.size_bytes > 0
+    (position,) = place.pool.positions()
+    assert (position.sequence, position.lag_s) == (None, 0.0)
+    place.pool.gone("a")
+    place.settle()
+    assert place.replays._running == place.replays.size_bytes == 0 and place.pool.positions() == []
+    silent.close()
+
+
+def test_after_a_failure_the_engine_is_asked_again_when_it_has_cooled_down(
+    place: Station, silent: FakeEngine
+) -> None:
+    ask(place, silent, 5, block(0))
+    asked: list[int] = []
+    for now, number, expected in ((0.0, 1, [0]), (2.0, 2, [0]), (31.9, 3, [0]), (32.0, 4, [0, 12])):
+        place.now = now
+        ask(place, silent, 5 + 2 * number, block(number))
+        place.settle()
+        while len(asked) < len(expected):
+            asked.append(silent.hear())
+        assert asked == expected and not silent._router.poll(0)
+    assert place.matched(PROMPT) == {"a": 4} and losses(place) == {"gap": 5 + 1 + 1 + 1}
+    silent.close()
+
+
+@pytest.mark.parametrize(
+    ("unread", "reason"), [(b"garbage", "unreadable"), (bytes(1 + (1 << 20)), "too_large")]
+)
+def test_a_batch_of_a_replay_that_cannot_be_read_is_lost_alone(
+    place: Station, silent: FakeEngine, unread: bytes, reason: str
+) -> None:
+    ask(place, silent, 3, block(1))
+    silent.kept = {0: silent.pack(block(0), ts=1000.0), 1: unread, 2: silent.pack(ts=1002.0)}
+    place.engines.append(silent)
+    place.until(lambda: place.matched(PROMPT) == {"a": 2})
+    assert losses(place) == {reason: 1}
+
+
+class Forgetful(MemoryBackend):
+    """May lose all that it has, as a database that begins anew."""
+
+    def lose(self) -> None:
+        fresh = MemoryBackend()
+        self.__dict__.update(fresh.__dict__)
+        self.epoch = f"{self.epoch}again"
+
+
+@pytest.mark.parametrize("waiting", [True, False], ids=["during a replay", "between replays"])
+def test_when_the_backend_has_lost_everything_all_is_asked_for_again(waiting: bool) -> None:
+    backend = Forgetful()
+    backend.epoch = "first"
+    with station(backend) as place:
+        place.pool.step(0.0)
+        engine = place.engine(connect=False)
+        for number in range(3):
+            engine.publish(block(number), lose=True)
+            place.pool.put(Message("a", "m", number, engine.kept[number], engine.replay))
+        place.until(lambda: place.matched(PROMPT) == {"a": 3})
+        place.settle()
+        engine.asked.clear()
+        place.engines.clear()
+        engine.publish(block(3), lose=True)
+        if waiting:
+            ask(place, engine, 4, block(4))
+            place.settle()
+            engine.asked.append(engine.hear())  # else it may be lost with the socket that it left by
+        backend.lose()
+        ask(place, engine, 5 if waiting else 4, *([] if waiting else [block(4)]))
+        place.settle()
+        place.engines.append(engine)
+        place.until(lambda: place.matched(PROMPT) == {"a": 5})
+        place.settle()
+        assert engine.asked == ([3, 0] if waiting else [0])
+        assert losses(place) == {}
+        assert place.replays._running == place.replays.size_bytes == 0
+
+
+fates = st.lists(
+    st.sampled_from(["comes", "comes", "comes twice", "is lost", "is lost on both ways"]), max_size=12
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(fates, st.integers(0, 3))
+def test_whatever_is_lost_on_the_way_is_filled_in_its_order(lost: list[str], steps: int) -> None:
+    """Each batch takes away the block of the one before it: in another order, others would be left."""
+    with station() as place:
+        engine = place.engine(connect=False)
+        left: set[int] = set()
+        for number, fate in enumerate([*lost, "comes"]):
+            engine.publish(removed([number]), stored([number + 1], [number] * 4), lose=True)
+            for _ in range(("comes", "comes twice").index(fate) + 1 if fate.startswith("comes") else 0):
+                place.pool.put(Message("a", "m", number, engine.kept[number], engine.replay))
+            if fate == "is lost on both ways":
+                del engine.kept[number]
+            else:
+                left = left - {number} | {number + 1}
+            for _ in range(steps):
+                place.step()
+        shards = place.pool.shards
+        place.until(lambda: not any(shard.waiting for shard in shards))
+        assert [place.matched([number - 1] * 4) for number in left] == [{"a": 1}] * len(left)
+        assert place.index.size().copies == len(left)
+        (position,) = place.pool.positions()
+        assert position.sequence == len(lost) and position.lag_s == 2000.0 - 1000.0 - len(lost)
+        found = place.index.losses.messages
+        assert found.get("gap", 0) == lost.count("is lost on both ways")
+        assert set(found) <= {"gap", "duplicate"}  # a replay may bring what then comes by itself
+        assert place.replays._running == place.replays.size_bytes == 0
+        assert [shard.size_bytes for shard in shards] == [0] * len(shards)

@@ -139,10 +139,7 @@ def started(*flags: str, environ: Mapping[str, str] | None = None) -> Settings:
         ("def f(:", "cannot be imported: SyntaxError: "),
         ("API = 2", "is written for API 2; this server has API 1"),
         ("Settings = 3", "its Settings must be a config.declaration.Section"),
-        (
-            SECTION + "    a: Annotated[int, About('A.')]",
-            "its Settings: TypeError: Missing required",
-        ),
+        (SECTION + "    a: Annotated[int, About('A.')]", "its Settings: TypeError: Missing required"),
         (own() + "NAME = 'server'", "this name is taken"),
         (own(default=0), "its Settings: ValidationError: Expected `int` >= 1"),
         (own("num_seqs") + "NAME = 'max'", "setting max-num-seqs is there already"),
