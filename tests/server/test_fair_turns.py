@@ -7,8 +7,6 @@ from functools import partial
 
 import gevent
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from app.serving.gunicorn.fair_turns import TURN_S, FairTurns, Share
 
@@ -52,23 +50,6 @@ def test_the_work_of_a_turn_is_bounded_for_all_connections_together(turns: FairT
     assert len(done) == 6 and max(map(done.count, done)) == 2
 
 
-def test_work_that_pauses_shares_the_turns(turns: FairTurns, time: Time) -> None:
-    began: list[int] = []
-    done: list[int] = []
-    watcher = gevent.get_hub().loop.prepare()
-    watcher.start(began.append, 1)
-
-    def work() -> None:
-        for _ in range(3):
-            turns.pause()
-            time.now_s += 0.6 * TURN_S
-            done.append(len(began))
-
-    gevent.joinall([gevent.spawn(work) for _ in range(4)])
-    watcher.close()
-    assert len(done) == 12 and max(map(done.count, done)) == 2
-
-
 def test_short_work_goes_first_and_long_work_once_a_turn(turns: FairTurns, time: Time) -> None:
     done: list[str] = []
     long, short = Share(), Share()
@@ -84,15 +65,6 @@ def test_short_work_goes_first_and_long_work_once_a_turn(turns: FairTurns, time:
         turns.put(short, partial(work, "short", 0.6 * TURN_S))
     gevent.sleep(0.01)
     assert done == ["short", "short", "long"] * 3
-
-
-@settings(max_examples=40)
-@given(st.lists(st.floats(1e-9, 0.01), min_size=10, max_size=40))
-def test_a_connection_is_as_costly_as_its_works_are_on_average(costs: list[float]) -> None:
-    share = Share()
-    for cost in costs * 10:
-        share.add(cost)
-    assert 0.999 * min(costs) <= share.cost_s <= max(costs)
 
 
 def test_a_greenlet_waits_for_its_turn_and_one_that_is_killed_is_forgotten(

@@ -47,14 +47,15 @@ LINES = [
     b"GET /health HTTP/1.0",
 ]
 FIELDS = [
-    *b"Host: a|Host: a:80|Host: [::1]:8|Host:|Host: a b|Host: a/b|Host: a@b|Host: \xe4".split(b"|"),
-    *b"Connection: close|Connection: keep-alive|Connection: keep-alive, close|connection: Close".split(b"|"),
-    *b"Content-Length: 2|Content-Length: +2|Content-Length: 2, 2|Content-Type: application/json".split(b"|"),
-    *b"X: y|X : y| X: y|X:\ty|X: y\rz|X: \x00|X: \x7f|X: \x80|X:|X|: y|X: y\n|\tfold|X(: y|x_y: z".split(
+    *b"Host: a|Host: [::1]:8|Host:|Host: a b|Host: a/b|Host: \xe4|Connection: close|connection: Close".split(
+        b"|"
+    ),
+    *b"Connection: keep-alive|Connection: keep-alive, close|Content-Type: application/json".split(b"|"),
+    *b"Content-Length: 2|Content-Length: +2|X: y|X : y| X: y|X: y\rz|X: \x00|X: \x80|X:|X|: y|\tfold".split(
         b"|"
     ),
     *b"X: y\nHost: b|Transfer-Encoding: chunked|TE: a|Upgrade: h2c|Expect: 100-continue".split(b"|"),
-    *(b"X: " + b"a" * 9000, b"X: " + b"a" * 8100),
+    *(b"x_y: z", b"X: " + b"a" * 9000, b"X: " + b"a" * 8100),
 ]
 JUNK = [b"\r", b"\n", b"\r\n", b" ", b"\t", b"\x00", b":", b"\x0b", b"\xff", b","]
 PLAIN = [b"Host: a", b"Content-Type: application/json", b"Content-Length: 2"]

@@ -12,41 +12,13 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from app.serving.gunicorn import ranks
 from app.serving.gunicorn.ranks import ENDING, REPLACED, SERVING, hand_over, handed_over, is_noted
 from config import Settings
-from config.loader import load
 from config.settings import ReplySettings, SchedulingSettings, ServerSettings, TlsSettings
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
-FOUR = ServerSettings(port=8000, data_parallel_size=4)
-ALONE = replace(FOUR, data_parallel_rank=3)
-
-
-def test_every_rank_has_the_port_after_the_one_before_and_a_single_rank_its_own() -> None:
-    ports = range(8000, 8004)
-    assert ranks.addresses(replace(FOUR, host="10.0.0.1")) == [f"10.0.0.1:{port}" for port in ports]
-    assert ranks.addresses(ServerSettings(host="::1")) == ["[::1]:8000"]
-    assert ranks.served_by(FOUR, 2).port == 8002
-    assert (ranks.count(ALONE), ranks.addresses(ALONE)) == (1, ["0.0.0.0:8000"])
-    assert ranks.served_by(ALONE, 3).port == 8000
-
-
-def test_the_environment_tells_the_rank_unless_the_settings_do() -> None:
-    cases = [(FOUR, {}, 0), (FOUR, {ranks.RANK: "2"}, 2), (ALONE, {}, 3)]
-    for server, environ, rank in (*cases, (replace(FOUR, data_parallel_rank=-1), {}, 0)):
-        assert ranks.rank_of(server, environ) == rank
-
-
-def test_siblings_are_reached_over_the_loopback_address() -> None:
-    assert ranks.siblings(Settings(server=replace(FOUR, data_parallel_size=2))) == [
-        (0, "http://127.0.0.1:8000"),
-        (1, "http://127.0.0.1:8001"),
-    ]
-    secure = Settings(server=replace(ALONE, host="::"), tls=TlsSettings(self_signed_certs=True))
-    assert ranks.siblings(secure) == [(3, "https://[::1]:8000")]
 
 
 @contextmanager
@@ -88,12 +60,6 @@ def passed_on(settings: Settings) -> Settings | None:
     return handed_over(environ)
 
 
-def test_what_every_kind_of_source_says_is_passed_on() -> None:
-    flags = ["--served-model-name", "a", "b,c", "--time-to-first-token", "1.5s", "--no-access-log"]
-    settings = load(flags, {"SIM_SEED": "4", "POD_NAME": "pod", "SIM_TOOL_CALL_PROBABILITY": "7"})
-    assert passed_on(settings) == settings
-
-
 @settings(max_examples=40)
 @given(
     pod=TEXT,
@@ -112,12 +78,3 @@ def test_any_value_is_passed_on(
         scheduling=SchedulingSettings(max_num_queued_reqs=limit),
     )
     assert passed_on(settings) == settings
-
-
-def test_the_sources_are_not_asked_again() -> None:
-    environ = {"SIM_PORT": "9000"}
-    assert handed_over(environ) is None
-    hand_over(replace(Settings(), server=ServerSettings(port=8005)), environ)
-    taken = handed_over(environ)
-    assert taken is not None and taken.server.port == 8005
-    assert set(environ) == {"SIM_PORT", ranks.SETTINGS}

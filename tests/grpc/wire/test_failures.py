@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -58,17 +57,10 @@ def test_every_status_has_its_code(engine: Engine) -> None:
         assert code == expected and str(status) in text
 
 
-@pytest.mark.parametrize(
-    ("rule", "kinds"),
-    [
-        ("truncate; after=2", ["chunk"] * 2),
-        ("empty", []),
-        ("missing-done", ["chunk"] * 5),
-    ],
-)
-def test_a_stream_can_end_too_early(engine: Engine, rule: str, kinds: list[str]) -> None:
-    said = engine.said(generate(ignore_eos=True), metadata=[("x-fault", rule)])
-    assert [message.WhichOneof("response") for message in said] == kinds
+def test_a_stream_can_end_too_early(engine: Engine) -> None:
+    for rule, kinds in (("truncate; after=2", ["chunk"] * 2), ("empty", []), ("missing-done", ["chunk"] * 5)):
+        said = engine.said(generate(ignore_eos=True), metadata=[("x-fault", rule)])
+        assert [message.WhichOneof("response") for message in said] == kinds
 
 
 def bytes_said(
@@ -103,9 +95,7 @@ def test_a_connection_can_break(served: RunningServer) -> None:
         assert ends_of(engine.said(generate()))  # over another connection
 
 
-@pytest.mark.parametrize(
-    "rule", ["disconnect; after=2", "truncated-json; chunk=2", "malformed-chunk; chunk=2"]
-)
+@pytest.mark.parametrize("rule", ["disconnect; after=2", "malformed-chunk; chunk=2"])
 def test_who_is_cut_off_has_not_left(served: RunningServer, rule: str) -> None:
     action = rule.partition(";")[0]
 
@@ -121,13 +111,6 @@ def test_who_is_cut_off_has_not_left(served: RunningServer, rule: str) -> None:
             list(bytes_said(engine, generate(max_tokens=20, ignore_eos=True), *metadata))
         wait_until(lambda: disconnects() != [])
         assert disconnects() == [0]
-
-
-def test_a_stall_is_the_engines(engine: Engine) -> None:
-    begun = time.monotonic()
-    said = engine.said(generate(ignore_eos=True), metadata=[("x-fault", "stall; seconds=0.5; after=2")])
-    assert len(tokens_of(said)) == 5
-    assert time.monotonic() - begun >= 0.5
 
 
 def test_what_finds_no_place_is_told_so(slow: tuple[RunningServer, Engine]) -> None:

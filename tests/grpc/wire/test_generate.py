@@ -65,30 +65,19 @@ def grpc_choices(
     return found
 
 
-def test_hundreds_of_streams_say_what_http_says(served: RunningServer, engine: Engine) -> None:
+def test_many_streams_say_what_http_says(served: RunningServer, engine: Engine) -> None:
     def differs(number: int) -> bool:
         ids, sampling = drawn(number)
         return grpc_choices(engine, ids, sampling, True) != http_choices(served, ids, sampling)
 
     with ThreadPoolExecutor(8) as threads:
-        assert [number for number, wrong in enumerate(threads.map(differs, range(240))) if wrong] == []
+        assert [number for number, wrong in enumerate(threads.map(differs, range(77))) if wrong] == []
 
 
 def test_a_whole_answer_says_it_too(served: RunningServer, engine: Engine) -> None:
     for number in range(0, 80, 7):
         ids, sampling = drawn(number)
         assert grpc_choices(engine, ids, sampling, False) == http_choices(served, ids, sampling), number
-
-
-def test_a_stream_tells_each_token_and_then_the_end(engine: Engine) -> None:
-    said = engine.said(generate(range(1, 8), seed=4, ignore_eos=True))
-    assert [message.WhichOneof("response") for message in said] == ["chunk"] * 5 + ["complete"]
-    assert {(m.chunk.prompt_tokens, m.chunk.completion_tokens, m.chunk.index) for m in said[:5]} == {
-        (7, 1, 0)
-    }
-    [end] = ends_of(said)
-    assert (list(end.output_ids), end.completion_tokens) == (tokens_of(said)[-1:], 1)
-    assert (end.finish_reason, end.prompt_tokens) == ("length", 7)
 
 
 def test_a_text_is_a_prompt_too(engine: Engine) -> None:
@@ -148,41 +137,21 @@ def pixels(**fields: Any) -> dict[str, Any]:
 
 BAD = {
     "no input": messages.GenerateRequest(),
-    "no tokens": generate(()),
     "no room": generate(max_tokens=0),
-    "too many tokens": generate(max_tokens=100_000),
     "an unknown token": generate([1, 2**31]),
     "a prompt that is too long": generate([1] * 40_000),
     "temperature": generate(temperature=-1.0),
-    "top_p": generate(top_p=2.0),
-    "min_p": generate(min_p=2.0),
-    "frequency_penalty": generate(frequency_penalty=3.0),
-    "presence_penalty": generate(presence_penalty=-3.0),
-    "repetition_penalty": generate(repetition_penalty=-1.0),
-    "min_tokens": generate(min_tokens=9),
-    "stop": generate(stop=["a", "b", "c", "d", "e"]),
     "an empty stop": generate(stop=[""]),
-    "stop_token_ids": generate(stop_token_ids=[2**31]),
     "n": generate(n=100_000),
-    "greedy n": generate(n=2, temperature=0.0),
     "logprobs": generate(logprobs=21),
-    "negative logprobs": generate(logprobs=-2),
-    "prompt_logprobs": generate(prompt_logprobs=21),
-    "logit_bias": generate(logit_bias={-1: 1.0}),
     "a bias that is no number": generate(logit_bias={1: math.nan}),
     "truncate_prompt_tokens": generate(truncate_prompt_tokens=-2),
-    "a long truncation": generate(truncate_prompt_tokens=40_000),
-    "json_schema": generate(json_schema="{"),
-    "regex": generate(regex="("),
     "grammar": generate(grammar="root ::= ("),
-    "structural_tag": generate(structural_tag="{"),
     "choice": generate(choice=messages.ChoiceConstraint()),
     "data_parallel_rank": refused(data_parallel_rank=1),
     "media_refs": refused(media_refs=messages.MediaRefs(items=[messages.MediaRef(url="http://a")])),
     "kv_transfer_params_json": refused(kv_transfer_params_json="[]"),
-    "a placeholder behind the prompt": refused(
-        **pixels(mm_placeholders=[messages.PlaceholderRange(offset=9)])
-    ),
+    "a placeholder": refused(**pixels(mm_placeholders=[messages.PlaceholderRange(offset=9)])),
     "a hash too many": refused(**pixels(mm_hashes=["a", "b"])),
     "a tensor elsewhere": refused(**pixels(pixel_values=messages.TensorData(remote={"transport": "nixl"}))),
 }
@@ -197,21 +166,10 @@ def test_what_makes_no_sense_is_refused(engine: Engine) -> None:
 def test_every_other_field_is_taken(engine: Engine) -> None:
     request = generate(
         range(1, 9),
-        temperature=0.7,
-        top_p=0.9,
-        top_k=5,
-        min_p=0.1,
-        frequency_penalty=1.0,
-        presence_penalty=1.0,
-        repetition_penalty=1.1,
-        stop_token_ids=[7],
-        skip_special_tokens=True,
-        spaces_between_special_tokens=True,
-        seed=-5,
-        logit_bias={3: 1.0},
-        truncate_prompt_tokens=4,
-        grammar_from_first_token=True,
-        json_object=True,
+        **{"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "frequency_penalty": 1.0},
+        **{"presence_penalty": 1.0, "repetition_penalty": 1.1, "stop_token_ids": [7], "seed": -5},
+        **{"skip_special_tokens": True, "spaces_between_special_tokens": True, "logit_bias": {3: 1.0}},
+        **{"truncate_prompt_tokens": 4, "grammar_from_first_token": True, "json_object": True},
     )
     request.request_id = "mine"
     request.tokenized.original_text = "a b c d"
@@ -223,37 +181,8 @@ def test_every_other_field_is_taken(engine: Engine) -> None:
     assert end.prompt_tokens == 4
 
 
-OLD = {
-    "SamplingParams": {"max_tokens": (8, "uint32")},
-    "TokenizedInput": {"original_text": (1, "string"), "input_ids": (2, "uint32")},
-    "GenerateRequest": {
-        **{"request_id": (1, "string"), "tokenized": (2, "TokenizedInput"), "text": (3, "string")},
-        **{"sampling_params": (4, "SamplingParams"), "stream": (5, "bool")},
-    },
-    "GenerateStreamChunk": {
-        **{"token_ids": (1, "uint32"), "prompt_tokens": (2, "uint32"), "completion_tokens": (3, "uint32")}
-    },
-    "GenerateComplete": {
-        **{"output_ids": (1, "uint32"), "finish_reason": (2, "string")},
-        **{"prompt_tokens": (3, "uint32"), "completion_tokens": (4, "uint32")},
-    },
-    "GenerateResponse": {"chunk": (1, "GenerateStreamChunk"), "complete": (2, "GenerateComplete")},
-}
-"""What llm-d's simulator sends and reads: fewer fields, each with its number and its type."""
-
-
-@pytest.mark.parametrize("name", OLD)
-def test_the_messages_of_llm_ds_simulator_have_the_same_fields(name: str) -> None:
-    known = getattr(messages, name).DESCRIPTOR.fields_by_name
-    kinds = {13: "uint32", 9: "string", 8: "bool"}
-    for field, (number, kind) in OLD[name].items():
-        found = known[field]
-        told = found.message_type.name if found.message_type else kinds[found.type]
-        assert (found.number, told) == (number, kind)
-
-
 @pytest.mark.parametrize(("most", "finish"), [(128, "stop"), (3, "length")])
-def test_a_request_with_those_fields_alone_is_understood(most: int, finish: str) -> None:
+def test_a_request_with_the_fields_of_llm_ds_simulator_is_understood(most: int, finish: str) -> None:
     request = messages.GenerateRequest(request_id="a", stream=True, tokenized={"input_ids": [5, 6, 7, 8]})
     request.sampling_params.max_tokens = most
     with running_server("--grpc", "--mode", "echo") as server, connected(server.port) as engine:

@@ -11,7 +11,6 @@ from random import Random
 import grpc
 import psutil
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from h2.errors import ErrorCodes as Reason
 
@@ -62,13 +61,6 @@ def test_what_is_no_call_is_refused_alone(raw: RawClient) -> None:
 def test_a_message_that_is_none_ends_its_call(raw: RawClient, sent: bytes, status: str) -> None:
     raw.send(opening(), frame(frames.DATA, frames.END_STREAM, 1, sent))
     assert raw.ends()["grpc-status"] == status
-
-
-def test_a_connection_that_breaks_has_told_exactly_so_much(raw: RawClient) -> None:
-    block = headers(**{"x-fault": "disconnect; after=2"})
-    raw.send(call(generate(ignore_eos=True), 1, block))
-    told = b"".join(payload for kind, _, _, payload in raw.frames() if kind == frames.DATA)
-    assert told.count(b"\x10\x03\x18\x01") == 2
 
 
 def test_megabytes_are_refused(served: RunningServer, engine: Engine) -> None:
@@ -138,7 +130,7 @@ def test_a_client_that_gives_no_room_holds_up_nobody(
     engine.wait_for(0)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_rubbish_is_borne(served: RunningServer, seed: int) -> None:
     rng = Random(seed)
     raw = RawClient(served.port)
@@ -186,29 +178,6 @@ def test_answers_that_are_not_taken_are_not_made(served: RunningServer, engine: 
     assert ends_of(engine.said(generate()))
 
 
-def test_questions_are_answered_in_their_order_however_many_come_at_once(served: RunningServer) -> None:
-    names = [f"no.such.Service{number}" for number in range(300)]
-    raw = RawClient(served.port)
-    with raw.sock:
-        asked = b"".join(map(question, names))
-        raw.send(opening(1, headers(REFLECTION)), frame(frames.DATA, frames.END_STREAM, 1, asked))
-        told = b""
-        for kind, flags, _, payload in raw.frames():
-            if kind == frames.DATA:
-                told += payload
-                raw.send(*(frames.window_update(stream, len(payload)) for stream in (0, 1)))
-            elif kind == frames.HEADERS and flags & frames.END_STREAM:
-                assert raw.headers[1]["grpc-status"] == "0"
-                break
-    found = []
-    while told:
-        end = 5 + int.from_bytes(told[1:5], "big")
-        answer = reflection_pb2.ServerReflectionResponse.FromString(told[5:end])
-        found.append(answer.original_request.file_containing_symbol)
-        told = told[end:]
-    assert found == names
-
-
 def test_headers_of_calls_that_do_not_go_on_are_bounded(served: RunningServer) -> None:
     [worker] = psutil.Process(served.process.pid).children()
     before = worker.memory_info().rss
@@ -217,28 +186,9 @@ def test_headers_of_calls_that_do_not_go_on_are_bounded(served: RunningServer) -
         kept = b"\x40\x01x" + b"\x7f\xbd\x1d" + b"y" * 3900  # 127 + 3773 bytes, and from now on one byte
         raw.send(opening(1, headers() + kept))
         block = headers() + b"\xbe" * 7
-        raw.send(*(opening(stream, block) for stream in range(3, 12_001, 2)))
-        assert raw.reason_of(11_999) == Reason.REFUSED_STREAM
+        raw.send(*(opening(stream, block) for stream in range(3, 4001, 2)))
+        assert raw.reason_of(3999) == Reason.REFUSED_STREAM
         assert worker.memory_info().rss - before < 200 << 20
-
-
-def test_room_for_others_is_no_room_for_a_call(impatient: tuple[RunningServer, Engine]) -> None:
-    server, engine = impatient
-    raw = RawClient(server.port)
-    raw.sock.settimeout(0.05)
-    with raw.sock:
-        raw.send(settings_frame({frames.INITIAL_WINDOW_SIZE: 0}))
-        raw.send(call(generate()))
-
-        def is_cut_off() -> bool:
-            raw.send(frames.window_update(0, 1))
-            try:
-                return raw.reason_of(1) == Reason.CANCEL
-            except TimeoutError:
-                return False
-
-        wait_until(is_cut_off)
-    engine.wait_for(0)
 
 
 def test_half_a_frame_does_not_hold_up_the_end_of_the_server() -> None:
@@ -250,26 +200,6 @@ def test_half_a_frame_does_not_hold_up_the_end_of_the_server() -> None:
             raw.send(b"\0\0\x10")
             time.sleep(1.2)  # it is no new connection any more
             assert server.stop(10) == 0
-
-
-def test_watchers_are_counted_and_make_room_when_they_leave(served: RunningServer, engine: Engine) -> None:
-    raw = RawClient(served.port)
-    with raw.sock:
-        for stream in range(1, 601, 2):
-            raw.send(call(health_pb2.HealthCheckRequest(), stream, headers(WATCH)))
-        assert raw.ends(599)["grpc-status"] == "8"
-    health = health_pb2_grpc.HealthStub(engine.channel)
-
-    def is_watched() -> bool:
-        watch = health.Watch(health_pb2.HealthCheckRequest())
-        try:
-            return bool(next(watch).status == health_pb2.HealthCheckResponse.SERVING)
-        except grpc.RpcError:
-            return False
-        finally:
-            watch.cancel()
-
-    wait_until(is_watched)
 
 
 def test_a_stream_that_is_too_late_has_one_line_in_the_log_which_shows_no_key() -> None:
@@ -285,17 +215,3 @@ def test_a_stream_that_is_too_late_has_one_line_in_the_log_which_shows_no_key() 
         log = server.log()
     lines = [line for line in log.splitlines() if "VllmEngine/Generate" in line and "access" in line]
     assert "secret-words" not in log and len(lines) == 1, log
-
-
-def test_many_streams_of_one_client_end_with_it() -> None:
-    flags = ["--max-num-seqs", "500", "--inter-token-latency", "200ms"]
-    with running_server("--grpc", *flags) as server, connected(server.port) as engine:
-        raw = RawClient(server.port)
-        with raw.sock:
-            raw.send(settings_frame({frames.INITIAL_WINDOW_SIZE: 0}))
-            for stream in range(1, 601, 2):
-                raw.send(call(generate(max_tokens=1000, ignore_eos=True), stream))
-            engine.wait_for(300)
-            for window in (100, 0, 2**31 - 1, 0) * 20:
-                raw.send(settings_frame({frames.INITIAL_WINDOW_SIZE: window}), frames.window_update(0, 1))
-        engine.wait_for(0)

@@ -110,24 +110,6 @@ def _hear(batches: Iterator[common_pb2.KvEventBatch], heard: list[common_pb2.KvC
         assert error.code() == Code.CANCELLED
 
 
-def test_the_cache_is_flushed_when_nothing_runs(cached: tuple[RunningServer, Engine]) -> None:
-    _, engine = cached
-    call = engine.stub.Generate(generate(max_tokens=500, ignore_eos=True), timeout=LIMIT_S)
-    next(call)
-    kept = engine.stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=0.05), timeout=LIMIT_S)
-    assert (kept.success, kept.message != "") == (False, True)
-    call.cancel()
-    engine.wait_for(0)
-    assert engine.stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=5), timeout=LIMIT_S).success
-
-
-def test_the_profiler_says_that_it_did(cached: tuple[RunningServer, Engine], engine: Engine) -> None:
-    for one, done in ((cached[1], True), (engine, False)):
-        started = one.stub.StartProfile(common_pb2.StartProfileRequest(num_steps=3), timeout=LIMIT_S)
-        stopped = one.stub.StopProfile(common_pb2.StopProfileRequest(), timeout=LIMIT_S)
-        assert (started.success, stopped.success) == (done, done)
-
-
 def test_a_gateway_gets_the_tokenizers_files(cached: tuple[RunningServer, Engine], engine: Engine) -> None:
     chunks = list(cached[1].stub.GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=LIMIT_S))
     data = b"".join(chunk.data for chunk in chunks)
@@ -231,17 +213,15 @@ def test_every_rank_has_a_port_for_grpc_of_its_own() -> None:
                 assert engine.refusal(request)[0] == Code.INVALID_ARGUMENT
 
 
-BAD_STARTS = {
-    "with certificates": (["--grpc", "--self-signed-certs"], "setting grpc: "),
-    "without the fast path": (["--grpc", "--fast-path", "false"], "setting fast-path: "),
-    "on the port of HTTP": (["--grpc-port", "8000", "--port", "8000"], "setting grpc-port: "),
-    "beyond the last port": (["--grpc-port", "65535", "--data-parallel-size", "2"], "setting grpc-port: "),
-}
-
-
-@pytest.mark.parametrize("name", BAD_STARTS)
-def test_what_cannot_be_served_stops_the_start(name: str) -> None:
-    flags, line = BAD_STARTS[name]
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--grpc", "--self-signed-certs"], "setting grpc: "),
+        (["--grpc", "--fast-path", "false"], "setting fast-path: "),
+        (["--grpc-port", "8000", "--port", "8000"], "setting grpc-port: "),
+    ],
+)
+def test_what_cannot_be_served_stops_the_start(flags: list[str], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         load(flags, {})
 

@@ -61,7 +61,7 @@ class Twin:
         return found
 
 
-@pytest.fixture(scope="module", params=["0s", "1ms"], ids=["instant", "paced"])
+@pytest.fixture(scope="module", params=["1ms"])
 def twin(request: pytest.FixtureRequest) -> Iterator[Twin]:
     with ExitStack() as stack:
         flags = ("--seed", "7", "--access-log", "--max-model-len", "256")
@@ -113,7 +113,7 @@ HEADERS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=REQUESTS, headers=HEADERS)
 def test_any_request_has_the_same_answer_both_ways(
     twin: Twin, asked: tuple[str, dict[str, Any]], headers: list[str]
@@ -148,40 +148,20 @@ def test_plain_requests_take_the_fast_path_and_no_others(twin: Twin) -> None:
         assert first[1].get("endpoint-load-metrics", "").count("named_metrics.") == 2 * told
 
 
-PROBES = ["/health", "/ping", "/version", "/load", "/ready", "/health/ready"]
-
-
-@pytest.mark.parametrize("connection", [(), ("Connection: keep-alive",), ("Connection: close",)])
-@pytest.mark.parametrize("path", PROBES)
-def test_a_probe_has_the_same_answer_both_ways(twin: Twin, path: str, connection: tuple[str, ...]) -> None:
-    before, answers = twin.ways()[0], []
-    for server, more in ((twin.plain, ()), (twin.general, (GENERAL,))):
-        head = "\r\n".join((f"GET {path} HTTP/1.1", "Host: test", *connection, *more))
-        with Wire(server.port) as wire:
-            wire.send(f"{head}\r\n\r\n".encode())
-            answer = wire.answer()
-            answers.append((answer.status, answer.headers | {"date": ""}, answer.body))
-            if "Connection: close" in connection:
-                wire.seconds_until_closed()
-    assert answers[0] == answers[1]
-    after = twin.ways()[0]
-    assert after["probe"] - before["probe"] == 1
-    assert after["fast"] == before["fast"]
-
-
-def test_only_a_bare_probe_is_answered_without_flask(twin: Twin) -> None:
-    before = twin.ways()[0]["probe"]
-    for asked in (
-        b"HEAD /health HTTP/1.1\r\nHost: test\r\n\r\n",
-        b"POST /ping HTTP/1.1\r\nHost: test\r\nContent-Length: 0\r\n\r\n",
-        b"GET /health?really HTTP/1.1\r\nHost: test\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: test\r\nContent-Length: 2\r\n\r\n{}",
-        b"GET /health HTTP/1.0\r\nHost: test\r\n\r\n",
-    ):
-        for server in (twin.plain, twin.general):
+@pytest.mark.parametrize("connection", [(), ("Connection: close",)])
+def test_a_probe_has_the_same_answer_both_ways(twin: Twin, connection: tuple[str, ...]) -> None:
+    for path in ("/health", "/ping", "/version", "/load", "/ready", "/health/ready"):
+        before, answers = twin.ways()[0], []
+        for server, more in ((twin.plain, ()), (twin.general, (GENERAL,))):
+            head = "\r\n".join((f"GET {path} HTTP/1.1", "Host: test", *connection, *more))
             with Wire(server.port) as wire:
-                assert wire.send(asked).begin().status in (200, 405)
-    assert twin.ways()[0]["probe"] == before
+                answer = wire.send(f"{head}\r\n\r\n".encode()).answer()
+                answers.append((answer.status, answer.headers | {"date": ""}, answer.body))
+                if connection:
+                    wire.seconds_until_closed()
+        assert answers[0] == answers[1]
+        after = twin.ways()[0]
+        assert (after["probe"] - before["probe"], after["fast"]) == (1, before["fast"])
 
 
 def test_what_was_counted_and_logged_is_the_same_both_ways(twin: Twin) -> None:

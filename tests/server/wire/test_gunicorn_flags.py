@@ -6,13 +6,12 @@ import json
 import re
 import signal
 import socket
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.hostile.raw_client import Wire, ask, get, post, wait_until
-from tests.running_server import free_port, running_command, running_gunicorn
+from tests.running_server import running_gunicorn
 
 LINE = re.compile(
     r"^127\.0\.0\.1 - - \[\d\d/\w{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\] "
@@ -63,14 +62,6 @@ def test_lines_that_find_no_room_on_a_disk_are_lost_without_a_word() -> None:
     with running_gunicorn("--access-logfile", "/dev/full") as server:
         exchange(server.port)
         assert "Logging error" not in server.log() and "Authorization" not in server.log()
-
-
-def test_access_lines_on_stdout_are_gunicorns_too() -> None:
-    with running_gunicorn("--access-logfile", "-", env={"SIM_ACCESS_LOG": "true"}) as server:
-        lengths = exchange(server.port)
-        wait_until(lambda: access_lines(server.log()) == expected(lengths))
-        assert "gunicorn.access: " not in server.log()
-        assert "INFO" in server.log()
 
 
 def as_json(file: str) -> str:
@@ -172,17 +163,3 @@ def test_there_is_a_worker_for_each_rank_however_many_are_asked_for(
                 server.process.send_signal(signal.SIGHUP)  # which has gunicorn read its flags again
         [line] = [line for line in server.log().splitlines() if "workers=" in line]
         assert told in line and "each worker is a server of its own" in line
-
-
-def test_what_is_told_of_the_address_is_that_which_is_bound() -> None:
-    port, other = free_port(), free_port()
-    command = [sys.executable, "-m", "gunicorn", "-b", f"0.0.0.0:{port}", "wsgi:app"]
-    env = {"SIM_PORT": str(other), "SIM_HOST": "127.0.0.1", "SIM_CONSOLE": "true", "SIM_POD_NAME": "pod"}
-    with running_command(command, port, env) as server:
-        assert f"console: http://127.0.0.1:{port}/console" in server.log()
-        server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: server.log().count("Booting worker") == 1)
-        settings = get(port, "/admin/config").json()
-        assert (settings["host"], settings["port"]) == ("0.0.0.0", port)
-        assert post(port, ask()).headers["x-inference-port"] == str(port)
-        assert str(other) not in server.log()

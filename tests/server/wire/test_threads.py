@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from tests.hostile.raw_client import (
     COMPLETIONS,
-    PATIENCE_S,
     Wire,
     aborts,
     ask,
-    get,
     http_post,
     metric,
     post,
@@ -30,7 +26,6 @@ from tests.hostile.raw_client import (
 from tests.kvcache.wire.test_over_http import subscribed
 from tests.other_workers import THREADS, served_by
 from tests.running_server import QUICK_STEPS, RunningServer
-from tests.tokenization.test_render import Service
 
 LATENCIES = {"SIM_TIME_TO_FIRST_TOKEN": "50ms", "SIM_INTER_TOKEN_LATENCY": "10ms"}
 STEPS = {"SIM_PROFILE": str(QUICK_STEPS)}
@@ -66,8 +61,7 @@ def text_of(port: int, number: int) -> str:
         return "".join(event["choices"][0]["text"] for event in events)
 
 
-@pytest.mark.parametrize("timing", [LATENCIES, STEPS], ids=["latencies", "steps"])
-@pytest.mark.parametrize("worker", ["gthread", "threads of gevent"])
+@pytest.mark.parametrize(("worker", "timing"), [("gthread", STEPS), ("threads of gevent", LATENCIES)])
 def test_all_threads_stream_at_a_time(tmp_path: Path, worker: str, timing: dict[str, str]) -> None:
     with served_by(worker, tmp_path, **timing) as server, ThreadPoolExecutor(THREADS) as several:
         texts = set(several.map(lambda number: text_of(server.port, number), range(3 * THREADS)))
@@ -89,14 +83,6 @@ def test_who_leaves_gives_the_place_back(server: RunningServer, stream: bool) ->
     assert aborts(server.port) == before + 1
 
 
-def test_who_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
-    with served_by("gthread", tmp_path) as server, Wire(server.port, receive_buffer=2048) as slow:
-        slow.post(ask(max_tokens=LONG, stream=True, logprobs=5, temperature=0))
-        wait_until(lambda: metric(server.port, "vllm:generation_tokens_total") == LONG)
-        assert text_of(server.port, 0) == text_of(server.port, 1)
-        assert sum(len(event["choices"][0]["logprobs"]["tokens"]) for event in slow.events()) == LONG
-
-
 def test_who_sends_slowly_holds_up_nobody(server: RunningServer) -> None:
     request = http_post(COMPLETIONS, json.dumps(ask()).encode())
     with ExitStack() as stack:
@@ -108,38 +94,6 @@ def test_who_sends_slowly_holds_up_nobody(server: RunningServer) -> None:
             wire.send(request[-5:])
         assert [wire.answer().status for wire in slow] == [408] + [200] * (THREADS - 2)
         assert slow[0].sock.recv(1) == b""
-
-
-class SlowService(Service):
-    """Is silent while it may not answer."""
-
-    wbufsize = -1  # answers leave whole: a start asks hundreds of times
-    asked: ClassVar[threading.Event] = threading.Event()
-    may_answer: ClassVar[threading.Event] = threading.Event()
-
-    def do_POST(self) -> None:
-        self.asked.set()
-        assert self.may_answer.wait(PATIENCE_S)
-        super().do_POST()
-
-
-def test_who_waits_for_a_tokenizer_service_holds_up_nobody(tmp_path: Path) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), SlowService) as service, ThreadPoolExecutor(2) as others:
-        others.submit(service.serve_forever, 0.01)
-        url = f"http://127.0.0.1:{service.server_port}"
-        SlowService.may_answer.set()
-        try:
-            with served_by("gthread", tmp_path, SIM_RENDER_URL=url) as server:
-                SlowService.may_answer.clear()
-                SlowService.asked.clear()  # which it was at the start
-                answer = others.submit(post, server.port, ask())
-                assert SlowService.asked.wait(PATIENCE_S)
-                assert get(server.port, "/health").status == 200
-                SlowService.may_answer.set()
-                assert answer.result(PATIENCE_S).status == 200
-        finally:
-            SlowService.may_answer.set()
-            service.shutdown()
 
 
 def test_what_runs_at_the_end_runs_to_its_end(tmp_path: Path) -> None:
