@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from config.loader import load
+from config.settings import BY_NAME
 from tests.running_server import ROOT
 
 COMPOSE = ROOT / "docker-compose.yml"
@@ -29,6 +31,15 @@ def test_the_published_ports_are_those_that_are_served(name: str) -> None:
     ports = str(first) if first == last else f"{first}-{last}"
     assert service["ports"] == [f"{ports}:{ports}"]
     assert all(str(port) in service["healthcheck"]["test"][-1] for port in range(first, last + 1))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_its_command_and_environment_are_those_of_a_server(name: str) -> None:
+    service = SERVICES[name]
+    assert service["command"] == ["gunicorn", "wsgi:app"]
+    settings = load((), service["environment"])
+    assert set(service["environment"]) <= {f"SIM_{it.upper().replace('-', '_')}" for it in BY_NAME}
+    assert settings.server.port == int(service["environment"]["SIM_PORT"])
 
 
 def test_no_two_services_publish_a_port_and_the_table_of_the_documents_has_them_all() -> None:

@@ -9,10 +9,12 @@ import pytest
 import yaml
 
 from config import VERSION
+from config.loader import load
 from config.settings import BY_NAME
 from tests import helm_chart
 from tests.running_server import ROOT
 
+VARIABLES = {f"SIM_{name.upper().replace('-', '_')}" for name in BY_NAME}
 FOLDER = ROOT / "deploy" / "kubernetes"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
 FILES = [FOLDER / name for name in KUSTOMIZATION["resources"]]
@@ -45,6 +47,15 @@ def test_it_fits_the_schemas_of_kubernetes(described: dict[str, Any]) -> None:
     kubernetes_validate.validate(described, kubernetes_validate.latest_version(), strict=True)
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(described | {"spek": {}}, kubernetes_validate.latest_version(), True)
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_a_server_takes_its_settings(name: str) -> None:
+    """Three of them start in tests/wire/test_deploy.py."""
+    given = {each["name"]: each.get("value", "10.0.0.1") for each in container(name)["env"]}
+    assert {key for key in given if key.startswith("SIM_")} <= {*VARIABLES, "SIM_CONFIG"}
+    given.pop("SIM_CONFIG", None)
+    load((), given)
 
 
 def test_every_file_is_listed() -> None:

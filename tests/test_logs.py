@@ -8,7 +8,6 @@ from contextvars import Context
 from types import SimpleNamespace
 from typing import Any
 
-import gevent
 import pytest
 from gunicorn.config import Config
 
@@ -84,20 +83,6 @@ def test_a_json_line_of_any_logger_has_a_request_id(capsys: Capture, name: str) 
         log.exception("failed")
     [line] = lines(capsys.readouterr().err)
     assert "RuntimeError: broken" in line["exc_info"]
-
-
-def test_every_greenlet_has_its_own_request_id(capsys: Capture) -> None:
-    configure(log_format="json")
-
-    def serve(identifier: str) -> None:
-        current_request.set(named(identifier))
-        gevent.sleep(0)
-        logging.getLogger("app").info("%s", identifier)
-
-    gevent.joinall([gevent.spawn(serve, f"req-{i}") for i in range(5)], raise_error=True)
-    written = lines(capsys.readouterr().err)
-    assert len(written) == 5
-    assert all(line["request_id"] == line["message"] for line in written)
 
 
 @pytest.mark.parametrize(("level", "shown"), [("debug", 3), ("info", 2), ("error", 1)])

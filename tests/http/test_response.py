@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import msgspec
 import pytest
 
-from app.serving.http.response import CountedBody, PendingResponse, Response, json_response
+from app.serving.http.response import CountedBody, Response
 
 
 def served(response: Response) -> tuple[str, list[tuple[str, str]], Iterable[bytes]]:
@@ -66,21 +65,6 @@ def test_a_status_line_is_the_same_under_every_python() -> None:
         assert Response(status=status).status_line == f"{status} {phrase}"
 
 
-def test_json_is_encoded_unless_it_is_bytes_already() -> None:
-    for body in ({"a": [1, "ü"]}, msgspec.json.encode({"a": [1, "ü"]})):
-        response = json_response(body, 404, {"Retry-After": "1"})
-        assert (response.body, response.status) == ('{"a":[1,"ü"]}'.encode(), 404)
-        assert list(response.headers) == ["Retry-After", "Content-Type", "Content-Length"]
-
-
-def test_another_body_has_another_length_in_the_same_place() -> None:
-    response = Response(b"long", 200, {"X-First": "1"})
-    response.headers["X-Last"] = "1"
-    response.replace_body(b"x")
-    assert response.header_items() == [("X-First", "1"), ("Content-Length", "1"), ("X-Last", "1")]
-    assert content(served(response)[2]) == b"x"
-
-
 # The end
 
 
@@ -123,27 +107,3 @@ def test_a_counted_body_counts_what_was_taken_and_closes_the_pieces() -> None:
 
 
 # What is still to come
-
-
-def test_a_caller_that_waits_is_called_once_and_one_that_leaves_is_not() -> None:
-    came: list[object] = []
-    pending, response = PendingResponse(lambda: None), Response()
-    pending.then(came.append)
-    assert came == []
-    pending.resolve(response)
-    assert came == [response] and pending.outcome is response
-    left = PendingResponse(lambda: came.append("left"))
-    left.then(came.append)
-    for _ in range(2):
-        left.abort()
-    left.resolve(Response())
-    assert came == [response, "left"]
-
-
-@pytest.mark.parametrize("outcome", [Response(), ValueError()])
-def test_who_comes_late_is_called_at_once(outcome: Response | Exception) -> None:
-    came: list[Response | Exception] = []
-    pending = PendingResponse(lambda: None)
-    pending.resolve(outcome)
-    pending.then(came.append)
-    assert came == [outcome]

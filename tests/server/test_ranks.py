@@ -12,6 +12,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from app.serving.gunicorn import ranks
 from app.serving.gunicorn.ranks import ENDING, REPLACED, SERVING, hand_over, handed_over, is_noted
@@ -19,6 +20,23 @@ from config import Settings
 from config.settings import ReplySettings, SchedulingSettings, ServerSettings, TlsSettings
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
+FOUR = ServerSettings(port=8000, data_parallel_size=4)
+ALONE = replace(FOUR, data_parallel_rank=3)
+
+
+def test_every_rank_has_the_port_after_the_one_before_and_a_single_rank_its_own() -> None:
+    ports = range(8000, 8004)
+    assert ranks.addresses(replace(FOUR, host="10.0.0.1")) == [f"10.0.0.1:{port}" for port in ports]
+    assert ranks.addresses(ServerSettings(host="::1")) == ["[::1]:8000"]
+    assert ranks.served_by(FOUR, 2).port == 8002
+    assert (ranks.count(ALONE), ranks.addresses(ALONE)) == (1, ["0.0.0.0:8000"])
+    assert ranks.served_by(ALONE, 3).port == 8000
+
+
+def test_the_environment_tells_the_rank_unless_the_settings_do() -> None:
+    cases = [(FOUR, {}, 0), (FOUR, {ranks.RANK: "2"}, 2), (ALONE, {}, 3)]
+    for server, environ, rank in (*cases, (replace(FOUR, data_parallel_rank=-1), {}, 0)):
+        assert ranks.rank_of(server, environ) == rank
 
 
 @contextmanager

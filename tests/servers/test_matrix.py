@@ -77,22 +77,6 @@ def stream_by_token(server: RunningServer) -> str | None:
     return response.getheader("X-Accel-Buffering")
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_tool_call(server: RunningServer, stream: bool) -> None:
-    body = {"model": "m", "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "stream": stream}
-    with Wire(server.port) as wire:
-        wire.post({**body, "max_tokens": 200}, CHAT)
-        if stream:
-            deltas = [event["choices"][0]["delta"] for event in wire.events()]
-            parts = [call["function"] for delta in deltas for call in delta.get("tool_calls") or ()]
-            name = "".join(part.get("name") or "" for part in parts)
-            arguments = "".join(part.get("arguments") or "" for part in parts)
-        else:
-            [call] = wire.answer().json()["choices"][0]["message"]["tool_calls"]
-            name, arguments = call["function"]["name"], call["function"]["arguments"]
-    assert name == "get_weather" and isinstance(json.loads(arguments)["city"], str)
-
-
 def leave_stream(server: RunningServer) -> None:
     """A client takes the first event of a long stream and goes."""
     with Wire(server.port) as wire:

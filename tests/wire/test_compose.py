@@ -26,22 +26,6 @@ def test_it_fits_the_compose_specification(file: Path) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_a_server_starts_with_its_command_and_environment_outside_of_a_container(name: str) -> None:
-    service = SERVICES[name]
-    assert service["command"] == ["gunicorn", "wsgi:app"]
-    settings = {key: value for key, value in service["environment"].items() if key != "SIM_PORT"}
-    ranks = int(settings.get("SIM_DATA_PARALLEL_SIZE", "1"))
-    with running_gunicorn(env=settings, ports=ranks) as server:
-        for rank in range(ranks):
-            url = f"http://127.0.0.1:{server.port + rank}"
-            if settings.get("SIM_ROLE") == "indexer":
-                assert requests.get(f"{url}/kv/index", timeout=20).json()["pods"] == []
-                continue
-            models = requests.get(f"{url}/v1/models", timeout=20).json()
-            assert models["data"][0]["id"] == settings["SIM_MODEL"]
-
-
 def test_a_service_of_vllm_moves_over_with_its_image_changed() -> None:
     service = yaml.safe_load(MOVED.read_text())["services"]["vllm"]
     words = shlex.split(service["command"])

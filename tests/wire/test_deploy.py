@@ -8,10 +8,10 @@ import pytest
 import requests
 
 from tests.running_server import free_port, running_gunicorn, running_image
-from tests.test_deploy import DEPLOYMENTS, OBJECTS, container, ports
+from tests.test_deploy import OBJECTS, container, ports
 
 
-@pytest.mark.parametrize("name", DEPLOYMENTS)
+@pytest.mark.parametrize("name", ["understudy", "understudy-indexer", "release"])
 def test_a_server_starts_as_described_and_answers_its_probes(name: str, tmp_path: Path) -> None:
     only = container(name)
     fields = {"metadata.name": "pod-1", "metadata.namespace": "ns", "status.podIP": "127.0.0.1"}

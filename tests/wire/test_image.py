@@ -82,19 +82,8 @@ def test_the_image_holds_what_it_was_given_and_what_it_needs(image: Stage) -> No
     "words",
     [
         ["gunicorn", "wsgi:app"],
-        ["--model", "moved", "--gpu-memory-utilization", "0.9", "--dtype", "auto", "--port", "PORT"],
-        ["serve", "moved", "--port", "PORT"],
-        [
-            "serve",
-            "moved",
-            "--port",
-            "PORT",
-            "--grpc",
-            "--otlp-traces-endpoint",
-            "http://127.0.0.1:1/v1/traces",
-        ],
+        ["serve", "moved", "--port", "PORT", "--grpc", "--otlp-traces-endpoint", "http://127.0.0.1:1/v1"],
         ["sh", "-c", "exec vllm serve moved --port PORT --enforce-eager"],
-        ["sh", "-c", "exec understudy --model moved --port PORT"],
     ],
 )
 def test_a_container_answers_and_its_health_check_finds_it(image: Stage, words: list[str]) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.needs import NEEDS, skipped_line
+from tests.needs import skipped_line
 from tests.running_server import ROOT
 
 SAMPLE = """
@@ -41,14 +41,6 @@ def test_a_test_that_starts_a_process_elsewhere_fails(tmp_path: Path) -> None:
     outcomes = dict(line.split("::")[1].split()[:2] for line in said if line.endswith("%]"))
     assert outcomes == {"test_plain": "PASSED", "test_process": "FAILED"}
     assert any("outside the folders named wire starts a process: subprocess.Popen" in line for line in said)
-
-
-def test_what_is_not_here_is_skipped_and_told_in_one_line(tmp_path: Path) -> None:
-    said = pytest_says(tmp_path, "-k", "need")
-    [need] = [need for need in NEEDS if need.marker == "clients"]
-    line = f"Skipped: 2 for want of {need.thing} ({need.remedy})."
-    assert (line in said) is not need.is_here
-    assert ("2 passed" if need.is_here else "2 skipped") in said[-1]
 
 
 def test_each_need_is_counted_in_the_line() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from tests.hostile.raw_client import COMPLETIONS, Whole, Wire, ask, get, http_post, is_error, metric, post
-from tests.hostile.stressed_server import stressed_server
+from tests.hostile.stressed_server import stressed_server, workers_of
 from tests.running_server import RunningServer
 
 CHAT = "/v1/chat/completions"
@@ -50,7 +51,7 @@ UNTRIED = [
 ]
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize"])
 def test_what_is_no_json_object_is_refused_and_the_place_is_named(server: RunningServer, path: str) -> None:
     for body, param in NO_OBJECTS.items():
         is_error(sent(server, body, path=path), 400, "Bad Request", param)
@@ -75,12 +76,6 @@ def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes(server: Run
         with Wire(server.port) as wire:
             head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: test\r\n{JSON}\r\nContent-Length: {length}\r\n\r\n"
             is_error(wire.send(head.encode()).answer(), 413, "Request Entity Too Large")
-
-
-def test_a_body_that_turns_out_too_large_is_refused(server: RunningServer) -> None:
-    with Wire(server.port) as wire:
-        wire.send(CHUNKED + b"200000\r\n" + b"a" * 0x200000 + b"\r\n0\r\n\r\n")
-        is_error(wire.answer(), 413, "Request Entity Too Large")
 
 
 def test_a_body_that_never_ends_is_refused_when_it_is_too_large(server: RunningServer) -> None:
@@ -132,13 +127,8 @@ def test_chunks_that_are_none_are_the_client_s_fault_and_so_is_a_reset(server: R
     [
         b"NONSENSE\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-        b"POST /v1/completions HTTP/9.9\r\nHost: test\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: -5\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: abc\r\n\r\n",
         b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
         CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 5\r\n\r\n"),
-        b"GET /health HTTP/1.1\r\nHost: test\r\nBad Header\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: test\r\nX-Request-Id: a\nb: \xff\r\n\r\n",
     ],
 )
 def test_what_is_no_http_request_is_refused_and_the_connection_closed(
@@ -147,12 +137,6 @@ def test_what_is_no_http_request_is_refused_and_the_connection_closed(
     with Wire(server.port) as wire:
         assert wire.send(head).answer().status == 400
         assert wire.seconds_until_closed(5) < 5
-
-
-def test_headers_without_end_are_refused(server: RunningServer) -> None:
-    with Wire(server.port) as wire:
-        wire.send(b"GET /health HTTP/1.1\r\nHost: test\r\nX: " + b"a" * 200_000 + b"\r\n\r\n")
-        assert wire.answer().status == 431
 
 
 def served(server: RunningServer) -> float:
@@ -173,23 +157,6 @@ def test_a_body_cut_short_is_never_played_even_where_it_is_complete_json(server:
     assert served(server) == before + 1
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "body"),
-    [
-        ("POST", "/", 404, {"detail": "Not Found"}),
-        ("BREW", "/v1/models", 405, {"detail": "Method Not Allowed"}),
-        ("GET", "/%2e%2e/%2e%2e/etc/passwd", 404, {"detail": "Not Found"}),
-        ("GET", "/v1/%ff%00%0d%0aX-Evil:1", 404, {"detail": "Not Found"}),
-    ],
-)
-def test_unknown_routes_and_methods(
-    server: RunningServer, method: str, path: str, status: int, body: object
-) -> None:
-    with Wire(server.port) as wire:
-        answer = wire.send(f"{method} {path} HTTP/1.1\r\nHost: test\r\n\r\n".encode()).answer()
-    assert (answer.status, answer.json()) == (status, body)
-
-
 def test_a_refused_body_does_not_spoil_the_next_request_of_its_connection(server: RunningServer) -> None:
     with Wire(server.port) as wire:
         for body in (b"", b"{", b"[" * 100_000, b"\xff"):
@@ -197,10 +164,23 @@ def test_a_refused_body_does_not_spoil_the_next_request_of_its_connection(server
             assert wire.post(ask()).answer().status == 200
 
 
-def test_a_strange_request_id_breaks_neither_answer_nor_log(server: RunningServer) -> None:
-    for name in (b"\xe9", b'{"a": 1}', b"%(message)s %s %d", b"x" * 4000, b"\\u0000\\n"):
-        with Wire(server.port) as wire:
-            body = json.dumps(ask()).encode()
-            head = http_post(COMPLETIONS, body, JSON, "X-Request-Id: @")
-            assert wire.send(head.replace(b"@", name, 1)).answer().status == 200
-    assert get(server.port, "/health").status == 200
+def test_numbers_that_no_type_holds_are_never_an_error_of_the_server(server: RunningServer) -> None:
+    for field in ("temperature", "max_tokens", "seed"):
+        for number in ("1e400", "NaN", "1e-400", "1" * 5000):
+            answer = sent(server, f'{{"prompt": "a", "max_tokens": 1, "{field}": {number}}}'.encode())
+            harmless = number == "1e-400" and field != "max_tokens"  # it is 0
+            assert answer.status == 400 or (harmless and answer.status == 200), answer
+
+
+def test_more_choices_than_any_memory_holds_are_refused_before_anything_is_made_of_them(
+    server: RunningServer,
+) -> None:
+    [worker] = workers_of(server)
+    before = resource.prlimit(worker, resource.RLIMIT_AS)
+    # Were it tried all the same, this machine should not suffer.
+    resource.prlimit(worker, resource.RLIMIT_AS, (1 << 31, before[1]))
+    for n in (16385, 10**8, 2**70):
+        body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "n": n}
+        for path in (COMPLETIONS, CHAT):
+            is_error(post(server.port, body, path), 400, "BadRequestError")
+    resource.prlimit(worker, resource.RLIMIT_AS, before)

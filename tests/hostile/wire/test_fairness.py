@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import time
@@ -11,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.hostile.raw_client import Wire, aborts, ask, get, post, wait_until
+from tests.hostile.raw_client import Wire, aborts, ask, post, wait_until
 from tests.hostile.stressed_server import assert_idle, stressed_server
 from tests.running_server import RunningServer
 
@@ -29,11 +28,10 @@ def request_named(name: str) -> bytes:
     return f"GET /v1/models HTTP/1.1\r\nHost: test\r\nX-Request-Id: {name}\r\n\r\n".encode()
 
 
-@pytest.mark.parametrize("crowd", [1, 30])
 def test_connections_with_their_next_request_always_ready_do_not_starve_another(
-    server: RunningServer, crowd: int
+    server: RunningServer,
 ) -> None:
-    requests, before = 3000 // crowd, server.log().count('"request_id": "greedy"')
+    crowd, requests, before = 30, 100, server.log().count('"request_id": "greedy"')
     with ExitStack() as open_wires, Wire(server.port) as modest:
         greedy = [open_wires.enter_context(Wire(server.port)) for _ in range(crowd)]
         # Each has a reader, so that the server never has to wait for a greedy one.
@@ -140,17 +138,3 @@ def test_a_client_that_reads_nothing_is_dropped_and_its_places_are_free_again(se
         wait_until(lambda: aborts(server.port) == before + 32)
         assert_idle(server.port)
         stalled.seconds_until_closed()
-
-
-def test_a_client_that_reads_late_gets_every_token_in_order(server: RunningServer) -> None:
-    with Wire(server.port, receive_buffer=4096) as late:
-        late.post(ask(n=20, max_tokens=300, stream=True, return_token_ids=True))
-        wait_until(lambda: json.loads(get(server.port, "/load").body)["server_load"] == 1)
-        for _ in range(30):
-            late.sock.recv(1, 0x2)  # MSG_PEEK: nothing is taken out
-            get(server.port, "/health")
-        count = [0] * 20
-        for event in late.events():
-            choice = event["choices"][0]
-            count[choice["index"]] += len(choice["token_ids"] or ())
-    assert count == [300] * 20

@@ -1,6 +1,6 @@
-"""Five thousand odd requests to every route: none gets a 500, and none is left behind in the server.
+"""Odd requests to every route: none gets a 500, and none is left behind in the server.
 
-`FUZZ_TIMES=4` makes twenty thousand of them.
+A thousand; `FUZZ_TIMES=1` makes five thousand of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EVERYTHING = (
     *("--enable-responses-store", "--force-dummy-tokenizer", "--max-model-len", "1024", "--max-loras", "4"),
 )
 SERVERS = {
-    "generate": (700, (*EVERYTHING, "--enable-kvcache", "--kv-index")),
+    "generate": (2100, (*EVERYTHING, "--enable-kvcache", "--kv-index")),
     "prefill and decode": (
         600,
         (
@@ -46,10 +46,8 @@ SERVERS = {
     "indexer": (700, ("--force-dummy-tokenizer",)),
 }
 """How many requests each gets, and its flags."""
-ROUNDS = [*((name, 0) for name in SERVERS), ("generate", 1), ("generate", 2)]
-"""The largest is in three parts, each of which takes its time on a slow machine."""
 SEED = 20261120
-TIMES = int(os.environ.get("FUZZ_TIMES", "1"))
+TIMES = float(os.environ.get("FUZZ_TIMES", "0.2"))
 SHUTTING = ("/admin/drain", "/sleep", "/pause", "/admin/config")
 """What keeps a server from serving what comes after it, or makes it slow."""
 OWN_500S = (
@@ -59,17 +57,14 @@ OWN_500S = (
 """Where vLLM itself answers 500: no pause is complete, no method or size exists, no trainer is configured."""
 
 
-def test_there_are_five_thousand() -> None:
-    assert sum(SERVERS[name][0] for name, _ in ROUNDS) == 5000
-
-
-@pytest.mark.parametrize(("name", "again"), ROUNDS)
-def test_no_request_gets_a_500(name: str, again: int) -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", SERVERS)
+def test_no_request_gets_a_500(name: str) -> None:
     number, flags = SERVERS[name]
     with (stressed_indexer if name == "indexer" else stressed_server)(*flags) as server:
         document = json.loads(get(server.port, "/openapi.json").body)
         with closing(Client(server.port)) as client:
-            for request in Fuzzer(document, SEED + again, SHUTTING + OWN_500S).requests(number * TIMES):
+            for request in Fuzzer(document, SEED, SHUTTING + OWN_500S).requests(round(number * TIMES)):
                 client.ask(request)
 
 

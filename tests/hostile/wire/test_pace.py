@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from statistics import median
 
 import pytest
 
 from tests.hostile.raw_client import Wire, ask
 from tests.hostile.stressed_server import stressed_server
-from tests.running_server import RunningServer, running_gunicorn
+from tests.running_server import RunningServer
 
 TTFT_S = 0.25
 ITL_S = 0.005
 LATENCY = ("--time-to-first-token", "250ms", "--inter-token-latency", "5ms")
-STOCK_WORKER = """
-import os
-bind = "127.0.0.1:" + os.environ["SIM_PORT"]
-worker_class = "gevent"
-control_socket_disable = True
-"""
 
 
 @pytest.fixture(scope="module")
@@ -84,21 +76,3 @@ def test_an_http_1_0_client_gets_the_stream_unframed_and_then_the_end_of_the_con
     assert all(line.startswith(b"data: ") for line in body.split(b"\n\n")[:-1])
     assert body.count(b"data: ") == 41
     assert pieces > 5
-
-
-def test_two_streams_follow_each_other_on_one_connection(server: RunningServer) -> None:
-    with Wire(server.port) as wire:
-        for tokens in (3, 5):
-            assert len(list(wire.post(ask(max_tokens=tokens, stream=True)).events())) == tokens
-
-
-def test_the_stock_gevent_worker_streams_on_time_too(tmp_path: Path) -> None:
-    config = tmp_path / "stock.py"
-    config.write_text(STOCK_WORKER)
-    env = {"SIM_TIME_TO_FIRST_TOKEN": "250ms", "SIM_INTER_TOKEN_LATENCY": "5ms"}
-    with running_gunicorn("-c", os.fspath(config), env=env) as stock:
-        late = [moment - TTFT_S - k * ITL_S for k, moment in enumerate(arrivals(stock.port, 100))]
-        assert len(late) == 100
-        assert min(late) > -0.002
-        assert median(late[-25:]) - median(late[:25]) < 0.03
-        assert "Traceback" not in stock.log()

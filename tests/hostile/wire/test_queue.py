@@ -60,31 +60,6 @@ def test_one_runs_one_waits_and_the_third_is_turned_away(one_place_one_seat: Run
     assert post(port, ask()).status == 200
 
 
-def test_a_request_is_admitted_whole_or_not_at_all(one_place_one_seat: RunningServer) -> None:
-    port = one_place_one_seat.port
-    before = metric(port, "vllm:request_success_total")
-    is_error(post(port, ask(n=3, temperature=1)), 429, "RateLimitError")
-    is_error(post(port, ask(prompt=["a", "b", "c"])), 429, "RateLimitError")
-    assert metric(port, "vllm:request_success_total") == before
-    assert len(post(port, ask(n=2, temperature=1)).json()["choices"]) == 2
-    assert len(post(port, ask(prompt=["a", "b"])).json()["choices"]) == 2
-
-
-def test_a_place_is_held_until_the_last_token(one_place_one_seat: RunningServer) -> None:
-    port = one_place_one_seat.port
-    with Wire(port) as first, Wire(port) as second:
-        events = first.post(ask(max_tokens=100, stream=True)).events()
-        next(events)
-        second.post(ask())
-        wait_until(lambda: waiting(port) == 1)
-        for _ in range(5):
-            next(events)
-            assert (running(port), waiting(port)) == (1, 1)
-        last = list(events)[-1]
-        assert last["choices"][0]["finish_reason"] == "length"
-        assert second.answer().status == 200
-
-
 def test_who_waits_is_served_in_order_of_arrival() -> None:
     names = [f"guest-{number}" for number in range(8)]
     flags = ("--max-num-seqs", "1", "--inter-token-latency", "20ms")
@@ -112,16 +87,6 @@ def served(server: RunningServer) -> list[str]:
     return re.findall(r'"request_id": "(guest-\d)"', server.log())
 
 
-def test_without_seats_the_second_is_turned_away() -> None:
-    flags = ("--max-num-seqs", "1", "--max-waiting-queue-length", "0", "--inter-token-latency", "20ms")
-    with stressed_server(*flags) as server:
-        with talking(server.port, 1):
-            for stream in (False, True):
-                is_error(post(server.port, ask(stream=stream)), 429, "RateLimitError")
-            assert waiting(server.port) == 0
-        assert post(server.port, ask()).status == 200
-
-
 def test_vllm_s_own_limit_counts_choices_and_answers_503() -> None:
     flags = ("--max-num-seqs", "2", "--max-num-queued-reqs", "4", "--inter-token-latency", "20ms")
     with stressed_server(*flags) as server:
@@ -140,9 +105,3 @@ def test_vllm_s_own_limit_counts_choices_and_answers_503() -> None:
                 assert rejections(server) == 4
         assert post(port, ask(n=4, temperature=1)).status == 200
         assert rejections(server) == 4
-
-
-def test_a_limit_of_nothing_refuses_everything() -> None:
-    with stressed_server("--max-num-queued-reqs", "0") as server:
-        is_error(post(server.port, ask()), 503, "Service Unavailable")
-        assert rejections(server) == 1

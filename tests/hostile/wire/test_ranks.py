@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.hostile.raw_client import Wire, ask, get, is_error, metric, post, running, wait_until
+from tests.hostile.raw_client import Wire, ask, get, is_error, metric, post, wait_until
 from tests.hostile.stressed_server import workers_of
 from tests.hostile.wire.test_start import start_refused
 from tests.running_server import ROOT, RunningServer, running_gunicorn
@@ -75,23 +75,18 @@ def test_each_rank_has_a_worker_a_port_a_name_and_counters_of_its_own(three: Run
     assert [now - then for now, then in zip(after, before, strict=True)] == [0, 1, 2]
 
 
-def first_texts() -> list[str]:
-    with running_gunicorn(env=THREE, ports=3) as server:
-        wait_until(lambda: all(is_healthy(port) for port in ports_of(server)))
-        return [post(port, ask(max_tokens=20)).json()["choices"][0]["text"] for port in ports_of(server)]
+def first_texts(server: RunningServer, ranks: int) -> list[str]:
+    wait_until(lambda: all(is_healthy(port) for port in ports_of(server, ranks)))
+    ports = ports_of(server, ranks)
+    return [post(port, ask(max_tokens=20)).json()["choices"][0]["text"] for port in ports]
 
 
-def test_the_same_seed_and_rank_say_the_same_and_another_rank_says_something_else() -> None:
-    texts = first_texts()
-    assert texts == first_texts()
-    assert len(set(texts)) == 3
-
-
-def test_a_killed_rank_comes_back_on_its_port_while_the_others_go_on() -> None:
+def test_a_killed_rank_comes_back_on_its_port_and_one_alone_says_what_it_says_among_others() -> None:
     env = {**THREE, "SIM_INTER_TOKEN_LATENCY": "10ms"}
     with running_gunicorn(env=env, ports=3) as server:
+        texts = first_texts(server, 3)
+        assert len(set(texts)) == 3
         first, second, third = ports_of(server)
-        wait_until(lambda: all(is_healthy(port) for port in ports_of(server)))
         with Wire(first).post(ask(max_tokens=150, stream=True)) as streaming:
             events = streaming.events()
             next(events)
@@ -102,24 +97,18 @@ def test_a_killed_rank_comes_back_on_its_port_while_the_others_go_on() -> None:
                 assert post(port, ask()).status == 200
                 assert worker_behind(server, port) != victim
             assert len(list(events)) == 149
-        assert metric(first, "vllm:request_success_total", engine="0") == 1
-        assert metric(second, "vllm:request_success_total", engine="1") == 1
-        assert metric(third, "vllm:request_success_total", engine="2") == 1
-
-
-def test_one_rank_alone_plays_its_number_on_the_port_as_it_is() -> None:
-    env = {**THREE, "SIM_DATA_PARALLEL_RANK": "2"}
-    with running_gunicorn(env=env) as server:
-        assert post(server.port, ask()).headers["x-inference-port"] == str(server.port)
-        assert metric(server.port, "vllm:request_success_total", engine="2") == 1
-        assert len(workers_of(server)) == 1
+        counted = [metric(port, "vllm:request_success_total") for port in (first, second, third)]
+        assert counted == [2, 1, 1]
+    with running_gunicorn(env={**THREE, "SIM_DATA_PARALLEL_RANK": "2"}) as alone:
+        assert first_texts(alone, 1) == texts[2:]
+        assert metric(alone.port, "vllm:request_success_total", engine="2") == 1
+        assert len(workers_of(alone)) == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (["--preload"], "preload_app"),
-        (["--bind", "127.0.0.1:0"], "bind"),
         (["--bind", "127.0.0.1:9000", "-b", "127.0.0.1:9001", "-b", "127.0.0.1:9003"], "bind"),
     ],
 )
@@ -131,14 +120,13 @@ def test_what_does_not_fit_the_ranks_is_refused_in_one_line(arguments: list[str]
     assert "Traceback" not in output and "Booting worker" not in output
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTTIN, signal.SIGTTOU])
-def test_signals_do_not_change_the_number_of_workers(three: RunningServer, sent: signal.Signals) -> None:
+def test_signals_do_not_change_the_number_of_workers(three: RunningServer) -> None:
     before = set(workers_of(three))
-    told = len(refusals(three))
-    three.process.send_signal(sent)
-    wait_until(lambda: len(refusals(three)) == told + 1)
-    assert "must be 3, one for each rank" in refusals(three)[-1]
-    assert set(workers_of(three)) == before
+    for told, sent in enumerate((signal.SIGTTIN, signal.SIGTTOU), len(refusals(three)) + 1):
+        three.process.send_signal(sent)
+        wait_until(lambda told=told: len(refusals(three)) == told)  # type: ignore[misc]
+        assert "must be 3, one for each rank" in refusals(three)[-1]
+        assert set(workers_of(three)) == before
 
 
 class Reloaded:
@@ -205,16 +193,15 @@ def test_a_reload_keeps_streams_that_outlast_the_graceful_timeout(reloaded: Relo
     assert "cuts" not in server.log() and "Traceback" not in server.log()
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGQUIT])
-def test_the_end_cuts_what_a_reload_has_let_go_on(reloaded: Reloaded, end: signal.Signals) -> None:
+def test_the_end_cuts_what_a_reload_has_let_go_on(reloaded: Reloaded) -> None:
     server = reloaded.server
     with Wire(server.port).post(ask(max_tokens=4000, stream=True)) as streaming:
         next(streaming.events())
         reloaded.reloads_to("after")
         wait_until(lambda: len(workers_of(server)) == 3)
-        server.process.send_signal(end)
+        server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(10) == 0
-    assert end == signal.SIGQUIT or "cuts 1 requests" in server.log()
+    assert "cuts 1 requests" in server.log()
 
 
 def test_a_reload_that_cannot_be_served_changes_nothing(reloaded: Reloaded) -> None:
@@ -228,37 +215,6 @@ def test_a_reload_that_cannot_be_served_changes_nothing(reloaded: Reloaded) -> N
     os.kill(worker_behind(server, server.port), signal.SIGKILL)
     assert [served_models(port) for port in ports_of(server, 2)] == [["before"], ["before"]]
     reloaded.reloads_to("after")
-
-
-def test_a_request_that_waits_is_served_by_the_worker_that_took_it(reloaded: Reloaded) -> None:
-    server = reloaded.server
-    reloaded.reloads_to("one", max_num_seqs=1)
-    wait_until(lambda: len(workers_of(server)) == 2)
-    with Wire(server.port) as first, Wire(server.port) as second:
-        first.post(ask(max_tokens=4000))
-        wait_until(lambda: running(server.port) == 1)
-        second.post(ask(max_tokens=20))
-        wait_until(lambda: metric(server.port, "vllm:num_requests_waiting") == 1)
-        reloaded.reloads_to("after")
-        first.sock.close()
-        assert second.answer().json()["model"] == "one"
-
-
-def test_with_preload_a_reload_keeps_streams_and_settings(tmp_path: Path) -> None:
-    file = tmp_path / "settings.yaml"
-    rows = {"data_parallel_size": 1, "inter_token_latency": "10ms", "graceful_timeout": "1s"}
-    write(file, {**rows, "served_model_name": "before"})
-    with running_gunicorn("--preload", env={"SIM_CONFIG": str(file)}) as server:
-        [first] = workers_of(server)
-        with Wire(server.port).post(ask(max_tokens=200, stream=True)) as streaming:
-            events = streaming.events()
-            next(events)
-            server.process.send_signal(signal.SIGHUP)
-            wait_until(lambda: "Booting worker" in server.log())
-            assert len(list(events)) == 199
-        wait_until(lambda: first not in workers_of(server))
-        Reloaded(server, file).refuses("preload", **rows, served_model_name="after")
-        assert served_models(server.port) == ["before"]
 
 
 def test_a_pinned_rank_is_checked_where_the_door_asks(three: RunningServer) -> None:

@@ -6,13 +6,12 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 
 from tests.hostile.raw_client import Wire, ask, get, http_post, is_error, post, running, wait_until
 from tests.running_server import ROOT, RunningServer, running_gunicorn, running_server
@@ -160,26 +159,3 @@ def test_an_indexer_that_ends_begins_no_more_scores_and_leaves() -> None:
         late.send(body[-1:])
         assert late.answer().status == 200
         assert server.process.wait(5) == 0
-
-
-def test_an_indexer_that_is_busy_leaves_in_time_and_without_a_traceback() -> None:
-    flags = ("--role", "indexer", "--model", "base", "--kv-index-bind", "tcp://127.0.0.1:0")
-    prompt = {"model": "base", "prompt": "Hello there " * 20_000}
-
-    def load(url: str) -> None:
-        with suppress(requests.RequestException):
-            while True:
-                requests.post(f"{url}/score_completions", json=prompt, timeout=20)
-
-    with running_server(*flags, "--force-dummy-tokenizer", "--graceful-timeout", "2s") as server:
-        clients = [threading.Thread(target=load, args=(server.url,)) for _ in range(12)]
-        for client in clients:
-            client.start()
-        try:
-            wait_until(lambda: 'handler="/score_completions"' in get(server.port, "/metrics").body.decode())
-            assert server.stop(10) == 0
-        finally:
-            server.process.kill()
-            for client in clients:
-                client.join()
-        assert "Traceback" not in server.log() and "Worker exiting" in server.log()

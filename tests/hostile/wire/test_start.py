@@ -9,11 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
-
-import pytest
 
 from tests.hostile.raw_client import Wire, ask, metric, post, wait_until
 from tests.hostile.stressed_server import workers_of
@@ -53,18 +49,10 @@ def start_refused(*arguments: str, **variables: str) -> tuple[int, str]:
     return process.returncode, output
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [
-        ("MAX_NUM_SEQS", "-3", "max-num-seqs"),
-        ("LORA_MODULES", '{"path": "x"}', "setting lora-modules"),
-        ("SCRIPT", "/nowhere", "/nowhere"),
-    ],
-)
-def test_what_cannot_be_served_ends_the_start_in_one_line(name: str, value: str, told: str) -> None:
-    status, output = start_refused(**{f"SIM_{name}": value})
+def test_what_cannot_be_served_ends_the_start_in_one_line() -> None:
+    status, output = start_refused(SIM_SCRIPT="/nowhere")
     [line] = output.splitlines()
-    assert status == 1 and line.startswith("error: ") and told in line
+    assert status == 1 and line.startswith("error: ") and "/nowhere" in line
 
 
 def test_a_port_that_is_taken_is_told_at_once_in_one_line() -> None:
@@ -78,25 +66,15 @@ def test_a_port_that_is_taken_is_told_at_once_in_one_line() -> None:
     assert time.monotonic() - begun_s < 5, "gunicorn tries for as long"
 
 
-@pytest.mark.parametrize(
-    ("flags", "timing", "console"),
-    [
-        (("--time-to-first-token", "2ms"), "first token after 2ms, each next after 0s", "none"),
-        (
-            ("--profile", "qwen3-14b-h100", "--console"),
-            "steps of profile qwen3-14b-h100",
-            "http://127.0.0.1:",
-        ),
-    ],
-)
-def test_a_start_says_three_lines(flags: tuple[str, ...], timing: str, console: str) -> None:
-    with running_server(*flags, "--served-model-name", "a,b") as server:
+def test_a_start_says_three_lines() -> None:
+    flags = ("--profile", "qwen3-14b-h100", "--console", "--served-model-name", "a,b")
+    with running_server(*flags) as server:
         lines = [line.partition("gunicorn.error: ")[2] for line in server.log().splitlines()]
         # A hostile client of an earlier test may still send to a port that is given again.
         lines = [line for line in lines if not line.startswith("Invalid request")]
-        assert lines[0] == f"model: a, b; timing: {timing}"
+        assert lines[0] == "model: a, b; timing: steps of profile qwen3-14b-h100"
         assert lines[1].startswith(f"Listening at: http://127.0.0.1:{server.port} (")
-        assert lines[2].startswith(f"console: {console}") and len(lines) == 3
+        assert lines[2].startswith("console: http://127.0.0.1:") and len(lines) == 3
         post(server.port, ask())
 
 
@@ -129,11 +107,8 @@ def successor_of(server: RunningServer) -> int | None:
     return next((int(pid) for pid in started if int(pid) != server.process.pid), None)
 
 
-@pytest.mark.parametrize("start", [running_server, running_gunicorn])
-def test_a_successor_takes_over_the_port_and_outlives_the_server(
-    start: Callable[[], AbstractContextManager[RunningServer]],
-) -> None:
-    with start() as server:
+def test_a_successor_takes_over_the_port_and_outlives_the_server() -> None:
+    with running_server() as server:
         server.process.send_signal(signal.SIGUSR2)
         wait_until(lambda: successor_of(server) is not None)
         successor = successor_of(server)

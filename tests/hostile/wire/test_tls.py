@@ -24,8 +24,7 @@ import requests
 from app.serving.gunicorn.certificates import make_pair
 from tests.hostile.raw_client import PATIENCE_S, ask, http_post, wait_until
 from tests.hostile.stressed_server import workers_of
-from tests.hostile.wire.test_start import start_refused
-from tests.running_server import ROOT, RunningServer, running_gunicorn, running_server
+from tests.running_server import ROOT, RunningServer, running_gunicorn
 
 NAMES = ["localhost", "127.0.0.1"]
 
@@ -123,6 +122,13 @@ def test_the_protocol_is_http_1_over_tls_1_2_or_newer(secure: tuple[RunningServe
     assert shown.returncode != 0 and "protocol version" in shown.stderr
 
 
+def test_the_health_check_knows_of_https(secure: tuple[RunningServer, Files]) -> None:
+    server, files = secure
+    words = [sys.executable, "-m", "app.serving.gunicorn.healthcheck"]
+    env = {**os.environ, **files.env(host="127.0.0.1", port=str(server.port))}
+    assert subprocess.run(words, cwd=ROOT, env=env).returncode == 0
+
+
 def test_the_openai_sdk_verifies_and_streams_token_by_token(secure: tuple[RunningServer, Files]) -> None:
     server, files = secure
     context = ssl.create_default_context(cafile=str(files.certificate))
@@ -181,35 +187,16 @@ def test_a_swapped_link_is_noticed_as_kubernetes_swaps_it_while_streams_go_on(tm
             assert len(list(events)) == 99
         assert requests.get(f"{url}/health", verify=str(second.certificate)).ok
         assert not errors(server)
-
-
-def test_files_that_do_not_fit_leave_the_old_certificate_and_one_error(files: Files, tmp_path: Path) -> None:
-    with running_gunicorn(env=files.env(data_parallel_size="2"), ports=2) as server:
-        old = served_certificate(server.port)
+        # Files that do not fit leave the old certificate, also to a worker that comes back, and one error.
         _, strange_key = make_pair(NAMES)
-        files.key.write_bytes(strange_key)
+        second.key.write_bytes(strange_key)
         wait_until(lambda: len(errors(server)) == 1)
         assert "do not belong together" in errors(server)[0]
-        files.certificate.write_text("nonsense")
-        wait_until(lambda: len(errors(server)) == 2)
-        files.certificate.unlink()
-        wait_until(lambda: len(errors(server)) == 3)
-        # Also a rank that is started again now has the certificate of before.
-        for pid in workers_of(server):
-            os.kill(pid, signal.SIGKILL)
-        assert served_certificate(server.port) == old
-        assert served_certificate(server.port + 1) == old
-        files.make()
-        wait_until(lambda: is_served(server, files))
-        wait_until(lambda: served_certificate(server.port + 1) != old)
-
-
-def test_a_start_without_a_usable_pair_is_refused_in_one_line(files: Files) -> None:
-    """Which pairs are unusable is a matter of tests/server/test_certificates.py."""
-    files.key.write_bytes(make_pair(NAMES)[1])
-    status, output = start_refused(**files.env())
-    [told] = output.splitlines()
-    assert status == 1 and told.startswith("error: ") and str(files.key) in told
+        [worker] = workers_of(server)
+        os.kill(worker, signal.SIGKILL)
+        assert is_served(server, second)
+        second.make()
+        wait_until(lambda: is_served(server, second))
 
 
 def test_a_self_signed_certificate_is_shared_by_the_ranks_and_can_be_trusted(tmp_path: Path) -> None:
@@ -234,11 +221,7 @@ def test_a_self_signed_certificate_is_shared_by_the_ranks_and_can_be_trusted(tmp
         assert (folder / "cert.pem").read_text().split() == made.split()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert stat.S_IMODE((folder / "key.pem").stat().st_mode) == 0o600
-        # Neither a worker's end nor a reload takes it away.
-        for pid in workers_of(server):
-            os.kill(pid, signal.SIGKILL)
-        assert served_certificate(server.port) == made
-        server.process.send_signal(signal.SIGHUP)
+        server.process.send_signal(signal.SIGHUP)  # which does not take it away
         wait_until(lambda: server.log().count("model: ") == 2)
         assert served_certificate(server.port) == made
         assert server.stop() == 0
@@ -255,22 +238,6 @@ def trusts(port: int, trusted: Path, name: str) -> bool:
     except ssl.SSLCertVerificationError:
         return False
     return True
-
-
-def test_a_reload_takes_up_other_names_and_the_other_kind_of_certificate(
-    files: Files, tmp_path: Path
-) -> None:
-    config = tmp_path / "settings.yaml"
-    config.write_text("self-signed-certs: true\n")
-    with running_gunicorn(env={"SIM_CONFIG": str(config)}) as server:
-        first = served_certificate(server.port)
-        config.write_text("self-signed-certs: true\nself-signed-names: [new.example.com]\n")
-        server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: served_certificate(server.port) != first)
-        config.write_text(f"ssl-certfile: {files.certificate}\nssl-keyfile: {files.key}\n")
-        server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: is_served(server, files))
-        assert not errors(server)
 
 
 def test_clients_that_read_nothing_or_do_not_speak_tls_harm_nobody(files: Files) -> None:
@@ -301,16 +268,3 @@ def test_clients_that_read_nothing_or_do_not_speak_tls_harm_nobody(files: Files)
             silent.recv(100)  # it is told why, and that is all
             assert silent.recv(1) == b""
         assert not errors(server)
-
-
-def test_flags_speak_https_too_and_the_health_check_knows_of_it(files: Files) -> None:
-    flags = ("--ssl-certfile", str(files.certificate), "--ssl-keyfile", str(files.key))
-    with running_server(*flags) as server:
-        answer = posted(f"https://127.0.0.1:{server.port}", str(files.certificate), max_tokens=3)
-        assert answer.json()["usage"]["completion_tokens"] == 3
-        checked = subprocess.run(
-            [sys.executable, "-m", "app.serving.gunicorn.healthcheck"],
-            cwd=ROOT,
-            env={**os.environ, **files.env(host="127.0.0.1", port=str(server.port))},
-        )
-        assert checked.returncode == 0

@@ -16,9 +16,12 @@ from vllm_understudy.running import flags
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[vllm_understudy.Server]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[vllm_understudy.Server]:
+    script = tmp_path_factory.mktemp("script") / "replies.yaml"
+    script.write_text("rules: [{when: {nth: 1}, then: {text: first}}, {then: {text: again}}]")
+    rules = [{"action": "stall", "model": "slow"}]
     with vllm_understudy.running_server(
-        max_num_seqs=2, fault_rules=[{"action": "stall", "model": "slow"}], admin_key="secret"
+        max_num_seqs=2, fault_rules=rules, admin_key="secret", script=str(script)
     ) as server:
         yield server
 
@@ -50,13 +53,10 @@ def test_a_client_retries(server: vllm_understudy.Server) -> None:
     assert [verdict.count(of) for of in ("503", "429", "error", "once more")] == [1] * 4
 
 
-def test_scripts_count_from_one_after_a_reset(tmp_path: Path) -> None:
-    script = tmp_path / "replies.yaml"
-    script.write_text("rules: [{when: {nth: 1}, then: {text: first}}, {then: {text: again}}]")
-    with vllm_understudy.running_server(script=str(script)) as server:
-        assert [ask(server), ask(server)] == ["first", "again"]
-        server.reset()
-        assert ask(server) == "first"
+def test_scripts_count_from_one_after_a_reset(server: vllm_understudy.Server) -> None:
+    assert [ask(server), ask(server)] == ["first", "again"]
+    server.reset()
+    assert ask(server) == "first"
 
 
 def test_a_client_that_does_not_wait_is_found(server: vllm_understudy.Server) -> None:
