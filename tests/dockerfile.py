@@ -14,64 +14,22 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-WILDCARDS = {"**/": "(?:.*/)?", "/**": "/.*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+from tests.running_server import ROOT
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One line of .dockerignore: `pattern` matches whole paths, `keeps` marks an exception (!)."""
-
-    pattern: re.Pattern[str]
-    keeps: bool
-
-    @staticmethod
-    def read(line: str) -> Rule:
-        text = line.removeprefix("!").strip().strip("/").removeprefix("./")
-        parts = re.split(r"(\*\*/|/\*\*$|\*\*|\*|\?|\[[^]]+\]|\\.)", text)
-        return Rule(re.compile("".join(map(_as_regex, parts))), line.startswith("!"))
-
-
-def _as_regex(part: str) -> str:
-    if part.startswith("["):
-        return part
-    return WILDCARDS.get(part) or re.escape(part.removeprefix("\\"))
-
-
-def rules(text: str) -> list[Rule]:
-    lines = [line.strip() for line in text.splitlines()]
-    return [Rule.read(line) for line in lines if line and not line.startswith("#")]
-
-
-def is_sent(path: str, ignore: Sequence[Rule]) -> bool:
-    """Whether Docker sends `path` to the build: the last rule decides that matches it or a folder above."""
-    above = path.split("/")
-    ways = ["/".join(above[: k + 1]) for k in range(len(above))]
-    kept = True
-    for rule in ignore:
-        if any(rule.pattern.fullmatch(way) for way in ways):
-            kept = rule.keeps
-    return kept
-
-
-def build_context(folder: Path, ignore: Sequence[Rule]) -> Iterator[str]:
-    """The files of `folder` that Docker sends to the build, as paths within it."""
-    reaching_in = any(rule.keeps and "/" in rule.pattern.pattern for rule in ignore)
-    for parent, folders, files in os.walk(folder):
-        within = Path(parent).relative_to(folder)
-        if not reaching_in:  # then nothing of an ignored folder is sent, and environments are large
-            folders[:] = [name for name in folders if is_sent((within / name).as_posix(), ignore)]
-        yield from (path for name in files if is_sent(path := (within / name).as_posix(), ignore))
-
-
-def copied_context(folder: Path, ignore: Sequence[Rule], target: Path) -> Path:
-    """`target`, into which the build context was laid out as Docker does."""
-    for path in build_context(folder, ignore):
-        (target / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder / path, target / path)
+def copied_context(target: Path) -> Path:
+    """`target`, into which the build context was laid out: our .dockerignore names what is sent."""
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] != "#"]
+    assert lines.pop(0) == "*"
+    ignored = shutil.ignore_patterns(*(line.removeprefix("**/") for line in lines if line[0] != "!"))
+    for name in [line[1:] for line in lines if line[0] == "!"]:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, target / name, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, target / name)
     return target
 
 

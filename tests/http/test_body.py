@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import gevent
 import pytest
 from gunicorn.http.body import Body, ChunkedReader
-from gunicorn.http.errors import InvalidChunkSize
 from gunicorn.http.unreader import IterUnreader
 
-from app.serving.http.body import CHUNKED_STEP, STEP, BodyLimits
+from app.serving.http.body import BodyLimits
 from app.serving.http.context import Readable, RequestContext
 from app.serving.http.errors import ApiError
 from tests.application import request
@@ -94,15 +93,6 @@ class Steps:
         self.turns += 1
 
 
-@pytest.mark.parametrize(("size", "step"), [(4_000_000, CHUNKED_STEP), (40_000_000, STEP)])
-def test_a_long_body_is_read_in_steps_between_which_others_have_their_turn(size: int, step: int) -> None:
-    """As many bytes as four million chunks of one byte have; or more, of a length that is known."""
-    source = Steps(size)
-    declared = {"content-length": str(size)} if step == STEP else {}
-    body = BodyLimits(size, 20.0).read(request("/", "POST", declared, source))
-    assert len(body) == size and max(source.asked) == step
-
-
 def chunked(*chunks: bytes) -> Body:
     """A chunked body as gunicorn takes it apart, read from a socket 8 KiB at a time."""
     wire = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
@@ -116,26 +106,3 @@ def test_a_chunked_body_is_whole_however_it_is_cut() -> None:
     with pytest.raises(ApiError) as caught:
         LIMITS.read(posted(chunked(*[b"x"] * 101)))
     assert caught.value.status == 413
-
-
-class Breaking:
-    """A client that leaves after some bytes."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-        self.reads = 0
-
-    def read(self, size: int) -> bytes:
-        self.reads += 1
-        if self.reads > 1:
-            raise self.error
-        return b"x" * size
-
-
-@pytest.mark.parametrize("error", [ConnectionResetError("gone"), InvalidChunkSize(b"zz")])
-def test_a_body_that_breaks_off_is_refused_and_its_beginning_known(error: Exception) -> None:
-    context = posted(Breaking(error))
-    with pytest.raises(ApiError) as caught:
-        BodyLimits(1 << 20, 20.0).read(context)
-    assert (caught.value.status, caught.value.param) == (400, "body")
-    assert context.body is None and context.body_read == b"x" * CHUNKED_STEP

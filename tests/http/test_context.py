@@ -6,13 +6,12 @@ import io
 from typing import Any
 from urllib.parse import urlencode
 
-import gevent.socket
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from werkzeug.test import EnvironBuilder
 
-from app.serving.http.context import RequestContext, context_of
+from app.serving.http.context import context_of
 from tests.application import request
 
 
@@ -67,31 +66,3 @@ def test_an_environ_becomes_a_context() -> None:
     assert (context.content_type, context.headers["x-request-id"]) == ("application/json", "mine")
     assert (context.source, context.body, context.connection) == (body, None, None)
     assert context.argument("a") == "1"
-
-
-def test_a_socket_of_gevent_is_the_connection_and_any_other_is_none() -> None:
-    ended: list[str] = []
-    server, client = gevent.socket.socketpair()
-    with server, client:
-        context = context_of({**environ(), "gunicorn.socket": server}, ended=lambda: ended.append("told"))
-        assert context.connection is not None and context.connection.plain
-        assert context.connection.fileno() == server.fileno()
-        assert context.connection.ended is not None
-        context.connection.ended()
-        secure = context_of({**environ(base_url="https://x"), "gunicorn.socket": server}).connection
-        assert ended == ["told"] and secure is not None and not secure.plain and secure.ended is None
-    assert context_of({**environ(), "gunicorn.socket": object()}).connection is None
-
-
-def test_a_context_does_not_hold_its_environ() -> None:
-    """It is in there itself, and cyclic garbage is hardly ever collected."""
-    given = environ("/a?b=1", headers={"X-A": "1"})
-    held: list[object] = [context_of(given)]
-    seen: set[int] = set()
-    while held:
-        one = held.pop()
-        assert one is not given
-        if id(one) not in seen and isinstance(one, RequestContext | dict | list | tuple):
-            seen.add(id(one))
-            held += vars(one).values() if isinstance(one, RequestContext) else one
-            held += one.values() if isinstance(one, dict) else ()

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import pytest
-
-from app.serving.http.response import CountedBody, Response
+from app.serving.http.response import Response
 
 
 def served(response: Response) -> tuple[str, list[tuple[str, str]], Iterable[bytes]]:
@@ -79,31 +77,6 @@ def test_who_wants_to_know_of_the_end_is_told_once_after_the_body_is_closed() ->
     for _ in range(2):
         sent.close()  # type: ignore[attr-defined]
     assert told == ["first, 1 closed", "second"]
-
-
-def test_who_fails_keeps_nobody_from_being_told() -> None:
-    told: list[str] = []
-
-    def failing() -> None:
-        told.append("fails")
-        raise RuntimeError("broken")
-
-    body = Closing(error=OSError("cannot be closed"))
-    response = Response(body)
-    for callback in (failing, lambda: told.append("last")):
-        response.on_close(callback)
-    with pytest.raises(RuntimeError):
-        response.close()
-    assert told == ["fails", "last"] and body.closed == 1
-
-
-def test_a_counted_body_counts_what_was_taken_and_closes_the_pieces() -> None:
-    pieces = Closing(b"abc", b"de", b"f")
-    body = CountedBody(pieces)
-    assert [next(body), next(body)] == [b"abc", b"de"]
-    body.close()
-    assert (body.bytes_sent, pieces.closed, body.gone) == (5, 1, False)
-    CountedBody([b"a"]).close()
 
 
 # What is still to come

@@ -4,8 +4,6 @@ a client that does not read.
 
 from __future__ import annotations
 
-import gc
-import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -152,19 +150,6 @@ def test_the_end_is_written_where_the_server_does_not_write_it(ends_body: bool, 
             assert client.ended() == (False, 1, 0)
 
 
-def test_what_the_socket_does_not_take_waits_and_leaves_in_order_when_it_has_room() -> None:
-    with connected() as client:
-        given = client.stall()
-        for number in range(50):
-            client.put(b"%d," % number)
-        client.put(b"end", last=True)
-        gevent.sleep(QUICK_S)
-        assert client.slices == 0, "nothing is rendered that could not leave"
-        sent = body_of(client.read_until_over())
-        assert sent == PIECE * given + b"".join(b"%d," % number for number in range(50)) + b"end"
-        assert client.ended() == (False, 1, 0)
-
-
 def test_a_client_that_takes_no_bytes_is_cut_off() -> None:
     with connected(write_timeout_s=QUICK_S) as client:
         client.stall()
@@ -203,38 +188,6 @@ def test_a_client_that_leaves_ends_the_stream(lags: bool) -> None:
         assert client.ended() == (False, 0, 1)
 
 
-def test_a_slice_that_cannot_be_rendered_cuts_the_connection(caplog: pytest.LogCaptureFixture) -> None:
-    with connected() as client:
-        client.stall()
-        client.error = UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no")
-        client.put(b"never")
-        client.read_until_over()
-        assert client.ended() == (False, 0, 1)
-        assert [record.levelno for record in caplog.records] == [logging.ERROR]
-        assert client.sock.recv(1) == b""
-
-
-@pytest.mark.parametrize("stalls", [False, True])
-def test_nothing_that_only_a_collector_frees_is_left(stalls: bool) -> None:
-    def serve() -> None:
-        with connected() as client:
-            if stalls:
-                client.stall()
-            client.put(b"a", last=True)
-            client.read_until_over()
-        del client.transport  # the cycle of client and transport is this test's own doing
-
-    serve()
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(10):
-            serve()
-        assert gc.collect() < 10
-    finally:
-        gc.enable()
-
-
 @given(
     pieces=st.lists(st.binary(max_size=3000), min_size=1, max_size=20),
     reads=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5000)), max_size=10),
@@ -255,16 +208,3 @@ def test_whatever_the_client_reads_when_the_bytes_are_the_same(
         data += client.read_until_over()
         assert body_of(data, HEAD) == b"".join(pieces)
         assert (client.finished, client.left) == (1, 0)
-
-
-def test_a_write_that_breaks_keeps_no_other_from_its_turn(caplog: pytest.LogCaptureFixture) -> None:
-    done: list[str] = []
-
-    def breaks() -> None:
-        raise ZeroDivisionError
-
-    batcher = WriteBatcher(3)
-    for send in (lambda: done.append("a"), breaks, lambda: done.append("b")):
-        batcher.put(send)
-    assert done == ["a", "b"]
-    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]

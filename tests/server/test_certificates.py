@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,13 +17,9 @@ from gunicorn.config import Config
 
 from app.serving.gunicorn.certificates import (
     CertificateError,
-    SelfSigned,
     ServerCertificate,
     make_pair,
-    names_of,
 )
-from config import Settings
-from config.settings import ServerSettings, TlsSettings
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -90,24 +85,3 @@ def test_it_is_for_servers_and_valid_from_an_hour_ago_for_ten_years() -> None:
     assert names.get_values_for_type(x509.DNSName) == ["localhost"]
     assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1", "::1"]
     assert load_pem_private_key(secret, None).public_key() == certificate.public_key()
-
-
-def test_it_names_this_host_the_pod_and_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("socket.gethostname", lambda: "box")
-    settings = Settings(
-        server=ServerSettings(host="10.0.0.1", pod_name="vllm-0", pod_ip="10.0.0.2"),
-        tls=TlsSettings(self_signed_certs=True, self_signed_names=("a.example", "localhost")),
-    )
-    own = ["localhost", "127.0.0.1", "::1", "box"]
-    assert names_of(settings) == [*own, "vllm-0", "10.0.0.2", "10.0.0.1", "a.example"]
-    assert names_of(Settings()) == own
-
-
-def test_it_is_made_once_for_the_same_names() -> None:
-    made = SelfSigned()
-    first = Path(made.pair(Settings())[0]).read_bytes()
-    assert Path(made.pair(Settings())[0]).read_bytes() == first
-    more = Settings(tls=TlsSettings(self_signed_names=("more.example",)))
-    certificate, key = made.pair(more)
-    assert Path(certificate).read_bytes() != first
-    assert os.stat(key).st_mode & 0o777 == 0o600

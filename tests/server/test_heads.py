@@ -92,13 +92,3 @@ def test_what_the_fast_path_takes_gunicorn_takes_alike(data: bytes) -> None:
         assert (request.method, request.path) == (head.method, head.route.path)
         assert {name.lower(): value for name, value in request.headers} == head.headers
         assert request.should_close() == head.closes
-
-
-def test_lower_limits_of_gunicorn_leave_more_to_it() -> None:
-    heads = RequestHeads(ROUTES)
-    assert heads.read(b"GET /health HTTP/1.1\r\nHost: a\r\nX: y\r\n\r\n") is not None
-    heads.keep_to(0, 2)
-    assert heads.read(b"GET /health HTTP/1.1\r\nHost: a\r\nY: y\r\n\r\n") is not None
-    assert heads.read(b"GET /health HTTP/1.1\r\nHost: a\r\nY: y\r\nZ: z\r\n\r\n") is None
-    heads.keep_to(30, 0)
-    assert heads.read(b"GET /health HTTP/1.1\r\nHost: abc\r\n\r\n") is None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from app.serving.gunicorn import ranks
-from app.serving.gunicorn.ranks import ENDING, REPLACED, SERVING, hand_over, handed_over, is_noted
+from app.serving.gunicorn.ranks import REPLACED, hand_over, handed_over
 from config import Settings
 from config.settings import ReplySettings, SchedulingSettings, ServerSettings, TlsSettings
 
@@ -50,26 +48,6 @@ def workers(places: list[tuple[int, bool]]) -> Iterator[list[Any]]:
                 ranks.note(worker, REPLACED)
             made.append(worker)
         yield made
-
-
-@settings(max_examples=40)
-@given(size=st.integers(1, 8), data=st.data())
-def test_a_new_worker_takes_a_place_that_nobody_keeps(size: int, data: st.DataObject) -> None:
-    places = data.draw(st.lists(st.tuples(st.integers(0, size - 1), st.booleans()), max_size=12))
-    kept = Counter(place for place, replaced in places if not replaced)
-    with workers(places) as present:
-        place = ranks.vacant(present, size)
-    assert kept[place] == min(kept[other] for other in range(size))
-
-
-def test_a_note_leaves_the_time_of_the_heartbeat() -> None:
-    with workers([(0, False)]) as [worker]:
-        os.utime(worker.tmp.fileno(), (7, 7))
-        assert not is_noted(worker, SERVING)
-        ranks.note(worker, SERVING)
-        ranks.note(worker, ENDING)
-        assert [is_noted(worker, stage) for stage in (SERVING, REPLACED, ENDING)] == [True, False, True]
-        assert os.fstat(worker.tmp.fileno()).st_mtime == 7
 
 
 def passed_on(settings: Settings) -> Settings | None:

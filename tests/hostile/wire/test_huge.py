@@ -47,25 +47,18 @@ def test_a_gigabyte_that_nobody_reads_ends_its_connection(
     assert get(server.port, "/health").status == 200
 
 
-def test_millions_of_one_byte_chunks_are_one_body(server: RunningServer) -> None:
-    body = json.dumps(ask()).encode().ljust(1_000_000)
+def test_hundreds_of_thousands_of_one_byte_chunks_are_one_body(server: RunningServer) -> None:
+    body = json.dumps(ask()).encode().ljust(400_000)
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\nTransfer-Encoding: chunked\r\n\r\n"
     with Wire(server.port) as wire:
         wire.sock.settimeout(120)
         wire.send(head.encode())
         for start in range(0, len(body), 20_000):
             wire.send(b"".join(b"1\r\n%c\r\n" % byte for byte in body[start : start + 20_000]))
-            if start == 500_000:
+            if start == 200_000:
                 assert get(server.port, "/health").status == 200
         wire.send(b"0\r\n\r\n")
         assert wire.answer().status == 200
-
-
-def test_a_chat_of_a_hundred_thousand_messages_is_answered(server: RunningServer) -> None:
-    answer = posted(server, {"messages": HELLO * 100_000, "max_tokens": 1})
-    assert answer.status in (200, 400)  # as its tokens fit the context or not
-    if answer.status == 200:
-        assert answer.json()["usage"]["prompt_tokens"] > 100_000
 
 
 def test_a_huge_whole_answer_is_refused_and_names_what_is_too_much(server: RunningServer) -> None:

@@ -110,18 +110,6 @@ def test_with_some_choices_running_and_some_waiting(server: RunningServer) -> No
     assert after == (before[0] + 5, before[1])
 
 
-def test_whoever_waits_behind_gets_the_place(server: RunningServer) -> None:
-    with Wire(server.port) as patient:
-        with occupied(server.port), Wire(server.port) as impatient:
-            impatient.post(ask())
-            wait_until(lambda: waiting(server.port) == 1)
-            patient.post(ask())
-            wait_until(lambda: waiting(server.port) == 2)
-            impatient.sock.close()
-            wait_until(lambda: waiting(server.port) == 1)
-        assert patient.answer().status == 200
-
-
 def test_a_request_sent_ahead_does_not_hide_that_the_client_has_gone(server: RunningServer) -> None:
     with occupied(server.port):
         wire = Wire(server.port).post(ask(stream=True))

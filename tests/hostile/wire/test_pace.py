@@ -60,19 +60,3 @@ def test_a_whole_reply_comes_when_its_last_token_is_due(server: RunningServer) -
         answer = wire.post(ask(max_tokens=41)).answer()
     assert answer.status == 200
     assert TTFT_S + 40 * ITL_S <= time.monotonic() - start < TTFT_S + 40 * ITL_S + 0.5
-
-
-def test_an_http_1_0_client_gets_the_stream_unframed_and_then_the_end_of_the_connection(
-    server: RunningServer,
-) -> None:
-    with Wire(server.port) as wire:
-        wire.post(ask(max_tokens=40, stream=True), version="1.0")
-        received, pieces = b"", 0
-        while piece := wire.sock.recv(65536):
-            received, pieces = received + piece, pieces + 1
-    head, _, body = received.partition(b"\r\n\r\n")
-    assert b"transfer-encoding" not in head.lower()
-    assert body.startswith(b"data: {") and body.endswith(b"\n\ndata: [DONE]\n\n")
-    assert all(line.startswith(b"data: ") for line in body.split(b"\n\n")[:-1])
-    assert body.count(b"data: ") == 41
-    assert pieces > 5

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.hostile.raw_client import Wire, ask, get, is_error, metric, post, wait_until
+from tests.hostile.raw_client import Wire, ask, get, metric, post, wait_until
 from tests.hostile.stressed_server import workers_of
 from tests.hostile.wire.test_start import start_refused
 from tests.running_server import ROOT, RunningServer, running_gunicorn
@@ -215,18 +215,6 @@ def test_a_reload_that_cannot_be_served_changes_nothing(reloaded: Reloaded) -> N
     os.kill(worker_behind(server, server.port), signal.SIGKILL)
     assert [served_models(port) for port in ports_of(server, 2)] == [["before"], ["before"]]
     reloaded.reloads_to("after")
-
-
-def test_a_pinned_rank_is_checked_where_the_door_asks(three: RunningServer) -> None:
-    body = b'{"prompt": "Hello there", "max_tokens": 1}'
-    answers = {}
-    for pinned in ("1", "0", "nonsense"):
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: test\r\nX-data-parallel-rank: {pinned}\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        with Wire(three.port + 1) as wire:
-            answers[pinned] = wire.send(head.encode() + body).answer()
-    assert answers["1"].status == answers["nonsense"].status == 200
-    is_error(answers["0"], 400, "BadRequestError")
 
 
 def test_the_health_check_asks_every_rank(three: RunningServer) -> None:

@@ -39,43 +39,27 @@ def server() -> Iterator[RunningServer]:
         yield running
 
 
-async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """Status and body of one answer, whichever way it is framed."""
-    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    status = int(head.split(b" ", 2)[1])
-    if b"transfer-encoding: chunked" not in head:
-        length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
-        return status, await reader.readexactly(length)
-    body = b""
-    while size := int(await reader.readline(), 16):
-        body += (await reader.readexactly(size + 2))[:-2]
-    await reader.readexactly(2)
-    return status, body
-
-
-def is_complete(status: int, body: bytes, stream: bool) -> bool:
-    if status != 200:
-        return False
+def is_complete(answer: bytes, stream: bool) -> bool:
+    head, _, body = answer.partition(b"\r\n\r\n")
     if stream:
-        return body.count(b"data: {") == TOKENS and body.endswith(b"data: [DONE]\n\n")
-    return bool(json.loads(body)["usage"]["completion_tokens"] == TOKENS)
+        whole = body.count(b"data: {") == TOKENS and body.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    else:
+        whole = json.loads(body)["usage"]["completion_tokens"] == TOKENS
+    return head.startswith(b"HTTP/1.1 200 ") and whole
 
 
 async def everybody_asks_at_once(port: int, count: int) -> Counter[str]:
     """Open all connections, then ask on all of them, then read all answers."""
     streams = [await asyncio.open_connection("127.0.0.1", port) for _ in range(count)]
-    requests = [
-        http_post(COMPLETIONS, json.dumps(ask(max_tokens=TOKENS, stream=stream)).encode())
-        for stream in (False, True)
-    ]
+    headers = ("Content-Type: application/json", "Connection: close")
+    bodies = [json.dumps(ask(max_tokens=TOKENS, stream=stream)).encode() for stream in (False, True)]
 
     async def exchange(number: int) -> str:
         reader, writer = streams[number]
-        stream = number % 2
         try:
-            writer.write(requests[stream])
-            return "complete" if is_complete(*await read_answer(reader), bool(stream)) else "broken"
-        except (OSError, asyncio.IncompleteReadError) as error:
+            writer.write(http_post(COMPLETIONS, bodies[number % 2], *headers))
+            return "complete" if is_complete(await reader.read(), bool(number % 2)) else "broken"
+        except OSError as error:
             return repr(error)
         finally:
             writer.close()

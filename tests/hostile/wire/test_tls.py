@@ -240,21 +240,9 @@ def trusts(port: int, trusted: Path, name: str) -> bool:
     return True
 
 
-def test_clients_that_read_nothing_or_do_not_speak_tls_harm_nobody(files: Files) -> None:
-    env = files.env(graceful_timeout="10s", write_timeout="500ms", max_model_len="200000")
-    with running_gunicorn(env=env) as server:
+def test_clients_that_do_not_speak_tls_harm_nobody(files: Files) -> None:
+    with running_gunicorn(env=files.env(graceful_timeout="10s")) as server:
         url = f"https://localhost:{server.port}"
-
-        def aborted() -> bool:
-            page = requests.get(f"{url}/metrics", verify=str(files.certificate)).text
-            lines = [it for it in page.splitlines() if it.startswith("understudy_aborted_requests_total")]
-            return any(float(line.rpartition(" ")[2]) > 0 for line in lines)
-
-        with connected(server.port) as secure:
-            body = json.dumps(ask(max_tokens=150000, stream=True, n=4)).encode()
-            secure.sendall(http_post("/v1/completions", body))
-            assert secure.recv(10)
-            wait_until(aborted)
         with closing(socket.create_connection(("127.0.0.1", server.port), PATIENCE_S)) as plain:
             plain.sendall(b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n")
             with suppress(ConnectionResetError):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.hostile.raw_client import Wire, get, http_post, running, wait_until
+from tests.hostile.raw_client import Wire, get, http_post, wait_until
 from tests.running_server import RunningServer, running_server
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -180,28 +180,6 @@ def access_lines(server: RunningServer) -> list[tuple[str, str]]:
     """Request id and line of all but the tests' own questions, without the duration."""
     found = re.findall(r"\[([^\]]*)\] gunicorn\.access: (.*) \d+\.\d+ s$", server.log(), re.M)
     return [line for line in found if "/metrics" not in line[1] and "/health" not in line[1]]
-
-
-@pytest.mark.parametrize("way", [[], [GENERAL]], ids=["fast", "general"])
-def test_every_line_about_a_request_has_its_id_also_when_its_answer_comes_later(way: list[str]) -> None:
-    """Whole and streamed, to the end and for a client that leaves."""
-    body = {"prompt": "Hello", "ignore_eos": True}
-    flags = ("--log-http", "--access-log", "--log-format=json", "--inter-token-latency=10ms")
-    with running_server(*flags) as server:
-        for name, stream in (("whole", False), ("streamed", True)):
-            for leaves in (False, True):
-                # Who leaves does so before the end, however slow this machine is.
-                data = json.dumps({**body, "stream": stream, "max_tokens": 1000 if leaves else 40}).encode()
-                with Wire(server.port) as wire:
-                    own = f"X-Request-Id: {name}-{'left' if leaves else 'answered'}"
-                    wire.send(http_post(COMPLETIONS, data, JSON, own, *way))
-                    if leaves:
-                        wait_until(lambda: running(server.port) == 1)
-                    else:
-                        assert wire.answer().status == 200
-        statuses = {"whole-answered": 200, "whole-left": 499, "streamed-answered": 200, "streamed-left": 200}
-        expected = {name: {"http_log": status, "access": status} for name, status in statuses.items()}
-        wait_until(lambda: logged(server) == expected)
 
 
 def logged(server: RunningServer) -> dict[str, dict[str, int]]:

@@ -58,42 +58,6 @@ def test_logs_go_where_gunicorns_flags_say(tmp_path: Path) -> None:
         wait_until(errors.exists)
 
 
-def test_lines_that_find_no_room_on_a_disk_are_lost_without_a_word() -> None:
-    with running_gunicorn("--access-logfile", "/dev/full") as server:
-        exchange(server.port)
-        assert "Logging error" not in server.log() and "Authorization" not in server.log()
-
-
-def as_json(file: str) -> str:
-    """A log configuration that writes all to `file`."""
-    logger = {"level": "INFO", "handlers": ["file"], "propagate": False}
-    handler = {"class": "logging.FileHandler", "formatter": "short", "filename": file}
-    return json.dumps(
-        {
-            "version": 1,
-            "root": {"level": "WARNING", "handlers": ["file"]},
-            "loggers": {"gunicorn.error": logger, "gunicorn.access": logger},
-            "handlers": {"file": handler},
-            "formatters": {"short": {"format": "%(name)s|%(message)s"}},
-        }
-    )
-
-
-def test_a_log_configuration_decides_alone(tmp_path: Path) -> None:
-    file, configuration = str(tmp_path / "all.log"), tmp_path / "configuration"
-    configuration.write_text(as_json(file))
-    with running_gunicorn("--log-config-json", str(configuration), env={"SIM_LOG_FORMAT": "json"}) as server:
-        lengths = exchange(server.port)
-
-        def lines(name: str) -> str:
-            written = Path(file).read_text().splitlines()
-            return "\n".join(line.partition("|")[2] for line in written if line.startswith(f"{name}|"))
-
-        wait_until(lambda: access_lines(lines("gunicorn.access")) == expected(lengths))
-        assert "Listening at: " in lines("gunicorn.error")
-        assert server.log() == ""
-
-
 def test_statsd_hears_of_every_request_and_worker() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as statsd:
         statsd.bind(("127.0.0.1", 0))
@@ -142,7 +106,6 @@ def test_syslog_gets_both_logs_and_another_logger_class_serves() -> None:
 @pytest.mark.parametrize(
     ("arguments", "env", "ranks", "told"),
     [
-        (("-w", "4"), {}, 1, "workers=4: one worker serves: "),
         (("--preload",), {"WEB_CONCURRENCY": "2"}, 1, "workers=2: one worker serves: "),
         (
             ("--workers=4",),

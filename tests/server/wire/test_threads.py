@@ -15,7 +15,6 @@ import pytest
 from tests.hostile.raw_client import (
     COMPLETIONS,
     Wire,
-    aborts,
     ask,
     http_post,
     metric,
@@ -23,7 +22,6 @@ from tests.hostile.raw_client import (
     running,
     wait_until,
 )
-from tests.kvcache.wire.test_over_http import subscribed
 from tests.other_workers import THREADS, served_by
 from tests.running_server import QUICK_STEPS, RunningServer
 
@@ -73,16 +71,6 @@ def test_all_threads_stream_at_a_time(tmp_path: Path, worker: str, timing: dict[
         assert "Traceback" not in server.log()
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_who_leaves_gives_the_place_back(server: RunningServer, stream: bool) -> None:
-    before = aborts(server.port)
-    with Wire(server.port) as wire:
-        wire.post(ask(max_tokens=LONG, stream=stream))
-        wait_until(lambda: running(server.port) == 1)
-    assert post(server.port, ask()).status == 200
-    assert aborts(server.port) == before + 1
-
-
 def test_who_sends_slowly_holds_up_nobody(server: RunningServer) -> None:
     request = http_post(COMPLETIONS, json.dumps(ask()).encode())
     with ExitStack() as stack:
@@ -105,17 +93,3 @@ def test_what_runs_at_the_end_runs_to_its_end(tmp_path: Path) -> None:
         wire.sock.close()
         assert server.process.wait(10) == 0
         assert "Traceback" not in server.log()
-
-
-def test_kv_events_are_published_also_those_that_wait_at_the_end(tmp_path: Path) -> None:
-    with subscribed() as subscriber:
-        cache = {"SIM_ENABLE_KVCACHE": "true", "SIM_BLOCK_SIZE": "16", "SIM_EVENT_FLUSH_INTERVAL": "60s"}
-        endpoint = f"tcp://127.0.0.1:{subscriber.port}"
-        with served_by("gthread", tmp_path, SIM_ZMQ_ENDPOINT=endpoint, **cache) as server:
-            prompts = [[number] * 16 for number in range(THREADS)]
-            with ThreadPoolExecutor(THREADS) as several:
-                answers = several.map(lambda prompt: post(server.port, ask(prompt=prompt)).status, prompts)
-                assert [*answers] == [200] * THREADS
-            assert server.stop() == 0
-        stored = [event["token_ids"] for event in subscriber.events(THREADS)]
-        assert sorted(stored) == prompts
