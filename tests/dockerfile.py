@@ -59,6 +59,11 @@ OUR_PLACES = re.compile(r"(?<![\w./])/(?=(?:venv|srv|build|usr/local/bin)\b)")
 """Where absolute paths of the image begin that a step may write below."""
 
 
+OF_UV = {name: text for name, text in os.environ.items() if name.startswith(("UV_", "SSL_", "HOME"))}
+OF_UV |= {"UV_COMPILE_BYTECODE": "1", "UV_LINK_MODE": "copy"}
+"""What uv needs to find packages where we do."""
+
+
 @dataclass(slots=True)
 class Stage:
     """One stage of the build, below `root`."""
@@ -87,10 +92,13 @@ class Stage:
         """A RUN step. CalledProcessError when it fails."""
         if "apt-get" in command:
             return
+        # uv does in seconds what pip takes a minute for, and from its cache.
+        uv = rf"{Path(sys.executable).parent}/uv pip \2install -q --python \1"
+        command = re.sub(r"\bpip --python (\S+) (un)?install(?: --yes)?", uv, command)
         subprocess.run(
             ["/bin/sh", "-ec", self.moved(command)],
             cwd=self.within("."),
-            env=self.environment(),
+            env=self.environment() | OF_UV,
             check=True,
             capture_output=True,
         )

@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-import pytest
-
 from tests.hostile.raw_client import (
     COMPLETIONS,
     Wire,
@@ -43,26 +41,9 @@ def talking(port: int, clients: int, **fields: object) -> Iterator[None]:
     wait_until(lambda: running(port) + waiting(port) == before)
 
 
-@pytest.fixture(scope="module")
-def one_place_one_seat() -> Iterator[RunningServer]:
-    flags = ("--max-num-seqs", "1", "--max-waiting-queue-length", "1", "--inter-token-latency", "20ms")
-    with stressed_server(*flags) as server:
-        yield server
-
-
-def test_one_runs_one_waits_and_the_third_is_turned_away(one_place_one_seat: RunningServer) -> None:
-    port = one_place_one_seat.port
-    with talking(port, 2):
-        wait_until(lambda: (running(port), waiting(port)) == (1, 1))
-        for stream in (False, True):
-            is_error(post(port, ask(stream=stream)), 429, "RateLimitError")
-        assert (running(port), waiting(port)) == (1, 1)
-    assert post(port, ask()).status == 200
-
-
-def test_who_waits_is_served_in_order_of_arrival() -> None:
+def test_who_waits_is_served_in_order_of_arrival_and_who_finds_no_seat_is_turned_away() -> None:
     names = [f"guest-{number}" for number in range(8)]
-    flags = ("--max-num-seqs", "1", "--inter-token-latency", "20ms")
+    flags = ("--max-num-seqs", "1", "--max-waiting-queue-length", "8", "--inter-token-latency", "20ms")
     with stressed_server(*flags) as server, ExitStack() as stack:
         port = server.port
         first = stack.enter_context(Wire(port)).post(LONG)
@@ -71,6 +52,9 @@ def test_who_waits_is_served_in_order_of_arrival() -> None:
         for there, name in enumerate(names):
             wires.append(stack.enter_context(Wire(port)).send(request_named(name)))
             wait_until(lambda there=there: waiting(port) == there + 1)  # type: ignore[misc]
+        for stream in (False, True):
+            is_error(post(port, ask(stream=stream)), 429, "RateLimitError")
+        assert (running(port), waiting(port)) == (1, 8)
         first.sock.close()
         assert [wire.answer().status for wire in wires] == [200] * 8
         # The access log has a line for each, in the order in which they ended.
