@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 from random import Random
-from typing import Any
+from unittest.mock import Mock
 
 import gevent
 import pytest
@@ -291,21 +291,13 @@ def test_a_browser_that_never_reads_is_cut_off(it: Watched, monkeypatch: pytest.
     monkeypatch.setattr(feeds, "BOX_BYTES", 2000)
     monkeypatch.setattr(feeds, "PATIENCE_S", 0.02)
 
-    class Connection:
-        was_shut = False
-
-        def watch(self, gone: Any) -> None: ...
-        def unwatch(self) -> None: ...
-        def shut(self) -> None:
-            self.was_shut = True
-
-    feed, connection = feed_of(it), Connection()
-    box = feed.open(connection)  # type: ignore[arg-type]
+    feed, connection = feed_of(it), Mock(spec=["watch", "unwatch", "shut"])
+    box = feed.open(connection)
     pieces = iter(box)
     next(pieces)
     next(pieces)
     with gevent.Timeout(5):
-        while not connection.was_shut:
+        while not connection.shut.called:
             gevent.sleep(0.01)
     assert len(feed) == 0 and not it.observer.is_open
 

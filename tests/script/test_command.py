@@ -29,35 +29,24 @@ def test_a_check_names_rules_or_the_first_mistake(tmp_path: Path, capsys: pytest
     assert told.err == f"error: script {path}: rule 1: then: unknown key 'txt'; did you mean text?\n"
 
 
-def test_a_try_tells_the_rule_and_its_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["script", "try", EXAMPLE, "--messages", "the weather in Rome", "--tools", TOOLS]) == 0
-    place, _, told = capsys.readouterr().out.partition("\n")
-    assert place.endswith("rule 1 (ask the tool)")
-    assert json.loads(told) == {
-        "text": "Let me look.",
-        "calls": [{"name": "get_weather", "arguments": {"city": "Rome"}}],
-    }
-
-
-def test_a_try_reads_messages_of_a_file_and_says_why_rules_do_not_answer(
+def test_a_try_tells_the_rule_and_its_answer_and_why_others_do_not_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "messages.json"
     call = {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
-    path.write_text(
-        json.dumps(
-            [
-                {"role": "user", "content": "the weather in Rome"},
-                {"role": "assistant", "tool_calls": [call]},
-                {"role": "tool", "tool_call_id": "a", "content": "sunny"},
-            ]
-        )
-    )
+    asked = {"role": "user", "content": "the weather in Rome"}
+    answered = {"role": "tool", "tool_call_id": "a", "content": "sunny"}
+    path.write_text(json.dumps([asked, {"role": "assistant", "tool_calls": [call]}, answered]))
+    assert main(["script", "try", EXAMPLE, "--messages", "the weather in Rome", "--tools", TOOLS]) == 0
+    place, _, told = capsys.readouterr().out.partition("\n")
+    assert place.endswith("rule 1 (ask the tool)")
+    calls = [{"name": "get_weather", "arguments": {"city": "Rome"}}]
+    assert json.loads(told) == {"text": "Let me look.", "calls": calls}
     assert main(["script", "try", EXAMPLE, "--why", "--messages", f"@{path}"]) == 0
-    why, place, *told = capsys.readouterr().out.splitlines()
+    why, place, *lines = capsys.readouterr().out.splitlines()
     assert why.endswith("rule 1 (ask the tool): when.tool_result does not hold")
     assert place.endswith("rule 2 (answer with its result)")
-    assert json.loads("".join(told)) == {"text": "The weather: sunny."}
+    assert json.loads("".join(lines)) == {"text": "The weather: sunny."}
 
 
 def test_a_try_asks_so_often_with_headers(capsys: pytest.CaptureFixture[str]) -> None:

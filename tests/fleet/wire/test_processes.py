@@ -75,15 +75,6 @@ def test_one_that_never_answers_is_not_waited_for_for_ever() -> None:
         started.wait(started.start("pod", lambda port: python("import time; time.sleep(60)", port)), 0.1)
 
 
-def test_one_that_ends_later_is_noticed() -> None:
-    with processes() as started:
-        server = started.wait(started.start("pod", lambda port: python(SERVE, port)))
-        server.process.kill()
-        server.process.wait()
-        with pytest.raises(FleetError, match="ended with status -9"):
-            started.check()
-
-
 def test_a_port_that_is_taken_is_exchanged_for_another() -> None:
     ports: list[int] = []
 

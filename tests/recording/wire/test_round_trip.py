@@ -232,6 +232,7 @@ def said(exchange: Exchange) -> tuple[object, ...]:
     ("client", "python"),
     [("openai", sys.executable), pytest.param("pydantic-ai", str(CLIENTS_PYTHON), marks=pytest.mark.clients)],
 )
+@pytest.mark.timeout(180)
 def test_the_loop_of_an_agent_is_replayed_byte_by_byte(tmp_path: Path, client: str, python: str) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     with (
