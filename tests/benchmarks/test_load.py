@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 from dataclasses import make_dataclass
 
 import pytest
@@ -14,7 +13,6 @@ from benchmarks.arrivals import Arrivals, Rhythm, drift_ms, errors_ms, pace, qua
 from benchmarks.client import ClientHealth
 from benchmarks.replies import EventStream, RefusedError, WholeReply
 from benchmarks.report import medians, number, ratio
-from benchmarks.stamps import SO_TIMESTAMPNS, TIMESPEC, stamp_ns
 from benchmarks.streams import Observation
 
 MS = 1_000_000
@@ -100,12 +98,6 @@ def test_a_client_that_is_the_bottleneck_says_so() -> None:
         assert len(seen.warnings("server", RHYTHM)) == count
     cut_off = Observation(pace([], RHYTHM), 3, stamped=True, client=late)
     assert cut_off.warnings("server", RHYTHM) == ["3 streams of server did not finish"]
-
-
-def test_a_time_stamp_of_the_kernel_is_unix_time() -> None:
-    stamp = (socket.SOL_SOCKET, SO_TIMESTAMPNS, TIMESPEC.pack(1_700_000_000, 5))
-    assert stamp_ns([(0, 0, b""), stamp]) == 1_700_000_000_000_000_005
-    assert stamp_ns([]) == 0
 
 
 def test_medians_are_of_each_column_and_what_is_not_known_is_a_dash() -> None:

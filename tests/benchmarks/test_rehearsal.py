@@ -23,7 +23,7 @@ from app.lab.load.trace import Load
 from benchmarks.rehearse import command, report
 from benchmarks.rehearse.playing import TURNAROUND_S, Played, RecordedStep, play_offline, play_on
 from benchmarks.rehearse.rehearsal import Comparison, Rehearsal, draw_loads, limits_for, rehearse
-from benchmarks.rehearse.step_fitting import BENDS, fit_steps, predicted
+from benchmarks.rehearse.step_fitting import fit_steps, predicted
 from config import ConfigError
 from config.profile import CostConstants, EngineLimits, Profile, read_profile
 from tests.benchmarks.stand_in import StandIn
@@ -43,7 +43,6 @@ REQUESTS = st.lists(
     max_size=25,
 )
 """Gap, input and output tokens of each."""
-SECONDS = st.sampled_from([0.0, 1e-6, 1e-4, 1e-3, 2e-2])
 
 
 def load_of(requests: Sequence[tuple[float, int, int]]) -> Load:
@@ -111,26 +110,6 @@ def test_the_client_sends_when_a_request_is_due_and_has_a_place(
     seen = play_on(engine, load_of(requests), in_flight, engine.clock).recording
     assert seen.send_s == pytest.approx(send_s) and seen.first_s == pytest.approx(first_s)
     assert in_flight or engine.pauses == pytest.approx([8.0])
-
-
-@settings(max_examples=8, deadline=None)
-@given(
-    st.sampled_from(BENDS),
-    st.integers(0, 5),
-    st.builds(
-        CostConstants,
-        base=SECONDS, per_sequence=SECONDS, per_token=st.sampled_from([1e-6, 1e-4, 1e-3]),
-        per_context=st.sampled_from([0.0, 1e-8, 5e-6]), mixed_context=st.sampled_from([0.0, 1e-6]),
-        spill=st.sampled_from([0.0, 5e-7]),
-    ),
-)  # fmt: skip
-def test_a_fit_finds_what_steps_cost(bend: tuple[float, float], seed: int, cost: CostConstants) -> None:
-    (knee, p), per_token = bend, cost.per_token
-    cost = msgspec.structs.replace(cost, weights=knee * per_token, p=p, per_attention=per_token / 1000)
-    fit = fit_steps(steps_of(cost, 200, seed))
-    others = steps_of(cost, 100, seed + 100)
-    assert predicted(fit.cost, others) == pytest.approx([it.seconds for it in others], rel=5e-3)
-    assert fit.median_error < 2e-3
 
 
 def test_a_fit_names_the_constants_and_nearly_finds_a_bend_between_those_that_are_tried() -> None:

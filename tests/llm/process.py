@@ -27,7 +27,7 @@ from app.engine.core.wire import (
     Order,
     Ready,
     Sampling,
-)
+)  # fmt: skip
 from tests.running_server import ROOT
 
 PATIENCE_S = 50.0
@@ -43,9 +43,6 @@ class EngineProcess:
         with self.log.open("wb") as log:
             command = [sys.executable, "-m", "app.llm.service", msgspec.json.encode(options).decode()]
             self.process = subprocess.Popen(command, cwd=ROOT, stderr=log, env=ENVIRONMENT)
-
-    def check(self) -> None:
-        assert self.process.poll() is None, self.log.read_text()
 
 
 @contextmanager
@@ -91,12 +88,8 @@ class Worker:
         return self.ready[-1]
 
     def generate(self, key: int, prompt_ids: Sequence[int], max_tokens: int = 16, **more: object) -> None:
-        plain = {"sampling": GREEDY, "ignore_eos": True, "request_id": str(key), **more}
-        self.order(
-            EngineCoreRequest(
-                key=key, prompt_ids=list(prompt_ids), max_tokens=max_tokens, arrival_s=0.0, **plain
-            )  # type: ignore[arg-type]
-        )
+        plain = {"sampling": GREEDY, "ignore_eos": True, "request_id": str(key), "arrival_s": 0.0, **more}
+        self.order(EngineCoreRequest(key=key, prompt_ids=list(prompt_ids), max_tokens=max_tokens, **plain))
 
     def abort(self, *keys: int) -> None:
         self.order(Abort(list(keys)))

@@ -22,13 +22,9 @@ pytestmark = pytest.mark.engine
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 LIMITED = SamplingParams(top_k=20, top_p=0.9, min_p=0.01, seed=1, max_tokens=12, ignore_eos=True)
 PENALISED = SamplingParams(
-    repetition_penalty=1.2,
-    presence_penalty=0.5,
-    logit_bias={3: 1.0},
-    min_tokens=3,
-    stop_token_ids=[5],
+    repetition_penalty=1.2, presence_penalty=0.5, logit_bias={3: 1.0}, min_tokens=3, stop_token_ids=[5],
     max_tokens=12,
-)
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -70,21 +66,16 @@ def test_one_tensor_a_step_is_read(kind: str, dtype: str, tmp_path: Path, reads:
     assert engine.stats.generated_tokens == 6 * 12
 
 
-@pytest.mark.parametrize(
-    ("params", "shapes"),
-    [
+def test_what_else_is_read(tmp_path: Path, reads: list[torch.Size]) -> None:
+    make_model(tmp_path, vocabulary=VOCABULARY * 2)  # so large a one is not sorted whole
+    runner = ModelRunner(load_checkpoint(tmp_path), DeviceManager("cuda"), 64, 16, 512)
+    for params, shapes in (
         (SamplingParams(temperature=0.0, max_tokens=1, logprobs=2), [(1,), (1, 6)]),
         (SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1), [(9, 4), (1,)]),
         (SamplingParams(top_p=0.5, max_tokens=1), [(1,), (1,)]),
-    ],
-    ids=["logprobs", "prompt_logprobs", "top_p alone, in a vocabulary that is not sorted whole"],
-)
-def test_what_else_is_read(
-    params: SamplingParams, shapes: list[tuple[int, ...]], tmp_path: Path, reads: list[torch.Size]
-) -> None:
-    make_model(tmp_path, vocabulary=VOCABULARY * 2)
-    runner = ModelRunner(load_checkpoint(tmp_path), DeviceManager("cuda"), 64, 16, 512)
-    engine = LLMEngine(runner, None, EngineOptions(num_blocks=64, max_seq_length=512))
-    engine.add_request("one", list(range(10)), params)
-    engine.step()
-    assert reads == shapes
+    ):
+        reads.clear()
+        engine = LLMEngine(runner, None, EngineOptions(num_blocks=64, max_seq_length=512))
+        engine.add_request("one", list(range(10)), params)
+        engine.step()
+        assert reads == shapes

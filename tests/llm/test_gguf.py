@@ -8,7 +8,6 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-import torch
 from gguf.quants import dequantize, quantize
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -25,7 +24,14 @@ from tests.llm.tiny import Shape, generate, make_engine, make_model, prompts
 
 pytestmark = pytest.mark.engine
 
-HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
+HEADS, KV_HEADS = 4, 2
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def write(
@@ -33,16 +39,11 @@ def write(
 ) -> None:
     """What llama.cpp's converter makes of a saved model."""
     writer = gguf.GGUFWriter(file, kind)
-    writer.add_block_count(2)
-    writer.add_context_length(1024)
-    writer.add_embedding_length(64)
-    writer.add_feed_forward_length(feed_forward)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_key_length(HEAD_DIM)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_eos_token_id(5)
+    numbers_of = {"block_count": 2, "context_length": 1024, "embedding_length": 64, "head_count": HEADS}
+    numbers_of |= {"head_count_kv": KV_HEADS, "key_length": 16, "layer_norm_rms_eps": 1e-6}
+    numbers_of |= {"feed_forward_length": feed_forward, "rope_freq_base": 10_000.0, "eos_token_id": 5}
+    for name, value in numbers_of.items():
+        getattr(writer, f"add_{name}")(value)
     for name, tensor in load_file(folder / "model.safetensors").items():
         if name == leave_out:
             continue
@@ -55,10 +56,7 @@ def write(
             writer.add_tensor(gguf_name(name), quantize(numbers.numpy(), to), raw_dtype=to)
         else:
             writer.add_tensor(gguf_name(name), np.ascontiguousarray(numbers.numpy()))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +86,7 @@ def test_all_is_read_as_the_package_reads_it(kind: str, tmp_path: Path) -> None:
     for name, field in theirs.fields.items():
         if not name.startswith("GGUF."):
             assert file.field(name) == field.contents()
-    assert generate(make_engine(path), prompts(2))
+    assert generate(make_engine(path), prompts(2)) and load_tokenizer(path) is None
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +97,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     return folder, (folder / "model.gguf").read_bytes()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     place=st.integers(0, 2500),
     change=st.binary(min_size=1, max_size=9),
@@ -120,52 +118,22 @@ def test_a_file_that_is_spoiled_is_read_or_refused(
         assert "\n" not in str(error)
 
 
-def test_texts_and_lists_of_the_head(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(path := tmp_path / "head.gguf", "llama")
-    writer.add_token_list(["a", "ü", "🦙", ""])
-    writer.add_token_types([1, 1, 3, 6])
-    writer.add_token_scores([0.5, -1.0, 0.0, 2.0])
-    writer.add_bool("some.flag", True)
-    writer.add_uint64("some.number", 1 << 40)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    file = GGUFFile(path)
-    assert file.texts("tokenizer.ggml.tokens") == ["a", "ü", "🦙", ""]
-    assert file.field("tokenizer.ggml.token_type") == [1, 1, 3, 6]
-    assert file.field("tokenizer.ggml.scores") == [0.5, -1.0, 0.0, 2.0]
-    assert (file.field("some.flag"), file.field("some.number")) == (True, 1 << 40)
-    assert file.field("some.other") is None and file.texts("some.other") == []
-
-
 def test_refusals(tmp_path: Path) -> None:
     make_model(tmp_path)
     file, name = tmp_path / "model.gguf", "model.layers.0.mlp.down_proj.weight"
-    write(tmp_path, file, "llama", leave_out=name)
-    with pytest.raises(ModelLoadError, match=r"lack the tensor blk.0.ffn_down.weight"):
-        make_engine(file)
-    write(tmp_path, file, "gemma")
-    with pytest.raises(ModelLoadError, match="The architecture gemma is not supported"):
-        make_engine(file)
-    write(tmp_path, file, "llama", quantised="Q5_0")
-    with pytest.raises(ModelLoadError, match=r"token_embd.weight is of type 6; only F32, .* are read"):
-        make_engine(file)
-    write(tmp_path, file, "llama", feed_forward=95)
-    with pytest.raises(ModelLoadError, match=r"mlp.gate_proj.weight is \[96, 64\], .* says \[95, 64\]"):
-        make_engine(file)
-    write(tmp_path, file, "llama")
-    content = file.read_bytes()
-    for size in (len(content) // 2, len(content) - 100):
-        file.write_bytes(content[:size])
+    for kind, changes, told in (
+        ("llama", {"leave_out": name}, r"lack the tensor blk.0.ffn_down.weight"),
+        ("gemma", {}, "The architecture gemma is not supported"),
+        ("llama", {"quantised": "Q5_0"}, r"token_embd.weight is of type 6; only F32, .* are read"),
+        ("llama", {"feed_forward": 95}, r"mlp.gate_proj.weight is \[96, 64\], .* says \[95, 64\]"),
+    ):
+        write(tmp_path, file, kind, **changes)
+        with pytest.raises(ModelLoadError, match=told):
+            make_engine(file)
+    for content in (b"", b"GGUF" + bytes(200), b"no such file" * 50, file.read_bytes()[:-100]):
+        file.write_bytes(content)
         with pytest.raises(ModelLoadError):
             make_engine(file)
-
-
-def test_weights_are_copies(tmp_path: Path) -> None:
-    make_model(tmp_path)
-    write(tmp_path, tmp_path / "model.gguf", "llama")
-    tensor = read_gguf(tmp_path / "model.gguf").weights.get("model.norm.weight")
-    tensor.add_(torch.ones_like(tensor))
 
 
 def write_tokenizer(path: Path, words: str, merges: list[str] | None = None) -> None:
@@ -183,20 +151,16 @@ def write_tokenizer(path: Path, words: str, merges: list[str] | None = None) -> 
     writer.add_token_merges(own if merges is None else merges)
     writer.add_eos_token_id(vocabulary["<|endoftext|>"])
     writer.add_chat_template("{{ messages[0].content }}{{ eos_token }}")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    finish(writer)
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> LocalTokenizer:
     write_tokenizer(path := tmp_path_factory.mktemp("words") / "model.gguf", "gpt-2")
-    found = load_tokenizer(path)
-    assert found is not None
-    return found
+    return load_tokenizer(path)
 
 
-@settings(deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(text=st.text() | st.text("ab 1'\n<|endoftext|>"))
 def test_tokens_are_those_of_the_folder_with_the_vocabulary(tokenizer: LocalTokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
@@ -207,24 +171,19 @@ def test_tokens_are_those_of_the_folder_with_the_vocabulary(tokenizer: LocalToke
 def test_template_and_ends_of_a_file(tokenizer: LocalTokenizer) -> None:
     eos = default_tokenizer().backend.token_to_id("<|endoftext|>")
     assert tokenizer.eos_token_ids == {eos}
-    ids = tokenizer.encode_chat([{"role": "user", "content": "Hello"}])
-    assert ids == [*tokenizer.encode("Hello"), eos]
+    assert tokenizer.encode_chat([{"role": "user", "content": "Hello"}]) == [*tokenizer.encode("Hello"), eos]
 
 
-@pytest.mark.parametrize(
-    ("words", "pieces"),
-    [
-        ("gpt-2", ["2024"]),
-        ("smollm", ["2", "0", "2", "4"]),
-        ("qwen2", ["2", "0", "2", "4"]),
-        ("llama-bpe", ["202", "4"]),
-    ],
-)
-def test_how_digits_are_cut(words: str, pieces: list[str], tmp_path: Path) -> None:
-    write_tokenizer(path := tmp_path / "model.gguf", words)
-    found = load_tokenizer(path)
-    assert found is not None and found.backend.pre_tokenizer is not None
-    assert [piece for piece, _ in found.backend.pre_tokenizer.pre_tokenize_str("2024")] == pieces
+def test_how_digits_are_cut(tmp_path: Path) -> None:
+    for words, pieces in (
+        ("gpt-2", "2024"),
+        ("smollm", "2 0 2 4"),
+        ("qwen2", "2 0 2 4"),
+        ("llama-bpe", "202 4"),
+    ):
+        write_tokenizer(path := tmp_path / "model.gguf", words)
+        cutter = load_tokenizer(path).backend.pre_tokenizer
+        assert [piece for piece, _ in cutter.pre_tokenize_str("2024")] == pieces.split()
 
 
 def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
@@ -234,7 +193,3 @@ def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
     write_tokenizer(path, "gpt-2", merges=["neither nor"])
     with pytest.raises(ModelLoadError, match="has no tokenizer that can be used"):
         load_tokenizer(path)
-
-
-def test_a_file_without_a_tokenizer(whole: tuple[Path, bytes]) -> None:
-    assert load_tokenizer(whole[0] / "model.gguf") is None

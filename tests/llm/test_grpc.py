@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import grpc
 import pytest
 import requests
-from smg_grpc_proto import vllm_engine_pb2 as messages
 from smg_grpc_proto.generated import common_pb2
 
 from tests.grpc.client import LIMIT_S, Engine, connected, ends_of, generate, tokens_of
@@ -48,11 +47,8 @@ def test_a_cancelled_call_is_computed_no_more(served: tuple[RunningServer, Engin
 
 
 def test_it_has_no_eyes_and_tells_no_events(served: tuple[RunningServer, Engine]) -> None:
-    _, engine = served
-    request = generate()
-    request.mm_inputs.mm_placeholders.add(offset=0, length=1)
-    assert engine.refusal(request)[0] == grpc.StatusCode.INVALID_ARGUMENT
+    (request := generate()).mm_inputs.mm_placeholders.add(offset=0, length=1)
+    assert served[1].refusal(request)[0] == grpc.StatusCode.INVALID_ARGUMENT
     with pytest.raises(grpc.RpcError) as refusal:
-        list(engine.stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest(), timeout=LIMIT_S))
+        list(served[1].stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest(), timeout=LIMIT_S))
     assert refusal.value.code() == grpc.StatusCode.UNIMPLEMENTED
-    assert engine.stub.HealthCheck(messages.HealthCheckRequest(), timeout=LIMIT_S).healthy

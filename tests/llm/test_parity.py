@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from tests.kvcache.caches import check
 from tests.llm.tiny import (
@@ -21,7 +21,7 @@ from tests.llm.tiny import (
     make_model,
     prompts,
     told,
-)
+)  # fmt: skip
 
 pytestmark = pytest.mark.engine
 
@@ -43,14 +43,14 @@ def test_tokens_of_transformers(shape: Shape, tmp_path: Path) -> None:
     assert tokens == [greedy_tokens(model, prompt) for prompt in wanted]
 
 
+Truth = tuple[list[list[int]], list[list[int]]]
+
+
 @pytest.fixture(scope="module")
-def truth(model_of: PreTrainedModel) -> tuple[list[list[int]], list[list[int]]]:
+def truth(model_of: PreTrainedModel) -> Truth:
     """Prompts that share their first 40 tokens, and what follows them."""
     wanted = prompts(shared=40)
     return wanted, [greedy_tokens(model_of, prompt) for prompt in wanted]
-
-
-Truth = tuple[list[list[int]], list[list[int]]]
 
 
 def test_random_arrivals(folder: Path, truth: Truth) -> None:
@@ -92,27 +92,23 @@ def test_without_prefix_caching_and_without_room_in_the_dense_copy(folder: Path,
     assert engine.stats.prefix_hits == 0
 
 
-def test_older_spelling_of_the_configuration(tmp_path: Path) -> None:
-    model, wanted = make_model(tmp_path, Shape("llama")), prompts(4)
-    edit_config(
-        tmp_path, rope_parameters=None, rope_theta=10_000.0, dtype=None, torch_dtype="float32", head_dim=None
-    )
-    assert generate(make_engine(tmp_path), wanted) == [greedy_tokens(model, prompt) for prompt in wanted]
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+}  # fmt: skip
+OLDER = {
+    "rope_parameters": None,
+    "rope_theta": 10_000.0,
+    "dtype": None,
+    "torch_dtype": "float32",
+    "head_dim": None,
+}
 
 
-def test_scaled_rotations(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [OLDER, {"rope_parameters": LLAMA3}], ids=["older spelling", "scaled"])
+def test_rotations_and_spellings_of_the_configuration(changes: dict[str, object], tmp_path: Path) -> None:
     make_model(tmp_path)
-    scaling = {
-        "rope_type": "llama3",
-        "rope_theta": 10_000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }
-    edit_config(tmp_path, rope_parameters=scaling)
-    from transformers import LlamaForCausalLM
-
+    edit_config(tmp_path, **changes)
     model, wanted = LlamaForCausalLM.from_pretrained(tmp_path).eval(), prompts(4)
     assert generate(make_engine(tmp_path), wanted) == [greedy_tokens(model, prompt) for prompt in wanted]
 
@@ -141,23 +137,8 @@ def test_decodes_go_on_like_prompts(folder: Path) -> None:
     engine, wanted = make_engine(folder, dtype="bfloat16", enable_prefix_caching=False), prompts()
     said = generate(engine, wanted)
     again, _ = told(engine, [prompt + tokens for prompt, tokens in zip(wanted, said, strict=True)])
-    place, same = 0, 0
+    same = 0
     for prompt, tokens in zip(wanted, said, strict=True):
-        place += len(prompt) - 1
-        same += sum(a == b for a, b in zip(again[place : place + 64], tokens, strict=True))
-        place += 64
+        own, again = again[len(prompt) - 1 :][:64], again[len(prompt) + 63 :]
+        same += sum(a == b for a, b in zip(own, tokens, strict=True))
     assert same > 0.9 * 64 * len(wanted)
-
-
-def test_rare_ways_compute_the_same(folder: Path) -> None:
-    """Without packed layers, in small chunks, short of blocks, without the dense copy: most of it agrees."""
-    wanted = prompts(8, shared=20)
-    expected = generate(make_engine(folder, dtype="bfloat16"), wanted)
-    chunked = make_engine(folder, dtype="bfloat16", max_num_batched_tokens=19, num_blocks=24)
-    sparse = make_engine(folder, dtype="bfloat16")
-    sparse.runner.workspace._limit_bytes = 0
-    for engine in (chunked, sparse):
-        tokens = generate(engine, wanted, GREEDY)
-        assert all(len(said) == 64 for said in tokens)
-        # A tie that falls otherwise makes another text of the rest.
-        assert sum(a[:8] == b[:8] for a, b in zip(tokens, expected, strict=True)) >= 5

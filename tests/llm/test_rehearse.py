@@ -18,20 +18,17 @@ from app.lab.fidelity.benchmark_files import read_recordings
 from app.lab.load.trace import Load
 from benchmarks.rehearse.command import OUTSIDE
 from benchmarks.rehearse.playing import Clock, play_offline, play_on
-from benchmarks.rehearse.real_engine import RealEngine, tiny_checkpoint
+from benchmarks.rehearse.real_engine import RealEngine
 from config.profile import CostConstants, EngineLimits, Profile, read_profile
 
 pytestmark = pytest.mark.engine
 
 SMALL = ("--model", "tiny", "--device", "cpu", "--in-flight", "2,5", "--requests", "8")
 LIMITS = EngineLimits(
-    num_gpu_blocks=120,
-    block_size=16,
-    max_num_seqs=4,
-    max_num_batched_tokens=48,
-    max_model_len=256,
+    num_gpu_blocks=120, block_size=16, max_num_seqs=4, max_num_batched_tokens=48, max_model_len=256,
     async_scheduling=False,
-)
+)  # fmt: skip
+LENGTHS = (100, 9), (3, 30), (17, 1), (48, 5), (60, 12), (1, 40), (16, 16), (31, 2)
 
 
 def test_a_rehearsal_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,14 +56,8 @@ def test_a_rehearsal_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
         assert len(recording.send_s) == 8
 
 
-def test_json_alone_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    fewest = ["--in-flight", "2", "--requests", "6"]
-    assert cli.main(["rehearse", *SMALL, *fewest, "--json", "-"]) in (0, OUTSIDE)
-    assert set(json.loads(capsys.readouterr().out)) >= {"within", "cost", "loads"}
-
-
 @pytest.mark.parametrize("blocks", [120, 11])
-@pytest.mark.parametrize("in_flight", [None, 1, 3, 4])
+@pytest.mark.parametrize("in_flight", [None, 3])
 def test_the_engine_makes_the_steps_that_the_simulation_says_it_would(
     in_flight: int | None, blocks: int
 ) -> None:
@@ -74,7 +65,7 @@ def test_the_engine_makes_the_steps_that_the_simulation_says_it_would(
     some that lose their blocks.
     """
     load = Load("test")
-    for tokens_in, tokens_out in ((100, 9), (3, 30), (17, 1), (48, 5), (60, 12), (1, 40), (16, 16), (31, 2)):
+    for tokens_in, tokens_out in LENGTHS:
         load.arrival_s.append(0.0)
         load.input_tokens.append(tokens_in)
         load.output_tokens.append(tokens_out)
@@ -82,15 +73,10 @@ def test_the_engine_makes_the_steps_that_the_simulation_says_it_would(
     engine = RealEngine("tiny", "cpu", 1, limits, 1)
     profile = Profile(source="-", model="-", device="-", engine=limits, cost=CostConstants(base=1.0))
     simulated = play_offline(profile, load, in_flight)
+    ticks = count()  # on this clock every step takes a second
     for _ in range(2):  # what the first time left in the cache is forgotten
-        real = play_on(engine, load, in_flight, patient())
+        real = play_on(engine, load, in_flight, Clock(lambda: float(next(ticks)), lambda seconds: None))
         assert [it.held for it in real.steps] == [it.held for it in simulated.steps]
-
-
-def patient() -> Clock:
-    """A clock on which every step takes a second."""
-    ticks = count()
-    return Clock(lambda: float(next(ticks)), lambda seconds: None)
 
 
 def test_what_cannot_be_loaded_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,9 +84,3 @@ def test_what_cannot_be_loaded_is_told_in_one_line(capsys: pytest.CaptureFixture
     err = capsys.readouterr().err
     assert err.endswith("error: model /nowhere: There is nothing at /nowhere.\n")
     assert "Traceback" not in err
-
-
-def test_random_weights_are_the_same_each_time() -> None:
-    one, other = tiny_checkpoint().weights, tiny_checkpoint().weights
-    name = "model.layers.0.mlp.up_proj.weight"
-    assert (one.get(name) == other.get(name)).all()

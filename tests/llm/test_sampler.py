@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ LIMITS = st.builds(
 )
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([5, 100, 700, 3000]), st.lists(LIMITS, min_size=1, max_size=4))
 def test_each_row_keeps_what_the_oracle_keeps(seed: int, size: int, params: list[SamplingParams]) -> None:
     rows = np.random.default_rng(seed).normal(0, 3, (len(params), size))
@@ -71,7 +72,7 @@ def test_equal_tokens_are_kept_together() -> None:
         assert limited(row.clone(), [params]).isfinite().tolist() == [[False, True, True, True, True, False]]
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(-50, 50), min_size=1, max_size=6), st.floats(0, 1, exclude_max=True), LIMITS)
 def test_every_number_draws_a_token_that_is_left(
     logits: list[float], number: float, params: SamplingParams
@@ -112,12 +113,11 @@ def test_logprobs_are_of_the_models_own_logits() -> None:
     row = torch.tensor([1.0, 3.0, 2.0, 0.0])
     told, other = logprobs_of(torch.stack((row, row.flip(0))), [2, 0], [2, 1])
     assert (other.rank, other.top) == (4, [(2, told.top[0][1])])
-    own = np.log(softmax(np.array([1.0, 3.0, 2.0, 0.0])))
+    own = np.log(softmax(row.double().numpy()))
     assert (told.token_id, told.rank, [token for token, _ in told.top]) == (2, 2, [1, 2])
     assert told.logprob == pytest.approx(own[2], abs=1e-6)
     params = SamplingParams(temperature=0.0, logit_bias={3: 100.0}, logprobs=0)
     [sampled] = sample(row[None], [state(params)])
-    assert sampled.logprobs is not None
     assert (sampled.token_id, sampled.logprobs.rank, sampled.logprobs.top) == (3, 4, [])
     assert sampled.logprobs.logprob == pytest.approx(own[3], abs=1e-6)
 
@@ -129,16 +129,6 @@ def test_only_allowed_tokens_come_and_no_bad_words() -> None:
     for output, expected in (([3], 3), ([2], 1), ([], 1)):
         banning = SamplingState(params, [], output, Random(0), bad_words=[[3, 1], [0]])
         assert sample(row[None], [banning])[0].token_id == expected
-    with pytest.raises(RequestError):
-        SamplingParams(allowed_token_ids=[])
-
-
-def test_ends_are_banned_before_min_tokens() -> None:
-    params = SamplingParams(temperature=0.0, min_tokens=2)
-    row = torch.tensor([[1.0, 9.0, 2.0]])
-    for output, expected in (([], 2), ([2], 2), ([2, 2], 1)):
-        banning = SamplingState(params, [], output, Random(0), frozenset([1]))
-        assert sample(row, [banning])[0].token_id == expected
 
 
 @pytest.mark.parametrize("broken", [[float("nan"), 1.0], [float("inf"), 1.0], [-float("inf")] * 2])
@@ -148,34 +138,19 @@ def test_logits_that_are_no_numbers_spoil_their_row_alone(broken: list[float]) -
         assert [it.token_id for it in sample(rows, [state(params) for _ in range(3)])] == [1, None, 0]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"temperature": -0.1},
-        {"temperature": float("nan")},
-        {"top_p": 0.0},
-        {"top_k": -2},
-        {"min_p": 1.5},
-        {"max_tokens": 0},
-        {"min_tokens": 5, "max_tokens": 4},
-        {"n": 0},
-        {"stop": ""},
-        {"stop": ["a", ""]},
-        {"logprobs": -2},
-        {"presence_penalty": 3},
-        {"repetition_penalty": 0},
-        {"logit_bias": {1: float("nan")}},
-        {"use_beam_search": True},
-        {"num_beams": 4},
-        {"length_penalty": 0.5},
-        {"use_cache": False},
-        {"cache_precision": "float16"},
-    ],
-    ids=str,
-)
-def test_what_is_not_honoured_is_refused(wrong: dict[str, object]) -> None:
+WRONG = (
+    dict(temperature=-0.1), dict(temperature=float("nan")), dict(top_p=0.0), dict(top_k=-2), dict(min_p=1.5),
+    dict(max_tokens=0), dict(min_tokens=5, max_tokens=4), dict(n=0), dict(stop=["a", ""]), dict(logprobs=-2),
+    dict(presence_penalty=3), dict(repetition_penalty=0), dict(logit_bias={1: float("nan")}),
+    dict(allowed_token_ids=[]), dict(use_beam_search=True), dict(num_beams=4), dict(length_penalty=0.5),
+    dict(use_cache=False), dict(cache_precision="float16"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_what_is_not_honoured_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(RequestError):
-        SamplingParams(**wrong)  # type: ignore[arg-type]
+        SamplingParams(**wrong)
 
 
 def test_the_docs_name_each_field() -> None:

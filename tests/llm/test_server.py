@@ -22,7 +22,7 @@ from app.llm.llm import LLM
 from app.llm.sampling_params import SamplingParams
 from tests.conformance.recording import CASES, ENVIRONMENT, MORE_CASES, TOKENIZER, replay
 from tests.conformance.sdk import openai_client
-from tests.hostile.raw_client import Wire, get, post, running, wait_until
+from tests.hostile.raw_client import Wire, get, metric, post, running, wait_until
 from tests.llm.tiny import Shape, edit_config, make_model
 from tests.running_server import RunningServer, running_server
 
@@ -41,14 +41,6 @@ def serving(model: Path | str, *flags: str, env: dict[str, str] | None = None) -
     words = ("--engine", "llm", "--model", str(model), "--served-model-name", "tiny", "--zmq-endpoint", "")
     with running_server(*words, *flags, env=ONE_THREAD | (env or {})) as server:
         yield server
-
-
-def model_with(tokenizer: Path, folder: Path, vocabulary: int) -> Path:
-    make_model(folder, Shape("qwen3"), vocabulary)
-    for file in tokenizer.iterdir():
-        if file.name not in ("config.json", "generation_config.json"):
-            shutil.copy(file, folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -76,16 +68,12 @@ def engine_of(server: RunningServer) -> int:
     return pid
 
 
-def test_only_the_engines_process_has_torch(server: RunningServer) -> None:
+def test_only_the_engines_process_has_torch_and_the_context_is_the_models_own(server: RunningServer) -> None:
     chat(server, max_tokens=2)
     workers = children(server.process.pid) - {engine_of(server)}
     assert len(workers) == 1
     assert not any(map(has_torch, [server.process.pid, *workers]))
-
-
-def test_the_context_is_as_long_as_the_models_own(server: RunningServer) -> None:
-    [told] = get(server.port, "/v1/models").json()["data"]
-    assert told["max_model_len"] == 1024
+    assert get(server.port, "/v1/models").json()["data"][0]["max_model_len"] == 1024
 
 
 def test_greedy_replies_are_those_of_the_library(server: RunningServer, model: str) -> None:
@@ -97,21 +85,9 @@ def test_greedy_replies_are_those_of_the_library(server: RunningServer, model: s
         assert llm.generate_single(prompt, params)["token_ids"] == told
 
 
-def test_a_stream_says_what_a_whole_answer_says(server: RunningServer) -> None:
-    asked = {"temperature": 0.8, "seed": 5, "max_tokens": 30}
-    with Wire(server.port) as wire:
-        events = [*wire.post(HELLO | asked | {"stream": True}, CHATS).events()]
-    texts = [event["choices"][0]["delta"].get("content") or "" for event in events]
-    assert "".join(texts) == chat(server, **asked)["choices"][0]["message"]["content"]
-
-
 def test_a_reply_keeps_to_its_schema(server: RunningServer) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"n": {"type": "integer", "maximum": 99}, "kind": {"enum": ["a", "b"]}},
-        "required": ["n", "kind"],
-        "additionalProperties": False,
-    }
+    fields = {"n": {"type": "integer", "maximum": 99}, "kind": {"enum": ["a", "b"]}}
+    schema = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     [choice] = chat(server, response_format=form, max_tokens=90)["choices"]
     assert choice["finish_reason"] == "stop"
@@ -120,38 +96,26 @@ def test_a_reply_keeps_to_its_schema(server: RunningServer) -> None:
 
 def test_a_prompt_that_is_cached_is_counted(server: RunningServer) -> None:
     asked = {"prompt": list(range(100, 164)), "max_tokens": 1}
-    before = hits(server)
+    before = metric(server.port, "vllm:prefix_cache_hits_total")
     post(server.port, asked), post(server.port, asked)
-    assert hits(server) - before == 48
+    assert metric(server.port, "vllm:prefix_cache_hits_total") - before == 48
 
 
-def hits(server: RunningServer) -> float:
-    text = get(server.port, "/metrics").body.decode()
-    return float(re.findall(r"^vllm:prefix_cache_hits_total{.*} (\S+)$", text, re.M)[0])
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+def test_chats_whole_streamed_and_with_log_probabilities(server: RunningServer) -> None:
     with openai_client(server) as client:
-        yield client
-
-
-def test_chats_whole_streamed_and_with_log_probabilities(client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(**ASKED)
-    chunks = list(
-        client.chat.completions.create(**ASKED, stream=True, stream_options={"include_usage": True})
-    )
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == whole.choices[0].message.content
-    assert whole.usage and chunks[-1].usage and chunks[-1].usage.completion_tokens <= 12
-    assert chunks[-1].usage == whole.usage
-    told = client.chat.completions.create(**ASKED, logprobs=True, top_logprobs=3).choices[0].logprobs
-    assert told and told.content
-    for token in told.content:
-        best = [other.logprob for other in token.top_logprobs]
-        assert token.logprob == max(best) <= 0 and best == sorted(best, reverse=True)
-    with pytest.raises(openai.BadRequestError, match="max_tokens"):
-        client.chat.completions.create(**ASKED | {"max_tokens": 10**6})
+        create = client.chat.completions.create
+        whole = create(**ASKED)
+        *chunks, last = create(**ASKED, stream=True, stream_options={"include_usage": True})
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert text == whole.choices[0].message.content
+        assert last.usage == whole.usage and 0 < last.usage.completion_tokens <= 12
+        told = create(**ASKED, logprobs=True, top_logprobs=3).choices[0].logprobs
+        assert told and told.content
+        for token in told.content:
+            best = [other.logprob for other in token.top_logprobs]
+            assert token.logprob == max(best) <= 0 and best == sorted(best, reverse=True)
+        with pytest.raises(openai.BadRequestError, match="max_tokens"):
+            create(**ASKED | {"max_tokens": 10**6})
 
 
 def test_anthropics_messages_are_read_whole_and_streamed(server: RunningServer) -> None:
@@ -163,9 +127,8 @@ def test_anthropics_messages_are_read_whole_and_streamed(server: RunningServer) 
         whole = client.messages.create(**greedy)
         with client.messages.stream(**greedy) as stream:
             streamed = stream.get_final_message()
-    assert [(block.type, getattr(block, "text", "")) for block in whole.content] == [
-        (block.type, getattr(block, "text", "")) for block in streamed.content
-    ]
+    said = [[(block.type, getattr(block, "text", "")) for block in it.content] for it in (whole, streamed)]
+    assert said[0] == said[1]
     assert whole.usage.output_tokens == streamed.usage.output_tokens > 0
 
 
@@ -236,9 +199,8 @@ def test_weights_that_are_cut_off_end_the_start_with_one_line(model: str, tmp_pa
         pass
     told = [line for line in str(ended.value).splitlines() if "INFO" not in line]
     assert len(told) == 2  # what the test says itself, and the server's line
-    assert told[1].startswith(
-        f"error: setting model: '{tmp_path / 'broken'}' cannot be served by engine llm:"
-    )
+    broken = tmp_path / "broken"
+    assert told[1].startswith(f"error: setting model: '{broken}' cannot be served by engine llm:")
 
 
 @pytest.mark.shared
@@ -257,16 +219,12 @@ def test_every_recorded_exchange_agrees(cases: Path, recorded_server: RunningSer
 @pytest.fixture(scope="module")
 def recorded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Started as the recorded vLLM was, with a model of the same kind and tokenizer."""
-    flags = {
-        "seed": "1",
-        "max-model-len": "2048",
-        "max-num-seqs": "8",
-        "block-size": "32",
-        "enable-prompt-tokens-details": "true",
-        "enable-scale-out": "true",
-    }
-    model = model_with(TOKENIZER, tmp_path_factory.mktemp("tiny"), 4096)
+    flags = ("seed=1", "max-model-len=2048", "max-num-seqs=8", "block-size=32")
+    flags += ("enable-prompt-tokens-details=true", "enable-scale-out=true")
+    make_model(model := tmp_path_factory.mktemp("tiny"), Shape("qwen3"), 4096)
+    for file in TOKENIZER.iterdir():
+        if file.name not in ("config.json", "generation_config.json"):
+            shutil.copy(file, model)
     edit_config(model, max_position_embeddings=8192)
-    words = [f"--{name}={value}" for name, value in flags.items()]
-    with serving(model, *words, env=ENVIRONMENT) as server:
+    with serving(model, *(f"--{flag}" for flag in flags), env=ENVIRONMENT) as server:
         yield server

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from shutil import copytree
 from tempfile import TemporaryDirectory
 from threading import Event
 
 import pytest
 
 from app.engine.core.heartbeat import Heartbeat
-from app.engine.core.wire import EngineProcessOptions, TextForm
+from app.engine.core.wire import TextForm
 from app.llm.engine import LLMEngine
-from app.llm.errors import ModelLoadError, RequestError
+from app.llm.errors import RequestError
 from app.llm.loader import load_checkpoint
-from app.llm.serving import IDLE_S, EngineService, engine_options
+from app.llm.serving import IDLE_S, EngineService
 from app.llm.worker_sockets import WorkerSockets
 from tests.kvcache.caches import check
 from tests.llm.process import Worker
-from tests.llm.tiny import GREEDY, generate, make_engine, prompts, run_all
+from tests.llm.tiny import generate, make_engine, prompts
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -33,17 +32,12 @@ class Turns:
         self.endpoint, self.now_s = endpoint, 100.0
         self.engine: LLMEngine = make_engine(folder)
         self.sockets = WorkerSockets(endpoint, queued_messages)
-        self.service = EngineService(
-            self.engine,
-            lambda: load_checkpoint(folder),
-            self.sockets,
-            None,
-            Heartbeat(endpoint, now=lambda: self.now_s),
-            now=lambda: self.now_s,
-        )
+        now, files = (lambda: self.now_s), (lambda: load_checkpoint(folder))
+        heart = Heartbeat(endpoint, now=now)
+        self.service = EngineService(self.engine, files, self.sockets, None, heart, now=now)
 
-    def turn(self, timeout_s: float = 0.01) -> None:
-        self.service.turn(timeout_s)
+    def turn(self) -> None:
+        self.service.turn(0.01)
 
     def until(self, holds: Callable[[], bool], *workers: Worker) -> None:
         for _ in range(20_000):
@@ -60,10 +54,8 @@ class Turns:
 def serving(folder: Path, queued_messages: int = 1000) -> Iterator[Turns]:
     with TemporaryDirectory() as short:
         turns = Turns(folder, f"ipc://{short}/e", queued_messages)
-        try:
+        with closing(turns.sockets):
             yield turns
-        finally:
-            turns.sockets.close()
 
 
 def test_a_worker_that_does_not_read_holds_up_nobody(folder: Path) -> None:
@@ -123,19 +115,13 @@ def test_while_a_form_is_compiled_others_are_served(folder: Path, monkeypatch: p
         assert 3 not in worker.said and len(worker.whole(5)[0]) == 5
 
 
-def test_it_gives_a_sign_of_life_before_each_layer(folder: Path) -> None:
+def test_it_gives_a_sign_of_life_before_each_layer_and_is_heard_now_and_then(folder: Path) -> None:
     with serving(folder) as turns, Worker(turns.endpoint) as worker:
         beats: list[float] = []
         turns.engine.runner.on_layer = lambda: beats.append(turns.now_s)
         worker.generate(1, [1], 3)
         turns.until(lambda: worker.is_over(1), worker)
         assert len(beats) == 3 * turns.engine.runner.config.num_layers
-
-
-def test_without_work_workers_hear_of_it_now_and_then(folder: Path) -> None:
-    with serving(folder) as turns, Worker(turns.endpoint) as worker:
-        worker.generate(1, [1], 2)
-        turns.until(lambda: worker.is_over(1), worker)
         told = len(worker.loads)
         for _ in range(5):
             turns.turn()
@@ -155,14 +141,6 @@ def test_a_worker_that_left_while_nothing_ran_is_forgotten(folder: Path) -> None
         turns.until(lambda: turns.engine.num_waiting == 0)
 
 
-def test_lengths_beyond_the_model_are_refused() -> None:
-    options = EngineProcessOptions(endpoint="", model="", max_model_len=2048, num_blocks=1000)
-    assert engine_options(options, 4096).max_seq_length == 2048
-    with pytest.raises(ModelLoadError):
-        engine_options(options, 1024)
-    assert engine_options(EngineProcessOptions(endpoint="", model=""), 1024).max_seq_length == 1024
-
-
 def test_sleep_gives_memory_back(folder: Path) -> None:
     wanted = prompts(2)
     with serving(folder) as turns:
@@ -177,20 +155,3 @@ def test_sleep_gives_memory_back(folder: Path) -> None:
         service.wake_up(None)
         assert generate(engine, wanted) == expected
         check(engine.cache)
-
-
-def test_weights_that_are_gone_leave_it_asleep(folder: Path, tmp_path: Path) -> None:
-    copytree(folder, copy := tmp_path / "copy")
-    with serving(copy) as turns:
-        engine, service = turns.engine, turns.service
-        service.sleep(2)
-        weights = copy / "model.safetensors"
-        whole = weights.read_bytes()
-        weights.write_bytes(whole[:1000])
-        with pytest.raises(ModelLoadError):
-            service.wake_up(None)
-        engine.add_request("waits", [1, 2, 3], GREEDY)
-        assert service.sleep_level == 2 and engine.idle and not engine.step()
-        weights.write_bytes(whole)
-        service.wake_up(None)
-        assert len(run_all(engine)["waits"]) == 64

@@ -6,19 +6,17 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llguidance import LLMatcher
 
-from app.engine.core.wire import Sampling, TextForm
-from app.llm.compile_sandbox import NO_TRIAL, CompileSandbox, Trial
+from app.engine.core.wire import TextForm
 from app.llm.errors import RequestError
 from app.llm.llm import LLM, make_engine
 from app.llm.sampling_params import SamplingParams, StructuredOutputsParams
-from app.text import default_tokenizer
 from tests.llm.process import Worker, engine_process
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -26,25 +24,20 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 Schema = dict[str, object]
 CLOSED: Schema = {"additionalProperties": False}
 NAMES = st.sampled_from(["a", "b", "long name", "ä"])
+NUMBERS = st.integers(0, 5)
+
+
+def text_of(least: int, more: int) -> Schema:
+    return {"type": "string", "minLength": least, "maxLength": least + more}
+
+
 LEAVES: st.SearchStrategy[Schema] = st.one_of(
-    st.just({"type": "boolean"}),
-    st.just({"type": "null"}),
-    st.builds(
-        lambda low, size: {"type": "integer", "minimum": low, "maximum": low + size},
-        st.integers(-1000, 1000),
-        st.integers(0, 500),
-    ),
-    st.builds(
-        lambda least, more: {"type": "string", "minLength": least, "maxLength": least + more},
-        st.integers(0, 3),
-        st.integers(0, 5),
-    ),
+    st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": "string", "format": "date"}]),
     st.just({"type": "string", "pattern": "^[a-f]{2}-[0-9]{1,3}$"}),
-    st.just({"type": "string", "format": "date"}),
-    st.builds(
-        lambda values: {"enum": values}, st.lists(st.sampled_from([1, "x", None, 'q"', "日本"]), min_size=1)
-    ),
-    st.builds(lambda value: {"const": value}, st.sampled_from([3, "two words", {"k": [1]}, True])),
+    st.builds(lambda low: {"type": "integer", "minimum": low, "maximum": low + 99}, st.integers(-1000, 1000)),
+    st.builds(text_of, NUMBERS, NUMBERS),
+    st.builds(lambda it: {"enum": it}, st.lists(st.sampled_from([1, "x", None, 'q"', "日本"]), min_size=1)),
+    st.sampled_from([{"const": it} for it in (3, "two words", {"k": [1]}, True)]),
 )
 
 
@@ -74,13 +67,13 @@ def llm(model: str) -> Iterator[LLM]:
 
 def say(llm: LLM, seed: int = 0, **form: object) -> tuple[str, object]:
     """Text and reason of the end, at a temperature at which nothing would make sense."""
-    wanted = StructuredOutputsParams(**form)  # type: ignore[arg-type]
+    wanted = StructuredOutputsParams(**form)
     params = SamplingParams(temperature=1.0, seed=seed, max_tokens=800, structured_outputs=wanted)
     result = llm.generate_single("Say it:", params)
     return str(result["generated_text"]), result.get("error") or result["finish_reason"]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(SCHEMAS, st.integers(0, 10**6))
 def test_what_has_a_schema_is_valid(llm: LLM, schema: Schema, seed: int) -> None:
     text, reason = say(llm, seed, json=schema)
@@ -88,21 +81,16 @@ def test_what_has_a_schema_is_valid(llm: LLM, schema: Schema, seed: int) -> None
     jsonschema.validate(json.loads(text), schema)
 
 
-@pytest.mark.parametrize(
-    "pattern", ["[a-c]{3,9}", r"(yes|no)( sir)?", r"\d{4}-\d\d", "[α-ω]{2,5}!", r"a/b\\c", "^anchored$"]
-)
-def test_what_has_a_pattern_matches(llm: LLM, pattern: str) -> None:
-    for seed in range(3):
-        text, reason = say(llm, seed, regex=pattern)
+def test_what_has_a_pattern_matches(llm: LLM) -> None:
+    for pattern in (r"(yes|no)( sir)?", r"\d{4}-\d\d", "[α-ω]{2,5}!", r"a/b\\c", "^anchored$"):
+        text, reason = say(llm, 1, regex=pattern)
         assert re.fullmatch(pattern, text) and reason == "stop"
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=12), min_size=1), st.integers(0, 999)
-)
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=12), min_size=1), st.integers())
 def test_a_choice_is_one_of_them(llm: LLM, choices: list[str], seed: int) -> None:
-    text, reason = say(llm, seed, choice=choices)
+    text, reason = say(llm, abs(seed), choice=choices)
     assert text in choices and reason == "stop"
 
 
@@ -115,13 +103,9 @@ def test_grammars_of_both_notations(llm: LLM) -> None:
 
 
 def test_any_object(llm: LLM) -> None:
+    likely = dict.fromkeys(llm.engine.tokenizer.encode("}", False), 50.0)
     wanted = StructuredOutputsParams(json_object=True)
-    greedy = SamplingParams(
-        temperature=0.0,
-        max_tokens=300,
-        structured_outputs=wanted,
-        logit_bias={token_id: 50.0 for token_id in llm.engine.tokenizer.encode("}", False)},  # type: ignore[union-attr]
-    )
+    greedy = SamplingParams(temperature=0.0, max_tokens=300, structured_outputs=wanted, logit_bias=likely)
     assert isinstance(json.loads(str(llm.generate_single("Say it:", greedy)["generated_text"])), dict)
 
 
@@ -197,30 +181,24 @@ def may_be_said(llm: LLM, form: TextForm, text: str) -> bool:
     [
         {"json": '{"type": "nothing"}'},
         {"json": "{"},
-        {"json": False},
         {"json": {"type": "array", "uniqueItems": True}},
-        {"regex": "(("},
-        {"regex": "(?=x)y"},
         {"json": {"type": "array", "maxItems": 10**9}},
-        {"grammar": 'start: %json {"type": "array", "max\\u0049tems": 1000000000}'},
         {"json": '{"items":' * 5000 + "{}" + "}" * 5000},
-        {"grammar": "start: " + "(" * 5000 + '"a"' + ")" * 5000},
-        {"structural_tag": '{"format":' + '{"type": "tag", "content":' * 5000},
-        {"regex": "(" * 5000 + "a" + ")" * 5000},
-        {"choice": ["x" * 99, "y"] * 5000},
         {"json": {"$ref": "#"}},
         {"json": {"$ref": "http://localhost/x"}},
+        {"regex": "(?=x)y"},
+        {"regex": "(" * 5000 + "a" + ")" * 5000},
+        {"grammar": 'start: %json {"type": "array", "max\\u0049tems": 1000000000}'},
+        {"grammar": "start: " + "(" * 5000 + '"a"' + ")" * 5000},
         {"grammar": "start: nowhere"},
-        {"grammar": ""},
-        {"structural_tag": "3"},
-        {"structural_tag": "{"},
+        {"choice": ["x" * 99, "y"] * 5000},
+        {"structural_tag": '{"format":' + '{"type": "tag", "content":' * 5000},
         {"structural_tag": '{"format": {"type": "poem"}}'},
-        {"structural_tag": '{"structures": [], "triggers": []}'},
         {"structural_tag": '{"structures": [{"begin": "x", "end": "y"}], "triggers": ["z"]}'},
     ],
 )
 def test_a_form_that_cannot_be_is_refused_in_a_short_line(llm: LLM, form: Schema) -> None:
-    wanted = StructuredOutputsParams(**form)  # type: ignore[arg-type]
+    wanted = StructuredOutputsParams(**form)
     with pytest.raises(RequestError) as raised:
         next(llm.generate_stream("a", SamplingParams(structured_outputs=wanted)))
     assert len(str(raised.value)) < 400 and "\n" not in str(raised.value)
@@ -230,17 +208,16 @@ def test_a_form_that_cannot_be_is_refused_in_a_short_line(llm: LLM, form: Schema
 def test_one_form_and_only_one() -> None:
     for form in ({}, {"regex": "a", "json_object": True}, {"choice": []}):
         with pytest.raises(RequestError):
-            StructuredOutputsParams(**form)  # type: ignore[arg-type]
+            StructuredOutputsParams(**form)
 
 
 def test_ends_of_all_kinds(llm: LLM) -> None:
     """Stop strings come first; least lengths are kept while the form leaves a way; ends are not ignored."""
 
-    def ended(pattern: str, **more: object) -> tuple[str, object]:
-        wanted = StructuredOutputsParams(regex=pattern)
-        params = SamplingParams(temperature=1.0, seed=3, structured_outputs=wanted, **more)  # type: ignore[arg-type]
+    def ended(pattern: str, **more: Any) -> tuple[object, object]:
+        params = SamplingParams(seed=3, structured_outputs=StructuredOutputsParams(regex=pattern), **more)
         result = llm.generate_single("Say it:", params)
-        return str(result["generated_text"]), result["finish_reason"]
+        return result["generated_text"], result["finish_reason"]
 
     assert ended("aaaa;bbbb", stop=[";"]) == ("aaaa", "stop")
     assert ended("abc", ignore_eos=True) == ("abc", "stop")
@@ -255,11 +232,9 @@ def test_ends_of_all_kinds(llm: LLM) -> None:
 
 def test_beside_a_form_others_are_free_and_preemption_keeps_it(model: str) -> None:
     free = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-    formed = SamplingParams(
-        temperature=1.0, seed=5, structured_outputs=StructuredOutputsParams(regex="[a-z ]{60,70}")
-    )
-    alone = make_engine(model, "cpu", num_blocks=256)
-    tight = make_engine(model, "cpu", num_blocks=10)
+    form = StructuredOutputsParams(regex="[a-z ]{60,70}")
+    formed = SamplingParams(temperature=1.0, seed=5, structured_outputs=form)
+    alone, tight = (make_engine(model, "cpu", num_blocks=blocks) for blocks in (256, 10))
     told = []
     for engine in (alone, tight):
         texts = {"free": "", "formed": ""}
@@ -273,51 +248,19 @@ def test_beside_a_form_others_are_free_and_preemption_keeps_it(model: str) -> No
     assert told[0] == told[1] and re.fullmatch("[a-z ]{60,70}", told[0]["formed"])
 
 
-@pytest.fixture(scope="module")
-def worker(model: str) -> Iterator[Worker]:
-    with engine_process(Path(model), max_model_len=512) as engine, Worker(engine.options.endpoint) as made:
-        yield made
-
-
-def test_the_process_keeps_a_form_and_lives_on_after_a_bad_one(worker: Worker) -> None:
-    schema = {"properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
-    form = TextForm(json_schema=json.dumps({"type": "object", **schema}))
-    worker.generate(1, [9], 80, form=TextForm(json_schema='{"type": "x"}'))
-    worker.generate(2, [9], 80, form=form, sampling=Sampling(temperature=1.0), seed=1, ignore_eos=False)
-    assert "form" in str(worker.wait(1)[0].error)
-    assert isinstance(json.loads(worker.whole(2)[1])["a"], bool)
-
-
-EXPLODING = {
-    "allOf": [
-        {
-            "type": "object",
-            "properties": {"p": {"type": "string", "pattern": f"(a|b){{{least},{least + 500}}}"}},
-        }
-        for least in range(1, 30)
-    ],
-    "required": ["p"],
-}
+HEAVY = [{"type": "string", "pattern": f"(a|b){{{least},{least + 500}}}"} for least in range(1, 30)]
+EXPLODING = {"allOf": [{"type": "object", "properties": {"p": it}} for it in HEAVY], "required": ["p"]}
 """Of these the library computes for minutes, in gigabytes."""
 
 
-def test_a_form_that_explodes_is_refused_and_holds_up_nobody_for_long(worker: Worker) -> None:
-    for key in (3, 4):
-        worker.generate(key, [9], 8, form=TextForm(json_schema=json.dumps(EXPLODING)))
-        [refusal] = worker.wait(key)
-        assert refusal.is_refused and "too long" in str(refusal.error)
-    worker.generate(5, [9], 8, form=TextForm(regex="[ab]{3}"), ignore_eos=False)
-    assert re.fullmatch("[ab]{3}", worker.whole(5)[1])
-
-
-def test_what_cannot_be_tried_out_is_refused_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = default_tokenizer().backend
-    sandbox = CompileSandbox(Trial(backend.to_str(), backend.get_vocab_size(), 0, 1.0))
-    right, wrong = LLMatcher.grammar_from_regex("a+"), LLMatcher.grammar_from_lark("start: nowhere")
-    with monkeypatch.context() as patch:
-        patch.setattr("sys.executable", "/nowhere")
-        assert sandbox.flaw(right) == NO_TRIAL
-    assert sandbox.flaw(right) == "" and "nowhere" in sandbox.flaw(wrong)
+def test_a_form_that_explodes_is_refused_and_holds_up_nobody_for_long(model: str) -> None:
+    with engine_process(Path(model), max_model_len=512) as engine, Worker(engine.options.endpoint) as worker:
+        for key in (3, 4):
+            worker.generate(key, [9], 8, form=TextForm(json_schema=json.dumps(EXPLODING)))
+            [refusal] = worker.wait(key)
+            assert refusal.is_refused and "too long" in str(refusal.error)
+        worker.generate(5, [9], 8, form=TextForm(regex="[ab]{3}"), ignore_eos=False)
+        assert re.fullmatch("[ab]{3}", worker.whole(5)[1])
 
 
 def test_when_nothing_is_left_one_request_ends(llm: LLM) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from shutil import copyfile
 from typing import Any
@@ -20,7 +19,6 @@ from app.text.loading import EMBEDDED
 from tests.hostile.raw_client import post
 from tests.llm.test_server import serving
 from tests.llm.tiny import Shape, make_model
-from tests.running_server import RunningServer
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -53,65 +51,45 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def llm(thinker: Path) -> Iterator[LLM]:
-    with LLM(str(thinker), "cpu", num_blocks=256, max_seq_length=512) as llm:
-        yield llm
-
-
-@pytest.fixture(scope="module")
 def tags(thinker: Path) -> tuple[int, int]:
     tokenizer = Tokenizer.from_file(str(thinker / "tokenizer.json"))
     return tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
 
 
-def said(llm: LLM, thoughts: Thoughts | None, bias: dict[int, float], seed: int, tokens: int = 200) -> str:
-    form = TextForm(regex=REGEX, thoughts=thoughts)
-    params = SamplingParams(structured_outputs=form, logit_bias=bias, seed=seed, max_tokens=tokens)
-    return str(llm.generate_single("Hello", params)["generated_text"])
-
-
-def test_the_form_holds_behind_thoughts_of_any_form(llm: LLM, tags: tuple[int, int]) -> None:
+def test_the_form_holds_behind_thoughts_of_any_form(thinker: Path, tags: tuple[int, int]) -> None:
     begin, end = tags
     thoughts, likely = Thoughts(end_id=end, begin_id=begin), {begin: LIKELY, end: LIKELY}
-    for seed in range(3):
-        text = said(llm, Thoughts(end_id=end), likely, seed)
-        assert re.fullmatch(rf"(?s).*?</think>{REGEX}", text)
-        assert re.fullmatch(rf"(?s)<think>.*?</think>{REGEX}", said(llm, thoughts, likely, seed))
-    text = said(llm, Thoughts(end_id=end), {end: -LIKELY}, seed=1, tokens=30)
-    assert len(text) > 20 and not set(text) <= set("ab")
-    # Who does not begin to think writes the form at once.
-    assert re.fullmatch(REGEX, said(llm, thoughts, {begin: -LIKELY}, seed=1))
-    assert re.fullmatch(REGEX, said(llm, None, likely, seed=1))
-    form = TextForm(regex=REGEX, thoughts=Thoughts(end_id=1_000_000))
-    result = llm.generate_single("Hello", SamplingParams(structured_outputs=form))
-    assert "tags of thoughts" in str(result["error"])
+    with LLM(str(thinker), "cpu", num_blocks=256, max_seq_length=512) as llm:
+
+        def said(thoughts: Thoughts | None, bias: dict[int, float], seed: int, tokens: int = 200) -> str:
+            form = TextForm(regex=REGEX, thoughts=thoughts)
+            params = SamplingParams(structured_outputs=form, logit_bias=bias, seed=seed, max_tokens=tokens)
+            result = llm.generate_single("Hello", params)
+            return str(result.get("error") or result["generated_text"])
+
+        for seed in range(3):
+            assert re.fullmatch(rf"(?s).*?</think>{REGEX}", said(Thoughts(end_id=end), likely, seed))
+            assert re.fullmatch(rf"(?s)<think>.*?</think>{REGEX}", said(thoughts, likely, seed))
+        text = said(Thoughts(end_id=end), {end: -LIKELY}, seed=1, tokens=30)
+        assert len(text) > 20 and not set(text) <= set("ab")
+        # Who does not begin to think writes the form at once.
+        assert re.fullmatch(REGEX, said(thoughts, {begin: -LIKELY}, seed=1))
+        assert "tags of thoughts" in said(Thoughts(end_id=1_000_000), {}, seed=1)
 
 
-@pytest.fixture(scope="module")
-def server(thinker: Path) -> Iterator[RunningServer]:
-    with serving(thinker, "--reasoning-parser", "qwen3", "--seed", "3") as server:
-        yield server
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "thinks"), [({"opened": True}, True), ({}, True), ({"enable_thinking": False}, False)]
-)
-def test_a_server_tells_thoughts_and_form_apart(
-    server: RunningServer, tags: tuple[int, int], kwargs: dict[str, bool], thinks: bool
-) -> None:
+def test_a_server_tells_thoughts_and_form_apart(thinker: Path, tags: tuple[int, int]) -> None:
     asked: dict[str, Any] = {
         "messages": [{"role": "user", "content": "What is this"}],
         "response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}},
         "logit_bias": {str(tag): LIKELY for tag in tags},
-        "chat_template_kwargs": kwargs,
-        "max_tokens": 200,
-        "seed": 5,
-        "n": 4,
+        **{"max_tokens": 200, "seed": 5, "n": 4},
     }
-    answer = post(server.port, asked, "/v1/chat/completions")
-    assert answer.status == 200, answer.body
-    choices = answer.json()["choices"]
-    assert {choice["finish_reason"] for choice in choices} == {"stop"}
-    for choice in choices:
-        jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
-    assert any(choice["message"]["reasoning"] for choice in choices) == thinks
+    with serving(thinker, "--reasoning-parser", "qwen3", "--seed", "3") as server:
+        for kwargs, thinks in (({"opened": True}, True), ({}, True), ({"enable_thinking": False}, False)):
+            answer = post(server.port, asked | {"chat_template_kwargs": kwargs}, "/v1/chat/completions")
+            assert answer.status == 200, answer.body
+            choices = answer.json()["choices"]
+            assert {choice["finish_reason"] for choice in choices} == {"stop"}
+            for choice in choices:
+                jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
+            assert any(choice["message"]["reasoning"] for choice in choices) == thinks

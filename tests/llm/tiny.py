@@ -16,7 +16,7 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
-)
+)  # fmt: skip
 
 from app.llm.engine import EngineOptions, LLMEngine, Output
 from app.llm.loader import load_checkpoint
@@ -39,10 +39,6 @@ class Shape:
     kv_heads: int = 2
     head_dim: int = 16
     tied: bool = False
-
-    def __str__(self) -> str:
-        tied = "tied" if self.tied else "untied"
-        return f"{self.kind}-{self.heads}-{self.kv_heads}-{self.head_dim}-{tied}"
 
 
 def make_model(folder: Path, shape: Shape = Shape(), vocabulary: int = VOCABULARY) -> PreTrainedModel:
@@ -72,14 +68,10 @@ def make_model(folder: Path, shape: Shape = Shape(), vocabulary: int = VOCABULAR
 
 def make_engine(folder: Path, dtype: str = "float32", **options: object) -> LLMEngine:
     settings = EngineOptions(**{"num_blocks": 256, "max_seq_length": 512, **options})  # type: ignore[arg-type]
-    runner = ModelRunner(
-        load_checkpoint(folder),
-        DeviceManager("cpu", dtype),
-        settings.num_blocks,
-        settings.block_size,
-        settings.max_seq_length,
+    sizes = settings.num_blocks, settings.block_size, settings.max_seq_length
+    return LLMEngine(
+        ModelRunner(load_checkpoint(folder), DeviceManager("cpu", dtype), *sizes), None, settings
     )
-    return LLMEngine(runner, None, settings)
 
 
 def prompts(count: int = 16, seed: int = 3, shared: int = 0) -> list[list[int]]:
@@ -92,14 +84,8 @@ def prompts(count: int = 16, seed: int = 3, shared: int = 0) -> list[list[int]]:
 def greedy_tokens(model: PreTrainedModel, prompt: list[int], count: int = 64) -> list[int]:
     ids = torch.tensor([prompt])
     with torch.no_grad():
-        whole = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=count,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
+        own = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        whole = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **own)
     return whole[0, len(prompt) :].tolist()
 
 
@@ -136,12 +122,8 @@ def told(engine: LLMEngine, texts: list[list[int]]) -> tuple[list[int], torch.Te
     for number, text in enumerate(texts):
         engine.add_request(str(number), text, params)
     run_all(engine, outputs)
-    places = [
-        place
-        for number in range(len(texts))
-        for place in outputs[str(number)][0].said.prompt_logprobs or ()
-        if place is not None
-    ]
+    said = [outputs[str(number)][0].said.prompt_logprobs or () for number in range(len(texts))]
+    places = [place for one in said for place in one if place is not None]
     return [place.top[0][0] for place in places], torch.tensor([place.logprob for place in places])
 
 
