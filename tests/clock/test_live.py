@@ -77,14 +77,6 @@ def test_an_alarm_may_set_the_next(timer: LiveClock) -> None:
     assert len(rings.heard) == 5
 
 
-@pytest.mark.parametrize("moment_s", [0.0, 1.0])
-def test_a_moment_that_is_over_rings_at_once(timer: LiveClock, moment_s: float) -> None:
-    rings = Rings()
-    timer.ring_at(moment_s, rings.alarm())
-    rings.wait_for(1)
-    assert rings.names == ["alarm"]
-
-
 def test_a_clock_opens_nothing_before_its_first_alarm_and_one_timer_for_all() -> None:
     clock, rings = LiveClock(), Rings()
     gevent.sleep(0)  # the hub is there from now on

@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 import gevent
-import pytest
 
 from app.base.clock.clock import VirtualClock
-from app.base.clock.pause import Pace, Slices, call_off_hub, pause_if_possible
-
-
-def test_a_pause_comes_after_so_many_steps() -> None:
-    pauses: list[int] = []
-    slices = Slices(10, lambda: pauses.append(len(pauses)))
-    for _ in range(11):
-        slices.spend()
-    assert len(pauses) == 1
-    slices.spend(11)
-    assert len(pauses) == 2
+from app.base.clock.pause import Pace, pause_if_possible
 
 
 def test_others_run_in_a_pause() -> None:
@@ -37,12 +26,6 @@ def test_a_callback_of_the_loop_makes_no_pause() -> None:
     gevent.get_hub().loop.run_callback(callback)
     gevent.sleep(0.001)
     assert outcomes == ["done"]
-
-
-def test_a_call_returns_and_raises_as_it_does_anywhere() -> None:
-    assert call_off_hub(int, "7", base=8) == 7
-    with pytest.raises(ValueError, match="x"):
-        call_off_hub(int, "x")
 
 
 def test_work_pauses_when_the_last_pause_is_long_ago() -> None:

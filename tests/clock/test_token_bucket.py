@@ -25,21 +25,6 @@ def test_a_full_bucket_gives_its_burst_at_once_and_then_one_token_a_second() -> 
     assert bucket.remaining(100.0) == 3.0 and bucket.full_in(100.0) == 0.0
 
 
-def test_the_burst_is_that_of_a_minute_when_not_given() -> None:
-    assert TokenBucket(90).remaining(0.0) == 90
-
-
-def test_what_it_can_never_hold_is_never_given() -> None:
-    bucket = TokenBucket(60, 3)
-    assert bucket.take(4, 0.0) == math.inf and bucket.remaining(0.0) == 3
-
-
-def test_what_was_used_already_may_be_owed() -> None:
-    bucket = TokenBucket(60, 3)
-    bucket.spend(5, 0.0)
-    assert bucket.remaining(0.0) == 0 and bucket.take(1, 0.0) == 3.0 and bucket.full_in(0.0) == 5.0
-
-
 @pytest.mark.parametrize(("per_minute", "burst"), [(0, 1), (-1, None), (60, 0), (float("nan"), 1)])
 def test_without_a_rate_or_a_burst_there_is_no_bucket(per_minute: float, burst: float | None) -> None:
     with pytest.raises(ValueError):

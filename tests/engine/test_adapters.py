@@ -46,26 +46,12 @@ def test_one_slot_and_one_adapter_serves_who_needs_the_resident_one_first() -> N
     assert play(harness(1, 1), every(0, adapters)) == list("015263748")
 
 
-def test_two_slots_share_the_one_adapter() -> None:
-    arrivals = [
-        *((0, "l1"), (0, "l1"), (0.1, "l2"), (0.2, "l3")),
-        *((0.3, "l4"), (0.4, "l2"), (0.5, "l3"), (0.6, "l4")),
-    ]
-    assert play(harness(2, 1), arrivals) in (list("01253647"), list("10526374"))
-
-
 @pytest.mark.parametrize("slots", [4, 5])
 def test_three_adapters_at_a_time(slots: int) -> None:
     adapters = ["l1", "l1", "l2", "l3", "l4", "l5", "l1", "l2", "l3", "l4", "l5"]
     order = play(harness(slots, 3, ttft=1.0), every(0.1, adapters))
     assert order[:7] == list("0123678")
     assert (set(order[7:9]), set(order[9:])) in (({"4", "9"}, {"5", "10"}), ({"5", "10"}, {"4", "9"}))
-
-
-def test_five_adapters_at_a_time() -> None:
-    adapters = ["l1", "l1", "l2", "l3", "l4", "l5", "l1", "l2", "l3", "l4", "l5"]
-    order = play(harness(5, 5, ttft=1.0), every(0.1, adapters))
-    assert order == ["0", "1", "2", "3", "4", "6", "7", "8", "9", "5", "10"]
 
 
 @pytest.mark.parametrize(
@@ -80,11 +66,6 @@ def test_five_adapters_at_a_time() -> None:
 def test_two_adapters_and_a_late_request_for_the_first(slots: int, max_loras: int, order: list[str]) -> None:
     arrivals: list[tuple[float, str | None]] = [(0, "l1")] * 3 + [(0.1, "l2")] * 4 + [(0.5, "l1")]
     assert play(harness(slots, max_loras, ttft=1.0), arrivals) == order
-
-
-def test_one_adapter_is_served_to_its_end_before_the_other() -> None:
-    order = play(harness(4, 1), every(0, ["l1", "l2", "l1", "l2"]))
-    assert order == ["0", "2", "1", "3"]
 
 
 def test_the_base_model_overtakes_who_waits_for_an_adapter() -> None:
@@ -102,32 +83,6 @@ def test_an_adapter_that_is_unloaded_while_requests_wait_counts_as_the_base_mode
     served.clock.advance(10)
     assert sorted(finished(served)) == ["0", "1", "2"]
     assert list(served.lora) == ["l1"]
-
-
-def test_an_adapter_that_is_unloaded_while_it_runs_leaves_its_slot_when_it_is_over() -> None:
-    served = harness(2, 1)
-    served.ask("0", max_tokens=1, adapter="l1")
-    served.adapters.discard("l1")
-    served.clock.advance(10)
-    assert list(served.lora) == []
-    assert play(served, [(0, "l2")]) == ["0", "0"]
-
-
-def test_as_many_run_as_have_slots_and_all_others_wait() -> None:
-    served = harness(12, 2)
-    for number in range(1000):
-        served.ask(str(number), max_tokens=1, adapter=f"l{number % 2 + 1}")
-    assert served.gauges() == (12, 988)
-    served.clock.advance(1000)
-    assert served.is_idle() and len(finished(served)) == 1000
-
-
-def test_the_lowest_priority_number_is_next_and_equals_keep_their_order() -> None:
-    served = Harness(slots=1, by_priority=True, time_to_first_token=0.5)
-    for name, priority in (("first", 9), ("late", 5), ("soon", -1), ("later", 5)):
-        served.ask(name, max_tokens=1, priority=priority)
-    served.clock.advance(10)
-    assert finished(served) == ["first", "soon", "late", "later"]
 
 
 def loras(served: Harness) -> list[tuple[str, str]]:

@@ -52,23 +52,6 @@ def test_what_cannot_be_prepared_takes_no_slot(monkeypatch: pytest.MonkeyPatch) 
     assert harness.is_idle() and harness.events == []
 
 
-def test_a_sequence_that_breaks_takes_no_other_with_it() -> None:
-    harness = stepped()
-    harness.ask("good", max_tokens=6)
-    taken: list[object] = []
-
-    def breaks(event: object) -> None:
-        taken.append(event)
-        if len(taken) == 4:
-            raise RuntimeError("nobody takes it")
-
-    harness.engine.submit([engine_request(request_id="bad", max_tokens=20)], breaks)
-    harness.clock.advance(2)
-    assert harness.finish("good") == "length"
-    assert harness.metric("request_success_total", finished_reason="error") == 1
-    assert harness.is_idle()
-
-
 def test_one_that_ends_at_once_may_end_others_or_break() -> None:
     harness = stepped()
     doomed = harness.ask("doomed", max_tokens=20)

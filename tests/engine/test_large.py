@@ -26,21 +26,6 @@ class BusyClock(VirtualClock):
         return self._now
 
 
-def test_the_replies_of_a_large_request_are_made_with_pauses() -> None:
-    harness = Harness(slots=200, clock=BusyClock(START_S), time_to_first_token=1.0)
-    turns: list[float] = []
-
-    def others() -> None:
-        while True:
-            turns.append(harness.clock.now())
-            gevent.sleep(0)
-
-    watcher = gevent.spawn(others)
-    harness.ask(**LARGE)
-    assert len(turns) > 10
-    watcher.kill()
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -98,15 +83,6 @@ def test_who_comes_in_such_a_pause_changes_no_reply_and_gets_the_one_that_is_due
     for name in ("large", "small", "last"):
         assert said(mixed, name) == said(alone, name)
     assert len(set(said(mixed, "large"))) == 128
-
-
-def test_what_clients_say_of_their_seeds_holds_for_large_requests_too() -> None:
-    for fields in ({"seed": 3}, {"greedy": True}):
-        harness = Harness(slots=500, clock=BusyClock(START_S))
-        harness.ask("large", **LARGE, **fields)
-        harness.ask("small", **{**LARGE, **fields, "choices": 1})
-        harness.clock.advance(100)
-        assert set(said(harness, "large")) == set(said(harness, "small"))
 
 
 def test_of_many_choices_the_first_start_at_once_and_the_others_in_a_while() -> None:
@@ -180,26 +156,6 @@ def test_the_future_of_a_handle_is_done_with_the_last_choice() -> None:
     assert future.done() and future.result() is None and rung == [future]
     assert harness.ask(max_tokens=1).future.done()
     assert harness.engine.submit([], harness.events.append).future.done()  # type: ignore[arg-type]
-
-
-def test_an_abort_and_an_interruption_are_ends_too() -> None:
-    harness = Harness(slots=1, inter_token_latency=0.1)
-    aborted, interrupted = harness.ask("a").future, harness.ask("b").future
-    late = harness.ask("c")
-    assert harness.engine.interrupt({"a"}) == 1 and aborted.done() and not interrupted.done()
-    assert harness.engine.interrupt() == 2 and interrupted.done() and late.future.done()
-    late.abort()
-    assert harness.finish("a") == harness.finish("b") == "abort" and harness.is_idle()
-
-
-def test_an_engine_keeps_nothing_of_what_is_over() -> None:
-    harness = Harness(slots=2, inter_token_latency=0.1)
-    handles = [harness.engine.submit([engine_request()], lambda output: None) for _ in range(9)]
-    for handle in handles[::2]:
-        handle.abort()
-    harness.clock.advance(100)
-    assert harness.is_idle() and not harness.engine._active and len(harness.wheel) == 0
-    assert all(not handle.choices for handle in handles)
 
 
 def test_while_thousands_are_interrupted_others_have_their_turns() -> None:

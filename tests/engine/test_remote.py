@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import gevent
 import pytest
-from msgspec.structs import asdict
 
-from app.engine.core.errors import Draining, EngineDead, QueueFull, TooManyRequests
+from app.engine.core.errors import Draining, EngineDead, QueueFull
 from app.engine.core.outputs import EngineOutput, Started
-from app.engine.core.wire import Answer, Command, EngineCoreOutput, Load, Sampling
+from app.engine.core.wire import Answer, Command, EngineCoreOutput, Load
 from tests.engine.harness import START_S, engine_request
 from tests.engine.played_engine import DEADLINE_S, Worker, until, worker
 
@@ -34,26 +32,6 @@ def test_until_the_engine_is_ready_nothing_is_ordered(tmp_path: Path) -> None:
         play.greet()
         play.ask()
         assert len(play.keys(1)) == 1
-
-
-def test_an_order_says_what_the_request_says(play: Worker) -> None:
-    said = {"max_tokens": 7, "min_tokens": 2, "seed": 0, "logprobs": 0, "prompt_logprobs": 1, "priority": -1}
-    play.ask("cmpl-7", **said, stop=("x",), stop_token_ids=frozenset({9}), include_stop=True, cache_salt="s")
-    play.keys(1)
-    assert asdict(play.ordered[0]) == {
-        "key": play.ordered[0].key,
-        "request_id": "cmpl-7",
-        "prompt_ids": [5, 6, 7],
-        "arrival_s": START_S,
-        "ignore_eos": True,
-        "stop": ("x",),
-        "stop_token_ids": (9,),
-        "include_stop": True,
-        "sampling": Sampling(),
-        "form": None,
-        "cache_salt": "s",
-        **said,
-    }
 
 
 def test_a_choice_waits_until_the_engine_has_begun_it_and_runs_to_its_end(play: Worker) -> None:
@@ -90,17 +68,6 @@ def test_sequences_of_other_workers_take_room_too(play: Worker) -> None:
     assert play.engine.room() == 2
 
 
-def test_what_is_unfinished_may_be_bounded_and_refusals_are_counted(tmp_path: Path) -> None:
-    with worker(tmp_path, max_num_seqs=2, max_waiting_queue_length=9, max_num_queued_reqs=3) as play:
-        assert play.engine.room() == 3
-        play.ask(choices=2)
-        assert play.engine.room() == 1
-        with pytest.raises(TooManyRequests, match="2 of at most 3"):
-            play.ask("b", choices=2)
-        assert play.metric("admission_rejections_total", "max_num_queued_reqs") == 1
-        play.ask("c")
-
-
 def test_a_draining_worker_admits_nothing_and_says_so(play: Worker) -> None:
     play.ask()
     assert not play.engine.draining
@@ -110,14 +77,6 @@ def test_a_draining_worker_admits_nothing_and_says_so(play: Worker) -> None:
     [key] = play.keys(1)
     play.says(key, "a", finish="length")
     assert play.ends() == ["length"] and play.engine.draining
-
-
-def test_long_prompts_are_ordered_in_several_messages(tmp_path: Path) -> None:
-    with worker(tmp_path) as play:
-        play.ask(choices=5, prompt_ids=[1] * 60_000)
-        keys = play.keys(5)
-        assert sorted(set(keys)) == keys
-        assert [size for size in play.peer.messages if size > 1] == [2, 2]
 
 
 def test_who_leaves_while_the_rest_of_its_choices_is_ordered_has_no_more_of_them(tmp_path: Path) -> None:
@@ -139,36 +98,6 @@ def test_who_is_aborted_is_so_in_the_engine(play: Worker) -> None:
     assert sorted(play.aborted) == keys and play.engine.waiting == 0
     play.says(keys[0], "late")
     assert not play.outputs
-
-
-def test_an_operator_ends_requests_by_name_or_all(play: Worker) -> None:
-    for name in "abc":
-        play.ask(name)
-    assert play.engine.interrupt(["b", "x"]) == 1
-    assert [play.ends(name) for name in "abc"] == [[], ["abort"], []]
-    assert play.engine.interrupt() == 2
-    assert play.metric("request_success_total") == 0
-    assert play.engine.recorder.figures().finished["abort"] == 3
-
-
-def test_what_the_engine_tells_of_itself_is_counted_once(play: Worker) -> None:
-    play.loads(running=3, waiting=2, cache_usage=0.5, prefix_queries=64, prefix_hits=32, preemptions=2)
-    play.loads(running=1, waiting=4, cache_usage=0.25, prefix_queries=96, prefix_hits=48, preemptions=3)
-    play.loads(
-        running=1,
-        waiting=4,
-        cache_usage=0.25,
-        prefix_queries=96,
-        prefix_hits=48,
-        preemptions=3,
-        step_tokens=8,
-    )
-    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total")
-    assert [play.metric(name) for name in names] == [1, 4, 0.25, 3]
-    assert play.metric("prefix_cache_queries_total") == 96
-    assert play.metric("prefix_cache_hits_total") == 48
-    assert play.metric("iteration_tokens_total_count") == 1
-    assert play.metric("iteration_tokens_total_sum") == 8
 
 
 def test_an_engine_that_is_gone_fails_what_it_computed_and_its_successor_begins_anew(
@@ -258,26 +187,3 @@ def test_what_nobody_takes_or_understands_ends_no_other(
     assert "not understood" in caplog.text and "could not be told" in caplog.text
     play.says(good, "b", finish="stop")
     assert play.ends("good") == ["stop"]
-
-
-def test_an_engine_that_says_nothing_is_greeted_again_until_it_does(tmp_path: Path) -> None:
-    def greetings(play: Worker) -> int:
-        return len(play.peer.orders)
-
-    with worker(tmp_path, greeted=False) as play:
-        until(lambda: greetings(play) >= 2)
-        play.greet()
-        before = greetings(play)
-        gevent.sleep(1.2)
-        assert greetings(play) == before
-
-
-def test_a_watcher_is_told_of_each_choice(play: Worker) -> None:
-    told: list[Any] = []
-    play.ask(
-        choices=2, observers=[lambda request: lambda outcome: told.append((request.index, outcome.tokens))]
-    )
-    first, second = play.keys(2)
-    play.says(second, "a", "b", finish="length")
-    play.says(first, finish="stop")
-    assert told == [(1, 2), (0, 0)]

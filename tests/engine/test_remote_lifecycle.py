@@ -65,14 +65,6 @@ def operated(tmp_path: Path) -> Iterator[Operated]:
         yield Operated(play)
 
 
-def test_a_pause_lasts_until_it_is_resumed(operated: Operated) -> None:
-    assert operated.stands == (False, False)
-    operated.does(lambda: operated.life.pause("wait", operated.left))
-    assert operated.told == ("pause", 0, None, "wait") and operated.stands == (False, True)
-    operated.does(operated.life.resume)
-    assert operated.told[0] == "resume" and operated.stands == (False, False)
-
-
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_levels_of_sleep_are_told_and_end(operated: Operated, level: int) -> None:
     operated.falls_asleep(level)
@@ -93,14 +85,6 @@ def test_parts_wake_one_by_one_and_the_engine_says_when_all_is_back(operated: Op
     assert operated.stands == (False, False) and operated.state == (1, 0, 0)
 
 
-@pytest.mark.parametrize("done", [True, False])
-def test_the_engine_says_whether_its_cache_was_reset(operated: Operated, done: bool) -> None:
-    assert operated.does(operated.life.reset_prefix_cache, value=done) is done
-    assert operated.told[0] == "reset_prefix_cache" and not operated.play.commands[-1].clear
-    operated.does(lambda: operated.life.reset_prefix_cache(under_requests=True))
-    assert operated.play.commands[-1].clear
-
-
 def test_what_the_engine_will_not_do_is_told_and_changes_nothing(operated: Operated) -> None:
     with pytest.raises(CommandFailed, match="Not now"):
         operated.does(lambda: operated.life.pause("keep", operated.left), None, "Not now.")
@@ -116,8 +100,3 @@ def test_a_caller_who_leaves_awaits_nothing(operated: Operated) -> None:
     with pytest.raises(CallerLeft):
         acting.get(timeout=DEADLINE_S)
     assert operated.stands == (False, False)
-
-
-def test_a_worker_that_drains_admits_nothing(operated: Operated) -> None:
-    operated.life.drain()
-    assert operated.play.engine.draining and not operated.play.commands

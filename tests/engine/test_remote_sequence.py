@@ -105,14 +105,6 @@ def test_tokens_are_told_as_they_come_and_the_last_one_with_the_end() -> None:
     assert len(play.outputs) == 4
 
 
-def test_a_step_that_brings_no_token_is_not_told_but_its_end_is() -> None:
-    play = Play()
-    play.say()
-    assert play.choice.running and play.tokens() == []
-    play.say(finish="length")
-    assert play.tokens() == [([], 0, None, Finish("length"))]
-
-
 def test_plain_tokens_go_by_themselves_where_somebody_takes_them() -> None:
     play = Play(takes_plain=True)
     play.say("a")

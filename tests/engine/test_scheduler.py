@@ -175,23 +175,3 @@ def test_every_step_is_as_the_rules_say(
         pair.act("fetched", 0)
     if not pair.plain.waiting:  # a prompt that is larger than a step waits for ever where it may not be cut
         assert pair.scheduler.idle and pair.blocks.free == pair.blocks.capacity and not pair.here
-
-
-def test_a_remote_prefill_takes_no_place_until_its_cache_has_come() -> None:
-    scheduler: Scheduler[SequenceState] = Scheduler(
-        SchedulerLimits(max_num_seqs=1), CountedBlocks(POOL, BLOCK)
-    )
-    remote, local = SequenceState(20, 2, remote=True), SequenceState(8, 1)
-    scheduler.waiting.add(remote)
-    scheduler.waiting.add(local)
-    first = scheduler.schedule()
-    assert first is not None
-    assert first.prefilled == [local]
-    assert scheduler.fetching == [remote]
-    assert remote.held == 5
-    scheduler.fetched(remote)
-    assert scheduler.schedule() is None  # the only place is taken
-    scheduler.complete(first)
-    second = scheduler.schedule()
-    assert second is not None
-    assert (second.tokens, second.prefilled) == (1, [remote])

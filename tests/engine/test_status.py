@@ -62,23 +62,6 @@ def test_on_a_timeline_of_its_own_it_waits_then_is_prefilled_then_decodes() -> N
     assert first.text == harness.said("a") != ""
 
 
-def test_a_choice_that_is_over_is_no_longer_among_the_others() -> None:
-    harness = Harness(time_to_first_token=1.0, inter_token_latency=1.0, seed=1)
-    harness.ask("a", choices=8, limited=False, max_tokens=50)
-    ended: set[int] = set()
-    while len(ended) < 8:
-        ended = {index for index in range(8) if harness.of("a", index) and harness.finish("a", index)}
-        left = [it.request.index for it in harness.engine.sequences()]
-        assert left == [index for index in reversed(range(8)) if index not in ended]
-        harness.clock.advance(1)
-
-
-def test_a_remote_prefill_is_a_transfer() -> None:
-    harness = Harness(kv_cache_transfer_latency=1.0, inter_token_latency=0.1)
-    harness.ask("a", remote_prefill=True)
-    assert phases(harness, "a") == [Phase.TRANSFER, Phase.DECODE]
-
-
 def test_its_blocks_have_numbers_where_there_is_a_cache() -> None:
     harness = Harness(slots=1, blocks=100, **SLOW)
     harness.ask("a", prompt_ids=PROMPT)
@@ -112,12 +95,6 @@ def test_in_shared_steps_a_long_prompt_is_computed_bit_by_bit(ahead: bool) -> No
     harness.clock.advance(0.3)
     first_s = sequence.status().first_s
     assert first_s == harness.tokens("a")[0].at_s and sequence.text == harness.said("a")
-
-
-def test_in_shared_steps_it_decodes_until_its_last_token_is_told() -> None:
-    harness = stepped()
-    harness.ask("a", max_tokens=5)
-    assert phases(harness, "a") == [Phase.QUEUED, Phase.DECODE]  # its prompt fits into one step
 
 
 def test_in_shared_steps_a_remote_prefill_holds_its_block_numbers_the_start() -> None:

@@ -58,16 +58,6 @@ def test_a_step_reads_the_experts_that_its_tokens_need() -> None:
     assert costs == pytest.approx([4.0, 6.0, 7.0])
 
 
-def test_a_tile_that_is_full_has_no_rows_to_spare() -> None:
-    rows = [cost(step(tokens=tokens), per_token=1.0, tile=0.5) for tokens in (127, 128, 129, 256)]
-    assert rows == pytest.approx([127.5, 128.0, 192.5, 256.0])
-
-
-def test_an_idle_device_wakes_up_and_is_no_hotter_for_it() -> None:
-    constants = {"base": 0.5, "wake": 0.25}
-    assert (cost(step(), **constants), cost(step(), idle=True, **constants)) == (0.5, 0.75)
-
-
 class Device:
     """Heat as docs/fidelity.md tells it, in steps so small that they are as good as none."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,7 +60,9 @@ def test_live_is_as_offline(requests: Sequence[tuple[float, int, int]]) -> None:
         )
     assert harness.metric("num_preemptions_total") == scheduler.preemptions
     assert harness.metric("iteration_tokens_total_count") == loop.steps
-    assert harness.is_idle()
+    assert harness.cache is not None
+    check(harness.cache)
+    assert harness.is_idle() and harness.metric("kv_cache_usage_perc") == 0
 
 
 @settings(deadline=None)
@@ -118,25 +119,6 @@ def test_who_is_read_too_late_is_told() -> None:
     assert float(late.split()[-1]) == pytest.approx(0.1 - PROFILE.front.visible_s(0, 3))
 
 
-def test_who_is_read_in_time_is_not_late() -> None:
-    harness = stepped(profile=replace(PROFILE, front=FrontCosts()))
-    harness.ask("a")
-    harness.clock.advance(1)
-    assert harness.finish("a") == "length"
-    assert re.search(r"^understudy_late_requests_total\{.*\} 0", harness.recorder.render(), re.M)
-
-
-def test_one_alarm_serves_all_requests_of_an_engine() -> None:
-    harness = stepped()
-    for number in range(50):
-        harness.ask(str(number), prompt_ids=[1] * (1 + number))
-    assert len(harness.wheel) == 1
-    for _ in range(500):
-        harness.clock.advance(0.01)
-        assert len(harness.wheel) <= 1
-    assert harness.is_idle() and len(harness.wheel) == 0
-
-
 def test_tokens_leave_one_after_another_however_slow_that_is() -> None:
     front = FrontCosts(out_per_stream=0.1)
     harness = stepped(profile=replace(PROFILE, front=front))
@@ -145,19 +127,6 @@ def test_tokens_leave_one_after_another_however_slow_that_is() -> None:
     harness.clock.advance(5)
     told = sorted(at_s for name in "abc" for at_s in moments(harness, name))
     assert [at_s - told[0] for at_s in told] == pytest.approx([0.1 * place for place in range(12)])
-
-
-def test_a_full_cache_preempts_and_everybody_gets_all_the_same() -> None:
-    harness = stepped(blocks=12, slots=4)
-    for name in "abc":
-        harness.ask(name, prompt_ids=[ord(name)] * 20, max_tokens=24)
-    harness.clock.advance(10)
-    assert [len(moments(harness, name)) for name in "abc"] == [24, 24, 24]
-    assert harness.metric("num_preemptions_total") > 0
-    assert harness.metric("request_num_preemptions_sum") == harness.metric("num_preemptions_total")
-    assert harness.cache is not None
-    check(harness.cache)
-    assert harness.is_idle() and harness.metric("kv_cache_usage_perc") == 0
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.005, 0.015, 0.03, 0.06])
@@ -176,15 +145,6 @@ def test_an_abort_at_any_time_gives_all_back(after_s: float) -> None:
     assert harness.recorder.figures().finished["abort"] == 1
 
 
-def test_choices_of_one_request_share_its_prompt() -> None:
-    harness = stepped(blocks=BLOCKS, slots=4)
-    harness.ask("a", choices=3, prompt_ids=list(range(17)), max_tokens=4, num_choices=3)
-    harness.clock.advance(1)
-    assert [len(harness.tokens("a", index)) for index in range(3)] == [4, 4, 4]
-    assert harness.metric("prefix_cache_hits_total") == 2 * 16
-    assert harness.is_idle()
-
-
 def test_a_cached_prompt_is_sooner() -> None:
     harness = stepped(blocks=400, slots=4)
     ids = list(range(1600))
@@ -195,14 +155,6 @@ def test_a_cached_prompt_is_sooner() -> None:
     cold_s, warm_s = moments(harness, "cold")[0], moments(harness, "warm")[0] - 1
     assert warm_s < cold_s - 0.02
     assert next(event.cached_tokens for event in harness.of("warm") if isinstance(event, Started)) == 1592
-
-
-def test_too_little_cached_ends_at_once() -> None:
-    harness = stepped(blocks=BLOCKS)
-    harness.ask("a", cache_hit_threshold=0.5)
-    harness.clock.advance(1)
-    assert harness.finish("a") == "cache_threshold" and not moments(harness, "a")
-    assert harness.is_idle()
 
 
 @pytest.mark.parametrize(("least", "finish"), [(0.9, "length"), (1.0, "cache_threshold")])
@@ -231,30 +183,6 @@ def test_a_remote_prefill_comes_over_the_net() -> None:
     assert harness.is_idle()
 
 
-def test_the_cache_of_a_short_prompt_comes_sooner() -> None:
-    harness = stepped(slots=1, kv_cache_transfer_time_per_token=0.001)
-    harness.ask("long", remote_prefill=True, prompt_ids=[1] * 1000)
-    harness.ask("short", remote_prefill=True, prompt_ids=[2] * 100)
-    harness.clock.advance(2)
-    assert moments(harness, "short")[0] == pytest.approx(0.1, abs=2 * STEP_S)
-    assert moments(harness, "long")[0] == pytest.approx(1.0, abs=2 * STEP_S)
-    assert harness.is_idle()
-
-
-@pytest.mark.parametrize("by_priority", [False, True])
-def test_blocks_of_a_remote_prefill_never_block_who_is_before_it(by_priority: bool) -> None:
-    """Whether that one was preempted, or is more important."""
-    harness = stepped(blocks=11, slots=4, by_priority=by_priority, kv_cache_transfer_latency=0.5)
-    near = {"request_id": "near", "prompt_ids": [2] * 30, "max_tokens": 45}
-    far = {"request_id": "far", "prompt_ids": [1] * 40, "remote_prefill": True, "priority": 1}
-    for fields in (far, near) if by_priority else (near, far):
-        harness.ask(**fields)
-        harness.clock.advance(0.05)
-    harness.clock.advance(5)
-    assert harness.finish("far") == harness.finish("near") == "length"
-    assert harness.is_idle()
-
-
 def test_paused_nobody_begins_and_all_go_on_afterwards() -> None:
     harness = stepped()
     harness.ask("a", max_tokens=20)
@@ -278,28 +206,6 @@ def test_waits_on_purpose_shift_what_follows() -> None:
     shifts = [b - a for a, b in zip(moments(plain, "a"), moments(late, "a"), strict=True)]
     assert shifts == pytest.approx([0, 0.25, 0.25, 0.75])
     assert late.finish("a") == "length" and late.is_idle()
-
-
-def test_adapters_wait_for_their_slots() -> None:
-    harness = stepped(adapters=["l1", "l2"], max_loras=1)
-    harness.ask("a", adapter="l1", max_tokens=5)
-    harness.ask("b", adapter="l2", max_tokens=5)
-    harness.ask("c", max_tokens=5)
-    harness.clock.advance(0.03)
-    assert harness.gauges() == (2, 1)
-    harness.clock.advance(1)
-    assert moments(harness, "b")[0] > moments(harness, "a")[-1]
-    assert list(harness.lora) == ["l2"] and harness.is_idle()
-
-
-def test_the_more_important_is_first() -> None:
-    harness = stepped(slots=1, by_priority=True)
-    harness.ask("now", max_tokens=2)
-    harness.clock.advance(0.01)
-    harness.ask("later", priority=5, max_tokens=2)
-    harness.ask("sooner", priority=1, max_tokens=2)
-    harness.clock.advance(1)
-    assert moments(harness, "sooner")[-1] < moments(harness, "later")[0]
 
 
 def test_speculation_brings_several_tokens_a_step() -> None:
@@ -335,10 +241,3 @@ def test_tokens_of_one_step_may_be_of_several_parts() -> None:
         assert told(one, **asked) == told(several, **asked)
         for harness in (one, several):
             harness.events.clear()
-
-
-def test_an_image_follows_its_text_after_a_time_of_its_own() -> None:
-    harness = stepped(time_to_generate_image=0.5)
-    assert [kind for kind, _ in told(harness, image=True, max_tokens=3)] == ["text"] * 3 + ["image"]
-    *_, last, image = [event.at_s for event in harness.tokens("a") for _ in event.texts]
-    assert image == pytest.approx(last + 0.5)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from random import Random
 from typing import Any
 
 import pytest
 
-from app.engine.core.outputs import Part, Started, TokenLogprob, Tokens
-from app.engine.core.reply import LENGTH, STOP, Reply, joined
+from app.engine.core.outputs import Started, Tokens
 from app.engine.core.sequence import MOST_AT_ONCE
 from app.engine.core.timing import PerRequestTiming
 from config.settings import LatencySettings
@@ -28,17 +26,6 @@ def told(harness: Harness, **fields: Any) -> list[tuple[str, float]]:
         for it in harness.tokens("a")
         for _ in it.texts
     ]
-
-
-def test_an_image_takes_a_time_of_its_own() -> None:
-    moments = told(Harness(**GAP, time_to_generate_image=7.0), image=True, max_tokens=3)
-    assert moments == [("text", 2.0), ("text", 2.5), ("text", 3.0), ("image", 10.0)]
-
-
-def test_a_thought_and_what_is_said_are_a_gap_apart() -> None:
-    moments = told(Harness(**GAP), reasoning=True, max_tokens=30)
-    assert {kind for kind, _ in moments} == {"reasoning", "text"}
-    assert [at_s for _, at_s in moments] == [2.0 + 0.5 * number for number in range(30)]
 
 
 def test_tokens_that_are_due_together_are_told_part_by_part_and_not_too_many_at_once() -> None:
@@ -73,11 +60,6 @@ def test_choices_of_one_request_take_turns_token_by_token(gap_s: float) -> None:
 def test_delays_come_before_the_tokens_that_they_name() -> None:
     moments = told(Harness(**GAP), delays=((0, 1.0), (2, 4.0)), max_tokens=4)
     assert [at_s for _, at_s in moments] == [3.0, 3.5, 8.0, 8.5]
-
-
-def test_delays_alone_part_what_would_come_together() -> None:
-    moments = told(Harness(), delays=((1, 1.0), (3, 4.0)), max_tokens=5)
-    assert [at_s for _, at_s in moments] == [0.0, 1.0, 1.0, 5.0, 5.0]
 
 
 def test_cached_tokens_cost_no_prefill() -> None:
@@ -135,64 +117,3 @@ def test_a_remote_prefill_costs_its_transfer_alone(settings: Any, seconds: float
     latency = LatencySettings(time_to_first_token=5.0, time_factor_under_load=3.0, **settings)
     timing = PerRequestTiming(latency, 4, lambda: 4, Random(1))
     assert timing.time_to_first_token(100, 20, remote=True) == seconds
-
-
-@pytest.mark.parametrize(
-    ("settings", "constant", "instant"),
-    [
-        ({}, 0.0, True),
-        ({"inter_token_latency": 0.5}, 0.5, False),
-        ({"inter_token_latency": 0.5, "inter_token_latency_std_dev": 0.1}, None, False),
-        ({"inter_token_latency": 0.5, "time_factor_under_load": 2.0}, None, False),
-        ({"inter_token_latency_std_dev": 0.1, "time_factor_under_load": 2.0}, 0.0, True),
-        ({"time_to_first_token": 0.5}, 0.0, False),
-        ({"prefill_overhead": 0.5}, 0.0, False),
-        ({"prefill_time_per_token": 0.5}, 0.0, False),
-        ({"prefill_time_per_token": 0.5, "latency_calculator": "constant"}, 0.0, True),
-        ({"prefill_time_per_token": 0.5, "time_to_first_token_std_dev": 0.1}, 0.0, True),
-    ],
-)
-def test_what_is_always_the_same_is_known_to_be(settings: Any, constant: float | None, instant: bool) -> None:
-    timing = PerRequestTiming(LatencySettings(**settings), 4, lambda: 4, Random(1))
-    assert (timing.constant_gap_s, timing.instant) == (constant, instant)
-
-
-def test_alternatives_have_the_ranks_that_the_token_itself_has_not() -> None:
-    entry = TokenLogprob(1, "a", -3.0, (), rank=3)
-    assert [*islice(entry.ranks, 5)] == [3, 1, 2, 4, 5]
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_outputs_can_be_split(count: int) -> None:
-    part = Part("reasoning")
-    whole = Tokens(3, ("a", "b", "c"), (7, 8, 9), 5.0, None, None, part)
-    first, rest = whole.split(count)
-    assert [*first.texts, *rest.texts] == ["a", "b", "c"] and [*first.ids, *rest.ids] == [7, 8, 9]
-    assert len(first.texts) == len(first.ids) == count
-    assert {(it.index, it.at_s, it.part) for it in (first, rest)} == {(3, 5.0, part)}
-
-
-THOUGHT, CALL = Part("reasoning"), Part("call")
-REPLY = Reply("abcde", range(5), STOP, [(2, THOUGHT), (5, None)])
-
-
-@pytest.mark.parametrize(
-    ("most", "text", "spans"),
-    [
-        (4, "abcd", [(2, THOUGHT), (4, None)]),
-        (2, "ab", [(2, THOUGHT)]),
-        (1, "a", [(1, THOUGHT)]),
-        (0, "", []),
-    ],
-)
-def test_a_reply_that_is_cut_ends_for_its_length_and_has_no_empty_part(
-    most: int, text: str, spans: list[tuple[int, Part | None]]
-) -> None:
-    cut = REPLY.cut(most)
-    assert (cut.texts, list(cut.ids), cut.finish, cut.spans) == (text, list(range(most)), LENGTH, spans)
-
-
-def test_two_replies_are_one_that_ends_as_the_second_does() -> None:
-    both = joined(REPLY, Reply("xy", [8, 9], LENGTH))
-    assert (both.texts, both.ids, both.finish) == ([*"abcdexy"], [0, 1, 2, 3, 4, 8, 9], LENGTH)
-    assert both.spans == [(2, THOUGHT), (5, None), (7, None)]

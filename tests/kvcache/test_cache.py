@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-
 import gevent
-import pytest
 
 from app.engine.kvcache.events import BlockStored
 from app.engine.kvcache.prompt import Placeholder
@@ -40,14 +37,6 @@ def test_salts_adapters_and_images_do_not_find_each_others_blocks() -> None:
     assert serve(cache, tokens(0, 10), placeholders=outside) == 8, "a placeholder outside counts for nothing"
 
 
-@pytest.mark.parametrize("image", [Placeholder("img", 0, 4), Placeholder("img", 4, 5)])
-def test_an_image_may_begin_or_end_with_the_prompt(image: Placeholder) -> None:
-    cache = small_cache()
-    serve(cache, tokens(0, 9))
-    assert serve(cache, tokens(0, 9), placeholders=(image,)) == image.offset
-    assert serve(cache, tokens(0, 9), placeholders=(image,)) == 8
-
-
 def test_events_carry_salt_adapter_and_hashes() -> None:
     cache = small_cache()
     serve(cache, [1, 2], reply=[3, 4, 5], salt="s")  # a prompt of less than a block
@@ -67,93 +56,12 @@ def test_events_carry_salt_adapter_and_hashes() -> None:
     assert unwanted.reset() and unwanted.take_events() == []
 
 
-def test_the_tail_of_a_sequence_makes_room_first() -> None:
-    cache = small_cache(4)
-    serve(cache, tokens(0, 16))
-    [stored] = cache.take_events()
-    assert isinstance(stored, BlockStored)
-    sequence = begin(cache, tokens(50, 8))
-    removed = summary(cache.take_events())[:4]
-    assert removed == ["-", stored.block_hashes[3], "-", stored.block_hashes[2]]
-    cache.release(sequence)
-    assert serve(cache, tokens(0, 9)) == 8
-
-
-def test_a_reset_waits_for_sequences_and_is_the_first_event_of_the_next_step() -> None:
-    cache = small_cache()
-    sequence = begin(cache, tokens(0, 9))
-    assert not cache.reset()
-    cache.release(sequence)
-    cache.take_events()
-    assert cache.reset()
-    assert serve(cache, tokens(0, 9)) == 0
-    assert summary(cache.take_events()) == ["clear", 0, 4]
-
-
-def test_a_discard_takes_the_cache_from_sequences_that_run() -> None:
-    cache = small_cache()
-    sequence = begin(cache, tokens(0, 9))
-    cache.discard()
-    assert sequence.append(cache, tokens(9, 8))
-    check(cache)
-    cache.release(sequence)
-    assert summary(cache.take_events()) == [0, 4, "clear"]
-    assert serve(cache, tokens(0, 9)) == 0
-
-
-def test_caching_can_be_switched_while_sequences_run() -> None:
-    cache = small_cache(16)
-    cached = begin(cache, tokens(0, 5))
-    cache.caching = False
-    other = begin(cache, tokens(50, 5))
-    assert (cache.pool.usage, len(cache.take_events())) == (4 / 16, 1)
-    cache.caching = True
-    for sequence, start in ((cached, 5), (other, 55)):
-        sequence.append(cache, tokens(start, 5))
-        cache.release(sequence)
-    check(cache)
-    assert [serve(cache, tokens(0, 10)), serve(cache, tokens(50, 10))] == [8, 0]
-
-
-def test_blocks_of_unloaded_adapters_make_room_first() -> None:
-    cache = small_cache(3)
-    serve(cache, tokens(0, 4))
-    serve(cache, tokens(0, 4), adapter=ALICE)
-    serve(cache, tokens(0, 4), adapter=BOB)
-    cache.pool.unload_adapter("Bob")
-    serve(cache, tokens(50, 4))
-    assert serve(cache, tokens(0, 5), adapter=ALICE) == 4
-    assert serve(cache, tokens(0, 5), adapter=BOB) == 0
-
-
-def test_the_edges() -> None:
-    cache = small_cache()
-    assert serve(cache, []) == 0 and cache.take_events() == []
-    cache.release(Replying(cache, [1]))  # has no blocks
-    with pytest.raises(ValueError):
-        small_cache(0)
-
-
 def test_a_long_prompt_is_hashed_with_pauses() -> None:
     cache, turns = small_cache(1000), []
     other = gevent.spawn(turns.append, 1)
     prompt = gevent.spawn(lambda: (cache.make_prompt(tokens(0, 1000)), bool(turns))).get()
     other.join()
     assert prompt[1] and len(prompt[0].hashes or ()) == 250
-
-
-def test_serving_leaves_no_garbage_that_only_the_collector_finds() -> None:
-    cache = small_cache(20)
-    serve(cache, tokens(0, 30), reply=tokens(100, 10))
-    gc.collect()
-    gc.disable()
-    try:
-        for start in range(0, 1000, 50):
-            serve(cache, tokens(start, 30), reply=tokens(start, 10), adapter=ALICE, salt="s")
-            cache.take_events()
-        assert gc.collect() == 0
-    finally:
-        gc.enable()
 
 
 def test_a_prompt_that_is_computed_in_parts_stores_the_blocks_that_are_computed_to_their_end() -> None:

@@ -47,42 +47,8 @@ def test_events_go_to_listeners_in_batches_with_numbers_and_the_time_of_day() ->
     assert (sender.published.batches, sender.published.events) == (2, 3)
 
 
-def test_who_answers_replays_looks_for_requests_ten_times_a_second_as_vllm_does() -> None:
-    settings = PublisherSettings(endpoint=None, topic=TOPIC, replay_endpoint="tcp://127.0.0.1:0")
-    clock = VirtualClock(100.0)
-    sender = EventSender(settings, now=clock.now)
-    try:
-        assert sender.turn() == 100.1
-        sender.put(removed(1))
-        sender.turn()
-        sender.put(removed(2))
-        clock.advance(0.95)
-        assert sender.turn() == 101.0  # fewer events than a batch wait a second
-    finally:
-        sender.close()
-
-
 def events(count: int, first: int = 0) -> list[KVEvent]:
     return [BlockRemoved([number]) for number in range(first, first + count)]
-
-
-def test_a_full_batch_is_due_at_once() -> None:
-    queue = EventQueue(10, 4, 1.0)
-    queue.put(events(4))
-    assert queue.take(100.0) == events(4)
-    queue.put(events(3))
-    assert queue.due_s() == 101.0
-    queue.put(events(1))
-    assert queue.due_s() == -math.inf
-
-
-def test_fewer_events_wait_until_the_last_batch_is_old_enough() -> None:
-    queue = EventQueue(10, 4, 1.0)
-    queue.put(events(1))
-    assert queue.due_s() == -math.inf
-    queue.take(100.0)
-    queue.put(events(1))
-    assert queue.due_s() == 101.0
 
 
 def test_what_has_gathered_goes_together_up_to_a_limit_in_order() -> None:

@@ -29,12 +29,3 @@ def test_what_is_used_all_the_time_is_never_forgotten(size: int, others: list[in
     for key in set(others):
         memo.put(key, key, 10)
         assert memo.get(-1) == 7
-
-
-def test_large_entries_make_others_be_forgotten_sooner() -> None:
-    memo: Memo[str, str] = Memo(10 * ONE)
-    memo.put("a", "A", 10)
-    memo.put("b", "B", 5 * ONE - ENTRY_BYTES)
-    assert memo.get("a") == "A"
-    memo.put("c", "C", 5 * ONE - ENTRY_BYTES)
-    assert (memo.get("a"), memo.get("b"), memo.size_bytes) == ("A", None, 6 * ONE)

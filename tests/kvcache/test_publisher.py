@@ -9,7 +9,6 @@ import gevent
 import pytest
 import zmq
 
-from app.engine.kvcache.event_sender import MOST_BATCHES
 from app.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 from tests.kvcache.sockets import TOPIC, Peers, meet, received, removed, until
 
@@ -50,44 +49,6 @@ def test_an_inproc_endpoint_is_bound_in_the_context_that_is_given(peers: Peers) 
         until(lambda: publisher.published.batches)
         assert subscriber.recv_multipart()[0] == TOPIC.encode()
         publisher.close()
-
-
-def test_rank_one_publishes_one_port_higher_and_says_so(peers: Peers) -> None:
-    subscriber, port = peers.listening()
-    publisher = peers.publisher(f"tcp://127.0.0.1:{port - 1}", rank=1)
-    meet(publisher, subscriber)
-    publisher.put(removed(1))
-    assert received(subscriber)[2].data_parallel_rank == 1
-
-
-def test_sequence_numbers_are_eight_big_endian_bytes_from_0(peers: Peers) -> None:
-    publisher = peers.publisher("tcp://*:0", replay_endpoint="tcp://*:0")
-    publisher.start()
-    client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
-    for number in range(3):
-        publisher.put(removed(number))
-        until(lambda number=number: publisher.published.batches == number + 1)
-    client.send_multipart([b"", bytes(8)])
-    assert [client.recv_multipart()[2] for _ in range(3)] == [bytes([0] * 7 + [n]) for n in range(3)]
-
-
-def test_steps_share_a_batch_and_very_long_ones_are_split(peers: Peers) -> None:
-    publisher = peers.publisher(None, batch_events=1, flush_s=1.0)
-    batches: list[list[KVEvent]] = []
-    publisher.listen(lambda topic, sequence, batch: batches.append(batch.events))
-    publisher.put(many(2))
-    publisher.put(many(20)[2:])
-    until(lambda: publisher.published.events == 20)
-    assert batches == [many(20)[:MOST_BATCHES], many(20)[MOST_BATCHES:]]
-
-
-def test_listeners_receive_what_subscribers_receive(peers: Peers) -> None:
-    subscriber, port = peers.listening()
-    publisher = peers.publisher(f"tcp://127.0.0.1:{port}")
-    heard: list[tuple[str, int, EventBatch]] = []
-    publisher.listen(lambda *batch: heard.append(batch))
-    sequence = meet(publisher, subscriber)
-    assert heard[sequence] == (TOPIC, sequence, EventBatch(1.5, removed(99), 0))
 
 
 def test_a_listener_that_fails_harms_nobody(peers: Peers, caplog: pytest.LogCaptureFixture) -> None:
@@ -155,16 +116,6 @@ def test_a_subscriber_that_stops_reading_holds_nobody_up(peers: Peers) -> None:
     while stopped.poll(200):
         sequences.append(received(stopped)[1])
     assert len(sequences) < 600
-
-
-def test_a_full_queue_loses_events_and_counts_them(peers: Peers, caplog: pytest.LogCaptureFixture) -> None:
-    publisher = peers.publisher(None, queue_events=10)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(25):
-            publisher.put(removed(1))
-    until(lambda: publisher.published.events == 10)
-    assert publisher.published.dropped_events == 15
-    assert len(caplog.records) == 1
 
 
 def test_an_endpoint_that_is_taken_is_used_once_it_is_free(

@@ -110,18 +110,6 @@ def test_what_is_no_request_is_ignored_and_counted(peers: Peers) -> None:
     assert publisher.replay.malformed == len(garbage)
 
 
-def test_a_client_that_leaves_while_it_is_answered_harms_nobody(peers: Peers) -> None:
-    publisher = published(peers, 200)
-    for _ in range(20):
-        client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
-        ask(client, 0)
-        client.close(linger=-1)
-    until(lambda: publisher.replay.answered == 20)
-    client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
-    ask(client, 0)
-    assert len(answer(client)) == 201
-
-
 def test_an_answer_pauses_and_is_what_was_kept_when_it_began() -> None:
     replay, count = ReplayBuffer(b"kv@", 1000), 2 * PAUSE_EVERY
     for sequence in range(count):

@@ -35,15 +35,6 @@ def observed() -> Observed:
     return Observed()
 
 
-def test_a_block_lives_from_its_allocation_to_its_eviction(clock: VirtualClock, observed: Observed) -> None:
-    cache = small_cache(1, observer=Residency(observed, 1.0, Random(0), clock.now))
-    serve(cache, tokens(0, 4))
-    clock.advance(7)
-    serve(cache, tokens(50, 4))
-    assert observed.lifetimes == observed.idle == [7]
-    assert observed.gaps == []
-
-
 def test_uses_and_the_gaps_between_the_last_four_of_them(clock: VirtualClock, observed: Observed) -> None:
     cache = small_cache(2, observer=Residency(observed, 1.0, Random(0), clock.now))
     serve(cache, tokens(0, 4))
@@ -66,38 +57,9 @@ def test_only_a_share_of_the_blocks_is_followed(clock: VirtualClock, observed: O
     assert 0.1 < len(observed.lifetimes) / 990 < 0.3
 
 
-def test_no_more_blocks_are_followed_than_allowed(clock: VirtualClock, observed: Observed) -> None:
-    residency = Residency(observed, 1.0, Random(0), clock.now, most=3)
-    for block in range(5):
-        residency.allocated(block)
-    for block in range(5):
-        residency.evicted(block)
-    assert observed.lifetimes == [0.0] * 3
-
-
 def test_nothing_is_observed_of_blocks_that_are_cleared(clock: VirtualClock, observed: Observed) -> None:
     cache = small_cache(1, observer=Residency(observed, 1.0, Random(0), clock.now))
     serve(cache, tokens(0, 4))
     cache.reset()
     serve(cache, tokens(50, 4))
     assert observed.lifetimes == []
-
-
-def test_an_observer_is_told_which_released_blocks_can_be_found() -> None:
-    class Told:
-        def __init__(self) -> None:
-            self.released_blocks: list[tuple[int, bool]] = []
-
-        def allocated(self, block: int) -> None: ...
-        def accessed(self, block: int) -> None: ...
-        def evicted(self, block: int) -> None: ...
-        def cleared(self) -> None: ...
-        def released(self, block: int, findable: bool) -> None:
-            self.released_blocks.append((block, findable))
-
-    told = Told()
-    cache = small_cache(8, observer=told)
-    sequence = begin(cache, tokens(0, 10))
-    first, second, partial = sequence.block_numbers()
-    cache.release(sequence)
-    assert told.released_blocks == [(partial, False), (second, True), (first, True)]

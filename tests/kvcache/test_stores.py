@@ -78,31 +78,11 @@ def test_a_store_outlives_a_reset(
     assert metric(app, "vllm:nixl_xfer_time_seconds_count") == 0
 
 
-def test_the_store_brings_only_what_the_cache_has_not() -> None:
-    app = served("offloading")
-    cached(app, LONG, reset=False)
-    cached(app, LONG[:40], reset=True)
-    assert cached(app, LONG, reset=False) == 96
-    assert metric(app, "vllm:prefix_cache_hits_total") == 32
-    assert metric(app, "vllm:external_prefix_cache_hits_total") == 32 + 64
-
-
 def test_log_probabilities_of_a_prompt_take_all_of_it() -> None:
     app = served("example")
     cached(app, LONG, reset=False)
     assert cached(app, LONG, prompt_logprobs=1) == 0
     assert metric(app, "vllm:external_prefix_cache_queries_total") == 2 * len(LONG)
-
-
-@pytest.mark.parametrize("connector", ["none", "example", "offloading"])
-@pytest.mark.parametrize("wanted", ["do_remote_decode", "do_remote_prefill"])
-def test_without_a_connector_for_it_nothing_is_transferred(connector: str, wanted: str) -> None:
-    app = served(connector)
-    answer = app.test_client().post(
-        "/v1/completions", json={"prompt": LONG, "max_tokens": 1, "kv_transfer_params": {wanted: True}}
-    )
-    told = answer.get_json()
-    assert told["kv_transfer_params"] is None and told["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
 @pytest.mark.parametrize(("more", "told"), [({}, 120), ({"remote_prefill_cached_tokens": 7}, 7)])

@@ -14,7 +14,6 @@ from app.engine.lora.adapters import (
     Adapter,
     AdapterAlreadyLoaded,
     AdapterMemory,
-    AdapterNotFound,
     AdapterTooLarge,
     LoRARegistry,
     LoraResidency,
@@ -43,20 +42,6 @@ def test_adapters_are_numbered_from_1_on_and_a_number_is_not_given_twice() -> No
     registry.load("a", "/other", in_place=True)
     registry.load("b", "/b")
     assert [registry.adapter(name).id for name in ("a", "b", "c", "nobody")] == [1, 4, 3, 0]
-
-
-def test_what_is_not_there_cannot_be_unloaded() -> None:
-    with pytest.raises(AdapterNotFound, match="No adapter 'a' is loaded"):
-        LoRARegistry().unload("a")
-
-
-def test_watchers_learn_of_those_that_come_and_go() -> None:
-    registry = LoRARegistry([Adapter("a", "/a"), Adapter("b", "/b")])
-    seen: list[str] = []
-    registry.watch(lambda name: seen.append(f"+{name}"), lambda name: seen.append(f"-{name}"))
-    registry.load("c", "/c")
-    registry.unload("b")
-    assert seen == ["+c", "-b"] and names(registry) == ["a", "c"]
 
 
 def test_of_too_many_adapters_the_first_one_goes() -> None:

@@ -59,12 +59,6 @@ def test_metrics_are_those_of_this_process_whatever_directory_others_share(
     assert "process_open_fds" in scrape(HttpMetrics())
 
 
-def test_no_family_is_printed_twice() -> None:
-    text = scrape(HttpMetrics(), engine_families(Recorder("tiny", 2048, {})))
-    types = [line for line in text.splitlines() if line.startswith("# TYPE")]
-    assert len(types) == len(set(types))
-
-
 def test_process_families_are_read_now_and_then_and_the_others_always(clock: Clock) -> None:
     reads = []
 

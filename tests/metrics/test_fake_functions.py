@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app.base.metrics.fake import value_at
-from config.fake_metrics import SHAPES, Function
+from config.fake_metrics import Function
 from tests.metrics.faked import Faked
-
-LEVELS = st.floats(0, 1000)
-PERIODS = st.floats(0.001, 1000)
-STEP_S = 1e-9
 
 
 @pytest.mark.parametrize(
@@ -27,21 +21,6 @@ STEP_S = 1e-9
 def test_two_periods_in_quarters(shape: str, values: tuple[float, ...]) -> None:
     function = Function(shape, start=2, end=10, period_s=4)
     assert [value_at(function, at_s, 1) for at_s in range(9)] == pytest.approx(values)
-
-
-@given(st.sampled_from(SHAPES), LEVELS, LEVELS, PERIODS, st.floats(0, 10_000))
-def test_a_function_stays_between_its_start_and_its_end(
-    shape: str, start: float, end: float, period_s: float, at_s: float
-) -> None:
-    value = value_at(Function(shape, start, end, period_s), at_s, STEP_S)
-    assert min(start, end) - 1e-9 <= value <= max(start, end) + 1e-9
-
-
-@given(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(1, 100))
-def test_a_value_keeps_for_a_step(early: int, late: int, step: int) -> None:
-    function = Function("ramp", 0, 10_000, 10_000)
-    same = early // step == late // step
-    assert (value_at(function, early, step) == value_at(function, late, step)) == same
 
 
 def test_requests_are_whole_and_the_usage_is_not() -> None:
@@ -59,12 +38,6 @@ def test_requests_are_whole_and_the_usage_is_not() -> None:
         )
         faked.clock.advance(1)
     assert told == [(2, 0, 0), (5, 2, 0.125), (2, 5, 0.25), (0, 7, 0.375), (2, 10, 0.5), (5, 10, 0.625)]
-
-
-def test_a_share_of_the_way_is_not_lost_to_rounding() -> None:
-    faked = Faked({"running-requests": "ramp:0:100:1s"}, "--fake-metrics-refresh-interval", "10ms")
-    faked.clock.advance(0.29)
-    assert faked.value("num_requests_running") == 29
 
 
 def test_a_value_changes_only_with_the_refresh_interval() -> None:

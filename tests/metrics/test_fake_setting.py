@@ -86,34 +86,9 @@ def test_yaml_flag_and_variable_say_the_same(file: str) -> None:
     assert fakes([], {"SIM_FAKE_METRICS": text}) == MEANT
 
 
-def test_a_flag_replaces_what_yaml_says_as_a_whole(file: str) -> None:
-    assert fakes(["--config", file, "--fake-metrics", '{"running-requests": 1}']) == FakeMetrics(
-        running_requests=1
-    )
-
-
 @pytest.mark.parametrize("argv", [[], ["--fake-metrics", "null"], ["--fake-metrics="]])
 def test_without_it_the_metrics_are_true(argv: list[str]) -> None:
     assert fakes(argv) is None
-
-
-def test_an_empty_object_is_fake_and_a_null_is_absent() -> None:
-    assert fakes(["--fake-metrics", "{}"]) == FakeMetrics()
-    assert fakes(["--fake-metrics", '{"running-requests": null, "loras": null}']) == FakeMetrics()
-
-
-@pytest.mark.parametrize(
-    ("text", "period_s"), [("1m30s", 90), ("1.5s", 1.5), ("100us", 0.0001), ("1h", 3600), ("250", 0.25)]
-)
-def test_a_period_is_a_duration(text: str, period_s: float) -> None:
-    assert parse(json.dumps({"running-requests": f"ramp:10:2.5:{text}"})) == FakeMetrics(
-        running_requests=Function("ramp", 10, 2.5, period_s)
-    )
-
-
-def test_the_dump_shows_it_as_it_was_written() -> None:
-    assert load(["--fake-metrics", json.dumps(FLAG)], {}).dump()["fake-metrics"] == FLAG
-    assert load([], {}).dump()["fake-metrics"] is None
 
 
 # Refusals

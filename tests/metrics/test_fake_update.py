@@ -12,10 +12,10 @@ import pytest
 from app.serving.api.admin.config import fake_metrics_routes
 from app.serving.http.body import BodyLimits
 from app.wiring.factory import create_app
-from config.fake_metrics import FakeMetricsError, merged
+from config.fake_metrics import FakeMetricsError
 from config.loader import load
 from tests.application import application
-from tests.metrics.faked import START, Faked
+from tests.metrics.faked import Faked
 
 Update = Callable[..., None]
 ADAPTER = {"running": "a", "waiting": "b", "timestamp": 1257894567}
@@ -45,26 +45,6 @@ def test_only_given_keys_change(update: Update) -> None:
     update(faked, running_requests=7)
     assert (faked.value("num_requests_running"), faked.value("num_requests_waiting")) == (7, 2)
     assert faked.value("time_to_first_token_seconds_count") == 3
-
-
-@WAYS
-def test_counts_are_replaced_not_added(update: Update) -> None:
-    faked = Faked({"ttft-buckets-values": [1, 2], "request-success-total": {"stop": 3, "length": 4}})
-    update(faked, ttft_buckets_values=[0, 0, 5], request_success_total={"length": 1})
-    assert faked.value("time_to_first_token_seconds_count") == 5
-    success = faked.samples("request_success_total")
-    assert success[:2] == [
-        'request_success_total{finished_reason="stop"} 0.0',
-        'request_success_total{finished_reason="length"} 1.0',
-    ]
-
-
-@WAYS
-def test_a_family_that_was_not_there_appears(update: Update) -> None:
-    faked = Faked({})
-    update(faked, prefix_cache_hits=1, prefix_cache_queries=2)
-    update(faked, prefix_cache_hits=2)
-    assert (faked.value("prefix_cache_hits_total"), faked.value("prefix_cache_queries_total")) == (2, 2)
 
 
 @WAYS
@@ -100,23 +80,6 @@ def test_adapters_are_replaced_and_an_empty_list_is_an_entry_of_now(update: Upda
     assert faked.samples("lora_requests_info") == [labels % ("c", "b", "1.257894567e+09")]
     update(faked, loras=[])
     assert faked.samples("lora_requests_info") == [labels % ("", "", "1.70000001e+09")]
-
-
-def test_a_family_that_does_not_change_keeps_its_time_of_creation() -> None:
-    faked = Faked({"total-prompt-tokens": 1, "total-generation-tokens": 2})
-    faked.clock.advance(10)
-    faked.update(total_prompt_tokens=5)
-    assert faked.value("prompt_tokens_created") == START + 10
-    assert faked.value("generation_tokens_created") == START
-
-
-def test_a_change_of_another_setting_leaves_them_alone() -> None:
-    faked = Faked({"running-requests": "ramp:0:10:10s"})
-    before = faked.lines()
-    faked.live.change({"time-to-first-token": "5ms"})
-    assert faked.lines() == before
-    faked.clock.advance(5)
-    assert faked.value("num_requests_running") == 5
 
 
 # Totals
@@ -205,10 +168,3 @@ def test_a_server_serves_requests_and_counts_none_of_them() -> None:
     assert any(re.match(r"vllm:num_requests_running\{.*\} 7.0", line) for line in told())
     true = create_app(load(["--force-dummy-tokenizer"], {})).test_client()
     assert true.post("/fake_metrics", json={"running-requests": 7}).status_code == 400
-
-
-def test_a_merge_takes_an_object_or_its_text_and_gives_text() -> None:
-    for update in ({"kv_cache_usage": 0.5}, '{"kv-cache-usage": 0.5}', b'{"kv-cache-usage": 0.5}'):
-        text = merged('{"running-requests": 1}', update)
-        assert json.loads(text) == {"running-requests": 1, "kv-cache-usage": 0.5}
-    assert merged("{}", None) == "{}"

@@ -76,11 +76,6 @@ def test_the_cache_configuration_is_a_gauge_of_one(recorder: Recorder) -> None:
     assert (sample.labels["engine"], sample.labels["sliding_window"]) == ("0", "None")
 
 
-def test_an_unknown_label_of_the_cache_configuration_is_refused() -> None:
-    with pytest.raises(ValueError, match="blok_size"):
-        Recorder("tiny", 2048, {"blok_size": "32"})
-
-
 @pytest.mark.parametrize(
     ("max_model_len", "bounds"),
     [(0, ()), (1, (1,)), (1024, (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)), (20, (1, 2, 5, 10, 20))],

@@ -11,10 +11,10 @@ from werkzeug.test import EnvironBuilder
 
 from app.serving.flask.application import Understudy
 from app.serving.http.context import CONTEXT, RequestContext, context_of
-from app.serving.http.response import Response, StreamingBody
-from app.serving.http.route import Handler, Route, get, post
+from app.serving.http.response import Response
+from app.serving.http.route import Route, get, post
 from app.serving.middleware.http_metrics import HttpMetrics
-from tests.application import application, request
+from tests.application import application
 
 
 class Clock:
@@ -66,11 +66,6 @@ def routes(clock: Clock) -> Iterator[Route]:
 @pytest.fixture
 def app(metrics: HttpMetrics, clock: Clock) -> Understudy:
     return application(routes(clock), metrics)
-
-
-def add(app: Understudy, path: str, handle: Handler) -> None:
-    """One more route."""
-    app.add_routes(path.strip("/"), [get(path, handle)])
 
 
 def start(app: Understudy, path: str, method: str = "GET", body: bytes | None = None) -> Any:
@@ -139,41 +134,6 @@ def test_a_client_that_goes_away_ends_the_stream(app: Understudy, metrics: HttpM
     assert samples(metrics, "http_response_size_bytes_sum") == {("/v1/completions",): 9}
 
 
-def test_a_body_that_knows_its_bytes_is_asked_for_them(app: Understudy, metrics: HttpMetrics) -> None:
-    class Paced(StreamingBody):
-        closed = False
-
-        def __iter__(self) -> Iterator[bytes]:
-            self.bytes_sent = 1234  # written to the socket by somebody else
-            return iter(())
-
-        def close(self) -> None:
-            self.closed = True
-
-    body = Paced()
-    add(app, "/paced", lambda context: Response(body))
-    call(app, "/paced")
-    assert samples(metrics, "http_response_size_bytes_sum") == {("/paced",): 1234}
-    assert body.closed
-
-
-def test_closing_a_counted_stream_closes_its_generator(app: Understudy) -> None:
-    ended = []
-
-    def body() -> Iterator[bytes]:
-        try:
-            yield b"x"
-            yield b"y"
-        finally:
-            ended.append(True)
-
-    add(app, "/generator", lambda context: Response(body()))
-    response = start(app, "/generator")
-    next(iter(response))
-    response.close()
-    assert ended == [True]
-
-
 def test_the_handler_is_the_route_in_vllms_notation_and_sizes_are_bytes(
     app: Understudy, metrics: HttpMetrics
 ) -> None:
@@ -232,30 +192,3 @@ def test_a_senseless_content_length_counts_as_nothing(
     environ = EnvironBuilder(path="/nope").get_environ() | {"CONTENT_LENGTH": length}
     end(app(environ, lambda status, headers, *rest: lambda data: None))
     assert samples(metrics, "http_request_size_bytes_sum") == {("none",): 0}
-
-
-def test_of_pieces_whose_length_is_known_only_those_that_are_sent_count(
-    app: Understudy, metrics: HttpMetrics
-) -> None:
-    add(app, "/file", lambda context: Response(iter([b"ab", b"c"]), headers={"Content-Length": "3"}))
-    call(app, "/file")
-    assert samples(metrics, "http_response_size_bytes_sum") == {("/file",): 3}
-    response = start(app, "/file")
-    next(iter(response))
-    response.close()
-    assert samples(metrics, "http_response_size_bytes_sum") == {("/file",): 3 + 2}
-
-
-def test_an_exchange_below_flask_can_be_counted(metrics: HttpMetrics, clock: Clock) -> None:
-    whole = request("/v1/completions", "POST", {"content-length": "10"})
-    probe = request("/health")
-    whole.label, probe.label = "/v1/completions", "/health"
-    clock.now = 0.02
-    for context in (whole, probe):
-        response = Response(b"x" * 20)
-        metrics.end(context, response)
-        response.close()
-    assert samples(metrics, "http_requests_total") == {("/v1/completions", "POST", "2xx"): 1}
-    assert samples(metrics, "http_request_duration_seconds_sum") == {("/v1/completions", "POST"): 0.02}
-    assert samples(metrics, "http_request_size_bytes_sum") == {("/v1/completions",): 10}
-    assert samples(metrics, "http_response_size_bytes_sum") == {("/v1/completions",): 20}

@@ -25,10 +25,6 @@ def series(loras: LoraRequests) -> list[tuple[str, str, float]]:
     ]
 
 
-def test_in_the_beginning_nothing_runs_and_nothing_waits() -> None:
-    assert series(requests()) == [("", "", 1)]
-
-
 def test_a_combination_has_the_moment_at_which_it_last_came_about() -> None:
     loras = requests()
     loras.move(1, "a", "waiting")

@@ -60,7 +60,7 @@ def tell(recorder: Recorder | DirectRecorder, event: tuple[str, tuple[Any, ...]]
 
 
 @given(st.lists(EVENTS, max_size=30), st.integers(0, 30), st.lists(EVENTS, max_size=5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_rows_that_are_counted_later_give_the_text_of_events_that_are_counted_at_once(
     first: list[tuple[str, tuple[Any, ...]]], times: int, then: list[tuple[str, tuple[Any, ...]]]
 ) -> None:

@@ -135,13 +135,6 @@ def test_what_a_real_vllm_was_asked_is_answered_alike() -> None:
         assert subscriber.topics == {f"kv@127.0.0.1:{client.server.port}@{MODEL}"}
 
 
-def test_the_simulator_s_switch_sends_arrays() -> None:
-    with published("--use-vllm-map-event-format=false") as (client, subscriber):
-        client.complete(prompt=PROMPT)
-        [stored] = subscriber.events(1)
-        assert isinstance(stored, list) and stored[0] == "BlockStored" and len(stored) == 9
-
-
 def of_prompt(prompt: list[int], event: dict[str, Any], fact: dict[str, Any]) -> None:
     """Compare an event as far as it is about the prompt."""
     start = fact["first_block"] * BLOCK_SIZE
@@ -227,15 +220,6 @@ def test_adapters_have_blocks_of_their_own(empty: Both) -> None:
     assert cached(client.complete(model="second", prompt=PROMPT)) == 96
 
 
-def test_a_request_may_ask_for_hits_only(empty: Both) -> None:
-    client, _ = empty
-    missed = client.complete(prompt=PROMPT, cache_hit_threshold=0.5)
-    assert missed["choices"][0]["finish_reason"] == "cache_threshold"
-    assert client.complete(prompt=PROMPT)["choices"][0]["finish_reason"] == "length"
-    hit = client.complete(prompt=PROMPT, cache_hit_threshold=0.5)
-    assert hit["choices"][0]["finish_reason"] == "length"
-
-
 def test_blocks_of_a_client_that_leaves_are_free_again() -> None:
     with published("--inter-token-latency", "50ms") as (client, _):
         body = {"prompt": PROMPT, "max_tokens": 1000, "ignore_eos": True, "stream": True}
@@ -260,23 +244,6 @@ def test_a_prompt_that_finds_no_room_waits_or_is_refused(full: str) -> None:
             answer = client.post("/v1/completions", body | {"prompt": [7] * 100})
         assert answer.status_code == (200 if full == "wait" else 503), answer.text
         wait_until(lambda: client.metric("vllm:num_requests_running") == 0)
-
-
-def test_a_subscriber_that_does_not_read_slows_nobody() -> None:
-    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
-        socket.linger = 0
-        socket.rcvhwm = 1
-        socket.subscribe("")
-        port = socket.bind_to_random_port("tcp://127.0.0.1")
-        flags = ("--zmq-endpoint", f"tcp://127.0.0.1:{port}", "--event-batch-size", "1")
-        with served("--enable-kvcache", "--block-size", "1", "--kv-cache-size", "200", *flags) as client:
-            asked = 0
-            while not socket.poll(50):  # until the publisher knows of us
-                asked += 1
-                client.complete(prompt=[asked] * 10)
-            for number in range(200):
-                client.complete(prompt=[number % 50 + 1] * 100, max_tokens=20)
-            assert client.metric("vllm:num_requests_running") == 0
 
 
 def test_every_rank_publishes_at_a_port_of_its_own() -> None:

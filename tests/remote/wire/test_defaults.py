@@ -52,12 +52,6 @@ def test_the_models_own_defaults_hold_where_a_request_says_nothing(peer: Peer) -
         assert ordered(server, peer, **asked, max_tokens=5) == (Sampling(**asked), 5)
 
 
-def test_nobody_gets_more_tokens_than_they_allow(peer: Peer) -> None:
-    with served(peer) as server:
-        for fields in ({"max_tokens": 100}, {"max_completion_tokens": 100, "n": 2}):
-            assert ordered(server, peer, **fields)[1] == 7
-
-
 def test_they_may_be_another_folders_or_nobodys(peer: Peer, tmp_path: Path) -> None:
     write(tmp_path / "other", {"temperature": 0.3})
     with served(peer, generation_config=str(tmp_path / "other")) as server:
