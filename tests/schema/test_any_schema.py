@@ -12,7 +12,7 @@ from jsonschema import SchemaError as WrongSchema
 
 from app.engine.forms.schema import Ranges, SchemaError
 from tests.schema.drawing import check_schema, sample
-from tests.schema.test_keywords import SATISFIABLE
+from tests.schema.test_keywords import tool_parameters
 
 SMALL = st.integers(-3, 6)
 NAMES = st.sampled_from(["a", "b", "c", "dd"])
@@ -95,15 +95,9 @@ def test_what_is_wrong_for_jsonschema_is_wrong_here(schema: Any) -> None:
         assert {"items", "exclusiveMinimum", "exclusiveMaximum"} & set(map(str, error.absolute_path))
 
 
-PARTS = [schema for schema in SATISFIABLE if "$" not in str(schema)]
-
-
 def test_tools_of_many_such_parameters_get_their_arguments() -> None:
     for seed in range(60):
         rng = Random(seed)
-        one, other, third, fourth = rng.sample(PARTS, 4)
-        inner = {"type": "object", "properties": {"a": one, "b": {"anyOf": [other, {"type": "null"}]}}}
-        properties = {"inner": inner, "list": {"type": "array", "items": third}, "c": fourth}
-        schema = {"type": "object", "properties": properties, "required": rng.sample(sorted(properties), 2)}
+        schema = tool_parameters(rng)
         arguments = sample(schema, rng, Ranges())
         assert Draft202012Validator(schema).is_valid(arguments), (seed, schema, arguments)

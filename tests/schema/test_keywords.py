@@ -113,6 +113,17 @@ UNSATISFIABLE: list[Any] = [
 ]  # fmt: skip
 
 
+PARTS = [schema for schema in SATISFIABLE if "$" not in str(schema)]
+
+
+def tool_parameters(rng: Random) -> dict[str, Any]:
+    """A schema of type object as tools have it, of schemas that can be satisfied."""
+    one, other, third, fourth = rng.sample(PARTS, 4)
+    inner = {"type": "object", "properties": {"a": one, "b": {"anyOf": [other, {"type": "null"}]}}}
+    properties = {"inner": inner, "list": {"type": "array", "items": third}, "c": fourth}
+    return {"type": "object", "properties": properties, "required": rng.sample(sorted(properties), 2)}
+
+
 def draws(schema: Any, count: int = TIMES) -> list[Any]:
     """`count` values, each known to satisfy `schema`."""
     validator = validators.validator_for(schema, default=Draft202012Validator)(schema)
