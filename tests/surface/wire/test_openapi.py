@@ -20,7 +20,7 @@ UNTYPED = (
 
 
 @pytest.mark.clients
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", KINDS)
 def test_schemathesis_finds_nothing(kind: str) -> None:
     """Its own cases for every route: no 5xx, no status, type or body that is not described."""
@@ -32,12 +32,12 @@ def test_schemathesis_finds_nothing(kind: str) -> None:
         done = subprocess.run(
             [
                 str(CLIENTS_PYTHON.with_name("st")), "run", f"{client.server.url}/openapi.json",
-                "--checks", checks, "--phases", "examples,coverage,fuzzing", "--max-examples", "3",
+                "--checks", checks, "--phases", "examples,fuzzing", "--max-examples", "2",
                 "--seed", "1", "--continue-on-failure", "--no-color",
                 *words,
             ],
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=100,
         )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
