@@ -64,19 +64,6 @@ def test_a_later_alarm_replaces_an_earlier_one(timer: LiveClock, first_s: float,
     assert rings.names == ["second"]
 
 
-def test_an_alarm_may_set_the_next(timer: LiveClock) -> None:
-    rings = Rings()
-
-    def ring() -> None:
-        rings.alarm()()
-        if len(rings.heard) < 5:
-            timer.ring_at(time.monotonic() + 0.001, ring)
-
-    timer.ring_at(time.monotonic(), ring)
-    rings.wait_for(5)
-    assert len(rings.heard) == 5
-
-
 def test_a_clock_opens_nothing_before_its_first_alarm_and_one_timer_for_all() -> None:
     clock, rings = LiveClock(), Rings()
     gevent.sleep(0)  # the hub is there from now on

@@ -59,17 +59,3 @@ def test_who_waits_as_long_as_told_gets_it_and_who_waits_less_does_not(
             assert wait_s < 10 * ROUNDING_S or bucket.take(amount, now_s + wait_s / 2) > 0.0
             now_s += wait_s
             assert bucket.take(amount, now_s) == 0.0
-
-
-@given(rate=rates, burst=bursts, asks=waits)
-def test_what_remains_can_be_taken_and_never_exceeds_the_burst(
-    rate: float, burst: float, asks: list[tuple[float, float]]
-) -> None:
-    bucket, now_s = TokenBucket(rate, burst), 0.0
-    for pause_s, amount in asks:
-        now_s += pause_s
-        bucket.take(amount, now_s)
-        left = bucket.remaining(now_s)
-        assert 0 <= left <= burst
-        assert bucket.wait(left, now_s) == 0.0
-        assert bucket.remaining(now_s + bucket.full_in(now_s)) == pytest.approx(burst)

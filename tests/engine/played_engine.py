@@ -102,18 +102,8 @@ class Worker:
 
     def greet(self, boot: str = BOOT) -> None:
         """The engine is ready, and the worker knows."""
-        self.peer.say(
-            Ready(
-                boot=boot,
-                pid=1,
-                vocab_size=100,
-                max_model_len=4096,
-                num_blocks=64,
-                block_size=16,
-                dtype="float32",
-                device="cpu",
-            )
-        )
+        model = {"vocab_size": 100, "max_model_len": 4096, "num_blocks": 64, "block_size": 16}
+        self.peer.say(Ready(boot=boot, pid=1, dtype="float32", device="cpu", **model))
         until(lambda: self.engine.healthy)
 
     def ask(self, name: str = "a", choices: int = 1, **fields: Any) -> Any:

@@ -85,31 +85,6 @@ def test_an_adapter_that_is_unloaded_while_requests_wait_counts_as_the_base_mode
     assert list(served.lora) == ["l1"]
 
 
-def loras(served: Harness) -> list[tuple[str, str]]:
-    """Running and waiting adapters of every series, the latest last."""
-    lines = [
-        line for line in served.recorder.render().splitlines() if line.startswith("vllm:lora_requests_info{")
-    ]
-    told = [
-        dict(pair.split("=") for pair in line[line.index("{") + 1 : line.index("}")].split('",'))
-        for line in lines
-    ]
-    return [(at["running_lora_adapters"].strip('"'), at["waiting_lora_adapters"].strip('"')) for at in told]
-
-
-def test_the_metric_tells_which_adapters_run_and_wait() -> None:
-    served = harness(1, 1)
-    assert loras(served) == [("", "")]
-    served.ask("0", max_tokens=1, adapter="l1")
-    served.ask("1", max_tokens=1, adapter="l2")
-    assert loras(served)[-2:] == [("l1", ""), ("l1", "l2")]
-    served.clock.advance(0.6)
-    assert loras(served)[-1] == ("l2", "")
-    served.clock.advance(0.6)
-    assert loras(served)[-1] == ("", "")
-    assert len(loras(served)) <= 64
-
-
 @pytest.mark.parametrize("timing", ["requests", "steps"])
 def test_places_are_free_for_an_adapter_that_is_there_or_has_room(timing: Any) -> None:
     served = Harness(

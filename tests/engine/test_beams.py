@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.engine.core.errors import QueueFull
-from app.engine.core.outputs import Failed, Started
+from app.engine.core.outputs import Started
 from tests.engine.harness import Harness
 from tests.engine.stepped import PROFILE
 
@@ -63,12 +62,3 @@ def test_beams_that_are_aborted_say_nothing_and_interrupted_ones_say_so() -> Non
     assert harness.engine.interrupt() > 0
     harness.clock.advance(60)
     assert harness.finish(index=0) == harness.finish(index=1) == "abort" and harness.is_idle()
-
-
-def test_beams_without_a_place_are_refused_or_fail() -> None:
-    harness = Harness(mode="random", slots=1, max_waiting=0, time_to_first_token=1.0)
-    beams(harness)  # one request in the first step, two in the second
-    with pytest.raises(QueueFull):
-        harness.ask("other", beams=True)
-    harness.clock.advance(60)
-    assert isinstance(harness.events[-1][1], Failed) and harness.is_idle()

@@ -46,6 +46,8 @@ def test_moments_are_exact_and_so_is_what_the_metrics_say_of_them() -> None:
         "request_generation_tokens": (1, 5),
         "request_params_max_tokens": (1, 5),
         "request_params_n": (1, 1),
+        "request_num_preemptions": (1, 0),
+        "request_prefill_kv_computed_tokens": (1, 3),
         "request_max_num_generation_tokens": (1, 5),
     }
     for name, (count, total) in exact.items():
@@ -65,17 +67,6 @@ def test_waiting_is_part_of_the_time_to_the_first_token() -> None:
     assert harness.metric("time_to_first_token_seconds_sum") == pytest.approx(0.5 + 0.9 + 0.5, abs=2 * SLOT_S)
     assert harness.metric("request_queue_time_seconds_sum") == pytest.approx(0.9, abs=2 * SLOT_S)
     assert harness.metric("request_prefill_time_seconds_sum") == pytest.approx(1.0, abs=1e-9)
-
-
-def test_all_choices_of_a_request_take_slots_of_their_own() -> None:
-    harness = Harness(slots=2, **SLOW)
-    harness.ask(choices=3)
-    assert harness.gauges() == (2, 1)
-    harness.clock.advance(10)
-    assert [harness.finish(index=index) for index in range(3)] == ["length"] * 3
-    assert len({harness.said(index=index) for index in range(3)}) == 3
-    assert (finished(harness, "length"), harness.metric("request_params_n_sum")) == (3, 3)
-    assert harness.metric("request_params_n_count") == 1
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.2, 0.55, 0.85])

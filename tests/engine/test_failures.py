@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from app.engine.core.heartbeat import Heartbeat, HeartbeatMonitor
 from app.engine.core.outputs import EngineOutput, Failed
 from app.engine.core.reply import Reply
-from app.engine.core.request import EngineRequest
+from app.engine.core.request import EngineRequest, Outcome
 from tests.engine.harness import Harness, engine_request
 from tests.engine.stepped import stepped
 
@@ -69,3 +72,56 @@ def test_one_that_ends_at_once_may_end_others_or_break() -> None:
     assert harness.finish("good") == "length" and not harness.of("doomed")
     assert harness.metric("request_success_total", finished_reason="error") == 1
     assert harness.is_idle()
+
+
+def test_an_observer_that_fails_breaks_nothing_and_others_are_told_once_after_the_last_event() -> None:
+    harness = Harness(slots=1, **SLOW)
+
+    def failing(outcome: Outcome) -> None:
+        raise RuntimeError("broken")
+
+    told: list[EngineOutput | Outcome] = []
+    asked = engine_request(observers=[lambda request: failing, lambda request: told.append])
+    harness.engine.submit([asked], told.append)
+    harness.ask("behind")
+    harness.clock.advance(30)
+    assert [isinstance(it, Outcome) for it in told].index(True) == len(told) - 1
+    assert harness.finish("behind") == "length" and harness.is_idle()
+
+
+class Moved:
+    """A clock that is moved by hand."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_who_rests_is_not_missed(tmp_path: Path) -> None:
+    now = Moved()
+    heartbeat = Heartbeat(f"ipc://{tmp_path}/engine", now)
+    heartbeat.begin()
+    with heartbeat.resting():
+        now.now_s += 1000
+        heartbeat.beat()
+        assert heartbeat.last_s() is None and not heartbeat.is_silent(1.0)
+    assert heartbeat.last_s() == now.now_s
+    heartbeat.stop()
+    heartbeat.stop()
+    assert not list(tmp_path.iterdir())
+
+
+def test_silence_grows_with_every_look_until_the_next_beat() -> None:
+    silence = HeartbeatMonitor(most_between_s=2.0)
+    assert [silence.look(5.0, now_s) for now_s in (6.0, 7.0, 8.5)] == [0.0, 1.0, 2.5]
+    assert silence.look(9.0, 9.5) == 0.0
+    assert silence.look(9.0, 10.0) == 0.5
+    assert silence.look(None, 11.0) == 0.0
+    assert silence.look(None, 12.0) == 0.0
+
+
+def test_who_was_stopped_together_with_the_engine_does_not_count_that_time() -> None:
+    silence = HeartbeatMonitor(most_between_s=2.0)
+    silence.look(5.0, 5.5)
+    assert silence.look(5.0, 4000.0) == 2.0

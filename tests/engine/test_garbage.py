@@ -89,20 +89,13 @@ def _answered(app: Understudy, environ: Any) -> str:
         (CHAT, {"messages": MESSAGES}, "200"),
         (CHAT, {"messages": MESSAGES, "stream": True, "n": 2}, "200"),
         (CHAT, {"messages": MESSAGES, "tools": [{"function": FUNCTION}], "tool_choice": "required"}, "200"),
-        (CHAT, {"messages": MESSAGES, "response_format": {"type": "json_object"}}, "200"),
         ("/v1/messages", {"model": "understudy-tiny", "messages": MESSAGES, "max_tokens": 3}, "200"),
         ("/v1/responses", {"input": "hi", "stream": True}, "200"),
         (LOAD, {"lora_name": "a", "lora_path": "b", "load_inplace": True}, "200"),
-        (CHAT, {"messages": MESSAGES, "model": "nobody"}, "404"),
         (CHAT, {"messages": 3}, "400"),
-        (CHAT, {"messages": MESSAGES, "stop": [1]}, "400"),
         (CHAT, {"messages": MESSAGES, "temperature": 9}, "400"),
         (CHAT, {"messages": MESSAGES, "stream": True, "logprobs": True, "top_logprobs": 99}, "200"),
-        ("/v1/messages", {"messages": 3}, "400"),
-        ("/v1/messages", {"model": "nobody", "messages": MESSAGES, "max_tokens": 3}, "404"),
-        (LOAD, {"lora_name": ""}, "400"),
         ("/admin/config", {"inter-token-latency": "0s"}, "200"),
-        ("/admin/config", {"port": 1}, "400"),
     ],
 )
 def test_a_request_leaves_nothing_behind(app: Understudy, path: str, body: Any, status: str) -> None:
@@ -157,12 +150,6 @@ def test_a_stream_on_its_socket_leaves_nothing_behind(
     if reader != "leaves" and not more:
         assert work().endswith(b"[DONE]\n\n\r\n")
     assert leftovers(work) < 1
-
-
-@pytest.mark.parametrize("reader", ["reads", "leaves"])
-def test_a_whole_answer_that_is_waited_for_leaves_nothing_behind(paced: Understudy, reader: str) -> None:
-    leave = {"leaves": lambda client: client.close(), "reads": READERS["reads"]}[reader]
-    assert leftovers(lambda: call_over_socket(paced, {}, leave)) < 1
 
 
 class FastClient:

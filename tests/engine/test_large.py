@@ -10,9 +10,8 @@ import gevent
 import pytest
 
 from app.base.clock.clock import LiveClock, VirtualClock
-from app.engine.core.outputs import EngineOutput, Started
 from app.engine.core.sequence import MOST_AT_ONCE, STARTED_AT_ONCE
-from tests.engine.harness import START_S, Harness, engine_request
+from tests.engine.harness import START_S, Harness
 
 LONGEST_S = 0.02
 LARGE = {"choices": 128, "max_tokens": 4000, "limited": True}
@@ -93,31 +92,6 @@ def test_of_many_choices_the_first_start_at_once_and_the_others_in_a_while() -> 
     assert harness.engine.running == 150
 
 
-def test_each_prompt_is_hashed_once_for_all_its_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    harness = Harness(slots=9, blocks=100)
-    assert harness.cache is not None
-    hashed: list[list[int]] = []
-    prompt = harness.cache.make_prompt
-
-    def noted(ids: list[int], *rest: Any, **more: Any) -> Any:
-        hashed.append(ids)
-        return prompt(ids, *rest, **more)
-
-    monkeypatch.setattr(
-        harness.cache,
-        "make_prompt",
-        lambda ids, *rest, **more: hashed.append(ids) or prompt(ids, *rest, **more),
-    )
-    prompts = [[1] * 20, [2] * 20]
-    asked = [engine_request(index=index, n=3, prompt_ids=prompts[index // 3]) for index in range(6)]
-    told: list[EngineOutput] = []
-    harness.engine.submit(asked, told.append)
-    harness.clock.advance(1)
-    assert hashed == prompts
-    cached = {it.index: it.cached_tokens for it in told if isinstance(it, Started)}
-    assert cached == {0: 0, 1: 16, 2: 16, 3: 0, 4: 16, 5: 16}
-
-
 def test_a_large_request_is_admitted_as_a_whole_or_not_at_all() -> None:
     harness = Harness(slots=200, max_waiting=0, clock=BusyClock(START_S), time_to_first_token=1.0)
     comer = gevent.spawn(harness.ask, "small", 100)
@@ -133,14 +107,6 @@ def test_no_output_is_more_than_can_be_rendered_in_one_go(logprobs: int | None, 
     harness.clock.advance(10)
     counts = [len(event.ids) for event in harness.tokens()]
     assert sum(counts) == 2500 and max(counts) == most and harness.finish() == "length"
-
-
-def test_log_probabilities_are_made_when_they_are_looked_at() -> None:
-    harness = Harness()
-    before_s = time.process_time()
-    harness.ask(max_tokens=4000, logprobs=1_000_000, prompt_logprobs=1_000_000, prompt_ids=list(range(5000)))
-    harness.clock.advance(0.1)
-    assert harness.tokens() and time.process_time() - before_s < 1
 
 
 def test_the_future_of_a_handle_is_done_with_the_last_choice() -> None:

@@ -38,14 +38,6 @@ def test_a_task_that_does_not_fit_holds_up_those_behind_it() -> None:
     assert pool.submit(Waiter()) and (pool.running, pool.waiting) == (3, 0)
 
 
-class Broken(Waiter):
-    """Cannot start."""
-
-    def start(self) -> bool:
-        self.started = True
-        raise ZeroDivisionError
-
-
 def test_thousands_of_short_ones_behind_a_long_one_need_no_deep_stack() -> None:
     pool, long = SequencePool(1), Waiter()
     pool.submit(long)
@@ -54,57 +46,6 @@ def test_thousands_of_short_ones_behind_a_long_one_need_no_deep_stack() -> None:
         pool.submit(task)
     pool.leave(long)
     assert all(task.started for task in short) and (pool.running, pool.waiting) == (0, 0)
-
-
-class Slots(RuleBasedStateMachine):
-    """Any order of coming, ending, failing and leaving, against a plain list of who runs and who waits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool = SequencePool(3)
-        self.waiting: list[Waiter] = []
-        self.running: list[Waiter] = []
-
-    def _expect_fill(self) -> None:
-        while self.waiting and len(self.running) < 3:
-            self.running.append(self.waiting.pop(0))
-
-    @rule()
-    def comes(self) -> None:
-        self.waiting.append(Waiter())
-        latest = self.waiting[-1]
-        self._expect_fill()
-        assert self.pool.submit(latest) is (latest in self.running)
-
-    @precondition(lambda self: not self.waiting and len(self.running) < 3)
-    @rule(fails=st.booleans())
-    def comes_and_is_over_at_once(self, fails: bool) -> None:
-        task = Broken() if fails else Waiter(keeps=False)
-        assert self.pool.submit(task) and task.started
-
-    @precondition(lambda self: self.running)
-    @rule(which=st.integers(0, 2))
-    def ends(self, which: int) -> None:
-        task = self.running.pop(which % len(self.running))
-        self._expect_fill()
-        self.pool.leave(task)
-
-    @precondition(lambda self: self.waiting)
-    @rule(which=st.integers(0, 20))
-    def leaves(self, which: int) -> None:
-        task = self.waiting.pop(which % len(self.waiting))
-        assert self.pool.withdraw(task) and not self.pool.withdraw(task)
-
-    @invariant()
-    def nobody_is_lost(self) -> None:
-        assert self.pool.running == len(self.running) <= 3
-        assert self.pool.waiting == len(self.waiting)
-        assert all(it.started for it in self.running) and not any(it.started for it in self.waiting)
-        assert self.pool.free() == (0 if self.waiting else 3 - len(self.running))
-
-
-TestSlots = Slots.TestCase
-TestSlots.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
 ADAPTERS = [None, "a", "b", "c"]

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import gevent
 import pytest
+from gevent.event import Event
 
-from app.engine.core.errors import Draining, EngineDead, QueueFull
+from app.engine.core.errors import CallerLeft, CommandFailed, Draining, EngineDead, QueueFull
 from app.engine.core.outputs import EngineOutput, Started
+from app.engine.core.remote import RemoteLifecycle
 from app.engine.core.wire import Answer, Command, EngineCoreOutput, Load
 from tests.engine.harness import START_S, engine_request
 from tests.engine.played_engine import DEADLINE_S, Worker, until, worker
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -187,3 +192,47 @@ def test_what_nobody_takes_or_understands_ends_no_other(
     assert "not understood" in caplog.text and "could not be told" in caplog.text
     play.says(good, "b", finish="stop")
     assert play.ends("good") == ["stop"]
+
+
+class Operated:
+    """Who operates an engine that is played."""
+
+    def __init__(self, play: Worker) -> None:
+        self.play, self.life, self.left = play, RemoteLifecycle(play.engine), Event()
+
+    def does(self, act: Callable[[], T], value: bool | None = True, error: str | None = None) -> T:
+        """What `act` gives when the engine answers so."""
+        before = len(self.play.commands)
+        acting = gevent.spawn(act)
+        until(lambda: len(self.play.commands) > before)
+        self.play.peer.say(Answer(number=self.play.commands[-1].number, value=value, error=error))
+        return acting.get(timeout=DEADLINE_S)
+
+    @property
+    def stands(self) -> tuple[bool, bool]:
+        return self.life.is_sleeping, self.life.paused
+
+
+def test_parts_wake_one_by_one_and_the_engine_says_when_all_is_back(play: Worker) -> None:
+    operated = Operated(play)
+    operated.does(lambda: operated.life.sleep(1, "abort", operated.left))
+    assert not operated.does(lambda: operated.life.wake_up(["weights"]), value=False)
+    command = play.commands[-1]
+    assert (command.name, command.level, command.tags) == ("wake_up", 0, ("weights",))
+    assert operated.stands == (True, True) and play.metric("engine_sleep_state", '"weights_offloaded"') == 1
+    assert operated.does(lambda: operated.life.wake_up(["kv_cache"]))
+    assert operated.stands == (False, False) and play.metric("engine_sleep_state", '"awake"') == 1
+
+
+def test_what_the_engine_will_not_do_is_told_and_changes_nothing(play: Worker) -> None:
+    operated = Operated(play)
+    with pytest.raises(CommandFailed, match="Not now"):
+        operated.does(lambda: operated.life.pause("keep", operated.left), None, "Not now.")
+    with pytest.raises(CommandFailed):
+        operated.life.release_cache()
+    acting = gevent.spawn(operated.life.pause, "wait", operated.left)
+    until(lambda: len(play.commands) == 2)
+    operated.left.set()
+    with pytest.raises(CallerLeft):
+        acting.get(timeout=DEADLINE_S)
+    assert operated.stands == (False, False)

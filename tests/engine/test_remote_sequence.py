@@ -17,13 +17,12 @@ from app.engine.core.outputs import (
     PartReader,
     Piece,
     Started,
-    TokenLogprob,
     Tokens,
 )
 from app.engine.core.remote_sequence import RemoteSequence
 from app.engine.core.request import Outcome
 from app.engine.core.sequence import Submission
-from app.engine.core.wire import EngineCoreOutput, WireLogprob
+from app.engine.core.wire import EngineCoreOutput
 from tests.engine.harness import engine_request
 
 ARRIVAL_S, NOW_S = 100.0, 109.0
@@ -116,16 +115,6 @@ def test_plain_tokens_go_by_themselves_where_somebody_takes_them() -> None:
     assert [texts for texts, *_ in play.tokens()] == [["c", "d"], ["e"]]
 
 
-@pytest.mark.parametrize(("reads", "logprobs"), [(True, False), (False, True)])
-def test_no_token_goes_by_itself_that_may_be_of_a_part_or_has_alternatives(
-    reads: bool, logprobs: bool
-) -> None:
-    play = Play(Words() if reads else None, takes_plain=True)
-    for text in ("a ", "b ", "c "):
-        play.say(text, logprobs=[WireLogprob(0, -1.0, 1, [])] if logprobs else None)
-    assert play.plain == [] and len(play.tokens()) == 3
-
-
 def test_tokens_whose_text_is_kept_are_told_with_the_text_that_comes_of_them() -> None:
     play = Play(Words())
     play.say("On")
@@ -140,41 +129,10 @@ def test_tokens_whose_text_is_kept_are_told_with_the_text_that_comes_of_them() -
     ]
 
 
-def test_alternatives_are_kept_with_their_tokens() -> None:
-    play = Play(Words())
-    for number, text in enumerate(("On", "e ", "two")):
-        play.say(text, logprobs=[WireLogprob(number, -1.0, 1, [])], finish="length" if number == 2 else None)
-    told = [it.logprobs or () for it in play.outputs if isinstance(it, Tokens)]
-    assert [[entry.token_id for entry in entries] for entries in told] == [[0, 1], [2]]
-
-
 @pytest.mark.parametrize("ids", [[1], [1, 2, 3]])
 def test_an_engine_that_says_more_tokens_than_texts_or_fewer_is_not_believed(ids: list[int]) -> None:
     with pytest.raises(ValueError):
         Play(Words()).choice.take(EngineCoreOutput(key=1, ids=ids, texts=["a", "b"], at_s=101.0))
-
-
-def test_several_parts_that_one_token_ends_are_told_apart() -> None:
-    play = Play(Words())
-    play.say("One [two] [] three ")
-    play.say(finish="length")
-    assert play.tokens() == [
-        (["One"], 1, None, None),
-        (["two"], 0, THOUGHT, None),
-        ([""], 0, THOUGHT, None),
-        (["three"], 0, None, None),
-        ([], 0, None, Finish("length")),
-    ]
-
-
-def test_an_alternative_is_named_and_half_a_character_has_no_name() -> None:
-    play = Play()
-    entry = WireLogprob(5, -1.5, 3, [(9, -0.5), (99, -1.0), (5, -1.5)])
-    play.say("a", logprobs=[entry], prompt_logprobs=[None, entry])
-    expected = TokenLogprob(5, "<5>", -1.5, [(5, "<5>", -1.5), (9, "<9>", -0.5), (99, "", -1.0)], 3)
-    started, tokens = play.outputs
-    assert isinstance(started, Started) and list(started.prompt_logprobs or ()) == [None, expected]
-    assert isinstance(tokens, Tokens) and list(tokens.logprobs or ()) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -199,16 +157,6 @@ def test_what_fails_is_told_once_and_nothing_else(fields: Any, error: type[Excep
     assert play.metric("request_generation_tokens_sum") == 0
     assert play.metric("request_queue_time_seconds_sum") == NOW_S - ARRIVAL_S
     assert play.metric("request_decode_time_seconds_sum") == 0
-
-
-def test_what_is_aborted_here_is_computed_there_still() -> None:
-    aborted, interrupted = Play(), Play()
-    aborted.say("a")
-    aborted.choice.abort()
-    assert (aborted.left, len(aborted.outputs)) == ([True], 2)
-    interrupted.choice.interrupt()
-    assert [type(it) for it in interrupted.outputs] == [Started, Tokens]
-    assert interrupted.tokens() == [([], 0, None, Finish("abort"))] and interrupted.left == [True]
 
 
 def test_its_times_and_tokens_are_counted() -> None:

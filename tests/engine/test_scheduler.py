@@ -18,41 +18,6 @@ POOL = 24
 """Tokens of a sequence that has the whole pool for itself."""
 
 
-class Watched(SequenceState):
-    """Counts how often the scheduler looks at what it has written."""
-
-    looks = 0
-
-    @property
-    def written(self) -> int:
-        self.looks += 1
-        return self._written
-
-    @written.setter
-    def written(self, value: int) -> None:
-        self.looks += 1
-        self._written = value
-
-
-def test_a_step_of_decodes_alone_looks_at_none_of_them() -> None:
-    scheduler = Scheduler[Watched](
-        SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=64), CountedBlocks(1000, BLOCK)
-    )
-    watched = [Watched(8, 100) for _ in range(8)]
-    for sequence in watched:
-        scheduler.waiting.add(sequence)
-    for _ in range(50):
-        batch = scheduler.schedule()
-        assert batch is not None
-        scheduler.complete(batch)
-    before = sum(it.looks for it in watched)
-    for _ in range(40):
-        batch = scheduler.schedule()
-        assert batch is not None and len(batch.decodes) == 8
-        scheduler.complete(batch)
-    assert sum(it.looks for it in watched) == before
-
-
 class Turns:
     """Drafts of which none, then one, then two and so on are right, as far as there are so many."""
 

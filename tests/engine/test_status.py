@@ -11,7 +11,6 @@ import pytest
 
 from app import console
 from app.engine.core.batch import Phase, SequenceStatus
-from app.engine.core.sequence import Sequence
 from config.profile import read_profile
 from config.settings import StepSettings
 from tests.engine.harness import BLOCK_TOKENS, START_S, Harness
@@ -31,11 +30,6 @@ def test_phases_have_the_numbers_that_the_consoles_page_knows() -> None:
     [names] = re.findall(r"const PHASES = (\[.*?\]);", page.read_text())
     assert [name.upper() for name in json.loads(names)] == [Phase(number).name for number in range(5)]
     assert len(Phase) == 5
-
-
-def named(harness: Harness, request_id: str) -> Sequence:
-    [found] = [it for it in harness.engine.sequences() if it.request.request_id == request_id]
-    return found
 
 
 def phases(harness: Harness, request_id: str) -> list[Phase]:
@@ -62,19 +56,6 @@ def test_on_a_timeline_of_its_own_it_waits_then_is_prefilled_then_decodes() -> N
     assert first.text == harness.said("a") != ""
 
 
-def test_its_blocks_have_numbers_where_there_is_a_cache() -> None:
-    harness = Harness(slots=1, blocks=100, **SLOW)
-    harness.ask("a", prompt_ids=PROMPT)
-    harness.ask("b", prompt_ids=PROMPT)
-    second, first = harness.engine.sequences()
-    numbers = first.block_numbers()
-    assert len(set(numbers)) == 3 and first.block_numbers(2) == numbers[2:]
-    assert second.block_numbers() == []
-    without = Harness(**SLOW)
-    without.ask("a", prompt_ids=PROMPT)
-    assert named(without, "a").block_numbers() == []
-
-
 @pytest.mark.parametrize("ahead", [True, False])
 def test_in_shared_steps_a_long_prompt_is_computed_bit_by_bit(ahead: bool) -> None:
     harness = stepped(ahead, slots=1, blocks=2000)
@@ -95,15 +76,6 @@ def test_in_shared_steps_a_long_prompt_is_computed_bit_by_bit(ahead: bool) -> No
     harness.clock.advance(0.3)
     first_s = sequence.status().first_s
     assert first_s == harness.tokens("a")[0].at_s and sequence.text == harness.said("a")
-
-
-def test_in_shared_steps_a_remote_prefill_holds_its_block_numbers_the_start() -> None:
-    harness = stepped(blocks=100, kv_cache_transfer_latency=0.5)
-    harness.ask("a", remote_prefill=True, prompt_ids=PROMPT)
-    harness.clock.advance(0.1)
-    standing = named(harness, "a").status()
-    assert (standing.phase, standing.computed, standing.held) == (Phase.TRANSFER, 0, 3)
-    assert phases(harness, "a") == [Phase.TRANSFER, Phase.DECODE]
 
 
 def test_who_lost_its_blocks_is_preempted() -> None:

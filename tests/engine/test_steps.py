@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from app.engine.core.batch import SchedulerLimits
-from app.engine.core.outputs import Started
 from app.engine.core.scheduler import Scheduler
 from app.engine.kvcache.block_pool import CountedBlocks
 from app.lab.fidelity.pod import OfflineRequest
@@ -143,18 +142,6 @@ def test_an_abort_at_any_time_gives_all_back(after_s: float) -> None:
     assert harness.finish("b") == "length"
     assert harness.is_idle() and harness.metric("kv_cache_usage_perc") == 0
     assert harness.recorder.figures().finished["abort"] == 1
-
-
-def test_a_cached_prompt_is_sooner() -> None:
-    harness = stepped(blocks=400, slots=4)
-    ids = list(range(1600))
-    harness.ask("cold", prompt_ids=ids)
-    harness.clock.advance(1)
-    harness.ask("warm", prompt_ids=ids)
-    harness.clock.advance(1)
-    cold_s, warm_s = moments(harness, "cold")[0], moments(harness, "warm")[0] - 1
-    assert warm_s < cold_s - 0.02
-    assert next(event.cached_tokens for event in harness.of("warm") if isinstance(event, Started)) == 1592
 
 
 @pytest.mark.parametrize(("least", "finish"), [(0.9, "length"), (1.0, "cache_threshold")])

@@ -6,9 +6,10 @@ from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from app.engine.core.outputs import Started, Tokens
-from app.engine.core.sequence import MOST_AT_ONCE
+from app.engine.core.outputs import Tokens
 from app.engine.core.timing import PerRequestTiming
 from config.settings import LatencySettings
 from tests.engine.harness import BLOCK_TOKENS, START_S, Harness
@@ -26,18 +27,6 @@ def told(harness: Harness, **fields: Any) -> list[tuple[str, float]]:
         for it in harness.tokens("a")
         for _ in it.texts
     ]
-
-
-def test_tokens_that_are_due_together_are_told_part_by_part_and_not_too_many_at_once() -> None:
-    asked = {"reasoning": True, "max_tokens": 3000, "seed": 1}
-    apart, together = Harness(inter_token_latency=0.01), Harness(inter_token_latency=1e-9)
-    kinds = [[kind for kind, _ in told(harness, **asked)] for harness in (apart, together)]
-    assert kinds[0] == kinds[1] and set(kinds[0]) == {"reasoning", "text"}
-    sizes = [len(it.texts) for it in together.tokens("a")]
-    assert max(sizes) == MOST_AT_ONCE
-    few = Harness(inter_token_latency=1e-9)
-    told(few, max_tokens=3000, logprobs=2)
-    assert max(len(it.texts) for it in few.tokens("a")) == MOST_AT_ONCE // 4
 
 
 def test_tokens_that_are_told_together_are_counted_with_the_gaps_between_them() -> None:
@@ -60,29 +49,6 @@ def test_choices_of_one_request_take_turns_token_by_token(gap_s: float) -> None:
 def test_delays_come_before_the_tokens_that_they_name() -> None:
     moments = told(Harness(**GAP), delays=((0, 1.0), (2, 4.0)), max_tokens=4)
     assert [at_s for _, at_s in moments] == [3.0, 3.5, 8.0, 8.5]
-
-
-def test_cached_tokens_cost_no_prefill() -> None:
-    harness = Harness(blocks=100, prefill_time_per_token=0.5)
-    ids = list(range(3 * BLOCK_TOKENS))
-    for name in "ab":
-        harness.ask(name, prompt_ids=ids, max_tokens=1)
-        harness.clock.advance(50)
-    first, second = (harness.tokens(name)[0].at_s for name in "ab")
-    assert (first, second) == (START_S + 12, START_S + 50 + 4)
-    assert [it.cached_tokens for it in harness.of("b") if isinstance(it, Started)] == [2 * BLOCK_TOKENS]
-
-
-@pytest.mark.parametrize(("least", "finish"), [(0.6, "length"), (0.7, "cache_threshold")])
-def test_too_little_cached_ends_at_once(least: float, finish: str) -> None:
-    harness = Harness(blocks=100, **GAP)
-    ids = list(range(3 * BLOCK_TOKENS))
-    harness.ask("a", prompt_ids=ids)
-    harness.clock.advance(50)
-    harness.ask("b", prompt_ids=ids, cache_hit_threshold=least)
-    harness.clock.advance(0.1 if finish == "cache_threshold" else 50)
-    assert harness.finish("b") == finish and harness.is_idle()
-    assert len(harness.said("b")) == 0 or finish == "length"
 
 
 def test_of_a_remote_prefill_only_what_is_not_cached_here_comes_over_the_net() -> None:
@@ -109,7 +75,6 @@ def test_of_a_remote_prefill_only_what_is_not_cached_here_comes_over_the_net() -
         ({}, 0.0),
         ({"kv_cache_transfer_latency": 0.25, "kv_cache_transfer_time_per_token": 9.0}, 0.25),
         ({"kv_cache_transfer_time_per_token": 0.25}, 25.0),
-        ({"kv_cache_transfer_latency": 1.0, "latency_calculator": "per-token"}, 0.0),
         ({"kv_cache_transfer_time_per_token": 1.0, "latency_calculator": "constant"}, 0.0),
     ],
 )
@@ -117,3 +82,42 @@ def test_a_remote_prefill_costs_its_transfer_alone(settings: Any, seconds: float
     latency = LatencySettings(time_to_first_token=5.0, time_factor_under_load=3.0, **settings)
     timing = PerRequestTiming(latency, 4, lambda: 4, Random(1))
     assert timing.time_to_first_token(100, 20, remote=True) == seconds
+
+
+def latency(running: int = 1, slots: int = 4, seed: int = 1, **settings: Any) -> PerRequestTiming:
+    return PerRequestTiming(LatencySettings(**settings), slots, lambda: running, Random(seed))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected_s"),
+    [
+        ({"time_to_first_token": 0.1}, 0.1),
+        ({"prefill_overhead": 0.03, "prefill_time_per_token": 0.00025}, 0.03 + 80 * 0.00025),
+        ({"latency_calculator": "constant", "prefill_overhead": 1.0}, 0.0),
+        ({"latency_calculator": "per-token", "time_to_first_token": 9.0, "prefill_overhead": 0.5}, 0.5),
+    ],
+)
+def test_prefill_follows_the_calculator_and_ignores_the_other_one(settings: Any, expected_s: float) -> None:
+    assert latency(**settings).time_to_first_token(100, 20) == pytest.approx(expected_s, abs=1e-9)
+
+
+@pytest.mark.parametrize(("prompt", "cached"), [(0, 0), (20, 20), (20, 24)])
+def test_a_prompt_of_which_nothing_is_computed_costs_the_overhead(prompt: int, cached: int) -> None:
+    waits = latency(prefill_overhead=0.5, prefill_time_per_token=1.0)
+    assert waits.time_to_first_token(prompt, cached) == 0.5
+
+
+@given(mean_s=st.floats(1e-6, 10), share=st.floats(0, 30), seed=st.integers(0, 2**32))
+def test_jitter_stays_within_seventy_per_cent_however_large_the_deviation(
+    mean_s: float, share: float, seed: int
+) -> None:
+    waits = latency(seed=seed, inter_token_latency=mean_s, inter_token_latency_std_dev=mean_s * share)
+    for _ in range(50):
+        assert 0.3 * mean_s * 0.999999 <= waits.inter_token() <= 1.7 * mean_s * 1.000001
+
+
+@pytest.mark.parametrize(("running", "factor"), [(0, 1.0), (1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)])
+def test_load_stretches_both_waits_up_to_the_factor_when_full(running: int, factor: float) -> None:
+    waits = latency(running, time_factor_under_load=4.0, inter_token_latency=0.01, time_to_first_token=0.1)
+    assert waits.inter_token() == pytest.approx(0.01 * factor)
+    assert waits.time_to_first_token(10) == pytest.approx(0.1 * factor)

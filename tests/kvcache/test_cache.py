@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import gevent
+from random import Random
 
+import gevent
+import pytest
+
+from app.base.clock.clock import VirtualClock
+from app.engine.kvcache.block_pool import BLOCK_BYTES, Block, BlockPool
 from app.engine.kvcache.events import BlockStored
 from app.engine.kvcache.prompt import Placeholder
+from app.engine.kvcache.residency import Residency
 from tests.kvcache.caches import (
     ALICE,
     BOB,
@@ -112,3 +118,84 @@ def test_a_preempted_sequence_finds_its_own_blocks_again_and_no_others() -> None
     cache.caching = False
     sequence.reply.append(9)
     assert cache.find(sequence, 10) == 0
+
+
+def pool(blocks: int = 4) -> tuple[BlockPool, list[bytes]]:
+    """A pool of so many usable blocks, and the hashes that it evicts."""
+    evicted: list[bytes] = []
+    return BlockPool(blocks + 1, evicted.extend), evicted
+
+
+def cached(ours: BlockPool, *adapters: str | None) -> list[Block]:
+    """New blocks, each cached for tokens of an adapter."""
+    blocks = ours.take(len(adapters))
+    for block, adapter in zip(blocks, adapters, strict=True):
+        ours.cache(block, bytes([block.number]), adapter)
+    return blocks
+
+
+def order(ours: BlockPool) -> list[int]:
+    return [block.number for block in ours.free_blocks()]
+
+
+def test_there_may_be_more_blocks_than_memory_for_them() -> None:
+    ours, _ = pool(10**15)
+    assert (ours.free, ours.take(1)[0].number, ours.size_bytes) == (10**15, 1, BLOCK_BYTES)
+    with pytest.raises(IndexError):
+        pool(1)[0].take(2)
+
+
+def test_blocks_of_unloaded_adapters_go_between_empty_and_other_cached_ones_and_keep_their_order() -> None:
+    ours, evicted = pool(6)
+    first, second, third = cached(ours, "a", None), cached(ours, "b"), cached(ours, "a", None)
+    [fourth] = ours.take(1)
+    ours.release(first)
+    ours.release([fourth, *second])
+    ours.unload_adapter("a")
+    ours.unload_adapter("b")
+    ours.release(third)
+    assert order(ours) == [6, 1, 3, 4, 2, 5]
+    ours.load_adapter("b")
+    assert order(ours) == [6, 1, 4, 2, 3, 5]
+    ours.clear()
+    assert order(ours) == [6, 1, 4, 2, 3, 5] == [block.number for block in ours.take(6)]
+    assert evicted == []
+
+
+class Observed:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lifetimes: list[float] = []
+        self.idle: list[float] = []
+        self.gaps: list[float] = []
+
+    def block_evicted(self, lifetime_s: float, idle_s: float, gaps_s: list[float]) -> None:
+        self.lifetimes.append(lifetime_s)
+        self.idle.append(idle_s)
+        self.gaps += gaps_s
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(100.0)
+
+
+@pytest.fixture
+def observed() -> Observed:
+    return Observed()
+
+
+def test_uses_and_the_gaps_between_the_last_four_of_them(clock: VirtualClock, observed: Observed) -> None:
+    cache = small_cache(2, observer=Residency(observed, 1.0, Random(0), clock.now))
+    serve(cache, tokens(0, 4))
+    for pause in (1, 2, 3, 4, 5):
+        clock.advance(pause)
+        serve(cache, tokens(0, 5))
+    clock.advance(6)
+    observed.lifetimes.clear()
+    observed.idle.clear()
+    begin(cache, tokens(50, 8))
+    assert sorted(observed.lifetimes) == [6, 1 + 2 + 3 + 4 + 5 + 6]
+    assert observed.idle == [6, 6]
+    assert observed.gaps == [3, 4, 5]

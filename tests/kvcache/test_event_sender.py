@@ -67,14 +67,6 @@ def test_without_an_interval_every_step_goes_alone_as_from_vllm() -> None:
     assert queue.due_s() == math.inf
 
 
-def test_what_finds_no_room_is_lost_and_counted() -> None:
-    queue = EventQueue(5, 4, 0.0)
-    assert queue.put(events(4)) == 0
-    assert queue.put(events(4, 4)) == 3
-    assert queue.put(events(1)) == 1
-    assert queue.take(0.0) + queue.take(0.0) == events(5)
-
-
 def test_a_message_has_no_more_events_than_its_bytes_allow_but_always_one() -> None:
     def large(share: float) -> KVEvent:
         return BlockRemoved([0] * int(share * MESSAGE_BYTES / event_bytes(BlockRemoved([0] * 1000)) * 1000))

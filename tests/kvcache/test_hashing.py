@@ -15,14 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.kvcache import cbor
-from app.engine.kvcache.cbor import block_codes
 from app.engine.kvcache.hashing import (
-    EXTRAS_MEMO_BYTES,
     PART_BLOCKS,
     Algorithm,
     BlockHasher,
     Extra,
-    hash_function,
     low64,
     none_hash,
 )
@@ -31,62 +28,52 @@ from tests.kvcache.caches import ALICE
 
 IDS = range(1, 33)
 
-VECTORS: list[tuple[str, Algorithm, str | None, str, list[str], list[int]]] = [
+VECTORS: list[tuple[str, Algorithm, str | None, str, list[str]]] = [
     (
         "V1", "sha256_cbor", "0", "4e1195df020de59e0d65a33a4279f1183e7ae4e5d980e309f8b55adff2e61c3e",
         ["202da172482d928bbc42ab25b0151e2b895f13f41002e27b2ceabcfae6d332ea",
          "4a0a393805c6d2f0ed831000d41bb65980336c4c04895d5e26470bbec927f5bf"],
-        [3236607068019569386, 2758186210834249151],
     ),
     (
         "V2", "sha256_cbor", "42", "9fa6eb003f14425eb9c8e6baacfbcaab26257357b829c7bfa74ffcc4f31c1780",
         ["476e88fb0c175c0b4ef0343e158b5157c2ac537d37d97830e235fcc84bc5706d",
          "9c89b9f2af12de95c90eb76195371e73760b4df4aa7617587856ae50e4ba5af8"],
-        [16300212363532267629, 8671309795006503672],
     ),
     (
         "V3", "sha256_cbor", None, "9bd96a485ad84efdafb72ee48a1d7a69bcead0f8f0433173941b276b9581eef0",
         ["cd7c51bc5a8fc8643f383a2b9e01522fba7473c669e9270c7b0bf7bf7fd01682",
          "2533ea50426b36e9e4d68296cac6bce8cf602e46957d0fe40b368b33d87bf3bf"],
-        [8866452693264111234, 807986237951177663],
     ),
     (
         "V4", "sha256", "0", "1973e23848344dc43a988a9b478663803cfffe1243480253f9a3cf004b14aa7c",
         ["bea72b7d33de03c1aa715efbb492d0e0d3801f00c1f985756896072ae8b31325",
          "2744667f6645310ff670b0c5d7c64987ffa5940de5a549f17d92dcbb5b559e31"],
-        [7536218907325174565, 9048537298590080561],
     ),
     (
         "V5", "sha256", "42", "c0bc02c9fc92a4944335649961b9e55cc41b194bece4801e8c6ef0f0f3f5884a",
         ["ab60b49ca9a9b0887663de625c0580e1181278ecf8db8f2c3e914f537a14a904",
          "79686caeea1e89aa2e96cc765ee13f51a334810c9da45044b4c7b53bce78f5b1"],
-        [4508471921923631364, 13026579715664180657],
     ),
     (
         "V6", "sha256", None, "066b1e8987e027138e98701c46128929378935f9b6cd1549105ae6b4f0d71198",
         ["7b255da405e1d722823892e4fef187b4d8ac78215d7f0dd2137bb037547f4caf",
          "8e717becdc2054b7a3223b7b844f462c0db0ac86287b752b16d077ad0843c577"],
-        [1403909460543360175, 1643945449041937783],
     ),
     (
         "V7", "xxhash_cbor", "0", "1ebe36576dcb573f26b99533a20aaeca",
         ["c2d7a75070fc6d6b0c3fb0af456c1009", "93add93233ea572fb2e2b1685bac6f8d"],
-        [882618318818381833, 12890060145260523405],
     ),
     (
         "V8", "xxhash_cbor", "42", "a9d2e63407fce1a26c9dc9d7fa2d7caf",
         ["0fb2aa342687f4f2c5d5180a8e77e1ba", "582244f9b603902c7376da2d82801747"],
-        [14255326629130133946, 8320077250611386183],
     ),
     (
         "V9", "xxhash", "0", "6fb31cc38bba6066183f7f2104b9c051",
         ["6ba7d7fc1608e5f0a4612b1b0c87458f", "dbd92304eaa08219c5cf8f4ce18166b6"],
-        [11844795890135418255, 14253768906014549686],
     ),
     (
         "V10", "xxhash", "42", "b6cdd80ea04b31ad0b9fc22fff500882",
         ["97def49eac72515533a50128571d6913", "7554c8530234e65c4cd06e804516eb73"],
-        [3721381939863447827, 5535045439232338803],
     ),
 ]  # fmt: skip
 
@@ -111,19 +98,17 @@ def hasher(algorithm: Algorithm = "sha256_cbor", block_size: int = 16, seed: str
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "seed", "first_parent", "hashes", "numbers"),
+    ("algorithm", "seed", "first_parent", "hashes"),
     [vector[1:] for vector in VECTORS],
     ids=[vector[0] for vector in VECTORS],
 )
 def test_hashes_are_vllms(
-    algorithm: Algorithm, seed: str | None, first_parent: str, hashes: list[str], numbers: list[int]
+    algorithm: Algorithm, seed: str | None, first_parent: str, hashes: list[str]
 ) -> None:
     ours = hasher(algorithm, seed=seed)
     assert ours.none_hash.hex() == first_parent
     for _ in range(2):  # computed, then remembered
-        found = ours.hashes(IDS)
-        assert [block.hex() for block in found] == hashes
-        assert [low64(block) for block in found] == numbers
+        assert [block.hex() for block in ours.hashes(IDS)] == hashes
 
 
 def test_v11_blocks_of_four() -> None:
@@ -203,20 +188,6 @@ def test_the_memory_of_remembered_hashes_is_not_reckoned_too_low_nor_twice(
     assert taken <= ours.chain.memo.size_bytes - reckoned < 2 * taken
 
 
-def test_salts_are_remembered_within_bounds() -> None:
-    hash_blocks = hash_function("sha256_cbor", 16)
-    hash_blocks(b"", IDS, [("warm",)] * 2)
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        for number in range(2_000):
-            hash_blocks(b"", IDS, [(f"{number:01000}",)] * 2)
-        taken = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-    assert taken < 2 * EXTRAS_MEMO_BYTES
-
-
 LORA, SALT = ("lora", "Alice", "/p/alice"), ("cache_salt", "s1")
 IMAGE = Placeholder("img-1", 4, 20)
 
@@ -272,8 +243,6 @@ def test_an_image_is_in_exactly_the_blocks_that_hold_one_of_its_tokens(
         assert inside == blocks
 
 
-EDGES = [0, 23, 24, 255, 256, 65_535, 65_536, 151_643, 2**18 - 1, 2**18, 2**32 - 1, 2**32, 2**53, 2**64 - 1]
-
 texts = st.text(max_size=300)
 plain = st.none() | st.integers(-(2**64), 2**64 - 1) | st.binary(max_size=300) | texts
 values = st.recursive(
@@ -290,9 +259,3 @@ values = st.recursive(
 @given(values)
 def test_values_are_encoded_canonically(value: Any) -> None:
     assert cbor.encode(value) == cbor2.dumps(value, canonical=True)
-
-
-@given(st.lists(st.integers(0, 2**64 - 1) | st.sampled_from(EDGES) | st.integers(0, 200_000)))
-def test_token_ids_of_every_width_are_those_of_an_array(ids: list[int]) -> None:
-    head = cbor.head(cbor.ARRAY, len(ids))
-    assert head + b"".join(block_codes(ids, 1)) == cbor2.dumps(ids)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import gevent
 import pytest
@@ -29,14 +28,6 @@ def test_a_subscriber_may_connect_to_a_publisher_that_binds(peers: Peers) -> Non
     publisher = peers.publisher("tcp://*:0")
     publisher.start()
     meet(publisher, peers.connected_to(publisher.addresses["events"]))
-
-
-def test_an_ipc_endpoint_is_bound(peers: Peers, tmp_path: Path) -> None:
-    endpoint = f"ipc://{tmp_path}/kv"
-    publisher = peers.publisher(endpoint)
-    publisher.start()
-    assert publisher.addresses == {"events": endpoint}
-    meet(publisher, peers.connected_to(endpoint))
 
 
 def test_an_inproc_endpoint_is_bound_in_the_context_that_is_given(peers: Peers) -> None:

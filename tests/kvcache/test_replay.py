@@ -7,11 +7,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import gevent
 import pytest
 import zmq
 
-from app.engine.kvcache.event_sender import BATCH_BYTES, PAUSE_EVERY, ReplayBuffer
+from app.engine.kvcache.event_sender import BATCH_BYTES, ReplayBuffer
 from app.engine.kvcache.publisher import Publisher
 from tests.kvcache.sockets import END, TOPIC, Peers, meet, patience, removed, until
 
@@ -87,15 +86,6 @@ def test_large_batches_are_kept_as_far_as_they_fit() -> None:
         replay.close(0)
 
 
-def test_a_req_socket_receives_the_first_message(peers: Peers) -> None:
-    publisher = published(peers, 3)
-    client = peers.connected_to(publisher.addresses["replay"], zmq.REQ)
-    client.send((1).to_bytes(8, "big"))
-    with patience():
-        topic, sequence, _ = client.recv_multipart()
-    assert (topic, sequence) == (TOPIC.encode(), (1).to_bytes(8, "big"))
-
-
 def test_what_is_no_request_is_ignored_and_counted(peers: Peers) -> None:
     publisher = published(peers, 1)
     client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
@@ -108,21 +98,6 @@ def test_what_is_no_request_is_ignored_and_counted(peers: Peers) -> None:
     client.send_multipart([b"", bytes(8) + b"ignored"])
     assert sequences(answer(client)) == [0]
     assert publisher.replay.malformed == len(garbage)
-
-
-def test_an_answer_pauses_and_is_what_was_kept_when_it_began() -> None:
-    replay, count = ReplayBuffer(b"kv@", 1000), 2 * PAUSE_EVERY
-    for sequence in range(count):
-        replay.record(sequence, b"payload")
-    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
-        client.connect(replay.open(context, "inproc://replay"))
-        ask(client, 0)
-        answered: list[int] = []
-        serving = gevent.spawn(replay.serve)
-        other = gevent.spawn(lambda: (answered.append(replay.answered), replay.record(count, b"later")))
-        gevent.joinall([serving, other])
-        assert answered == [0] and sequences(answer(client)) == list(range(count))
-        replay.close(0)
 
 
 def test_clients_that_do_not_read_share_what_they_were_sent() -> None:

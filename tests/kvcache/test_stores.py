@@ -78,13 +78,6 @@ def test_a_store_outlives_a_reset(
     assert metric(app, "vllm:nixl_xfer_time_seconds_count") == 0
 
 
-def test_log_probabilities_of_a_prompt_take_all_of_it() -> None:
-    app = served("example")
-    cached(app, LONG, reset=False)
-    assert cached(app, LONG, prompt_logprobs=1) == 0
-    assert metric(app, "vllm:external_prefix_cache_queries_total") == 2 * len(LONG)
-
-
 @pytest.mark.parametrize(("more", "told"), [({}, 120), ({"remote_prefill_cached_tokens": 7}, 7)])
 def test_a_decode_tells_what_was_fetched_or_what_the_prefill_had_cached(
     more: dict[str, int], told: int

@@ -71,13 +71,9 @@ def test_older_vllms_write_arrays(layout: LayoutName, expected: str) -> None:
 @pytest.mark.parametrize(
     ("layout", "expected"),
     [
-        ("0.9.0", ["BlockRemoved", [HASH]]),
         ("0.9.2", ["BlockRemoved", [HASH]]),
         ("0.10.2", ["BlockRemoved", [HASH], "GPU"]),
-        ("0.14", ["BlockRemoved", [HASH], "GPU"]),
-        ("0.19", ["BlockRemoved", [HASH], "GPU"]),
         ("0.20", ["BlockRemoved", [HASH], "GPU", 0]),
-        ("0.22", ["BlockRemoved", [HASH], "GPU", 0]),
         ("llm-d-inference-sim", ["BlockRemoved", [HASH], "GPU"]),
     ],
 )

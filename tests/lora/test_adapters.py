@@ -35,15 +35,6 @@ def test_an_adapter_is_loaded_once_unless_it_is_replaced() -> None:
     assert (names(registry), registry.adapter("a").path) == (["a"], "/b")
 
 
-def test_adapters_are_numbered_from_1_on_and_a_number_is_not_given_twice() -> None:
-    registry = LoRARegistry([Adapter("a", "/a"), Adapter("b", "/b")])
-    registry.unload("b")
-    registry.load("c", "/c")
-    registry.load("a", "/other", in_place=True)
-    registry.load("b", "/b")
-    assert [registry.adapter(name).id for name in ("a", "b", "c", "nobody")] == [1, 4, 3, 0]
-
-
 def test_of_too_many_adapters_the_first_one_goes() -> None:
     registry = LoRARegistry([Adapter("first", "/first")], at_runtime=2)
     for name in "abc":
@@ -124,10 +115,3 @@ def test_the_families_tell_the_places(tmp_path: Path) -> None:
     assert (
         'adapter_name="b"' not in text and f'num_cpu_loaded_lora_adapters{{{of},model_name="m"}} 1.0' in text
     )
-
-
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"r": null}', '{"r": "x"}', "{}"])
-def test_a_rank_that_is_not_told(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "adapter_config.json").write_text(content)
-    assert rank_of(str(tmp_path)) is None

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from app.base.metrics.fake import HISTOGRAMS, total_tokens
-from app.base.metrics.families import FIRST_TOKEN, token_bounds
+from app.base.metrics.fake import HISTOGRAMS, total_tokens, value_at
+from app.base.metrics.families import token_bounds
+from config.fake_metrics import Function
 from tests.metrics.faked import Faked
 
 ALWAYS = {"cache_config_info", "lora_requests_info"}
@@ -21,14 +22,10 @@ SERVER = 'engine="0",model_name="tiny"'
     ("keys", "lines"),
     [
         ({"running-requests": 10}, ["vllm:num_requests_running{%s} 10.0"]),
-        ({"waiting-requests": 30}, ["vllm:num_requests_waiting{%s} 30.0"]),
         (
             {"kv-cache-usage": 0.4},
             ["vllm:kv_cache_usage_perc{%s} 0.4", "vllm:gpu_cache_usage_perc{%s} 0.4"],
         ),
-        ({"kv-cache-usage": 0}, ["vllm:kv_cache_usage_perc{%s} 0.0"]),
-        ({"running-requests": "16"}, ["vllm:num_requests_running{%s} 16.0"]),
-        ({"total-prompt-tokens": 12345}, ["vllm:prompt_tokens_total{%s} 12345.0"]),
         ({"total-generation-tokens": 1500000}, ["vllm:generation_tokens_total{%s} 1.5e+06"]),
         (
             {"prefix-cache-hits": 750, "prefix-cache-queries": 2000},
@@ -53,19 +50,6 @@ def test_each_finish_reason_of_vllm_is_there_and_others_when_they_are_named() ->
     ]
 
 
-def test_adapters_are_told_with_their_time() -> None:
-    entries = [
-        {"running": "lora4,lora2", "waiting": "lora3", "timestamp": 1257894567},
-        {"running": "lora4,lora3", "waiting": "", "timestamp": 1257894569},
-    ]
-    assert Faked({"loras": entries}).samples("lora_requests_info") == [
-        'lora_requests_info{max_lora="2",running_lora_adapters="lora4,lora2",waiting_lora_adapters="lora3"}'
-        " 1.257894567e+09",
-        'lora_requests_info{max_lora="2",running_lora_adapters="lora4,lora3",waiting_lora_adapters=""}'
-        " 1.257894569e+09",
-    ]
-
-
 # Histograms
 
 
@@ -80,14 +64,6 @@ def test_counts_are_observations_of_the_upper_bound_of_their_bucket() -> None:
     assert faked.samples("time_to_first_token_seconds_bucket")[-1].endswith('{le="+Inf"} 6.0')
     assert faked.value("time_to_first_token_seconds_count") == 6
     assert faked.value("time_to_first_token_seconds_sum") == pytest.approx(0.001 + 2 * 0.005 + 3 * 0.01)
-
-
-def test_the_last_bucket_is_beyond_the_last_bound() -> None:
-    faked = Faked({"ttft-buckets-values": [0] * len(FIRST_TOKEN) + [2]})
-    *bounded, last = faked.samples("time_to_first_token_seconds_bucket")
-    assert all(sample.endswith(" 0.0") for sample in bounded)
-    assert last.endswith('{le="+Inf"} 2.0')
-    assert faked.value("time_to_first_token_seconds_sum") == 2 * (2560 + 1)
 
 
 @pytest.mark.parametrize(("key", "family"), HISTOGRAMS.items())
@@ -113,12 +89,8 @@ def test_every_list_of_counts_has_its_family(key: str, family: str) -> None:
     [
         ((10, 20, 30), (1, 2, 5), 200),
         ((10, 20, 30), token_bounds(1024), 200),
-        ((1,), (10,), 10),
-        ((2, 3), (10, 20), 80),
         ((1, 1, 1, 1), (10, 20, 50), 131),
-        ((0, 5, 0, 2), (1, 10, 100), 252),
         ((0, 0, 0, 4), (10, 100, 1000), 4004),
-        ((0, 0), (1, 2, 5), 0),
         ((1, 1, 1), (1,), 1 + 2 + 2),
     ],
 )
@@ -152,3 +124,53 @@ def test_the_families_of_the_process_and_of_http_stay_true() -> None:
 
 
 # What config/ knows without the table
+
+
+@pytest.mark.parametrize(
+    ("shape", "values"),
+    [
+        ("oscillate", (6, 10, 6, 2, 6, 10, 6, 2, 6)),
+        ("ramp", (2, 4, 6, 8, 10, 10, 10, 10, 10)),
+        ("rampreset", (2, 4, 6, 8, 2, 4, 6, 8, 2)),
+        ("squarewave", (2, 2, 10, 10, 2, 2, 10, 10, 2)),
+    ],
+)
+def test_two_periods_in_quarters(shape: str, values: tuple[float, ...]) -> None:
+    function = Function(shape, start=2, end=10, period_s=4)
+    assert [value_at(function, at_s, 1) for at_s in range(9)] == pytest.approx(values)
+
+
+def test_requests_are_whole_and_the_usage_is_not() -> None:
+    faked = Faked(
+        {
+            "running-requests": "oscillate:0:5:4s",
+            "waiting-requests": "ramp:0:10:4s",
+            "kv-cache-usage": "ramp:0:1:8s",
+        }
+    )
+    told = []
+    for _ in range(6):
+        told.append(
+            tuple(map(faked.value, ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")))
+        )
+        faked.clock.advance(1)
+    assert told == [(2, 0, 0), (5, 2, 0.125), (2, 5, 0.25), (0, 7, 0.375), (2, 10, 0.5), (5, 10, 0.625)]
+
+
+def test_a_value_changes_only_with_the_refresh_interval() -> None:
+    faked = Faked({"running-requests": "ramp:0:100:100s"}, "--fake-metrics-refresh-interval", "10s")
+    told = []
+    for _ in range(5):
+        told.append(faked.value("num_requests_running"))
+        faked.clock.advance(6)
+    assert told == [0, 0, 10, 10, 20]
+
+
+def test_a_function_starts_when_it_is_set() -> None:
+    faked = Faked({"running-requests": "ramp:0:10:10s", "waiting-requests": 3})
+    faked.clock.advance(5)
+    faked.update(waiting_requests="ramp:0:10:10s")
+    faked.clock.advance(2)
+    assert (faked.value("num_requests_running"), faked.value("num_requests_waiting")) == (7, 2)
+    faked.update(running_requests="ramp:10:0:10s")
+    assert (faked.value("num_requests_running"), faked.value("num_requests_waiting")) == (10, 2)
