@@ -8,7 +8,8 @@ import time
 import gevent
 import pytest
 
-from app.base.clock.clock import Alarm, LiveClock
+from app.base.clock.clock import Alarm, LiveClock, VirtualClock
+from app.base.clock.pause import Pace, pause_if_possible
 
 SOON_S = 0.01
 PATIENCE_S = 2.0
@@ -75,3 +76,32 @@ def test_a_clock_opens_nothing_before_its_first_alarm_and_one_timer_for_all() ->
     rings.wait_for(1)
     assert rings.names == ["alarm"]
     assert descriptors == [descriptors[0], *[descriptors[0] + 1] * 3]
+
+
+def test_others_run_in_a_pause() -> None:
+    ran: list[str] = []
+    other = gevent.spawn(ran.append, "other")
+    pause_if_possible()
+    assert ran == ["other"]
+    other.join()
+
+
+def test_a_callback_of_the_loop_makes_no_pause() -> None:
+    outcomes: list[str] = []
+
+    def callback() -> None:
+        pause_if_possible()
+        outcomes.append("done")
+
+    gevent.get_hub().loop.run_callback(callback)
+    gevent.sleep(0.001)
+    assert outcomes == ["done"]
+
+
+def test_work_pauses_when_the_last_pause_is_long_ago() -> None:
+    clock, pauses = VirtualClock(), list[float]()
+    pace = Pace(clock.now, 0.004, lambda: pauses.append(round(clock.now(), 4)))
+    for _ in range(10):
+        clock.advance(0.0015)
+        pace()
+    assert pauses == [0.0045, 0.009, 0.0135]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.core.errors import Draining, EngineError, QueueFull, TooManyRequests
-from app.engine.core.outputs import EngineOutput, Failed, Started, Tokens
+from app.engine.core.errors import EngineError, QueueFull, TooManyRequests
+from app.engine.core.outputs import EngineOutput, Failed, Started
 from tests.engine.harness import SLOT_S, START_S, Harness, engine_request
 
 SLOW = {"time_to_first_token": 0.5, "inter_token_latency": 0.1}
@@ -185,29 +185,3 @@ def test_room_is_what_slots_queue_and_limit_leave() -> None:
         free.ask(choices=2)
     with pytest.raises(TooManyRequests, match="4 of at most 4"):
         bounded.ask()
-
-
-def test_an_operator_ends_requests_by_name_or_all() -> None:
-    harness = Harness(slots=2, **SLOW)
-    for name in "abc":
-        harness.ask(name, 2)
-    assert harness.engine.interrupt({"b", "x"}) == 3
-    assert [harness.finish("b", index) for index in range(2)] == ["abort", "abort"]
-    assert harness.gauges() == (2, 2) and not harness.of("c")
-    assert [type(it) for it in harness.of("b")] == [Started, Tokens]
-    harness.clock.advance(0.55)
-    assert harness.engine.interrupt() == 6, "each choice, and each request with several of them"
-    assert [type(it) for it in harness.of("a")] == [Started, Tokens, Tokens]
-    assert harness.finish("a") == harness.finish("c") == "abort" and harness.is_idle()
-    assert harness.engine.interrupt() == 0
-
-
-def test_a_draining_engine_goes_on_and_admits_nothing() -> None:
-    harness = Harness(slots=1, **SLOW)
-    harness.ask("a")
-    harness.ask("b")
-    harness.engine.drain()
-    assert refusal(harness) is Draining
-    harness.clock.advance(10)
-    assert (harness.finish("a"), harness.finish("b")) == ("length", "length")
-    assert harness.is_idle()

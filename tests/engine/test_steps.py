@@ -14,7 +14,7 @@ from app.engine.core.batch import SchedulerLimits
 from app.engine.core.scheduler import Scheduler
 from app.engine.kvcache.block_pool import CountedBlocks
 from app.lab.fidelity.pod import OfflineRequest
-from config.profile import FrontCosts, SpeculationRates
+from config.profile import SpeculationRates
 from config.settings import StepSettings
 from tests.engine.harness import BLOCK_TOKENS, START_S, Harness
 from tests.engine.loops import ClientLoop
@@ -116,16 +116,6 @@ def test_who_is_read_too_late_is_told() -> None:
         it for it in harness.recorder.render().splitlines() if it.startswith("understudy_late_seconds_total")
     ]
     assert float(late.split()[-1]) == pytest.approx(0.1 - PROFILE.front.visible_s(0, 3))
-
-
-def test_tokens_leave_one_after_another_however_slow_that_is() -> None:
-    front = FrontCosts(out_per_stream=0.1)
-    harness = stepped(profile=replace(PROFILE, front=front))
-    for name in "abc":
-        harness.ask(name, max_tokens=4)
-    harness.clock.advance(5)
-    told = sorted(at_s for name in "abc" for at_s in moments(harness, name))
-    assert [at_s - told[0] for at_s in told] == pytest.approx([0.1 * place for place in range(12)])
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.005, 0.015, 0.03, 0.06])

@@ -29,14 +29,6 @@ def told(harness: Harness, **fields: Any) -> list[tuple[str, float]]:
     ]
 
 
-def test_tokens_that_are_told_together_are_counted_with_the_gaps_between_them() -> None:
-    harness = Harness(inter_token_latency=0.0001)
-    told(harness, max_tokens=101)
-    assert len(harness.tokens("a")) < 50
-    assert harness.metric("inter_token_latency_seconds_count") == 100
-    assert harness.metric("inter_token_latency_seconds_sum") == pytest.approx(0.01)
-
-
 @pytest.mark.parametrize("gap_s", [0.0, 0.0001, 0.01])
 def test_choices_of_one_request_take_turns_token_by_token(gap_s: float) -> None:
     harness = Harness(slots=3, inter_token_latency=gap_s)

@@ -195,13 +195,6 @@ IMAGE = Placeholder("img-1", 4, 20)
 @pytest.mark.parametrize(
     ("keys", "hashed", "published"),
     [
-        (ExtraKeys(16, ALICE), [(LORA,)] * 3, [["Alice"]] * 3),
-        (ExtraKeys(16, salt="s1"), [(SALT,), None, None], [["s1"], None, None]),
-        (
-            ExtraKeys(16, placeholders=[IMAGE]),
-            [(("mm", "img-1", 4),), (("mm", "img-1", -12),), None],
-            [[["img-1", 4]], [["img-1", -12]], None],
-        ),
         (
             ExtraKeys(16, ALICE, "s1", [Placeholder("second", 8, 2), Placeholder("first", 1, 2)]),
             [(LORA, ("mm", "first", 1), ("mm", "second", 8), SALT), (LORA,), (LORA,)],
@@ -213,7 +206,7 @@ IMAGE = Placeholder("img-1", 4, 20)
             [["Alice", ["img-1", 4], "s1"], ["Alice", ["img-1", -12]], ["Alice"]],
         ),
     ],
-    ids=["adapter", "salt", "image", "all", "bare"],
+    ids=["all", "bare"],
 )
 def test_extra_keys_are_in_the_blocks_that_they_are_about(
     keys: ExtraKeys, hashed: list[Extra], published: list[object]

@@ -24,12 +24,6 @@ def test_a_subscriber_that_binds_receives_topic_sequence_and_batch(peers: Peers)
     assert received(subscriber) == (TOPIC, sequence + 1, EventBatch(1.5, many(2), 0))
 
 
-def test_a_subscriber_may_connect_to_a_publisher_that_binds(peers: Peers) -> None:
-    publisher = peers.publisher("tcp://*:0")
-    publisher.start()
-    meet(publisher, peers.connected_to(publisher.addresses["events"]))
-
-
 def test_an_inproc_endpoint_is_bound_in_the_context_that_is_given(peers: Peers) -> None:
     with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
         publisher = peers.publisher("inproc://cache", rank=2, context=context)

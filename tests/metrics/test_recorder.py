@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.base.metrics.families import FINISHED
 from app.base.metrics.lora import LIMIT_BYTES, MOST_SERIES, LoraRequests
-from app.base.metrics.recorder import BLOCK, PARTS, TOKEN_BYTES, FinishedSequence, Recorder
+from app.base.metrics.recorder import PARTS, TOKEN_BYTES, FinishedSequence, Recorder
 
 STEPS = r"(?m)^vllm:iteration_tokens_total.*$"
 SECONDS = st.floats(0, 1000)
@@ -73,18 +73,6 @@ def test_rows_that_are_counted_later_give_the_text_of_events_that_are_counted_at
             tell(at_once, *event)
             at_once.render()  # a scrape counts all so far; it also ends a step
         assert re.sub(STEPS, "", later.render()) == re.sub(STEPS, "", at_once.render())
-
-
-def test_no_more_than_a_block_of_rows_waits_to_be_counted(recorder: Recorder) -> None:
-    for number in range(3 * BLOCK + 1):
-        recorder.prefilled(0.1, 10, 0, at_s=number)
-        recorder.decoded(1, 0.02, at_s=number)
-        recorder.step(3)
-        row = FinishedSequence("stop", 10, 5, 0, 64, 0.0, 0.05, 0.4, 0.5, choices=1, longest=5)
-        recorder.sequence_finished(row)
-        waiting = (recorder._tokens, recorder._prefills, recorder._finished, recorder._step_tokens)
-        assert all(len(rows) < BLOCK for rows in waiting)
-    assert samples(recorder)["vllm:request_params_n_count"] == 3 * BLOCK + 1
 
 
 def make() -> Recorder:
