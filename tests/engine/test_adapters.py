@@ -46,14 +46,6 @@ def test_one_slot_and_one_adapter_serves_who_needs_the_resident_one_first() -> N
     assert play(harness(1, 1), every(0, adapters)) == list("015263748")
 
 
-@pytest.mark.parametrize("slots", [4, 5])
-def test_three_adapters_at_a_time(slots: int) -> None:
-    adapters = ["l1", "l1", "l2", "l3", "l4", "l5", "l1", "l2", "l3", "l4", "l5"]
-    order = play(harness(slots, 3, ttft=1.0), every(0.1, adapters))
-    assert order[:7] == list("0123678")
-    assert (set(order[7:9]), set(order[9:])) in (({"4", "9"}, {"5", "10"}), ({"5", "10"}, {"4", "9"}))
-
-
 @pytest.mark.parametrize(
     ("slots", "max_loras", "order"),
     [

@@ -157,7 +157,8 @@ def test_the_tokens_and_what_is_counted_are_the_same(
     usual, counted = heard(False, blocks, request, **latency)
     plain, counted_plain = heard(True, blocks, request, **latency)
     assert plain.tokens == usual.tokens and len(plain.tokens) == tokens
-    assert plain.by_themselves or tokens < 10 or gap_s < 0.02 or profile is SPECULATES or reasoning
+    constant = not jitter_s and gap_s > 0.001 or profile is PROFILE
+    assert plain.by_themselves or not constant or profile is SPECULATES or tokens < 3 or reasoning
     assert plain.finish == usual.finish == "length"
     assert counted_plain == counted
 

@@ -117,11 +117,7 @@ def test_a_client_that_leaves_while_it_is_told_of_the_start_hears_nothing_more()
 
 @given(
     steps=st.lists(
-        st.tuples(
-            st.sampled_from(["ask", "abort", "advance"]),
-            st.integers(0, 9),
-            st.integers(1, 4),
-        ),
+        st.tuples(st.sampled_from(["ask", "abort", "advance"]), st.integers(0, 9), st.integers(1, 4)),
         max_size=40,
     ),
     slots=st.integers(1, 4),

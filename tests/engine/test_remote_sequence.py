@@ -9,16 +9,7 @@ import pytest
 
 from app.base.metrics.recorder import Recorder
 from app.engine.core.errors import EngineFailed, RequestRefused
-from app.engine.core.outputs import (
-    EngineOutput,
-    Failed,
-    Finish,
-    Part,
-    PartReader,
-    Piece,
-    Started,
-    Tokens,
-)
+from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, PartReader, Piece, Started, Tokens
 from app.engine.core.remote_sequence import RemoteSequence
 from app.engine.core.request import Outcome
 from app.engine.core.sequence import Submission

@@ -79,11 +79,7 @@ class Device:
 
 
 @given(
-    st.lists(
-        st.tuples(st.floats(0.0, 0.1), st.integers(1, 40), st.booleans()),
-        min_size=1,
-        max_size=4,
-    ),
+    st.lists(st.tuples(st.floats(0.0, 0.1), st.integers(1, 40), st.booleans()), min_size=1, max_size=4),
     st.sampled_from([0.02, 0.04, 0.3]),
 )
 def test_prefill_soon_after_prefill_is_slower(steps: list[tuple[float, int, bool]], tau: float) -> None:

@@ -135,11 +135,7 @@ def test_the_form_of_an_address_says_who_binds(endpoint: str, bound: bool) -> No
 
 @pytest.mark.parametrize(
     ("endpoint", "ipv6"),
-    [
-        ("tcp://[fd00:0:0:0:0:0:0:1]:5557", True),
-        ("tcp://[::1]:5557", True),
-        ("tcp://10.0.0.1:5557", False),
-    ],
+    [("tcp://[fd00:0:0:0:0:0:0:1]:5557", True), ("tcp://[::1]:5557", True), ("tcp://10.0.0.1:5557", False)],
 )
 def test_the_form_of_an_address_says_whether_it_is_of_ipv6(endpoint: str, ipv6: bool) -> None:
     assert is_ipv6(endpoint) == ipv6

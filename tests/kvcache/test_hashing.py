@@ -15,14 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.kvcache import cbor
-from app.engine.kvcache.hashing import (
-    PART_BLOCKS,
-    Algorithm,
-    BlockHasher,
-    Extra,
-    low64,
-    none_hash,
-)
+from app.engine.kvcache.hashing import PART_BLOCKS, Algorithm, BlockHasher, Extra, low64, none_hash
 from app.engine.kvcache.prompt import ExtraKeys, Placeholder
 from tests.kvcache.caches import ALICE
 
@@ -85,11 +78,7 @@ EXTRAS: list[tuple[str, list[Extra], list[int]]] = [
     ("V16", [(("cache_salt", "tenant-a"),), None], [18004764957418570026, 2176423041615275570]),
     ("V17", [("img-1",)] * 2, [8817235727458927434, 162509787549312867]),
     ("V18", [(("img-1", 4),), (("img-1", -12),)], [803902504788187887, 17208516582300983813]),
-    (
-        "V19",
-        [(("mm", "img-1", 4),), (("mm", "img-1", -12),)],
-        [10327407240189147075, 16601439576050719493],
-    ),
+    ("V19", [(("mm", "img-1", 4),), (("mm", "img-1", -12),)], [10327407240189147075, 16601439576050719493]),
 ]
 
 

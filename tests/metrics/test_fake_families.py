@@ -15,17 +15,11 @@ ALWAYS = {"cache_config_info", "lora_requests_info"}
 SERVER = 'engine="0",model_name="tiny"'
 
 
-# Lines
-
-
 @pytest.mark.parametrize(
     ("keys", "lines"),
     [
         ({"running-requests": 10}, ["vllm:num_requests_running{%s} 10.0"]),
-        (
-            {"kv-cache-usage": 0.4},
-            ["vllm:kv_cache_usage_perc{%s} 0.4", "vllm:gpu_cache_usage_perc{%s} 0.4"],
-        ),
+        ({"kv-cache-usage": 0.4}, ["vllm:kv_cache_usage_perc{%s} 0.4", "vllm:gpu_cache_usage_perc{%s} 0.4"]),
         ({"total-generation-tokens": 1500000}, ["vllm:generation_tokens_total{%s} 1.5e+06"]),
         (
             {"prefix-cache-hits": 750, "prefix-cache-queries": 2000},
@@ -48,9 +42,6 @@ def test_each_finish_reason_of_vllm_is_there_and_others_when_they_are_named() ->
         'request_success_total{finished_reason="repetition"} 0.0',
         'request_success_total{finished_reason="tool_calls"} 3.0',
     ]
-
-
-# Histograms
 
 
 def test_counts_are_observations_of_the_upper_bound_of_their_bucket() -> None:
@@ -81,9 +72,6 @@ def test_every_list_of_counts_has_its_family(key: str, family: str) -> None:
     assert faked.names() == {name} | others.get(name, set()) | ALWAYS
 
 
-# Totals
-
-
 @pytest.mark.parametrize(
     ("counts", "bounds", "total"),
     [
@@ -98,17 +86,6 @@ def test_counts_amount_to_tokens(counts: tuple[int, ...], bounds: tuple[float, .
     assert total_tokens(counts, bounds) == total
 
 
-def test_a_total_follows_its_counts_unless_it_is_given() -> None:
-    keys = {"request-prompt-tokens": [10, 20, 30], "request-generation-tokens": [10, 20, 30]}
-    derived, given = Faked(keys), Faked({**keys, "total-generation-tokens": 67890})
-    assert derived.value("prompt_tokens_total") == derived.value("generation_tokens_total") == 200
-    assert given.value("prompt_tokens_total") == 200
-    assert given.value("generation_tokens_total") == 67890
-
-
-# Nothing else
-
-
 def test_only_named_families_are_there() -> None:
     assert Faked({}).names() == ALWAYS
     assert Faked({"running-requests": 1, "ttft-buckets-values": []}).names() == {
@@ -121,9 +98,6 @@ def test_only_named_families_are_there() -> None:
 def test_the_families_of_the_process_and_of_http_stay_true() -> None:
     text = Faked({}).scrape().decode()
     assert "process_open_fds" in text and "http_request_duration_highr_seconds_count" in text
-
-
-# What config/ knows without the table
 
 
 @pytest.mark.parametrize(

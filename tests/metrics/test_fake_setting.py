@@ -61,9 +61,6 @@ def fakes(argv: list[str], environ: dict[str, str] | None = None) -> FakeMetrics
     return parse(load(argv, environ or {}).metrics.fake_metrics)
 
 
-# Writing it
-
-
 def test_yaml_flag_and_variable_say_the_same(file: str) -> None:
     text = json.dumps(FLAG)
     meant = fakes(["--fake-metrics", text])
@@ -75,8 +72,6 @@ def test_yaml_flag_and_variable_say_the_same(file: str) -> None:
 def test_without_it_the_metrics_are_true(argv: list[str]) -> None:
     assert fakes(argv) is None
 
-
-# Refusals
 
 LEVEL = "must be a number or a function such as ramp:0:10:30s (shape:start:end:period)"
 

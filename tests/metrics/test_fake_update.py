@@ -35,9 +35,6 @@ def update_by_post(faked: Faked, **keys: Any) -> None:
 WAYS = pytest.mark.parametrize("update", [Faked.update, update_by_post], ids=["admin", "post"])
 
 
-# What changes
-
-
 @WAYS
 def test_only_given_keys_change(update: Update) -> None:
     faked = Faked({"running-requests": 1, "waiting-requests": 2, "ttft-buckets-values": [1, 2]})
@@ -81,8 +78,6 @@ def test_adapters_are_replaced_and_an_empty_list_is_an_entry_of_now(update: Upda
     assert faked.samples("lora_requests_info") == [labels % ("", "", "1.70000001e+09")]
 
 
-# Totals
-
 LISTED = {"request-prompt-tokens": [10, 20, 30]}  # amounts to 200 tokens
 
 
@@ -106,9 +101,6 @@ def test_a_total_is_derived_anew_unless_it_comes_along(
     faked = Faked(start)
     update(faked, **changes)
     assert faked.value("prompt_tokens_total") == total
-
-
-# Refusals
 
 
 @pytest.mark.parametrize(
