@@ -10,7 +10,7 @@ import gevent
 import pytest
 
 from app.base.clock.clock import LiveClock, VirtualClock
-from app.engine.core.sequence import MOST_AT_ONCE, STARTED_AT_ONCE
+from app.engine.core.sequence import MOST_AT_ONCE
 from tests.engine.harness import START_S, Harness
 
 LONGEST_S = 0.02
@@ -82,14 +82,6 @@ def test_who_comes_in_such_a_pause_changes_no_reply_and_gets_the_one_that_is_due
     for name in ("large", "small", "last"):
         assert said(mixed, name) == said(alone, name)
     assert len(set(said(mixed, "large"))) == 128
-
-
-def test_of_many_choices_the_first_start_at_once_and_the_others_in_a_while() -> None:
-    harness = Harness(slots=200, time_to_first_token=1.0)
-    harness.ask(choices=150)
-    assert harness.engine.running == STARTED_AT_ONCE
-    harness.clock.advance(0.01)
-    assert harness.engine.running == 150
 
 
 def test_a_large_request_is_admitted_as_a_whole_or_not_at_all() -> None:

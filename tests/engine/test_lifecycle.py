@@ -1,7 +1,4 @@
-"""What an operator does to an engine, and what its metrics say of it.
-
-By HTTP it is tested in `tests/surface/test_lifecycle.py`.
-"""
+"""What an operator does to an engine, and what its metrics say; by HTTP: surface/wire/test_lifecycle.py."""
 
 from __future__ import annotations
 

@@ -12,21 +12,7 @@ from hypothesis import strategies as st
 from app.engine.core.outputs import Tokens
 from app.engine.core.timing import PerRequestTiming
 from config.settings import LatencySettings
-from tests.engine.harness import BLOCK_TOKENS, START_S, Harness
-
-GAP = {"inter_token_latency": 0.5, "time_to_first_token": 2.0}
-
-
-def told(harness: Harness, **fields: Any) -> list[tuple[str, float]]:
-    """What each token belongs to, and its moment."""
-    harness.ask("a", **fields)
-    harness.clock.advance(100)
-    assert harness.is_idle()
-    return [
-        (it.part.kind if it.part else "text", it.at_s - START_S)
-        for it in harness.tokens("a")
-        for _ in it.texts
-    ]
+from tests.engine.harness import BLOCK_TOKENS, Harness
 
 
 @pytest.mark.parametrize("gap_s", [0.0, 0.0001, 0.01])
@@ -36,11 +22,6 @@ def test_choices_of_one_request_take_turns_token_by_token(gap_s: float) -> None:
     harness.clock.advance(1)
     turns = [it.index for _, it in harness.events if isinstance(it, Tokens)]
     assert sorted(turns[:3]) == [0, 1, 2] and turns == turns[:3] * 4
-
-
-def test_delays_come_before_the_tokens_that_they_name() -> None:
-    moments = told(Harness(**GAP), delays=((0, 1.0), (2, 4.0)), max_tokens=4)
-    assert [at_s for _, at_s in moments] == [3.0, 3.5, 8.0, 8.5]
 
 
 def test_of_a_remote_prefill_only_what_is_not_cached_here_comes_over_the_net() -> None:

@@ -36,14 +36,6 @@ WAYS = pytest.mark.parametrize("update", [Faked.update, update_by_post], ids=["a
 
 
 @WAYS
-def test_only_given_keys_change(update: Update) -> None:
-    faked = Faked({"running-requests": 1, "waiting-requests": 2, "ttft-buckets-values": [1, 2]})
-    update(faked, running_requests=7)
-    assert (faked.value("num_requests_running"), faked.value("num_requests_waiting")) == (7, 2)
-    assert faked.value("time_to_first_token_seconds_count") == 3
-
-
-@WAYS
 def test_an_empty_list_or_object_makes_a_family_disappear(update: Update) -> None:
     lists = ("ttft_buckets_values", "tpot_buckets_values", "e2erl_buckets_values", "request_prompt_tokens")
     faked = Faked(

@@ -232,19 +232,6 @@ def test_blocks_of_a_client_that_leaves_are_free_again() -> None:
         assert cached(client.complete(prompt=PROMPT)) == 96
 
 
-def test_a_prompt_that_finds_no_room_may_be_refused() -> None:
-    flags = ("--kv-cache-size", "6", "--kv-cache-full", "refuse", "--inter-token-latency", "20ms")
-    with published(*flags) as (client, _), requests.Session() as other:
-        body = {"prompt": PROMPT, "max_tokens": 100, "ignore_eos": True}
-        url = client.server.url + "/v1/completions"
-        with other.post(url, json=body | {"stream": True}, stream=True, timeout=20) as running:
-            lines = running.iter_lines()
-            next(lines)
-            answer = client.post("/v1/completions", body | {"prompt": [7] * 100})
-        assert answer.status_code == 503, answer.text
-        wait_until(lambda: client.metric("vllm:num_requests_running") == 0)
-
-
 def test_every_rank_publishes_at_a_port_of_its_own() -> None:
     first = free_port(2)
     env = {
