@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Literal
@@ -19,13 +19,17 @@ from tests.grpc.raw import (
     END_HEADERS,
     END_STREAM,
     GOAWAY,
+    HAS_PRIORITY,
     HEADERS,
     INITIAL_WINDOW_SIZE,
     PADDED,
     PING,
     PREFACE,
+    PRIORITY,
+    PUSH_PROMISE,
     RST_STREAM,
     SETTINGS,
+    WINDOW_UPDATE,
     RawClient,
     call,
     encode,
@@ -56,40 +60,61 @@ Wrong, Calm, Size, Flow = (
 Closed, Coding = ErrorCodes.STREAM_CLOSED, ErrorCodes.COMPRESSION_ERROR
 Steps = bytes | tuple[bytes | int, ...]
 """What is sent; a number waits until the stream of that number has ended."""
-Expected = tuple[Literal["connection", "stream", "answered", "alive"], object]
-"""The connection ends; a stream or the connection does; this stream is answered; life goes on."""
-ALIVE: Expected = ("alive", None)
-ANSWERED: Expected = ("answered", 1)
 
 
-def ends(*codes: ErrorCodes) -> Expected:
-    return "connection", codes
+@dataclass(frozen=True)
+class Expected:
+    """`connection`: it ends; `stream`: it or the connection ends; `end`: answered; `life`: no more."""
+
+    of: Literal["connection", "stream", "end", "life"]
+    codes: tuple[ErrorCodes, ...] = ()
+    stream: int = 1
 
 
-def resets(*codes: ErrorCodes) -> Expected:
-    return "stream", codes
+def connection_error(*codes: ErrorCodes) -> Expected:
+    return Expected("connection", codes)
 
+
+def stream_error(*codes: ErrorCodes) -> Expected:
+    return Expected("stream", codes)
+
+
+def answered(stream: int = 1) -> Expected:
+    return Expected("end", (), stream)
+
+
+ALIVE = Expected("life")
 
 REQUEST = message(generate().SerializeToString())
 SAID = frame(DATA, END_STREAM, 1, REQUEST)
 CALL = opening() + SAID
 WATCHING = opening(1, headers(WATCH)) + frame(DATA, END_STREAM, 1, message(b""))
 """A stream that stays half closed (remote)."""
+GIVEN_UP = opening() + reset(1, 8)
+FINISHED = (CALL, 1)
 LINES = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "a")]
 TYPED = [*LINES, ("content-type", "application/grpc")]
-AGAIN = frame(CONTINUATION, END_HEADERS, 1, headers())
-MAX = 2**31 - 1
+HALF = len(headers()) // 2
 
 
-def of_headers(*lines: tuple[str, str]) -> bytes:
+def of_headers(lines: Sequence[tuple[str, str]]) -> bytes:
     """A call with these headers alone."""
-    return opening(1, encode([*lines]), END_HEADERS | END_STREAM)
+    return opening(1, encode(list(lines)), END_HEADERS | END_STREAM)
 
 
-def parts(*blocks: bytes) -> bytes:
+def with_header(name: str, value: str) -> bytes:
+    return of_headers([*TYPED, (name, value)])
+
+
+def without(name: str) -> bytes:
+    return of_headers([line for line in TYPED if line[0] != name])
+
+
+def parts(*blocks: bytes, stream: int = 1) -> bytes:
     """A header block in HEADERS and CONTINUATION frames."""
-    middle = b"".join(frame(CONTINUATION, 0, 1, block) for block in blocks[1:-1])
-    return frame(HEADERS, 0, 1, blocks[0]) + middle + frame(CONTINUATION, END_HEADERS, 1, blocks[-1])
+    begin = frame(HEADERS, 0, stream, blocks[0])
+    middle = b"".join(frame(CONTINUATION, 0, stream, block) for block in blocks[1:-1])
+    return begin + middle + frame(CONTINUATION, END_HEADERS, stream, blocks[-1])
 
 
 def coded(block: bytes) -> bytes:
@@ -97,48 +122,204 @@ def coded(block: bytes) -> bytes:
     return opening(1, headers() + block)
 
 
-def told(length: int) -> bytes:
-    return opening(1, headers(**{"content-length": str(length)})) + SAID
+FRAMING: dict[str, tuple[Steps, Expected]] = {
+    "3.4 settings and no more": (b"", ALIVE),
+    "4.1 an unknown kind of frame": (frame(UNKNOWN, 0xFF, 0, b"abc"), ALIVE),
+    "4.1 unknown flags": (frame(PING, 0xFE, 0, bytes(8)), ALIVE),
+    "4.1 the reserved bit": (frame(PING, 0, 1 << 31, bytes(8)), ALIVE),
+    "4.2 data of 16,384 bytes": (opening() + frame(DATA, 0, 1, REQUEST.ljust(MOST, b"\0")), ALIVE),
+    "4.2 data of more": (opening() + frame(DATA, 0, 1, bytes(MOST + 1)), stream_error(Size)),
+    "4.2 headers of more": (opening(1, bytes(MOST + 1)), connection_error(Size)),
+    "4.2 settings of more": (frame(SETTINGS, 0, 0, bytes(16_386)), connection_error(Size)),
+    "4.2 an unknown frame of more": (frame(UNKNOWN, 0, 0, bytes(MOST + 1)), connection_error(Size)),
+    "4.3 a block that is none": (opening(1, b"\xff\xff\xff\xff\xff\xff"), connection_error(Coding)),
+    "4.3 PRIORITY within a block": (
+        opening(flags=0) + frame(PRIORITY, 0, 1, bytes(5)),
+        connection_error(Wrong),
+    ),
+    "4.3 headers of another within": (opening(flags=0) + opening(3), connection_error(Wrong)),
+    "4.3 data within": (opening(flags=0) + SAID, connection_error(Wrong)),
+    "4.3 an unknown frame within": (opening(flags=0) + frame(UNKNOWN, 0, 1), connection_error(Wrong)),
+    "4.3 GOAWAY within": (opening(flags=0) + frame(GOAWAY, 0, 0, bytes(8)), connection_error(Wrong)),
+    "5.5 an unknown frame of a stream": (opening() + frame(UNKNOWN, 0, 1, b"a") + SAID, answered()),
+}
 
+AFTER: dict[str, tuple[bytes | int, ...]]
+AFTER = {"half closed": (WATCHING,), "reset": (GIVEN_UP,), "ended": FINISHED}
+LATE: dict[str, tuple[bytes, Expected]] = {
+    "DATA": (frame(DATA, 0, 1, b"x"), stream_error(Closed)),
+    "HEADERS": (opening(), stream_error(Closed)),
+    "CONTINUATION": (frame(CONTINUATION, END_HEADERS, 1, headers()), connection_error(Closed, Wrong)),
+    "WINDOW_UPDATE": (window_update(1, 1), ALIVE),
+    "RST_STREAM": (reset(1, 8), ALIVE),
+    "PRIORITY": (frame(PRIORITY, 0, 1, bytes(5)), ALIVE),
+}
+STATES: dict[str, tuple[Steps, Expected]] = {
+    "5.1 idle: DATA": (frame(DATA, 0, 1, b"x"), connection_error(Wrong)),
+    "5.1 idle: RST_STREAM": (reset(1, 8), connection_error(Wrong)),
+    "5.1 idle: WINDOW_UPDATE": (window_update(1, 1), connection_error(Wrong)),
+    "5.1 idle: CONTINUATION": (frame(CONTINUATION, END_HEADERS, 1, headers()), connection_error(Wrong)),
+    "5.1 idle: PRIORITY": (frame(PRIORITY, 0, 1, bytes(5)), ALIVE),
+    **{
+        f"5.1 {state}: {name}": ((*steps, late), expected)
+        for state, steps in AFTER.items()
+        for name, (late, expected) in LATE.items()
+    },
+    "5.1.1 an even stream": (opening(2), connection_error(Wrong)),
+    "5.1.1 a lower stream": (opening(5) + opening(3), connection_error(Wrong, Closed)),
+    "5.1.1 a stream far up": (opening(2**31 - 1, None, END_HEADERS | END_STREAM), answered(2**31 - 1)),
+    "5.4.2 others go on": (of_headers([("X", "y")]) + opening(3, None, 5), answered(3)),
+}
 
 FRAMES: dict[str, tuple[Steps, Expected]] = {
-    "4.1 an unknown kind of frame": (frame(UNKNOWN, 0xFF, 0, b"abc"), ALIVE),
-    "4.2 data of 16,384 bytes": (opening() + frame(DATA, 0, 1, REQUEST.ljust(MOST, b"\0")), ALIVE),
-    "4.2 data of more": (opening() + frame(DATA, 0, 1, bytes(MOST + 1)), resets(Size)),
-    "4.2 headers of more": (opening(1, bytes(MOST + 1)), ends(Size)),
-    "4.3 headers of another within": (opening(flags=0) + opening(3), ends(Wrong)),
-    "5.1 idle: DATA": (frame(DATA, 0, 1, b"x"), ends(Wrong)),
-    "5.1 half closed: DATA": (WATCHING + frame(DATA, 0, 1, b"x"), resets(Closed)),
-    "5.1 reset: DATA": (opening() + reset(1, 8) + frame(DATA, 0, 1, b"x"), resets(Closed)),
-    "5.1 ended: DATA": ((CALL, 1, frame(DATA, 0, 1, b"x")), resets(Closed)),
-    "5.1 ended: RST_STREAM": ((CALL, 1, reset(1, 8)), ALIVE),
-    "5.1.1 a lower stream": (opening(5) + opening(3), ends(Wrong, Closed)),
-    "5.1.1 a stream far up": (opening(MAX, None, END_HEADERS | END_STREAM), ("answered", MAX)),
-    "5.4.2 others go on": (of_headers(("X", "y")) + opening(3, None, 5), ("answered", 3)),
-    "6.1 padding": (opening() + frame(DATA, 9, 1, b"\x03" + REQUEST + bytes(3)), ANSWERED),
-    "6.1 padding beyond": (opening() + frame(DATA, PADDED, 1, b"\x04abc"), ends(Wrong)),
-    "6.5.2 a window of 2^31": (settings_frame({4: 2**31}), ends(Flow)),
-    "6.5.3 twice the same": (settings_frame({4: 0}) + settings_frame({4: 65_535}) + CALL, ANSWERED),
-    "6.8 calls go on after GOAWAY": (opening() + frame(GOAWAY, 0, 0, bytes(8)) + SAID, ANSWERED),
-    "6.9.1 of a stream, too large": (opening() + window_update(1, MAX), resets(Flow)),
-    "6.10 many": (parts(*(headers()[at : at + 4] for at in range(0, len(headers()), 4))) + SAID, ANSWERED),
-    "6.10 behind the end": (opening() + AGAIN, ends(Wrong)),
-    "8.1 trailers": (opening() + frame(DATA, 0, 1, REQUEST) + opening(1, encode({"a": "b"}), 5), ANSWERED),
-    "8.1 trailers with a path": (opening() + opening(1, encode({":path": "/"}), 5), resets(Wrong)),
-    "8.1.1 fewer bytes than told": (told(9999), resets(Wrong)),
-    "8.1.1 as many bytes as told": (told(len(REQUEST)), ANSWERED),
-    "8.2.1 a line in a value": (of_headers(*TYPED, ("a", "b\r\nc")), resets(Wrong)),
-    "8.2.2 connection": (of_headers(*TYPED, ("connection", "close")), resets(Wrong)),
-    "8.2.3 two cookies": (of_headers(*TYPED, ("cookie", "a=b"), ("cookie", "c=d")), ANSWERED),
-    "8.3.1 no path": (of_headers(*TYPED[:2], *TYPED[3:]), resets(Wrong)),
-    "10.5 settings without end": (b"".join(settings_frame({at: 0}) for at in range(100, 2000)), ends(Calm)),
-    "10.5.1 without end": (opening(flags=0) + frame(CONTINUATION, 0, 1, bytes(8000)) * 3, ends(Calm)),
-    "10.5.1 empty ones": (opening(flags=0) + frame(CONTINUATION, 0, 1) * 10_000, ends(Calm, Wrong)),
-    "10.5.1 a bomb": (coded(b"\x40\x01a\x7f\xa1\x1e" + b"x" * 4000 + b"\xbe" * 20), ends(Calm)),
-    "7541 4.2 sizes without end": (opening(1, b"\x20" * 9 + headers()), ends(Coding)),
-    "7541 4.2 two sizes": (opening(1, b"\x20\x3f\xe1\x1f" + headers()) + SAID, ANSWERED),
-    "7541 5.1 a number without end": (coded(b"\x00\x7f" + b"\xff" * 20), ends(Coding)),
+    "6.1 DATA of no stream": (frame(DATA, 0, 0, b"x"), connection_error(Wrong)),
+    "6.1 padding": (opening() + frame(DATA, 9, 1, b"\x03" + REQUEST + bytes(3)), answered()),
+    "6.1 padding beyond": (opening() + frame(DATA, PADDED, 1, b"\x04abc"), connection_error(Wrong)),
+    "6.1 padding without a length": (opening() + frame(DATA, PADDED, 1), connection_error(Size, Wrong)),
+    "6.1 an empty end": (opening() + frame(DATA, 0, 1, REQUEST) + frame(DATA, END_STREAM, 1), answered()),
+    "6.2 HEADERS of no stream": (opening(0), connection_error(Wrong)),
+    "6.2 padding": (frame(HEADERS, 0xC, 1, b"\x03" + headers() + bytes(3)) + SAID, answered()),
+    "6.2 padding beyond": (frame(HEADERS, 0xC, 1, b"\xffabc"), connection_error(Wrong)),
+    "6.2 a priority": (
+        frame(HEADERS, END_HEADERS | HAS_PRIORITY, 1, bytes(4) + b"\x0f" + headers()) + SAID,
+        answered(),
+    ),
+    "6.2 a priority that is too short": (
+        frame(HEADERS, END_HEADERS | HAS_PRIORITY, 1, bytes(3)),
+        stream_error(Size, Wrong),
+    ),
+    "6.3 PRIORITY of no stream": (frame(PRIORITY, 0, 0, bytes(5)), connection_error(Wrong)),
+    "6.3 of a wrong size": (frame(PRIORITY, 0, 1, bytes(4)), stream_error(Size)),
+    "6.4 RST_STREAM of no stream": (reset(0, 8), connection_error(Wrong)),
+    "6.4 of a wrong size": (opening() + frame(RST_STREAM, 0, 1, bytes(3)), connection_error(Size)),
+    "6.4 of an unknown reason": (opening() + reset(1, 0xFFFF), ALIVE),
+    "6.6 PUSH_PROMISE": (
+        opening() + frame(PUSH_PROMISE, END_HEADERS, 1, bytes(3) + b"\x02" + headers()),
+        connection_error(Wrong),
+    ),
+    "6.7 an answer to no PING": (frame(PING, ACK, 0, bytes(8)), ALIVE),
+    "6.7 PING of a stream": (frame(PING, 0, 1, bytes(8)), connection_error(Wrong)),
+    "6.7 a short PING": (frame(PING, 0, 0, bytes(7)), connection_error(Size)),
+    "6.7 a long PING": (frame(PING, 0, 0, bytes(9)), connection_error(Size)),
+    "6.8 GOAWAY of a stream": (frame(GOAWAY, 0, 1, bytes(8)), connection_error(Wrong)),
+    "6.8 a short GOAWAY": (frame(GOAWAY, 0, 0, bytes(7)), connection_error(Size)),
+    "6.8 calls go on after GOAWAY": (opening() + frame(GOAWAY, 0, 0, bytes(8)) + SAID, answered()),
+    "6.8 of an unknown reason": (frame(GOAWAY, 0, 0, bytes(4) + b"\0\0\xff\xff"), ALIVE),
+    "6.9 WINDOW_UPDATE by nothing": (window_update(0, 0), connection_error(Wrong)),
+    "6.9 of a stream by nothing": (opening() + window_update(1, 0), stream_error(Wrong)),
+    "6.9 of a wrong size": (frame(WINDOW_UPDATE, 0, 0, bytes(3)), connection_error(Size)),
+    "6.9.1 too large": (window_update(0, 2**31 - 1), connection_error(Flow)),
+    "6.9.1 of a stream, too large": (opening() + window_update(1, 2**31 - 1), stream_error(Flow)),
+    "6.9.2 settings make it too large": (
+        opening() + window_update(1, 2**31 - 1 - 65_535) + settings_frame({INITIAL_WINDOW_SIZE: 65_536}),
+        connection_error(Flow),
+    ),
+    "6.10 CONTINUATION": (parts(headers()[:HALF], headers()[HALF:]) + SAID, answered()),
+    "6.10 many": (parts(*(headers()[at : at + 4] for at in range(0, len(headers()), 4))) + SAID, answered()),
+    "6.10 an empty one": (parts(headers()[:HALF], b"", headers()[HALF:]) + SAID, answered()),
+    "6.10 an empty end": (parts(headers(), b"") + SAID, answered()),
+    "6.10 an empty begin": (parts(b"", headers()) + SAID, answered()),
+    "6.10 behind the end": (
+        opening() + frame(CONTINUATION, END_HEADERS, 1, headers()),
+        connection_error(Wrong),
+    ),
+    "6.10 of no stream": (opening(flags=0) + frame(CONTINUATION, 4, 0), connection_error(Wrong)),
+    "6.10 of another stream": (opening(flags=0) + frame(CONTINUATION, 4, 3), connection_error(Wrong)),
+    "10.5.1 without end": (
+        opening(flags=0) + frame(CONTINUATION, 0, 1, bytes(8000)) * 3,
+        connection_error(Calm),
+    ),
+    "10.5.1 empty ones without end": (
+        opening(flags=0) + frame(CONTINUATION, 0, 1) * 10_000,
+        connection_error(Calm, Wrong),
+    ),
 }
+
+OPTIONS: dict[str, tuple[Steps, Expected]] = {
+    "6.5 an answer with a payload": (frame(SETTINGS, ACK, 0, bytes(6)), connection_error(Size)),
+    "6.5 of a stream": (frame(SETTINGS, 0, 1), connection_error(Wrong)),
+    "6.5 of a wrong size": (frame(SETTINGS, 0, 0, bytes(5)), connection_error(Size)),
+    "6.5 an answer to none": (frame(SETTINGS, ACK, 0) * 2, ALIVE),
+    "6.5.2 ENABLE_PUSH of 2": (settings_frame({2: 2}), connection_error(Wrong)),
+    "6.5.2 a window of 2^31": (settings_frame({4: 2**31}), connection_error(Flow)),
+    "6.5.2 frames of 16,383 bytes": (settings_frame({5: MOST - 1}), connection_error(Wrong)),
+    "6.5.2 frames of 2^24 bytes": (settings_frame({5: 1 << 24}), connection_error(Wrong)),
+    "6.5.2 unknown settings": (settings_frame({0xFF: 1, 0xFFFF: 2**32 - 1}), ALIVE),
+    "6.5.2 large frames": (settings_frame({5: (1 << 24) - 1}) + CALL, answered()),
+    "6.5.2 no table": (settings_frame({1: 0}) + CALL, answered()),
+    "6.5.2 no streams of the server": (settings_frame({3: 0}) + CALL, answered()),
+    "6.5.3 twice the same": (settings_frame({4: 0}) + settings_frame({4: 65_535}) + CALL, answered()),
+    "10.5 settings without end": (
+        b"".join(settings_frame({at: 0}) for at in range(100, 2000)),
+        connection_error(Calm),
+    ),
+}
+
+BAD_HEADERS = {
+    **{"upper case": ("X-Upper", "a"), "a space in a name": ("a b", "a"), "no name": ("", "a")},
+    **{"a colon in a name": ("a:b", "a"), "a line in a value": ("a", "b\r\nc")},
+    **{"a zero in a value": ("a", "b\0c"), "a space before a value": ("a", " b")},
+}
+OF_HTTP_1 = {
+    **{"connection": "close", "keep-alive": "5", "transfer-encoding": "chunked", "upgrade": "h2c"},
+    "te": "gzip",
+}
+REQUESTS: dict[str, tuple[Steps, Expected]] = {
+    "8.1 trailers": (
+        opening() + frame(DATA, 0, 1, REQUEST) + opening(1, encode({"a": "b"}), 5),
+        answered(),
+    ),
+    "8.1 trailers that are no end": (opening() + opening(1, encode({"a": "b"})), stream_error(Wrong)),
+    "8.1 trailers with a path": (opening() + opening(1, encode({":path": "/"}), 5), stream_error(Wrong)),
+    "8.1.1 fewer bytes than told": (
+        opening(1, headers(**{"content-length": "9999"})) + SAID,
+        stream_error(Wrong),
+    ),
+    "8.1.1 more bytes than told": (
+        opening(1, headers(**{"content-length": "1"})) + SAID,
+        stream_error(Wrong),
+    ),
+    "8.1.1 as many bytes as told": (
+        opening(1, headers(**{"content-length": str(len(REQUEST))})) + SAID,
+        answered(),
+    ),
+    **{f"8.2.1 {name}": (with_header(*header), stream_error(Wrong)) for name, header in BAD_HEADERS.items()},
+    **{f"8.2.2 {name}": (with_header(name, value), stream_error(Wrong)) for name, value in OF_HTTP_1.items()},
+    "8.2.1 an empty value": (with_header("a", ""), answered()),
+    "8.2.2 te of trailers": (with_header("te", "trailers"), answered()),
+    "8.2.3 two cookies": (of_headers([*TYPED, ("cookie", "a=b"), ("cookie", "c=d")]), answered()),
+    "8.3 an unknown pseudo-header": (of_headers([(":a", "b"), *TYPED]), stream_error(Wrong)),
+    "8.3 that of an answer": (of_headers([(":status", "200"), *TYPED]), stream_error(Wrong)),
+    "8.3 behind a header": (of_headers([("a", "b"), *TYPED]), stream_error(Wrong)),
+    "8.3 two methods": (of_headers([LINES[0], *TYPED]), stream_error(Wrong)),
+    "8.3 two paths": (of_headers([LINES[2], *TYPED]), stream_error(Wrong)),
+    "8.3.1 no method": (without(":method"), stream_error(Wrong)),
+    "8.3.1 no scheme": (without(":scheme"), stream_error(Wrong)),
+    "8.3.1 no path": (without(":path"), stream_error(Wrong)),
+    "8.3.1 an empty path": (of_headers([*LINES[:2], (":path", ""), LINES[3]]), stream_error(Wrong)),
+    "8.3.1 another host": (with_header("host", "b"), stream_error(Wrong)),
+    "8.5 CONNECT with a path": (of_headers([(":method", "CONNECT"), *TYPED[1:]]), stream_error(Wrong)),
+}
+
+CODING: dict[str, tuple[Steps, Expected]] = {
+    "7541 2.3.3 no entry 0": (coded(b"\x80"), connection_error(Coding)),
+    "7541 2.3.3 an unknown entry": (coded(b"\xfe"), connection_error(Coding)),
+    "7541 4.2 another size within": (coded(b"\x20"), connection_error(Coding)),
+    "7541 4.2 sizes without end": (opening(1, b"\x20" * 9 + headers()), connection_error(Coding)),
+    "7541 4.2 two sizes": (opening(1, b"\x20\x3f\xe1\x1f" + headers()) + SAID, answered()),
+    "7541 5.1 a number without end": (coded(b"\x00\x7f" + b"\xff" * 20), connection_error(Coding)),
+    "7541 5.2 a string that is cut off": (coded(b"\x00\x05ab"), connection_error(Coding)),
+    "7541 5.2 padding of a byte": (coded(b"\x00\x82\x1f\xff\x01a"), connection_error(Coding)),
+    "7541 5.2 padding of zeros": (coded(b"\x00\x81\x18\x01a"), connection_error(Coding)),
+    "7541 5.2 an end within": (coded(b"\x00\x84\xff\xff\xff\xff\x01a"), connection_error(Coding)),
+    "7541 6.3 too large a table": (opening(1, b"\x3f\xe2\x1f" + headers()), connection_error(Coding)),
+    "10.5.1 a bomb": (
+        coded(b"\x40\x01a\x7f\xa1\x1e" + b"x" * 4000 + b"\xbe" * 20),
+        connection_error(Calm),
+    ),
+}
+
+CASES = {**FRAMING, **STATES, **FRAMES, **OPTIONS, **REQUESTS, **CODING}
 
 
 @dataclass
@@ -166,13 +347,13 @@ class Seen:
 
     def meets(self, expected: Expected) -> bool:
         """An error of a stream may be one of the connection (RFC 9113, section 5.4)."""
-        (of, what), ended_by = expected, self.goaway and self.goaway[1]
-        if of == "connection":
-            return self.is_over and ended_by in what  # type: ignore[operator]
-        if of == "stream":
-            return (self.resets.get(1) or ended_by) in what  # type: ignore[operator]
+        ended_by = self.goaway and self.goaway[1]
+        if expected.of == "connection":
+            return self.is_over and ended_by in expected.codes
+        if expected.of == "stream":
+            return (self.resets.get(expected.stream) or ended_by) in expected.codes
         is_alive = not self.is_over and self.goaway is None and (ACK, MARK) in self.pings
-        return is_alive and (of == "alive" or what in self.ended)
+        return is_alive and (expected.of == "life" or expected.stream in self.ended)
 
 
 def seen_of(port: int, steps: Steps, expected: Expected) -> Seen:
@@ -187,8 +368,8 @@ def seen_of(port: int, steps: Steps, expected: Expected) -> Seen:
                 _read(client, seen, ended=step)
         with suppress(OSError):
             client.send(frame(PING, 0, 0, MARK))
-        _read(client, seen, ended=expected[1] if expected[0] == "answered" else 0, marked=True)  # type: ignore[arg-type]
-        if expected[0] == "connection":
+        _read(client, seen, ended=expected.stream if expected.of == "end" else 0, marked=True)
+        if expected.of == "connection":
             _read(client, seen, ended=-1)
     return seen
 
@@ -205,25 +386,40 @@ def _read(client: RawClient, seen: Seen, ended: int, marked: bool = False) -> No
             seen.add(*one)
 
 
-@pytest.mark.parametrize("name", FRAMES)
+def test_there_are_a_hundred() -> None:
+    assert len(CASES) > 100
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_what_is_demanded_holds(served: RunningServer, name: str) -> None:
-    steps, expected = FRAMES[name]
+    steps, expected = CASES[name]
     seen = seen_of(served.port, steps, expected)
     assert seen.meets(expected), (expected, seen)
 
 
-@pytest.mark.parametrize("greeting", [PREFACE.replace(b"SM", b"XX")])
+@pytest.mark.parametrize("greeting", [b"GET * HTTP/2.0\r\n\r\nSM\r\n\r\n", PREFACE.replace(b"SM", b"XX")])
 def test_another_preface_is_not_served(served: RunningServer, greeting: bytes) -> None:
     client = RawClient(served.port, greeting + frame(PING, 0, 0, MARK))
     with closing(client.sock):
         assert not any(kind == PING for kind, *_ in client.frames())
 
 
-@pytest.mark.parametrize("first", [frame(PING, 0, 0, bytes(8)), opening()], ids=["a ping", "a call"])
+@pytest.mark.parametrize(
+    "first",
+    [frame(PING, 0, 0, bytes(8)), frame(SETTINGS, ACK, 0), opening()],
+    ids=["a ping", "an answer", "a call"],
+)
 def test_settings_come_first(served: RunningServer, first: bytes) -> None:
     client = RawClient(served.port, PREFACE + first)
     with closing(client.sock):
         assert client.reason() == Wrong
+
+
+def test_a_frame_that_is_too_long_is_refused_by_its_head(served: RunningServer) -> None:
+    client = RawClient(served.port)
+    with closing(client.sock):
+        client.send(struct.pack(">BHBBL", 1, 0, DATA, 0, 1))
+        assert client.reason() == Size
 
 
 def test_a_preface_may_come_byte_by_byte(served: RunningServer) -> None:
@@ -237,8 +433,21 @@ def test_a_preface_may_come_byte_by_byte(served: RunningServer) -> None:
     assert kinds[-1] == PING
 
 
+def test_settings_are_acknowledged_in_their_order_and_pings_with_what_they_had(served: RunningServer) -> None:
+    client = RawClient(served.port)
+    with closing(client.sock):
+        client.send(settings_frame({4: 1}), frame(PING, 0, 0, b"12345678"), settings_frame({4: 2}))
+        client.send(frame(PING, 0, 0, MARK))
+        answers = [
+            (kind, payload)
+            for kind, flags, _, payload in _until(client, PING, MARK)
+            if kind in (SETTINGS, PING) and flags & ACK
+        ]
+    assert answers == [(SETTINGS, b""), (SETTINGS, b""), (PING, b"12345678"), (SETTINGS, b""), (PING, MARK)]
+
+
 def test_a_goaway_tells_which_calls_were_taken(served: RunningServer) -> None:
-    seen = seen_of(served.port, opening(7, headers(WATCH)) + window_update(0, 0), ends(Wrong))
+    seen = seen_of(served.port, opening(7, headers(WATCH)) + window_update(0, 0), connection_error(Wrong))
     assert seen.goaway == (7, Wrong)
 
 
@@ -270,6 +479,16 @@ def test_the_window_of_the_connection_holds_for_all_streams(served: RunningServe
         client.send(window_update(0, 1 << 20))
         while not all("grpc-status" in client.headers.get(stream, ()) for stream in (1, 3)):
             assert client.frame() is not None
+
+
+def test_large_messages_come_in_frames_that_are_not_too_large(served: RunningServer) -> None:
+    request = generate(stream=False, max_tokens=4000, ignore_eos=True, logprobs=5)
+    client = RawClient(served.port)
+    with closing(client.sock):
+        client.send(settings_frame({INITIAL_WINDOW_SIZE: 1 << 24}), window_update(0, 1 << 24))
+        client.send(call(request))
+        sizes = [len(one[3]) for one in _until(client, HEADERS, stream_ends=True) if one[0] == DATA]
+    assert sum(sizes) > max(sizes) == MOST
 
 
 def _until(
