@@ -16,9 +16,8 @@ from random import Random
 
 import gevent
 
-from app.engine.dataset.catalogue import ids_hash
 from app.engine.dataset.command import Record, write_sqlite
-from app.engine.dataset.dataset import Dataset, Rows
+from app.engine.dataset.dataset import Dataset, Rows, ids_hash
 from app.engine.dataset.tokens import Tokens
 from app.text import default_tokenizer
 from benchmarks.arrivals import quantile

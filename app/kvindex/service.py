@@ -20,7 +20,7 @@ from app.engine.kvcache.event_sender import Listener
 from app.engine.kvcache.events import encoder
 from app.engine.kvcache.memo import Bounded
 from app.engine.kvcache.sockets import IO_THREADS, end_context
-from app.engine.lora.adapters import adapters_of
+from app.engine.lora import adapters_of
 from app.kvindex.backend import Backend, BackendUnavailable, RedisSettings, Size
 from app.kvindex.index import Index, IndexSettings
 from app.kvindex.keys import GENERATIONS, Generation

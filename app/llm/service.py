@@ -21,10 +21,10 @@ from typing import Final
 import msgspec
 import zmq
 
-from app.engine.core.heartbeat import TELL_WHERE, Heartbeat
+from app.engine.core.remote import TELL_WHERE, Heartbeat
 from app.engine.core.wire import Answer, EngineProcessOptions
 from app.llm.errors import LLMError
-from app.llm.worker_sockets import WorkerSockets
+from app.llm.serving import WorkerSockets
 from config.installation import install
 
 LOOK_S: Final = 0.5

@@ -25,13 +25,13 @@ from msgspec import Struct
 from pluggy import HookImpl, PluginManager, PluginValidationError
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.base.clock.streams import Streams
+from app.base.clock.pause import Streams
 from app.base.metrics.exposition import Families
 from app.engine.core.batch import Batch
 from app.engine.core.errors import EngineError
 from app.engine.core.reply import Reply
 from app.engine.core.request import EngineRequest, ScriptedReply
-from app.engine.core.step_cost import CostModel, StepCost
+from app.engine.core.timing import CostModel, StepCost
 from app.engine.simulated.modes import LengthSource, ReplySource
 from app.lab.fleet.routing import Incoming, PolicyMaker, Scores
 from app.lab.load.policies import POLICIES

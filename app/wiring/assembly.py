@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from app.base.clock.clock import LiveClock
-from app.base.clock.streams import Streams
+from app.base.clock.pause import Streams
 from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.exposition import Families, engine_families
 from app.base.metrics.fake import FakeFamilies
@@ -22,7 +22,7 @@ from app.engine.kvcache.hashing import PART_BLOCKS, BlockHasher
 from app.engine.kvcache.memo import Bounded
 from app.engine.kvcache.residency import Residency
 from app.engine.kvcache.stores import store_of
-from app.engine.lora.adapters import AdapterMemory, LoraResidency, LoRASlots, adapters_of, rank_of
+from app.engine.lora import AdapterMemory, LoraResidency, LoRASlots, adapters_of, rank_of
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import NullModel, SimulatedModel
 from app.serving.api.admin.reports import Caches

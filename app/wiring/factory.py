@@ -13,20 +13,17 @@ from app.base.clock.clock import Clock
 from app.base.metrics.exposition import Exposition
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.engine import Engine
-from app.engine.core.lifecycle import Lifecycle, Operations
-from app.engine.core.weights import Weights
+from app.engine.core.lifecycle import Lifecycle, Operations, Weights
 from app.engine.dataset import DatasetError
 from app.engine.dataset import prepare as prepare_datasets
-from app.engine.lora.adapters import adapters_of
-from app.serving.api import completions, invocations, label_reads, models, tokens
+from app.engine.lora import adapters_of
+from app.serving.api import anthropic, completions, invocations, label_reads, models, tokens
 from app.serving.api.admin import config as admin
 from app.serving.api.admin import lifecycle as lifecycle_routes
 from app.serving.api.admin import reports
 from app.serving.api.admin.config import PeerRanks
-from app.serving.api.anthropic import routes as anthropic
-from app.serving.api.anthropic.writer import ThreadStore
 from app.serving.api.chat import route as chat
-from app.serving.api.generate import routes as generate
+from app.serving.api.generate import writer as generate
 from app.serving.api.identity import Identity, system_fingerprint
 from app.serving.api.openapi import document as openapi
 from app.serving.api.plain import PlainChats, PlainCompletions
@@ -36,16 +33,13 @@ from app.serving.api.responses import routes as responses
 from app.serving.api.responses.store import ResponseStore
 from app.serving.api.sampling import RealModel
 from app.serving.faults.audit import AuditTrail
-from app.serving.faults.injector import FaultInjector
+from app.serving.faults.injector import FaultAudit, FaultInjector
 from app.serving.flask.application import Understudy
 from app.serving.gunicorn import ranks
 from app.serving.gunicorn.ranks import handed_over
 from app.serving.http.response import json_response
 from app.serving.http.route import get
-from app.serving.middleware.api_keys import ApiKeys
-from app.serving.middleware.cors import Cors
-from app.serving.middleware.faults import FaultAudit
-from app.serving.middleware.foreign_pages import ForeignPages
+from app.serving.middleware.access import ApiKeys, Cors, ForeignPages
 from app.serving.middleware.http_log import HttpLog
 from app.serving.middleware.http_metrics import HttpMetrics, LoadReports
 from app.serving.middleware.rate_limits import RateLimits
@@ -269,7 +263,7 @@ def add_generation(
     plain_chats, plain_completions = PlainChats(pipeline), PlainCompletions(pipeline)
     live.subscribe(plain_chats.on_settings)
     live.subscribe(plain_completions.on_settings)
-    store, threads = ResponseStore(settings.api.enable_responses_store), ThreadStore()
+    store, threads = ResponseStore(settings.api.enable_responses_store), anthropic.ThreadStore()
     memos = {"plain chats": plain_chats.known.memo, "plain prompts": plain_completions.known.memo}
     app.caches.append(lambda: {**memos, "responses": store, "threads": threads})
     scale_out, aborts = settings.api.enable_scale_out, settings.server.server_dev_mode
@@ -350,7 +344,7 @@ def middleware_of(
     for one in (http_log, keys, limits):
         live.subscribe(one.on_settings)
     if settings.tracing.otlp_traces_endpoint is not None:
-        from app.base.tracing.export import resource_of, sender_to, tracer_to
+        from app.base.tracing import resource_of, sender_to, tracer_to
         from app.serving.middleware.traces import Traces
 
         sender, resource = sender_to(settings.tracing), resource_of(settings.tracing)

@@ -15,7 +15,7 @@ import msgspec
 
 from app.engine.core.remote import RemoteEngine
 from app.engine.core.wire import EngineProcessOptions
-from app.engine.parsing.readers import THINK_BEGIN, THINK_END, readers
+from app.engine.parsing import THINK_BEGIN, THINK_END, readers
 from app.llm.errors import LLMError
 from app.llm.model_files import find_model, load_tokenizer
 from app.serving.api.sampling import RealModel, SamplingDefaults, ThoughtTokens

@@ -12,7 +12,7 @@ import pytest
 
 from app.engine.core.outputs import EngineOutput, Finish, Part, Started, TokenLogprob, Tokens
 from app.serving.api import logprobs, writer
-from app.serving.api.anthropic.writer import MessageResponseOptions, MessageWriter
+from app.serving.api.anthropic import MessageResponseOptions, MessageWriter
 from app.serving.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.serving.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.serving.api.generate.writer import GenerateResponseOptions, GenerateWriter

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.core.outputs import EngineOutput, Failed, Finish, Part, Started, Tokens
-from app.serving.api.anthropic.writer import MessageResponseOptions, MessageWriter
+from app.serving.api.anthropic import MessageResponseOptions, MessageWriter
 from app.serving.api.identity import ResponseMeta
 from app.serving.http.errors import ApiError, internal, retryable, too_many
 from tests.api.segments import Segment, body_of, call, segments, told, whole

@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.dataset.catalogue import Catalogue, ids_hash, text_hash
+from app.engine.dataset.dataset import Catalogue, ids_hash, text_hash
 
 HASHES = [ids_hash([number]) for number in range(3)]
 Rows = list[tuple[bytes, int, int]]

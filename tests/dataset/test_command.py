@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from app.cli import main
-from app.engine.dataset.catalogue import ids_hash
 from app.engine.dataset.command import Recorder, conversations, pairs
-from app.engine.dataset.dataset import open_dataset
+from app.engine.dataset.dataset import ids_hash, open_dataset
 from app.text import LocalTokenizer, TokenizerInputError
 from tests.running_server import ROOT
 

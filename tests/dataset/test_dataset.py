@@ -9,8 +9,7 @@ from random import Random
 
 import pytest
 
-from app.engine.dataset.catalogue import text_hash
-from app.engine.dataset.dataset import Dataset, Recorded, open_dataset
+from app.engine.dataset.dataset import Dataset, Recorded, open_dataset, text_hash
 from app.text import LocalTokenizer
 from tests.dataset.conftest import Opener
 from tests.dataset.files import PROMPT, make_file, row

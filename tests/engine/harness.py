@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from app.base.clock.clock import VirtualClock
-from app.base.clock.streams import Streams
+from app.base.clock.pause import Streams
 from app.base.clock.timer_wheel import SLOTS_PER_S
 from app.base.metrics.recorder import Recorder
 from app.engine.core.cache_manager import KVCacheManager
@@ -20,7 +20,7 @@ from app.engine.forms.schema import Schemas
 from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.hashing import BlockHasher
 from app.engine.kvcache.prompt import Adapter
-from app.engine.lora.adapters import LoRASlots
+from app.engine.lora import LoRASlots
 from app.engine.simulated.corpus import Corpus, sample_sentences
 from app.engine.simulated.model import SimulatedModel
 from app.text import Tokenizer, load_tokenizer

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.core.heartbeat import Heartbeat, HeartbeatMonitor
 from app.engine.core.outputs import EngineOutput, Failed
+from app.engine.core.remote import Heartbeat, HeartbeatMonitor
 from app.engine.core.reply import Reply
 from app.engine.core.request import EngineRequest, Outcome
 from tests.engine.harness import Harness, engine_request

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from app.engine.core.scheduler import FIRST, SLACK, WaitingQueue
 from app.engine.core.timeline import SequencePool
-from app.engine.lora.adapters import LoRASlots
+from app.engine.lora import LoRASlots
 
 
 class Waiter:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from app.base.clock.clock import VirtualClock
-from app.base.clock.streams import Streams
+from app.base.clock.pause import Streams
 from app.base.metrics.recorder import Recorder
 from app.engine.core.cache_manager import KVCacheManager
 from app.engine.core.engine import Engine
@@ -20,7 +20,7 @@ from app.engine.core.request import EngineRequest
 from app.engine.kvcache.events import KVEvent
 from app.engine.kvcache.hashing import BlockHasher
 from app.engine.kvcache.prompt import Adapter
-from app.engine.lora.adapters import LoRASlots
+from app.engine.lora import LoRASlots
 from config.profile import Profile, read_profile
 from config.settings import LatencySettings, Settings
 from tests.engine.harness import engine_request

@@ -17,7 +17,7 @@ import jsonschema
 import openai
 import pytest
 
-from app.engine.core.heartbeat import LONGEST_SILENCE_S
+from app.engine.core.remote import LONGEST_SILENCE_S
 from app.llm.llm import LLM
 from app.llm.sampling_params import SamplingParams
 from tests.conformance.recording import CASES, ENVIRONMENT, MORE_CASES, TOKENIZER, replay

@@ -15,7 +15,7 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.engine.core.heartbeat import TELL_WHERE
+from app.engine.core.remote import TELL_WHERE
 from app.engine.core.wire import Sampling
 from app.engine.kvcache.endpoints import PublisherSettings
 from app.engine.kvcache.events import AllBlocksCleared, BlockStored, EventBatch, KVEvent

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.lora.adapters import (
+from app.engine.lora import (
     LONGEST_NAME,
     Adapter,
     AdapterAlreadyLoaded,

@@ -9,7 +9,7 @@ from werkzeug.test import TestResponse
 
 from app.serving.http.response import json_response
 from app.serving.http.route import post as route
-from app.serving.middleware.cors import PREFLIGHT_VARY, Cors
+from app.serving.middleware.access import PREFLIGHT_VARY, Cors
 from config.settings import AccessSettings
 from tests.application import application
 

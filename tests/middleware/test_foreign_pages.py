@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app import create_app
-from app.serving.middleware.foreign_pages import CONTROL, OURS, READING, host_of, is_loopback
+from app.serving.middleware.access import CONTROL, OURS, READING, host_of, is_loopback
 from config.loader import load
 
 JSON = {"Content-Type": "application/json"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.engine.core.outputs import Part, PartReader, Piece
 from app.engine.core.request import Tool, ToolCalls
 from app.engine.core.wire import TextForm, Thoughts
-from app.engine.parsing.readers import HermesReader, ListedReader, NamedReader, ThoughtReader, readers
+from app.engine.parsing import HermesReader, ListedReader, NamedReader, ThoughtReader, readers
 from tests.engine.harness import engine_request
 
 READERS: dict[str, Callable[[], PartReader]] = {

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.vectors.model import TASKS, Bag, PoolingModel, embedding, logit, sigmoid
+from app.engine.vectors import TASKS, Bag, PoolingModel, embedding, logit, sigmoid
 from app.serving.api.pooling.writer import BYTES, packing, small_floats
 from app.text import default_tokenizer
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from app.engine.core.heartbeat import Heartbeat
+from app.engine.core.remote import Heartbeat
 from app.engine.core.wire import (
     Abort,
     Answer,

@@ -12,8 +12,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import Tracer
 from opentelemetry.util.types import AttributeValue
 
-from app.base.tracing import export
-from app.base.tracing.export import BATCH, QUIET_S, FailureReason, SpanSender, span_bytes
+from app.base.tracing import BATCH, QUIET_S, FailureReason, SpanSender, export, span_bytes
 from app.wiring.factory import create_app
 from config.loader import load
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from app.base.clock.clock import Clock
-from app.base.clock.pause import pause_if_possible
-from app.base.clock.streams import Streams
+from app.base.clock.pause import Streams, pause_if_possible
 from app.base.clock.timer_wheel import TimerWheel
 from app.base.metrics.recorder import FinishedSequence, Recorder
 from app.engine.core.beams import BeamSearch
@@ -33,13 +32,13 @@ from app.engine.core.sequence import (
 )
 from app.engine.core.timeline import SequencePool, TimedSequence
 from app.engine.core.timing import PerRequestTiming
-from app.engine.lora.adapters import LoRASlots
+from app.engine.lora import LoRASlots
 from config.settings import Settings
 
 if TYPE_CHECKING:
     from app.engine.core.batch import Blocks
-    from app.engine.core.step_cost import CostModel
     from app.engine.core.stepped import StepExecutor
+    from app.engine.core.timing import CostModel
     from config.profile import Profile
 
 MOST_TOKENS_UNPAUSED = 65_536

@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Generic, TypeVar
 
 from app.engine.core.batch import Batch, Blocks, Drafts, S, SchedulerLimits, SequenceState
-from app.engine.lora.adapters import LoRASlots
+from app.engine.lora import LoRASlots
 
 FIRST = -(1 << 128)
 """Offset that sorts before all priorities."""

@@ -13,7 +13,7 @@ from typing import Generic
 
 from app.engine.core.batch import Batch, S
 from app.engine.core.scheduler import Scheduler
-from app.engine.core.step_cost import CostModel
+from app.engine.core.timing import CostModel
 from config.profile import FrontCosts
 
 

@@ -21,11 +21,11 @@ from app.engine.core.reply import Reply
 from app.engine.core.request import EngineRequest
 from app.engine.core.scheduler import Scheduler, WaitingQueue
 from app.engine.core.sequence import CACHE_THRESHOLD, ReplySequence, SequenceContext, Submission
-from app.engine.core.step_cost import CostModel, StepCost
 from app.engine.core.step_loop import StepLoop
+from app.engine.core.timing import CostModel, StepCost
 from app.engine.kvcache.block_pool import CountedBlocks
 from app.engine.kvcache.prompt import Prompt
-from app.engine.lora.adapters import LoRASlots
+from app.engine.lora import LoRASlots
 from config.profile import Profile
 from config.settings import Settings
 

@@ -17,7 +17,7 @@ from app.engine.core.request import EngineRequest
 from app.engine.core.scheduler import WaitingQueue
 from app.engine.core.sequence import CACHE_THRESHOLD, MOST_AT_ONCE, ReplySequence, SequenceContext, Submission
 from app.engine.kvcache.prompt import Prompt
-from app.engine.lora.adapters import LoRASlots
+from app.engine.lora import LoRASlots
 
 MOST_PER_TURN = 128
 """Most sequences that start in one turn of the event loop; keeps other streams on time."""

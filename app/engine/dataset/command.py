@@ -19,8 +19,7 @@ from sqlalchemy import NullPool, create_engine, insert
 from sqlalchemy.exc import DBAPIError
 from tqdm import tqdm
 
-from app.engine.dataset.catalogue import ids_hash
-from app.engine.dataset.dataset import replies_table
+from app.engine.dataset.dataset import ids_hash, replies_table
 from app.engine.dataset.tokens import DatasetError, Tokens, encode
 from app.text import Message, Tokenizer, TokenizerError, TokenizerInputError
 from config import ConfigError, Settings

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from app.base.clock.pause import Slices
 from app.engine.core.request import Constraint, EngineRequest
 from app.engine.forms.schema import Schemas
-from app.engine.lora.adapters import LoRARegistry
+from app.engine.lora import LoRARegistry
 from app.serving.api.chat.media import Features, placeholders
 from app.serving.api.chat.thinking import thinking
 from app.serving.api.chat.tools import tool_calls_of

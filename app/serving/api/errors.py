@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from app.engine.core import errors as engine
 from app.engine.core.errors import EngineError
-from app.engine.lora.adapters import AdapterError, AdapterNotFound
+from app.engine.lora import AdapterError, AdapterNotFound
 from app.serving.http.context import RequestContext
 from app.serving.http.errors import (
     ApiError,

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from msgspec import Struct
 
-from app.engine.lora.adapters import LoRARegistry
+from app.engine.lora import LoRARegistry
 from app.serving.api.identity import Identity
 from app.serving.http.body import BodyLimits
 from app.serving.http.context import RequestContext

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from app.engine.core.heartbeat import TELL_WHERE, Heartbeat, HeartbeatMonitor
+from app.engine.core.remote import TELL_WHERE, Heartbeat, HeartbeatMonitor
 from app.engine.core.wire import Answer, EngineProcessOptions, Hello, Notice, Ready
 from app.serving.gunicorn.ranks import ENDPOINT, SETTINGS
 from config import ConfigError, Settings

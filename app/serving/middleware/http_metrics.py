@@ -18,7 +18,7 @@ from app.base.metrics.instruments import Counter, Family, Histogram, Summary
 from app.base.metrics.recorder import Figures
 from app.serving.http.context import RequestContext
 from app.serving.http.response import JSON, CountedBody, Response, StreamingBody
-from app.serving.middleware.cors import PREFLIGHT_VARY
+from app.serving.middleware.access import PREFLIGHT_VARY
 from app.serving.middleware.stack import Middleware
 
 if TYPE_CHECKING:

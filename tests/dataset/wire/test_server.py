@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import main
-from app.engine.dataset.catalogue import text_hash
+from app.engine.dataset.dataset import text_hash
 from tests.dataset.file_server import open_shop
 from tests.surface.conftest import MODEL, Client, served
 

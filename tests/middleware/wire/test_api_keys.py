@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from app.serving.http.response import json_response
 from app.serving.http.route import get as route
-from app.serving.middleware.api_keys import ApiKeys
+from app.serving.middleware.access import ApiKeys
 from config.live import LiveSettings
 from config.settings import AccessSettings, Settings
 from tests.application import application, request

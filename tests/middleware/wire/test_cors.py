@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import requests
 
-from app.serving.middleware.cors import METHODS, PREFLIGHT_VARY
+from app.serving.middleware.access import METHODS, PREFLIGHT_VARY
 from tests.hostile.raw_client import ask
 from tests.middleware.test_cors import PAGE, allowed_origin
 from tests.running_server import RunningServer, running_server

@@ -7,8 +7,7 @@ from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
-from app.engine.core.lifecycle import Operations
-from app.engine.core.weights import Weights
+from app.engine.core.lifecycle import Operations, Weights
 from app.engine.core.wire import DEEPEST_SLEEP, PauseMode
 from app.serving.api.admin.reports import action
 from app.serving.http.body import BodyLimits

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from app.engine.core.outputs import Part, PartReader, Tokens
-from app.engine.parsing.readers import HermesReader, ListedReader, ThoughtReader
+from app.engine.parsing import HermesReader, ListedReader, ThoughtReader
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.writer import ChoiceState
 from app.serving.http.context import RequestContext

@@ -9,7 +9,7 @@ import msgspec
 
 from app.engine.core.request import ToolCalls
 from app.engine.forms.schema import Schemas
-from app.serving.api.anthropic.routes import message_chats
+from app.serving.api.anthropic import message_chats
 from app.serving.api.builder import Prompt
 from app.serving.api.chat.prompt import chat_options, chat_prompt
 from app.serving.api.chat.tools import check_tool_choice, tool_calls_of

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from msgspec import UNSET, Raw, UnsetType
 
-from app.engine.vectors.model import TASKS, Bag, logit, sigmoid
+from app.engine.vectors import TASKS, Bag, logit, sigmoid
 from app.serving.api.identity import ResponseMeta
 from app.serving.api.pipeline import RequestPipeline
 from app.serving.api.pooling.runner import PoolingJob, PoolingRunner, check_count, told_tokens

@@ -15,7 +15,7 @@ from app.base.clock.pause import Pace
 from app.engine.core.errors import Aborted, CallerLeft
 from app.engine.core.outputs import EngineOutput, Failed, Handle, Tokens
 from app.engine.core.request import EngineRequest
-from app.engine.vectors.model import PoolingModel
+from app.engine.vectors import PoolingModel
 from app.serving.api.builder import priority_of
 from app.serving.api.chat.prompt import own_template
 from app.serving.api.identity import ResponseMeta

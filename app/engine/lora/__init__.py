@@ -1,1 +1,0 @@
-"""LoRA adapters: loaded, resident and running ones."""

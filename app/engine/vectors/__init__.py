@@ -1,1 +1,0 @@
-"""The simulated pooling model: vectors, class probabilities and scores, all functions of texts."""

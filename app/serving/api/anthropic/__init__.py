@@ -1,1 +1,0 @@
-"""The Messages API of Anthropic (vllm-api.md section 7)."""
